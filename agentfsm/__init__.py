@@ -1,0 +1,290 @@
+"""agentfsm: an AI agent's loop as one declared, checked table of states, guards and transitions.
+
+Names load when they are first used, so importing the package costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentfsm.agent import Agent
+    from agentfsm.core.events import (
+        AgentError,
+        Event,
+        Handoff,
+        ModelReplied,
+        PartialRunSummary,
+        RunCancelled,
+        RunCompleted,
+        RunResumed,
+        RunStarted,
+        RunWarning,
+        ToolFinished,
+        ToolStarted,
+        Transitioned,
+        UserInputRequested,
+    )
+    from agentfsm.core.failures import Action, Failure, FailureKind
+    from agentfsm.core.guardrails import AgentGuardrails
+    from agentfsm.core.loop import LOOP
+    from agentfsm.core.messages import FinishReason, Message, Reply, Role, ToolCall, ToolResult, Usage
+    from agentfsm.core.model import Model, ModelRequest, ToolSpec
+    from agentfsm.core.outcomes import Noted
+    from agentfsm.core.policy import DefaultPolicy, RecoveryPolicy
+    from agentfsm.core.presets import Preset
+    from agentfsm.core.rules import Rules
+    from agentfsm.core.state import RunState
+    from agentfsm.core.suspension import SuspensionRecord
+    from agentfsm.errors import (
+        AgentfsmError,
+        BlankReplyError,
+        ConfigurationError,
+        ContextOverflowError,
+        GraphError,
+        MissingExtraError,
+        MissingKeyError,
+        ModelError,
+        NoTransitionError,
+        ProviderError,
+        RecordError,
+        RecordExpiredError,
+        RecordFormatError,
+        RecordGraphError,
+        RecordTamperedError,
+        RecordUsedError,
+        ReplyError,
+        RunError,
+        ToolDefinitionError,
+        ToolError,
+        TransientProviderError,
+        UnknownModelError,
+    )
+    from agentfsm.machine.engine import Decision, Machine
+    from agentfsm.machine.graph import Graph, State, StateSpec, Transition
+    from agentfsm.runtime.hooks import AbortRun, AskApproval, HookContext, SkipCall, hook, observer
+    from agentfsm.runtime.host import Clock, Host, UsedInFolder
+    from agentfsm.runtime.memory import Memory
+    from agentfsm.runtime.replies import Allow, Deny, Edit, GiveUp, ItDidNotRun, ItRan
+    from agentfsm.runtime.result import RunResult
+    from agentfsm.runtime.run import Run
+    from agentfsm.runtime.tools import Tool, ToolContext, tool
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LOOP",
+    "AbortRun",
+    "Action",
+    "Agent",
+    "AgentError",
+    "AgentGuardrails",
+    "AgentfsmError",
+    "Allow",
+    "AskApproval",
+    "BlankReplyError",
+    "Clock",
+    "ConfigurationError",
+    "ContextOverflowError",
+    "Decision",
+    "DefaultPolicy",
+    "Deny",
+    "Edit",
+    "Event",
+    "Failure",
+    "FailureKind",
+    "FinishReason",
+    "GiveUp",
+    "Graph",
+    "GraphError",
+    "Handoff",
+    "HookContext",
+    "Host",
+    "ItDidNotRun",
+    "ItRan",
+    "Machine",
+    "Memory",
+    "Message",
+    "MissingExtraError",
+    "MissingKeyError",
+    "Model",
+    "ModelError",
+    "ModelReplied",
+    "ModelRequest",
+    "NoTransitionError",
+    "Noted",
+    "PartialRunSummary",
+    "Preset",
+    "ProviderError",
+    "RecordError",
+    "RecordExpiredError",
+    "RecordFormatError",
+    "RecordGraphError",
+    "RecordTamperedError",
+    "RecordUsedError",
+    "RecoveryPolicy",
+    "Reply",
+    "ReplyError",
+    "Role",
+    "Rules",
+    "Run",
+    "RunCancelled",
+    "RunCompleted",
+    "RunError",
+    "RunResult",
+    "RunResumed",
+    "RunStarted",
+    "RunState",
+    "RunWarning",
+    "SkipCall",
+    "State",
+    "StateSpec",
+    "SuspensionRecord",
+    "Tool",
+    "ToolCall",
+    "ToolContext",
+    "ToolDefinitionError",
+    "ToolError",
+    "ToolFinished",
+    "ToolResult",
+    "ToolSpec",
+    "ToolStarted",
+    "TransientProviderError",
+    "Transition",
+    "Transitioned",
+    "UnknownModelError",
+    "Usage",
+    "UsedInFolder",
+    "UserInputRequested",
+    "hook",
+    "observer",
+    "tool",
+]
+
+_HOME = {
+    "agent": ("Agent",),
+    "core.events": (
+        "AgentError",
+        "Event",
+        "Handoff",
+        "ModelReplied",
+        "PartialRunSummary",
+        "RunCancelled",
+        "RunCompleted",
+        "RunResumed",
+        "RunStarted",
+        "RunWarning",
+        "ToolFinished",
+        "ToolStarted",
+        "Transitioned",
+        "UserInputRequested",
+    ),
+    "core.failures": (
+        "Action",
+        "Failure",
+        "FailureKind",
+    ),
+    "core.guardrails": ("AgentGuardrails",),
+    "core.loop": ("LOOP",),
+    "core.messages": (
+        "FinishReason",
+        "Message",
+        "Reply",
+        "Role",
+        "ToolCall",
+        "ToolResult",
+        "Usage",
+    ),
+    "core.model": (
+        "Model",
+        "ModelRequest",
+        "ToolSpec",
+    ),
+    "core.outcomes": ("Noted",),
+    "core.policy": (
+        "DefaultPolicy",
+        "RecoveryPolicy",
+    ),
+    "core.presets": ("Preset",),
+    "core.rules": ("Rules",),
+    "core.state": ("RunState",),
+    "core.suspension": ("SuspensionRecord",),
+    "errors": (
+        "AgentfsmError",
+        "BlankReplyError",
+        "ConfigurationError",
+        "ContextOverflowError",
+        "GraphError",
+        "MissingExtraError",
+        "MissingKeyError",
+        "ModelError",
+        "NoTransitionError",
+        "ProviderError",
+        "RecordError",
+        "RecordExpiredError",
+        "RecordFormatError",
+        "RecordGraphError",
+        "RecordTamperedError",
+        "RecordUsedError",
+        "ReplyError",
+        "RunError",
+        "ToolDefinitionError",
+        "ToolError",
+        "TransientProviderError",
+        "UnknownModelError",
+    ),
+    "machine.engine": (
+        "Decision",
+        "Machine",
+    ),
+    "machine.graph": (
+        "Graph",
+        "State",
+        "StateSpec",
+        "Transition",
+    ),
+    "runtime.hooks": (
+        "AbortRun",
+        "AskApproval",
+        "HookContext",
+        "SkipCall",
+        "hook",
+        "observer",
+    ),
+    "runtime.host": (
+        "Clock",
+        "Host",
+        "UsedInFolder",
+    ),
+    "runtime.memory": ("Memory",),
+    "runtime.replies": (
+        "Allow",
+        "Deny",
+        "Edit",
+        "GiveUp",
+        "ItDidNotRun",
+        "ItRan",
+    ),
+    "runtime.result": ("RunResult",),
+    "runtime.run": ("Run",),
+    "runtime.tools": (
+        "Tool",
+        "ToolContext",
+        "tool",
+    ),
+}
+"""Where each name lives."""
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOME.items():
+        if name in names:
+            value = getattr(import_module(f"agentfsm.{module}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'agentfsm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,80 @@
+"""The JSON envelope: tool calling for models that have none of their own.
+
+The model answers with one object and nothing else: ``{"kind": "final", "content": ...}`` or
+``{"kind": "tool_call", "tool_name": ..., "arguments": {...}}``. A fence of backquotes around it is
+tolerated, since models like to add one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any, cast
+
+from agentfsm.core.messages import ToolCall, canonical_json
+from agentfsm.core.model import ToolSpec
+from agentfsm.core.outcomes import Read
+
+__all__ = ["instructions", "parse_json", "read_envelope"]
+
+_FENCE = re.compile(r"\A\s*```[A-Za-z]*\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
+
+
+def parse_json(text: str) -> Any:
+    """The JSON value of a text, with or without a fence around it.
+
+    Raises:
+        ValueError: The text is not JSON; the message says where it goes wrong.
+    """
+    fenced = _FENCE.match(text)
+    try:
+        return json.loads(fenced.group(1) if fenced else text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_envelope(text: str, call_id: str) -> Read:
+    """What an envelope says: one call, a final answer, or why it cannot be read.
+
+    Args:
+        text: The model's reply.
+        call_id: The id for a call, since envelopes carry none.
+    """
+    try:
+        value = parse_json(text)
+    except ValueError as error:
+        return Read(malformed=f"the reply is not valid JSON ({error})")
+    if not isinstance(value, dict):
+        return Read(malformed="the reply is JSON, but not an object")
+    return _envelope(cast("dict[str, Any]", value), call_id)
+
+
+def _envelope(envelope: dict[str, Any], call_id: str) -> Read:
+    match envelope:
+        case {"kind": "final", "content": str(content)}:
+            return Read(answer=content)
+        case {"kind": "final"}:
+            return Read(malformed="an envelope of kind 'final' needs a text in 'content'")
+        case {"kind": "tool_call", "tool_name": str(name)} if name:
+            arguments = envelope.get("arguments", {})
+            if not isinstance(arguments, dict):
+                return Read(calls=(ToolCall(call_id, name, malformed="'arguments' must be an object"),))
+            return Read(calls=(ToolCall(call_id, name, cast("dict[str, Any]", arguments)),))
+        case {"kind": "tool_call"}:
+            return Read(malformed="an envelope of kind 'tool_call' needs a 'tool_name'")
+        case _:
+            return Read(malformed="an envelope needs a 'kind' of 'final' or 'tool_call'")
+
+
+def instructions(tools: Iterable[ToolSpec]) -> str:
+    """What a model must be told to answer in envelopes."""
+    lines = "\n".join(
+        f"- {t.name}: {t.description} Arguments (JSON schema): {canonical_json(t.parameters)}" for t in tools
+    )
+    return (
+        "Answer with exactly one JSON object and nothing else, in one of two forms.\n"
+        'To answer the user: {"kind": "final", "content": "<your answer>"}\n'
+        'To run a tool: {"kind": "tool_call", "tool_name": "<name>", "arguments": {...}}\n'
+        f"Tools:\n{lines or '- none'}"
+    )

@@ -1,0 +1,183 @@
+"""What is said in a run: messages, tool calls, tool results and usage, as immutable values.
+
+A ``Message`` is what a transcript holds. A ``Reply`` is what a model's call gives: one assistant message
+and why the model stopped. Sizes are in tokens, money is in USD.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from agentfsm.core.failures import Failure
+
+__all__ = ["FinishReason", "Message", "Reply", "Role", "ToolCall", "ToolResult", "Usage", "canonical_json"]
+
+
+def canonical_json(value: object) -> str:
+    """The one JSON text of a value: keys sorted, no spaces, no NaN (RFC 8785 for ASCII keys and integers)."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+class Role(StrEnum):
+    """Who said a message."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class FinishReason(StrEnum):
+    """Why a model stopped, in one vocabulary for all wires."""
+
+    STOP = "stop"
+    TOOL_CALLS = "tool_calls"
+    LENGTH = "length"
+    CONTENT_FILTER = "content_filter"
+    REFUSAL = "refusal"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A model's wish to run a tool.
+
+    Attributes:
+        id: The wire's id of the call, unique in its message.
+        name: The tool's name.
+        arguments: The arguments, a JSON object.
+        malformed: Why the arguments that came over the wire are no JSON object, or None; ``arguments`` is
+            then empty and the tool is never run.
+    """
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    malformed: str | None = None
+
+    @property
+    def signature(self) -> str:
+        """``tool:hash`` for loop detection; ``_ui_message`` is left out, so rewording hides no repeat."""
+        arguments = {k: v for k, v in self.arguments.items() if k != "_ui_message"}
+        text = json.dumps(arguments, sort_keys=True, separators=(",", ":"))
+        return f"{self.name}:{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One entry of a transcript.
+
+    Attributes:
+        role: Who said it.
+        content: Its text; may be empty where an assistant only calls tools.
+        tool_calls: An assistant's calls.
+        tool_call_id: For a tool's message, the call that it answers. None marks a tool message that
+            answers no call of the wire (envelope mode, kept feedback); wires send it as a user message.
+        name: For a tool's message, the tool.
+        is_error: For a tool's message, whether the call failed.
+        extra: What a wire needs back unchanged in later requests (reasoning, signatures); JSON.
+    """
+
+    role: Role
+    content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    is_error: bool = False
+    extra: Mapping[str, Any] | None = None
+
+    @classmethod
+    def system(cls, content: str) -> Message:
+        """A message with instructions."""
+        return cls(Role.SYSTEM, content)
+
+    @classmethod
+    def user(cls, content: str) -> Message:
+        """A message of the person."""
+        return cls(Role.USER, content)
+
+    @classmethod
+    def assistant(cls, content: str = "", tool_calls: tuple[ToolCall, ...] = ()) -> Message:
+        """A message of the model."""
+        return cls(Role.ASSISTANT, content, tuple(tool_calls))
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What model calls used up, in tokens and USD.
+
+    Attributes:
+        input_tokens: Tokens of the prompt, cached ones included.
+        output_tokens: Tokens of the reply.
+        cached_tokens: Those of ``input_tokens`` that came from the provider's cache.
+        cost_usd: The price in USD; 0 where it is not known.
+    """
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    cost_usd: float = 0.0
+
+    @property
+    def total_tokens(self) -> int:
+        """Input and output tokens together."""
+        return self.input_tokens + self.output_tokens
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.cost_usd + other.cost_usd,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One whole reply of a model.
+
+    Attributes:
+        message: The assistant's message.
+        finish_reason: Why the model stopped.
+        usage: What the call used up.
+        refusal: The model's own words of refusal, or None.
+        model: The name under which the provider answered, or an empty string.
+    """
+
+    message: Message
+    finish_reason: FinishReason = FinishReason.STOP
+    usage: Usage = Usage()
+    refusal: str | None = None
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What became of one tool call.
+
+    Attributes:
+        call_id: The call that it answers.
+        name: The tool.
+        content: What the model is told.
+        status: ``done``, ``failed`` (with ``failure``), ``denied``, ``skipped`` (an earlier call of the
+            batch ended it, or a hook said so) or ``cut_off`` (by cancellation).
+        failure: How the call failed, or None.
+        error_class: For a failed call, the name of the exception's class, or an empty string.
+        ending: For a control tool or one that ends the run: ``done``, ``unable`` or ``ask``, or None.
+        value: What an ending brings along (an output, a question...); JSON.
+        retryable: Whether the call may be run again as it stands (its tool is idempotent and retryable).
+    """
+
+    call_id: str
+    name: str
+    content: str
+    status: str = "done"
+    failure: Failure | None = None
+    error_class: str = ""
+    ending: str | None = None
+    value: Any = None
+    retryable: bool = False

@@ -1,0 +1,68 @@
+"""The port to a model: the ``Model`` protocol and the request that it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from agentfsm.core.messages import Message, Reply
+
+__all__ = ["Model", "ModelRequest", "ToolSpec"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """What a model is told of a tool.
+
+    Attributes:
+        name: The tool's name, ``[A-Za-z0-9_-]{1,64}`` on every wire.
+        description: What it does.
+        parameters: The JSON schema of its arguments, an object.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """All that a model gets for one call.
+
+    Attributes:
+        messages: The rendered transcript; it never changes after the request was made.
+        tools: The tools that the model may call; empty in envelope mode, where the instructions list them.
+        max_output_tokens: The cap on the reply, in tokens, or None.
+        timeout_s: Seconds that the caller will wait; the loop enforces them too.
+        output_schema: JSON schema of the wanted answer, or None for plain text.
+        output_name: A name for that schema.
+    """
+
+    messages: Sequence[Message]
+    tools: tuple[ToolSpec, ...] = ()
+    max_output_tokens: int | None = None
+    timeout_s: float = 60.0
+    output_schema: Mapping[str, Any] | None = None
+    output_name: str = field(default="answer")
+
+
+class Model(Protocol):
+    """Anything that answers a request with one whole reply.
+
+    A failed call raises ``ModelError`` in one of its three kinds; any other exception is read as
+    ``provider_error``. ``close`` lets go of connections; it may be called more than once.
+    """
+
+    @property
+    def name(self) -> str:
+        """What events and logs call it (``"openai:gpt-5-mini"``); never holds a secret."""
+        ...
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        """Answer one request.
+
+        Raises:
+            agentfsm.errors.ModelError: The call failed.
+        """
+        ...

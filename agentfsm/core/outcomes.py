@@ -1,0 +1,144 @@
+"""What an effect came back with: one small immutable value for each way in which an effect can end.
+
+Everything that is not a pure function enters a run through one of these, so a run can be replayed from
+them with no model and no tool.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentfsm.core.failures import Action, Failure
+from agentfsm.core.messages import Message, Reply, ToolCall, ToolResult
+from agentfsm.core.state import PersonReply, Waiting
+
+__all__ = [
+    "Aborted",
+    "Answered",
+    "CallFailed",
+    "Cancelled",
+    "Checked",
+    "Expired",
+    "Judged",
+    "Noted",
+    "Outcome",
+    "Parked",
+    "Ran",
+    "Read",
+    "Recovered",
+    "Replied",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """``pre_step``: the back-off is over; ``recalled`` is what a memory brought on the first step."""
+
+    recalled: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Replied:
+    """``call_llm``: the model answered."""
+
+    reply: Reply
+
+
+@dataclass(frozen=True, slots=True)
+class CallFailed:
+    """``call_llm``: the model's call failed."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """``post_llm``: what the reply says: calls, or an answer, or why it cannot be read."""
+
+    calls: tuple[ToolCall, ...] = ()
+    answer: Any = None
+    malformed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """``dispatch_tool``: calls of the batch ran, in the order of the batch."""
+
+    results: tuple[ToolResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """``dispatch_tool``: a call must wait for a person; ``results`` are of calls that could not run anyway."""
+
+    waiting: Waiting
+    results: tuple[ToolResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """``post_tool``: nothing to add; the batch is judged by the guards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """``recover``: what the policy decided, and how long to back off, in seconds."""
+
+    action: Action
+    backoff_s: float = 0.0
+    retry_calls: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """``suspended``: a person answered."""
+
+    reply: PersonReply
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """``suspended``: the time for an answer is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """A state of your own: what its effect returned (JSON), and messages for the transcript."""
+
+    value: Any = None
+    messages: tuple[Message, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """Anywhere: the run was cancelled; ``results`` are of calls that had ended by then."""
+
+    reason: str
+    results: tuple[ToolResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """Anywhere: a hook aborted the run, or code of the user's raised."""
+
+    failure: Failure
+    results: tuple[ToolResult, ...] = ()
+
+
+Outcome = (
+    Checked
+    | Replied
+    | CallFailed
+    | Read
+    | Ran
+    | Parked
+    | Judged
+    | Recovered
+    | Answered
+    | Expired
+    | Noted
+    | Cancelled
+    | Aborted
+)
+"""Any of them."""

@@ -1,0 +1,208 @@
+"""What a run knows: ``RunState``, the one object that guards read and ``fold`` changes.
+
+Everything in it is data that survives a trip through JSON, so a run can be put aside and taken up in
+another process. Effects never change it: they return an outcome, and ``fold.apply`` folds that in.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentfsm.core.failures import Action, Failure, FailureKind
+from agentfsm.core.guardrails import AgentGuardrails
+from agentfsm.core.messages import Message, Reply, ToolCall, ToolResult, Usage
+from agentfsm.core.rules import Rules
+from agentfsm.machine.graph import State
+
+__all__ = ["MAX_LESSONS", "CallState", "PersonReply", "RunState", "Waiting"]
+
+MAX_LESSONS = 5
+"""How many kinds of failure ``lessons_learned`` holds; the oldest falls out."""
+
+
+@dataclass(slots=True)
+class CallState:
+    """One call of the batch at hand.
+
+    Attributes:
+        call: The call; a person may have edited its arguments.
+        signature: The signature of the call as the model made it.
+        result: What became of it, or None while it is pending.
+        started: Whether it was started and no end is known: after a crash it is in doubt.
+        approved: Whether a person has allowed it.
+        edited: Whether a person has changed its arguments.
+        retries: How often it was run again as it stands.
+    """
+
+    call: ToolCall
+    signature: str
+    result: ToolResult | None = None
+    started: bool = False
+    approved: bool = False
+    edited: bool = False
+    retries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a suspended run waits for.
+
+    Attributes:
+        kind: ``question``, ``approval``, ``limit`` or ``in_doubt``.
+        question: What the person is asked.
+        context: More about it, or an empty string.
+        choices: Answers to choose from, or empty.
+        call_id: The call that it is about, or None.
+        tool: The tool of that call, or an empty string.
+        arguments: The arguments of that call, for an approval.
+        failure_kind: The kind of failure that led here, or None where a tool asked.
+    """
+
+    kind: str
+    question: str
+    context: str = ""
+    choices: tuple[str, ...] = ()
+    call_id: str | None = None
+    tool: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    failure_kind: FailureKind | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PersonReply:
+    """A person's answer, as the loop keeps it.
+
+    Attributes:
+        kind: ``text``, ``allow``, ``deny``, ``edit``, ``ran``, ``did_not_run`` or ``give_up``.
+        text: The words: an answer, a reason, or the result of a call that ran.
+        arguments: For ``edit``, the new arguments.
+    """
+
+    kind: str
+    text: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(slots=True)
+class RunState:
+    """Everything that one run knows, in plain data.
+
+    Attributes:
+        run_id: The run's id.
+        session_id: The conversation that it belongs to, where the caller has one.
+        state: The declared state that it is in.
+        guardrails: Its limits.
+        rules: Its choices of behaviour.
+        messages: The transcript; it only grows.
+        reply: The model's last reply, while it is judged.
+        malformed: Why that reply could not be read, or None.
+        batch: The calls of that reply.
+        answer: The final answer that was read from that reply, or None.
+        steps: How often ``pre_step`` was entered.
+        iterations: Model calls made (since a person extended that budget).
+        model_calls: Model calls made in all.
+        usage: Tokens and USD of all model calls.
+        elapsed_s: Seconds of active time (since a person extended that budget).
+        silence_s: The longest silence between two phases since the last model call, in seconds.
+        grace: ``""``, ``now`` during the last turn that ``finalize_grace_s`` grants, then ``used``.
+        continues: How often a person has extended a spent budget.
+        failure: The failure that is being recovered from, or the one that ended the run.
+        action: What the policy decided about it.
+        retry_calls: Whether that is to run the failed calls of the batch again.
+        failure_attempts: Strikes of each kind.
+        lessons_learned: The newest failure of each kind, five kinds at most, oldest first.
+        pending_instruction: What the next request tells the model after ``narrow_scope``; one-shot.
+        feedback: What the next request tells the model about a reply that no call answers; one-shot.
+        output_cap: The cap on the next reply after a truncated one, in tokens, or None.
+        elided: How many of the oldest messages show no tool results any more (the prompt was too long).
+        backoff_s: Seconds to wait before the next step.
+        call_failures: The first failure of each kind in the batch at hand.
+        recent_calls: Signatures of the last calls, oldest first.
+        error_key: The key of the last tool error; ``error_streak`` counts how often it came in a row.
+        denials: Denials in a row.
+        waiting: What a suspended run waits for, or None.
+        person: A person's answer that has not been acted on yet, or None.
+        ending: ``done``, ``unable`` or ``ask`` once a tool declared it, with ``ending_value``.
+        cancelled: The reason of a cancellation, or None.
+        aborted: The failure that aborted the run, or None.
+        expired: Whether the time for an answer is over.
+        notes: What the effects of states of your own returned, by state; JSON.
+    """
+
+    run_id: str
+    session_id: str = ""
+    state: str = State.PRE_STEP
+    guardrails: AgentGuardrails = field(default_factory=AgentGuardrails)
+    rules: Rules = field(default_factory=Rules)
+    messages: list[Message] = field(default_factory=list[Message])
+    reply: Reply | None = None
+    malformed: str | None = None
+    batch: list[CallState] = field(default_factory=list[CallState])
+    answer: Any = None
+    steps: int = 0
+    iterations: int = 0
+    model_calls: int = 0
+    usage: Usage = field(default_factory=Usage)
+    elapsed_s: float = 0.0
+    silence_s: float = 0.0
+    grace: str = ""
+    continues: int = 0
+    failure: Failure | None = None
+    action: Action | None = None
+    retry_calls: bool = False
+    failure_attempts: dict[FailureKind, int] = field(default_factory=dict[FailureKind, int])
+    lessons_learned: list[Failure] = field(default_factory=list[Failure])
+    pending_instruction: str | None = None
+    feedback: str | None = None
+    output_cap: int | None = None
+    elided: int = 0
+    backoff_s: float = 0.0
+    call_failures: dict[FailureKind, Failure] = field(default_factory=dict[FailureKind, Failure])
+    recent_calls: list[str] = field(default_factory=list[str])
+    error_key: tuple[str, str, str, str] | None = None
+    error_streak: int = 0
+    denials: int = 0
+    waiting: Waiting | None = None
+    person: PersonReply | None = None
+    ending: str | None = None
+    ending_value: Any = None
+    cancelled: str | None = None
+    aborted: Failure | None = None
+    expired: bool = False
+    notes: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def done(self) -> bool:
+        """Whether the run has ended."""
+        return self.state == State.TERMINAL
+
+    @property
+    def last_repeat_counts(self) -> dict[str, int]:
+        """How often each signature stands among the recent calls (loop detection; never ``attempts``)."""
+        return dict(Counter(self.recent_calls))
+
+    def attempts(self, kind: FailureKind) -> int:
+        """Strikes of a kind so far."""
+        return self.failure_attempts.get(kind, 0)
+
+    def record_failure_attempt(self, kind: FailureKind) -> None:
+        """Count one strike of a kind."""
+        self.failure_attempts[kind] = self.attempts(kind) + 1
+
+    def learn(self, failure: Failure) -> None:
+        """Keep a failure as a lesson: the newest of each kind, ``MAX_LESSONS`` kinds, the oldest falls out."""
+        others = [lesson for lesson in self.lessons_learned if lesson.kind != failure.kind]
+        self.lessons_learned = [*others, failure][-MAX_LESSONS:]
+
+    def abort(self, by: str, error: BaseException) -> None:
+        """Note that code of the user's raised; the first one stands."""
+        if self.aborted is None:
+            text = f"{by} raised {type(error).__name__}: {error}"
+            self.aborted = Failure(
+                kind=FailureKind.aborted,
+                explanation=text,
+                metadata={"by": by, "error_class": type(error).__name__},
+            )

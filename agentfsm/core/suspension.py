@@ -1,0 +1,191 @@
+"""A suspended run as a signed record: what must be kept to resume it in another process, days later.
+
+The signature is HMAC-SHA256 over the canonical JSON of every other field, with a secret that the
+embedding program holds and that stands nowhere in the record. Reading a record changes nothing, so one
+that is refused stays as good as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from agentfsm.core.codec import dump_state, load_state
+from agentfsm.core.failures import FailureKind
+from agentfsm.core.messages import canonical_json
+from agentfsm.core.state import PersonReply, RunState
+from agentfsm.errors import (
+    BlankReplyError,
+    RecordExpiredError,
+    RecordFormatError,
+    RecordGraphError,
+    RecordTamperedError,
+    ReplyError,
+)
+
+__all__ = ["VERSION", "SuspensionRecord", "check_reply", "open_record", "write_record"]
+
+VERSION = 1
+"""The version of the record's form; another one is refused with both named."""
+
+
+class SuspensionRecord(BaseModel):
+    """A suspended run, signed as a whole and good for one reply.
+
+    Attributes:
+        version: The version of this form.
+        record_id: A random id; a record is used up by its first resumption.
+        run_id: The run.
+        kind: What it waits for: ``question``, ``approval``, ``limit`` or ``in_doubt``.
+        question: What the person is asked.
+        context: More about it.
+        choices: Answers to choose from, or empty.
+        tool: For an approval or a doubt, the tool.
+        arguments: For an approval or a doubt, the arguments of the call.
+        originating_failure_kind: The kind of failure that led here, or None.
+        created_at: When it was written, in seconds since the epoch.
+        expires_at: Until when it is good, in seconds since the epoch.
+        graph: Fingerprint of the graph that the run runs on.
+        state: Everything that the run knows.
+        signature: HMAC-SHA256 (hex) of all of the above.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: int
+    record_id: str
+    run_id: str
+    kind: str
+    question: str
+    context: str
+    choices: tuple[str, ...]
+    tool: str
+    arguments: dict[str, Any]
+    originating_failure_kind: FailureKind | None
+    created_at: float
+    expires_at: float
+    graph: str
+    state: dict[str, Any]
+    signature: str
+
+    def to_json(self) -> str:
+        """The record as JSON text."""
+        return canonical_json(self.model_dump(mode="json"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> SuspensionRecord:
+        """The record of a JSON text. Its signature is checked when the run is resumed.
+
+        Raises:
+            RecordFormatError: The text is no suspension record.
+        """
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(str(part) for part in problem["loc"]) or "the text"
+            raise RecordFormatError(f"this is no suspension record: {where}: {problem['msg']}") from None
+
+
+def _signature(fields: dict[str, Any], secret: bytes) -> str:
+    signed = canonical_json({k: v for k, v in fields.items() if k != "signature"})
+    return hmac.new(secret, signed.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+
+
+def write_record(run: RunState, *, graph: str, secret: bytes, record_id: str, now: float) -> SuspensionRecord:
+    """The signed record of a suspended run.
+
+    Args:
+        run: The run; ``run.waiting`` says what it waits for.
+        graph: Fingerprint of its graph.
+        secret: The embedding program's secret.
+        record_id: A fresh random id.
+        now: Seconds since the epoch.
+    """
+    waiting = run.waiting
+    if waiting is None:
+        raise ValueError(f"run {run.run_id!r} waits for nothing")
+    record = SuspensionRecord(
+        version=VERSION,
+        record_id=record_id,
+        run_id=run.run_id,
+        kind=waiting.kind,
+        question=waiting.question,
+        context=waiting.context,
+        choices=waiting.choices,
+        tool=waiting.tool,
+        arguments=dict(waiting.arguments),
+        originating_failure_kind=waiting.failure_kind,
+        created_at=now,
+        expires_at=now + run.guardrails.validity_s,
+        graph=graph,
+        state=dump_state(run),
+        signature="",
+    )
+    return record.model_copy(update={"signature": _signature(record.model_dump(mode="json"), secret)})
+
+
+def open_record(record: SuspensionRecord, *, graph: str, secret: bytes, now: float, late: bool = False) -> RunState:
+    """The run that a record holds, once the record has proved good.
+
+    Args:
+        record: The record.
+        graph: Fingerprint of the graph of the agent that resumes.
+        secret: The embedding program's secret.
+        now: Seconds since the epoch.
+        late: Whether an expired record is taken all the same (to end its run).
+
+    Raises:
+        RecordFormatError: The record is of another version.
+        RecordTamperedError: A field was changed, or the secret is another one.
+        RecordGraphError: The agent's graph is another one.
+        RecordExpiredError: Its time is over.
+    """
+    if record.version != VERSION:
+        raise RecordFormatError(f"the record is of version {record.version}; this release reads version {VERSION}")
+    if not hmac.compare_digest(_signature(record.model_dump(mode="json"), secret), record.signature):
+        raise RecordTamperedError(
+            "the record's signature does not match: it was changed, or it was signed with another secret "
+            "(give both processes the same Host(secret=...))"
+        )
+    if record.graph != graph:
+        raise RecordGraphError(
+            f"the record belongs to graph {record.graph[:12]}, the agent runs graph {graph[:12]}: resume it with "
+            "an agent that has the graph under which it was suspended"
+        )
+    if now > record.expires_at and not late:
+        raise RecordExpiredError(
+            f"the record expired {now - record.expires_at:.0f} s ago; end the run with agent.dismiss(record)"
+        )
+    return load_state(record.state)
+
+
+_FITTING = {
+    "question": ("text",),
+    "limit": ("text",),
+    "approval": ("allow", "deny", "edit"),
+    "in_doubt": ("ran", "did_not_run", "give_up"),
+}
+
+_HINTS = {
+    "question": "reply with a text",
+    "limit": "reply with a text that says how to go on",
+    "approval": "reply with Allow(), Deny(reason) or Edit(arguments)",
+    "in_doubt": "reply with ItRan(result), ItDidNotRun() or GiveUp()",
+}
+
+
+def check_reply(kind: str, reply: PersonReply) -> None:
+    """Make sure that a reply fits what a run waits for.
+
+    Raises:
+        BlankReplyError: The reply is empty.
+        ReplyError: It is of another kind than what the run waits for.
+    """
+    if reply.kind == "text" and not reply.text.strip():
+        raise BlankReplyError("the reply is empty; the run stays suspended until somebody answers")
+    if reply.kind not in _FITTING[kind]:
+        raise ReplyError(f"this run waits for an answer of kind {kind!r}: {_HINTS[kind]}")

@@ -1,0 +1,185 @@
+"""Every error that agentfsm raises, as one tree; outcomes of a run are events, not errors.
+
+::
+
+    AgentfsmError
+    +-- ConfigurationError          the program that embeds agentfsm is set up wrongly
+    |   +-- GraphError              a graph breaks a rule (.rule, .edge)
+    |   +-- ToolDefinitionError     a function cannot be described as a tool
+    |   +-- UnknownModelError       a model name that no provider claims
+    |   +-- MissingKeyError         a provider's key is not in the environment
+    |   +-- MissingExtraError       an optional package is not installed
+    +-- RunError                    a run is used in a way that it cannot be used
+    |   +-- NoTransitionError       a step was asked for where no row applies; nothing changed
+    +-- RecordError                 a suspension record cannot be resumed; the run stays as it was
+    |   +-- RecordFormatError       not a record, or one of another version
+    |   +-- RecordTamperedError     its signature does not match
+    |   +-- RecordExpiredError      its time is over
+    |   +-- RecordUsedError         it was resumed already
+    |   +-- RecordGraphError        it belongs to another graph
+    |   +-- ReplyError              the person's reply does not fit what the run waits for
+    |       +-- BlankReplyError     the reply is empty
+    +-- ModelError                  a model's call failed (.kind); the loop catches it
+    |   +-- TransientProviderError  worth another try (.retry_after_s)
+    |   +-- ProviderError           nobody can retry it away
+    |   +-- ContextOverflowError    the prompt is too long
+    +-- ToolError                   raised by a tool to say how it failed (.kind); the loop catches it
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AgentfsmError",
+    "BlankReplyError",
+    "ConfigurationError",
+    "ContextOverflowError",
+    "GraphError",
+    "MissingExtraError",
+    "MissingKeyError",
+    "ModelError",
+    "NoTransitionError",
+    "ProviderError",
+    "RecordError",
+    "RecordExpiredError",
+    "RecordFormatError",
+    "RecordGraphError",
+    "RecordTamperedError",
+    "RecordUsedError",
+    "ReplyError",
+    "RunError",
+    "ToolDefinitionError",
+    "ToolError",
+    "TransientProviderError",
+    "UnknownModelError",
+]
+
+
+class AgentfsmError(Exception):
+    """The base of every error that this package raises."""
+
+
+class ConfigurationError(AgentfsmError, ValueError):
+    """The program that embeds agentfsm is set up wrongly; nothing was started."""
+
+
+class GraphError(ConfigurationError):
+    """A graph breaks a rule.
+
+    Attributes:
+        rule: The rule, in a few words.
+        edge: The transition or state that breaks it, as ``source.guard`` or ``state``.
+    """
+
+    def __init__(self, rule: str, edge: str, hint: str = "") -> None:
+        self.rule = rule
+        self.edge = edge
+        super().__init__(f"{edge}: {rule}" + (f"; {hint}" if hint else ""))
+
+
+class ToolDefinitionError(ConfigurationError):
+    """A function cannot be described to a model as a tool."""
+
+
+class UnknownModelError(ConfigurationError):
+    """A model name that no provider claims."""
+
+
+class MissingKeyError(ConfigurationError):
+    """A provider's key is neither given nor in the environment."""
+
+
+class MissingExtraError(ConfigurationError, ImportError):
+    """An optional package is not installed; the message names the extra that brings it."""
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(f"{feature} needs an optional package: pip install 'agentfsm[{extra}]'")
+        self.extra = extra
+
+
+class RunError(AgentfsmError):
+    """A run is used in a way that it cannot be used."""
+
+
+class NoTransitionError(RunError):
+    """A step was asked for where no row of the table applies; the run is unchanged."""
+
+
+class RecordError(AgentfsmError):
+    """A suspension record cannot be resumed; the run stays suspended and untouched."""
+
+
+class RecordFormatError(RecordError):
+    """The text is no suspension record, or one of a version that this release does not read."""
+
+
+class RecordTamperedError(RecordError):
+    """The record's signature does not match: a field was changed, or the secret is another one."""
+
+
+class RecordExpiredError(RecordError):
+    """The record's time of validity is over."""
+
+
+class RecordUsedError(RecordError):
+    """The record was resumed already; each is good for one reply."""
+
+
+class RecordGraphError(RecordError):
+    """The record was written under another graph."""
+
+
+class ReplyError(RecordError):
+    """A person's reply does not fit what the run waits for."""
+
+
+class BlankReplyError(ReplyError):
+    """A person's reply is empty."""
+
+
+class ModelError(AgentfsmError):
+    """A model's call failed. The loop turns it into a ``Failure`` of the same kind.
+
+    Attributes:
+        kind: The value of the ``FailureKind`` that this becomes.
+        retry_after_s: Seconds that the provider asks to wait, or None.
+        status: The HTTP status, or None where there was no answer.
+    """
+
+    kind = "provider_error"
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, status: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        self.status = status
+
+
+class TransientProviderError(ModelError):
+    """The provider failed in a way that another try can mend (429, 5xx, a dropped connection...)."""
+
+    kind = "transient_provider"
+
+
+class ProviderError(ModelError):
+    """The provider refused in a way that nobody can retry away (401, 404, 422...)."""
+
+
+class ContextOverflowError(ModelError):
+    """The provider says that the prompt is too long."""
+
+    kind = "context_overflow"
+
+
+class ToolError(AgentfsmError):
+    """Raised by a tool to say how it failed, where an ordinary exception would not say enough.
+
+    Attributes:
+        kind: The value of a ``FailureKind`` that a tool may report: ``tool_error`` (default),
+            ``ambiguous_input``, ``scope_too_large``, ``capability_gap``, ``kernel_invalidated``,
+            ``environment_error`` or ``policy_violation``.
+        blockers: Concrete reasons why the work cannot go on.
+    """
+
+    def __init__(self, message: str, *, kind: str = "tool_error", blockers: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.blockers = tuple(blockers)

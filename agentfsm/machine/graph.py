@@ -1,0 +1,265 @@
+"""The types of a declared graph: states, transitions, and the graph that holds them in order.
+
+A graph is data. Its order is behaviour: in each state the transitions are asked in the order in which
+they stand, and the first whose guard holds is taken. A graph that breaks a rule of ``checks`` is never
+built.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from agentfsm.errors import GraphError
+
+__all__ = ["OTHERWISE", "Graph", "Guard", "State", "StateSpec", "Transition"]
+
+Guard = Callable[[Any], object]
+"""A pure, synchronous function of a run: what it returns is read as true or false."""
+
+OTHERWISE = "otherwise"
+"""The name of a transition that has no guard."""
+
+
+class State(StrEnum):
+    """The eight declared phases of an agent's loop."""
+
+    PRE_STEP = "pre_step"
+    CALL_LLM = "call_llm"
+    POST_LLM = "post_llm"
+    DISPATCH_TOOL = "dispatch_tool"
+    POST_TOOL = "post_tool"
+    RECOVER = "recover"
+    SUSPENDED = "suspended"
+    TERMINAL = "terminal"
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """One declared state.
+
+    Attributes:
+        name: Its name; a ``State`` or any identifier.
+        note: Its effect in a few words, shown in pictures.
+        spends: What each visit uses up ("a step"); a cycle through it must then end.
+        waits: Whether it waits for an event from outside; it then needs no guardless transition.
+        final: Whether a run ends in it.
+        lane: Where pictures put it: ``main``, ``left`` (recovery) or ``right`` (waiting).
+        effect: The one thing that the state does to the world, where it is not one of the eight:
+            an async (or plain) function of the run's state; see ``agentfsm.runtime.effects``.
+    """
+
+    name: str
+    note: str = ""
+    spends: str = ""
+    waits: bool = False
+    final: bool = False
+    lane: str = "main"
+    effect: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One row of the table: in ``source``, where ``guard`` holds, go to ``target``.
+
+    Attributes:
+        source: The state in which it is asked.
+        guard: The guard, or None for the last row of a state, which always holds.
+        target: The state to which it leads.
+        spends: What taking it uses up, beside what its states spend ("a pending call").
+    """
+
+    source: str
+    guard: Guard | None
+    target: str
+    spends: str = ""
+
+    @property
+    def name(self) -> str:
+        """The guard's name, or ``otherwise``."""
+        return OTHERWISE if self.guard is None else str(getattr(self.guard, "__name__", self.guard))
+
+    @property
+    def id(self) -> str:
+        """Its name in journals, errors and tests: ``source.guard``."""
+        return f"{self.source}.{self.name}"
+
+    def __str__(self) -> str:
+        return f"{self.id} -> {self.target}"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A checked table of transitions, in the order in which they are asked.
+
+    Attributes:
+        states: The declared states; the first is where a run starts.
+        transitions: The rows, grouped or not: within one source their order is behaviour.
+        name: What pictures and journals call it.
+
+    Raises:
+        GraphError: The table breaks a rule; the error names the edge and the rule.
+    """
+
+    states: tuple[StateSpec, ...]
+    transitions: tuple[Transition, ...]
+    name: str = "graph"
+    _rows: dict[str, tuple[Transition, ...]] = field(
+        init=False, repr=False, compare=False, default_factory=dict[str, tuple["Transition", ...]]
+    )
+
+    def __post_init__(self) -> None:
+        from agentfsm.machine.checks import check  # checks reads the types above
+
+        object.__setattr__(self, "states", tuple(self.states))
+        object.__setattr__(self, "transitions", tuple(self.transitions))
+        for spec in self.states:
+            self._rows[spec.name] = tuple(t for t in self.transitions if t.source == spec.name)
+        check(self)
+
+    @property
+    def initial(self) -> str:
+        """The name of the state in which a run starts."""
+        return self.states[0].name
+
+    def rows(self, state: str) -> tuple[Transition, ...]:
+        """The transitions that leave a state, in the order in which they are asked.
+
+        Raises:
+            GraphError: There is no such state.
+        """
+        self.spec(state)
+        return self._rows[state]
+
+    def spec(self, state: str) -> StateSpec:
+        """The declaration of a state.
+
+        Raises:
+            GraphError: There is no such state.
+        """
+        for spec in self.states:
+            if spec.name == state:
+                return spec
+        raise GraphError("there is no such state", state, f"states: {', '.join(s.name for s in self.states)}")
+
+    def transition(self, transition_id: str) -> Transition:
+        """The transition with an id such as ``post_llm.tool_calls``.
+
+        Raises:
+            GraphError: There is no such transition.
+        """
+        for transition in self.transitions:
+            if transition.id == transition_id:
+                return transition
+        raise GraphError("there is no such transition", transition_id)
+
+    def __iter__(self) -> Iterator[Transition]:
+        return iter(self.transitions)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of the table: states, guards' names, targets and order. Guards' code is not in it."""
+        table = {
+            "states": [[s.name, s.waits, s.final, s.spends] for s in self.states],
+            "transitions": [[t.source, t.name, t.target, t.spends] for s in self.states for t in self._rows[s.name]],
+        }
+        return hashlib.sha256(json.dumps(table, separators=(",", ":")).encode()).hexdigest()
+
+    # Each of the following gives a new, checked graph; this one never changes.
+
+    def with_transition(self, transition: Transition, *, before: str | None = None) -> Graph:
+        """A graph with one row more.
+
+        Args:
+            transition: The new row.
+            before: The guard in front of which it is asked; without it, it is asked last, in front
+                of the row that has no guard.
+
+        Raises:
+            GraphError: ``before`` names no row of that state, or the new table breaks a rule.
+        """
+        return replace(self, transitions=self._inserted(transition, before))
+
+    def with_detector(
+        self, state: str, detector: Guard, *, before: str | None = None, target: str = State.RECOVER
+    ) -> Graph:
+        """A graph in which a state asks one detector more and goes to ``recover`` when it finds a failure.
+
+        Args:
+            state: The state that asks it.
+            detector: A pure function of the run's state that returns a ``Failure`` or None.
+            before: The guard in front of which it is asked; by default it is asked last.
+            target: Where a failure leads.
+
+        Raises:
+            GraphError: ``before`` names no row of that state, or the new table breaks a rule.
+        """
+        return self.with_transition(Transition(state, detector, target), before=before)
+
+    def with_state(
+        self,
+        spec: StateSpec,
+        transitions: Iterable[Transition],
+        *,
+        entered_by: Transition | str,
+        before: str | None = None,
+    ) -> Graph:
+        """A graph with one state more.
+
+        Args:
+            spec: The new state; its ``effect`` is what it does.
+            transitions: The rows that leave it. A state that neither waits nor ends is given the rows
+                ``cancelled`` and ``aborted`` of the first state, in front, where it has none.
+            entered_by: How it is entered: a new transition to it, or the id of an existing one
+                (``"post_llm.otherwise"``), which then leads to the new state.
+            before: For a new transition, the guard in front of which it is asked.
+
+        Raises:
+            GraphError: The new table breaks a rule.
+        """
+        rows = list(transitions)
+        if not (spec.waits or spec.final):
+            own = {t.name for t in rows}
+            stops = [t for t in self.rows(self.initial) if t.name in ("cancelled", "aborted") and t.name not in own]
+            rows = [replace(t, source=spec.name) for t in stops] + rows
+        if isinstance(entered_by, str):
+            old = self.transition(entered_by)
+            table = tuple(replace(t, target=spec.name) if t is old else t for t in self.transitions)
+        else:
+            table = self._inserted(entered_by, before)
+        return replace(self, states=(*self.states, spec), transitions=(*table, *rows))
+
+    def without(self, *names: str) -> Graph:
+        """A graph without some transitions (by id) or states (by name, with every row that touches them).
+
+        Raises:
+            GraphError: A name is unknown, or the smaller table breaks a rule.
+        """
+        states = {s.name for s in self.states}
+        gone_states = {n for n in names if n in states}
+        gone_rows = {self.transition(n).id for n in names if n not in states}
+        kept = tuple(
+            t
+            for t in self.transitions
+            if t.id not in gone_rows and t.source not in gone_states and t.target not in gone_states
+        )
+        return replace(self, states=tuple(s for s in self.states if s.name not in gone_states), transitions=kept)
+
+    def _inserted(self, new: Transition, before: str | None) -> tuple[Transition, ...]:
+        table = list(self.transitions)
+        rows = [i for i, t in enumerate(table) if t.source == new.source]
+        if before is None:
+            last = rows[-1] if rows else len(table) - 1
+            place = last if rows and table[last].guard is None and new.guard is not None else last + 1
+        else:
+            named = [i for i in rows if table[i].name == before]
+            if not named:
+                asked = ", ".join(table[i].name for i in rows)
+                raise GraphError(f"there is no row {before!r} to stand in front of", new.id, f"rows: {asked}")
+            place = named[0]
+        return (*table[:place], new, *table[place:])

@@ -1,0 +1,1 @@
+"""What touches the world: the driver, the effects, tools and hooks; the only code that awaits."""

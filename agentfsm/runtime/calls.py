@@ -1,0 +1,160 @@
+"""How one tool call runs: checked, timed, in a thread where it is plain, and always with a result."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
+
+from agentfsm.core import wording
+from agentfsm.core.failures import Failure, FailureKind
+from agentfsm.core.messages import ToolCall, ToolResult
+from agentfsm.errors import ToolError
+from agentfsm.runtime.tools import Tool, ToolContext, problems
+
+__all__ = ["REPORTABLE", "check_call", "failed", "in_thread", "run_call"]
+
+REPORTABLE = frozenset(
+    {
+        FailureKind.tool_error,
+        FailureKind.environment_error,
+        FailureKind.ambiguous_input,
+        FailureKind.scope_too_large,
+        FailureKind.capability_gap,
+        FailureKind.kernel_invalidated,
+        FailureKind.policy_violation,
+    }
+)
+"""The kinds that a tool may report of itself."""
+
+
+def failed(call: ToolCall, kind: FailureKind, text: str, error_class: str = "", tool: Tool | None = None) -> ToolResult:
+    """The result of a call that failed."""
+    failure = Failure(kind=kind, explanation=f"{call.name}: {text}", metadata={"tool": call.name})
+    return _with(call, failure, text, error_class, tool)
+
+
+def _with(call: ToolCall, failure: Failure, text: str, error_class: str, tool: Tool | None) -> ToolResult:
+    retryable = tool is not None and tool.idempotent and tool.retryable
+    return ToolResult(call.id, call.name, text, "failed", failure, error_class, retryable=retryable)
+
+
+def check_call(call: ToolCall, tools: Any) -> tuple[Tool, dict[str, Any]] | ToolResult:
+    """The tool of a call and its checked arguments, or the result that says why it cannot run."""
+    tool: Tool | None = tools.get(call.name)
+    if tool is None:
+        return failed(call, FailureKind.unknown_tool, wording.unknown_tool(call.name, tools))
+    if call.malformed is not None:
+        text = wording.invalid_arguments(call.name, [call.malformed])
+        return failed(call, FailureKind.invalid_arguments, text)
+    try:
+        return tool, tool.arguments(call.arguments)
+    except ValidationError as error:
+        text = wording.invalid_arguments(call.name, problems(error))
+        return failed(call, FailureKind.invalid_arguments, text)
+
+
+async def run_call(
+    call: ToolCall, tool: Tool, arguments: dict[str, Any], context: ToolContext, timeout_s: float
+) -> ToolResult:
+    """Run one call. Whatever the tool does, there is a result; only cancellation passes through.
+
+    Args:
+        call: The call.
+        tool: Its tool.
+        arguments: Its checked arguments.
+        context: What the tool may know.
+        timeout_s: Seconds, unless the tool has its own limit. A plain function past its time is
+            abandoned: its thread goes on, and what it returns is dropped.
+    """
+    limit = tool.timeout or timeout_s
+    scope = asyncio.timeout(limit)
+    try:
+        async with scope:
+            if tool.is_async:
+                value = await (
+                    tool.function(context, **arguments) if tool.takes_context else tool.function(**arguments)
+                )
+            elif tool.control is not None:
+                value = tool.function(**arguments)
+            else:
+                value = await in_thread(tool.function, context if tool.takes_context else None, arguments)
+        return _done(call, tool, value)
+    except TimeoutError as error:
+        text = f"timed out after {limit:g} s" if scope.expired() else _words(error)
+        return failed(call, FailureKind.tool_error, text, "TimeoutError", tool)
+    except OSError as error:
+        return failed(call, FailureKind.environment_error, _words(error), type(error).__name__, tool)
+    except ToolError as error:
+        return _reported(call, tool, error)
+    except Exception as error:
+        return failed(call, FailureKind.tool_error, _words(error), type(error).__name__, tool)
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _reported(call: ToolCall, tool: Tool, error: ToolError) -> ToolResult:
+    kind = FailureKind(error.kind) if error.kind in REPORTABLE else FailureKind.tool_error
+    failure = Failure(
+        kind=kind,
+        explanation=f"{call.name}: {error}",
+        blockers=error.blockers,
+        metadata={"tool": call.name},
+    )
+    return _with(call, failure, str(error), type(error).__name__, tool)
+
+
+def _done(call: ToolCall, tool: Tool, value: Any) -> ToolResult:
+    if isinstance(value, Failure):
+        kind = value.kind if value.kind in REPORTABLE else FailureKind.tool_error
+        failure = value.model_copy(update={"kind": kind, "metadata": {"tool": call.name, **value.metadata}})
+        return _with(call, failure, value.explanation, "", tool)
+    ending = tool.control or ("done" if tool.ends_run else None)
+    try:
+        content = value if isinstance(value, str) else "done" if value is None else to_json(value).decode()
+        kept = to_jsonable_python(value) if ending is not None else None
+    except (PydanticSerializationError, UnicodeEncodeError, ValueError):
+        content, kept = str(value), str(value)
+    return ToolResult(call.id, call.name, content, ending=ending, value=kept)
+
+
+async def in_thread(function: Callable[..., Any], context: ToolContext | None, arguments: dict[str, Any]) -> Any:
+    """Run a plain function in a daemon thread of its own, so that one that hangs holds up nobody.
+
+    A shared pool would lose a worker to each function that never returns, and would keep the
+    interpreter from ending.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+    variables = contextvars.copy_context()
+
+    def settle(value: Any, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(value)
+        else:
+            done.set_exception(error)
+
+    def work() -> None:
+        value: Any = None
+        caught: BaseException | None = None
+        try:
+            value = variables.run(function, *(() if context is None else (context,)), **arguments)
+        except StopIteration as error:  # a future cannot carry it
+            caught = RuntimeError(_words(error))
+        except BaseException as error:
+            caught = error if isinstance(error, Exception) else RuntimeError(_words(error))
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for the value any more
+            loop.call_soon_threadsafe(settle, value, caught)
+
+    threading.Thread(target=work, name=f"agentfsm-{getattr(function, '__name__', 'tool')}", daemon=True).start()
+    return await done

@@ -1,0 +1,113 @@
+"""What an effect works with: the parts that an agent is made of, and the run at hand."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from agentfsm.core.events import Event, RunWarning
+from agentfsm.core.messages import ToolResult
+from agentfsm.core.model import Model, ToolSpec
+from agentfsm.core.policy import RecoveryPolicy
+from agentfsm.core.state import RunState
+from agentfsm.machine.engine import Machine
+from agentfsm.runtime.hooks import Hook, Observer
+from agentfsm.runtime.host import Host
+from agentfsm.runtime.memory import Memory
+from agentfsm.runtime.tools import Tool
+
+__all__ = ["Context", "Parts"]
+
+log = logging.getLogger("agentfsm")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What an agent is made of, put together once and shared by its runs.
+
+    Attributes:
+        machine: The compiled graph.
+        model: The model.
+        tools: Every tool by name, control tools included.
+        specs: What the model is told of them; empty in envelope mode.
+        policy: The recovery policy.
+        hooks: Hooks by the state at whose door they stand.
+        observers: Who sees every event.
+        memory: The memory, or None.
+        host: Clock, secret, seed.
+        output: Checks a structured answer, or None for text.
+        output_schema: Its JSON schema, or None.
+        effects: The effect of each state, by name.
+    """
+
+    machine: Machine
+    model: Model
+    tools: Mapping[str, Tool]
+    specs: tuple[ToolSpec, ...]
+    policy: RecoveryPolicy
+    host: Host
+    effects: Mapping[str, Callable[[Context], Any]]
+    hooks: Mapping[str, tuple[Hook, ...]] = field(default_factory=dict[str, tuple[Hook, ...]])
+    observers: tuple[Observer, ...] = ()
+    memory: Memory | None = None
+    output: TypeAdapter[Any] | None = None
+    output_schema: Mapping[str, Any] | None = None
+
+
+class Context:
+    """One run and its parts, as effects see them.
+
+    Attributes:
+        parts: What the agent is made of.
+        run: What the run knows.
+        prompt: The user's message, for the memory.
+        finished: Results of calls that have ended while others of their batch still run.
+    """
+
+    def __init__(self, parts: Parts, run: RunState, prompt: str = "") -> None:
+        self.parts = parts
+        self.run = run
+        self.prompt = prompt
+        self.finished: list[ToolResult] = []
+        self.sink: Callable[[Event], None] | None = None
+        self.observer_failures = 0
+        self.hooks_done: set[int] = set()
+        self._seq = 0
+
+    def emit(self, event_class: Callable[..., Event], /, **fields: Any) -> None:
+        """Tell everybody who watches. The event is only built where somebody does."""
+        self._seq += 1
+        if self.sink is not None or self.parts.observers:
+            self._deliver(self.build(event_class, **fields))
+
+    def build(self, event_class: Callable[..., Event], /, **fields: Any) -> Event:
+        """An event with this run's id, the current place in its order, and the time."""
+        return event_class(run_id=self.run.run_id, seq=self._seq, time=self.parts.host.clock.time(), **fields)
+
+    def end(self, event_class: Callable[..., Event], /, **fields: Any) -> Event:
+        """Tell everybody, and give back the event: the last one is always built."""
+        self._seq += 1
+        event = self.build(event_class, **fields)
+        self._deliver(event)
+        return event
+
+    def warn(self, text: str) -> None:
+        """Say that something beside the run failed."""
+        log.warning("run %s: %s", self.run.run_id, text)
+        self.emit(RunWarning, text=text)
+
+    def _deliver(self, event: Event) -> None:
+        for each in self.parts.observers:
+            try:
+                each.function(event)
+            except Exception as error:  # an observer never harms a run
+                self.observer_failures += 1
+                log.warning("run %s: observer %s raised %s", self.run.run_id, each.name, type(error).__name__)
+                if not isinstance(event, RunWarning):
+                    self.emit(RunWarning, text=f"observer {each.name} raised {type(error).__name__}")
+        if self.sink is not None:
+            self.sink(event)

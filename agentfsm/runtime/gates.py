@@ -1,0 +1,79 @@
+"""What stands between a checked call and its tool: hooks at ``dispatch_tool``, and approval. Gates fail closed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import isawaitable
+from typing import Any
+
+from agentfsm.core.messages import ToolCall, ToolResult
+from agentfsm.core.state import CallState, Waiting
+from agentfsm.machine.graph import State
+from agentfsm.runtime.context import Context
+from agentfsm.runtime.hooks import AbortRun, AskApproval, Hook, HookContext, SkipCall, Verdict
+from agentfsm.runtime.tools import Tool
+
+__all__ = ["HookAbortError", "ask_gates", "ask_hooks"]
+
+
+class HookAbortError(Exception):
+    """A hook aborts the run; never leaves the driver."""
+
+
+async def ask_hooks(context: Context, state: str, call: ToolCall | None = None) -> list[Verdict]:
+    """Ask the hooks at a state's door.
+
+    Raises:
+        HookAbortError: One of them aborts the run, or failed and fails closed.
+    """
+    verdicts: list[Verdict] = []
+    for each in context.parts.hooks.get(state, ()):
+        if each.once:
+            if id(each) in context.hooks_done:
+                continue
+            context.hooks_done.add(id(each))
+        verdict = await _ask(context, each, HookContext(state, context.run, call))
+        if isinstance(verdict, AbortRun):
+            raise HookAbortError(f"hook {each.name} aborted the run: {verdict.reason}")
+        verdicts.append(verdict)
+    return verdicts
+
+
+async def _ask(context: Context, each: Hook, seen: HookContext) -> Verdict:
+    try:
+        verdict = each.function(seen)
+        return await verdict if isawaitable(verdict) else verdict
+    except Exception as error:
+        text = f"hook {each.name} raised {type(error).__name__}: {error}"
+        if not each.fail_open:
+            raise HookAbortError(text) from error
+        context.warn(text)
+        return None
+
+
+async def ask_gates(
+    context: Context, entry: CallState, tool: Tool, arguments: Mapping[str, Any]
+) -> Waiting | ToolResult | None:
+    """Whether a call may run: None for yes, the result of a skipped call, or what a person is asked.
+
+    Raises:
+        HookAbortError: A hook aborts the run.
+    """
+    call = entry.call
+    question = ""
+    must_ask = tool.requires_approval if isinstance(tool.requires_approval, bool) else tool.requires_approval(arguments)
+    if context.parts.hooks.get(State.DISPATCH_TOOL):
+        for verdict in await ask_hooks(context, State.DISPATCH_TOOL, call):
+            if isinstance(verdict, SkipCall):
+                return ToolResult(call.id, call.name, f"Not run: {verdict.reason}", status="skipped")
+            if isinstance(verdict, AskApproval):
+                must_ask, question = True, verdict.question or question
+    if must_ask and not entry.approved:
+        return Waiting(
+            "approval",
+            question or f"May {call.name!r} run with these arguments?",
+            call_id=call.id,
+            tool=call.name,
+            arguments=dict(call.arguments),
+        )
+    return None

@@ -1,0 +1,119 @@
+"""Hooks at the states' doors, and observers of events. A hook may stop a run; an observer may not."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from agentfsm.core.events import Event
+from agentfsm.core.messages import ToolCall
+from agentfsm.core.state import RunState
+from agentfsm.machine.graph import State
+
+__all__ = [
+    "AbortRun",
+    "AskApproval",
+    "Hook",
+    "HookContext",
+    "Observer",
+    "SkipCall",
+    "Verdict",
+    "hook",
+    "observer",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AbortRun:
+    """A hook's verdict: end the run as aborted."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SkipCall:
+    """A hook's verdict at ``dispatch_tool``: do not run this call; its result says why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskApproval:
+    """A hook's verdict at ``dispatch_tool``: a person must allow this call first."""
+
+    question: str = ""
+
+
+Verdict = AbortRun | SkipCall | AskApproval | None
+
+
+@dataclass(frozen=True, slots=True)
+class HookContext:
+    """What a hook sees.
+
+    Attributes:
+        state: The state at whose door it stands.
+        run: Everything that the run knows; read it, do not change it.
+        call: At ``dispatch_tool``, the call that is about to run; else None.
+    """
+
+    state: str
+    run: RunState
+    call: ToolCall | None = None
+
+
+@dataclass(frozen=True)
+class Hook:
+    """A function that runs before a state's effect.
+
+    Attributes:
+        at: The state at whose door it stands. At ``dispatch_tool`` it is asked once for each call; at
+            ``terminal`` it runs when the run ends, however it ends.
+        function: Plain or async; returns None to go on, or a verdict.
+        fail_open: Whether an exception in it is only warned about (True) or aborts the run (False).
+        once: Whether it runs only the first time that the run comes by.
+        name: What warnings and errors call it.
+    """
+
+    at: str
+    function: Callable[[HookContext], Verdict | Awaitable[Verdict]]
+    fail_open: bool = True
+    once: bool = False
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Observer:
+    """A function that sees every event. Whatever it raises is counted and warned about, and the run goes on."""
+
+    function: Callable[[Event], Any]
+
+    @property
+    def name(self) -> str:
+        """What warnings call it."""
+        return str(getattr(self.function, "__name__", self.function))
+
+
+HookFunction = Callable[[HookContext], Verdict | Awaitable[Verdict]]
+F = TypeVar("F", bound=HookFunction)
+
+
+def hook(at: State | str, *, fail_open: bool = True, once: bool = False) -> Callable[[HookFunction], Hook]:
+    """Make a function a hook at a state's door.
+
+    Args:
+        at: The state.
+        fail_open: Whether an exception in it is only warned about.
+        once: Whether it runs only the first time.
+    """
+
+    def decorate(function: HookFunction) -> Hook:
+        return Hook(at, function, fail_open, once, str(getattr(function, "__name__", function)))
+
+    return decorate
+
+
+def observer(function: Callable[[Event], Any]) -> Observer:
+    """Make a function an observer of every event."""
+    return Observer(function)

@@ -1,0 +1,251 @@
+"""Tools from plain functions: type hints and docstring become the schema, pydantic checks the arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast, get_type_hints, overload
+
+import pydantic
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from agentfsm.core.model import ToolSpec
+from agentfsm.errors import ToolDefinitionError
+
+__all__ = ["Approval", "Tool", "ToolContext", "as_tool", "registry", "tool"]
+
+Approval = bool | Callable[[Mapping[str, Any]], bool]
+"""Whether a call needs a person's leave: always, never, or by its (validated) arguments."""
+
+_NAME = re.compile(r"\A[A-Za-z0-9_-]{1,64}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolContext:
+    """What a tool may know of the call that it answers; declare it as the first parameter to get it.
+
+    Attributes:
+        run_id: The run.
+        session_id: The conversation, where the caller has one.
+        call_id: The wire's id of the call.
+        idempotency_key: The same for every attempt at this call, and for no other call.
+        attempt: Which attempt this is, from 1.
+    """
+
+    run_id: str
+    session_id: str
+    call_id: str
+    idempotency_key: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that a model may call. Made by ``tool`` or ``as_tool``.
+
+    Attributes:
+        spec: What the model is told.
+        function: What runs.
+        adapter: Checks the arguments.
+        takes_context: Whether the first parameter is a ``ToolContext``.
+        timeout: Seconds for one call, or None for the guardrails' ``tool_timeout_s``.
+        idempotent: Whether running it twice with one idempotency key does what running it once does.
+        retryable: Whether a failed call may be run again as it stands, if it is idempotent too.
+        requires_approval: Whether a person must allow a call.
+        ends_run: Whether a successful call ends the run, its result being the output.
+        parallel: Whether calls may run together with others that may.
+        control: For the loop's own tools: ``ask``, ``done`` or ``unable``.
+    """
+
+    spec: ToolSpec
+    function: Callable[..., Any]
+    adapter: TypeAdapter[Any]
+    takes_context: bool = False
+    timeout: float | None = None
+    idempotent: bool = False
+    retryable: bool = False
+    requires_approval: Approval = False
+    ends_run: bool = False
+    parallel: bool = False
+    control: str | None = None
+    is_async: bool = field(default=False)
+
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        return self.spec.name
+
+    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments for ``function``, checked and converted.
+
+        Raises:
+            pydantic.ValidationError: They do not fit; the error names each bad field.
+        """
+        return dict(vars(self.adapter.validate_python(dict(given))))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function itself, as if it had not been made a tool."""
+        return self.function(*args, **kwargs)
+
+
+def problems(error: ValidationError) -> list[str]:
+    """Each bad field and what is wrong with it."""
+    return [
+        f"{'.'.join(str(part) for part in e['loc']) or 'arguments'}: {e['msg'][:1].lower()}{e['msg'][1:]}"
+        for e in error.errors(include_url=False, include_input=False)
+    ]
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    timeout: float | None = None,
+    idempotent: bool = False,
+    retryable: bool = False,
+    requires_approval: Approval = False,
+    ends_run: bool = False,
+    parallel: bool = False,
+) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    timeout: float | None = None,
+    idempotent: bool = False,
+    retryable: bool = False,
+    requires_approval: Approval = False,
+    ends_run: bool = False,
+    parallel: bool = False,
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
+    """Make a function a tool, as ``@tool`` or ``@tool(...)``.
+
+    Args:
+        function: Plain (it then runs in a thread) or async.
+        name: The tool's name; the function's by default.
+        timeout: Seconds for one call.
+        idempotent: Whether running it twice with one idempotency key does what running it once does.
+        retryable: Whether a failed call may be run again as it stands (idempotent tools only).
+        requires_approval: True, or a function of the arguments: whether a person must allow the call.
+        ends_run: Whether a successful call ends the run with its result as the output.
+        parallel: Whether calls may run together with others that may.
+
+    Raises:
+        ToolDefinitionError: The function cannot be described to a model.
+    """
+
+    def make(function: Callable[..., Any]) -> Tool:
+        made = as_tool(function, name=name)
+        if timeout is not None and not timeout > 0:
+            raise ToolDefinitionError(f"tool {made.name!r}: timeout must be more than 0 seconds, not {timeout}")
+        if retryable and not idempotent:
+            raise ToolDefinitionError(f"tool {made.name!r}: only an idempotent tool can be retryable")
+        return dataclasses.replace(
+            made,
+            timeout=timeout,
+            idempotent=idempotent,
+            retryable=retryable,
+            requires_approval=requires_approval,
+            ends_run=ends_run,
+            parallel=parallel,
+        )
+
+    return make if function is None else make(function)
+
+
+def as_tool(function: Callable[..., Any], *, name: str | None = None, control: str | None = None) -> Tool:
+    """A tool from a plain function (one that is a tool already stays as it is).
+
+    Raises:
+        ToolDefinitionError: The function cannot be described to a model; the message says why.
+    """
+    if isinstance(function, Tool):
+        return function
+    if not callable(function):
+        raise ToolDefinitionError(f"a tool must be a function, not {type(function).__name__}")
+    label = name or str(getattr(function, "__name__", ""))
+    if not _NAME.match(label):
+        raise ToolDefinitionError(f"{label!r} is no name for a tool: letters, digits, '_' and '-', 64 at most")
+    summary, described = _docstring(function)
+    takes_context, fields = _fields(function, label, described)
+    from pydantic.dataclasses import dataclass as validated  # slow to import, and only needed here
+
+    try:
+        made = dataclasses.make_dataclass(label.replace("-", "_"), fields, kw_only=True)
+        adapter: TypeAdapter[Any] = TypeAdapter(validated(made, config=ConfigDict(extra="forbid")))
+        schema = adapter.json_schema()
+    except (pydantic.errors.PydanticUserError, TypeError, ValueError) as error:
+        text = str(error).partition("\n")[0]
+        raise ToolDefinitionError(f"tool {label!r} cannot be described as JSON: {text}") from error
+    schema.pop("title", None)
+    for prop in cast("dict[str, dict[str, Any]]", schema.get("properties", {})).values():
+        prop.pop("title", None)
+    return Tool(
+        ToolSpec(label, summary, schema),
+        function,
+        adapter,
+        takes_context,
+        control=control,
+        is_async=inspect.iscoroutinefunction(function),
+    )
+
+
+def _fields(function: Callable[..., Any], label: str, described: Mapping[str, str]) -> tuple[bool, list[Any]]:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+        hints = get_type_hints(function, include_extras=True)
+    except (TypeError, ValueError, NameError) as error:
+        raise ToolDefinitionError(f"tool {label!r}: its signature cannot be read: {error}") from error
+    takes_context = bool(parameters) and hints.get(parameters[0].name) is ToolContext
+    fields: list[Any] = []
+    for parameter in parameters[1:] if takes_context else parameters:
+        where = f"tool {label!r}, parameter {parameter.name!r}"
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise ToolDefinitionError(f"{where}: a model passes arguments by name, so it must be an ordinary one")
+        if parameter.name not in hints:
+            raise ToolDefinitionError(f"{where}: it needs a type hint")
+        if hints[parameter.name] is ToolContext:
+            raise ToolDefinitionError(f"{where}: a ToolContext must be the first parameter")
+        default = ... if parameter.default is parameter.empty else parameter.default
+        info: Any = Field(default, description=described.get(parameter.name))
+        fields.append((parameter.name, hints[parameter.name], info))
+    return takes_context, fields
+
+
+def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """The text in front of ``Args:`` and what stands there of each argument (Google style)."""
+    text = inspect.getdoc(function) or ""
+    summary, _, rest = text.partition("\nArgs:\n")
+    described: dict[str, str] = {}
+    last = ""
+    for line in rest.splitlines():
+        if line and not line.startswith(" "):
+            break
+        entry = re.match(r"\s{1,4}(\w+)\s*(?:\([^)]*\))?:\s*(.*)", line)
+        if entry:
+            last = entry.group(1)
+            described[last] = entry.group(2)
+        elif last and line.strip():
+            described[last] += " " + line.strip()
+    return re.split(r"\n(?:Returns|Raises|Yields|Examples?):\n", summary)[0].strip(), described
+
+
+def registry(tools: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
+    """Tools by name.
+
+    Raises:
+        ToolDefinitionError: Two tools have one name, or a function cannot be described.
+    """
+    found: dict[str, Tool] = {}
+    for function in tools:
+        each = as_tool(function)
+        if each.name in found:
+            raise ToolDefinitionError(f"two tools are named {each.name!r}")
+        found[each.name] = each
+    return found

@@ -1,0 +1,124 @@
+"""Models for tests: one that follows a script, and one that keeps every request of another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from inspect import isawaitable
+from typing import Any
+
+from agentfsm.core.messages import FinishReason, Message, Reply, ToolCall
+from agentfsm.core.model import Model, ModelRequest
+from agentfsm.errors import ProviderError
+
+__all__ = ["RecordingModel", "ScriptExhaustedError", "ScriptedModel", "call"]
+
+
+class ScriptExhaustedError(ProviderError):
+    """A scripted model was asked more often than its script has entries."""
+
+
+def call(tool: str, _id: str = "", /, **arguments: Any) -> ToolCall:
+    """A tool call for a script: ``call("add", a=1, b=2)``; the id may stand second."""
+    return ToolCall(_id, tool, arguments)
+
+
+Entry = str | ToolCall | Sequence[ToolCall] | Message | Reply | BaseException | type[BaseException] | Callable[..., Any]
+
+
+class ScriptedModel:
+    """A model that answers from a script, one entry a call, with no network.
+
+    Args:
+        script: Entries: a text; a tool call or a list of them; a whole ``Message`` or ``Reply``; an
+            exception, which is raised; or a function of the request's messages (plain or async) that
+            returns one of these.
+        name: What events call it.
+
+    Attributes:
+        calls: How many requests it has answered or failed.
+    """
+
+    def __init__(self, script: Iterable[Entry] = (), *, name: str = "scripted") -> None:
+        self._script = list(script)
+        self._name = name
+        self.calls = 0
+
+    @property
+    def name(self) -> str:
+        """What events call it."""
+        return self._name
+
+    @property
+    def left(self) -> int:
+        """How many entries have not been used."""
+        return len(self._script) - self.calls
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        """The next entry of the script.
+
+        Raises:
+            ScriptExhaustedError: There is none left.
+        """
+        place = self.calls
+        self.calls += 1
+        if place >= len(self._script):
+            raise ScriptExhaustedError(
+                f"the script of {self._name!r} is out: it has {len(self._script)} entries, and this is call {place + 1}"
+            )
+        entry: Any = self._script[place]
+        if not isinstance(entry, type) and callable(entry):
+            entry = entry(request.messages)
+            if isawaitable(entry):
+                entry = await entry
+        return self._reply(entry, place + 1)
+
+    def _reply(self, entry: Any, number: int) -> Reply:
+        match entry:
+            case BaseException():
+                raise entry
+            case type() if issubclass(entry, BaseException):
+                raise entry("scripted")
+            case Reply():
+                return entry
+            case Message():
+                reason = FinishReason.TOOL_CALLS if entry.tool_calls else FinishReason.STOP
+                return Reply(entry, reason)
+            case str():
+                return Reply(Message.assistant(entry))
+            case ToolCall():
+                return self._reply([entry], number)
+            case [*calls] if all(isinstance(c, ToolCall) for c in calls):
+                own = tuple(
+                    ToolCall(c.id or f"call_{number}_{i}", c.name, c.arguments, c.malformed)
+                    for i, c in enumerate(calls, 1)
+                )
+                return Reply(Message.assistant("", own), FinishReason.TOOL_CALLS)
+            case Mapping():
+                raise TypeError("a script's entry is no mapping: give a Reply, a Message or call(...)")
+            case _:
+                raise TypeError(f"a script's entry cannot be a {type(entry).__name__}")
+
+
+class RecordingModel:
+    """A model that passes every request on and keeps it.
+
+    Args:
+        model: Who answers.
+
+    Attributes:
+        requests: Every request, in order, as it was sent.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.requests: list[ModelRequest] = []
+
+    @property
+    def name(self) -> str:
+        """The name of the model behind it."""
+        return self._model.name
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        """Keep the request and pass it on."""
+        self.requests.append(request)
+        return await self._model.reply(request)
