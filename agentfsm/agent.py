@@ -23,6 +23,7 @@ from agentfsm.machine.engine import Machine
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.context import Parts
 from agentfsm.runtime.control import control_tools
+from agentfsm.runtime.driver import Errand
 from agentfsm.runtime.effects import EFFECTS, Effect, custom_effect
 from agentfsm.runtime.hooks import Hook, Observer
 from agentfsm.runtime.host import Host
@@ -104,6 +105,7 @@ class Agent:
             policy=policy or chosen.policy,
             host=host or Host(),
             effects=_effects(self.graph),
+            ends=frozenset(s.name for s in self.graph.states if s.final or s.waits),
             hooks=_hooks(hooks, self.graph),
             observers=tuple(h for h in hooks if isinstance(h, Observer)),
             memory=memory,
@@ -142,7 +144,7 @@ class Agent:
             rules=self.rules,
             messages=[*first, *earlier, Message.user(prompt)],
         )
-        return Run(self._parts, state, prompt=prompt)
+        return Run(self._parts, state, Errand(prompt))
 
     def run_sync(self, prompt: str, *, message_history: Sequence[Message] = (), session_id: str = "") -> RunResult:
         """Run to the end and give the result, where no event loop runs.
@@ -172,7 +174,7 @@ class Agent:
         state = self._open(opened)
         answer = person_reply(reply)
         check_reply(opened.kind, answer)
-        return Run(self._parts, state, resumes=opened, reply=answer)
+        return Run(self._parts, state, Errand(record=opened, reply=answer))
 
     def dismiss(self, record: SuspensionRecord | str, reason: str = "dismissed") -> Run:
         """The run that a record holds, ended without a reply; an expired one ends as that.
@@ -181,7 +183,7 @@ class Agent:
             RecordError: The record is not good.
         """
         opened = _record(record)
-        return Run(self._parts, self._open(opened, late=True), resumes=opened, dismiss=reason)
+        return Run(self._parts, self._open(opened, late=True), Errand(record=opened, dismiss=reason))
 
     def _open(self, record: SuspensionRecord, late: bool = False) -> RunState:
         host = self._parts.host

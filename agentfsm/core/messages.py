@@ -23,6 +23,9 @@ def canonical_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
+_ENCODE = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
 class Role(StrEnum):
     """Who said a message."""
 
@@ -63,8 +66,7 @@ class ToolCall:
     def signature(self) -> str:
         """``tool:hash`` for loop detection; ``_ui_message`` is left out, so rewording hides no repeat."""
         arguments = {k: v for k, v in self.arguments.items() if k != "_ui_message"}
-        text = json.dumps(arguments, sort_keys=True, separators=(",", ":"))
-        return f"{self.name}:{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        return f"{self.name}:{hashlib.sha256(_ENCODE(arguments).encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True, slots=True)

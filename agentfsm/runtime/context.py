@@ -42,6 +42,7 @@ class Parts:
         output: Checks a structured answer, or None for text.
         output_schema: Its JSON schema, or None.
         effects: The effect of each state, by name.
+        ends: The states in which a run ends or waits.
     """
 
     machine: Machine
@@ -51,6 +52,7 @@ class Parts:
     policy: RecoveryPolicy
     host: Host
     effects: Mapping[str, Callable[[Context], Any]]
+    ends: frozenset[str]
     hooks: Mapping[str, tuple[Hook, ...]] = field(default_factory=dict[str, tuple[Hook, ...]])
     observers: tuple[Observer, ...] = ()
     memory: Memory | None = None
@@ -65,6 +67,7 @@ class Context:
         parts: What the agent is made of.
         run: What the run knows.
         prompt: The user's message, for the memory.
+        watched: Whether anybody sees events; where nobody does, none but the last is built.
         finished: Results of calls that have ended while others of their batch still run.
     """
 
@@ -73,25 +76,29 @@ class Context:
         self.run = run
         self.prompt = prompt
         self.finished: list[ToolResult] = []
-        self.sink: Callable[[Event], None] | None = None
+        self.watched = bool(parts.observers)
         self.observer_failures = 0
         self.hooks_done: set[int] = set()
         self._seq = 0
+        self._sink: Callable[[Event], None] | None = None
+
+    def watch(self, sink: Callable[[Event], None]) -> None:
+        """Let a consumer have every event from now on."""
+        self._sink, self.watched = sink, True
 
     def emit(self, event_class: Callable[..., Event], /, **fields: Any) -> None:
         """Tell everybody who watches. The event is only built where somebody does."""
-        self._seq += 1
-        if self.sink is not None or self.parts.observers:
-            self._deliver(self.build(event_class, **fields))
+        if self.watched:
+            self._seq += 1
+            self._deliver(self._build(event_class, fields))
 
-    def build(self, event_class: Callable[..., Event], /, **fields: Any) -> Event:
-        """An event with this run's id, the current place in its order, and the time."""
+    def _build(self, event_class: Callable[..., Event], fields: dict[str, Any]) -> Event:
         return event_class(run_id=self.run.run_id, seq=self._seq, time=self.parts.host.clock.time(), **fields)
 
     def end(self, event_class: Callable[..., Event], /, **fields: Any) -> Event:
         """Tell everybody, and give back the event: the last one is always built."""
         self._seq += 1
-        event = self.build(event_class, **fields)
+        event = self._build(event_class, fields)
         self._deliver(event)
         return event
 
@@ -109,5 +116,5 @@ class Context:
                 log.warning("run %s: observer %s raised %s", self.run.run_id, each.name, type(error).__name__)
                 if not isinstance(event, RunWarning):
                     self.emit(RunWarning, text=f"observer {each.name} raised {type(error).__name__}")
-        if self.sink is not None:
-            self.sink(event)
+        if self._sink is not None:
+            self._sink(event)

@@ -1,0 +1,288 @@
+"""The driver: await the state's effect, fold it in, step, until the run has ended or waits for a person.
+
+    outcome  = await effects[run.state](context)    the only await
+    apply(run, outcome)                             pure
+    decision = machine.step(run)                    pure, atomic
+    follow(run, decision)                           pure
+
+There is no await between reading the guards and changing the state, so a step is atomic in its event
+loop, and a cancellation can only land inside an effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CoroutineType
+from typing import Any, cast
+
+from agentfsm.core.events import (
+    AgentError,
+    Ending,
+    Event,
+    ModelReplied,
+    RunResumed,
+    RunStarted,
+    Transitioned,
+    UserInputRequested,
+)
+from agentfsm.core.failures import Action, Failure, FailureKind
+from agentfsm.core.fold import apply, follow
+from agentfsm.core.outcomes import Aborted, Answered, Cancelled, Expired, Outcome, Recovered, Replied
+from agentfsm.core.state import PersonReply, RunState, Waiting
+from agentfsm.core.suspension import SuspensionRecord, write_record
+from agentfsm.errors import RecordUsedError
+from agentfsm.machine.engine import Decision
+from agentfsm.machine.graph import State
+from agentfsm.runtime.context import Context, Parts
+from agentfsm.runtime.gates import HookAbortError, ask_hooks
+from agentfsm.runtime.result import ending_of
+
+__all__ = ["Driver", "Errand"]
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What a driver is sent out with, beside the run.
+
+    Attributes:
+        prompt: The user's message, where a run begins.
+        record: The record that is resumed, or None.
+        reply: The person's answer to it.
+        dismiss: Why the run is to end unanswered, or None.
+    """
+
+    prompt: str = ""
+    record: SuspensionRecord | None = None
+    reply: PersonReply | None = None
+    dismiss: str | None = None
+
+
+class Driver:
+    """Drives one run, a step at a time.
+
+    Attributes:
+        context: The run and its parts.
+        decisions: Every move so far.
+        outcome: The last event, once it is there.
+        output: The answer, as a value of the agent's output type.
+    """
+
+    def __init__(self, parts: Parts, run: RunState, errand: Errand) -> None:
+        self.context = Context(parts, run, errand.prompt)
+        self.decisions: list[Decision] = []
+        self.outcome: Ending | None = None
+        self.output: Any = None
+        self._run = run
+        self._parts = parts
+        self._errand = errand
+        self._now = parts.host.clock.monotonic
+        self._begun = False
+        self._mark = 0.0
+        self._cancel: str | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._struck = False
+
+    def cancel(self, reason: str) -> None:
+        """Ask for the end: what is being awaited is cut off. Belongs in the event loop's own thread."""
+        if self.outcome is None and self._cancel is None:
+            self._cancel = reason
+            if self._task is not None:
+                asyncio.get_running_loop().call_soon(self._strike, self._task)
+
+    def _strike(self, task: asyncio.Task[Any]) -> None:
+        if self._task is task:  # else the effect has ended by itself
+            self._struck = True
+            task.cancel()
+
+    def excuse(self, seconds: float) -> None:
+        """Do not count a time as silence: a consumer held an event for so long."""
+        self._mark += seconds
+
+    async def advance(self) -> None:
+        """Await one effect, fold it in and step."""
+        if not self._begun:
+            self._begin()
+        run = self._run
+        started = self._now()
+        silence = started - self._mark
+        try:
+            outcome = await self._perform(run.state)
+        except asyncio.CancelledError:
+            self._cancel = self._cancel or "the task was cancelled"
+            self._settle(self._cut_off(), started, silence)
+            await self._run_out()
+            raise
+        self._settle(outcome, started, silence)
+        if run.state in self._parts.ends:
+            await self._end()
+
+    def _begin(self) -> None:
+        record = self._errand.record
+        if record is not None:
+            if not self._parts.host.used.claim(record.record_id):
+                raise RecordUsedError(f"record {record.record_id!r} was resumed already")
+            self.context.emit(RunResumed, kind=record.kind)
+        else:
+            self._run.steps += 1
+            self.context.emit(RunStarted, prompt=self._errand.prompt)
+        self._begun = True
+        self._mark = self._now()
+
+    # -- the effect -----------------------------------------------------------------------------------
+
+    async def _perform(self, state: str) -> Outcome:
+        """The outcome of a state's effect.
+
+        Whatever user code raises becomes an outcome; only a cancellation from outside passes through.
+        """
+        effect = self._parts.effects.get(state)
+        if effect is None:
+            return self._from_outside()
+        if self._cancel is not None:
+            return Cancelled(self._cancel)
+        try:
+            if state in self._parts.hooks and state != State.DISPATCH_TOOL:
+                await self._cancellable(ask_hooks(self.context, state))
+            outcome = effect(self.context)
+            if type(outcome) is CoroutineType:
+                return cast("Outcome", await self._cancellable(outcome))
+            return cast("Outcome", outcome)
+        except _CutOffError:
+            return self._cut_off()
+        except HookAbortError as error:
+            return self._aborted(str(error), error.__cause__ or error)
+        except Exception as error:
+            return self._aborted(f"the effect of {state!r} raised {type(error).__name__}: {error}", error)
+
+    async def _cancellable(self, awaitable: Any) -> Any:
+        """Await something that ``cancel`` may cut off, as ``asyncio.timeout`` would at its deadline.
+
+        Raises:
+            _CutOffError: It was cut off by ``cancel``; a cancellation from outside stays what it is.
+        """
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        before = task.cancelling()
+        self._task = task
+        try:
+            return await awaitable
+        except asyncio.CancelledError as error:
+            if self._struck and task.uncancel() <= before:
+                self._struck = False
+                raise _CutOffError from error
+            raise
+        finally:
+            self._task = None
+            if self._struck:  # it swallowed the cancellation, or ended beside it
+                self._struck = False
+                task.uncancel()
+
+    def _from_outside(self) -> Outcome:
+        errand = self._errand
+        if errand.reply is not None and self._cancel is None:
+            return Answered(errand.reply)
+        late = errand.record is not None and self._parts.host.clock.time() > errand.record.expires_at
+        return Expired() if late else Cancelled(self._cancel or errand.dismiss or "dismissed")
+
+    def _cut_off(self) -> Cancelled:
+        return Cancelled(self._cancel or "cancelled", tuple(self.context.finished))
+
+    def _aborted(self, text: str, error: BaseException) -> Aborted:
+        failure = Failure(kind=FailureKind.aborted, explanation=text, metadata={"error_class": type(error).__name__})
+        return Aborted(failure, tuple(self.context.finished))
+
+    # -- the step -------------------------------------------------------------------------------------
+
+    def _settle(self, outcome: Outcome, started: float, silence: float) -> None:
+        """Fold an outcome in and move. Nothing here awaits."""
+        context, run = self.context, self._run
+        self._mark = ended = self._now()
+        apply(run, outcome, ended - started, silence)
+        if context.finished:
+            context.finished.clear()
+        if self._cancel is not None and run.cancelled is None:
+            apply(run, Cancelled(self._cancel))
+        decision = self._parts.machine.step(run)
+        self.decisions.append(decision)
+        if context.watched:
+            self._tell(outcome, decision)
+        follow(run, decision)
+
+    def _tell(self, outcome: Outcome, decision: Decision) -> None:
+        context = self.context
+        if isinstance(outcome, Replied):
+            context.emit(ModelReplied, message=outcome.reply.message, usage=outcome.reply.usage)
+        elif isinstance(outcome, Recovered) and outcome.action in (Action.retry, Action.narrow_scope):
+            failure = self._run.failure
+            if failure is not None:
+                context.emit(
+                    AgentError,
+                    failure=failure,
+                    action=outcome.action,
+                    attempt=self._run.attempts(failure.kind),
+                    backoff_s=outcome.backoff_s,
+                )
+        context.emit(Transitioned, decision=decision)
+
+    async def _run_out(self) -> None:
+        """After a cancellation from outside: move on, with no effect, to the end."""
+        final = {s.name for s in self._parts.machine.graph.states if s.final}
+        while self._run.state not in final:
+            self._settle(self._cut_off(), self._now(), 0.0)
+        await self._end()
+
+    # -- the end --------------------------------------------------------------------------------------
+
+    async def _end(self) -> None:
+        run = self._run
+        if not self._parts.machine.graph.spec(run.state).final:
+            self._suspend()
+            return
+        await self._close()
+        kind, fields = ending_of(run)
+        adapter, output = self._parts.output, fields.get("output")
+        self.output = output if adapter is None or output is None else adapter.validate_python(output)
+        self.outcome = self._last(kind, fields)
+
+    async def _close(self) -> None:
+        """Hooks at the end, and the memory: whatever they raise, the run has ended."""
+        context = self.context
+        try:
+            await ask_hooks(context, State.TERMINAL)
+        except HookAbortError as error:
+            context.warn(str(error))
+        if self._parts.memory is not None:
+            try:
+                await self._parts.memory.remember(self._run.messages)
+            except Exception as error:
+                context.warn(f"memory could not keep the run ({type(error).__name__}: {error})")
+
+    def _suspend(self) -> None:
+        run, host = self._run, self._parts.host
+        waiting = run.waiting = run.waiting or Waiting("question", f"The run waits in {run.state!r}.")
+        record = write_record(
+            run,
+            graph=self._parts.machine.graph.fingerprint,
+            secret=host.secret,
+            record_id=host.new_id(),
+            now=host.clock.time(),
+        )
+        fields: dict[str, Any] = {
+            "kind": waiting.kind,
+            "question": waiting.question,
+            "context": waiting.context,
+            "choices": waiting.choices,
+            "tool": waiting.tool,
+            "arguments": waiting.arguments,
+            "suspension_record": record,
+            "originating_failure_kind": waiting.failure_kind,
+        }
+        self.outcome = self._last(UserInputRequested, fields)
+
+    def _last(self, kind: Callable[..., Event], fields: dict[str, Any]) -> Ending:
+        return cast("Ending", self.context.end(kind, **fields))
+
+
+class _CutOffError(Exception):
+    """What was awaited was cut off by ``cancel``; never leaves the driver."""
