@@ -21,10 +21,10 @@ from agentfsm.core.suspension import SuspensionRecord, check_reply, open_record
 from agentfsm.errors import ConfigurationError, GraphError, RecordUsedError, RunError
 from agentfsm.machine.engine import Machine
 from agentfsm.machine.graph import Graph
-from agentfsm.runtime.context import Parts
+from agentfsm.runtime.context import Effect, Parts
 from agentfsm.runtime.control import control_tools
 from agentfsm.runtime.driver import Errand
-from agentfsm.runtime.effects import EFFECTS, Effect, custom_effect
+from agentfsm.runtime.effects import EFFECTS, custom_effect
 from agentfsm.runtime.hooks import Hook, Observer
 from agentfsm.runtime.host import Host
 from agentfsm.runtime.memory import Memory

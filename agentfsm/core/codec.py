@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter
 
+from agentfsm.core.messages import canonical_json
 from agentfsm.core.state import RunState
 
 __all__ = ["dump_state", "load_state"]
@@ -18,8 +20,13 @@ def _adapter() -> TypeAdapter[RunState]:
 
 
 def dump_state(run: RunState) -> dict[str, Any]:
-    """Everything that a run knows, as JSON data."""
+    """Everything that a run knows, as JSON data; lone surrogates in texts become ``?``."""
     data: dict[str, Any] = _adapter().dump_python(run, mode="json")
+    text = canonical_json(data)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate has no UTF-8: no JSON reader would take it back
+        data = json.loads(text.encode("utf-8", "replace"))
     return data
 
 

@@ -7,10 +7,11 @@ tolerated, since models like to add one.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from typing import Any, cast
+
+from pydantic_core import from_json
 
 from agentfsm.core.messages import ToolCall, canonical_json
 from agentfsm.core.model import ToolSpec
@@ -27,11 +28,13 @@ def parse_json(text: str) -> Any:
     Raises:
         ValueError: The text is not JSON; the message says where it goes wrong.
     """
-    fenced = _FENCE.match(text)
     try:
-        return json.loads(fenced.group(1) if fenced else text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        return from_json(text, allow_inf_nan=False)
+    except ValueError:
+        fenced = _FENCE.match(text)
+        if fenced is None:
+            raise
+    return from_json(fenced.group(1), allow_inf_nan=False)
 
 
 def read_envelope(text: str, call_id: str) -> Read:
@@ -51,20 +54,20 @@ def read_envelope(text: str, call_id: str) -> Read:
 
 
 def _envelope(envelope: dict[str, Any], call_id: str) -> Read:
-    match envelope:
-        case {"kind": "final", "content": str(content)}:
+    kind = envelope.get("kind")
+    if kind == "final":
+        content = envelope.get("content")
+        if isinstance(content, str):
             return Read(answer=content)
-        case {"kind": "final"}:
-            return Read(malformed="an envelope of kind 'final' needs a text in 'content'")
-        case {"kind": "tool_call", "tool_name": str(name)} if name:
-            arguments = envelope.get("arguments", {})
-            if not isinstance(arguments, dict):
-                return Read(calls=(ToolCall(call_id, name, malformed="'arguments' must be an object"),))
-            return Read(calls=(ToolCall(call_id, name, cast("dict[str, Any]", arguments)),))
-        case {"kind": "tool_call"}:
-            return Read(malformed="an envelope of kind 'tool_call' needs a 'tool_name'")
-        case _:
-            return Read(malformed="an envelope needs a 'kind' of 'final' or 'tool_call'")
+        return Read(malformed="an envelope of kind 'final' needs a text in 'content'")
+    if kind != "tool_call":
+        return Read(malformed="an envelope needs a 'kind' of 'final' or 'tool_call'")
+    name, arguments = envelope.get("tool_name"), envelope.get("arguments", {})
+    if not isinstance(name, str) or not name:
+        return Read(malformed="an envelope of kind 'tool_call' needs a 'tool_name'")
+    if not isinstance(arguments, dict):
+        return Read(calls=(ToolCall(call_id, name, malformed="'arguments' must be an object"),))
+    return Read(calls=(ToolCall(call_id, name, cast("dict[str, Any]", arguments)),))
 
 
 def instructions(tools: Iterable[ToolSpec]) -> str:

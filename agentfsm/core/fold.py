@@ -13,7 +13,7 @@ from typing import Any, cast
 from agentfsm.core import outcomes as o
 from agentfsm.core import wording
 from agentfsm.core.failures import LIMITS, Action, Failure, FailureKind
-from agentfsm.core.messages import FinishReason, Message, Role, ToolResult
+from agentfsm.core.messages import FinishReason, Message, Role, ToolResult, Usage
 from agentfsm.core.state import CallState, RunState, Waiting
 from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import State
@@ -21,6 +21,8 @@ from agentfsm.machine.graph import State
 __all__ = ["apply", "follow"]
 
 K = FailureKind
+PRE_STEP, CALL_LLM, POST_LLM, DISPATCH_TOOL, POST_TOOL, RECOVER, SUSPENDED, TERMINAL = State
+_NOTHING = Usage()
 
 # A success of these phases sets the strikes of these kinds back to zero.
 PROVIDER_KINDS = (K.transient_provider, K.provider_error, K.context_overflow)
@@ -51,7 +53,7 @@ def apply(run: RunState, outcome: o.Outcome, took_s: float = 0.0, silence_s: flo
         took_s: Seconds that the effect took.
         silence_s: Seconds between the end of the last effect and the start of this one.
     """
-    if run.state != State.SUSPENDED:
+    if run.state != SUSPENDED:
         run.elapsed_s += took_s + silence_s
         run.silence_s = max(run.silence_s, silence_s)
     _APPLY[type(outcome)](run, outcome)
@@ -74,7 +76,8 @@ def _replied(run: RunState, outcome: o.Replied) -> None:
     """The message is stored before it is judged; what was said once has now been said."""
     run.reply = outcome.reply
     run.messages.append(outcome.reply.message)
-    run.usage += outcome.reply.usage
+    if outcome.reply.usage != _NOTHING:
+        run.usage += outcome.reply.usage
     run.pending_instruction = run.feedback = None
     _called(run)
 
@@ -102,8 +105,10 @@ def _ran(run: RunState, outcome: o.Ran) -> None:
 
 
 def _result(run: RunState, result: ToolResult) -> None:
-    call = next((c for c in run.batch if c.call.id == result.call_id), None)
-    if call is None:
+    for call in run.batch:
+        if call.call.id == result.call_id:
+            break
+    else:
         return
     call.started = False
     if result.ending == "ask":  # its result is the person's reply
@@ -325,23 +330,23 @@ def follow(run: RunState, decision: Decision) -> None:
     settle = _SETTLE.get(row.source)
     if settle is not None:
         settle(run, row.target)
-    if row.target == State.PRE_STEP:
+    if row.target == PRE_STEP:
         run.steps += 1
     if row.target in _REQUEST_OR_END:
         _close_batch(run)
 
 
-_REQUEST_OR_END = frozenset({State.PRE_STEP, State.CALL_LLM, State.TERMINAL})
+_REQUEST_OR_END = frozenset({PRE_STEP, CALL_LLM, TERMINAL})
 """Behind these states a request is made or a run is over: no call may be left without a result."""
 
 
 def _settle_call(run: RunState, target: str) -> None:
-    if target != State.RECOVER:
+    if target != RECOVER:
         _forgive(run, PROVIDER_KINDS)
 
 
 def _settle_reply(run: RunState, target: str) -> None:
-    if target == State.RECOVER:
+    if target == RECOVER:
         return
     _forgive(run, OUTPUT_KINDS)
     if run.batch:
@@ -350,35 +355,35 @@ def _settle_reply(run: RunState, target: str) -> None:
 
 
 def _settle_batch(run: RunState, target: str) -> None:
-    if target == State.DISPATCH_TOOL:
+    if target == DISPATCH_TOOL:
         return
     if run.failure_attempts and any(c.result is not None and c.result.status == "done" for c in run.batch):
         _forgive(run, tuple(k for k in TOOL_KINDS if k not in run.call_failures))
-    if target == State.RECOVER and run.denials >= run.guardrails.max_denials:
+    if target == RECOVER and run.denials >= run.guardrails.max_denials:
         run.denials = 0
-    if target == State.RECOVER and run.failure is not None and run.failure.kind is K.repeated_error:
+    if target == RECOVER and run.failure is not None and run.failure.kind is K.repeated_error:
         run.error_key, run.error_streak = None, 0
 
 
 def _settle_recovery(run: RunState, target: str) -> None:
-    if target in (State.SUSPENDED, State.TERMINAL):
+    if target in (SUSPENDED, TERMINAL):
         return
     run.failure = run.action = None
     run.retry_calls = False
 
 
 def _settle_wait(run: RunState, target: str) -> None:
-    if target == State.TERMINAL:
+    if target == TERMINAL:
         return
     run.person = run.waiting = run.failure = run.action = None
 
 
 _SETTLE: dict[str, Callable[[RunState, str], None]] = {
-    State.CALL_LLM: _settle_call,
-    State.POST_LLM: _settle_reply,
-    State.POST_TOOL: _settle_batch,
-    State.RECOVER: _settle_recovery,
-    State.SUSPENDED: _settle_wait,
+    CALL_LLM: _settle_call,
+    POST_LLM: _settle_reply,
+    POST_TOOL: _settle_batch,
+    RECOVER: _settle_recovery,
+    SUSPENDED: _settle_wait,
 }
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import transitions
 
 from agentfsm.errors import NoTransitionError
-from agentfsm.machine.graph import Graph, Transition
+from agentfsm.machine.graph import Graph, Guard, Transition
 
 __all__ = ["Decision", "Machine", "Steppable"]
 
@@ -69,12 +69,21 @@ class _Row(transitions.Transition):
     def __init__(self, source: str, dest: str, *callbacks: Any, decision: Decision) -> None:
         super().__init__(source, dest, *callbacks)
         self.decision = decision
-        self.row = decision.transition
-        self.guard = decision.transition.guard
 
 
 class _Step(transitions.Event):
     """The one event of the machine: ask the rows of the run's state in order, take the first that holds."""
+
+    def __init__(self, name: str, machine: transitions.Machine) -> None:
+        super().__init__(name, machine)
+        self._rows: dict[str, list[tuple[Guard | None, Decision]]] = {}
+
+    def add_transition(self, transition: transitions.Transition) -> None:
+        """As ``transitions`` has it, with the guard laid out for asking."""
+        super().add_transition(transition)
+        if isinstance(transition, _Row):
+            decision = transition.decision
+            self._rows.setdefault(decision.source, []).append((decision.transition.guard, decision))
 
     def trigger(self, model: Any, *args: Any, **kwargs: Any) -> bool:
         """As ``transitions`` has it: move the model, and say whether it moved."""
@@ -86,31 +95,39 @@ class _Step(transitions.Event):
         A guard that raises counts as not holding; it is noted on the run, and the rows are asked again
         from the first, so that the ``aborted`` row is taken. The same guard is not asked twice.
         """
-        raised: set[str] = set()
-        while True:
-            for row in self._rows(run.state):
-                guard = row.guard
+        rows = self._rows.get(run.state, ())
+        decision: Decision | None = None
+        try:
+            for guard, decision in rows:
                 if guard is None:
-                    found: object = True
-                elif raised and row.row.id in raised:
-                    continue
-                else:
-                    try:
-                        found = guard(run)
-                        held = bool(found)
-                    except Exception as error:  # user code: whatever it raises ends the run in order
-                        raised.add(row.row.id)
-                        run.abort(row.row.id, error)
-                        break
-                    if not held:
-                        continue
-                run.state = row.row.target
-                return row.decision if found is True else row.decision._replace(found=found)
-            else:
-                return None
+                    run.state = decision.transition.target
+                    return decision
+                found = guard(run)
+                if found:
+                    run.state = decision.transition.target
+                    return decision if found is True else decision._replace(found=found)
+        except Exception as error:  # user code: whatever it raises ends the run in order
+            if decision is None:
+                raise
+            return self._decide_without(run, {decision.transition.id: error})
+        return None
 
-    def _rows(self, state: str) -> list[_Row]:
-        return self.transitions[state]  # type: ignore[return-value]  # all built as _Row below
+    def _decide_without(self, run: Steppable, raised: dict[str, Exception]) -> Decision | None:
+        """Decide again, with the guards that have raised left out."""
+        by, error = next(reversed(raised.items()))
+        run.abort(by, error)
+        for guard, decision in self._rows[run.state]:
+            if decision.transition.id in raised:
+                continue
+            try:
+                found = guard is None or guard(run)
+                held = bool(found)
+            except Exception as another:
+                return self._decide_without(run, {**raised, decision.transition.id: another})
+            if held:
+                run.state = decision.transition.target
+                return decision if found is True else decision._replace(found=found)
+        return None
 
 
 class _Table(transitions.Machine):

@@ -61,7 +61,7 @@ def check_call(call: ToolCall, tools: Any) -> tuple[Tool, dict[str, Any]] | Tool
 
 
 async def run_call(
-    call: ToolCall, tool: Tool, arguments: dict[str, Any], context: ToolContext, timeout_s: float
+    call: ToolCall, tool: Tool, arguments: dict[str, Any], context: ToolContext | None, timeout_s: float
 ) -> ToolResult:
     """Run one call. Whatever the tool does, there is a result; only cancellation passes through.
 
@@ -69,7 +69,7 @@ async def run_call(
         call: The call.
         tool: Its tool.
         arguments: Its checked arguments.
-        context: What the tool may know.
+        context: What the tool may know, where it takes that.
         timeout_s: Seconds, unless the tool has its own limit. A plain function past its time is
             abandoned: its thread goes on, and what it returns is dropped.
     """
@@ -79,12 +79,12 @@ async def run_call(
         async with scope:
             if tool.is_async:
                 value = await (
-                    tool.function(context, **arguments) if tool.takes_context else tool.function(**arguments)
+                    tool.function(context, **arguments) if context is not None else tool.function(**arguments)
                 )
             elif tool.control is not None:
                 value = tool.function(**arguments)
             else:
-                value = await in_thread(tool.function, context if tool.takes_context else None, arguments)
+                value = await in_thread(tool.function, context, arguments)
         return _done(call, tool, value)
     except TimeoutError as error:
         text = f"timed out after {limit:g} s" if scope.expired() else _words(error)

@@ -20,9 +20,13 @@ from agentfsm.runtime.host import Host
 from agentfsm.runtime.memory import Memory
 from agentfsm.runtime.tools import Tool
 
-__all__ = ["Context", "Parts"]
+__all__ = ["Context", "Effect", "Parts"]
 
 log = logging.getLogger("agentfsm")
+
+
+Effect = Callable[["Context"], Any]
+"""The one thing that a state does to the world: gives an outcome, or a coroutine that brings it."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class Parts:
     specs: tuple[ToolSpec, ...]
     policy: RecoveryPolicy
     host: Host
-    effects: Mapping[str, Callable[[Context], Any]]
+    effects: Mapping[str, Effect]
     ends: frozenset[str]
     hooks: Mapping[str, tuple[Hook, ...]] = field(default_factory=dict[str, tuple[Hook, ...]])
     observers: tuple[Observer, ...] = ()

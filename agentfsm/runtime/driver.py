@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import isawaitable
 from types import CoroutineType
 from typing import Any, cast
 
@@ -35,7 +36,7 @@ from agentfsm.core.suspension import SuspensionRecord, write_record
 from agentfsm.errors import RecordUsedError
 from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import State
-from agentfsm.runtime.context import Context, Parts
+from agentfsm.runtime.context import Context, Effect, Parts
 from agentfsm.runtime.gates import HookAbortError, ask_hooks
 from agentfsm.runtime.result import ending_of
 
@@ -78,6 +79,7 @@ class Driver:
         self._parts = parts
         self._errand = errand
         self._now = parts.host.clock.monotonic
+        self._step = parts.machine.step
         self._begun = False
         self._mark = 0.0
         self._cancel: str | None = None
@@ -107,13 +109,15 @@ class Driver:
         run = self._run
         started = self._now()
         silence = started - self._mark
-        try:
-            outcome = await self._perform(run.state)
-        except asyncio.CancelledError:
-            self._cancel = self._cancel or "the task was cancelled"
-            self._settle(self._cut_off(), started, silence)
-            await self._run_out()
-            raise
+        outcome = self._start(run.state)
+        if type(outcome) is CoroutineType:
+            try:
+                outcome = await self._awaited(run.state, outcome)
+            except asyncio.CancelledError:
+                self._cancel = self._cancel or "the task was cancelled"
+                self._settle(self._cut_off(), started, silence)
+                await self._run_out()
+                raise
         self._settle(outcome, started, silence)
         if run.state in self._parts.ends:
             await self._end()
@@ -132,49 +136,48 @@ class Driver:
 
     # -- the effect -----------------------------------------------------------------------------------
 
-    async def _perform(self, state: str) -> Outcome:
-        """The outcome of a state's effect.
-
-        Whatever user code raises becomes an outcome; only a cancellation from outside passes through.
-        """
-        effect = self._parts.effects.get(state)
+    def _start(self, state: str) -> Any:
+        """The outcome of a state's effect, or the coroutine that brings it."""
+        parts = self._parts
+        effect = parts.effects.get(state)
         if effect is None:
             return self._from_outside()
         if self._cancel is not None:
             return Cancelled(self._cancel)
+        if state in parts.hooks and state != State.DISPATCH_TOOL:
+            return self._hooked(state, effect)
         try:
-            if state in self._parts.hooks and state != State.DISPATCH_TOOL:
-                await self._cancellable(ask_hooks(self.context, state))
-            outcome = effect(self.context)
-            if type(outcome) is CoroutineType:
-                return cast("Outcome", await self._cancellable(outcome))
-            return cast("Outcome", outcome)
-        except _CutOffError:
-            return self._cut_off()
-        except HookAbortError as error:
-            return self._aborted(str(error), error.__cause__ or error)
+            return effect(self.context)
         except Exception as error:
-            return self._aborted(f"the effect of {state!r} raised {type(error).__name__}: {error}", error)
+            return self._raised(state, error)
 
-    async def _cancellable(self, awaitable: Any) -> Any:
-        """Await something that ``cancel`` may cut off, as ``asyncio.timeout`` would at its deadline.
+    async def _hooked(self, state: str, effect: Effect) -> Outcome:
+        await ask_hooks(self.context, state)
+        outcome = effect(self.context)
+        return cast("Outcome", await outcome if isawaitable(outcome) else outcome)
 
-        Raises:
-            _CutOffError: It was cut off by ``cancel``; a cancellation from outside stays what it is.
+    async def _awaited(self, state: str, coroutine: CoroutineType[Any, Any, Outcome]) -> Outcome:
+        """Await an effect, which ``cancel`` may cut off as ``asyncio.timeout`` would at its deadline.
+
+        Whatever user code raises becomes an outcome; only a cancellation from outside passes through.
         """
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         before = task.cancelling()
         self._task = task
         try:
-            return await awaitable
-        except asyncio.CancelledError as error:
+            return await coroutine
+        except asyncio.CancelledError:
             if self._struck and task.uncancel() <= before:
                 self._struck = False
-                raise _CutOffError from error
+                return self._cut_off()
             raise
+        except HookAbortError as error:
+            return self._aborted(str(error), error.__cause__ or error)
+        except Exception as error:
+            return self._raised(state, error)
         finally:
             self._task = None
-            if self._struck:  # it swallowed the cancellation, or ended beside it
+            if self._struck:  # the effect swallowed the cancellation, or ended beside it
                 self._struck = False
                 task.uncancel()
 
@@ -187,6 +190,9 @@ class Driver:
 
     def _cut_off(self) -> Cancelled:
         return Cancelled(self._cancel or "cancelled", tuple(self.context.finished))
+
+    def _raised(self, state: str, error: Exception) -> Aborted:
+        return self._aborted(f"the effect of {state!r} raised {type(error).__name__}: {error}", error)
 
     def _aborted(self, text: str, error: BaseException) -> Aborted:
         failure = Failure(kind=FailureKind.aborted, explanation=text, metadata={"error_class": type(error).__name__})
@@ -203,7 +209,7 @@ class Driver:
             context.finished.clear()
         if self._cancel is not None and run.cancelled is None:
             apply(run, Cancelled(self._cancel))
-        decision = self._parts.machine.step(run)
+        decision = self._step(run)
         self.decisions.append(decision)
         if context.watched:
             self._tell(outcome, decision)
@@ -282,7 +288,3 @@ class Driver:
 
     def _last(self, kind: Callable[..., Event], fields: dict[str, Any]) -> Ending:
         return cast("Ending", self.context.end(kind, **fields))
-
-
-class _CutOffError(Exception):
-    """What was awaited was cut off by ``cancel``; never leaves the driver."""

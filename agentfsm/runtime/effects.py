@@ -28,13 +28,13 @@ from agentfsm.core.state import CallState, RunState, Waiting
 from agentfsm.errors import ModelError
 from agentfsm.machine.graph import State
 from agentfsm.runtime.calls import check_call, run_call
-from agentfsm.runtime.context import Context
+from agentfsm.runtime.context import Context, Effect
 from agentfsm.runtime.gates import ask_gates
 from agentfsm.runtime.tools import Tool, ToolContext, problems
 
-__all__ = ["EFFECTS", "Effect", "custom_effect"]
+__all__ = ["EFFECTS", "custom_effect"]
 
-Effect = Callable[[Context], Outcome | Awaitable[Outcome]]
+CHECKED, JUDGED = Checked(), Judged()
 
 
 # -- pre_step -----------------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ Effect = Callable[[Context], Outcome | Awaitable[Outcome]]
 def check_budgets(context: Context) -> Outcome | Awaitable[Outcome]:
     """Wait out the back-off; on the first step, ask the memory. The guards check the budgets."""
     first = context.run.steps == 1 and context.parts.memory is not None
-    return _back_off(context, first) if first or context.run.backoff_s else Checked()
+    return _back_off(context, first) if first or context.run.backoff_s else CHECKED
 
 
 async def _back_off(context: Context, first: bool) -> Outcome:
@@ -99,7 +99,7 @@ def _call_failed(kind: FailureKind, text: str, error: ModelError | None = None) 
 def _with_own_ids(reply: Reply) -> Reply:
     """The reply with an id of its own for each call, since each gets one result."""
     calls = reply.message.tool_calls
-    if len({c.id for c in calls if c.id}) == len(calls):
+    if not calls or len({c.id for c in calls if c.id}) == len(calls):
         return reply
     taken = {c.id for c in calls}
     seen: set[str] = set()
@@ -178,12 +178,15 @@ async def run_calls(context: Context) -> Outcome:
         async with asyncio.TaskGroup() as group:
             for one in ready:
                 group.create_task(_run_one(context, *one))
+    if len(due) == 1:
+        return Ran(tuple(context.finished))
     by_id = {r.call_id: r for r in context.finished}
     return Ran(tuple(by_id[e.call.id] for e in due if e.call.id in by_id))
 
 
 def _due(context: Context) -> list[CallState]:
-    pending = [c for c in context.run.batch if c.result is None]
+    batch = context.run.batch
+    pending = [c for c in batch if c.result is None]
     if len(pending) < 2:
         return pending
     tools = context.parts.tools
@@ -204,21 +207,22 @@ def _doubt(call: ToolCall) -> Waiting:
 async def _run_one(context: Context, entry: CallState, tool: Tool, arguments: dict[str, Any]) -> None:
     run = context.run
     entry.started = True  # the one thing noted in front: cut off from here on, the call is in doubt
-    context.emit(ToolStarted, call=entry.call)
+    if context.watched:
+        context.emit(ToolStarted, call=entry.call)
+    seen = _tool_context(run, entry) if tool.takes_context else None
+    _finish(context, await run_call(entry.call, tool, arguments, seen, run.guardrails.tool_timeout_s))
+
+
+def _tool_context(run: RunState, entry: CallState) -> ToolContext:
     place = next(i for i, c in enumerate(run.batch) if c is entry)
-    call_context = ToolContext(
-        run.run_id,
-        run.session_id,
-        entry.call.id,
-        f"{run.run_id}:{run.model_calls}.{place}",
-        entry.retries + 1,
-    )
-    _finish(context, await run_call(entry.call, tool, arguments, call_context, run.guardrails.tool_timeout_s))
+    key = f"{run.run_id}:{run.model_calls}.{place}"
+    return ToolContext(run.run_id, run.session_id, entry.call.id, key, entry.retries + 1)
 
 
 def _finish(context: Context, result: ToolResult) -> None:
     context.finished.append(result)
-    context.emit(ToolFinished, result=result)
+    if context.watched:
+        context.emit(ToolFinished, result=result)
 
 
 # -- post_tool, recover -------------------------------------------------------------------------------
@@ -226,7 +230,7 @@ def _finish(context: Context, result: ToolResult) -> None:
 
 def judge(context: Context) -> Outcome:
     """Nothing to do: the results are there, and the guards judge them."""
-    return Judged()
+    return JUDGED
 
 
 def recover(context: Context) -> Outcome:

@@ -84,7 +84,8 @@ class Tool:
         Raises:
             pydantic.ValidationError: They do not fit; the error names each bad field.
         """
-        return dict(vars(self.adapter.validate_python(dict(given))))
+        checked: object = self.adapter.validator.validate_python(given if type(given) is dict else dict(given))
+        return vars(checked)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function itself, as if it had not been made a tool."""

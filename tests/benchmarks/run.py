@@ -1,0 +1,214 @@
+"""Speed, as ratios within one process: run it with ``make bench``.
+
+Absolute times say more about the machine than about the code, so each figure stands next to what it is
+compared with. Every measurement is the best of several runs.
+
+The loop is compared with two hand-written ones that do the same work with the same scripted model, the
+same envelope and the same arguments, validated with pydantic: ``bare`` has no time limits at all, which
+nobody should deploy; ``careful`` puts ``asyncio.timeout`` around the model and the tool, as agentfsm does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, TypeAdapter
+
+from agentfsm import LOOP, Agent, AgentGuardrails, Decision, Machine, Message, ModelRequest, Reply, Role, RunState, tool
+from agentfsm.core.presets import FEEDBACK
+
+SIZES = (10, 50, 200, 1000)
+REPEATS = 9
+
+
+class FinalEnvelope(BaseModel):
+    kind: Literal["final"]
+    content: str
+
+
+class CallEnvelope(BaseModel):
+    kind: Literal["tool_call"]
+    tool_name: str
+    arguments: dict[str, Any]
+
+
+ENVELOPE: TypeAdapter[FinalEnvelope | CallEnvelope] = TypeAdapter(
+    Annotated[FinalEnvelope | CallEnvelope, Field(discriminator="kind")]
+)
+
+
+class AddArguments(BaseModel):
+    a: int
+    b: int
+
+
+async def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+class Counting:
+    """A scripted model: ``steps`` tool calls in envelopes, all different, then an answer."""
+
+    name = "counting"
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        if not self.left:
+            return Reply(Message(Role.ASSISTANT, '{"kind":"final","content":"done"}'))
+        self.left -= 1
+        text = f'{{"kind":"tool_call","tool_name":"add","arguments":{{"a":{self.left},"b":2}}}}'
+        return Reply(Message(Role.ASSISTANT, text))
+
+
+async def bare(steps: int) -> None:
+    """The loop that everybody writes first."""
+    model = Counting(steps)
+    tools = {"add": (AddArguments, add)}
+    messages = [Message(Role.USER, "go")]
+    for _ in range(steps + 1):
+        reply = await model.reply(ModelRequest(messages))
+        messages.append(reply.message)
+        envelope = ENVELOPE.validate_json(reply.message.content)
+        if isinstance(envelope, FinalEnvelope):
+            return
+        arguments, function = tools[envelope.tool_name]
+        checked = arguments.model_validate(envelope.arguments)
+        result = await function(**vars(checked))
+        messages.append(Message(Role.TOOL, str(result), name=envelope.tool_name))
+
+
+async def careful(steps: int) -> None:
+    """The same with time limits, and with errors fed back to the model."""
+    model = Counting(steps)
+    tools = {"add": (AddArguments, add)}
+    messages = [Message(Role.USER, "go")]
+    for _ in range(steps + 1):
+        async with asyncio.timeout(60):
+            reply = await model.reply(ModelRequest(messages))
+        messages.append(reply.message)
+        try:
+            envelope = ENVELOPE.validate_json(reply.message.content)
+        except ValueError as error:
+            messages.append(Message(Role.TOOL, f"not a valid envelope: {error}"))
+            continue
+        if isinstance(envelope, FinalEnvelope):
+            return
+        try:
+            arguments, function = tools[envelope.tool_name]
+            checked = arguments.model_validate(envelope.arguments)
+            async with asyncio.timeout(600):
+                result = str(await function(**vars(checked)))
+        except Exception as error:
+            result = f"failed: {error}"
+        messages.append(Message(Role.TOOL, result, name=envelope.tool_name))
+
+
+LIMITS = AgentGuardrails(max_iterations=1_000_000, max_execution_time_s=3600)
+MODEL = Counting(0)
+AGENT = Agent(MODEL, tools=[tool(add)], preset=FEEDBACK, guardrails=LIMITS)
+
+
+async def declared(steps: int) -> None:
+    """The same on the declared table, decisions recorded; the agent is made once, as the classes above are."""
+    MODEL.left = steps
+    result = await AGENT.run("go")
+    assert result.ok
+    assert len(result.decisions) == 5 * steps + 3
+
+
+def best(function: Callable[[], Any], repeats: int = REPEATS) -> float:
+    """The least time that a call took, in seconds."""
+    times: list[float] = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def per_step(loop: Callable[[int], Awaitable[None]], steps: int) -> float:
+    """Microseconds a tool step, for a run of so many."""
+
+    async def timed() -> float:
+        times: list[float] = []
+        for _ in range(REPEATS):
+            start = time.perf_counter()
+            await loop(steps)
+            times.append(time.perf_counter() - start)
+        return min(times) / steps * 1e6
+
+    return asyncio.run(timed())
+
+
+def bench_loop() -> None:
+    """A run of N tool steps next to the hand-written loops."""
+    print("A run of N tool steps, microseconds a step (best of", REPEATS, "runs)")
+    print(f"{'N':>6} {'bare':>8} {'careful':>8} {'agentfsm':>9} {'/ bare':>7} {'/ careful':>10}")
+    cost: dict[int, float] = {}
+    for steps in SIZES:
+        first, second, ours = (per_step(loop, steps) for loop in (bare, careful, declared))
+        cost[steps] = ours
+        print(f"{steps:>6} {first:>8.1f} {second:>8.1f} {ours:>9.1f} {ours / first:>7.1f} {ours / second:>10.1f}")
+    print(f"per step at N = 1000 against N = 50: {cost[1000] / cost[50]:.2f}\n")
+
+
+def reference(graph_rows: dict[str, Any], run: RunState) -> Decision:
+    """What the engine must do, in the plainest code."""
+    tried: list[tuple[str, bool]] = []
+    for row in graph_rows[run.state]:
+        found = True if row.guard is None else row.guard(run)
+        tried.append((row.name, bool(found)))
+        if found:
+            run.state = row.target
+            return Decision(row, tuple(tried), None if found is True else found)
+    raise AssertionError("a state without a last row")
+
+
+def bench_step() -> None:
+    """One step of the machine next to the plain reference that records the same."""
+    machine, rows = Machine(LOOP), {s.name: LOOP.rows(s.name) for s in LOOP.states}
+    print("One step, microseconds")
+    print(f"{'state':>14} {'reference':>10} {'machine':>8} {'ratio':>6}")
+    for state in ("pre_step", "call_llm", "post_llm", "dispatch_tool", "post_tool", "recover"):
+        run = RunState("bench")
+        figures: list[float] = []
+        for step in (lambda: reference(rows, run), lambda: machine.step(run)):
+
+            def many(step: Callable[[], Any] = step, run: RunState = run, state: str = state) -> None:
+                for _ in range(5_000):
+                    run.state = state
+                    step()
+
+            figures.append(best(many, 5) / 5_000 * 1e6)
+        print(f"{state:>14} {figures[0]:>10.2f} {figures[1]:>8.2f} {figures[1] / figures[0]:>6.2f}")
+    print()
+
+
+def bench_import() -> None:
+    """What an import adds to that of pydantic, each in a fresh interpreter."""
+    pydantic = "import pydantic; pydantic.BaseModel; pydantic.TypeAdapter"
+    print("Start-up, milliseconds in a fresh interpreter")
+    base = 0.0
+    for label, code in (
+        ("pydantic", pydantic),
+        ("+ import agentfsm", f"{pydantic}; import agentfsm"),
+        ("+ from agentfsm import Agent", f"{pydantic}; from agentfsm import Agent"),
+    ):
+        spent = best(lambda code=code: subprocess.run([sys.executable, "-c", code], check=True), 7) * 1e3
+        base = base or spent
+        print(f"{label:>30} {spent:>7.0f}  (+{spent - base:.0f})")
+    print()
+
+
+if __name__ == "__main__":
+    bench_loop()
+    bench_step()
+    bench_import()
