@@ -397,6 +397,7 @@ def _close_batch(run: RunState) -> None:
     """Give every call of the batch its one result in the transcript."""
     if not run.batch:
         return
+    native = run.reply is not None and bool(run.reply.message.tool_calls)  # else the call stood in an envelope
     for call in run.batch:
         result = call.result or ToolResult(call.call.id, call.call.name, _why_not(run), status="skipped")
         content = result.content
@@ -410,7 +411,7 @@ def _close_batch(run: RunState) -> None:
             Message(
                 Role.TOOL,
                 content,
-                tool_call_id=None if run.rules.envelope else result.call_id,
+                tool_call_id=result.call_id if native else None,
                 name=result.name,
                 is_error=result.status != "done",
             )

@@ -51,7 +51,7 @@ class Model(Protocol):
     """Anything that answers a request with one whole reply.
 
     A failed call raises ``ModelError`` in one of its three kinds; any other exception is read as
-    ``provider_error``. ``close`` lets go of connections; it may be called more than once.
+    ``provider_error``.
     """
 
     @property

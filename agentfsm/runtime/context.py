@@ -72,6 +72,7 @@ class Context:
         run: What the run knows.
         prompt: The user's message, for the memory.
         watched: Whether anybody sees events; where nobody does, none but the last is built.
+        call_ids: The ids of all calls of the transcript.
         finished: Results of calls that have ended while others of their batch still run.
     """
 
@@ -83,6 +84,7 @@ class Context:
         self.watched = bool(parts.observers)
         self.observer_failures = 0
         self.hooks_done: set[int] = set()
+        self.call_ids = {c.id for m in run.messages for c in m.tool_calls}
         self._seq = 0
         self._sink: Callable[[Event], None] | None = None
 

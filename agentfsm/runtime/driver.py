@@ -12,7 +12,7 @@ loop, and a cancellation can only land inside an effect.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from inspect import isawaitable
 from types import CoroutineType
@@ -112,7 +112,7 @@ class Driver:
         outcome = self._start(run.state)
         if type(outcome) is CoroutineType:
             try:
-                outcome = await self._awaited(run.state, outcome)
+                outcome = await self._awaited(run.state, cast("Coroutine[Any, Any, Outcome]", outcome))
             except asyncio.CancelledError:
                 self._cancel = self._cancel or "the task was cancelled"
                 self._settle(self._cut_off(), started, silence)
@@ -156,7 +156,7 @@ class Driver:
         outcome = effect(self.context)
         return cast("Outcome", await outcome if isawaitable(outcome) else outcome)
 
-    async def _awaited(self, state: str, coroutine: CoroutineType[Any, Any, Outcome]) -> Outcome:
+    async def _awaited(self, state: str, coroutine: Coroutine[Any, Any, Outcome]) -> Outcome:
         """Await an effect, which ``cancel`` may cut off as ``asyncio.timeout`` would at its deadline.
 
         Whatever user code raises becomes an outcome; only a cancellation from outside passes through.

@@ -81,7 +81,7 @@ async def call_model(context: Context) -> Outcome:
     )
     try:
         async with asyncio.timeout(limit):
-            return Replied(_with_own_ids(await parts.model.reply(request)))
+            return Replied(_with_own_ids(await parts.model.reply(request), context.call_ids))
     except TimeoutError:
         return _call_failed(FailureKind.transient_provider, f"{parts.model.name} gave no reply within {limit:g} s")
     except ModelError as error:
@@ -96,21 +96,24 @@ def _call_failed(kind: FailureKind, text: str, error: ModelError | None = None) 
     return CallFailed(Failure(kind=kind, explanation=text, blockers=(text,), metadata=metadata))
 
 
-def _with_own_ids(reply: Reply) -> Reply:
-    """The reply with an id of its own for each call, since each gets one result."""
+def _with_own_ids(reply: Reply, taken: set[str]) -> Reply:
+    """The reply with an id for each call that no other call of the transcript has: each gets one result.
+
+    Args:
+        reply: The reply as the model gave it.
+        taken: The ids of earlier calls; those of this reply are added.
+    """
     calls = reply.message.tool_calls
-    if not calls or len({c.id for c in calls if c.id}) == len(calls):
+    if not calls:
         return reply
-    taken = {c.id for c in calls}
-    seen: set[str] = set()
-    fixed: list[ToolCall] = []
+    own: list[ToolCall] = []
     for place, call in enumerate(calls, 1):
-        own = call.id
-        while not own or own in seen or (own != call.id and own in taken):
-            own = f"{own or 'call'}_{place}"
-        seen.add(own)
-        fixed.append(replace(call, id=own))
-    return replace(reply, message=replace(reply.message, tool_calls=tuple(fixed)))
+        wanted, n = call.id, len(taken)
+        while not wanted or wanted in taken:
+            wanted, n = f"{call.id or 'call'}_{n}_{place}", n + 1
+        taken.add(wanted)
+        own.append(call if wanted == call.id else replace(call, id=wanted))
+    return replace(reply, message=replace(reply.message, tool_calls=tuple(own)))
 
 
 # -- post_llm -----------------------------------------------------------------------------------------
@@ -122,13 +125,13 @@ def read_reply(context: Context) -> Outcome:
     reply = run.reply
     if reply is None:
         return Read()
+    if reply.message.tool_calls:
+        return Read(calls=reply.message.tool_calls)
     if run.rules.envelope:
         read = read_envelope(reply.message.content, f"call_{run.model_calls}")
         if read.calls or read.malformed is not None or context.parts.output is None:
             return read
         return _structured(context, str(read.answer))
-    if reply.message.tool_calls:
-        return Read(calls=reply.message.tool_calls)
     if not run.rules.text_is_answer:
         return Read()
     if context.parts.output is None or not reply.message.content.strip():

@@ -1,0 +1,35 @@
+"""Adapters from the ``Model`` port to providers' HTTP interfaces, loaded when they are first used.
+
+``resolve("openai:gpt-5-mini")`` is the usual way in; ``OpenAIChat`` and ``AnthropicMessages`` are the two
+wires behind it, for settings that a name cannot say. Importing this package imports no HTTP library.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agentfsm.models.anthropic import AnthropicMessages
+    from agentfsm.models.names import resolve
+    from agentfsm.models.openai_chat import OpenAIChat
+    from agentfsm.models.settings import ModelSettings
+
+__all__ = ["AnthropicMessages", "ModelSettings", "OpenAIChat", "resolve"]
+
+_HOMES = {
+    "AnthropicMessages": "agentfsm.models.anthropic",
+    "ModelSettings": "agentfsm.models.settings",
+    "OpenAIChat": "agentfsm.models.openai_chat",
+    "resolve": "agentfsm.models.names",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,252 @@
+"""``AnthropicMessages``: the messages wire of Anthropic, and of servers that speak it.
+
+``encode`` and ``decode`` are the mapping, pure and complete; the class adds address, key and call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from pydantic import SecretStr
+
+from agentfsm.core.messages import FinishReason, Message, Reply, Role, ToolCall, Usage
+from agentfsm.core.model import ModelRequest, ToolSpec
+from agentfsm.errors import ConfigurationError, ProviderError
+from agentfsm.models.faults import Caller
+from agentfsm.models.http import HttpOptions, HttpWire
+from agentfsm.models.providers import locate
+from agentfsm.models.settings import ModelSettings
+from agentfsm.models.wire import as_list, as_object, call_ids, token_count, tool_calls, wire_name
+
+__all__ = ["DEFAULT_MAX_TOKENS", "AnthropicMessages", "decode", "encode"]
+
+DEFAULT_MAX_TOKENS = 4096
+"""The cap on a reply, in tokens, where the request names none; this wire takes no request without one."""
+
+_EXTRA = "anthropic"
+"""Where ``Message.extra`` keeps a reply's blocks; thinking is signed and must come back as it was."""
+
+_FINISH = {
+    "end_turn": FinishReason.STOP,
+    "stop_sequence": FinishReason.STOP,
+    "tool_use": FinishReason.STOP,
+    "max_tokens": FinishReason.LENGTH,
+    "model_context_window_exceeded": FinishReason.LENGTH,
+    "pause_turn": FinishReason.LENGTH,  # the server's own tools took long: it goes on when asked to
+    "refusal": FinishReason.REFUSAL,
+}
+"""Why a model stopped; ``tool_use`` is read from the calls themselves."""
+
+
+class AnthropicMessages:
+    """A model behind Anthropic's messages interface.
+
+    Args:
+        model: The model's name.
+        base_url: Another address, with or without its ``/v1``. It gets no key but ``api_key``.
+        api_key: The key; else the one in ``ANTHROPIC_API_KEY``.
+        settings: How the model is asked to answer.
+        http: How calls travel.
+
+    Raises:
+        MissingKeyError: Anthropic's own address needs a key and there is none.
+        ConfigurationError: The address or the key cannot be one, or the wire has no word for a setting.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | SecretStr | None = None,
+        settings: ModelSettings | None = None,
+        http: HttpOptions | None = None,
+    ) -> None:
+        self.model = model
+        self.settings = _checked(settings or ModelSettings())
+        self._endpoint = locate("anthropic", base_url, api_key)
+        self._caller = Caller(model, self._endpoint)
+        headers = {"anthropic-version": "2023-06-01"}
+        self._http = HttpWire(self._caller, headers=headers, key_header="x-api-key", options=http)
+
+    @property
+    def name(self) -> str:
+        """``anthropic:model``."""
+        return self._caller.name
+
+    def __repr__(self) -> str:
+        return f"AnthropicMessages({self.model!r}, base_url={self._endpoint.base_url!r})"
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        """Answer one request.
+
+        Raises:
+            agentfsm.errors.ModelError: The call failed.
+        """
+        path = "/messages" if self._endpoint.base_url.endswith("/v1") else "/v1/messages"
+        body = encode(request, self.model, self.settings)
+        answer = await self._http.post(path, body, timeout_s=request.timeout_s, prompt=request.messages)
+        try:
+            return decode(answer, taken=call_ids(request.messages))
+        except ProviderError as error:
+            raise self._caller.unusable(str(error)) from None
+
+    async def aclose(self) -> None:
+        """Let go of connections; may be called more than once, and the model may be used after it."""
+        await self._http.aclose()
+
+
+def encode(request: ModelRequest, model: str, settings: ModelSettings | None = None) -> dict[str, Any]:
+    """The body of a request.
+
+    An output schema adds nothing to it: the instructions name the schema already.
+
+    Args:
+        request: What to ask.
+        model: The model's name.
+        settings: How the model is asked to answer.
+    """
+    settings = settings or ModelSettings()
+    body: dict[str, Any] = {
+        "model": model,
+        "max_tokens": DEFAULT_MAX_TOKENS if request.max_output_tokens is None else request.max_output_tokens,
+        "messages": _turns(request.messages),
+    }
+    if system := "\n\n".join(m.content for m in request.messages if m.role is Role.SYSTEM and m.content.strip()):
+        body["system"] = system
+    if request.tools:
+        body["tools"] = [
+            {"name": t.name, "description": t.description, "input_schema": dict(t.parameters)} for t in request.tools
+        ]
+        if choice := _tool_choice(settings.tool_choice, request.tools):
+            body["tool_choice"] = choice
+    wanted = settings.model_dump(include={"temperature", "top_p"}, exclude_none=True)
+    if settings.stop:
+        wanted["stop_sequences"] = list(settings.stop)
+    if settings.reasoning_effort is not None:
+        wanted["output_config"] = {"effort": settings.reasoning_effort}
+    return body | wanted | settings.extra_body
+
+
+def decode(body: object, *, taken: Collection[str] = ()) -> Reply:
+    """The reply that an answer's body holds.
+
+    Args:
+        body: The answer, JSON.
+        taken: Call ids that the transcript uses already; a reply that repeats one gets another.
+
+    Raises:
+        ProviderError: The body lacks what a reply must hold.
+    """
+    top = as_object(body)
+    if not isinstance(top.get("content"), list):
+        raise ProviderError("the answer holds no content; does base_url speak Anthropic's messages?")
+    blocks = [block for block in map(as_object, as_list(top["content"])) if not _is_blank(block)]
+    text = "".join(str(block["text"]) for block in blocks if block.get("type") == "text")
+    uses = [block for block in blocks if block.get("type") == "tool_use"]
+    calls = tool_calls([(use.get("id"), use.get("name"), use.get("input")) for use in uses], taken)
+    finish = _FINISH.get(str(top.get("stop_reason")), FinishReason.STOP)
+    if finish is FinishReason.STOP and calls:
+        finish = FinishReason.TOOL_CALLS
+    refusal = None
+    if finish is FinishReason.REFUSAL:
+        why = as_object(top.get("stop_details")).get("explanation")
+        refusal = text or (why if isinstance(why, str) and why else "the model refused, without a word")
+    extra = None
+    if any(block.get("type") not in ("text", "tool_use") for block in blocks):
+        fresh = iter(calls)
+        extra = {_EXTRA: [_tool_use(next(fresh)) if b.get("type") == "tool_use" else b for b in blocks]}
+    usage = as_object(top.get("usage"))
+    cached = token_count(usage, "cache_read_input_tokens")
+    written = token_count(usage, "cache_creation_input_tokens")
+    return Reply(
+        message=Message(Role.ASSISTANT, text, calls, extra=extra),
+        finish_reason=finish,
+        # This wire counts the cached parts of the prompt beside the rest of it, not within.
+        usage=Usage(
+            input_tokens=token_count(usage, "input_tokens") + cached + written,
+            output_tokens=token_count(usage, "output_tokens"),
+            cached_tokens=cached,
+        ),
+        refusal=refusal,
+        model=str(top.get("model") or ""),
+    )
+
+
+def _turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The transcript as turns that alternate; a user's must have its results before its text."""
+    turns: list[dict[str, Any]] = []
+    for message in messages:
+        if message.role is Role.SYSTEM:
+            continue
+        role = "assistant" if message.role is Role.ASSISTANT else "user"
+        blocks = _assistant_blocks(message) if role == "assistant" else _user_blocks(message)
+        if not blocks:
+            continue
+        if turns and turns[-1]["role"] == role:
+            turns[-1]["content"] += blocks
+        else:
+            turns.append({"role": role, "content": blocks})
+    for turn in turns:
+        if turn["role"] == "user":
+            turn["content"].sort(key=_is_no_result)
+    return turns
+
+
+def _user_blocks(message: Message) -> list[dict[str, Any]]:
+    if message.role is Role.TOOL and message.tool_call_id is not None:
+        result: dict[str, Any] = {"type": "tool_result", "tool_use_id": message.tool_call_id}
+        result["content"] = message.content if message.content.strip() else "(empty)"
+        return [result | {"is_error": True} if message.is_error else result]
+    return _text(message.content)
+
+
+def _assistant_blocks(message: Message) -> list[dict[str, Any]]:
+    """A reply's blocks: as they came, where they are kept and still say what the message says."""
+    plain = _text(message.content) + [_tool_use(call) for call in message.tool_calls]
+    kept = [dict(as_object(block)) for block in as_list((message.extra or {}).get(_EXTRA))]
+    if not kept:
+        return plain
+    text = "".join(str(block.get("text")) for block in kept if block.get("type") == "text")
+    uses = [block for block in kept if block.get("type") == "tool_use"]
+    if text == message.content and uses == [_tool_use(call) for call in message.tool_calls]:
+        return kept
+    return [block for block in kept if block.get("type") in ("thinking", "redacted_thinking")] + plain
+
+
+def _is_no_result(block: dict[str, Any]) -> bool:
+    return str(block["type"]) != "tool_result"
+
+
+def _text(text: str) -> list[dict[str, Any]]:
+    """A block of text; none for a blank one, which the wire refuses."""
+    return [{"type": "text", "text": text}] if text.strip() else []
+
+
+def _tool_use(call: ToolCall) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id, "name": wire_name(call.name), "input": dict(call.arguments)}
+
+
+def _is_blank(block: dict[str, Any]) -> bool:
+    """Whether a block says nothing: no object, or blank text, which the wire would refuse later."""
+    return not block or (block.get("type") == "text" and not str(block.get("text") or "").strip())
+
+
+def _tool_choice(choice: str | None, tools: tuple[ToolSpec, ...]) -> dict[str, str] | None:
+    if choice in ("auto", "none"):
+        return {"type": choice}
+    if choice == "required":
+        return {"type": "any"}
+    return {"type": "tool", "name": choice} if choice in {tool.name for tool in tools} and choice else None
+
+
+def _checked(settings: ModelSettings) -> ModelSettings:
+    """The settings, if this wire has a word for each."""
+    if settings.seed is not None:
+        raise ConfigurationError("Anthropic's wire has no seed")
+    if settings.temperature is not None and settings.temperature > 1:
+        raise ConfigurationError("Anthropic's wire takes a temperature of 0 to 1")
+    if settings.reasoning_effort in ("none", "minimal"):
+        raise ConfigurationError(f"Anthropic's wire has no reasoning_effort {settings.reasoning_effort!r}: low or more")
+    return settings

@@ -1,0 +1,248 @@
+"""What a failed call means: a status, a body or a broken connection becomes one of three kinds of error.
+
+The first rule that applies wins:
+
+1. the provider's words for a prompt that is too long, or status 413: ``ContextOverflowError``
+2. status 408, 409, 425, 429 or 5xx: ``TransientProviderError``
+3. everything else: ``ProviderError``
+
+Texts are for people and journals. They say what failed and what to do, and quote the provider's own words
+with the key and every piece of the prompt blanked out: servers echo both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from math import isfinite
+
+from agentfsm.core.messages import Message
+from agentfsm.errors import ContextOverflowError, ModelError, ProviderError, TransientProviderError
+from agentfsm.models.providers import Endpoint
+from agentfsm.models.wire import as_list, as_object, dumps
+
+__all__ = ["Caller", "error_in", "retry_after_s"]
+
+_RETRIED = frozenset({408, 409, 425, 429})
+
+_NEVER_OVERFLOW = frozenset({401, 403, 404, 429})  # "too many tokens per minute" is no long prompt
+
+_OVERFLOW = re.compile(
+    "|".join(
+        (
+            r"context_length_exceeded|string_above_max_length",  # OpenAI, and most that speak like it
+            r"maximum context length|context length is only",  # OpenAI, vLLM before and since 0.16, Mistral
+            r"prompt is too long|exceed context limit",  # Anthropic
+            r"exceed_context_size_error|exceeds the available context size",  # llama.cpp
+            r"prompt too long|exceeds? (the )?(max(imum)? )?context (length|window|size)",  # Ollama, others
+            r"exceeded max context length",  # Ollama
+            r"input token count.{0,40}exceeds",  # Gemini
+            r"maximum prompt length",  # xAI
+        )
+    )
+)
+"""Each vendor's words for a prompt that is too long, as they stood in its answers when this was written."""
+
+_STATUS_OF_WORD = {
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "api_error": 500,
+    "internal_server_error": 500,
+    "server_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+"""The status that an error object means by its type or code, for one inside an answer of status 200."""
+
+_QUOTED = 300
+"""How many characters of a provider's words a text quotes."""
+
+_PIECE = 16
+"""A run of this many characters that also stands in the prompt counts as a piece of it."""
+
+_KEY_PIECE = 8
+"""The same for the key: providers show its first and last letters."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorObject:
+    """What a body says of a failure: words for people, words for programs, a status inside the body."""
+
+    message: str
+    codes: tuple[str, ...]
+    status: int | None
+
+
+def error_in(body: object) -> ErrorObject | None:
+    """The error object of a body, or None if it holds none; an answer of status 200 may hold one too."""
+    top = as_object(body)
+    choice = as_object(next(iter(as_list(top.get("choices"))), None))
+    for found in (top.get("error"), choice.get("error"), top if top.get("object") == "error" else None):
+        if found:
+            break
+    else:
+        return None
+    error = as_object(found)
+    if not error:
+        return ErrorObject(str(found), (), None)
+    codes = tuple(str(error[k]) for k in ("code", "type", "status") if error.get(k))
+    message = error.get("message") or as_object(error.get("metadata")).get("raw") or ""
+    status = next((int(c) for c in codes if re.fullmatch(r"[45]\d\d", c)), None)
+    if status is None:
+        status = next((_STATUS_OF_WORD[c] for c in codes if c in _STATUS_OF_WORD), None)
+    return ErrorObject(str(message), codes, status)
+
+
+def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
+    """How long a provider asks to wait, in seconds, or None where it does not say.
+
+    ``retry-after-ms`` is the finer word of the two and wins; ``retry-after`` is seconds or an HTTP date
+    (RFC 9110, 10.2.3). A date that is over means 0.
+
+    Args:
+        headers: The answer's headers.
+        now: The wall clock, in seconds since 1970.
+    """
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        text = headers.get(name, "").strip()
+        try:
+            wait = float(text) * unit
+        except ValueError:
+            continue
+        if isfinite(wait) and wait >= 0:
+            return wait
+    try:
+        date = parsedate_to_datetime(headers.get("retry-after", ""))
+        return max(0.0, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - now)
+    except (ValueError, OverflowError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who called what, for the texts of errors.
+
+    Attributes:
+        model: The model's name at its provider.
+        endpoint: Where the call went, and with which key.
+    """
+
+    model: str
+    endpoint: Endpoint
+
+    @property
+    def name(self) -> str:
+        """``provider:model``."""
+        return f"{self.endpoint.provider.name}:{self.model}"
+
+    def refused(
+        self, status: int, body: object, headers: Mapping[str, str], now: float, prompt: Sequence[Message]
+    ) -> ModelError:
+        """The error for an answer that says no.
+
+        Args:
+            status: The HTTP status; 200 where only the body says no.
+            body: The parsed body, or its text where it is no JSON.
+            headers: The answer's headers.
+            now: The wall clock, in seconds since 1970.
+            prompt: The messages of the request, to blank them out.
+        """
+        error = error_in(body) or ErrorObject(_plain_words(body), (), None)
+        if status < 300:
+            status = error.status or status
+        words = " ".join((error.message, *error.codes)).lower()
+        quoted = self.blank(error.message or " ".join(error.codes), prompt)
+        said = f"; the server says: {quoted}" if quoted else ""
+        if status == 413 or (status not in _NEVER_OVERFLOW and _OVERFLOW.search(words)):
+            text = f"{self.name}: the prompt is too long for the model{_in_brackets(status)}{said}"
+            return ContextOverflowError(text, status=status)
+        if status in _RETRIED or status >= 500:
+            text = f"{self.name}: the server cannot answer now{_in_brackets(status)}{said}"
+            return TransientProviderError(text, retry_after_s=retry_after_s(headers, now), status=status)
+        what, to_do = self._advice(status)
+        text = f"{self.name}: {what}{_in_brackets(status)}{to_do and f': {to_do}'}{said}"
+        return ProviderError(text, status=status)
+
+    def unreachable(self, why: str) -> TransientProviderError:
+        """The error for a connection that could not be made."""
+        where, hint = self.endpoint.base_url, self.endpoint.provider.hint
+        return TransientProviderError(f"{self.name}: nothing answers at {where}: {hint} ({self.blank(why)})")
+
+    def broken(self, what: str) -> TransientProviderError:
+        """The error for an answer that did not come, or not whole."""
+        return TransientProviderError(f"{self.name}: {what} ({self.endpoint.base_url})")
+
+    def unusable(self, what: str, status: int | None = None) -> ProviderError:
+        """The error for an answer that is whole and of no use."""
+        return ProviderError(f"{self.name}: {what} ({self.endpoint.base_url})", status=status)
+
+    def blank(self, text: str, prompt: Iterable[Message] = ()) -> str:
+        """Words of a stranger on one line, short, without the key and without any piece of the prompt."""
+        line = " ".join("".join(c if c.isprintable() else " " for c in text).split())[: 2 * _QUOTED]
+        key = self.endpoint.key
+        hidden = set[int]()
+        if key is not None:
+            hidden |= _shared(line, key.get_secret_value(), _KEY_PIECE)
+        for piece in _said(prompt):
+            hidden |= _shared(line, piece, _PIECE)
+        marked = "".join("\0" if i in hidden else c for i, c in enumerate(line))
+        shown = re.sub("\0+", "[...]", marked)
+        return shown if len(shown) <= _QUOTED else shown[:_QUOTED] + "..."
+
+    def _advice(self, status: int) -> tuple[str, str]:
+        """What happened, and what to do about it."""
+        url, row, source = self.endpoint.base_url, self.endpoint.provider, self.endpoint.key_source
+        match status:
+            case 401 if not source:
+                variable = f" ({row.key_env} goes only to {row.name}'s own address)" if row.key_env else ""
+                return f"{url} wants a key and got none", f"pass api_key{variable}"
+            case 401:
+                return f"{url} refuses the key from {source}", "is it the right one, and still valid?"
+            case 403:
+                who = f"the key from {source}" if source else "a caller without a key"
+                return f"{who} may not do this at {url}", "is the model open to it?"
+            case 404:
+                return f"{url} does not find it", f"does it know a model {self.model!r}, and is the address right?"
+            case _ if 300 <= status < 400:
+                return f"{url} redirects elsewhere, where no key is sent", "is base_url the final address?"
+            case _:
+                return f"{url} refuses the request", ""
+
+
+def _plain_words(body: object) -> str:
+    """The words of an error answer without an error object: FastAPI's ``detail``, or a line of plain text."""
+    if isinstance(body, str):
+        return "" if body.lstrip().startswith("<") else body
+    top = as_object(body)
+    return str(top.get("message") or top.get("detail") or "")
+
+
+def _in_brackets(status: int) -> str:
+    try:
+        return f" ({status} {HTTPStatus(status).phrase})" if status != HTTPStatus.OK else ""
+    except ValueError:
+        return f" ({status})"
+
+
+def _said(prompt: Iterable[Message]) -> Iterator[str]:
+    """Every text of a prompt that people or tools wrote, on one line each, as ``blank`` writes its own."""
+    for message in prompt:
+        texts = (message.content, *(dumps(call.arguments) for call in message.tool_calls if call.arguments))
+        yield from (" ".join(text.split()) for text in texts)
+
+
+def _shared(text: str, secret: str, size: int) -> set[int]:
+    """Where ``text`` has a run of ``size`` characters (or all, if it is shorter) in common with a secret."""
+    size = min(size, len(secret))
+    if size < 4:  # a prompt of "hi" is no secret, and blanking it would eat the text
+        return set()
+    starts = (i for i in range(len(text) - size + 1) if text[i : i + size] in secret)
+    return {i + n for i in starts for n in range(size)}

@@ -1,0 +1,56 @@
+"""``ModelSettings``: how a model is asked to answer, one typed vocabulary for every wire."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from agentfsm.core.messages import canonical_json
+
+__all__ = ["ModelSettings"]
+
+_OWNED = frozenset({"messages", "model", "stream", "system", "tools"})
+
+
+class ModelSettings(BaseModel):
+    """How a model is asked to answer. What is None (or empty) is not sent: the provider's default holds.
+
+    A wire that has no word for a setting refuses it when the model is built, so nothing is dropped unseen.
+
+    Attributes:
+        temperature: Randomness, 0 to 2 (Anthropic: 0 to 1).
+        top_p: Nucleus sampling, above 0 and up to 1.
+        stop: Texts that end the reply when the model writes them.
+        seed: For providers that try to repeat themselves; Anthropic has none.
+        tool_choice: ``auto``, ``none``, ``required``, or the name of the one tool to call. Sent only in
+            requests that carry tools (and that tool).
+        reasoning_effort: How much thinking a reasoning model may spend. Which values a model takes is up to
+            its provider; Anthropic has no ``none`` and no ``minimal``.
+        extra_body: More top-level fields of the request's body, sent as they are; JSON. They win over every
+            field above; what the loop owns (messages, model, stream, system, tools) is refused.
+
+    Raises:
+        pydantic.ValidationError: A setting is out of range; the error names the field.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    seed: int | None = None
+    tool_choice: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    extra_body: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+    @field_validator("extra_body")
+    @classmethod
+    def _only_what_nobody_owns(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if owned := sorted(_OWNED & value.keys()):
+            raise ValueError(f"the loop owns {', '.join(owned)}")
+        try:
+            canonical_json(value)
+        except TypeError as error:
+            raise ValueError(f"no JSON: {error}") from None
+        return value

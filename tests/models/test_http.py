@@ -1,0 +1,590 @@
+"""Calls over HTTP: every way to fail has its kind and a text that helps, and nothing leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import gzip
+import json
+import logging
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentfsm.core.messages import Message, ToolCall
+from agentfsm.core.model import ModelRequest
+from agentfsm.errors import (
+    ConfigurationError,
+    ContextOverflowError,
+    ModelError,
+    ProviderError,
+    TransientProviderError,
+)
+from agentfsm.models.faults import retry_after_s
+from agentfsm.models.http import HttpOptions
+from tests.models.helpers import GOOD, KEY, PROMPT, REQUEST, WIRES, answer, ask, build, failure, raw_server
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+SOON = ModelRequest(REQUEST.messages, timeout_s=0.2)
+
+
+# -- statuses ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504, 529, 599])
+def test_a_status_that_another_try_can_mend_is_transient(wire: str, status: int) -> None:
+    error = failure(build(wire, answer(status, {"error": {"message": "busy"}})))
+    assert isinstance(error, TransientProviderError)
+    assert error.status == status
+    assert str(status) in str(error)
+    assert "busy" in str(error)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 405, 422, 301, 302, 307])
+def test_a_status_that_nobody_can_retry_away_is_a_provider_error(wire: str, status: int) -> None:
+    error = failure(build(wire, answer(status, {"error": {"message": "no"}})))
+    assert type(error) is ProviderError
+    assert error.status == status
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (400, {"error": {"message": "too long", "code": "context_length_exceeded"}}),
+        (400, {"error": {"message": "This model's maximum context length is 8192 tokens. However..."}}),
+        (400, {"type": "error", "error": {"type": "invalid_request_error", "message": "prompt is too long: 2 > 1"}}),
+        (400, {"error": {"message": "input length and `max_tokens` exceed context limit: 9 + 9 > 10"}}),
+        (400, {"error": {"code": 400, "message": "x", "type": "exceed_context_size_error", "n_ctx": 8192}}),
+        (500, {"error": {"message": "the request exceeds the available context size. try increasing it"}}),
+        (200, {"error": {"message": "the request exceeds the available context size."}}),
+        (400, {"object": "error", "message": "This model's maximum context length is 4096 tokens", "code": 400}),
+        (400, {"error": {"message": "You passed 9 tokens. However, the model's context length is only 8 tokens"}}),
+        (400, {"error": "prompt too long; exceeded max context length by 7 tokens"}),
+        (400, {"error": "input exceeds context length"}),
+        (413, {"error": {"message": "Request exceeds the maximum size", "type": "request_too_large"}}),
+        (413, "<html>nginx</html>"),
+    ],
+)
+def test_every_vendors_words_for_a_prompt_that_is_too_long_are_known(status: int, body: object) -> None:
+    error = failure(build("openai", answer(status, body)))
+    assert isinstance(error, ContextOverflowError)
+    assert "too long" in str(error)
+
+
+def test_too_many_tokens_per_minute_is_no_long_prompt() -> None:
+    body = {"error": {"message": "over the maximum context length of your plan's minute", "type": "tokens"}}
+    assert isinstance(failure(build("openai", answer(429, body))), TransientProviderError)
+
+
+# -- Retry-After -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry-after": "7"}, 7.0),
+        ({"retry-after": "1.5"}, 1.5),
+        ({"retry-after-ms": "250", "retry-after": "9"}, 0.25),
+        ({"retry-after-ms": "soon", "retry-after": "9"}, 9.0),
+        ({"retry-after": "Thu, 01 Jan 1970 00:01:40 GMT"}, 90.0),
+        ({"retry-after": "Thu, 01 Jan 1970 00:01:40 -0000"}, 90.0),
+        ({"retry-after": "Thu, 01 Jan 1970 00:00:01 GMT"}, 0.0),
+        ({"retry-after": "-3"}, None),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": "inf"}, None),
+        ({"retry-after": "in a while"}, None),
+        ({}, None),
+    ],
+)
+@pytest.mark.parametrize("wire", WIRES)
+def test_the_wait_that_a_provider_asks_for_is_kept_in_seconds(
+    wire: str, headers: dict[str, str], seconds: float | None
+) -> None:
+    named = {name.replace("-", "_"): value for name, value in headers.items()}
+    error = failure(build(wire, answer(429, {}, **named), clock=lambda: 10.0))
+    assert error.retry_after_s == seconds
+
+
+def test_a_date_without_a_zone_is_read_as_utc_wherever_we_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert retry_after_s({"retry-after": "Thu, 01 Jan 1970 00:01:40 -0000"}, 10.0) == 90.0
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@given(st.text(max_size=40))
+def test_no_retry_after_breaks_the_reader(text: str) -> None:
+    wait = retry_after_s({"retry-after": text}, 0.0)
+    assert wait is None or wait >= 0
+
+
+# -- an answer that is no answer ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ({"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}, TransientProviderError),
+        ({"error": {"code": 429, "message": "slow down"}}, TransientProviderError),
+        ({"error": {"code": "502", "message": "upstream"}}, TransientProviderError),
+        ({"error": {"type": "authentication_error", "message": "who?"}}, ProviderError),
+        ({"error": "something"}, ProviderError),
+        ({"choices": [{"error": {"code": 503, "message": "gone"}, "finish_reason": "error"}]}, TransientProviderError),
+    ],
+)
+def test_an_error_inside_an_answer_of_status_200_is_an_error(wire: str, body: object, kind: type[ModelError]) -> None:
+    assert type(failure(build(wire, answer(200, body)))) is kind
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_an_error_field_that_is_null_is_no_error(wire: str) -> None:
+    assert ask(build(wire, answer(200, GOOD[wire] | {"error": None}))).message.content == "hello"
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize(
+    "body", ["", "<html>hi</html>", "{", "[1, NaN]", "\xff", "[" * 100_000, "{}", "[]", "3", "null"]
+)
+def test_an_answer_that_is_no_reply_is_a_provider_error_with_a_hint(wire: str, body: str) -> None:
+    error = failure(build(wire, lambda _: httpx.Response(200, content=body.encode("latin-1"))))
+    assert type(error) is ProviderError
+    assert "base_url" in str(error)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_an_answer_past_the_limit_is_refused_however_small_it_came(wire: str) -> None:
+    bomb = gzip.compress(b" " * 5_000_000)
+    assert len(bomb) < 10_000
+    handler = lambda _: httpx.Response(200, content=bomb, headers={"content-encoding": "gzip"})  # noqa: E731
+    error = failure(build(wire, handler, max_body_bytes=1000))
+    assert type(error) is ProviderError
+    assert "longer than 1000 bytes" in str(error)
+
+
+def test_a_long_error_page_does_not_hide_its_status() -> None:
+    error = failure(build("openai", answer(503, "x" * 1_000_000), max_body_bytes=1000))
+    assert isinstance(error, TransientProviderError)
+    assert len(str(error)) < 1000
+
+
+def test_an_answer_that_cannot_be_unpacked_is_transient() -> None:
+    handler = lambda _: httpx.Response(200, content=b"no gzip", headers={"content-encoding": "gzip"})  # noqa: E731
+    with pytest.raises(TransientProviderError, match="unpacked"):
+        ask(build("openai", handler))
+
+
+def test_half_a_letter_in_an_answer_becomes_one_that_can_be_stored() -> None:
+    body = r'{"choices": [{"message": {"content": "\ud83d!"}, "finish_reason": "stop"}]}'
+    content = ask(build("openai", answer(200, body))).message.content
+    assert content.encode() == b"?!"
+
+
+def test_half_a_letter_in_a_prompt_is_sent_as_a_question_mark() -> None:
+    sent: list[bytes] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        sent.append(request.content)
+        return httpx.Response(200, json=GOOD["openai"])
+
+    ask(build("openai", handler), ModelRequest((Message.user("a\ud83d"),)))
+    assert json.loads(sent[0])["messages"] == [{"role": "user", "content": "a?"}]
+
+
+# -- the network -------------------------------------------------------------------------------------------
+
+
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def over_raw_server(talk: Talk, request: ModelRequest = SOON) -> ModelError | str:
+    """What becomes of a call to a server that does ``talk`` once it has the request."""
+
+    async def main() -> ModelError | str:
+        async with raw_server(talk) as url:
+            model = build("openai", base_url=url)
+            try:
+                return (await model.reply(request)).message.content
+            except ModelError as error:
+                return error
+            finally:
+                await model.aclose()
+
+    return asyncio.run(main())
+
+
+def test_a_raw_server_that_behaves_is_understood() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        body = json.dumps(GOOD["openai"]).encode()
+        writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+        await writer.drain()
+        await reader.read()
+
+    assert over_raw_server(talk) == "hello"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"", id="hangs up at once"),
+        pytest.param(b"HTTP/1.1 20", id="hangs up in the status line"),
+        pytest.param(HEAD + b"content-length: 500\r\n\r\n{", id="half a body of known length"),
+        pytest.param(HEAD + b'transfer-encoding: chunked\r\n\r\n5\r\n{"a":\r\n', id="half a chunked body"),
+        pytest.param(HEAD + b'\r\n{"choices": [', id="half a body of unknown length"),
+        pytest.param(b"\x00\x01garbage\r\n\r\n", id="no HTTP at all"),
+    ],
+)
+def test_a_connection_that_breaks_is_transient(sent: bytes) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(sent)
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    assert isinstance(over_raw_server(talk), TransientProviderError)
+
+
+async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await asyncio.Event().wait()
+
+
+async def stop_inside_the_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(HEAD + b"content-length: 500\r\n\r\n{")
+    await asyncio.Event().wait()
+
+
+async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(HEAD + b"content-length: 100000\r\n\r\n")
+    while True:
+        writer.write(b" ")
+        await writer.drain()
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("talk", [say_nothing, stop_inside_the_body, drip])
+def test_the_deadline_holds_for_the_whole_call_however_it_trickles(talk: Talk) -> None:
+    error = over_raw_server(talk)
+    assert isinstance(error, TransientProviderError)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_an_unreachable_server_is_transient_and_named(wire: str) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+        error = failure(build(wire, base_url=url))
+    assert isinstance(error, TransientProviderError)
+    assert url in str(error)
+    assert "running" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("lost", "kind", "said"),
+    [
+        (httpx.ConnectTimeout, TransientProviderError, "nothing answers"),
+        (httpx.ReadTimeout, TransientProviderError, "silent"),
+        (httpx.WriteTimeout, TransientProviderError, "silent"),
+        (httpx.PoolTimeout, TransientProviderError, "silent"),
+        (httpx.WriteError, TransientProviderError, "broke"),
+        (httpx.RemoteProtocolError, TransientProviderError, "broke"),
+        (httpx.ProxyError, TransientProviderError, "nothing answers"),
+        (httpx.LocalProtocolError, ProviderError, "LocalProtocolError"),
+    ],
+)
+def test_every_way_to_lose_a_call_has_its_kind(lost: type[httpx.TransportError], kind: type, said: str) -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        raise lost(f"Bearer {KEY}", request=request)
+
+    error = failure(build("openai", handler))
+    assert type(error) is kind
+    assert said in str(error)
+    assert KEY not in str(error)
+
+
+def test_cancellation_from_outside_is_no_failure_of_the_model() -> None:
+    async def main() -> None:
+        async with raw_server(say_nothing) as url:
+            model = build("openai", base_url=url)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await model.reply(REQUEST)
+            await model.aclose()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_redirect_is_refused_and_the_key_is_not_sent_there(wire: str) -> None:
+    asked: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.host)
+        return httpx.Response(307, headers={"location": "http://elsewhere.example/v1"})
+
+    error = failure(build(wire, handler))
+    assert type(error) is ProviderError
+    assert "redirect" in str(error)
+    assert asked == ["127.0.0.1"]
+
+
+# -- event loops -------------------------------------------------------------------------------------------
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Answers every call and keeps the connection, as real servers do."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        body = json.dumps(GOOD["openai"]).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.opened += 1  # type: ignore[attr-defined]
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def lasting_server() -> Iterator[ThreadingHTTPServer]:
+    """A server that outlives event loops; ``opened`` counts its connections."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+    server.daemon_threads = True
+    server.opened = 0  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_one_model_serves_one_event_loop_after_another_and_leaves_no_socket_open(
+    lasting_server: ThreadingHTTPServer,
+) -> None:
+    model = build("openai", base_url=f"http://127.0.0.1:{lasting_server.server_port}/v1")
+    for _ in range(3):
+        assert ask(model).message.content == "hello"
+        gc.collect()  # a socket left open is a ResourceWarning now, and that an error
+
+
+def test_a_model_holds_on_to_no_loop_that_is_over_but_the_last() -> None:
+    model = build("openai", answer(200, GOOD["openai"]))
+    loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []
+
+    async def main() -> None:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        await model.reply(REQUEST)
+
+    for _ in range(4):
+        asyncio.run(main())
+    gc.collect()
+    assert [loop() for loop in loops[:-1]] == [None] * 3
+
+
+def test_one_model_serves_event_loops_in_several_threads(lasting_server: ThreadingHTTPServer) -> None:
+    model = build("openai", base_url=f"http://127.0.0.1:{lasting_server.server_port}/v1")
+    with ThreadPoolExecutor(4) as pool:
+        replies = [job.result() for job in [pool.submit(ask, model) for _ in range(12)]]
+    assert {reply.message.content for reply in replies} == {"hello"}
+    gc.collect()
+
+
+def test_calls_of_one_event_loop_share_a_connection(lasting_server: ThreadingHTTPServer) -> None:
+    model = build("openai", base_url=f"http://127.0.0.1:{lasting_server.server_port}/v1")
+
+    async def main() -> None:
+        for _ in range(3):
+            await model.reply(REQUEST)
+
+    asyncio.run(main())
+    assert lasting_server.opened == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_closed_model_may_be_closed_again_and_used_again(wire: str) -> None:
+    model = build(wire, answer(200, GOOD[wire]))
+
+    async def main() -> None:
+        await model.aclose()
+        await model.reply(REQUEST)
+        await model.aclose()
+        await model.aclose()
+        await model.reply(REQUEST)
+
+    asyncio.run(main())
+    asyncio.run(main())
+
+
+# -- secrets -----------------------------------------------------------------------------------------------
+
+
+def echo(status: int) -> Callable[[httpx.Request], httpx.Response]:
+    """A server that repeats all it was sent, in several disguises."""
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        key = request.headers.get("authorization", request.headers.get("x-api-key", ""))
+        prompt = json.loads(request.content)["messages"][0]["content"]
+        prompt = prompt if isinstance(prompt, str) else prompt[0]["text"]
+        message = f"key {key} is bad; key {key[:-6]}***; you said {prompt!r}; input was {prompt[5:]}"
+        return httpx.Response(status, json={"error": {"message": message}}, headers={"location": f"http://x/{key}"})
+
+    return handler
+
+
+def everything_said(error: BaseException) -> str:
+    """An error as tracebacks, logs and reports show it, its whole chain included."""
+    seen: list[str] = ["".join(traceback.format_exception(error))]
+    link: BaseException | None = error
+    while link is not None:
+        seen += [str(link), repr(link), repr(vars(link)), repr(link.args)]
+        link = link.__cause__ or link.__context__
+    return "\n".join(seen)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("status", [200, 302, 400, 401, 403, 404, 413, 429, 500])
+def test_an_error_never_holds_the_key_or_the_prompt(wire: str, status: int, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        said = everything_said(failure(build(wire, echo(status))))
+    for text in (said, caplog.text):
+        assert KEY not in text
+        assert KEY[:-6] not in text
+        assert PROMPT not in text
+        assert "launch code" not in text
+        assert "tangerine" not in text
+
+
+def test_tool_arguments_and_results_are_the_prompt_too() -> None:
+    secret = "swordfish on a bicycle"
+    call = ToolCall("c1", "login", {"password": {"deep": [secret]}})
+    messages = (
+        Message.user("go"),
+        Message.assistant("", (call,)),
+        Message.user("the weather in Reykjavik is fine"),
+    )
+    body = {"error": {"message": f"bad: {secret} / the weather in Reykjavik is fine"}}
+    text = str(failure(build("openai", answer(400, body)), ModelRequest(messages)))
+    assert secret not in text
+    assert "Reykjavik" not in text
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_broken_connection_keeps_no_request_and_so_no_key(wire: str) -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadError(f"lost {KEY}", request=request)
+
+    error = failure(build(wire, handler))
+    assert isinstance(error, TransientProviderError)
+    assert error.__cause__ is None
+    assert error.__context__ is None
+    assert KEY not in everything_said(error)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_the_key_reaches_the_server_and_nothing_that_prints(wire: str, caplog: pytest.LogCaptureFixture) -> None:
+    sent: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        sent.extend(request.headers.values())
+        return httpx.Response(200, json=GOOD[wire])
+
+    model = build(wire, handler)
+    with caplog.at_level(logging.DEBUG):
+        logging.getLogger().info("%r %s %r", model, model, vars(model))
+        ask(model)
+    assert any(KEY in value for value in sent)
+    http = vars(model)["_http"]
+    shown = [repr(model), str(model), model.name, repr(vars(model)), repr(vars(http)), caplog.text]
+    shown += [repr(vars(vars(http)["_auth"])), repr(model.settings)]
+    assert KEY not in "\n".join(shown)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_model_is_never_pickled_and_copies_share_its_key(wire: str) -> None:
+    model = build(wire, answer(200, GOOD[wire]))
+    with pytest.raises(TypeError, match="never pickled") as caught:
+        pickle.dumps(model)
+    assert KEY not in str(caught.value)
+    assert ask(copy.deepcopy(model)).message.content == "hello"
+
+
+@pytest.mark.parametrize("key", ["two\nlines-secret", "k\x00ey-secret", "clé-secret"])
+def test_a_key_that_no_header_may_hold_is_refused_without_showing_it(key: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        build("openai", api_key=key)
+    assert "secret" not in everything_said(caught.value)
+
+
+def test_blanks_around_a_key_are_no_part_of_it() -> None:
+    sent: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        sent.append(request.headers["authorization"])
+        return httpx.Response(200, json=GOOD["openai"])
+
+    ask(build("openai", handler, api_key=f" {KEY}\n"))
+    assert sent == [f"Bearer {KEY}"]
+
+
+# -- texts -------------------------------------------------------------------------------------------------
+
+
+def test_a_refused_key_is_named_by_where_it_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    text = str(failure(build("openai", answer(401, {}), base_url=None, api_key=None)))
+    assert "OPENAI_API_KEY" in text
+    assert KEY not in text
+
+
+def test_a_server_that_wants_a_key_and_got_none_says_how_to_give_one() -> None:
+    assert "api_key" in str(failure(build("openai", answer(401, {}), api_key=None)))
+
+
+def test_an_unknown_model_is_named() -> None:
+    assert "some-model" in str(failure(build("openai", answer(404, {}))))
+
+
+@pytest.mark.parametrize(
+    "options", [{"connect_timeout_s": 0}, {"max_body_bytes": -1}, {"connect_timeout_s": float("nan")}]
+)
+def test_options_out_of_range_are_refused_by_name(options: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        HttpOptions(**options)  # type: ignore[arg-type]
+
+
+def test_importing_the_packages_imports_no_http_library() -> None:
+    code = (
+        "import sys, agentfsm, agentfsm.models, agentfsm.models.names\n"
+        "assert 'httpx' not in sys.modules\n"
+        "agentfsm.models.OpenAIChat\n"
+        "assert 'httpx' in sys.modules\n"
+        "assert 'resolve' in dir(agentfsm.models)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

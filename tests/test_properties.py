@@ -1,0 +1,235 @@
+"""Promises about every run, tried on random ones: it ends within its bound, in order, with a valid transcript.
+
+Replies, tool outcomes, clock jumps and people's answers are drawn by hypothesis; the loop, the policies and
+the presets are the real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agentfsm import (
+    Agent,
+    AgentGuardrails,
+    Allow,
+    ContextOverflowError,
+    Deny,
+    Edit,
+    Event,
+    FinishReason,
+    Host,
+    Message,
+    ModelRequest,
+    ProviderError,
+    Reply,
+    Role,
+    RunResult,
+    State,
+    ToolCall,
+    ToolError,
+    TransientProviderError,
+    Usage,
+    UserInputRequested,
+    tool,
+)
+from agentfsm.core.events import Ending
+from agentfsm.core.presets import PRESETS
+from agentfsm.testing import FakeClock
+from tests.transcripts import check_transcript
+
+MAX_CALLS = 4
+MAX_ANSWERS = 6
+
+
+class World:
+    """A random world: what the model says, what the tools do, how time passes; repeated for ever."""
+
+    name = "world"
+
+    def __init__(self, replies: Sequence[Any], outcomes: Sequence[str], jumps: Sequence[float]) -> None:
+        self.replies, self.outcomes, self.jumps = replies, outcomes, jumps
+        self.clock = FakeClock()
+        self.requests: list[ModelRequest] = []
+        self.acted = 0
+
+    def pass_time(self) -> None:
+        self.clock.advance(self.jumps[len(self.requests) % len(self.jumps)])
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        entry = self.replies[len(self.requests) % len(self.replies)]
+        self.requests.append(request)
+        self.pass_time()
+        if isinstance(entry, Exception):
+            raise entry
+        return entry
+
+    def act(self) -> str:
+        self.acted += 1
+        match self.outcomes[self.acted % len(self.outcomes)]:
+            case "raise":
+                raise ValueError("the tool raised")
+            case "os":
+                raise FileNotFoundError("no such file")
+            case "report":
+                raise ToolError("say which one", kind="ambiguous_input", blockers=("two candidates",))
+            case _:
+                return "ok"
+
+    def tools(self) -> list[Any]:
+        @tool
+        async def act(n: int) -> str:
+            """Act."""
+            return self.act()
+
+        @tool(idempotent=True, retryable=True, parallel=True)
+        async def again(n: int) -> str:
+            """Act, and again where that fails."""
+            return self.act()
+
+        @tool(requires_approval=True)
+        async def careful(n: int) -> str:
+            """Act, if allowed."""
+            return self.act()
+
+        @tool(ends_run=True)
+        async def finish(n: int) -> str:
+            """Act, and be done."""
+            return self.act()
+
+        return [act, again, careful, finish]
+
+
+def call(name: str, arguments: dict[str, Any], place: int) -> ToolCall:
+    return ToolCall(f"c{place}", name, arguments, "not JSON" if arguments == {"broken": True} else None)
+
+
+arguments = st.sampled_from([{"n": 1}, {"n": 2}, {"n": 3}, {"n": "x"}, {}, {"broken": True}])
+control = st.sampled_from(
+    [
+        ("ask_user", {"question": "which?"}),
+        ("return_done", {"output": "done"}),
+        ("return_unable", {"rationale": "no"}),
+    ]
+)
+calls = st.lists(
+    st.tuples(st.sampled_from(["act", "again", "careful", "finish", "nobody"]), arguments) | control,
+    min_size=1,
+    max_size=MAX_CALLS,
+).map(lambda drawn: tuple(call(n, a, i) for i, (n, a) in enumerate(drawn)))
+texts = st.sampled_from(
+    [
+        "",
+        "hello",
+        '{"kind":"final","content":"x"}',
+        '{"kind":"tool_call","tool_name":"act","arguments":{"n":1}}',
+        '{"kind":"tool_call","tool_name":"careful","arguments":{"n":2}}',
+        '{"kind":"tool_call","tool_name":"nobody"}',
+        "\ud800 is no text",
+    ]
+)
+replies = st.one_of(
+    st.builds(
+        lambda text, made, reason: Reply(Message(Role.ASSISTANT, text, made), reason, Usage(3, 4)),
+        texts,
+        st.just(()) | calls,
+        st.sampled_from([*[FinishReason.STOP] * 4, FinishReason.LENGTH, FinishReason.CONTENT_FILTER]),
+    ),
+    st.sampled_from(
+        [
+            TransientProviderError("busy", retry_after_s=1.5),
+            ProviderError("bad key"),
+            ContextOverflowError("too long"),
+            RuntimeError("a bug in the model"),
+        ]
+    ),
+)
+answers = st.sampled_from(["yes", "no", Allow(), Deny("not now"), Edit({"n": 9}), None])
+limits = st.builds(
+    AgentGuardrails,
+    max_iterations=st.integers(1, 6),
+    max_execution_time_s=st.sampled_from([5.0, 500.0]),
+    max_tokens=st.sampled_from([None, 20]),
+    max_continues=st.integers(0, 2),
+    on_limit=st.sampled_from(["ask_user", "stop", "handoff"]),
+    finalize_grace_s=st.sampled_from([0.0, 2.0]),
+)
+
+
+def bound(limits: AgentGuardrails) -> int:
+    """How many moves a run can make at the most, waits included: from the table and the guardrails alone.
+
+    ``pre_step`` is entered at most ``step_limit`` times and once more for the runaway. Between two visits
+    lie the way to the batch (3), for each call and each of its retries two moves and one wait of two, and
+    one recovery (with its wait) for each round of retries.
+    """
+    rounds = 1 + limits.max_tool_retries
+    between = 3 + MAX_CALLS * rounds * 4 + rounds * 2 + 2
+    return (limits.step_limit + 1) * between
+
+
+async def events_of(run: Any) -> tuple[list[Event], RunResult]:
+    events = [event async for event in run]
+    return events, await run
+
+
+def fits(answer: Any, kind: str) -> bool:
+    return isinstance(answer, str) != (kind == "approval")
+
+
+async def live(agent: Agent, people: Sequence[Any]) -> tuple[list[list[Event]], RunResult]:
+    """A whole life: run, and answer (through JSON) as the drawn people do, until it ends or they leave."""
+    events, result = await events_of(agent.run("go"))
+    lives = [events]
+    for answer in people:
+        outcome = result.outcome
+        if not isinstance(outcome, UserInputRequested):
+            break
+        record = outcome.suspension_record.to_json()
+        use = answer if answer is None or fits(answer, outcome.kind) else Allow() if outcome.kind == "approval" else "go"
+        run = agent.dismiss(record) if use is None else agent.resume(record, use)
+        events, result = await events_of(run)
+        lives.append(events)
+    return lives, result
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    preset=st.sampled_from(sorted(PRESETS)),
+    replies=st.lists(replies, min_size=1, max_size=6),
+    outcomes=st.lists(st.sampled_from(["ok", "raise", "os", "report"]), min_size=1, max_size=5),
+    jumps=st.lists(st.sampled_from([0.0, 0.5, 3.0, 40.0]), min_size=1, max_size=4),
+    people=st.lists(answers, max_size=MAX_ANSWERS),
+    limits=limits,
+)
+def test_every_run_keeps_its_promises(
+    preset: str, replies: Any, outcomes: Any, jumps: Any, people: Any, limits: AgentGuardrails
+) -> None:
+    world = World(replies, outcomes, jumps)
+    agent = Agent(world, tools=world.tools(), preset=preset, guardrails=limits, host=Host(clock=world.clock))
+    lives, result = asyncio.run(live(agent, people))
+
+    for events in lives:  # the last event is the only ending
+        assert [isinstance(e, Ending) for e in events] == [False] * (len(events) - 1) + [True]
+        assert [e.seq for e in events] == list(range(1, len(events) + 1))
+
+    moves = [e.decision for events in lives for e in events if hasattr(e, "decision")]
+    assert len(moves) <= bound(limits)  # it ends, or waits, within its bound
+    table = {(t.source, t.name, t.target) for t in agent.graph}
+    assert all((m.source, m.guard, m.target) in table for m in moves)  # every move is a row of the graph
+    assert all(a.target == b.source for a, b in zip(moves, moves[1:], strict=False))
+    entered = [m.target for m in moves].count(State.TERMINAL)
+    assert entered == (1 if result.state == State.TERMINAL else 0)  # the end comes once
+    assert result.state in (State.TERMINAL, State.SUSPENDED)
+
+    for request in world.requests:  # no request carries an unanswered call
+        check_transcript(request.messages)
+        assert request.messages[-1].role is not Role.ASSISTANT
+    extended = 1 + limits.max_continues if limits.on_limit == "ask_user" else 1
+    assert len(world.requests) <= extended * (limits.max_iterations or 0)  # N means N
+    if result.state == State.TERMINAL:
+        check_transcript(result.messages, request=False)
