@@ -19,6 +19,15 @@
     |   +-- RecordGraphError        it belongs to another graph
     |   +-- ReplyError              the person's reply does not fit what the run waits for
     |       +-- BlankReplyError     the reply is empty
+    +-- StoreError                  a store cannot do what it is asked to; what it holds is unchanged
+    |   +-- StoreFormatError        the file is no store of ours, or one of a newer release
+    |   +-- StoreLockedError        another process writes to it; the message names it
+    |   +-- StoreFullError          there is no room; the run goes on when there is
+    |   +-- RunExistsError          it has a run of that id already
+    |   +-- UnknownRunError         it has no run of that id
+    |   +-- StaleLease              somebody else holds the run; the message names them
+    +-- JournalError                a journal cannot be read, or does not allow what is asked
+    |   +-- JournalGraphError       the run was written under another graph (.differences)
     +-- ModelError                  a model's call failed (.kind); the loop catches it
     |   +-- TransientProviderError  worth another try (.retry_after_s)
     |   +-- ProviderError           nobody can retry it away
@@ -34,6 +43,8 @@ __all__ = [
     "ConfigurationError",
     "ContextOverflowError",
     "GraphError",
+    "JournalError",
+    "JournalGraphError",
     "MissingExtraError",
     "MissingKeyError",
     "ModelError",
@@ -47,10 +58,17 @@ __all__ = [
     "RecordUsedError",
     "ReplyError",
     "RunError",
+    "RunExistsError",
+    "StaleLease",
+    "StoreError",
+    "StoreFormatError",
+    "StoreFullError",
+    "StoreLockedError",
     "ToolDefinitionError",
     "ToolError",
     "TransientProviderError",
     "UnknownModelError",
+    "UnknownRunError",
 ]
 
 
@@ -134,6 +152,60 @@ class ReplyError(RecordError):
 
 class BlankReplyError(ReplyError):
     """A person's reply is empty."""
+
+
+class StoreError(AgentfsmError):
+    """A store cannot do what it is asked to; what it holds is unchanged."""
+
+
+class StoreFormatError(StoreError):
+    """The file is no store of ours, or one that a newer release wrote."""
+
+
+class StoreLockedError(StoreError):
+    """Another process writes to the store; the message names it."""
+
+
+class StoreFullError(StoreError):
+    """There is no room for what was to be written; the run can be taken up when there is."""
+
+
+class RunExistsError(StoreError):
+    """The store has a run of that id already."""
+
+
+class UnknownRunError(StoreError):
+    """The store has no run of that id."""
+
+
+class StaleLease(StoreError):  # noqa: N818  # a state of affairs, known by this name in the literature
+    """Somebody else holds the run, or it has moved on; nothing of ours was written.
+
+    Attributes:
+        run_id: The run.
+        owner: Who holds it, or None where nobody does.
+    """
+
+    def __init__(self, run_id: str, owner: str | None, why: str) -> None:
+        self.run_id = run_id
+        self.owner = owner
+        super().__init__(f"run {run_id!r} {why}" + (f"; it is held by {owner}" if owner else ""))
+
+
+class JournalError(AgentfsmError):
+    """A journal cannot be read, or does not allow what is asked."""
+
+
+class JournalGraphError(JournalError):
+    """A run was written under another graph than the agent's.
+
+    Attributes:
+        differences: What differs, a line each.
+    """
+
+    def __init__(self, message: str, differences: tuple[str, ...] = ()) -> None:
+        self.differences = differences
+        super().__init__("\n".join((message, *(f"  {line}" for line in differences))))
 
 
 class ModelError(AgentfsmError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -190,7 +191,9 @@ async def live(agent: Agent, people: Sequence[Any]) -> tuple[list[list[Event]], 
         if not isinstance(outcome, UserInputRequested):
             break
         record = outcome.suspension_record.to_json()
-        use = answer if answer is None or fits(answer, outcome.kind) else Allow() if outcome.kind == "approval" else "go"
+        use = (
+            answer if answer is None or fits(answer, outcome.kind) else Allow() if outcome.kind == "approval" else "go"
+        )
         run = agent.dismiss(record) if use is None else agent.resume(record, use)
         events, result = await events_of(run)
         lives.append(events)
@@ -221,7 +224,7 @@ def test_every_run_keeps_its_promises(
     assert len(moves) <= bound(limits)  # it ends, or waits, within its bound
     table = {(t.source, t.name, t.target) for t in agent.graph}
     assert all((m.source, m.guard, m.target) in table for m in moves)  # every move is a row of the graph
-    assert all(a.target == b.source for a, b in zip(moves, moves[1:], strict=False))
+    assert all(a.target == b.source for a, b in pairwise(moves))
     entered = [m.target for m in moves].count(State.TERMINAL)
     assert entered == (1 if result.state == State.TERMINAL else 0)  # the end comes once
     assert result.state in (State.TERMINAL, State.SUSPENDED)
@@ -233,3 +236,77 @@ def test_every_run_keeps_its_promises(
     assert len(world.requests) <= extended * (limits.max_iterations or 0)  # N means N
     if result.state == State.TERMINAL:
         check_transcript(result.messages, request=False)
+
+
+class Stopping(World):
+    """A random world in which, at its n-th doing, somebody stops the run: politely, or by its task."""
+
+    def __init__(self, replies: Any, outcomes: Any, at: int, how: str) -> None:
+        super().__init__(replies, outcomes, [0.0])
+        self.at, self.how = at, how
+        self.doings = 0
+        self.stop: Any = None
+
+    async def doing(self) -> None:
+        self.doings += 1
+        if self.doings == self.at:
+            self.stop(self.how)
+            await asyncio.sleep(0)
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        await self.doing()
+        return await super().reply(request)
+
+    def tools(self) -> list[Any]:
+        @tool(parallel=True)
+        async def act(n: int) -> str:
+            """Act."""
+            await self.doing()
+            return self.act()
+
+        @tool(parallel=True)
+        async def again(n: int) -> str:
+            """Act."""
+            await asyncio.sleep(0)
+            return self.act()
+
+        return [act, again]
+
+
+async def stopped(world: Stopping, agent: Agent) -> tuple[Any, bool]:
+    run = agent.run("go")
+    task = asyncio.ensure_future(_result_of(run))
+    world.stop = lambda how: run.cancel("enough") if how == "politely" else task.cancel()
+    try:
+        await task
+        passed_through = False
+    except asyncio.CancelledError:
+        passed_through = True
+    return run, passed_through
+
+
+async def _result_of(run: Any) -> RunResult:
+    result: RunResult = await run
+    return result
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    replies=st.lists(replies, min_size=1, max_size=4),
+    outcomes=st.lists(st.sampled_from(["ok", "raise"]), min_size=1, max_size=3),
+    at=st.integers(1, 6),
+    how=st.sampled_from(["politely", "by its task"]),
+)
+def test_stopping_anywhere_leaves_a_run_that_has_ended(replies: Any, outcomes: Any, at: int, how: str) -> None:
+    world = Stopping(replies, outcomes, at, how)
+    limits = AgentGuardrails(max_iterations=4, on_limit="stop")
+    agent = Agent(world, tools=world.tools(), guardrails=limits, host=Host(clock=world.clock))
+    run, passed_through = asyncio.run(stopped(world, agent))
+    if run.finished and run.state.state == State.SUSPENDED:
+        return  # a loop was seen, and a person is asked
+    assert run.finished
+    assert run.state.state == State.TERMINAL
+    assert passed_through == (how == "by its task" and world.doings >= at)
+    if world.doings >= at:
+        assert type(run.result.outcome).__name__ == "RunCancelled"
+    check_transcript(run.state.messages, request=False)

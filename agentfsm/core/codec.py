@@ -20,9 +20,13 @@ def _adapter() -> TypeAdapter[RunState]:
 
 
 def dump_state(run: RunState) -> dict[str, Any]:
-    """Everything that a run knows, as JSON data; lone surrogates in texts become ``?``."""
+    """Everything that a run knows, as JSON data; lone surrogates in texts become ``?``, NaN becomes null."""
     data: dict[str, Any] = _adapter().dump_python(run, mode="json")
-    text = canonical_json(data)
+    try:
+        text = canonical_json(data)
+    except ValueError:  # JSON has no NaN and no infinity
+        data = json.loads(json.dumps(data), parse_constant=lambda _: None)
+        text = canonical_json(data)
     try:
         text.encode()
     except UnicodeEncodeError:  # a lone surrogate has no UTF-8: no JSON reader would take it back

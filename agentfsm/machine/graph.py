@@ -164,11 +164,15 @@ class Graph:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the table: states, guards' names, targets and order. Guards' code is not in it."""
-        table = {
+        return hashlib.sha256(json.dumps(self.table, separators=(",", ":")).encode()).hexdigest()
+
+    @cached_property
+    def table(self) -> dict[str, list[list[Any]]]:
+        """The table as JSON data, as journals pin it; ``fingerprint`` is its hash."""
+        return {
             "states": [[s.name, s.waits, s.final, s.spends] for s in self.states],
             "transitions": [[t.source, t.name, t.target, t.spends] for s in self.states for t in self._rows[s.name]],
         }
-        return hashlib.sha256(json.dumps(table, separators=(",", ":")).encode()).hexdigest()
 
     # Each of the following gives a new, checked graph; this one never changes.
 

@@ -18,6 +18,8 @@ from inspect import isawaitable
 from types import CoroutineType
 from typing import Any, cast
 
+from pydantic import ValidationError
+
 from agentfsm.core.events import (
     AgentError,
     Ending,
@@ -39,6 +41,7 @@ from agentfsm.machine.graph import State
 from agentfsm.runtime.context import Context, Effect, Parts
 from agentfsm.runtime.gates import HookAbortError, ask_hooks
 from agentfsm.runtime.result import ending_of
+from agentfsm.runtime.tools import problems
 
 __all__ = ["Driver", "Errand"]
 
@@ -204,7 +207,10 @@ class Driver:
         """Fold an outcome in and move. Nothing here awaits."""
         context, run = self.context, self._run
         self._mark = ended = self._now()
-        apply(run, outcome, ended - started, silence)
+        try:
+            apply(run, outcome, ended - started, silence)
+        except Exception as error:  # a model or an effect of the user's gave what cannot be folded in
+            apply(run, self._raised(run.state, error))
         if context.finished:
             context.finished.clear()
         if self._cancel is not None and run.cancelled is None:
@@ -243,22 +249,34 @@ class Driver:
     async def _end(self) -> None:
         run = self._run
         if not self._parts.machine.graph.spec(run.state).final:
+            await self._close()
             self._suspend()
             return
-        await self._close()
-        kind, fields = ending_of(run)
-        adapter, output = self._parts.output, fields.get("output")
-        self.output = output if adapter is None or output is None else adapter.validate_python(output)
-        self.outcome = self._last(kind, fields)
+        try:
+            await self._close()
+        finally:  # a cancellation that lands here comes too late to change how the run ended
+            kind, fields = ending_of(run)
+            self.output = self._typed(fields.get("output"))
+            self.outcome = self._last(kind, fields)
+
+    def _typed(self, output: Any) -> Any:
+        adapter = self._parts.output
+        if adapter is None or output is None:
+            return output
+        try:
+            return adapter.validate_python(output)
+        except ValidationError as error:  # a type that does not come back from its own JSON
+            self.context.warn(f"the output stays JSON: {'; '.join(problems(error))}")
+            return output
 
     async def _close(self) -> None:
-        """Hooks at the end, and the memory: whatever they raise, the run has ended."""
+        """Hooks at the door of the state that ends or waits, and the memory: too late to stop the run."""
         context = self.context
         try:
-            await ask_hooks(context, State.TERMINAL)
+            await ask_hooks(context, self._run.state)
         except HookAbortError as error:
             context.warn(str(error))
-        if self._parts.memory is not None:
+        if self._parts.memory is not None and self._run.state == State.TERMINAL:
             try:
                 await self._parts.memory.remember(self._run.messages)
             except Exception as error:

@@ -27,7 +27,7 @@ from agentfsm.core.render import render
 from agentfsm.core.state import CallState, RunState, Waiting
 from agentfsm.errors import ModelError
 from agentfsm.machine.graph import State
-from agentfsm.runtime.calls import check_call, run_call
+from agentfsm.runtime.calls import check_call, failed, run_call
 from agentfsm.runtime.context import Context, Effect
 from agentfsm.runtime.gates import ask_gates
 from agentfsm.runtime.tools import Tool, ToolContext, problems
@@ -213,7 +213,21 @@ async def _run_one(context: Context, entry: CallState, tool: Tool, arguments: di
     if context.watched:
         context.emit(ToolStarted, call=entry.call)
     seen = _tool_context(run, entry) if tool.takes_context else None
-    _finish(context, await run_call(entry.call, tool, arguments, seen, run.guardrails.tool_timeout_s))
+    result = await run_call(entry.call, tool, arguments, seen, run.guardrails.tool_timeout_s)
+    _finish(context, result if result.ending != "done" else _checked_output(context, entry.call, result))
+
+
+def _checked_output(context: Context, call: ToolCall, result: ToolResult) -> ToolResult:
+    """The result of a call that ends the run, or why its value is not the output that the agent promises."""
+    adapter = context.parts.output
+    if adapter is None:
+        return result
+    try:
+        adapter.validate_python(result.value)
+    except ValidationError as error:
+        text = f"its result does not have the required form ({'; '.join(problems(error))})"
+        return failed(call, FailureKind.tool_error, text, type(error).__name__)
+    return result
 
 
 def _tool_context(run: RunState, entry: CallState) -> ToolContext:

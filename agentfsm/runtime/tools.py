@@ -20,6 +20,9 @@ __all__ = ["Approval", "Tool", "ToolContext", "as_tool", "registry", "tool"]
 Approval = bool | Callable[[Mapping[str, Any]], bool]
 """Whether a call needs a person's leave: always, never, or by its (validated) arguments."""
 
+UI_MESSAGE = "_ui_message"
+"""An argument that a model may add to any call: words for the user, which the tool only gets if it declares them."""
+
 _NAME = re.compile(r"\A[A-Za-z0-9_-]{1,64}\Z")
 
 
@@ -84,6 +87,8 @@ class Tool:
         Raises:
             pydantic.ValidationError: They do not fit; the error names each bad field.
         """
+        if UI_MESSAGE in given and UI_MESSAGE not in self.spec.parameters.get("properties", ()):
+            given = {k: v for k, v in given.items() if k != UI_MESSAGE}
         checked: object = self.adapter.validator.validate_python(given if type(given) is dict else dict(given))
         return vars(checked)
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter
@@ -180,16 +181,16 @@ def bench_step() -> None:
     for state in ("pre_step", "call_llm", "post_llm", "dispatch_tool", "post_tool", "recover"):
         run = RunState("bench")
         figures: list[float] = []
-        for step in (lambda: reference(rows, run), lambda: machine.step(run)):
-
-            def many(step: Callable[[], Any] = step, run: RunState = run, state: str = state) -> None:
-                for _ in range(5_000):
-                    run.state = state
-                    step()
-
-            figures.append(best(many, 5) / 5_000 * 1e6)
+        for step in (partial(reference, rows), machine.step):
+            figures.append(best(partial(_many, step, run, state), 5) / 5_000 * 1e6)
         print(f"{state:>14} {figures[0]:>10.2f} {figures[1]:>8.2f} {figures[1] / figures[0]:>6.2f}")
     print()
+
+
+def _many(step: Callable[[RunState], Any], run: RunState, state: str) -> None:
+    for _ in range(5_000):
+        run.state = state
+        step(run)
 
 
 def bench_import() -> None:
