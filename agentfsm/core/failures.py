@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic_core import to_jsonable_python
 
 __all__ = ["DEFAULT_ACTIONS", "LIMITS", "Action", "Failure", "FailureKind"]
 
@@ -95,8 +96,8 @@ class Failure(BaseModel):
         explanation: What happened, for people and for the model.
         blockers: Concrete reasons why the run cannot go on; a list becomes a tuple.
         suggested_action: What to do; the kind's default where none is given, so never None.
-        partial_data: What was achieved before it failed; JSON.
-        metadata: More about it (attempt, status, the other failures of a batch...); JSON.
+        partial_data: What was achieved before it failed; JSON (what is none becomes its text).
+        metadata: More about it (attempt, status, the other failures of a batch...); JSON, likewise.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -112,6 +113,11 @@ class Failure(BaseModel):
     @classmethod
     def _never_none(cls, value: object, info: Any) -> object:
         return DEFAULT_ACTIONS.get(info.data.get("kind"), Action.stop) if value is None else value
+
+    @field_validator("partial_data", "metadata")
+    @classmethod
+    def _json(cls, value: Any) -> Any:
+        return to_jsonable_python(value, fallback=repr, bytes_mode="base64", inf_nan_mode="null")
 
     def _key(self) -> tuple[FailureKind, str, tuple[str, ...]]:
         return (self.kind, self.explanation, self.blockers)

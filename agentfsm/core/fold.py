@@ -61,21 +61,18 @@ def apply(run: RunState, outcome: o.Outcome, took_s: float = 0.0, silence_s: flo
 
 def _checked(run: RunState, outcome: o.Checked) -> None:
     run.backoff_s = 0.0
-    limits = run.guardrails
-    if limits.finalize_grace_s and limits.max_execution_time_s is not None:
-        if run.grace == "now":
-            run.grace = "used"
-        elif not run.grace and run.elapsed_s >= limits.max_execution_time_s:
-            run.grace = "now"
-            run.pending_instruction = wording.WRAP_UP
+    limit = run.guardrails.max_execution_time_s
+    if limit is not None and run.guardrails.finalize_grace_s and not run.grace and run.elapsed_s >= limit:
+        run.grace = "now"
     if outcome.recalled:
         run.messages.append(Message.user(f"<memory>\n{outcome.recalled}\n</memory>"))
 
 
 def _replied(run: RunState, outcome: o.Replied) -> None:
-    """The message is stored before it is judged; what was said once has now been said."""
+    """The message is stored before it is judged, its calls are owed results; what was said once has been said."""
     run.reply = outcome.reply
     run.messages.append(outcome.reply.message)
+    run.batch = [CallState(call, call.signature) for call in outcome.reply.message.tool_calls]
     if outcome.reply.usage != _NOTHING:
         run.usage += outcome.reply.usage
     run.pending_instruction = run.feedback = None
@@ -91,15 +88,19 @@ def _called(run: RunState) -> None:
     run.iterations += 1
     run.model_calls += 1
     run.silence_s = 0.0
+    if run.grace == "now":
+        run.grace = "used"
 
 
 def _read(run: RunState, outcome: o.Read) -> None:
-    run.batch = [CallState(call, call.signature) for call in outcome.calls]
+    if not run.batch:  # else the calls stand in the message itself, and are there already
+        run.batch = [CallState(call, call.signature) for call in outcome.calls]
     run.answer = outcome.answer
     run.malformed = outcome.malformed
 
 
 def _ran(run: RunState, outcome: o.Ran) -> None:
+    run.backoff_s = 0.0
     for result in outcome.results:
         _result(run, result)
 
@@ -156,6 +157,8 @@ def _recovered(run: RunState, outcome: o.Recovered) -> None:
     run.learn(failure)
     if failure.kind is K.no_progress:
         run.silence_s = 0.0  # one stall never strikes twice without a model call between
+    if failure.kind in OUTPUT_KINDS:  # an error with another key: the breaker starts anew
+        run.error_key, run.error_streak = None, 0
     _ACT[outcome.action](run, failure)
 
 
@@ -213,10 +216,11 @@ def _answered(run: RunState, outcome: o.Answered) -> None:
             _DECIDE[reply.kind](run, call)
         return
     if call is not None:
-        call.result = ToolResult(call.call.id, call.call.name, reply.text)
-        run.ending = None
-        return
+        _result(run, ToolResult(call.call.id, call.call.name, reply.text))
     _close_batch(run)
+    run.ending = None
+    if call is not None:
+        return
     run.messages.append(Message.user(reply.text))
     if waiting.failure_kind in LIMITS:
         run.continues += 1

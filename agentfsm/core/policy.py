@@ -5,6 +5,7 @@ A policy is pure: it sees the failure and the run as they are *before* this fail
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,6 +29,9 @@ DEFAULT_BUDGETS: Mapping[FailureKind, int] = {
 """How often each kind is retried in a row; a kind that is not named here, never."""
 
 MAX_BACKOFF_S = 30.0
+
+JUST_PAST_S = 0.001
+"""What a back-off that would outlast the run's time waits beyond it, in seconds."""
 
 RERUN = frozenset({FailureKind.tool_error, FailureKind.environment_error})
 """The kinds that running the same call again, as it stands, can mend."""
@@ -108,6 +112,11 @@ def choose(policy: RecoveryPolicy, run: RunState, seed: int | None = None) -> Re
         draw = random.Random(f"{seed}:{run.run_id}:{run.steps}")  # noqa: S311  # repeatable, not secret
         wait *= 1 + jitter * draw.random()
     wait = max(wait, float(failure.metadata.get("retry_after_s") or 0.0))
+    if not math.isfinite(wait):
+        raise ValueError(f"a back-off must be a number of seconds, not {wait}")
+    limit = run.guardrails.max_execution_time_s
+    if limit is not None:  # no back-off outlasts the run: a moment past the limit, and the limit acts
+        wait = min(wait, max(0.0, limit - run.elapsed_s) + JUST_PAST_S)
     return Recovered(action, backoff_s=wait, retry_calls=_may_rerun(run, failure))
 
 

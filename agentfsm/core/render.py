@@ -16,6 +16,7 @@ from xml.sax.saxutils import quoteattr
 from agentfsm.core.failures import Failure
 from agentfsm.core.messages import Message, Role
 from agentfsm.core.state import RunState
+from agentfsm.core.wording import WRAP_UP
 
 __all__ = ["Transcript", "render"]
 
@@ -66,6 +67,8 @@ def render(run: RunState) -> Transcript:
     """The messages of the next request. The same state gives the same messages, to the byte."""
     head = _elided(run) if run.elided else run.messages
     parts = [part for part in (run.feedback, run.pending_instruction) if part]
+    if run.grace == "now":
+        parts.append(WRAP_UP)
     if run.lessons_learned:
         parts.append(addendum(run.lessons_learned))
     if not parts:

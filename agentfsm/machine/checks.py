@@ -2,7 +2,7 @@
 
 1. Names are identifiers; no state is declared twice, no guard asked twice in one state.
 2. Every transition joins declared states, and none leaves a final one.
-3. A guard is a plain function: a coroutine function would always read as true.
+3. A guard is a plain function: a coroutine function or a generator would always read as true.
 4. Every state but a waiting or final one ends in a transition without a guard, so no run is ever stuck;
    nothing stands behind it, where it could never be asked.
 5. Every state can be reached, and a final state can be reached from every state.
@@ -71,12 +71,21 @@ def _guards(graph: Graph) -> None:
             continue
         if not callable(guard):
             raise GraphError("a guard must be a function of the run", transition.id)
-        if inspect.iscoroutinefunction(guard) or inspect.iscoroutinefunction(type(guard).__call__):
+        if _always_true(guard) or _always_true(type(guard).__call__):
             raise GraphError(
-                "a guard must be a plain function, not a coroutine function",
+                "a guard must be a plain function, not a coroutine function or a generator",
                 transition.id,
                 "await in an effect",
             )
+
+
+def _always_true(function: object) -> bool:
+    """Whether what a function returns is an object that waits to be run, and never its answer."""
+    return (
+        inspect.iscoroutinefunction(function)
+        or inspect.isgeneratorfunction(function)
+        or inspect.isasyncgenfunction(function)
+    )
 
 
 def _last_rows(graph: Graph) -> None:

@@ -17,8 +17,9 @@ from agentfsm.core.failures import Failure, FailureKind
 from agentfsm.core.messages import ToolCall, ToolResult
 from agentfsm.errors import ToolError
 from agentfsm.runtime.tools import Tool, ToolContext, problems
+from agentfsm.runtime.watchdog import Watchdog
 
-__all__ = ["REPORTABLE", "check_call", "failed", "in_thread", "run_call"]
+__all__ = ["REPORTABLE", "being_cancelled", "check_call", "failed", "in_thread", "run_call"]
 
 REPORTABLE = frozenset(
     {
@@ -61,7 +62,7 @@ def check_call(call: ToolCall, tools: Any) -> tuple[Tool, dict[str, Any]] | Tool
 
 
 async def run_call(
-    call: ToolCall, tool: Tool, arguments: dict[str, Any], context: ToolContext | None, timeout_s: float
+    call: ToolCall, tool: Tool, arguments: dict[str, Any], context: ToolContext | None, limit: Watchdog
 ) -> ToolResult:
     """Run one call. Whatever the tool does, there is a result; only cancellation passes through.
 
@@ -70,13 +71,11 @@ async def run_call(
         tool: Its tool.
         arguments: Its checked arguments.
         context: What the tool may know, where it takes that.
-        timeout_s: Seconds, unless the tool has its own limit. A plain function past its time is
-            abandoned: its thread goes on, and what it returns is dropped.
+        limit: The time limit, set to the call's seconds. A plain function past its time is abandoned:
+            its thread goes on, and what it returns is dropped.
     """
-    limit = tool.timeout or timeout_s
-    scope = asyncio.timeout(limit)
     try:
-        async with scope:
+        with limit:
             if tool.is_async:
                 value = await (
                     tool.function(context, **arguments) if context is not None else tool.function(**arguments)
@@ -87,14 +86,24 @@ async def run_call(
                 value = await in_thread(tool.function, context, arguments)
         return _done(call, tool, value)
     except TimeoutError as error:
-        text = f"timed out after {limit:g} s" if scope.expired() else _words(error)
+        text = f"timed out after {limit.seconds:g} s" if limit.expired else _words(error)
         return failed(call, FailureKind.tool_error, text, "TimeoutError", tool)
     except OSError as error:
         return failed(call, FailureKind.environment_error, _words(error), type(error).__name__, tool)
     except ToolError as error:
         return _reported(call, tool, error)
-    except Exception as error:
+    except asyncio.CancelledError as error:
+        if being_cancelled():
+            raise
+        return failed(call, FailureKind.tool_error, _words(error), "CancelledError", tool)
+    except (Exception, SystemExit) as error:
         return failed(call, FailureKind.tool_error, _words(error), type(error).__name__, tool)
+
+
+def being_cancelled() -> bool:
+    """Whether somebody cancels this task; else a CancelledError came out of what it awaited, as any error may."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _words(error: BaseException) -> str:
@@ -120,10 +129,17 @@ def _done(call: ToolCall, tool: Tool, value: Any) -> ToolResult:
     ending = tool.control or ("done" if tool.ends_run else None)
     try:
         content = value if isinstance(value, str) else "done" if value is None else to_json(value).decode()
-        kept = to_jsonable_python(value) if ending is not None else None
+        kept = None if ending is None else _ending_value(call, tool, value)
     except (PydanticSerializationError, UnicodeEncodeError, ValueError):
         content, kept = str(value), str(value)
     return ToolResult(call.id, call.name, content, ending=ending, value=kept)
+
+
+def _ending_value(call: ToolCall, tool: Tool, value: Any) -> Any:
+    """What an ending brings along, as JSON: for ``return_done`` the argument as it came, which fits its type."""
+    if tool.control == "done" and "output" in call.arguments:
+        return call.arguments["output"]
+    return to_jsonable_python(value)
 
 
 async def in_thread(function: Callable[..., Any], context: ToolContext | None, arguments: dict[str, Any]) -> Any:

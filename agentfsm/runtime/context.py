@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from agentfsm.core.events import Event, RunWarning
+from agentfsm.core.events import Ending, Event, RunWarning
 from agentfsm.core.messages import ToolResult
 from agentfsm.core.model import Model, ToolSpec
 from agentfsm.core.policy import RecoveryPolicy
@@ -19,6 +19,7 @@ from agentfsm.runtime.hooks import Hook, Observer
 from agentfsm.runtime.host import Host
 from agentfsm.runtime.memory import Memory
 from agentfsm.runtime.tools import Tool
+from agentfsm.runtime.watchdog import Watchdog
 
 __all__ = ["Context", "Effect", "Parts"]
 
@@ -71,6 +72,7 @@ class Context:
         parts: What the agent is made of.
         run: What the run knows.
         prompt: The user's message, for the memory.
+        watchdog: Limits what the run awaits, one thing at a time.
         watched: Whether anybody sees events; where nobody does, none but the last is built.
         call_ids: The ids of all calls of the transcript.
         finished: Results of calls that have ended while others of their batch still run.
@@ -85,6 +87,7 @@ class Context:
         self.observer_failures = 0
         self.hooks_done: set[int] = set()
         self.call_ids = {c.id for m in run.messages for c in m.tool_calls}
+        self.watchdog = Watchdog()
         self._seq = 0
         self._sink: Callable[[Event], None] | None = None
 
@@ -114,13 +117,16 @@ class Context:
         self.emit(RunWarning, text=text)
 
     def _deliver(self, event: Event) -> None:
+        failures: list[str] = []
         for each in self.parts.observers:
             try:
                 each.function(event)
             except Exception as error:  # an observer never harms a run
                 self.observer_failures += 1
-                log.warning("run %s: observer %s raised %s", self.run.run_id, each.name, type(error).__name__)
-                if not isinstance(event, RunWarning):
-                    self.emit(RunWarning, text=f"observer {each.name} raised {type(error).__name__}")
+                failures.append(f"observer {each.name} raised {type(error).__name__}")
+                log.warning("run %s: %s", self.run.run_id, failures[-1])
         if self._sink is not None:
             self._sink(event)
+        if not isinstance(event, (RunWarning, Ending)):  # behind the event, and never behind the last one
+            for text in failures:
+                self.emit(RunWarning, text=text)

@@ -248,6 +248,7 @@ class Driver:
 
     async def _end(self) -> None:
         run = self._run
+        self.context.watchdog.close()
         if not self._parts.machine.graph.spec(run.state).final:
             await self._close()
             self._suspend()

@@ -31,6 +31,7 @@ from agentfsm.runtime.calls import check_call, failed, run_call
 from agentfsm.runtime.context import Context, Effect
 from agentfsm.runtime.gates import ask_gates
 from agentfsm.runtime.tools import Tool, ToolContext, problems
+from agentfsm.runtime.watchdog import Watchdog
 
 __all__ = ["EFFECTS", "custom_effect"]
 
@@ -80,7 +81,7 @@ async def call_model(context: Context) -> Outcome:
         parts.output_schema,
     )
     try:
-        async with asyncio.timeout(limit):
+        with context.watchdog.limit(limit):
             return Replied(_with_own_ids(await parts.model.reply(request), context.call_ids))
     except TimeoutError:
         return _call_failed(FailureKind.transient_provider, f"{parts.model.name} gave no reply within {limit:g} s")
@@ -159,6 +160,8 @@ async def run_calls(context: Context) -> Outcome:
     """Run the next call, or all that are left where all may run together; or say who must be asked."""
     due = _due(context)
     context.finished.clear()
+    if context.run.backoff_s:
+        await context.parts.host.clock.sleep(context.run.backoff_s)
     ready: list[tuple[CallState, Tool, dict[str, Any]]] = []
     for entry in due:
         checked = check_call(entry.call, context.parts.tools)
@@ -176,11 +179,11 @@ async def run_calls(context: Context) -> Outcome:
         else:
             ready.append((entry, tool, arguments))
     if len(ready) == 1:
-        await _run_one(context, *ready[0])
+        await _run_one(context, *ready[0], limiter=context.watchdog)
     elif ready:
         async with asyncio.TaskGroup() as group:
             for one in ready:
-                group.create_task(_run_one(context, *one))
+                group.create_task(_run_one(context, *one, limiter=Watchdog()))
     if len(due) == 1:
         return Ran(tuple(context.finished))
     by_id = {r.call_id: r for r in context.finished}
@@ -207,13 +210,17 @@ def _doubt(call: ToolCall) -> Waiting:
     )
 
 
-async def _run_one(context: Context, entry: CallState, tool: Tool, arguments: dict[str, Any]) -> None:
+async def _run_one(
+    context: Context, entry: CallState, tool: Tool, arguments: dict[str, Any], *, limiter: Watchdog
+) -> None:
     run = context.run
     entry.started = True  # the one thing noted in front: cut off from here on, the call is in doubt
     if context.watched:
         context.emit(ToolStarted, call=entry.call)
     seen = _tool_context(run, entry) if tool.takes_context else None
-    result = await run_call(entry.call, tool, arguments, seen, run.guardrails.tool_timeout_s)
+    result = await run_call(
+        entry.call, tool, arguments, seen, limiter.limit(tool.timeout or run.guardrails.tool_timeout_s)
+    )
     _finish(context, result if result.ending != "done" else _checked_output(context, entry.call, result))
 
 
