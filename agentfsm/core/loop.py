@@ -61,12 +61,12 @@ PRE_STEP, CALL_LLM, POST_LLM, DISPATCH_TOOL, POST_TOOL, RECOVER, SUSPENDED, TERM
 LOOP = Graph(
     name="loop",
     states=(
-        StateSpec(PRE_STEP, "check budgets", spends="a step"),
+        StateSpec(PRE_STEP, "back off, check budgets", spends="a step"),
         StateSpec(CALL_LLM, "call the model"),
         StateSpec(POST_LLM, "read the reply"),
         StateSpec(DISPATCH_TOOL, "run the next call"),
         StateSpec(POST_TOOL, "judge the batch"),
-        StateSpec(RECOVER, "ask the policy, back off", lane="left"),
+        StateSpec(RECOVER, "ask the policy", lane="left"),
         StateSpec(SUSPENDED, "wait for a person", waits=True, lane="right"),
         StateSpec(TERMINAL, "the end", final=True),
     ),

@@ -23,7 +23,7 @@ def canonical_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-_ENCODE = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+_ENCODE = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
 
 class Role(StrEnum):
@@ -64,7 +64,12 @@ class ToolCall:
 
     @property
     def signature(self) -> str:
-        """``tool:hash`` for loop detection; ``_ui_message`` is left out, so rewording hides no repeat."""
+        """``tool:hash`` for loop detection; ``_ui_message`` is left out, so rewording hides no repeat.
+
+        Raises:
+            TypeError: The arguments hold what JSON cannot.
+            ValueError: So they do.
+        """
         arguments = {k: v for k, v in self.arguments.items() if k != "_ui_message"}
         return f"{self.name}:{hashlib.sha256(_ENCODE(arguments).encode()).hexdigest()[:8]}"
 

@@ -9,7 +9,7 @@ row of the table can move a run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Any, NamedTuple, Protocol, cast
 
 import transitions
@@ -17,7 +17,10 @@ import transitions
 from agentfsm.errors import NoTransitionError
 from agentfsm.machine.graph import Graph, Guard, Transition
 
-__all__ = ["Decision", "Machine", "Steppable"]
+__all__ = ["ABORTED", "Decision", "Machine", "Steppable"]
+
+ABORTED = "aborted"
+"""The name of the row that is taken where a guard raises."""
 
 
 class Steppable(Protocol):
@@ -93,7 +96,8 @@ class _Step(transitions.Event):
         """Move a run by the first row whose guard holds; None where there is none.
 
         A guard that raises counts as not holding; it is noted on the run, and the rows are asked again
-        from the first, so that the ``aborted`` row is taken. The same guard is not asked twice.
+        from the first, so that the ``aborted`` row is taken (also where it is that row's own guard that
+        raised). The same guard is not asked twice.
         """
         rows = self._rows.get(run.state, ())
         decision: Decision | None = None
@@ -104,8 +108,9 @@ class _Step(transitions.Event):
                     return decision
                 found = guard(run)
                 if found:
+                    answer = decision if found is True else _saying(decision, found)
                     run.state = decision.transition.target
-                    return decision if found is True else decision._replace(found=found)
+                    return answer
         except Exception as error:  # user code: whatever it raises ends the run in order
             if decision is None:
                 raise
@@ -117,17 +122,27 @@ class _Step(transitions.Event):
         by, error = next(reversed(raised.items()))
         run.abort(by, error)
         for guard, decision in self._rows[run.state]:
-            if decision.transition.id in raised:
+            row = decision.transition
+            if row.id in raised and row.name != ABORTED:
                 continue
             try:
-                found = guard is None or guard(run)
-                held = bool(found)
+                found = guard is None or row.id in raised or guard(run)
+                answer = decision if found is True else _saying(decision, found) if found else None
             except Exception as another:
-                return self._decide_without(run, {**raised, decision.transition.id: another})
-            if held:
-                run.state = decision.transition.target
-                return decision if found is True else decision._replace(found=found)
+                return self._decide_without(run, {**raised, row.id: another})
+            if answer is not None:
+                run.state = row.target
+                return answer
         return None
+
+
+def _saying(decision: Decision, found: Any) -> Decision:
+    """A decision with what its guard returned; an awaitable is no answer, and would always read as true."""
+    if hasattr(type(found), "__await__"):
+        if isinstance(found, Coroutine):
+            found.close()
+        raise TypeError(f"the guard {decision.guard!r} returned an awaitable: a guard must be a plain function")
+    return decision._replace(found=found)
 
 
 class _Table(transitions.Machine):

@@ -174,6 +174,20 @@ class Graph:
             "transitions": [[t.source, t.name, t.target, t.spends] for s in self.states for t in self._rows[s.name]],
         }
 
+    def diagram(self, format: str = "svg") -> str:  # noqa: A002  # the word that everybody expects
+        """The graph as a picture or in another form; ``agentfsm.diagrams`` has themes, overlays and images.
+
+        Args:
+            format: ``svg``, ``dot``, ``mermaid``, ``markdown``, ``text``, ``plantuml``, ``scxml``,
+                ``xstate`` or ``promela``.
+
+        Raises:
+            ConfigurationError: There is no such form.
+        """
+        from agentfsm.diagrams import diagram  # a reader of graphs, loaded when one is drawn
+
+        return diagram(self, format)
+
     # Each of the following gives a new, checked graph; this one never changes.
 
     def with_transition(self, transition: Transition, *, before: str | None = None) -> Graph:

@@ -27,7 +27,7 @@ from agentfsm.core.render import render
 from agentfsm.core.state import CallState, RunState, Waiting
 from agentfsm.errors import ModelError
 from agentfsm.machine.graph import State
-from agentfsm.runtime.calls import check_call, failed, run_call
+from agentfsm.runtime.calls import being_cancelled, check_call, failed, run_call
 from agentfsm.runtime.context import Context, Effect
 from agentfsm.runtime.gates import ask_gates
 from agentfsm.runtime.tools import Tool, ToolContext, problems
@@ -82,11 +82,15 @@ async def call_model(context: Context) -> Outcome:
     )
     try:
         with context.watchdog.limit(limit):
-            return Replied(_with_own_ids(await parts.model.reply(request), context.call_ids))
+            return Replied(_with_sound_calls(await parts.model.reply(request), context.call_ids))
     except TimeoutError:
         return _call_failed(FailureKind.transient_provider, f"{parts.model.name} gave no reply within {limit:g} s")
     except ModelError as error:
         return _call_failed(FailureKind(error.kind), str(error), error)
+    except asyncio.CancelledError as error:
+        if being_cancelled():
+            raise
+        return _call_failed(FailureKind.provider_error, f"{parts.model.name}: {type(error).__name__}: {error}")
     except Exception as error:
         return _call_failed(FailureKind.provider_error, f"{parts.model.name}: {type(error).__name__}: {error}")
 
@@ -97,8 +101,11 @@ def _call_failed(kind: FailureKind, text: str, error: ModelError | None = None) 
     return CallFailed(Failure(kind=kind, explanation=text, blockers=(text,), metadata=metadata))
 
 
-def _with_own_ids(reply: Reply, taken: set[str]) -> Reply:
-    """The reply with an id for each call that no other call of the transcript has: each gets one result.
+def _with_sound_calls(reply: Reply, taken: set[str]) -> Reply:
+    """The reply with calls that a transcript can hold, whatever the model gave.
+
+    Each gets an id that no other call of the transcript has, since each gets one result; arguments that no
+    JSON can hold (NaN, objects of Python) are none.
 
     Args:
         reply: The reply as the model gave it.
@@ -113,6 +120,10 @@ def _with_own_ids(reply: Reply, taken: set[str]) -> Reply:
         while not wanted or wanted in taken:
             wanted, n = f"{call.id or 'call'}_{n}_{place}", n + 1
         taken.add(wanted)
+        try:
+            _ = call.signature
+        except (TypeError, ValueError, RecursionError) as error:
+            call = replace(call, arguments={}, malformed=f"the arguments are no JSON object: {error}")
         own.append(call if wanted == call.id else replace(call, id=wanted))
     return replace(reply, message=replace(reply.message, tool_calls=tuple(own)))
 

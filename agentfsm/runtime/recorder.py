@@ -19,7 +19,7 @@ from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.host import Clock
 
-__all__ = ["Beginning", "Entry", "Keeper", "Recorder"]
+__all__ = ["Beginning", "Entry", "Keeper", "Recorder", "TakenUp"]
 
 Entry = tuple[Any, ...]
 """``(kind, seconds since the epoch, ...)``; what follows depends on the kind."""
@@ -52,6 +52,29 @@ class Beginning:
     state: dict[str, Any] | None = None
     seed: int | None = None
     parent: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class TakenUp:
+    """Where a run stood in its store when it was read, to be gone on with.
+
+    Attributes:
+        seq: Its last record.
+        hash: That record's hash, in hex.
+        kind: What it waited for, or ``interrupted`` where it was cut off.
+        tool: The tool that a person was asked about, or an empty string.
+        expires_at: Until when it can be answered, in seconds since the epoch, or None.
+        attempts: Attempts at each effect so far.
+        migrated: For a run that changes its graph: what the record of that says; else empty.
+    """
+
+    seq: int
+    hash: str
+    kind: str
+    tool: str = ""
+    expires_at: float | None = None
+    attempts: Mapping[str, int] = field(default_factory=dict[str, int])
+    migrated: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Keeper(Protocol):

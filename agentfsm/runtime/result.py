@@ -54,6 +54,20 @@ class RunResult:
         """Tokens and USD of all model calls."""
         return self.run.usage
 
+    def diagram(self, format: str = "svg") -> str:  # noqa: A002  # the word that everybody expects
+        """The graph with this run's path on it: how often each row was taken, and where the run is.
+
+        Args:
+            format: ``svg``, ``dot``, ``mermaid``, ``markdown``, ``text`` or ``plantuml``.
+
+        Raises:
+            ConfigurationError: There is no such form, or it shows no path.
+        """
+        from agentfsm.diagrams import RunPath, diagram  # a reader of graphs, loaded when one is drawn
+
+        path = RunPath.of((d.transition.id for d in self.decisions), self.run.state)
+        return diagram(self.graph, format, overlay=path)
+
 
 def ending_of(run: RunState) -> tuple[type[Ending], dict[str, Any]]:
     """With which event a run that is in ``terminal`` ends, and what it says."""
