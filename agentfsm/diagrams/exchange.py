@@ -1,0 +1,81 @@
+"""The table for other state-machine tools: SCXML and XState.
+
+In both, the event ``step`` asks a state's rows in document order, and the first whose condition holds is
+taken, which is what our engine does. They carry structure, order and names; the guards' code stays here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from agentfsm.diagrams.quoting import xml
+from agentfsm.diagrams.style import Theme
+from agentfsm.diagrams.view import View
+from agentfsm.machine.graph import Graph, StateSpec
+
+__all__ = ["scxml", "xstate"]
+
+NAMESPACE = "urn:agentfsm"
+"""The XML namespace of what SCXML has no word for: number, id and cost of a row, and a state's note."""
+
+
+def scxml(view: View, theme: Theme = "auto") -> str:
+    """A graph as SCXML (W3C). A condition is the guard's name, to be bound by who loads it."""
+    return "\n".join(_scxml(view.graph)) + "\n"
+
+
+def _scxml(graph: Graph) -> Iterator[str]:
+    yield '<?xml version="1.0" encoding="UTF-8"?>'
+    yield (
+        f'<scxml xmlns="http://www.w3.org/2005/07/scxml" xmlns:fsm="{NAMESPACE}" version="1.0" '
+        f'name="{xml(" ".join(graph.name.split()))}" initial="{xml(graph.initial)}">'
+    )
+    for spec in graph.states:
+        element = "final" if spec.final else "state"
+        more = "".join(f' fsm:{name}="{xml(text)}"' for name, text in _facts(spec))
+        if not graph.rows(spec.name):
+            yield f'  <{element} id="{xml(spec.name)}"{more}/>'
+            continue
+        yield f'  <{element} id="{xml(spec.name)}"{more}>'
+        for order, row in enumerate(graph.rows(spec.name), 1):
+            cond = "" if row.guard is None else f' cond="{xml(row.name)}"'
+            spends = f' fsm:spends="{xml(row.spends)}"' if row.spends else ""
+            ours = f'fsm:order="{order}" fsm:id="{xml(row.id)}"{spends}'
+            yield f'    <transition event="step"{cond} target="{xml(row.target)}" {ours}/>'
+        yield f"  </{element}>"
+    yield "</scxml>"
+
+
+def _facts(spec: StateSpec) -> Iterator[tuple[str, str]]:
+    if spec.note:
+        yield "note", " ".join(spec.note.split())
+    if spec.spends:
+        yield "spends", spec.spends
+    if spec.waits:
+        yield "waits", "true"
+
+
+def xstate(view: View, theme: Theme = "auto") -> str:
+    """A graph as the JSON configuration of an XState (v5) machine; guards are named, to be implemented there."""
+    graph = view.graph
+    states: dict[str, Any] = {}
+    for spec in graph.states:
+        state: dict[str, Any] = dict(_facts(spec))
+        if "note" in state:
+            state = {"description": state.pop("note"), **({"meta": state} if state else {})}
+        elif state:
+            state = {"meta": state}
+        if spec.final:
+            state["type"] = "final"
+        rows: list[dict[str, Any]] = []
+        for order, row in enumerate(graph.rows(spec.name), 1):
+            guard = {} if row.guard is None else {"guard": row.name}
+            meta = {"order": order, "id": row.id, **({"spends": row.spends} if row.spends else {})}
+            rows.append({**guard, "target": str(row.target), "meta": meta})
+        if rows:
+            state["on"] = {"step": rows}
+        states[str(spec.name)] = state
+    machine = {"id": graph.name, "initial": str(graph.initial), "states": states}
+    return json.dumps(machine, indent=2, ensure_ascii=False) + "\n"

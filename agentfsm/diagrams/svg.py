@@ -1,0 +1,200 @@
+"""SVG, written by hand: no program needed, and the same bytes on every machine.
+
+Each state is a group with ``data-state``, each row a group with ``data-edge``, and each line a path
+whose ``data-edge`` lists the transitions that run along it: enough for a page to find and colour them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from agentfsm.diagrams.layout import ARROW, BAR, SAMPLE, Layout, Placed, arrange
+from agentfsm.diagrams.metrics import FONT
+from agentfsm.diagrams.quoting import xml
+from agentfsm.diagrams.routing import Piece, Point, bends, toward
+from agentfsm.diagrams.style import DARK, DASH, LIGHT, WEIGHT, Palette, Theme
+from agentfsm.diagrams.table import BASELINE, HEAD, ROW, SIZES, Group, Label
+from agentfsm.diagrams.view import Row, View
+from agentfsm.diagrams.ways import Side
+
+__all__ = ["svg"]
+
+CORNER = 8  # pixels: how round boxes are
+
+
+def svg(view: View, theme: Theme = "auto") -> str:
+    """A view as an SVG picture.
+
+    Args:
+        view: What it says.
+        theme: ``light``, ``dark``, or ``auto``: both in one file, and the reader's setting decides.
+    """
+    layout = arrange(view)
+    return "\n".join(_document(view, layout, theme)) + "\n"
+
+
+def _document(view: View, layout: Layout, theme: Theme) -> Iterator[str]:
+    w, h = layout.width, layout.height
+    title = xml(f"{view.title}: {view.caption}")
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" '
+        f'class="agentfsm-{theme}" role="img" aria-label="{title}" data-graph="{xml(view.graph.name)}">'
+    )
+    yield f"<style>{_style(theme)}</style>"
+    yield f'<rect class="paper" width="{w}" height="{h}"/>'
+    yield from (_label(label) for label in layout.labels)
+    for sample in layout.samples:
+        x = sample.x
+        if sample.kind == "stop":
+            yield f'<rect class="box stop" x="{x + 2}" y="{sample.y - 5}" width="18" height="10" rx="3"/>'
+        else:
+            yield f'<path class="line {sample.kind}" d="M{x} {sample.y}h{SAMPLE}"/>'
+    x, y = layout.start
+    yield f'<circle class="start" cx="{x}" cy="{y - 22}" r="5"/>'
+    yield f'<path class="begin" d="M{x} {y - 22}V{y - ARROW + 1}"/>'
+    yield f'<path class="start" d="{_head((x, y - ARROW), (x, y))}"/>'
+    stress = any(piece.dim for line in layout.lines for piece in line)
+    for line in sorted(layout.lines, key=lambda line: not all(piece.dim for piece in line)):
+        casing = "".join(_path(piece.points) for piece in line)
+        yield f'<path class="casing" d="{casing}"/>'
+        for piece in sorted(line, key=lambda p: not p.dim):
+            yield from _line(piece, thick=stress and not piece.dim)
+    for box in layout.boxes:
+        yield from _box(view, box)
+    yield "</svg>"
+
+
+def _style(theme: Theme) -> str:
+    """The style sheet; every rule holds within pictures of this theme alone, also where a page embeds several."""
+    rules = [f"text{{font-family:{FONT}}}", *(f".{style}{{font-size:{size:g}px}}" for style, size in SIZES.items())]
+    rules += [
+        ".title,.name,.never.tag{font-weight:700}",
+        ".otherwise{font-style:italic}",
+        ".struck{text-decoration:line-through}",
+        ".line,.casing,.begin,.bracket,.box{fill:none}",
+        ".box,.begin{stroke-width:1.4}",
+        ".bracket{stroke-width:1}",
+        ".casing{stroke-width:7}",
+        ".box.current{stroke-width:4}",
+        ".box.removed{stroke-dasharray:4 3}",
+    ]
+    rules += [f".line.{kind}{{stroke-width:{weight:g}}}" for kind, weight in WEIGHT.items()]
+    rules += [f".line.{kind}{{stroke-dasharray:{dash}}}" for kind, dash in DASH.items()]
+    rules.append(".line.thick{stroke-width:3.4}")
+    scope = f".agentfsm-{theme}"
+    style = _scoped([*rules, *_colours(DARK if theme == "dark" else LIGHT)], scope)
+    if theme == "auto":
+        style += f"@media (prefers-color-scheme:dark){{{_scoped(_colours(DARK), scope)}}}"
+    return style
+
+
+def _scoped(rules: list[str], scope: str) -> str:
+    parts = (rule.partition("{") for rule in rules)
+    return "".join(",".join(f"{scope} {s}" for s in selectors.split(",")) + "{" + body for selectors, _, body in parts)
+
+
+def _colours(p: Palette) -> list[str]:
+    rules = [
+        f".paper{{fill:{p.paper}}}",
+        f".casing{{stroke:{p.paper}}}",
+        f".inside{{fill:{p.box}}}",
+        f"text,.start{{fill:{p.ink}}}",
+        f".begin{{stroke:{p.ink}}}",
+        f".note,.number,.tag,.caption,.ends{{fill:{p.grey}}}",
+    ]
+    for kind, colour in p.line.items():
+        rules.append(f".line.{kind},.box.{kind},.bracket.{kind}{{stroke:{colour}}}")
+        rules.append(f".arrow.{kind},.bar.{kind},text.{kind}{{fill:{colour}}}")
+        rules.append(f".head.{kind}{{fill:{p.tint[kind]}}}")
+    return [
+        *rules,
+        f".mark.never,.mark.removed{{fill:{p.never}}}",
+        f".mark.added{{fill:{p.added}}}",
+        f".mark.moved,.mark.changed{{fill:{p.changed}}}",
+        f".line.dim,.box.dim,.bracket.dim{{stroke:{p.faint}}}",
+        f".arrow.dim,.bar.dim{{fill:{p.faint}}}",
+        f"text.dim{{fill:{p.dim}}}",
+        f".head.dim{{fill:{p.box}}}",
+    ]
+
+
+def _classes(*names: str | None, dim: bool = False) -> str:
+    """A class attribute of the names that are there."""
+    return f'class="{" ".join(n for n in (*names, "dim" if dim else None) if n)}"'
+
+
+def _label(label: Label, x: int = 0, y: int = 0, mark: str = "") -> str:
+    classes = _classes(label.style, label.kind, mark, "struck" if label.struck else None, dim=label.dim)
+    end = ' text-anchor="end"' if label.end else ""
+    return f'<text {classes} x="{label.x + x}" y="{label.y + y}"{end}>{xml(label.text)}</text>'
+
+
+def _line(piece: Piece, *, thick: bool) -> Iterator[str]:
+    points = list(piece.points)
+    if piece.arrow:  # the line ends a pixel inside its head
+        points[-1] = toward(points[-1], points[-2], ARROW - 1)
+    classes = _classes("line", piece.kind, "thick" if thick else None, dim=piece.dim)
+    tip = xml("\n".join(piece.ids))
+    yield f'<path {classes} data-edge="{xml(" ".join(piece.ids))}" d="{_path(points)}"><title>{tip}</title></path>'
+    if piece.arrow:
+        yield f'<path {_classes("arrow", piece.kind, dim=piece.dim)} d="{_head(points[-1], piece.points[-1])}"/>'
+
+
+def _path(points: Sequence[Point]) -> str:
+    """A path through some points, its corners rounded."""
+    out = [f"M{points[0][0]} {points[0][1]}"]
+    out += [f"L{a[0]} {a[1]}Q{corner[0]} {corner[1]} {b[0]} {b[1]}" for a, corner, b in bends(points)]
+    out.append(f"L{points[-1][0]} {points[-1][1]}")
+    return "".join(out)
+
+
+def _head(back: Point, tip: Point) -> str:
+    """An arrow head from its back to its tip."""
+    if back[0] == tip[0]:
+        return f"M{tip[0]} {tip[1]}L{tip[0] - 4} {back[1]}H{tip[0] + 4}Z"
+    return f"M{tip[0]} {tip[1]}L{back[0]} {tip[1] - 4}V{tip[1] + 4}Z"
+
+
+def _box(view: View, placed: Placed) -> Iterator[str]:
+    box, table = placed.box, placed.table
+    x, y, w, h, r = placed.x, placed.y, placed.width, placed.height, CORNER
+    rect = f'x="{x}" y="{y}" width="{w}" height="{h}" rx="{r}"'
+    tip = f"{box.name}: {box.note}" if box.note else box.name
+    yield f'<g data-state="{xml(box.name)}"><title>{xml(tip)}</title>'
+    yield f"<rect {_classes('head', box.kind, dim=box.dim)} {rect}/>"
+    if h > HEAD:
+        corners = f"a{r} {r} 0 0 1 -{r} {r}h{2 * r - w}a{r} {r} 0 0 1 -{r} -{r}Z"
+        yield f'<path class="inside" d="M{x} {y + HEAD}h{w}V{y + h - r}{corners}"/>'
+    yield from (_label(label, x, y) for label in (*table.head, *table.foot))
+    for row, labels in table.rows:
+        yield from _row(view, row, labels, placed)
+    for group, side in zip(table.groups, placed.exits, strict=True):
+        yield from _group(group, side, placed)
+    state = ("current" if box.current else None, box.mark)
+    yield f"<rect {_classes('box', box.kind, *state, dim=box.dim)} {rect}/></g>"
+
+
+def _row(view: View, row: Row, labels: tuple[Label, ...], placed: Placed) -> Iterator[str]:
+    edge, x, y = row.transition, placed.x, placed.y
+    of = "" if row.mark == "removed" else f" of {len(view.graph.rows(edge.source))}"
+    spends = f", spends {edge.spends}" if edge.spends else ""
+    said = f" ({row.tag})" if row.tag else ""
+    tip = f"{edge.id} → {edge.target}: row {row.order}{of}{spends}{said}"
+    yield f'<g data-edge="{xml(edge.id)}"><title>{xml(tip)}</title>'
+    if row.mark:
+        top = labels[0].y + y - BASELINE
+        yield f'<rect class="mark {row.mark}" x="{x + 1}" y="{top}" width="{placed.width - 2}" height="{ROW}"/>'
+    yield "".join(_label(label, x, y, row.mark) for label in labels) + "</g>"
+
+
+def _group(group: Group, side: Side | None, placed: Placed) -> Iterator[str]:
+    """What neighbouring rows share: a bar where their line leaves, a bracket, and the destination."""
+    x, top, height = placed.x, placed.y + group.top, ROW * len(group.rows)
+    if side is not None:
+        left = x if side == "left" else x + placed.width - BAR
+        classes = _classes("bar", group.kind, dim=group.dim)
+        yield f'<rect {classes} x="{left}" y="{top + 2}" width="{BAR}" height="{height - 4}"/>'
+    if len(group.rows) > 1:
+        hook = f"M{x + group.label.x - 8} {top + 3}h3v{height - 6}h-3"
+        yield f'<path {_classes("bracket", group.kind, dim=group.dim)} d="{hook}"/>'
+    yield _label(group.label, x, placed.y)

@@ -1,0 +1,220 @@
+"""Pictures keep what ``layout`` promises: no line through a box or a text, no text upon another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations, pairwise
+
+import pytest
+
+from agentfsm.core.loop import LOOP
+from agentfsm.diagrams import Coverage, Difference, Overlay, RunPath
+from agentfsm.diagrams.layout import Layout, Placed, arrange
+from agentfsm.diagrams.metrics import fit, width, wrap
+from agentfsm.diagrams.table import Label
+from agentfsm.diagrams.view import View, plain
+from agentfsm.machine import Graph, StateSpec, Transition
+from tests.diagrams.graphs import SMALL, every_graph, guard, more_states, random_graph
+
+Rect = tuple[float, float, float, float]  # left, top, right, bottom
+
+
+def views() -> Iterator[tuple[str, View]]:
+    graphs = every_graph()
+    for name, graph in graphs.items():
+        yield name, plain(graph)
+    for name in ("loop", "more", "random-1", "random-2"):
+        graph = graphs[name]
+        some = {t.id: 10**place for place, t in enumerate(list(graph)[::9])}
+        overlays: dict[str, Overlay] = {
+            "path": RunPath(some, graph.initial),
+            "coverage": Coverage(some),
+            "since-small": Difference(SMALL),
+            "since-random": Difference(random_graph(3)),
+        }
+        for kind, overlay in overlays.items():
+            yield f"{name}-{kind}", overlay.on(plain(graph))
+
+
+LAYOUTS = {name: arrange(view) for name, view in views()}
+each = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+
+
+def rect_of(box: Placed) -> Rect:
+    return box.x, box.y, box.x + box.width, box.y + box.height
+
+
+def rect_of_text(label: Label, x: int = 0, y: int = 0) -> Rect:
+    """What a text covers, letters below the baseline too."""
+    left = x + label.x - (label.width if label.end else 0)
+    return left, y + label.y - 0.75 * label.size, left + label.width, y + label.y + 0.2 * label.size
+
+
+def box_texts(box: Placed) -> list[Rect]:
+    table = box.table
+    labels = [*table.head, *table.foot, *(g.label for g in table.groups)]
+    labels += [label for _, row in table.rows for label in row]
+    return [rect_of_text(label, box.x, box.y) for label in labels]
+
+
+def overlap(a: Rect, b: Rect) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def inside(a: Rect, b: Rect) -> bool:
+    return b[0] <= a[0] and b[1] <= a[1] and a[2] <= b[2] and a[3] <= b[3]
+
+
+def segments(layout: Layout) -> Iterator[tuple[int, Rect]]:
+    """Every straight stretch of line, with the number of its net."""
+    for number, line in enumerate(layout.lines):
+        for piece in line:
+            for (ax, ay), (bx, by) in pairwise(piece.points):
+                assert ax == bx or ay == by, "lines run along or down"
+                yield number, (min(ax, bx), min(ay, by), max(ax, bx), max(ay, by))
+
+
+@each
+def test_no_line_runs_through_a_box(layout: Layout) -> None:
+    boxes = [rect_of(b) for b in layout.boxes]
+    assert not [(s, b) for _, s in segments(layout) for b in boxes if overlap(s, b)]
+
+
+@each
+def test_boxes_stand_apart_and_on_the_page(layout: Layout) -> None:
+    boxes = [rect_of(b) for b in layout.boxes]
+    spread = [(a[0] - 12, a[1] - 12, a[2] + 12, a[3] + 12) for a in boxes]
+    assert not [1 for (i, a), (j, b) in combinations(enumerate(boxes), 2) if overlap(spread[i], b)]
+    assert all(inside(b, (0, 0, layout.width, layout.height)) for b in boxes)
+
+
+@each
+def test_no_text_touches_another_or_leaves_its_box(layout: Layout) -> None:
+    outside = [rect_of_text(label) for label in layout.labels]
+    texts = outside + [t for b in layout.boxes for t in box_texts(b)]
+    assert not [(a, b) for a, b in combinations(texts, 2) if overlap(a, b)]
+    assert all(inside(t, rect_of(b)) for b in layout.boxes for t in box_texts(b))
+    assert all(inside(t, (0, 0, layout.width, layout.height)) for t in outside)
+    assert not [1 for t in outside for b in layout.boxes if overlap(t, rect_of(b))]
+
+
+@each
+def test_no_line_touches_a_text_or_the_start_mark(layout: Layout) -> None:
+    x, y = layout.start
+    marks = [rect_of_text(label) for label in layout.labels] + [(x - 5, y - 28, x + 5, y - 1)]
+    assert not [(s, t) for _, s in segments(layout) for t in marks if overlap(s, t)]
+    assert all(inside(s, (0, 0, layout.width, layout.height)) for _, s in segments(layout))
+
+
+@each
+def test_no_two_lines_lie_upon_each_other(layout: Layout) -> None:
+    found = list(segments(layout))
+    across = [(n, s) for n, s in found if s[1] == s[3] and s[0] != s[2]]
+    down = [(n, s) for n, s in found if s[0] == s[2] and s[1] != s[3]]
+    for (n, a), (m, b) in combinations(across, 2):
+        assert n == m or abs(a[1] - b[1]) >= 3 or a[2] <= b[0] or b[2] <= a[0], (a, b)
+    for (n, a), (m, b) in combinations(down, 2):
+        assert n == m or abs(a[0] - b[0]) >= 3 or a[3] <= b[1] or b[3] <= a[1], (a, b)
+
+
+@each
+def test_every_drawn_row_has_an_unbroken_line_to_its_destination(layout: Layout) -> None:
+    boxes = {b.box.name: b for b in layout.boxes}
+    drawn = {r.transition.id: r for b in layout.boxes for r in b.box.rows if r.drawn}
+    by_id: dict[str, list[tuple[tuple[int, int], ...]]] = {i: [] for i in drawn}
+    arrows: dict[str, int] = dict.fromkeys(drawn, 0)
+    for line in layout.lines:
+        for piece in line:
+            for i in piece.ids:
+                by_id[i].append(piece.points)  # a row that is not drawn raises KeyError
+                arrows[i] += piece.arrow
+    for i, row in drawn.items():
+        assert arrows[i] == 1
+        source, target = boxes[str(row.transition.source)], boxes[str(row.transition.target)]
+        todo = list(by_id[i])
+        at = next(p[0] for p in todo if on_border(p[0], source))
+        while todo:
+            piece = next((p for p in todo if p[0] == at), None)
+            assert piece is not None, f"the line of {i} breaks off at {at}"
+            todo.remove(piece)
+            at = piece[-1]
+        assert on_border(at, target)
+
+
+def on_border(point: tuple[int, int], box: Placed) -> bool:
+    x, y = point
+    left, top, right, bottom = rect_of(box)
+    return (x in (left, right) and top <= y <= bottom) or (y in (top, bottom) and left <= x <= right)
+
+
+@each
+def test_a_line_leaves_beside_its_rows(layout: Layout) -> None:
+    starts = {(i, piece.points[0]) for line in layout.lines for piece in line for i in piece.ids}
+    for box in layout.boxes:
+        for group, side in zip(box.table.groups, box.exits, strict=True):
+            if side is not None:
+                x = box.x if side == "left" else box.x + box.width
+                pin = (x, box.y + group.y)
+                assert all((r.transition.id, pin) in starts for r in group.rows)
+
+
+def test_the_default_loop_stands_as_a_reader_expects() -> None:
+    boxes = {b.box.name: b for b in LAYOUTS["loop"].boxes}
+    spine = ["pre_step", "call_llm", "post_llm", "dispatch_tool", "post_tool", "terminal"]
+    assert [b.box.name for b in sorted((boxes[n] for n in spine), key=lambda b: b.y)] == spine
+    assert len({boxes[n].x for n in spine}) == 1
+    assert boxes["recover"].x < boxes["pre_step"].x < boxes["suspended"].x
+
+
+def test_bad_ends_are_text_and_good_ends_are_lines() -> None:
+    drawn = {i for line in LAYOUTS["loop"].lines for piece in line for i in piece.ids}
+    to_terminal = {t.id for t in LOOP if t.target == "terminal"}
+    assert drawn & to_terminal == {"post_llm.otherwise", "post_tool.declared_done"}
+    assert drawn >= {t.id for t in LOOP} - to_terminal
+
+
+def test_the_end_lists_the_ways_to_it() -> None:
+    terminal = next(b for b in LAYOUTS["small"].boxes if b.box.name == "end")
+    assert " ".join(label.text for label in terminal.table.foot) == "declared_done, work.otherwise cancelled"
+
+
+def test_states_that_a_user_adds_stand_where_a_run_comes_by() -> None:
+    spine = [b.name for b in plain(more_states()).spine]
+    assert spine.index("pre_step") + 1 == spine.index("compact") == spine.index("call_llm") - 1
+    assert spine.index("post_llm") < spine.index("review") < spine.index("terminal") == len(spine) - 1
+
+
+def test_a_run_starts_at_the_top_and_ends_at_the_bottom_whatever_the_lanes_say() -> None:
+    graph = Graph(
+        (StateSpec("a", lane="left", spends="x"), StateSpec("z", lane="right", final=True), StateSpec("b", lane="odd")),
+        (Transition("a", guard("more"), "b"), Transition("a", None, "z"), Transition("b", None, "z")),
+    )
+    assert [b.name for b in plain(graph).spine] == ["a", "b", "z"]
+
+
+def test_texts_get_room_enough() -> None:
+    # Widths in Helvetica (Adobe's AFM file): an advance of 556/1000 for most letters, 222 for i and l.
+    assert width("aeo", 10) >= 3 * 5.56
+    assert width("ill", 10) >= 3 * 2.22
+    assert width("W", 10) >= 9.44
+    assert width("name", 10, bold=True) > width("name", 10)
+    assert width("漢字", 10) >= 20
+    assert fit("a long note", 10, 1000) == "a long note"
+    assert fit("a long note", 10, 40).endswith("…")
+    assert width(fit("a long note", 10, 40), 10) <= 40
+    assert wrap(["aa", "bb", "a_word_wider_than_the_room"], 10, 40) == ["aa bb", "a_word_wider_than_the_room"]
+
+
+def crossings(layout: Layout) -> int:
+    """How often a stretch of one line crosses one of another."""
+    found = list(segments(layout))
+    across = [(n, s) for n, s in found if s[1] == s[3]]
+    down = [(n, s) for n, s in found if s[0] == s[2]]
+    return sum(n != m and a[0] < b[0] < a[2] and b[1] < a[1] < b[3] for n, a in across for m, b in down)
+
+
+def test_few_lines_cross() -> None:
+    # Every other choice of sides for the lines within the middle was tried once, and gave no fewer.
+    assert crossings(LAYOUTS["loop"]) <= 16
+    assert crossings(LAYOUTS["more"]) <= 34
+    assert crossings(LAYOUTS["small"]) == 1

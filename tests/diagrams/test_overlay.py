@@ -1,0 +1,135 @@
+"""Overlays say of each row, state and line what became of it."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from agentfsm.core.loop import LOOP
+from agentfsm.diagrams import Coverage, Difference, RunPath, diagram
+from agentfsm.diagrams.layout import arrange
+from agentfsm.diagrams.view import Row, View, plain
+from agentfsm.errors import GraphError
+from agentfsm.machine import Graph, StateSpec, Transition
+from tests.diagrams.graphs import SMALL, guard
+
+TIMES = "\N{MULTIPLICATION SIGN}"
+
+
+def rows(view: View) -> dict[str, Row]:
+    return {r.transition.id: r for b in view.boxes for r in b.rows}
+
+
+def test_a_path_counts_what_was_taken_and_lets_the_rest_stand_back() -> None:
+    ids = ["plan.otherwise", "work.revise", "plan.otherwise"]
+    view = RunPath.of(ids, "work").on(plain(SMALL))
+    found = rows(view)
+    assert found["plan.otherwise"].tag == f"{TIMES}2"
+    assert found["work.revise"].tag == f"{TIMES}1"
+    assert {i for i, r in found.items() if r.dim} == {
+        "plan.cancelled", "plan.declared_done", "work.cancelled", "work.again", "work.otherwise",
+    }  # fmt: skip
+    assert {b.name: (b.current, b.dim) for b in view.boxes} == {
+        "plan": (False, False),
+        "work": (True, False),
+        "end": (False, True),
+    }
+    assert view.caption == "a run of 3 transitions, now in work"
+
+
+def test_a_line_stands_back_unless_one_of_its_rows_was_taken() -> None:
+    layout = arrange(RunPath({"post_llm.output_refused": 1}, "recover").on(plain(LOOP)))
+    bright = {i for line in layout.lines for piece in line if not piece.dim for i in piece.ids}
+    dim = [piece for line in layout.lines for piece in line if piece.dim]
+    assert "post_llm.output_refused" in bright
+    assert not any("post_llm.output_refused" in piece.ids for piece in dim)
+    assert any("pre_step.time_limit" in piece.ids for piece in dim)
+
+
+def test_the_current_state_is_drawn_thick() -> None:
+    root = ET.fromstring(diagram(LOOP, overlay=RunPath({}, "suspended")))
+    current = [r for r in root.iterfind(".//{*}rect") if "current" in r.attrib.get("class", "").split()]
+    assert len(current) == 1
+    parent = next(g for g in root.iterfind("{*}g[@data-state]") if current[0] in list(g))
+    assert parent.attrib["data-state"] == "suspended"
+
+
+def test_a_run_that_has_not_moved_stands_at_the_start() -> None:
+    view = RunPath({}).on(plain(SMALL))
+    assert [b.name for b in view.boxes if not b.dim] == ["plan"]
+
+
+def test_coverage_marks_what_no_test_took() -> None:
+    counts = {"plan.otherwise": 7, "work.again": 0}
+    found = rows(Coverage(counts).on(plain(SMALL)))
+    assert (found["plan.otherwise"].tag, found["plan.otherwise"].mark) == (f"{TIMES}7", "")
+    assert (found["work.again"].tag, found["work.again"].mark) == ("never", "never")
+    assert Coverage(counts).on(plain(SMALL)).caption == "coverage: 1 of 7 transitions taken"
+    root = ET.fromstring(diagram(SMALL, overlay=Coverage(counts)))
+    tinted = [r for r in root.iterfind(".//{*}rect") if r.attrib.get("class") == "mark never"]
+    assert len(tinted) == 6
+
+
+@pytest.mark.parametrize("overlay", [RunPath({"plan.nothing": 1}), Coverage({"plan.nothing": 1}), RunPath({}, "x")])
+def test_names_that_the_graph_does_not_have_are_refused(overlay: RunPath | Coverage) -> None:
+    with pytest.raises(GraphError):
+        diagram(SMALL, overlay=overlay)
+
+
+def changed() -> Graph:
+    """SMALL with ``again`` gone, ``revise`` before ``cancelled``, a new row and a new state."""
+    return Graph(
+        name="small",
+        states=(*SMALL.states[:2], StateSpec("check", "look again"), SMALL.states[2]),
+        transitions=(
+            *SMALL.transitions[:2],
+            Transition("plan", None, "check"),
+            Transition("work", guard("revise"), "plan"),
+            Transition("work", guard("cancelled"), "end"),
+            Transition("work", guard("failed"), "end"),
+            Transition("work", None, "end"),
+            Transition("check", None, "work"),
+        ),
+    )
+
+
+def test_a_difference_shows_rows_that_are_new_gone_moved_or_lead_elsewhere() -> None:
+    view = Difference(SMALL).on(plain(changed()))
+    shown = {b.name: [(r.label, r.transition.name, r.mark, r.tag) for r in b.rows] for b in view.boxes}
+    assert shown["plan"] == [
+        ("1", "cancelled", "", ""),
+        ("2", "declared_done", "", ""),
+        ("3", "otherwise", "changed", "was work"),
+    ]
+    assert {row[1:3] for row in shown["work"]} >= {("again", "removed"), ("failed", "added"), ("otherwise", "")}
+    moved = [row for row in shown["work"] if row[2] == "moved"]
+    assert moved in ([("1→2", "cancelled", "moved", "moved")], [("3→1", "revise", "moved", "moved")])
+    assert shown["check"] == [("1", "otherwise", "added", "new")]
+    assert view.caption == "difference: 2 new, 1 gone, 1 moved, 1 lead elsewhere"
+
+
+def test_a_state_that_is_gone_is_put_back_struck_through_and_draws_no_lines() -> None:
+    view = Difference(changed()).on(plain(SMALL))
+    gone = next(b for b in view.boxes if b.name == "check")
+    assert gone.mark == "removed"
+    assert [r.mark for r in gone.rows] == ["removed"]
+    layout = arrange(view)
+    assert not any("check.otherwise" in piece.ids for line in layout.lines for piece in line)
+    text = diagram(SMALL, overlay=Difference(changed()))
+    assert re.search(r'<text class="name happy struck"[^>]*>check<', text)
+
+
+def test_graphs_that_are_alike_differ_in_nothing() -> None:
+    view = Difference(SMALL).on(plain(SMALL))
+    assert view.caption == "difference: none"
+    assert not [r for r in rows(view).values() if r.mark]
+
+
+def test_an_overlay_is_anything_that_turns_a_view_into_a_view() -> None:
+    class Quiet:
+        def on(self, view: View) -> View:
+            return View(view.graph, view.boxes, "hush", overlaid=True)
+
+    assert "hush" in diagram(SMALL, "text", overlay=Quiet())
