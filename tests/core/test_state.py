@@ -1,0 +1,61 @@
+"""What a run knows of itself: strikes, lessons, repeats, and what aborted it."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentfsm.core.failures import FailureKind
+from agentfsm.core.guardrails import AgentGuardrails
+from agentfsm.core.state import MAX_LESSONS, RunState
+from tests.core.builders import a_run, failure
+
+
+def test_a_fresh_run_stands_in_front_of_its_first_step_and_has_done_nothing():
+    run = RunState("r")
+    assert (run.state, run.done, run.steps, run.model_calls) == ("pre_step", False, 0, 0)
+    assert run.guardrails == AgentGuardrails()
+    assert (run.messages, run.batch, run.lessons_learned, run.failure_attempts) == ([], [], [], {})
+
+
+def test_two_runs_share_nothing():
+    one, other = RunState("1"), RunState("2")
+    one.messages.append(None)  # type: ignore[arg-type]
+    one.failure_attempts[FailureKind.aborted] = 1
+    assert other.messages == []
+    assert other.failure_attempts == {}
+
+
+def test_a_run_is_done_in_terminal_alone():
+    assert a_run("terminal").done
+    assert not a_run("suspended").done
+
+
+def test_strikes_are_counted_by_kind():
+    run = a_run()
+    for kind in ("tool_error", "tool_error", "no_progress"):
+        run.record_failure_attempt(FailureKind(kind))
+    assert [run.attempts(FailureKind(k)) for k in ("tool_error", "no_progress", "time_limit")] == [2, 1, 0]
+
+
+def test_repeats_are_counted_by_signature():
+    assert a_run(recent_calls=["a", "b", "a"]).last_repeat_counts == {"a": 2, "b": 1}
+    assert a_run().last_repeat_counts == {}
+
+
+def test_there_are_never_more_than_five_lessons():
+    run = a_run()
+    for kind in FailureKind:
+        run.learn(failure(kind.value))
+        assert len(run.lessons_learned) <= MAX_LESSONS == 5
+        assert run.lessons_learned[-1].kind is kind
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), KeyError("k"), RuntimeError()])
+def test_what_aborts_a_run_is_named(error):
+    run = a_run()
+    run.abort("post_llm.mine", error)
+    assert run.aborted.kind is FailureKind.aborted
+    assert run.aborted.explanation == f"post_llm.mine raised {type(error).__name__}: {error}"
+    assert run.aborted.metadata == {"by": "post_llm.mine", "error_class": type(error).__name__}
+    run.abort("another", ValueError("later"))
+    assert "post_llm.mine" in run.aborted.explanation

@@ -1,0 +1,48 @@
+"""What the model and people are told about each kind of failure."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentfsm.core import wording
+from agentfsm.core.failures import LIMITS, FailureKind
+from tests.core.builders import failure
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+@pytest.mark.parametrize("say", [wording.feedback, wording.instruction, wording.question])
+def test_there_are_words_for_every_kind_and_nothing_is_left_unfilled(say, kind):
+    text = say(failure(kind.value, "EXPLAINED {braces}"))
+    assert text
+    assert "{explanation}" not in text
+
+
+@pytest.mark.parametrize("kind", ["tool_error", "output_malformed", "scope_too_large", "kernel_invalidated"])
+def test_the_words_say_what_happened(kind):
+    assert "EXPLAINED" in wording.feedback(failure(kind, "EXPLAINED")) + wording.instruction(failure(kind, "EXPLAINED"))
+
+
+@pytest.mark.parametrize("kind", sorted(LIMITS))
+def test_a_person_is_told_which_budget_is_spent(kind):
+    assert "EXPLAINED" in wording.question(failure(kind.value, "EXPLAINED"))
+
+
+def test_no_progress_offers_the_control_tools_as_first_class_choices():
+    text = wording.instruction(failure("no_progress"))
+    assert all(name in text for name in ("ask_user", "return_done", "return_unable"))
+
+
+def test_an_unknown_tool_is_answered_with_the_registered_ones_sorted():
+    text = wording.unknown_tool("fetch", ["zip", "add", "mix"])
+    assert "'fetch'" in text
+    assert "add, mix, zip" in text
+
+
+def test_bad_arguments_are_answered_with_every_bad_field():
+    text = wording.invalid_arguments("add", ["a: missing", "b: not a number"])
+    assert "'add'" in text
+    assert "a: missing; b: not a number" in text
+
+
+def test_a_repeat_is_counted():
+    assert "3 times" in wording.repeat_warning(3)

@@ -1,0 +1,351 @@
+"""The engine does what the plain table says: a six-line reference decides the same on every row of the truth table."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from agentfsm.core.failures import Failure, FailureKind
+from agentfsm.core.loop import LOOP
+from agentfsm.core.presets import PRESETS
+from agentfsm.core.state import RunState
+from agentfsm.errors import NoTransitionError, RunError
+from agentfsm.machine.engine import Decision, Machine
+from agentfsm.machine.graph import Graph, State, StateSpec, Transition
+
+
+def decide(graph: Graph, state: str, answers: Mapping[str, bool]) -> tuple[Transition, tuple[tuple[str, bool], ...]]:
+    """The reference: the first row whose guard holds, and what was asked on the way."""
+    tried: list[tuple[str, bool]] = []
+    for row in (t for t in graph.transitions if t.source == state):
+        tried.append((row.name, row.guard is None or answers[row.name]))
+        if tried[-1][1]:
+            return row, tuple(tried)
+    raise LookupError(state)
+
+
+@dataclass
+class Puppet:
+    """A run that is nothing but its state and the guards' answers; an exception as an answer is raised."""
+
+    state: str
+    answers: dict[str, Any]
+    aborts: list[tuple[str, BaseException]] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    def abort(self, by: str, error: BaseException) -> None:
+        self.aborts.append((by, error))
+        if not isinstance(self.answers.get("aborted"), Exception):
+            self.answers["aborted"] = True
+
+
+def stand_in(name: str) -> Callable[[Puppet], Any]:
+    def guard(run: Puppet) -> Any:
+        run.asked.append(name)
+        answer = run.answers[name]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    guard.__name__ = name
+    return guard
+
+
+def puppets(graph: Graph) -> Graph:
+    """The same table with guards that read a puppet's answers."""
+    guards = {t.name: stand_in(t.name) for t in graph if t.guard is not None}
+    rows = tuple(Transition(t.source, guards.get(t.name), t.target, t.spends) for t in graph)
+    return Graph(graph.states, rows, graph.name)
+
+
+def valuations(names: list[str]) -> Iterator[dict[str, bool]]:
+    """Every row of a truth table of at most ten guards; of a larger one the telling ones and random ones."""
+    if len(names) <= 10:
+        for bits in itertools.product((False, True), repeat=len(names)):
+            yield dict(zip(names, bits, strict=True))
+        return
+    for size in (0, 1, 2):
+        for chosen in itertools.combinations(names, size):
+            yield {n: n in chosen for n in names}
+    draw = random.Random(7)
+    for _ in range(300):
+        odds = draw.random()
+        yield {n: draw.random() < odds for n in names}
+
+
+TABLES = {"loop": LOOP, **{name: preset.graph for name, preset in PRESETS.items()}}
+TABLES["extended"] = LOOP.with_detector("post_llm", stand_in("mine"), before="loop_detected").with_state(
+    StateSpec("review"),
+    [Transition("review", stand_in("good"), "terminal"), Transition("review", None, "pre_step")],
+    entered_by="post_llm.otherwise",
+)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_engine_and_the_reference_agree_on_every_row_of_the_truth_table(name):
+    graph = puppets(TABLES[name])
+    machine = Machine(graph)
+    compared = 0
+    for spec in graph.states:
+        names = [t.name for t in graph.rows(spec.name) if t.guard is not None]
+        for answers in valuations(names):
+            run = Puppet(spec.name, dict(answers))
+            try:
+                row, tried = decide(graph, spec.name, answers)
+            except LookupError:
+                with pytest.raises(NoTransitionError):
+                    machine.step(run)
+                assert run.state == spec.name
+                continue
+            decision = machine.step(run)
+            assert (decision.transition, decision.tried, decision.found) == (row, tried, None)
+            assert run.state == row.target
+            assert run.asked == [n for n, _ in tried if n != "otherwise"]
+            assert not run.aborts
+            compared += 1
+    assert compared > 1000
+
+
+def test_a_decision_says_where_from_where_to_and_why():
+    run = Puppet("recover", {"cancelled": False, "aborted": False, "ask_user": False, "handoff": True})
+    decision = Machine(puppets(LOOP)).step(run)
+    assert (decision.source, decision.guard, decision.target) == ("recover", "handoff", "terminal")
+    assert str(decision) == "recover.handoff -> terminal"
+    assert decision.tried == (("cancelled", False), ("aborted", False), ("ask_user", False), ("handoff", True))
+
+
+# -- what a guard may return --------------------------------------------------------------------------
+
+
+class Nothing:
+    def __bool__(self) -> bool:
+        return False
+
+
+FAILURE = Failure(kind=FailureKind.tool_error, explanation="x")
+
+
+@pytest.mark.parametrize("answer", [1, "yes", [0], FAILURE, object()])
+def test_what_reads_as_true_holds_and_is_kept(answer):
+    run = Puppet("dispatch_tool", {"cancelled": False, "aborted": False, "approval_required": answer})
+    decision = Machine(puppets(LOOP)).step(run)
+    assert decision.guard == "approval_required"
+    assert decision.found is answer
+    assert decision.tried[-1] == ("approval_required", True)
+
+
+@pytest.mark.parametrize("answer", [None, 0, "", (), Nothing(), False])
+def test_what_reads_as_false_does_not_hold(answer):
+    names = ("cancelled", "aborted", "approval_required", "in_doubt")
+    decision = Machine(puppets(LOOP)).step(Puppet("dispatch_tool", dict.fromkeys(names, answer)))
+    assert decision.guard == "otherwise"
+    assert decision.tried == (*((n, False) for n in names), ("otherwise", True))
+
+
+def test_an_awaitable_is_no_answer():
+    """A plain function that returns a coroutine slips past the checks; it must not read as true for ever."""
+
+    async def later() -> bool:
+        return False
+
+    run = Puppet("dispatch_tool", {"cancelled": False, "aborted": False, "approval_required": later()})
+    assert Machine(puppets(LOOP)).step(run).guard == "aborted"
+    assert [by for by, _ in run.aborts] == ["dispatch_tool.approval_required"]
+    assert isinstance(run.aborts[0][1], TypeError)
+
+
+# -- guards that raise --------------------------------------------------------------------------------
+
+FINE = dict.fromkeys(("cancelled", "aborted", "transient_provider", "provider_error", "context_overflow"), False)
+
+
+@pytest.mark.parametrize("name", ["cancelled", "transient_provider", "provider_error", "context_overflow"])
+def test_where_a_guard_raises_the_aborted_row_is_taken(name):
+    error = ValueError("no")
+    run = Puppet("call_llm", {**FINE, name: error})
+    decision = Machine(puppets(LOOP)).step(run)
+    assert (decision.guard, run.state) == ("aborted", "terminal")
+    assert decision.tried == (("cancelled", False), ("aborted", True))
+    assert run.aborts == [(f"call_llm.{name}", error)]
+
+
+def test_a_cancelled_run_in_which_a_guard_raises_is_still_cancelled():
+    run = Puppet("call_llm", {**FINE, "cancelled": True, "transient_provider": ValueError()})
+    assert Machine(puppets(LOOP)).step(run).guard == "cancelled"
+    assert not run.aborts
+
+
+def test_a_guard_that_raises_behind_the_row_that_is_taken_is_not_asked():
+    run = Puppet("call_llm", {**FINE, "transient_provider": True, "provider_error": ValueError()})
+    assert Machine(puppets(LOOP)).step(run).guard == "transient_provider"
+    assert not run.aborts
+
+
+def test_two_guards_that_raise_are_both_noted_and_each_is_asked_once():
+    first, second = ValueError("first"), KeyError("second")
+    graph = puppets(LOOP.without("call_llm.aborted"))
+    run = Puppet("call_llm", {**FINE, "transient_provider": first, "context_overflow": second})
+    decision = Machine(graph).step(run)
+    assert decision.guard == "otherwise"
+    assert run.aborts == [("call_llm.transient_provider", first), ("call_llm.context_overflow", second)]
+    assert run.asked.count("transient_provider") == run.asked.count("context_overflow") == 1
+
+
+def test_a_graph_whose_rows_hold_again_without_the_one_that_raised_takes_the_first_of_them():
+    run = Puppet("call_llm", {**FINE, "transient_provider": ValueError(), "context_overflow": FAILURE})
+    decision = Machine(puppets(LOOP.without("call_llm.aborted"))).step(run)
+    assert (decision.guard, decision.found) == ("context_overflow", FAILURE)
+
+
+def test_where_the_aborted_guard_itself_raises_its_row_is_taken():
+    run = Puppet("call_llm", {**FINE, "aborted": ValueError()})
+    assert Machine(puppets(LOOP)).step(run).guard == "aborted"
+    assert run.state == "terminal"
+    assert [by for by, _ in run.aborts] == ["call_llm.aborted"]
+
+
+def test_an_answer_that_cannot_be_read_counts_as_raising():
+    class Unreadable:
+        def __bool__(self) -> bool:
+            raise ValueError("neither true nor false")
+
+    run = Puppet("call_llm", {**FINE, "provider_error": Unreadable()})
+    assert Machine(puppets(LOOP)).step(run).guard == "aborted"
+
+
+WAITING = dict.fromkeys(("cancelled", "expired", "approval_decided", "doubt_settled", "replied"), False)
+
+
+def test_in_a_waiting_state_the_other_guards_still_decide_when_one_raises():
+    run = Puppet("suspended", {**WAITING, "expired": ValueError(), "replied": True})
+    assert Machine(puppets(LOOP)).step(run).guard == "replied"
+    assert run.state == "pre_step"
+    assert [by for by, _ in run.aborts] == ["suspended.expired"]
+
+
+def test_in_a_waiting_state_where_nothing_else_holds_the_run_stays():
+    run = Puppet("suspended", {**WAITING, "replied": ValueError()})
+    with pytest.raises(NoTransitionError):
+        Machine(puppets(LOOP)).step(run)
+    assert run.state == "suspended"
+
+
+def test_what_ends_the_program_is_not_caught():
+    class Interrupting:
+        def __bool__(self) -> bool:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Machine(puppets(LOOP)).step(Puppet("call_llm", {**FINE, "provider_error": Interrupting()}))
+
+
+def test_a_real_run_notes_the_first_guard_that_raised():
+    def failing(run: RunState) -> bool:
+        raise RuntimeError("out of order")
+
+    def failing_too(run: RunState) -> bool:
+        raise RuntimeError("never asked")
+
+    graph = LOOP.with_detector("post_llm", failing, before="output_truncated").with_detector("post_llm", failing_too)
+    run = RunState("r", state=State.POST_LLM)
+    assert Machine(graph).step(run).guard == "aborted"
+    assert run.aborted is not None
+    assert run.aborted.kind is FailureKind.aborted
+    assert run.aborted.explanation == "post_llm.failing raised RuntimeError: out of order"
+    assert run.aborted.metadata == {"by": "post_llm.failing", "error_class": "RuntimeError"}
+
+
+# -- where no row applies -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("state", "why"), [("terminal", "the run is over"), ("suspended", "nothing that it waits")])
+def test_where_no_row_applies_nothing_changes(state, why):
+    run = RunState("r", state=state)
+    before = repr(run)
+    with pytest.raises(NoTransitionError, match=why) as caught:
+        Machine(LOOP).step(run)
+    assert isinstance(caught.value, RunError)
+    assert repr(run) == before
+
+
+# -- one machine, any number of runs ------------------------------------------------------------------
+
+
+def test_a_machine_keeps_nothing_of_its_runs():
+    machine = Machine(puppets(LOOP))
+    first, second = Puppet("call_llm", dict(FINE)), Puppet("call_llm", {**FINE, "context_overflow": True})
+    assert [machine.step(r).target for r in (first, second, Puppet("call_llm", dict(FINE)))] == [
+        "post_llm", "recover", "post_llm",
+    ]  # fmt: skip
+    assert machine.to_transitions().models == []
+
+
+def test_a_state_read_back_from_json_is_as_good_as_the_enum():
+    assert Machine(LOOP).step(RunState("r", state="call_llm")).target is State.POST_LLM
+
+
+def test_equal_graphs_of_equal_runs_decide_alike_in_any_process():
+    code = (
+        "from agentfsm.core.loop import LOOP\n"
+        "from agentfsm.core.state import RunState\n"
+        "from agentfsm.machine.engine import Machine\n"
+        "machine, run = Machine(LOOP), RunState('r')\n"
+        "print(LOOP.fingerprint)\n"
+        "for _ in range(3): print(machine.step(run))\n"
+    )
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True, text=True, check=True, timeout=60,
+        ).stdout
+        for seed in ("1", "2", "31337")
+    }  # fmt: skip
+    assert seen == {
+        f"{LOOP.fingerprint}\npre_step.otherwise -> call_llm\ncall_llm.otherwise -> post_llm\n"
+        "post_llm.otherwise -> terminal\n"
+    }
+
+
+# -- as transitions sees it ---------------------------------------------------------------------------
+
+
+def test_transitions_has_the_same_states_and_rows_and_nothing_more():
+    table = Machine(LOOP).to_transitions()
+    assert list(table.states) == [s.name for s in LOOP.states]
+    assert list(table.events) == ["step"]
+    found = {(t.source, t.dest) for rows in table.events["step"].transitions.values() for t in rows}
+    assert found == {(t.source, t.target) for t in LOOP}
+    assert sum(len(rows) for rows in table.events["step"].transitions.values()) == 58
+
+
+def test_the_event_of_transitions_moves_a_run_by_the_same_table():
+    step = Machine(puppets(LOOP)).to_transitions().events["step"]
+    run = Puppet("call_llm", {**FINE, "provider_error": True})
+    assert step.trigger(run) is True
+    assert run.state == "recover"
+    resting = Puppet("suspended", dict(WAITING))
+    assert step.trigger(resting) is False
+    assert resting.state == "suspended"
+
+
+def test_a_step_writes_no_log(caplog):
+    with caplog.at_level(logging.DEBUG):
+        Machine(puppets(LOOP)).step(Puppet("call_llm", dict(FINE)))
+    assert caplog.records == []
+
+
+def test_decisions_are_made_once_and_shared():
+    machine = Machine(puppets(LOOP))
+    first, second = (machine.step(Puppet("call_llm", dict(FINE))) for _ in range(2))
+    assert first is second
+    assert isinstance(first, Decision)

@@ -1,0 +1,342 @@
+"""The permission policy: first match wins, rules see what the tool will get, three denials end the run."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentfsm import (
+    Agent,
+    AgentGuardrails,
+    Allow,
+    ConfigurationError,
+    Deny,
+    DenyCall,
+    Edit,
+    FailureKind,
+    Handoff,
+    HookContext,
+    Is,
+    RunResult,
+    State,
+    UserInputRequested,
+    allow,
+    ask,
+    deny,
+    hook,
+    permissions,
+    tool,
+)
+from agentfsm.runtime.permissions import Permissions, Rule
+from agentfsm.testing import ScriptedModel, call
+
+done: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_done() -> None:
+    done.clear()
+
+
+def shell(command: str) -> str:
+    """Run a command."""
+    done.append(command)
+    return "ran"
+
+
+def transfer(amount: int, to: str = "cash desk") -> str:
+    """Transfer money."""
+    done.append((amount, to))
+    return "sent"
+
+
+@tool
+def save(path: Path, lines: list[str]) -> str:
+    """Save a file."""
+    done.append(path)
+    return "saved"
+
+
+def run(script: list[Any], *rules: Any, otherwise: Any = "ask", **more: Any) -> RunResult:
+    agent = Agent(
+        ScriptedModel(script), tools=[shell, transfer, save], hooks=[permissions(*rules, otherwise=otherwise)], **more
+    )
+    return agent.run_sync("go")
+
+
+def answers(result: RunResult) -> list[str]:
+    return [m.content for m in result.messages if m.role == "tool"]
+
+
+# -- the three verdicts ---------------------------------------------------------------------------------
+
+
+def test_an_allowed_call_runs() -> None:
+    assert run([call("shell", command="ls"), "ok"], allow("shell")).output == "ok"
+    assert done == ["ls"]
+
+
+def test_a_denied_call_is_answered_with_the_reason_and_never_runs() -> None:
+    result = run([call("shell", command="ls"), "ok"], deny("shell", reason="no shell here"))
+    assert result.output == "ok"
+    assert done == []
+    assert answers(result) == ["Denied: no shell here"]
+
+
+def test_a_call_to_be_asked_about_waits_for_a_person_and_then_runs() -> None:
+    agent = Agent(
+        ScriptedModel([call("transfer", amount=100), "ok"]),
+        tools=[transfer],
+        hooks=[permissions(ask("transfer", reason="So much?"))],
+    )
+    first = agent.run_sync("go")
+    assert isinstance(first.outcome, UserInputRequested)
+    assert (first.outcome.kind, first.outcome.question, first.outcome.tool) == ("approval", "So much?", "transfer")
+    assert done == []
+
+    async def allowed() -> RunResult:
+        assert isinstance(first.outcome, UserInputRequested)
+        return await agent.resume(first.outcome.suspension_record, Allow())
+
+    assert asyncio.run(allowed()).output == "ok"
+    assert done == [(100, "cash desk")]
+
+
+def test_what_no_rule_is_about_is_asked_about_unless_it_is_said_otherwise() -> None:
+    assert isinstance(run([call("shell", command="ls")]).outcome, UserInputRequested)
+    assert run([call("shell", command="ls"), "ok"], otherwise="allow").output == "ok"
+    assert answers(run([call("shell", command="ls"), "ok"], otherwise="deny"))[0].startswith("Denied: ")
+
+
+def test_arguments_that_a_person_edits_are_judged_like_any_others() -> None:
+    agent = Agent(
+        ScriptedModel([call("shell", command="ls"), "ok"]),
+        tools=[shell],
+        hooks=[permissions(deny("shell", where={"command": "rm*"}), ask("shell"))],
+    )
+    first = agent.run_sync("go")
+
+    async def edited() -> RunResult:
+        assert isinstance(first.outcome, UserInputRequested)
+        return await agent.resume(first.outcome.suspension_record, Edit({"command": "rm -rf /"}))
+
+    result = asyncio.run(edited())
+    assert done == []
+    assert answers(result)[0].startswith("Denied: ")
+
+
+# -- three in a row -------------------------------------------------------------------------------------
+
+
+def test_the_third_denial_in_a_row_is_a_policy_violation() -> None:
+    result = run([call("shell", command=str(i)) for i in range(5)], deny("shell"))
+    assert isinstance(result.outcome, Handoff)
+    assert result.outcome.failure is not None
+    assert result.outcome.failure.kind is FailureKind.policy_violation
+    assert result.run.model_calls == 3
+    assert result.decisions[-2].transition.id == "post_tool.policy_violation"
+
+
+def test_a_call_that_runs_between_denials_starts_the_count_anew() -> None:
+    script = [call("shell", command="a"), call("shell", command="b"), call("transfer", amount=1)]
+    result = run([*script, *script, "ok"], deny("shell"), allow("*"))
+    assert result.output == "ok"
+
+
+def test_a_persons_denial_counts_with_the_policys() -> None:
+    agent = Agent(
+        ScriptedModel([call("shell", command="a"), call("shell", command="b"), call("transfer", amount=1)]),
+        tools=[shell, transfer],
+        hooks=[permissions(deny("shell"), ask("transfer"))],
+    )
+    first = agent.run_sync("go")
+
+    async def denied() -> RunResult:
+        assert isinstance(first.outcome, UserInputRequested)
+        return await agent.resume(first.outcome.suspension_record, Deny("no"))
+
+    result = asyncio.run(denied())
+    assert isinstance(result.outcome, Handoff)
+    assert result.outcome.failure is not None
+    assert result.outcome.failure.kind is FailureKind.policy_violation
+
+
+def test_how_many_denials_are_too_many_is_a_guardrail() -> None:
+    result = run([call("shell", command="a")], deny("shell"), guardrails=AgentGuardrails(max_denials=1))
+    assert isinstance(result.outcome, Handoff)
+
+
+# -- what rules see -------------------------------------------------------------------------------------
+
+
+def test_rules_see_arguments_as_the_tool_will_get_them() -> None:
+    """A number given as text and a default that is left out must not slip through."""
+    rules = [deny("transfer", where={"amount": Is(at_least=100)}), deny("transfer", where={"to": "cash*"}), allow("*")]
+    result = run([call("transfer", amount="150", to="me"), call("transfer", amount=1), "ok"], *rules)
+    assert result.output == "ok"
+    assert done == []
+
+
+def test_values_that_are_no_json_are_seen_as_text() -> None:
+    script = [call("save", path="/etc/passwd", lines=[]), "ok"]
+    run(script, deny("save", where={"path": "/etc/*"}), otherwise="allow")
+    assert done == []
+
+
+def test_of_a_list_one_item_is_enough_to_deny_and_all_are_needed_to_allow() -> None:
+    good, bad = {"lines": ["a1", "a2"]}, {"lines": ["a1", "b"]}
+    allows, denies = allow("save", where={"lines": "a*"}), deny("save", where={"lines": "b*"})
+    assert allows.matches("save", good)
+    assert not allows.matches("save", bad)
+    assert not denies.matches("save", good)
+    assert denies.matches("save", bad)
+    assert not allows.matches("save", {"lines": []})  # nothing was shown to be good
+
+
+@pytest.mark.parametrize(
+    ("condition", "fitting", "others"),
+    [
+        ("a*", ["a", "abc", "a\nb"], ["A", "ba", 1, None, ["b"]]),
+        (True, [True], [1, "True", False]),
+        (1, [1], [True, 1.5, "1"]),
+        (None, [None], [0, ""]),
+        (Is(one_of=["x", 2]), ["x", 2], ["y", "2", 2.5]),
+        (Is(regex="[ab]+"), ["ab", "a"], ["abc", "xab", 1]),
+        (Is(regex=".*rm.*"), ["rm", "ls\nrm -rf"], ["ls"]),
+        (Is(at_least=2, at_most=4), [2, 3.5, 4], [1, 5, True, "3"]),
+        (Is(equals={"a": 1}), [{"a": 1}], [{"a": 2}, {}]),
+        ({"glob": "x?"}, ["xy"], ["x", "xyz"]),
+    ],
+)
+def test_conditions(condition: Any, fitting: list[Any], others: list[Any]) -> None:
+    rule = deny("t", where={"a": condition})
+    assert [v for v in fitting if not rule.matches("t", {"a": v})] == []
+    assert [v for v in others if rule.matches("t", {"a": v})] == []
+    assert not rule.matches("t", {}), "an absent argument is not so"
+
+
+def test_an_argument_inside_another_is_named_with_a_dot() -> None:
+    rule = deny("t", where={"options.force": True})
+    assert rule.matches("t", {"options": {"force": True}})
+    assert rule.matches("t", {"options": [{"force": False}, {"force": True}]})
+    assert not rule.matches("t", {"options": {}})
+    assert not rule.matches("t", {"options": "force"})
+
+
+def test_the_loops_own_tools_need_no_leave() -> None:
+    agent = Agent(
+        ScriptedModel([call("return_done", output="ok")]), preset="funnel", hooks=[permissions(otherwise="deny")]
+    )
+    assert agent.run_sync("go").output == "ok"
+
+
+# -- rules as data --------------------------------------------------------------------------------------
+
+
+def test_rules_may_come_from_a_file() -> None:
+    data = [
+        {"action": "deny", "tool": "shell", "where": {"command": {"regex": "rm .*"}}, "reason": "no"},
+        {"action": "allow", "tool": "*"},
+    ]
+    result = run([call("shell", command="rm x"), call("shell", command="ls"), "ok"], *data)
+    assert done == ["ls"]
+    assert answers(result)[0] == "Denied: no"
+
+
+@pytest.mark.parametrize(
+    ("rule", "part"),
+    [
+        ({"action": "permit", "tool": "x"}, "action"),
+        ({"tool": "x"}, "action"),
+        ({"action": "deny", "tool": "x", "whre": {}}, "whre"),
+        ({"action": "deny", "tool": "x", "where": {"a": {"regex": "("}}}, "where.a.regex"),
+        ({"action": "deny", "tool": "x", "where": {"a": {}}}, "where.a"),
+        ({"action": "deny", "tool": "x", "where": {"a": {"golb": "x"}}}, "golb"),
+    ],
+)
+def test_a_rule_that_cannot_be_read_is_refused_and_named(rule: dict[str, Any], part: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"rule 2: .*{part}"):
+        permissions(allow("y"), rule)
+
+
+def test_otherwise_is_one_of_three() -> None:
+    with pytest.raises(ConfigurationError, match="otherwise"):
+        permissions(otherwise="maybe")  # type: ignore[arg-type]
+
+
+def test_a_policy_that_breaks_stops_the_run_before_the_tool() -> None:
+    class Broken:
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    @tool
+    def take(thing: Any) -> str:
+        """Take a thing."""
+        done.append(thing)
+        return "taken"
+
+    from dataclasses import replace
+
+    odd = replace(take, adapter=take.adapter)
+    agent = Agent(ScriptedModel([call("take", thing=1)]), tools=[odd], hooks=[permissions(otherwise="allow")])
+    object.__setattr__(odd, "arguments", lambda given: {"thing": Broken()})
+    result = agent.run_sync("go")
+    assert result.run.aborted is not None
+    assert done == []
+
+
+# -- first match wins, on random policies -----------------------------------------------------------------
+
+
+names = st.sampled_from(["a", "ab", "b"])
+rules = st.builds(
+    Rule,
+    action=st.sampled_from(["allow", "deny", "ask"]),
+    tool=st.sampled_from(["a", "a*", "*", "b"]),
+    where=st.sampled_from([{}, {"x": 1}, {"x": Is(at_least=2)}]),
+)
+
+
+@given(st.lists(rules, max_size=6), st.sampled_from(["allow", "deny", "ask"]), names, st.integers(0, 3))
+def test_the_first_rule_that_matches_decides(policy: list[Rule], otherwise: Any, name: str, x: int) -> None:
+    def fits(rule: Rule) -> bool:  # by hand: what the words mean
+        tools = {"a": {"a"}, "a*": {"a", "ab"}, "*": {"a", "ab", "b"}, "b": {"b"}}
+        if name not in tools[rule.tool]:
+            return False
+        condition = rule.where.get("x")
+        return condition is None or (x >= 2 if condition.at_least else x == 1)
+
+    expected = next((r.action for r in policy if fits(r)), otherwise)
+    assert Permissions(tuple(policy), otherwise).decide(name, {"x": x}).action == expected
+
+
+# -- the verdict itself -----------------------------------------------------------------------------------
+
+
+def test_any_hook_may_deny_a_call() -> None:
+    @hook(at=State.DISPATCH_TOOL)
+    def never(seen: HookContext) -> DenyCall:
+        assert seen.tool is not None
+        assert seen.tool.name == "transfer"
+        assert seen.arguments == {"amount": 1, "to": "cash desk"}
+        return DenyCall("not now")
+
+    agent = Agent(ScriptedModel([call("transfer", amount="1"), "ok"]), tools=[transfer], hooks=[never])
+    result = agent.run_sync("go")
+    assert answers(result) == ["Denied: not now"]
+    assert done == []
+
+
+def test_one_hook_that_denies_outweighs_another_that_asks() -> None:
+    agent = Agent(
+        ScriptedModel([call("transfer", amount=1), "ok"]),
+        tools=[transfer],
+        hooks=[permissions(ask("*")), permissions(deny("*"))],
+    )
+    assert agent.run_sync("go").output == "ok"
+    assert done == []

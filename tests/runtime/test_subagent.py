@@ -1,0 +1,638 @@
+"""A sub-agent as a tool: what it costs, what it may spend, how it is cancelled, how it waits for a person."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentfsm import (
+    Agent,
+    AgentGuardrails,
+    Allow,
+    ContextOverflowError,
+    Deny,
+    Edit,
+    Event,
+    FailureKind,
+    Handoff,
+    Host,
+    Message,
+    PartialRunSummary,
+    Reply,
+    RunCancelled,
+    RunResult,
+    RunState,
+    ToolDefinitionError,
+    ToolError,
+    ToolFinished,
+    Usage,
+    UserInputRequested,
+    observer,
+    tool,
+)
+from agentfsm.core.codec import dump_state
+from agentfsm.core.loop import LOOP
+from agentfsm.journal.memory import MemoryStore
+from agentfsm.journal.restore import restore
+from agentfsm.runtime.subagent import capped
+from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
+from tests.transcripts import check_transcript
+
+SECRET = b"shared by all processes of these tests"
+
+
+def said(text: str, tokens: int = 0, usd: float = 0.0) -> Reply:
+    return Reply(Message.assistant(text), usage=Usage(tokens, 0, 0, usd))
+
+
+def calling(*calls: Any, tokens: int = 0) -> Reply:
+    own = tuple(replace(c, id=c.id or f"c{i}_{c.name}") for i, c in enumerate(calls))
+    return Reply(Message.assistant("", own), usage=Usage(tokens))
+
+
+def last(messages: Any) -> str:
+    return messages[-1].content
+
+
+def ask(question: str) -> str:
+    """Ask the user."""
+    raise AssertionError(question)
+
+
+done: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_done() -> None:
+    done.clear()
+
+
+@tool(requires_approval=True)
+def pay(amount: int) -> str:
+    """Pay."""
+    done.append(amount)
+    return f"paid {amount}"
+
+
+def note(text: str) -> str:
+    """Take a note."""
+    done.append(text)
+    return f"noted {text}"
+
+
+class Seen:
+    """Every event of the runs that it watches."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.watch = observer(self.events.append)
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [e for e in self.events if isinstance(e, kind)]
+
+
+def check_end(result: RunResult) -> None:
+    check_transcript(result.messages, request=False)
+
+
+# -- a call and its result --------------------------------------------------------------------------------
+
+
+def test_a_call_is_answered_by_a_run_of_its_own() -> None:
+    model = RecordingModel(ScriptedModel(["Paris"]))
+    helper = Agent(model, instructions="You know capitals.")
+    agent = Agent(
+        ScriptedModel([call("geo", task="capital of France?"), last]), tools=[helper.as_tool("geo", "Knows capitals.")]
+    )
+    result = agent.run_sync("go")
+    assert result.output == "Paris"
+    assert [m.content for m in model.requests[0].messages] == ["You know capitals.", "capital of France?"]
+    check_end(result)
+
+
+def test_the_model_is_told_of_it_as_of_any_tool() -> None:
+    model = RecordingModel(ScriptedModel(["ok"]))
+    helper = Agent(ScriptedModel([]))
+    Agent(model, tools=[helper.as_tool("geo", "Knows capitals.")]).run_sync("go")
+    (spec,) = model.requests[0].tools
+    assert (spec.name, spec.description) == ("geo", "Knows capitals.")
+    assert list(spec.parameters["properties"]) == ["task"]
+    assert spec.parameters["required"] == ["task"]
+
+
+def test_a_typed_answer_is_told_as_json() -> None:
+    helper = Agent(ScriptedModel(["[1, 2]"]), output_type=list[int])
+    agent = Agent(ScriptedModel([call("count", task="x"), last]), tools=[helper.as_tool("count", "Counts.")])
+    assert agent.run_sync("go").output == "[1,2]"
+
+
+def test_both_runs_know_each_other() -> None:
+    above, below = Seen(), Seen()
+    helper = Agent(ScriptedModel(["x", "y"]), hooks=[below.watch])
+    agent = Agent(
+        ScriptedModel([calling(call("h", "first", task="a"), call("h", "second", task="b")), "ok"]),
+        tools=[helper.as_tool("h", "Helps.")],
+        hooks=[above.watch],
+    )
+    result = asyncio.run(_awaited(agent.run("go", session_id="talk", run_id="top")))
+    told = [e.result.run_id for e in above.of(ToolFinished)]
+    assert len(set(told)) == 2
+    assert sorted(told) == sorted({e.run_id for e in below.events})
+    created = [r.data for r in result.journal if r.kind == "effect.result"]
+    assert [c["out"]["run_id"] for c in created] == told
+
+
+def test_a_sub_agents_journal_names_the_run_and_the_call_that_it_works_for() -> None:
+    store = MemoryStore()
+    helper = Agent(ScriptedModel(["x"]))
+    agent = Agent(
+        ScriptedModel([call("h", "one", task="a"), "ok"]),
+        tools=[helper.as_tool("h", "Helps.")],
+        host=Host(store=store),
+    )
+    asyncio.run(_awaited(agent.run("go", session_id="talk", run_id="top")))
+    ids = [h.run_id for h in store.heads()]
+    assert len(ids) == 2
+    (child,) = [i for i in ids if i != "top"]
+    run = restore(store.rows(child)).run
+    assert (run.parent, run.session_id) == (("top", "one"), "talk")
+    assert restore(store.rows("top")).run.parent is None
+
+
+async def _awaited(run: Awaitable[RunResult]) -> RunResult:
+    return await run
+
+
+@pytest.mark.parametrize(
+    ("ending", "part"),
+    [
+        ([call("return_unable", rationale="no map", suggested_next_steps=["buy one"])], "no map"),
+        ([ContextOverflowError("long")] * 3, "stopped early|hands the task back"),
+    ],
+)
+def test_a_sub_agent_that_fails_is_a_failing_tool(ending: list[Any], part: str) -> None:
+    helper = Agent(ScriptedModel(ending), preset="funnel")
+    agent = Agent(ScriptedModel([call("h", task="x"), last]), tools=[helper.as_tool("h", "Helps.")])
+    result = agent.run_sync("go")
+    assert result.ok
+    import re
+
+    assert re.search(part, result.output)
+    check_end(result)
+
+
+def test_failing_again_and_again_is_handed_back_with_the_sub_agents_reasons() -> None:
+    unable = call("return_unable", rationale="no map", blockers=["map lost"])
+    helper = Agent(ScriptedModel([unable] * 9), preset="funnel")
+    agent = Agent(ScriptedModel([call("h", task=str(i)) for i in range(9)]), tools=[helper.as_tool("h", "Helps.")])
+    result = agent.run_sync("go")
+    assert isinstance(result.outcome, Handoff)
+    assert result.outcome.failure is not None
+    assert result.outcome.failure.kind is FailureKind.tool_error
+    assert "map lost" in result.outcome.blockers
+
+
+def test_called_by_anybody_but_a_run_it_says_so() -> None:
+    geo = Agent(ScriptedModel([])).as_tool("geo", "Knows.")
+    with pytest.raises(ToolError, match="sub-agent"):
+        asyncio.run(geo(task="x"))
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 65])
+def test_a_name_that_no_wire_takes_is_refused(name: str) -> None:
+    with pytest.raises(ToolDefinitionError, match="name"):
+        Agent(ScriptedModel([])).as_tool(name, "x")
+
+
+def test_a_timeout_must_be_more_than_nothing() -> None:
+    with pytest.raises(ToolDefinitionError, match="timeout"):
+        Agent(ScriptedModel([])).as_tool("x", "x", timeout=0)
+
+
+# -- budgets ------------------------------------------------------------------------------------------------
+
+
+def test_what_a_sub_agent_uses_up_is_charged_to_the_run_above() -> None:
+    helper = Agent(ScriptedModel([calling(call("note", text="a"), tokens=10), said("x", 5, 0.25)]), tools=[note])
+    agent = Agent(
+        ScriptedModel([calling(call("h", task="a"), tokens=100), said("ok", 1000, 0.5)]),
+        tools=[helper.as_tool("h", "Helps.")],
+    )
+    assert agent.run_sync("go").usage == Usage(1115, 0, 0, 0.75)
+
+
+def test_tokens_that_a_sub_agent_spends_end_the_run_above_when_they_are_too_many() -> None:
+    helper = Agent(ScriptedModel([said("x", 90)]))
+    agent = Agent(
+        ScriptedModel([calling(call("h", task="a"), tokens=20), "never said"]),
+        tools=[helper.as_tool("h", "Helps.")],
+        guardrails=AgentGuardrails(max_tokens=100, on_limit="stop"),
+    )
+    result = agent.run_sync("go")
+    assert isinstance(result.outcome, PartialRunSummary)
+    assert result.outcome.failure is not None
+    assert result.outcome.failure.kind is FailureKind.token_limit
+    check_end(result)
+
+
+def test_a_sub_agent_stops_at_what_is_left_of_the_budget_above() -> None:
+    calls = [calling(call("note", text=str(i)), tokens=10) for i in range(50)]
+    helper = Agent(ScriptedModel(calls), tools=[note], guardrails=AgentGuardrails(on_limit="stop"))
+    agent = Agent(
+        ScriptedModel([calling(call("h", task="a"), tokens=20), last]),
+        tools=[helper.as_tool("h", "Helps.")],
+        guardrails=AgentGuardrails(max_tokens=65, on_limit="stop"),
+    )
+    result = agent.run_sync("go")
+    assert len(done) == 5  # 65 - 20 = 45 tokens: the fifth call of ten is the one that goes over
+    assert result.usage.total_tokens == 70
+
+
+def test_with_nothing_left_no_sub_agent_is_begun() -> None:
+    model = ScriptedModel(["never said"])
+    agent = Agent(
+        ScriptedModel([calling(call("h", task="a"), tokens=100)]),
+        tools=[Agent(model).as_tool("h", "Helps.")],
+        guardrails=AgentGuardrails(max_tokens=100, on_limit="stop"),
+    )
+    result = agent.run_sync("go")
+    assert model.calls == 0
+    assert result.messages[-1].content.startswith("Not run: ")
+    check_end(result)
+
+
+optional = st.one_of(st.none(), st.integers(1, 50))
+
+
+@given(
+    own=st.tuples(st.integers(1, 50), optional, optional, optional),
+    limits=st.tuples(st.integers(1, 50), optional, optional, optional),
+    spent=st.tuples(*[st.integers(0, 60)] * 4),
+)
+def test_each_limit_is_the_smaller_of_its_own_and_what_is_left(own: Any, limits: Any, spent: Any) -> None:
+    names = ("max_iterations", "max_execution_time_s", "max_tokens", "max_cost_usd")
+    run = RunState(
+        "r",
+        guardrails=AgentGuardrails(**dict(zip(names, limits, strict=True))),
+        iterations=spent[0],
+        elapsed_s=spent[1],
+        usage=Usage(spent[2], 0, 0, spent[3]),
+    )
+    given_limits = capped(AgentGuardrails(**dict(zip(names, own, strict=True))), run)
+    left = [None if limit is None else limit - gone for limit, gone in zip(limits, spent, strict=True)]
+    if any(x is not None and x <= 0 for x in left):
+        assert given_limits is None
+        return
+    assert given_limits is not None
+    for name, mine, theirs in zip(names, own, left, strict=True):
+        expected = min((x for x in (mine, theirs) if x is not None), default=None)
+        assert getattr(given_limits, name) == expected
+
+
+def test_time_that_a_sub_agent_takes_is_time_of_the_run_above() -> None:
+    clock = FakeClock()
+
+    def slow(_: Any) -> str:
+        clock.advance(40)
+        return "x"
+
+    helper = Agent(ScriptedModel([slow]))
+    agent = Agent(
+        ScriptedModel([call("h", task="a"), "never said"]),
+        tools=[helper.as_tool("h", "Helps.")],
+        host=Host(clock=clock),
+        guardrails=AgentGuardrails(max_execution_time_s=30, on_limit="stop"),
+    )
+    result = agent.run_sync("go")
+    assert isinstance(result.outcome, PartialRunSummary)
+    assert result.outcome.failure is not None
+    assert result.outcome.failure.kind is FailureKind.time_limit
+
+
+# -- cancellation -------------------------------------------------------------------------------------------
+
+
+def hanging(reached: asyncio.Event) -> Callable[[Any], Awaitable[str]]:
+    async def hang(_: Any) -> str:
+        reached.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    return hang
+
+
+@pytest.mark.parametrize("by", ["cancel", "task"])
+def test_cancelling_a_run_cancels_its_sub_agent(by: str) -> None:
+    async def main() -> None:
+        seen, reached = Seen(), asyncio.Event()
+        model = ScriptedModel([calling(call("note", text="a"), tokens=7), hanging(reached)])
+        helper = Agent(model, tools=[note], hooks=[seen.watch])
+        agent = Agent(ScriptedModel([call("h", task="x")]), tools=[helper.as_tool("h", "Helps.")])
+        run = agent.run("go")
+        task = asyncio.create_task(_awaited(run))
+        await reached.wait()
+        if by == "cancel":
+            run.cancel("enough")
+            result = await task
+        else:
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            result = run.result
+        assert isinstance(result.outcome, RunCancelled)
+        assert len(seen.of(RunCancelled)) == 1
+        assert result.usage.total_tokens == 7  # what was spent is charged all the same
+        check_end(result)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+def test_a_sub_agent_past_its_time_is_cancelled_and_the_run_goes_on() -> None:
+    async def main() -> None:
+        seen = Seen()
+        helper = Agent(ScriptedModel([hanging(asyncio.Event())]), hooks=[seen.watch])
+        agent = Agent(ScriptedModel([call("h", task="x"), last]), tools=[helper.as_tool("h", "Helps.", timeout=0.05)])
+        result = await agent.run("go")
+        assert [m.content for m in result.messages if m.role == "tool"] == ["timed out after 0.05 s"]
+        assert len(seen.of(RunCancelled)) == 1
+        check_end(result)
+
+    asyncio.run(main())
+
+
+# -- waiting for a person -------------------------------------------------------------------------------------
+
+
+def asking(*then: Any) -> ScriptedModel:
+    return ScriptedModel([call("ask_user", question="Which one?", choices=["a", "b"]), *then])
+
+
+def resumed(agent: Agent, result: RunResult, answer: Any, by_id: bool = False) -> RunResult:
+    outcome = result.outcome
+    assert isinstance(outcome, UserInputRequested)
+    held: Any = outcome.run_id if by_id else outcome.suspension_record.to_json()
+    return asyncio.run(_awaited(agent.resume(held, answer)))
+
+
+def answered(messages: Any) -> Any:
+    return call("return_done", output=f"person said: {messages[-1].content}")
+
+
+def two(
+    below: Callable[[], ScriptedModel], above: list[Any], host: Host, tools: Any = (), preset: str = "funnel"
+) -> Callable[[], Agent]:
+    """Makes both agents anew each time, as another process would; models go on with their scripts."""
+    below_model, above_model = below(), ScriptedModel(above)
+
+    def make() -> Agent:
+        helper = Agent(below_model, preset=preset, tools=tools)  # its own host, with a secret of its own
+        return Agent(above_model, tools=[helper.as_tool("h", "Helps."), note], host=host)
+
+    return make
+
+
+@pytest.fixture(params=["record", "store"])
+def host(request: pytest.FixtureRequest) -> Host:
+    return Host(secret=SECRET, store=MemoryStore() if request.param == "store" else None)
+
+
+def test_a_sub_agents_question_is_the_question_of_the_run_above(host: Host) -> None:
+    make = two(lambda: asking(answered), [call("h", task="x"), last], host)
+    first = asyncio.run(_awaited(make().run("go")))
+    outcome = first.outcome
+    assert isinstance(outcome, UserInputRequested)
+    assert (outcome.kind, outcome.question, outcome.choices) == ("question", "Which one?", ("a", "b"))
+    assert outcome.asker == "h"
+    assert first.decisions[-1].transition.id == "post_tool.question_asked"
+
+    result = resumed(make(), first, "b", by_id=host.store is not None)
+    assert result.output == "person said: b"
+    assert [d.transition.id for d in result.decisions][:2] == ["suspended.approval_decided", "dispatch_tool.otherwise"]
+    check_end(result)
+
+
+@pytest.mark.parametrize(
+    ("answer", "told", "paid"),
+    [(Allow(), "paid 5", [5]), (Deny("too much"), "Denied by the user: too much", []), (Edit({"amount": 2}), "2", [2])],
+)
+def test_a_sub_agents_approval_is_that_of_the_run_above(host: Host, answer: Any, told: str, paid: list[int]) -> None:
+    make = two(
+        lambda: ScriptedModel([call("pay", amount=5), last]), [call("h", task="x"), last], host, [pay], "standard"
+    )
+    first = asyncio.run(_awaited(make().run("go")))
+    outcome = first.outcome
+    assert isinstance(outcome, UserInputRequested)
+    assert (outcome.kind, outcome.tool, outcome.arguments) == ("approval", "pay", {"amount": 5})
+    assert done == []
+    result = resumed(make(), first, answer, by_id=host.store is not None)
+    assert told in result.output
+    assert done == paid
+    check_end(result)
+
+
+def test_a_denial_below_is_no_denial_above() -> None:
+    host = Host(secret=SECRET)
+    make = two(
+        lambda: ScriptedModel([call("pay", amount=5), last]), [call("h", task="x"), last], host, [pay], "standard"
+    )
+    first = asyncio.run(_awaited(make().run("go")))
+    result = resumed(make(), first, Deny("no"))
+    assert result.run.denials == 0
+    assert result.ok
+
+
+def test_a_spent_budget_below_asks_as_such(host: Host) -> None:
+    model = ScriptedModel([call("note", text="1"), call("note", text="2"), "x"])
+
+    def make() -> Agent:
+        helper = Agent(model, tools=[note], guardrails=AgentGuardrails(max_iterations=2))
+        return Agent(above, tools=[helper.as_tool("h", "Helps.")], host=host)
+
+    above = ScriptedModel([call("h", task="x"), last])
+    first = asyncio.run(_awaited(make().run("go")))
+    assert isinstance(first.outcome, UserInputRequested)
+    assert (first.outcome.kind, first.outcome.originating_failure_kind) == ("limit", FailureKind.iteration_limit)
+    result = resumed(make(), first, "go on", by_id=host.store is not None)
+    assert result.output == "x"
+    assert result.run.continues == 0  # it was the sub-agent's budget
+
+
+def test_a_sub_agent_may_ask_more_than_once(host: Host) -> None:
+    make = two(lambda: asking(call("ask_user", question="Sure?"), answered), [call("h", task="x"), last], host)
+    by_id = host.store is not None
+    second = resumed(make(), asyncio.run(_awaited(make().run("go"))), "b", by_id)
+    assert isinstance(second.outcome, UserInputRequested)
+    assert second.outcome.question == "Sure?"
+    assert resumed(make(), second, "yes", by_id).output == "person said: yes"
+
+
+def test_the_other_calls_of_the_batch_run_in_their_turn(host: Host) -> None:
+    batch = [call("note", text="before"), call("h", task="x"), call("note", text="after")]
+    make = two(lambda: asking(answered), [calling(*batch), "ok"], host)
+    first = asyncio.run(_awaited(make().run("go")))
+    assert done == ["before"]
+    result = resumed(make(), first, "b", by_id=host.store is not None)
+    assert done == ["before", "after"]
+    assert [m.content for m in result.messages if m.role == "tool"] == [
+        "noted before",
+        "person said: b",
+        "noted after",
+    ]
+    check_end(result)
+
+
+def test_a_question_comes_up_through_two_sub_agents(host: Host) -> None:
+    lowest, middle, top = asking(answered), ScriptedModel([call("low", task="x"), last]), [call("mid", task="x"), last]
+    model = ScriptedModel(top)
+
+    def make() -> Agent:
+        low = Agent(lowest, preset="funnel").as_tool("low", "Asks.")
+        return Agent(model, tools=[Agent(middle, tools=[low]).as_tool("mid", "Passes on.")], host=host)
+
+    first = asyncio.run(_awaited(make().run("go")))
+    assert isinstance(first.outcome, UserInputRequested)
+    assert (first.outcome.question, first.outcome.asker) == ("Which one?", "mid/low")
+    result = resumed(make(), first, "a", by_id=host.store is not None)
+    assert result.output == "person said: a"
+    check_end(result)
+
+
+def test_two_that_run_together_ask_one_after_the_other_and_then_both_go_on(host: Host) -> None:
+    models = [asking(answered), asking(answered)]
+    above = ScriptedModel([calling(call("h0", task="x"), call("h1", task="x"), call("quick", text="q")), "ok"])
+    quick = tool(name="quick", parallel=True)(note)
+
+    def make() -> Agent:
+        helpers = [Agent(m, preset="funnel").as_tool(f"h{i}", "Helps.", parallel=True) for i, m in enumerate(models)]
+        return Agent(above, tools=[*helpers, quick], host=host)
+
+    by_id = host.store is not None
+    first = asyncio.run(_awaited(make().run("go")))
+    assert isinstance(first.outcome, UserInputRequested)
+    assert first.outcome.asker == "h0"
+    assert done == ["q"]
+    second = resumed(make(), first, "a", by_id)
+    assert isinstance(second.outcome, UserInputRequested)
+    assert second.outcome.asker == "h1"
+    third = resumed(make(), second, "b", by_id)
+    assert third.output == "ok"
+    assert [m.content for m in third.messages if m.role == "tool"] == ["person said: a", "person said: b", "noted q"]
+    assert done == ["q"]
+    check_end(third)
+
+
+def test_usage_is_charged_once_however_often_a_sub_agent_waits(host: Host) -> None:
+    script = [
+        calling(call("ask_user", "q1", question="A?"), tokens=1),
+        calling(call("ask_user", "q2", question="B?"), tokens=10),
+        calling(call("return_done", "d", output="x"), tokens=100),
+    ]
+    make = two(lambda: ScriptedModel(script), [calling(call("h", task="x"), tokens=1000), said("ok", 10_000)], host)
+    by_id = host.store is not None
+    first = asyncio.run(_awaited(make().run("go")))
+    assert first.usage.total_tokens == 1001
+    second = resumed(make(), first, "a", by_id)
+    assert second.usage.total_tokens == 1011
+    assert resumed(make(), second, "b", by_id).usage.total_tokens == 11_111
+
+
+def test_the_run_above_can_be_given_up_while_its_sub_agent_waits(host: Host) -> None:
+    make = two(lambda: asking(), [call("h", task="x")], host)
+    first = asyncio.run(_awaited(make().run("go")))
+    assert isinstance(first.outcome, UserInputRequested)
+    result = asyncio.run(_awaited(make().dismiss(first.outcome.suspension_record)))
+    assert isinstance(result.outcome, RunCancelled)
+    check_end(result)
+
+
+def test_a_sub_agent_that_cannot_go_on_is_a_failing_tool() -> None:
+    host = Host(secret=SECRET)
+    models = asking(), ScriptedModel([call("h", task="x"), last])
+    below = {"graph": None}
+
+    def make(**more: Any) -> Agent:
+        helper = Agent(models[0], preset="funnel", **more)
+        return Agent(models[1], tools=[helper.as_tool("h", "Helps.")], host=host)
+
+    first = asyncio.run(_awaited(make(**below).run("go")))
+    other = LOOP.without("pre_step.cost_limit")
+    result = resumed(make(graph=other), first, "b")
+    assert result.ok
+    assert "cannot go on" in result.output
+    check_end(result)
+
+
+def test_a_record_is_good_for_one_answer() -> None:
+    host = Host(secret=SECRET)
+    make = two(lambda: asking(answered), [call("h", task="x"), last], host)
+    first = asyncio.run(_awaited(make().run("go")))
+    resumed(make(), first, "b")
+    with pytest.raises(Exception, match="already"):
+        resumed(make(), first, "b")
+
+
+def test_a_sub_agents_secret_arguments_stay_below() -> None:
+    @tool(requires_approval=True, secret=["pin"])
+    def open_safe(pin: str) -> str:
+        """Open the safe."""
+        return "open"
+
+    store = MemoryStore()
+    host = Host(secret=SECRET, store=store)
+    make = two(
+        lambda: ScriptedModel([call("open_safe", pin="canary-4711"), last]),
+        [call("h", task="x"), last],
+        host,
+        [open_safe],
+        "standard",
+    )
+    first = asyncio.run(_awaited(make().run("go", run_id="top")))
+    assert isinstance(first.outcome, UserInputRequested)
+    assert first.outcome.arguments == {"pin": "(secret)"}
+    written = "".join(r.body + r.hidden for h in store.heads() for r in store.rows(h.run_id))
+    assert "canary-4711" not in written
+
+
+# -- the journal ------------------------------------------------------------------------------------------------
+
+
+def test_the_journal_gives_the_live_state_back_at_every_stop() -> None:
+    store = MemoryStore()
+    host = Host(secret=SECRET, store=store)
+    batch = [call("note", text="before"), call("h", task="x"), call("note", text="after")]
+    make = two(lambda: asking(call("ask_user", question="Sure?"), answered), [calling(*batch), last], host)
+    result = asyncio.run(_awaited(make().run("go", run_id="top")))
+    for answer in ("a", "b"):
+        assert dump_state(restore(store.rows("top")).run) == dump_state(result.run)
+        result = resumed(make(), result, answer, by_id=True)
+    assert result.ok
+    assert dump_state(restore(store.rows("top")).run) == dump_state(result.run)
+
+
+def test_what_was_cut_off_below_is_left_to_the_run_above() -> None:
+    """``recover`` gives the runs that can go on by themselves; a sub-agent's goes on through the one above."""
+
+    class DiedError(BaseException):
+        pass
+
+    async def die(_: Any) -> str:
+        raise DiedError
+
+    async def main() -> list[str]:
+        host = Host(secret=SECRET, store=MemoryStore())
+        helper = Agent(ScriptedModel([die]))
+        agent = Agent(ScriptedModel([call("h", task="x")]), tools=[helper.as_tool("h", "Helps.")], host=host)
+        with pytest.raises(DiedError):
+            await agent.run("go", run_id="top")
+        assert host.store is not None
+        assert len(host.store.heads()) == 2
+        return [r.run_id for r in agent.recover()]
+
+    assert set(asyncio.run(main())) <= {"top"}
