@@ -39,7 +39,8 @@ class Beginning:
         messages: The transcript so far.
         state: Where a run does not begin at its beginning: all that it knows, as JSON data; else None.
         seed: The host's seed of random draws.
-        parent: For a fork: run, seq and hash of the record behind which it leaves its parent.
+        parent: For a fork: run, seq and hash of the record behind which it leaves its parent. For a
+            sub-agent's run: the run and the call for which it works.
     """
 
     run_id: str
@@ -65,6 +66,7 @@ class TakenUp:
         tool: The tool that a person was asked about, or an empty string.
         expires_at: Until when it can be answered, in seconds since the epoch, or None.
         attempts: Attempts at each effect so far.
+        results: Results of calls that had ended while others of their batch had not, by effect.
         migrated: For a run that changes its graph: what the record of that says; else empty.
     """
 
@@ -74,6 +76,7 @@ class TakenUp:
     tool: str = ""
     expires_at: float | None = None
     attempts: Mapping[str, int] = field(default_factory=dict[str, int])
+    results: Mapping[str, ToolResult] = field(default_factory=dict[str, ToolResult])
     migrated: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 

@@ -1,0 +1,113 @@
+"""Keeps one run's entries in a store: encodes them, hands them over in order, and waits when it must."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Mapping
+
+from agentfsm.errors import JournalError, StaleLease
+from agentfsm.journal.records import Record
+from agentfsm.journal.restore import records
+from agentfsm.journal.scribe import Scribe
+from agentfsm.journal.secrets import Secrets, keys_in_environment
+from agentfsm.journal.store import Lease, Status, Store
+from agentfsm.runtime.recorder import Entry, Recorder, TakenUp
+
+__all__ = ["StoreKeeper", "open_keeper", "owner_name", "read_back"]
+
+_STATUS: Mapping[str, Status] = {"run.suspended": "suspended", "run.finished": "finished"}
+
+
+def owner_name() -> str:
+    """Who we are, for people to read in an error."""
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+class StoreKeeper:
+    """Keeps one run in a store, under a lease."""
+
+    def __init__(self, store: Store, lease: Lease, scribe: Scribe) -> None:
+        self._store = store
+        self._lease: Lease | None = lease
+        self._scribe = scribe
+        self._last: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+
+    def push(self, entries: list[Entry]) -> None:
+        """Hand entries over, in order, without waiting."""
+        if self._error is not None or self._lease is None:
+            return
+        try:
+            rows = self._scribe.write(entries)
+        except (TypeError, ValueError) as error:
+            self._error = JournalError(f"the run cannot be written down: {error}")
+            return
+        status = _STATUS.get(entries[-1][0], "running")
+        self._last = asyncio.ensure_future(self._store.append(self._lease, rows, status))
+        self._last.add_done_callback(_seen)
+        if status != "running":
+            self._lease = None
+
+    async def settle(self) -> None:
+        """Wait until everything handed over is durable.
+
+        Raises:
+            agentfsm.errors.StoreError: It cannot be kept; the run must not go on.
+            agentfsm.errors.JournalError: An entry cannot be written as JSON.
+        """
+        if self._error is None and self._last is not None:
+            try:
+                # Order is kept by the store, so the last one stands for all; a cancellation of the run
+                # must not take back what is on its way.
+                await asyncio.shield(self._last)
+            except Exception as error:
+                self._error = error
+        if self._error is not None:
+            if self._lease is not None:
+                lease, self._lease = self._lease, None
+                await self._store.release(lease)
+            raise self._error
+
+
+def _seen(done: asyncio.Future[None]) -> None:
+    """Whoever settles next meets the error; nobody else needs to be told."""
+    if not done.cancelled():
+        done.exception()
+
+
+async def open_keeper(
+    store: Store, run_id: str, taken_up: TakenUp | None, secret_arguments: Mapping[str, frozenset[str]]
+) -> StoreKeeper:
+    """Take a run, new or known, and keep it from here on.
+
+    Args:
+        store: Where.
+        run_id: The run.
+        taken_up: Where a known run stood when it was read, or None for a new one.
+        secret_arguments: Names of arguments that must not be written, by tool.
+
+    Raises:
+        StaleLease: Somebody else holds the run, or it has moved on since it was read.
+        StoreError: The store cannot write.
+    """
+    lease = await store.take(run_id, owner_name(), new=taken_up is None)
+    if taken_up is not None and (lease.seq, lease.hash) != (taken_up.seq, taken_up.hash):
+        await store.release(lease)
+        raise StaleLease(run_id, None, "has moved on since it was read")
+    secrets = Secrets(keys_in_environment(), secret_arguments)
+    scribe = Scribe(lease.seq, lease.hash, lease.epoch, secrets)
+    if taken_up is not None:
+        scribe.go_on(taken_up.tool, taken_up.results)
+    return StoreKeeper(store, lease, scribe)
+
+
+def read_back(
+    recorder: Recorder, run_id: str, store: Store | None, secret_arguments: Mapping[str, frozenset[str]]
+) -> list[Record]:
+    """A run's records, from its store or, without one, written now."""
+    if store is not None:
+        return records(store.rows(run_id), run_id)
+    scribe = Scribe(secrets=Secrets(keys_in_environment(), secret_arguments))
+    return records(scribe.write(recorder.entries), run_id)

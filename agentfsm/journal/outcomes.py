@@ -1,0 +1,287 @@
+"""Outcomes as JSON and back, field by field, whatever their classes hold.
+
+A field that has its default is left out. What somebody said, and all JSON of the user's, is hidden; names,
+ids, kinds and counts stand in the record itself. A reply's calls or text are not written again where an
+outcome only repeats them, and a tool's result stands in its own record, to which the outcome points.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from functools import cache
+from typing import Any, NamedTuple, cast
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from agentfsm.core import outcomes as o
+from agentfsm.core.failures import DEFAULT_ACTIONS, Failure
+from agentfsm.core.messages import Message, Reply, ToolResult
+from agentfsm.core.state import PersonReply, Waiting
+from agentfsm.errors import JournalError
+from agentfsm.journal.records import Hider
+
+__all__ = ["OutcomeReader", "OutcomeWriter", "load_failure", "load_result", "written"]
+
+Data = dict[str, Any]
+
+HIDDEN = frozenset(
+    {
+        "answer",
+        "arguments",
+        "blockers",
+        "choices",
+        "content",
+        "context",
+        "denied",
+        "ending_value",
+        "explanation",
+        "extra",
+        "malformed",
+        "metadata",
+        "partial_data",
+        "question",
+        "recalled",
+        "record",
+        "refusal",
+        "text",
+        "value",
+    }
+)
+"""The fields that hold what somebody said, or JSON of the user's; mappings are hidden wherever they stand."""
+
+_NO_DEFAULT = object()
+
+
+class _Field(NamedTuple):
+    name: str
+    default: Any
+    hidden: bool
+
+
+@cache
+def _fields(kind: type) -> tuple[_Field, ...]:
+    if issubclass(kind, BaseModel):
+        own = {n: f.get_default(call_default_factory=False) for n, f in kind.model_fields.items()}
+        return tuple(_Field(name, default, name in HIDDEN) for name, default in own.items())
+    fields: list[_Field] = []
+    for each in dataclasses.fields(kind):
+        default = each.default
+        if default is dataclasses.MISSING:
+            made = each.default_factory
+            default = _NO_DEFAULT if made is dataclasses.MISSING else made()
+        fields.append(_Field(each.name, default, each.name in HIDDEN))
+    return tuple(fields)
+
+
+def written(value: Any, hider: Hider) -> Any:
+    """A value of the loop's as JSON data, with what is to be hidden put aside."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [written(item, hider) for item in cast("Sequence[Any]", value)]
+    if isinstance(value, Mapping):
+        return hider.hide(dict(cast("Mapping[str, Any]", value)))
+    if dataclasses.is_dataclass(value) or isinstance(value, BaseModel):
+        return _object(value, hider)
+    return hider.hide(value)
+
+
+def _object(value: Any, hider: Hider) -> Data:
+    data: Data = {}
+    for name, default, hidden in _fields(cast("type", type(value))):
+        held = getattr(value, name)
+        if held is default:
+            continue
+        if hidden:
+            if name == "arguments":
+                held = hider.arguments(getattr(value, "tool", None) or getattr(value, "name", ""), held)
+            elif isinstance(held, (BaseModel, PersonReply)):
+                held = written(held, hider)
+            else:
+                held = hider.hide(held)
+        else:
+            held = written(held, hider)
+        if not _is_default(held, default):
+            data[name] = held
+    if isinstance(value, Failure) and value.suggested_action is DEFAULT_ACTIONS[value.kind]:
+        del data["suggested_action"]
+    return data
+
+
+def _is_default(held: Any, default: Any) -> bool:
+    if held == {}:
+        return default == {} or dataclasses.is_dataclass(default)
+    if held == []:
+        return default in ((), [])
+    return bool(held == default)
+
+
+_KINDS: Mapping[str, Any] = {
+    "checked": o.Checked,
+    "replied": o.Replied,
+    "call_failed": o.CallFailed,
+    "read": o.Read,
+    "ran": o.Ran,
+    "parked": o.Parked,
+    "judged": o.Judged,
+    "recovered": o.Recovered,
+    "answered": o.Answered,
+    "expired": o.Expired,
+    "noted": o.Noted,
+    "cancelled": o.Cancelled,
+    "aborted": o.Aborted,
+}
+
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+class OutcomeWriter:
+    """Writes one run's outcomes; remembers what was written before, so nothing is written twice."""
+
+    def __init__(self) -> None:
+        self._asked = ""
+        self._reply: Reply | None = None
+        self._results: dict[int, tuple[str, ToolResult]] = {}  # by identity: the object is kept, so it stays its own
+
+    def go_on(self, asked: str, results: Mapping[str, ToolResult]) -> None:
+        """Know what was written before: the tool that a person is asked about, and results of effects."""
+        self._asked = asked
+        self._results = {id(result): (eid, result) for eid, result in results.items()}
+
+    def waiting(self, waiting: Waiting, hider: Hider) -> Data:
+        """What a run waits for."""
+        self._asked = waiting.tool
+        return _object(waiting, hider)
+
+    def result(self, eid: str, result: ToolResult, hider: Hider) -> Data:
+        """The result of an effect; an outcome that holds it will point to it."""
+        self._results[id(result)] = (eid, result)
+        return _object(result, hider)
+
+    def write(self, outcome: o.Outcome, hider: Hider) -> Data:
+        """An outcome as an object of one field: its kind."""
+        kind = _NAMES[type(outcome)]
+        if isinstance(outcome, o.Read):
+            return {kind: self._read(outcome, hider)}
+        if isinstance(outcome, o.Answered):
+            return {kind: {"reply": self._person(outcome.reply, hider)}}
+        results: Sequence[ToolResult] = getattr(outcome, "results", ())
+        if isinstance(outcome, o.Replied):
+            self._reply = outcome.reply
+        data = _object(dataclasses.replace(outcome, results=()) if results else outcome, hider)
+        if results:
+            data["results"] = [self._pointer(result, hider) for result in results]
+        if hasattr(outcome, "results"):
+            self._results.clear()
+        return {kind: data}
+
+    def _pointer(self, result: ToolResult, hider: Hider) -> Any:
+        known = self._results.get(id(result))
+        return _object(result, hider) if known is None else known[0]
+
+    def _read(self, read: o.Read, hider: Hider) -> Data:
+        message = None if self._reply is None else self._reply.message
+        if message is not None and read.calls and read.calls is message.tool_calls and read.answer is None:
+            return {**_object(dataclasses.replace(read, calls=()), hider), "calls": "reply"}
+        if message is not None and read.answer is message.content and not read.calls:
+            return {**_object(dataclasses.replace(read, answer=None), hider), "answer": {"is": "text"}}
+        data = _object(dataclasses.replace(read, answer=None), hider)
+        if read.answer is not None:
+            data["answer"] = {"value": hider.hide(read.answer)}
+        return data
+
+    def _person(self, reply: PersonReply, hider: Hider) -> Data:
+        data = _object(dataclasses.replace(reply, arguments={}), hider)
+        if reply.arguments:
+            data["arguments"] = hider.arguments(self._asked, reply.arguments)
+        return data
+
+
+@cache
+def _adapter(shape: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(shape)
+
+
+def _load(shape: Any, data: Any) -> Any:
+    try:
+        return _adapter(shape).validate_python(data)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise JournalError(f"{shape.__name__} {where}: {problem['msg']}") from None
+
+
+def load_result(data: Data) -> ToolResult:
+    """The result of a tool call.
+
+    Raises:
+        JournalError: The data is none.
+    """
+    return cast("ToolResult", _load(ToolResult, data))
+
+
+def load_failure(data: Data) -> Failure:
+    """A failure.
+
+    Raises:
+        JournalError: The data is none.
+    """
+    return cast("Failure", _load(Failure, data))
+
+
+class OutcomeReader:
+    """Reads one run's outcomes back, in the order in which they were written."""
+
+    def __init__(self) -> None:
+        self.reply: Reply | None = None
+        self.results: dict[str, ToolResult] = {}
+
+    def result(self, eid: str, data: Data) -> ToolResult:
+        """The result of an effect, kept for the outcome that points to it."""
+        result = load_result(data)
+        self.results[eid] = result
+        return result
+
+    def read(self, written: Data) -> o.Outcome:
+        """The outcome that ``OutcomeWriter`` wrote.
+
+        Raises:
+            JournalError: The data is none.
+        """
+        if len(written) != 1 or next(iter(written)) not in _KINDS:
+            raise JournalError(f"{', '.join(written) or 'nothing'} is no kind of outcome")
+        ((kind, data),) = written.items()
+        if "results" in data or kind == "ran":
+            data = {**data, "results": [self._result(r) for r in data.get("results", ())]}
+        if kind == "read":
+            data = self._read(data)
+        outcome = cast("o.Outcome", _load(_KINDS[kind], data))
+        if isinstance(outcome, o.Replied):
+            self.reply = outcome.reply
+        return outcome
+
+    def _result(self, written: Any) -> Any:
+        if not isinstance(written, str):
+            return written
+        if written not in self.results:
+            raise JournalError(f"the result of effect {written} is missing")
+        return self.results[written]
+
+    def _read(self, data: Data) -> Data:
+        calls, answer = data.get("calls"), data.get("answer")
+        if calls == "reply":
+            return {**data, "calls": self._message().tool_calls}
+        if answer is None:
+            return data
+        return {**data, "answer": answer["value"] if "value" in answer else self._message().content}
+
+    def _message(self) -> Message:
+        if self.reply is None:
+            raise JournalError("it points to a reply, and there was none")
+        return self.reply.message

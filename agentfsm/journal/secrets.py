@@ -1,0 +1,73 @@
+"""What must never be written into a journal, and the salted commitment that is written in its place."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from agentfsm.journal.canonical import decode, encode
+
+__all__ = ["Secrets", "is_withheld", "keys_in_environment"]
+
+_NAME = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)\Z")
+
+SHORTEST = 8
+"""Characters that a value must have to be looked for in texts: shorter ones stand there by chance."""
+
+
+def keys_in_environment() -> list[str]:
+    """The values of environment variables whose names say that they are keys, tokens or passwords."""
+    return [v for name, v in os.environ.items() if len(v) >= SHORTEST and _NAME.search(name.upper())]
+
+
+class Secrets:
+    """The secrets of one run.
+
+    Args:
+        values: Values to be replaced wherever they occur.
+        arguments: Names of secret arguments by tool.
+
+    Attributes:
+        salt: The run's salt; whoever has it and a secret can check that the secret was there.
+    """
+
+    def __init__(self, values: Iterable[str] = (), arguments: Mapping[str, frozenset[str]] | None = None) -> None:
+        self.salt = os.urandom(16).hex()
+        self._arguments = arguments or {}
+        self._known: dict[str, str] = {}
+        for value in values:
+            self._learn(value)
+
+    def commitment(self, value: Any) -> str:
+        """What stands in place of a secret."""
+        text = value if isinstance(value, str) else encode(value)
+        digest = hashlib.sha256(f"{self.salt}{text}".encode("utf-8", "surrogatepass")).hexdigest()
+        return f"[secret {digest[:32]}]"
+
+    def _learn(self, value: Any) -> None:
+        if isinstance(value, str) and len(value) >= SHORTEST:
+            self._known[encode(value)[1:-1]] = self.commitment(value)
+
+    def scrub(self, text: str) -> str:
+        """A JSON text with every known secret replaced."""
+        for secret, stand_in in self._known.items():
+            if secret in text:
+                text = encode(decode(text.replace(secret, stand_in)))
+        return text
+
+    def arguments(self, tool: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """A call's arguments with the secret ones replaced; from now on they are replaced in texts too."""
+        secret = self._arguments.get(tool)
+        if not secret:
+            return dict(given)
+        for name in secret & given.keys():
+            self._learn(given[name])
+        return {name: self.commitment(value) if name in secret else value for name, value in given.items()}
+
+
+def is_withheld(value: Any) -> bool:
+    """Whether a value is what stands in place of a secret."""
+    return isinstance(value, str) and re.fullmatch(r"\[secret [0-9a-f]{32}\]", value) is not None

@@ -1,0 +1,132 @@
+"""Every outcome comes back from its JSON as it was, whatever fields its classes hold, now or later."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from agentfsm.core import outcomes as o
+from agentfsm.core.failures import Failure
+from agentfsm.core.messages import Message, Reply, Role, ToolCall, ToolResult
+from agentfsm.journal.canonical import decode, encode
+from agentfsm.journal.outcomes import OutcomeReader, OutcomeWriter
+from agentfsm.journal.records import Hider, reveal
+
+KINDS = typing.get_args(o.Outcome)
+
+texts = st.sampled_from(["", "x", "ü \x00 \ud800", "$ref", "[secret]"])
+leaves = st.none() | st.booleans() | texts | st.sampled_from([0, 1, 2**60, 1.0, 0.5, 1e-9])
+json_values = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(texts, inner, max_size=2), max_leaves=4
+)
+
+
+def any_of(shape: Any, name: str = "") -> st.SearchStrategy[Any]:
+    """Any value of a type, by the type alone, so a field that is added later is drawn too."""
+    origin, inside = typing.get_origin(shape), typing.get_args(shape)
+    if name in ("partial_data", "metadata"):
+        return st.dictionaries(st.sampled_from(["tool", "n"]), st.integers(0, 9), max_size=2)
+    if shape is Any:
+        return json_values
+    if origin in (typing.Union, types.UnionType):
+        return st.one_of(*map(any_of, inside))
+    if origin is tuple:
+        return st.lists(any_of(inside[0]), max_size=2).map(tuple)
+    if origin in (dict, Mapping):
+        return st.dictionaries(texts, json_values, max_size=2)
+    if shape is type(None):
+        return st.none()
+    if shape is str:
+        return texts
+    if shape is bool:
+        return st.booleans()
+    if shape is int:
+        return st.integers(0, 2**40)
+    if shape is float:
+        return st.sampled_from([0.0, 1.0, 0.25, 1e-7])
+    if isinstance(shape, type) and issubclass(shape, Enum):
+        return st.sampled_from(list(shape))
+    if isinstance(shape, type) and issubclass(shape, Failure):
+        return st.builds(Failure, **{n: any_of(f.annotation, n) for n, f in Failure.model_fields.items()})
+    assert dataclasses.is_dataclass(shape), shape
+    hints = typing.get_type_hints(shape)
+    return st.builds(shape, **{f.name: any_of(hints[f.name], f.name) for f in dataclasses.fields(shape)})
+
+
+def fields(value: Any) -> Any:
+    """A value with every field, those that do not count for equality too."""
+    if isinstance(value, BaseModel):
+        return {name: fields(getattr(value, name)) for name in type(value).model_fields}
+    if dataclasses.is_dataclass(value):
+        return {f.name: fields(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, (list, tuple)):
+        return [fields(v) for v in value]
+    if isinstance(value, Mapping):
+        return {k: fields(v) for k, v in value.items()}
+    return value
+
+
+def trip(writer: OutcomeWriter, reader: OutcomeReader, outcome: Any) -> Any:
+    hider = Hider()
+    body = encode(writer.write(outcome, hider))
+    kept = hider.kept()
+    import json
+
+    return reader.read(reveal(decode(body), json.loads(kept)) if kept else decode(body))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.__name__)
+def test_every_outcome_comes_back(kind):
+    @settings(max_examples=60, deadline=None, derandomize=True)
+    @given(any_of(kind))
+    def check(outcome):
+        back = trip(OutcomeWriter(), OutcomeReader(), outcome)
+        assert type(back) is kind
+        assert fields(back) == fields(outcome)
+
+    check()
+
+
+def test_what_an_outcome_repeats_is_not_written_again():
+    calls = (ToolCall("1", "pay", {"to": "long" * 100}),)
+    writer, reader = OutcomeWriter(), OutcomeReader()
+    reply = Reply(Message(Role.ASSISTANT, "", calls))
+    trip(writer, reader, o.Replied(reply))
+    hider = Hider()
+    assert writer.write(o.Read(calls=reply.message.tool_calls), hider) == {"read": {"calls": "reply"}}
+    assert hider.kept() == ""
+    assert trip(writer, reader, o.Read(calls=reply.message.tool_calls)) == o.Read(calls=calls)
+    said = Reply(Message.assistant("an answer"))
+    assert trip(writer, reader, o.Replied(said)) == o.Replied(said)
+    assert writer.write(o.Read(answer=said.message.content), hider) == {"read": {"answer": {"is": "text"}}}
+    assert trip(writer, reader, o.Read(answer=said.message.content)) == o.Read(answer="an answer")
+
+
+def test_a_result_with_a_record_of_its_own_is_pointed_to():
+    writer, reader = OutcomeWriter(), OutcomeReader()
+    result = ToolResult("1", "pay", "paid")
+    reader.result("1.0", writer.result("1.0", result, Hider()) | {"content": "paid"})
+    hider = Hider()
+    assert writer.write(o.Ran((result,)), hider) == {"ran": {"results": ["1.0"]}}
+    assert reader.read({"ran": {"results": ["1.0"]}}) == o.Ran((result,))
+
+
+def test_what_people_and_tools_said_stands_beside_the_record():
+    said = [
+        o.Replied(Reply(Message(Role.ASSISTANT, "SAID", (ToolCall("1", "pay", {"to": "SAID"}, "SAID"),)), refusal="SAID")),
+        o.Ran((ToolResult("1", "pay", "SAID", failure=Failure(kind="tool_error", explanation="SAID"), value="SAID"),)),
+        o.Read(answer={"x": "SAID"}),
+        o.Noted({"x": "SAID"}, (Message.user("SAID"),)),
+        o.Checked("SAID"),
+    ]
+    for outcome in said:
+        hider = Hider()
+        assert "SAID" not in encode(OutcomeWriter().write(outcome, hider))
+        assert "SAID" in hider.kept()

@@ -1,0 +1,83 @@
+"""A run's journal holds all that the run knows: folding it gives the live state, with no model and no tool."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agentfsm import Agent, AgentGuardrails, Allow, Host, RunResult, UserInputRequested
+from agentfsm.core.codec import dump_state
+from agentfsm.core.presets import PRESETS
+from agentfsm.journal.memory import MemoryStore
+from agentfsm.journal.records import START, seal
+from agentfsm.journal.restore import restore
+from agentfsm.runtime.run import Run
+from tests import test_properties as drawn
+
+
+def check(store: MemoryStore, result: RunResult) -> None:
+    rows = store.rows(result.run.run_id)
+    assert dump_state(restore(rows).run) == dump_state(result.run)
+    assert [r.seq for r in rows] == list(range(1, len(rows) + 1))
+    head = START
+    for row in rows:
+        head = seal(head, row.body)
+        assert row.hash == head
+
+
+async def life(agent: Agent, people: Sequence[Any], store: MemoryStore, by_id: bool) -> RunResult:
+    result = await agent.run("go")
+    check(store, result)
+    for answer in people:
+        outcome = result.outcome
+        if not isinstance(outcome, UserInputRequested):
+            break
+        use = answer
+        if answer is not None and not drawn.fits(answer, outcome.kind):
+            use = Allow() if outcome.kind == "approval" else "go"
+        held: Any = result.run.run_id if by_id else outcome.suspension_record
+        run: Run = agent.dismiss(held) if use is None else agent.resume(held, use)
+        result = await run
+        check(store, result)
+    return result
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    preset=st.sampled_from(sorted(PRESETS)),
+    replies=st.lists(drawn.replies, min_size=1, max_size=6),
+    outcomes=st.lists(st.sampled_from(["ok", "raise", "os", "report"]), min_size=1, max_size=5),
+    jumps=st.lists(st.sampled_from([0.0, 0.5, 0.1, 3.0, 40.0]), min_size=1, max_size=4),
+    people=st.lists(drawn.answers, max_size=drawn.MAX_ANSWERS),
+    limits=drawn.limits,
+    by_id=st.booleans(),
+)
+def test_the_journal_gives_the_live_state_back(
+    preset: str, replies: Any, outcomes: Any, jumps: Any, people: Any, limits: AgentGuardrails, by_id: bool
+) -> None:
+    world = drawn.World(replies, outcomes, jumps)
+    store = MemoryStore()
+    host = Host(clock=world.clock, store=store)
+    agent = Agent(world, tools=world.tools(), preset=preset, guardrails=limits, host=host)
+    result = asyncio.run(life(agent, people, store, by_id))
+    acted = world.acted, len(world.requests)
+    assert dump_state(restore(store.rows(result.run.run_id)).run) == dump_state(result.run)
+    assert acted == (world.acted, len(world.requests))  # nothing was called
+    head = store.head(result.run.run_id)
+    assert head is not None
+    assert head.status == ("finished" if result.run.done else "suspended")
+    assert head.owner is None
+
+
+def test_a_run_without_a_store_has_a_journal_too():
+    world = drawn.World([drawn.Reply(drawn.Message.assistant("hi"))], ["ok"], [0.0])
+    result = asyncio.run(_run(Agent(world, host=Host(clock=world.clock))))
+    kinds = [r.kind for r in result.journal]
+    assert kinds == ["run.created", "transition", "effect.intent", "transition", "transition", "run.finished"]
+    assert result.journal[0].data["run"] == result.run.run_id
+
+
+async def _run(agent: Agent) -> RunResult:
+    return await agent.run("go")

@@ -1,0 +1,192 @@
+"""Every store passes the conformance suite; what is SQLite's alone stands behind it."""
+
+import asyncio
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from agentfsm import StoreError, StoreFormatError, StoreLockedError, UnknownRunError
+from agentfsm.journal.memory import MemoryStore
+from agentfsm.journal.sqlite import SCHEMA_VERSION, SqliteStore
+from agentfsm.testing.store_conformance import CHECKS, rows
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("kind", ["memory", "full", "normal"])
+def test_conformance(kind, check, tmp_path):
+    store = MemoryStore()
+    path = tmp_path / "runs.db"
+    asyncio.run(check(lambda: store if kind == "memory" else SqliteStore(path, synchronous=kind)))
+
+
+async def keep(path, count=2):
+    store = SqliteStore(path)
+    lease = await store.take("a", "me", new=True)
+    await store.append(lease, rows(count), "running")
+    return store, lease
+
+
+def test_a_row_can_be_neither_changed_nor_deleted(tmp_path):
+    store, _ = asyncio.run(keep(tmp_path / "runs.db"))
+    store.close()
+    db = sqlite3.connect(tmp_path / "runs.db")
+    for text in ("UPDATE journal SET body = ''", "UPDATE journal SET hash = x''", "DELETE FROM journal"):
+        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+            db.execute(text)
+    db.close()
+
+
+def test_one_process_writes_and_the_second_is_told_who(tmp_path):
+    store, lease = asyncio.run(keep(tmp_path / "runs.db"))
+    code = (
+        "import asyncio, sys; from agentfsm.journal.sqlite import SqliteStore\n"
+        "s = SqliteStore(sys.argv[1]); print(len(s.rows('a')))\n"
+        "try: asyncio.run(s.take('a', 'you'))\n"
+        "except Exception as e: print(type(e).__name__, e)"
+    )
+    got = subprocess.run([sys.executable, "-c", code, tmp_path / "runs.db"], capture_output=True, text=True)
+    store.close()
+    assert got.stdout.startswith("2\nStoreLockedError")  # reading needs no lock
+    assert f"process {os.getpid()} on" in got.stdout
+    assert "runs.db" in got.stdout
+    del lease
+
+
+def test_two_stores_of_one_process_do_not_write_one_file(tmp_path):
+    store, _ = asyncio.run(keep(tmp_path / "runs.db"))
+    other = SqliteStore(tmp_path / "runs.db")
+    with pytest.raises(StoreLockedError, match=str(os.getpid())):
+        asyncio.run(other.take("a", "you"))
+    store.close()
+    asyncio.run(other.take("a", "you"))  # it may write now
+    other.close()
+
+
+def test_reading_makes_no_file(tmp_path):
+    store = SqliteStore(tmp_path / "runs.db")
+    assert store.heads() == []
+    with pytest.raises(UnknownRunError, match=r"'a'.*runs\.db"):
+        store.rows("a")
+    store.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def text_file(path):
+    path.write_text("this is a long text, and no database at all" * 100)
+
+
+def other_program(path):
+    db = sqlite3.connect(path)
+    db.execute("CREATE TABLE t (x)")
+    db.commit()
+    db.close()
+
+
+def newer(path):
+    store, _ = asyncio.run(keep(path))
+    store.close()
+    db = sqlite3.connect(path)
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    db.commit()
+    db.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (text_file, "is no database"),
+        (other_program, "another program"),
+        (newer, f"version {SCHEMA_VERSION + 1}.*knows {SCHEMA_VERSION}"),
+    ],
+)
+def test_a_file_that_is_not_ours_is_refused_and_left_as_it_is(tmp_path, make, words):
+    path = tmp_path / "runs.db"
+    make(path)
+    before = path.read_bytes()
+    with pytest.raises(StoreFormatError, match=words):
+        SqliteStore(path)
+    assert path.read_bytes() == before
+
+
+def test_a_folder_that_is_not_there_is_a_clear_error(tmp_path):
+    store = SqliteStore(tmp_path / "no" / "runs.db")
+    with pytest.raises(StoreError, match="runs.db-lock cannot be written"):
+        asyncio.run(store.take("a", "me", new=True))
+
+
+def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    code = (
+        "import asyncio, os, sys; from agentfsm.journal.sqlite import SqliteStore\n"
+        "os.setuid(65534) if os.getuid() == 0 else None\n"
+        "try: asyncio.run(SqliteStore(sys.argv[1]).take('a', 'me', new=True))\n"
+        "except Exception as e: print(type(e).__name__, e)"
+    )
+    tmp_path.chmod(0o755)
+    for above in tmp_path.parents:
+        if above.owner() == "root" and above != above.parent and str(above).startswith("/tmp/"):
+            above.chmod(0o755)
+    folder.chmod(0o555)
+    got = subprocess.run([sys.executable, "-c", code, folder / "runs.db"], capture_output=True, text=True)
+    assert got.stdout.startswith("StoreError"), got.stderr
+    assert "runs.db-lock cannot be written: Permission denied" in got.stdout
+    assert list(folder.iterdir()) == []
+
+
+def test_a_database_that_another_program_locks_is_a_clear_error_and_changes_nothing(tmp_path, monkeypatch):
+    import agentfsm.journal.sqlite as module
+
+    monkeypatch.setattr(module, "BUSY_S", 0.05)
+    store, lease = asyncio.run(keep(tmp_path / "runs.db"))
+    other = sqlite3.connect(tmp_path / "runs.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    del lease
+    store.close()
+    store = SqliteStore(tmp_path / "runs.db")
+    with pytest.raises(StoreLockedError, match="locked by another program"):
+        asyncio.run(store.take("a", "me"))
+    other.execute("ROLLBACK")
+    other.close()
+    assert asyncio.run(store.take("a", "me")).seq == 2
+    store.close()
+
+
+def test_a_store_serves_several_event_loops_at_once(tmp_path):
+    store = SqliteStore(tmp_path / "runs.db")
+
+    async def one(name):
+        lease = await store.take(name, "me", new=True)
+        for row in rows(20):
+            await store.append(lease, [row], "running")
+
+    threads = [threading.Thread(target=lambda n=n: asyncio.run(one(f"run{n}"))) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [len(store.rows(f"run{n}")) for n in range(4)] == [20] * 4
+    store.close()
+
+
+def test_runs_that_write_at_once_share_commits(tmp_path, monkeypatch):
+    store = SqliteStore(tmp_path / "runs.db")
+    commits = []
+    real = SqliteStore._commit
+    monkeypatch.setattr(
+        SqliteStore, "_commit", lambda self, db, jobs: commits.append(len(jobs)) or real(self, db, jobs)
+    )
+
+    async def many():
+        leases = [await store.take(f"run{n}", "me", new=True) for n in range(100)]
+        commits.clear()
+        await asyncio.gather(*(store.append(lease, rows(1), "running") for lease in leases))
+
+    asyncio.run(many())
+    store.close()
+    assert sum(commits) == 100
+    assert len(commits) <= 50
