@@ -1,7 +1,8 @@
 """Adapters from the ``Model`` port to providers' HTTP interfaces, loaded when they are first used.
 
-``resolve("openai:gpt-5-mini")`` is the usual way in; ``OpenAIChat`` and ``AnthropicMessages`` are the two
-wires behind it, for settings that a name cannot say. Importing this package imports no HTTP library.
+``resolve("openai:gpt-5-mini")`` is the usual way in; ``OpenAIChat``, ``OpenAIResponses``, ``AnthropicMessages``
+and ``OllamaChat`` are the wires behind it, for settings that a name cannot say. Importing this package
+imports no HTTP library.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from agentfsm.models.anthropic import AnthropicMessages
     from agentfsm.models.names import resolve
+    from agentfsm.models.ollama import OllamaChat
     from agentfsm.models.openai_chat import OpenAIChat
+    from agentfsm.models.openai_responses import OpenAIResponses
     from agentfsm.models.settings import ModelSettings
 
-__all__ = ["AnthropicMessages", "ModelSettings", "OpenAIChat", "resolve"]
+__all__ = ["AnthropicMessages", "ModelSettings", "OllamaChat", "OpenAIChat", "OpenAIResponses", "resolve"]
 
 _HOMES = {
     "AnthropicMessages": "agentfsm.models.anthropic",
     "ModelSettings": "agentfsm.models.settings",
+    "OllamaChat": "agentfsm.models.ollama",
     "OpenAIChat": "agentfsm.models.openai_chat",
+    "OpenAIResponses": "agentfsm.models.openai_responses",
     "resolve": "agentfsm.models.names",
 }
 

@@ -5,19 +5,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from pydantic import SecretStr
 
 from agentfsm.core.messages import FinishReason, Message, Reply, Role, ToolCall, Usage
 from agentfsm.core.model import ModelRequest, ToolSpec
+from agentfsm.core.render import Transcript
 from agentfsm.errors import ConfigurationError, ProviderError
-from agentfsm.models.faults import Caller
-from agentfsm.models.http import HttpOptions, HttpWire
+from agentfsm.models.anthropic_stream import MessageAssembly
+from agentfsm.models.assembly import Assembly
+from agentfsm.models.base import HttpModel
+from agentfsm.models.http import HttpOptions
 from agentfsm.models.providers import locate
 from agentfsm.models.settings import ModelSettings
-from agentfsm.models.wire import as_list, as_object, call_ids, token_count, tool_calls, wire_name
+from agentfsm.models.wire import as_list, as_object, token_count, tool_calls, wire_name
 
 __all__ = ["DEFAULT_MAX_TOKENS", "AnthropicMessages", "decode", "encode"]
 
@@ -39,7 +43,7 @@ _FINISH = {
 """Why a model stopped; ``tool_use`` is read from the calls themselves."""
 
 
-class AnthropicMessages:
+class AnthropicMessages(HttpModel):
     """A model behind Anthropic's messages interface.
 
     Args:
@@ -63,41 +67,37 @@ class AnthropicMessages:
         settings: ModelSettings | None = None,
         http: HttpOptions | None = None,
     ) -> None:
-        self.model = model
-        self.settings = _checked(settings or ModelSettings())
-        self._endpoint = locate("anthropic", base_url, api_key)
-        self._caller = Caller(model, self._endpoint)
-        headers = {"anthropic-version": "2023-06-01"}
-        self._http = HttpWire(self._caller, headers=headers, key_header="x-api-key", options=http)
+        super().__init__(
+            model,
+            locate("anthropic", base_url, api_key),
+            _checked(settings or ModelSettings()),
+            http,
+            headers={"anthropic-version": "2023-06-01"},
+            key_header="x-api-key",
+            key_scheme="",
+        )
 
-    @property
-    def name(self) -> str:
-        """``anthropic:model``."""
-        return self._caller.name
+    def _path(self) -> str:
+        return "/messages" if self._endpoint.base_url.endswith("/v1") else "/v1/messages"
 
-    def __repr__(self) -> str:
-        return f"AnthropicMessages({self.model!r}, base_url={self._endpoint.base_url!r})"
+    def _encode(self, request: ModelRequest, *, stream: bool) -> object:
+        cache = self.settings.prompt_cache or ("5m" if self._endpoint.at_home else "off")
+        body = encode(request, self.model, self.settings, cache=cache)
+        return {"stream": True} | body if stream else body
 
-    async def reply(self, request: ModelRequest) -> Reply:
-        """Answer one request.
+    def _decode(self, body: object, taken: Collection[str]) -> Reply:
+        return decode(body, taken=taken)
 
-        Raises:
-            agentfsm.errors.ModelError: The call failed.
-        """
-        path = "/messages" if self._endpoint.base_url.endswith("/v1") else "/v1/messages"
-        body = encode(request, self.model, self.settings)
-        answer = await self._http.post(path, body, timeout_s=request.timeout_s, prompt=request.messages)
-        try:
-            return decode(answer, taken=call_ids(request.messages))
-        except ProviderError as error:
-            raise self._caller.unusable(str(error)) from None
+    def _assembly(self) -> Assembly:
+        return MessageAssembly()
 
-    async def aclose(self) -> None:
-        """Let go of connections; may be called more than once, and the model may be used after it."""
-        await self._http.aclose()
+    def _cap(self, request: ModelRequest) -> int | None:
+        return _cap(request, self.settings)
 
 
-def encode(request: ModelRequest, model: str, settings: ModelSettings | None = None) -> dict[str, Any]:
+def encode(
+    request: ModelRequest, model: str, settings: ModelSettings | None = None, *, cache: str = "off"
+) -> dict[str, Any]:
     """The body of a request.
 
     An output schema adds nothing to it: the instructions name the schema already.
@@ -106,27 +106,34 @@ def encode(request: ModelRequest, model: str, settings: ModelSettings | None = N
         request: What to ask.
         model: The model's name.
         settings: How the model is asked to answer.
+        cache: How long the server is to keep the unchanging beginning: ``5m``, ``1h`` or ``off``.
     """
     settings = settings or ModelSettings()
-    body: dict[str, Any] = {
-        "model": model,
-        "max_tokens": DEFAULT_MAX_TOKENS if request.max_output_tokens is None else request.max_output_tokens,
-        "messages": _turns(request.messages),
-    }
-    if system := "\n\n".join(m.content for m in request.messages if m.role is Role.SYSTEM and m.content.strip()):
-        body["system"] = system
+    mark = None if cache == "off" else {"type": "ephemeral"} | ({"ttl": cache} if cache != "5m" else {})
+    body: dict[str, Any] = {"model": model, "max_tokens": _cap(request, settings)}
     if request.tools:
         body["tools"] = [
             {"name": t.name, "description": t.description, "input_schema": dict(t.parameters)} for t in request.tools
         ]
         if choice := _tool_choice(settings.tool_choice, request.tools):
             body["tool_choice"] = choice
+    if system := "\n\n".join(m.content for m in request.messages if m.role is Role.SYSTEM and m.content.strip()):
+        body["system"] = system
+        if mark is not None:
+            body["system"] = [{"type": "text", "text": system, "cache_control": mark}]
+    elif mark is not None and request.tools:
+        body["tools"][-1]["cache_control"] = mark
+    body["messages"] = _turns(request.messages, mark)
     wanted = settings.model_dump(include={"temperature", "top_p"}, exclude_none=True)
     if settings.stop:
         wanted["stop_sequences"] = list(settings.stop)
     if settings.reasoning_effort is not None:
         wanted["output_config"] = {"effort": settings.reasoning_effort}
     return body | wanted | settings.extra_body
+
+
+def _cap(request: ModelRequest, settings: ModelSettings) -> int:
+    return request.max_output_tokens or settings.max_tokens or DEFAULT_MAX_TOKENS
 
 
 def decode(body: object, *, taken: Collection[str] = ()) -> Reply:
@@ -168,15 +175,32 @@ def decode(body: object, *, taken: Collection[str] = ()) -> Reply:
             input_tokens=token_count(usage, "input_tokens") + cached + written,
             output_tokens=token_count(usage, "output_tokens"),
             cached_tokens=cached,
+            written_tokens=written,
         ),
         refusal=refusal,
         model=str(top.get("model") or ""),
     )
 
 
-def _turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The transcript as turns that alternate; a user's must have its results before its text."""
+def _turns(messages: Sequence[Message], mark: dict[str, str] | None = None) -> list[dict[str, Any]]:
+    """The transcript as turns that alternate; a user's must have its results before its text.
+
+    With a mark, the server keeps what stands up to there (it counts tools and system first, and takes four
+    marks, https://docs.anthropic.com/en/docs/build-with-claude/prompt-caching). One stands behind the last
+    message that no later request changes; one where the request before had it, since the server looks back
+    only 20 blocks from a mark.
+    """
+    settled = messages.settled if isinstance(messages, Transcript) else len(messages)
     turns: list[dict[str, Any]] = []
+    _extend(turns, islice(messages, settled))
+    if mark is not None:
+        for blocks in _last_markable(turns):
+            blocks[-1] = blocks[-1] | {"cache_control": mark}
+    _extend(turns, islice(messages, settled, None))
+    return turns
+
+
+def _extend(turns: list[dict[str, Any]], messages: Iterable[Message]) -> None:
     for message in messages:
         if message.role is Role.SYSTEM:
             continue
@@ -186,12 +210,20 @@ def _turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
             continue
         if turns and turns[-1]["role"] == role:
             turns[-1]["content"] += blocks
+            if role == "user":
+                turns[-1]["content"].sort(key=_is_no_result)
         else:
             turns.append({"role": role, "content": blocks})
-    for turn in turns:
-        if turn["role"] == "user":
-            turn["content"].sort(key=_is_no_result)
-    return turns
+
+
+def _last_markable(turns: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The content of the last turn and of the user's turn before it; a thought takes no mark."""
+    users = [turn["content"] for turn in turns[-3:] if turn["role"] == "user"]
+    last = turns[-1]["content"] if turns else []
+    if not last or any(last is content for content in users[-1:]):
+        return users[-2:]
+    thought = last[-1]["type"] in ("thinking", "redacted_thinking")
+    return users[-1:] if thought else [*users[-1:], last]
 
 
 def _user_blocks(message: Message) -> list[dict[str, Any]]:

@@ -48,6 +48,8 @@ _OVERFLOW = re.compile(
 """Each vendor's words for a prompt that is too long, as they stood in its answers when this was written."""
 
 _STATUS_OF_WORD = {
+    "invalid_request_error": 400,
+    "invalid_prompt": 400,
     "authentication_error": 401,
     "permission_error": 403,
     "not_found_error": 404,
@@ -85,7 +87,9 @@ def error_in(body: object) -> ErrorObject | None:
     """The error object of a body, or None if it holds none; an answer of status 200 may hold one too."""
     top = as_object(body)
     choice = as_object(next(iter(as_list(top.get("choices"))), None))
-    for found in (top.get("error"), choice.get("error"), top if top.get("object") == "error" else None):
+    itself = top if top.get("object") == "error" or top.get("type") == "error" else None
+    inner = as_object(top.get("response")).get("error")  # of a response that failed in mid-stream
+    for found in (top.get("error"), choice.get("error"), inner, itself):
         if found:
             break
     else:
@@ -144,7 +148,14 @@ class Caller:
         return f"{self.endpoint.provider.name}:{self.model}"
 
     def refused(
-        self, status: int, body: object, headers: Mapping[str, str], now: float, prompt: Sequence[Message]
+        self,
+        status: int,
+        body: object,
+        headers: Mapping[str, str],
+        now: float,
+        prompt: Sequence[Message],
+        *,
+        unnamed: int = 200,
     ) -> ModelError:
         """The error for an answer that says no.
 
@@ -154,10 +165,11 @@ class Caller:
             headers: The answer's headers.
             now: The wall clock, in seconds since 1970.
             prompt: The messages of the request, to blank them out.
+            unnamed: What a status of 200 means where the body names no other.
         """
         error = error_in(body) or ErrorObject(_plain_words(body), (), None)
         if status < 300:
-            status = error.status or status
+            status = error.status or unnamed
         words = " ".join((error.message, *error.codes)).lower()
         quoted = self.blank(error.message or " ".join(error.codes), prompt)
         said = f"; the server says: {quoted}" if quoted else ""

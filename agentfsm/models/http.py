@@ -1,28 +1,34 @@
 """How a call travels: one POST with a deadline, a limit on the answer, no redirects, and no key in an error.
 
-Streaming has its place beside ``HttpWire.post``: the same client, key and deadline, and another way to read.
+``HttpWire.open`` gives an answer to read as it comes, ``HttpWire.post`` the whole of one. Every await has a
+time limit of its own, so that no server holds a call past its deadline, however slowly it drips.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import httpx
-from pydantic import SecretStr
 
-from agentfsm.core.messages import Message
+from agentfsm.core.model import ModelRequest
 from agentfsm.errors import ConfigurationError, ModelError
+from agentfsm.models.clients import Clients, KeyHeader
 from agentfsm.models.faults import Caller, error_in
-from agentfsm.models.wire import dumps, loads
+from agentfsm.models.inflate import ACCEPTED, Inflate
+from agentfsm.models.wire import loads
 
-__all__ = ["HttpOptions", "HttpWire"]
+__all__ = ["Answer", "HttpOptions", "HttpWire"]
 
 _ERROR_BYTES = 64 * 1024
 """How much of an error answer is read; its first words are enough."""
+
+_DRAIN_S = 0.1
+"""How long a stream that has said all may take to close; after that its connection is given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +37,9 @@ class HttpOptions:
 
     Attributes:
         connect_timeout_s: Seconds to reach the server; the request's own deadline still holds.
-        max_body_bytes: Bytes of an answer, decoded; a longer one is refused.
+        max_body_bytes: Bytes of an answer, or of one event of a stream, unpacked; a longer one is refused.
+        max_stream_bytes: Bytes of all events of a stream, unpacked; a longer one is refused. A piece of
+            text travels in an envelope many times its size.
         transport: What carries the calls instead of the network; for tests.
         clock: The wall clock, in seconds since 1970, to read a Retry-After date by.
 
@@ -41,45 +49,111 @@ class HttpOptions:
 
     connect_timeout_s: float = 10.0
     max_body_bytes: int = 32 * 1024 * 1024
+    max_stream_bytes: int = 512 * 1024 * 1024
     transport: httpx.AsyncBaseTransport | None = None
     clock: Callable[[], float] = time.time
 
     def __post_init__(self) -> None:
-        for name in ("connect_timeout_s", "max_body_bytes"):
+        for name in ("connect_timeout_s", "max_body_bytes", "max_stream_bytes"):
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"{name} must be above zero")
 
 
-class _KeyHeader(httpx.Auth):
-    """Puts the key on a request at the last moment, so that it stands in no variable a traceback shows."""
+class Answer:
+    """An answer under way: its head is there, its body is read as it comes.
 
-    def __init__(self, header: str, scheme: str, key: SecretStr | None) -> None:
-        self._header, self._scheme, self._key = header, scheme, key
+    Attributes:
+        status: The HTTP status.
+        headers: Its headers.
+    """
 
-    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        if self._key is not None:
-            request.headers[self._header] = self._scheme + self._key.get_secret_value()
-        yield request
+    def __init__(self, response: httpx.Response, caller: Caller, deadline: float, timeout_s: float, limit: int) -> None:
+        self.status = response.status_code
+        self.headers: Mapping[str, str] = response.headers
+        self._caller = caller
+        self._deadline = deadline
+        self._timeout_s = timeout_s
+        self._limit = limit
+        self._size = 0
+        self._begun = False
+        self._body = aiter(cast("AsyncIterator[bytes]", response.stream))  # as it came: httpx unpacks without a limit
+        self._inflate = Inflate(response.headers.get("content-encoding", ""))
+        self._slices: Iterator[bytes] = iter(())
 
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
+    @property
+    def ok(self) -> bool:
+        """Whether the status says yes."""
+        return 200 <= self.status < 300
 
     @property
     def length_known(self) -> bool:
         """Whether the wire marked the body's end; one that it did not mark can be cut off unnoticed."""
         return "content-length" in self.headers or "transfer-encoding" in self.headers
 
+    async def read(self, heartbeat_s: float | None = None) -> bytes:
+        """More of the body, unpacked, as it comes; nothing at its end.
+
+        Args:
+            heartbeat_s: Seconds of silence, once the body has begun, after which it counts as dropped.
+
+        Raises:
+            ModelError: The connection broke, fell silent or took too long; the body is too long or broken.
+        """
+        while True:
+            try:
+                plain = next(self._slices, b"")
+            except ValueError as error:
+                raise self._caller.broken(f"the answer is {error}") from None
+            if plain:
+                self._size += len(plain)
+                if self._size > self._limit and self.ok:
+                    raise self._caller.unusable(f"the answer is longer than {self._limit} bytes", self.status)
+                return plain
+            packed = await self._next(heartbeat_s if self._begun else None)
+            if packed is None:
+                return b""
+            self._begun = self._begun or bool(packed)
+            self._slices = self._inflate.feed(packed)
+
+    async def whole(self) -> bytes:
+        """The body in one piece; of an error answer only its beginning.
+
+        Raises:
+            ModelError: As ``read``.
+        """
+        body = bytearray()
+        while (self.ok or len(body) < _ERROR_BYTES) and (chunk := await self.read()):
+            body += chunk
+        return bytes(body)
+
+    async def drain(self) -> None:
+        """Wait a moment for the end, so that the connection can serve the next call."""
+        try:
+            async with asyncio.timeout(_DRAIN_S):
+                async for _ in self._body:
+                    pass
+        except (TimeoutError, httpx.HTTPError):
+            pass
+
+    async def _next(self, heartbeat_s: float | None) -> bytes | None:
+        """The next bytes as they came, or None at the end."""
+        until = self._deadline
+        if heartbeat_s is not None:
+            until = min(until, asyncio.get_running_loop().time() + heartbeat_s)
+        try:
+            async with asyncio.timeout_at(until):
+                return await anext(self._body, None)
+        except TimeoutError:
+            late = f"no whole answer within {self._timeout_s:g} s"
+            silent = f"the stream fell silent for {heartbeat_s or 0:g} s"
+            failure: ModelError = self._caller.broken(late if until == self._deadline else silent)
+        except httpx.HTTPError as error:
+            failure = _lost(self._caller, error)
+        raise failure  # out here: an error of httpx holds the request, and that the key
+
 
 class HttpWire:
-    """Posts JSON to one address and gives back JSON, or raises ``ModelError``.
-
-    A model may be used from several event loops, one after the other (``run_sync``) or in several threads. A
-    connection belongs to the loop that opened it, so each loop gets a client of its own, which is closed when
-    the loop shuts down: a loop closes its asynchronous generators then, and nothing else.
+    """Posts JSON to one address and gives back what it answers, or raises ``ModelError``.
 
     Args:
         caller: Who calls, for the texts of errors.
@@ -99,10 +173,11 @@ class HttpWire:
         options: HttpOptions | None = None,
     ) -> None:
         self._caller = caller
-        self._headers = {"content-type": "application/json", "user-agent": "agentfsm", **headers}
-        self._auth = _KeyHeader(key_header, key_scheme, caller.endpoint.key)
-        self._options = options or HttpOptions()
-        self._clients: dict[asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, AsyncGenerator[None, None]]] = {}
+        common = {"content-type": "application/json", "accept-encoding": ACCEPTED, "user-agent": "agentfsm"}
+        self._headers = {**common, **headers}
+        self._auth = KeyHeader(key_header, key_scheme, caller.endpoint.key)
+        self._clients = Clients(options.transport if options else None)
+        self.options = options or HttpOptions()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a model holds a key and connections and is never pickled: keep its name, and resolve() it")
@@ -110,109 +185,112 @@ class HttpWire:
     def __deepcopy__(self, memo: dict[int, object]) -> HttpWire:
         return self
 
-    async def post(self, path: str, body: object, *, timeout_s: float, prompt: Sequence[Message]) -> object:
+    async def post(self, path: str, content: bytes, request: ModelRequest) -> object:
         """Post a body and give back the JSON of the answer.
 
         Args:
             path: What follows the base URL.
-            body: The request, JSON.
-            timeout_s: Seconds until the answer must be whole, however it trickles in.
-            prompt: The request's messages, so that no error text repeats them.
+            content: The body, JSON.
+            request: What it stands for: its deadline, and its messages, so that no error text repeats them.
 
         Raises:
             ModelError: There was no answer, it was an error, or it was no JSON.
         """
-        content = dumps(body).encode(errors="replace")
-        failure: ModelError | None = None
-        answer: _Answer | None = None
+        async with self.open(path, content, request, self.options.max_body_bytes) as answer:
+            return self.judge(answer, await answer.whole(), request)
+
+    @asynccontextmanager
+    async def open(self, path: str, content: bytes, request: ModelRequest, limit: int) -> AsyncGenerator[Answer, None]:
+        """Post a body and give the answer to read; whatever happens, its connection is not left open.
+
+        Args:
+            path: What follows the base URL.
+            content: The body, JSON.
+            request: What it stands for: its deadline, and its messages, so that no error text repeats them.
+            limit: Bytes of the answer, unpacked.
+
+        Raises:
+            ModelError: There was no answer, or the status says no.
+        """
+        response, deadline = await self._send(path, content, request.timeout_s)
         try:
-            async with asyncio.timeout(timeout_s):
-                answer = await self._exchange(path, content, timeout_s)
-        except TimeoutError:
-            failure = self._caller.broken(f"no whole answer within {timeout_s:g} s")
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            failure = self._lost(error)
-        if answer is None:
-            # Raised out here, not in the handlers: an error of httpx holds the request, and that the key.
-            raise failure or self._caller.broken("no answer")
-        return self._judge(answer, prompt)
+            try:
+                answer = Answer(response, self._caller, deadline, request.timeout_s, limit)
+            except ValueError as error:
+                if response.is_success:
+                    raise self._caller.unusable(f"the answer is {error}", response.status_code) from None
+                now = self.options.clock()
+                raise self._caller.refused(response.status_code, "", response.headers, now, ()) from None
+            if not answer.ok:
+                self.judge(answer, await answer.whole(), request)
+            yield answer
+        finally:
+            await response.aclose()
+
+    def judge(self, answer: Answer, body: bytes, request: ModelRequest) -> object:
+        """The JSON of an answer that says yes.
+
+        Raises:
+            ModelError: It says no, or is no JSON.
+        """
+        fault = ""
+        value: object
+        try:
+            value = loads(body)
+        except ValueError as error:
+            value, fault = body.decode(errors="replace"), str(error)
+        if not answer.ok or (not fault and error_in(value)):
+            raise self.refused(answer, value, request)
+        if fault and body and not answer.length_known:
+            raise self._caller.broken(f"the answer broke off: it is no whole JSON ({fault})")
+        if fault:
+            kind = self._caller.blank(answer.headers.get("content-type", "of no type")) if body else "empty"
+            raise self._caller.unusable(f"the answer is {kind}, no JSON ({fault}): is base_url right?", answer.status)
+        return value
+
+    def refused(self, answer: Answer, body: object, request: ModelRequest, unnamed: int = 200) -> ModelError:
+        """The error for an answer, or an event of one, that says no.
+
+        Args:
+            answer: The answer.
+            body: What it says.
+            request: The request.
+            unnamed: What a status of 200 means where the body names no other.
+        """
+        now = self.options.clock()
+        return self._caller.refused(answer.status, body, answer.headers, now, request.messages, unnamed=unnamed)
 
     async def aclose(self) -> None:
         """Let go of this loop's connections; the next call opens new ones."""
-        _, lifetime = self._clients.pop(asyncio.get_running_loop(), (None, None))
-        if lifetime is not None:
-            await lifetime.aclose()
+        await self._clients.aclose()
 
-    async def _client(self) -> httpx.AsyncClient:
-        """This loop's client; those of closed loops are forgotten."""
-        for loop in [loop for loop in list(self._clients) if loop.is_closed()]:
-            self._clients.pop(loop, None)
-        loop = asyncio.get_running_loop()
-        if loop not in self._clients:
-            client = httpx.AsyncClient(transport=self._options.transport, follow_redirects=False)
-            lifetime = _close_with_the_loop(client)
-            self._clients[loop] = (client, lifetime)
-            await anext(lifetime)
-        return self._clients[loop][0]
-
-    async def _exchange(self, path: str, content: bytes, timeout_s: float) -> _Answer:
-        client = await self._client()
-        timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, self._options.connect_timeout_s))
-        url = self._caller.endpoint.base_url + path
-        async with client.stream(
-            "POST", url, content=content, headers=self._headers, auth=self._auth, timeout=timeout
-        ) as response:
-            body = await self._read(response)
-        return _Answer(response.status_code, response.headers, body)
-
-    async def _read(self, response: httpx.Response) -> bytes:
-        """The decoded body; never more of it in memory than the limit and one chunk."""
-        limit = self._options.max_body_bytes if response.is_success else _ERROR_BYTES
-        body = bytearray()
-        async for chunk in response.aiter_bytes():
-            body += chunk
-            if len(body) > limit and not response.is_success:
-                break
-            if len(body) > limit:
-                raise self._caller.unusable(f"the answer is longer than {limit} bytes", response.status_code)
-        return bytes(body)
-
-    def _judge(self, answer: _Answer, prompt: Sequence[Message]) -> object:
-        """The JSON of an answer that says yes."""
-        fault = ""
+    async def _send(self, path: str, content: bytes, timeout_s: float) -> tuple[httpx.Response, float]:
+        """The answer's head, and until when the rest must be there."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, self.options.connect_timeout_s))
         try:
-            body = loads(answer.body)
-        except ValueError as error:
-            body, fault = answer.body.decode(errors="replace"), str(error)
-        if not 200 <= answer.status < 300 or (not fault and error_in(body)):
-            raise self._caller.refused(answer.status, body, answer.headers, self._options.clock(), prompt)
-        if fault and answer.body and not answer.length_known:
-            raise self._caller.broken(f"the answer broke off: it is no whole JSON ({fault})")
-        if fault:
-            kind = self._caller.blank(answer.headers.get("content-type", "of no type")) if answer.body else "empty"
-            raise self._caller.unusable(f"the answer is {kind}, no JSON ({fault}): is base_url right?", answer.status)
-        return body
-
-    def _lost(self, error: httpx.HTTPError | httpx.InvalidURL) -> ModelError:
-        """The error for a call without a whole answer; quotes only texts that cannot hold a header."""
-        caller = self._caller
-        match error:
-            case httpx.ConnectTimeout():
-                return caller.unreachable("timed out")
-            case httpx.ConnectError() | httpx.ProxyError():
-                return caller.unreachable(str(error))
-            case httpx.TimeoutException():
-                return caller.broken("the server fell silent")
-            case httpx.NetworkError() | httpx.RemoteProtocolError():
-                return caller.broken("the connection broke before the answer was whole")
-            case httpx.DecodingError():
-                return caller.broken("the answer is compressed and cannot be unpacked")
-            case _:
-                return caller.unusable(f"the call cannot be made: {type(error).__name__}")
+            async with asyncio.timeout_at(deadline):
+                client = await self._clients.mine()
+                url = self._caller.endpoint.base_url + path
+                request = client.build_request("POST", url, content=content, headers=self._headers, timeout=timeout)
+                return await client.send(request, auth=self._auth, stream=True), deadline
+        except TimeoutError:
+            failure: ModelError = self._caller.broken(f"no whole answer within {timeout_s:g} s")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            failure = _lost(self._caller, error)
+        raise failure  # out here: an error of httpx holds the request, and that the key
 
 
-async def _close_with_the_loop(client: httpx.AsyncClient) -> AsyncGenerator[None, None]:
-    try:
-        yield
-    finally:
-        await client.aclose()
+def _lost(caller: Caller, error: httpx.HTTPError | httpx.InvalidURL) -> ModelError:
+    """The error for a call without a whole answer; quotes only texts that cannot hold a header."""
+    match error:
+        case httpx.ConnectTimeout():
+            return caller.unreachable("timed out")
+        case httpx.ConnectError() | httpx.ProxyError():
+            return caller.unreachable(str(error))
+        case httpx.TimeoutException():
+            return caller.broken("the server fell silent")
+        case httpx.NetworkError() | httpx.RemoteProtocolError():
+            return caller.broken("the connection broke before the answer was whole")
+        case _:
+            return caller.unusable(f"the call cannot be made: {type(error).__name__}")

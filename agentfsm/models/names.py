@@ -6,6 +6,8 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from pydantic import SecretStr
+
 from agentfsm.core.model import Model
 from agentfsm.errors import UnknownModelError
 from agentfsm.models.providers import PROVIDERS, Provider
@@ -16,7 +18,13 @@ if TYPE_CHECKING:
 __all__ = ["resolve"]
 
 
-def resolve(name: str, *, base_url: str | None = None, settings: ModelSettings | None = None) -> Model:
+def resolve(
+    name: str,
+    *,
+    base_url: str | None = None,
+    api_key: str | SecretStr | None = None,
+    settings: ModelSettings | None = None,
+) -> Model:
     """The model that a name means.
 
     ``provider:model`` names a row of ``providers.PROVIDERS`` and a model there (the first colon parts the
@@ -25,7 +33,8 @@ def resolve(name: str, *, base_url: str | None = None, settings: ModelSettings |
 
     Args:
         name: The model's name.
-        base_url: Another address than the provider's own.
+        base_url: Another address than the provider's own. It gets no key but ``api_key``.
+        api_key: The key; else the one in the provider's variable.
         settings: How the model is asked to answer.
 
     Raises:
@@ -34,13 +43,23 @@ def resolve(name: str, *, base_url: str | None = None, settings: ModelSettings |
         ConfigurationError: The address or the key cannot be one, or the wire has no word for a setting.
     """
     provider, model = _split(name, base_url)
-    if provider.wire == "anthropic":
-        from agentfsm.models.anthropic import AnthropicMessages
+    match provider.wire:
+        case "anthropic":
+            from agentfsm.models.anthropic import AnthropicMessages
 
-        return AnthropicMessages(model, base_url=base_url, settings=settings)
-    from agentfsm.models.openai_chat import OpenAIChat
+            return AnthropicMessages(model, base_url=base_url, api_key=api_key, settings=settings)
+        case "responses":
+            from agentfsm.models.openai_responses import OpenAIResponses
 
-    return OpenAIChat(model, provider=provider.name, base_url=base_url, settings=settings)
+            return OpenAIResponses(model, base_url=base_url, api_key=api_key, settings=settings)
+        case "ollama":
+            from agentfsm.models.ollama import OllamaChat
+
+            return OllamaChat(model, base_url=base_url, api_key=api_key, settings=settings)
+        case "openai":
+            from agentfsm.models.openai_chat import OpenAIChat
+
+            return OpenAIChat(model, provider=provider.name, base_url=base_url, api_key=api_key, settings=settings)
 
 
 def _split(name: str, base_url: str | None) -> tuple[Provider, str]:
@@ -69,7 +88,7 @@ def _guess(text: str) -> str:
     before, colon, model = text.partition(":")
     if colon and (near := get_close_matches(before.lower(), PROVIDERS, n=1)):
         return f" Did you mean {near[0]}:{_short(model, quote=False)}?"
-    stems = {stem: row.name for row in PROVIDERS.values() for stem in (row.example, *row.bare)}
+    stems = {stem: row.name for row in reversed(PROVIDERS.values()) for stem in (row.example, *row.bare)}
     if not colon and (near := get_close_matches(text.lower(), stems, n=1, cutoff=0.5)):
         row = PROVIDERS[stems[near[0]]]
         return f" Did you mean {row.name}:{row.example}, or another model of {row.name}?"

@@ -10,16 +10,18 @@ from typing import Any, cast
 
 from pydantic import SecretStr
 
-from agentfsm.core.messages import FinishReason, Message, Reply, Role, Usage
+from agentfsm.core.messages import FinishReason, Message, Reply, Role, ToolCall, Usage
 from agentfsm.core.model import ModelRequest, ToolSpec
-from agentfsm.errors import ProviderError
-from agentfsm.models.faults import Caller
-from agentfsm.models.http import HttpOptions, HttpWire
+from agentfsm.errors import ConfigurationError, ProviderError, TransientProviderError
+from agentfsm.models.assembly import Assembly
+from agentfsm.models.base import HttpModel
+from agentfsm.models.chat_stream import ChatAssembly
+from agentfsm.models.http import HttpOptions
 from agentfsm.models.providers import locate
 from agentfsm.models.settings import ModelSettings
-from agentfsm.models.wire import as_list, as_object, call_ids, dumps, token_count, tool_calls, wire_name
+from agentfsm.models.wire import as_list, as_object, dumps, token_count, tool_calls, wire_name
 
-__all__ = ["OpenAIChat", "decode", "encode"]
+__all__ = ["OpenAIChat", "decode", "encode", "is_strict", "refuse_cache"]
 
 _FINISH = {
     "stop": FinishReason.STOP,
@@ -30,6 +32,21 @@ _FINISH = {
 }
 """Words for why a model stopped; whether it calls tools is read from the calls, since servers disagree."""
 
+_GAVE_UP = ("abort", "error")
+"""What vLLM and OpenRouter say where a reply was cut off on their side."""
+
+_EXTRA = "openai_chat"
+"""Where ``Message.extra`` keeps what must come back to the server that said it.
+
+DeepSeek refuses a call's transcript without the reasoning before it
+(https://api-docs.deepseek.com/guides/thinking_mode), Gemini one without the signature beside the call
+(https://ai.google.dev/gemini-api/docs/thought-signatures), and OpenRouter passes both on
+(https://openrouter.ai/docs/use-cases/reasoning-tokens). It is kept for replies with calls alone: elsewhere
+none needs it, and DeepSeek's older models refuse it.
+"""
+
+_THOUGHTS = ("reasoning_content", "reasoning", "reasoning_details")
+
 _STRICT_KEYWORDS = frozenset(
     {
         *("$defs", "$ref", "additionalProperties", "anyOf", "const", "description", "enum", "items"),
@@ -39,7 +56,7 @@ _STRICT_KEYWORDS = frozenset(
 """The keywords that a strict schema may use (OpenAI, structured outputs), less those with small print."""
 
 
-class OpenAIChat:
+class OpenAIChat(HttpModel):
     """A model behind a chat completions interface.
 
     ::
@@ -58,7 +75,8 @@ class OpenAIChat:
 
     Raises:
         MissingKeyError: The provider needs a key and there is none.
-        ConfigurationError: The provider, the address or the key cannot be one.
+        ConfigurationError: The provider, the address or the key cannot be one, or the wire has no word for a
+            setting.
     """
 
     def __init__(
@@ -71,41 +89,40 @@ class OpenAIChat:
         settings: ModelSettings | None = None,
         http: HttpOptions | None = None,
     ) -> None:
-        self.model = model
-        self.settings = settings or ModelSettings()
-        self._endpoint = locate(provider, base_url, api_key)
-        self._caller = Caller(model, self._endpoint)
-        self._http = HttpWire(self._caller, headers={}, key_header="authorization", key_scheme="Bearer ", options=http)
+        super().__init__(model, locate(provider, base_url, api_key), refuse_cache(settings or ModelSettings()), http)
 
     @property
-    def name(self) -> str:
-        """``provider:model``."""
-        return self._caller.name
+    def _official(self) -> bool:
+        return self._endpoint.provider.name == "openai" and self._endpoint.at_home
 
-    def __repr__(self) -> str:
-        return f"OpenAIChat({self.model!r}, base_url={self._endpoint.base_url!r})"
+    @property
+    def _server(self) -> str:
+        """Who gets back what it said it thought: that server, and no other."""
+        row = self._endpoint.provider.name
+        return row if self._endpoint.at_home else self._endpoint.base_url
 
-    async def reply(self, request: ModelRequest) -> Reply:
-        """Answer one request.
+    def _path(self) -> str:
+        return "/chat/completions"
 
-        Raises:
-            agentfsm.errors.ModelError: The call failed.
-        """
-        official = self._endpoint.provider.name == "openai" and self._endpoint.at_home
-        body = encode(request, self.model, self.settings, official=official)
-        answer = await self._http.post("/chat/completions", body, timeout_s=request.timeout_s, prompt=request.messages)
-        try:
-            return decode(answer, taken=call_ids(request.messages))
-        except ProviderError as error:
-            raise self._caller.unusable(str(error)) from None
+    def _encode(self, request: ModelRequest, *, stream: bool) -> object:
+        body = encode(request, self.model, self.settings, official=self._official, server=self._server)
+        # Without the option, no usage comes at all (https://platform.openai.com/docs/api-reference/chat/create).
+        return {"stream": True, "stream_options": {"include_usage": True}} | body if stream else body
 
-    async def aclose(self) -> None:
-        """Let go of connections; may be called more than once, and the model may be used after it."""
-        await self._http.aclose()
+    def _decode(self, body: object, taken: Collection[str]) -> Reply:
+        return decode(body, taken=taken, server=self._server)
+
+    def _assembly(self) -> Assembly:
+        return ChatAssembly()
 
 
 def encode(
-    request: ModelRequest, model: str, settings: ModelSettings | None = None, *, official: bool = False
+    request: ModelRequest,
+    model: str,
+    settings: ModelSettings | None = None,
+    *,
+    official: bool = False,
+    server: str = "",
 ) -> dict[str, Any]:
     """The body of a request.
 
@@ -116,20 +133,21 @@ def encode(
         official: Whether the server is OpenAI's own. It alone wants ``max_completion_tokens``, and it alone
             is sure to weigh tools against a response format: Ollama never calls a tool beside one, and
             llama.cpp refuses the two together. The instructions name the schema anyway.
+        server: Who is asked; it gets back what it said it thought, and what others said is left out.
     """
     settings = settings or ModelSettings()
-    body: dict[str, Any] = {"model": model, "messages": [_message(m) for m in request.messages]}
+    body: dict[str, Any] = {"model": model, "messages": [_message(m, server) for m in request.messages]}
     if request.tools:
         body["tools"] = [_tool(tool) for tool in request.tools]
         if choice := _tool_choice(settings.tool_choice, request.tools):
             body["tool_choice"] = choice
-    if request.max_output_tokens is not None:
-        body["max_completion_tokens" if official else "max_tokens"] = request.max_output_tokens
+    if cap := request.max_output_tokens or settings.max_tokens:
+        body["max_completion_tokens" if official else "max_tokens"] = cap
     if request.output_schema is not None and (official or not request.tools):
         schema = {
             "name": wire_name(request.output_name),
             "schema": dict(request.output_schema),
-            "strict": _is_strict(request.output_schema),
+            "strict": is_strict(request.output_schema),
         }
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
     wanted = settings.model_dump(include={"temperature", "top_p", "seed", "reasoning_effort"}, exclude_none=True)
@@ -137,15 +155,17 @@ def encode(
     return body | wanted | stop | settings.extra_body
 
 
-def decode(body: object, *, taken: Collection[str] = ()) -> Reply:
+def decode(body: object, *, taken: Collection[str] = (), server: str = "") -> Reply:
     """The reply that an answer's body holds.
 
     Args:
         body: The answer, JSON.
         taken: Call ids that the transcript uses already; a reply that repeats one gets another.
+        server: Who answered.
 
     Raises:
         ProviderError: The body lacks what a reply must hold.
+        TransientProviderError: The server says that it gave up on the reply.
     """
     choice = as_object(next(iter(as_list(as_object(body).get("choices"))), None))
     message = as_object(choice.get("message"))
@@ -158,6 +178,8 @@ def decode(body: object, *, taken: Collection[str] = ()) -> Reply:
     if message.get("function_call") and not wishes:  # the wire's first form of a call, without an id
         wishes = [(None, as_object(message["function_call"]))]
     calls = tool_calls([(id_, f.get("name"), f.get("arguments")) for id_, f in wishes], taken)
+    if choice.get("finish_reason") in _GAVE_UP:
+        raise TransientProviderError(f"the server gave up on the reply ({choice['finish_reason']})")
     finish = _FINISH.get(str(choice.get("finish_reason")), FinishReason.STOP)
     if finish is FinishReason.STOP and calls:
         finish = FinishReason.TOOL_CALLS
@@ -165,19 +187,20 @@ def decode(body: object, *, taken: Collection[str] = ()) -> Reply:
         finish = FinishReason.REFUSAL
     usage = as_object(as_object(body).get("usage"))
     return Reply(
-        message=Message.assistant(text or refusal or "", calls),
+        message=Message(Role.ASSISTANT, text or refusal or "", calls, extra=_kept(message, raw, calls, server)),
         finish_reason=finish,
         usage=Usage(
             input_tokens=token_count(usage, "prompt_tokens"),
             output_tokens=token_count(usage, "completion_tokens"),
             cached_tokens=token_count(as_object(usage.get("prompt_tokens_details")), "cached_tokens"),
+            reasoning_tokens=token_count(as_object(usage.get("completion_tokens_details")), "reasoning_tokens"),
         ),
         refusal=refusal or None,
         model=str(as_object(body).get("model") or ""),
     )
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _message(message: Message, server: str) -> dict[str, Any]:
     match message.role:
         case Role.TOOL if message.tool_call_id is not None:
             return {"role": "tool", "tool_call_id": message.tool_call_id, "content": message.content}
@@ -188,15 +211,32 @@ def _message(message: Message) -> dict[str, Any]:
         case Role.ASSISTANT if not message.tool_calls:
             return {"role": "assistant", "content": message.content}
         case Role.ASSISTANT:
+            kept = as_object((message.extra or {}).get(_EXTRA))
+            kept = kept if kept.get("server") == server else {}
+            beside = as_list(kept.get("calls"))
+            beside = beside if len(beside) == len(message.tool_calls) else [None] * len(message.tool_calls)
             calls = [
                 {
                     "id": call.id,
                     "type": "function",
                     "function": {"name": wire_name(call.name), "arguments": dumps(call.arguments)},
                 }
-                for call in message.tool_calls
+                | as_object(more)
+                for call, more in zip(message.tool_calls, beside, strict=True)
             ]
-            return {"role": "assistant", "content": message.content or None, "tool_calls": calls}
+            thoughts = {key: kept[key] for key in _THOUGHTS if key in kept}
+            return {"role": "assistant", "content": message.content or None, "tool_calls": calls} | thoughts
+
+
+def _kept(
+    message: dict[str, Any], raw: list[dict[str, Any]], calls: tuple[ToolCall, ...], server: str
+) -> dict[str, Any] | None:
+    """What of a reply must come back, in the words in which it came."""
+    kept = {key: message[key] for key in _THOUGHTS if message.get(key)}
+    beside = [{"extra_content": call["extra_content"]} if call.get("extra_content") else None for call in raw]
+    if any(beside):
+        kept["calls"] = beside
+    return {_EXTRA: {"server": server} | kept} if kept and calls else None
 
 
 def _tool(tool: ToolSpec) -> dict[str, Any]:
@@ -222,7 +262,18 @@ def _content(content: object) -> tuple[str, str | None]:
     return text, refusal or None
 
 
-def _is_strict(schema: object, *, root: bool = True) -> bool:
+def refuse_cache(settings: ModelSettings, wire: str = "the chat completions wire") -> ModelSettings:
+    """The settings, for a wire whose servers keep prompts by themselves.
+
+    Raises:
+        ConfigurationError: They say how long a prompt is to be kept.
+    """
+    if settings.prompt_cache not in (None, "off"):
+        raise ConfigurationError(f"{wire} has no prompt_cache: its servers keep prompts by themselves")
+    return settings
+
+
+def is_strict(schema: object, *, root: bool = True) -> bool:
     """Whether OpenAI takes a schema as strict: closed objects, all properties required, plain keywords."""
     if not isinstance(schema, Mapping):
         return True
@@ -234,4 +285,4 @@ def _is_strict(schema: object, *, root: bool = True) -> bool:
         if node.get("additionalProperties") is not False or set(as_list(node.get("required"))) != set(properties):
             return False
     named = (*as_object(node.get("properties")).values(), *as_object(node.get("$defs")).values())
-    return all(_is_strict(s, root=False) for s in (*named, *as_list(node.get("anyOf")), node.get("items")))
+    return all(is_strict(s, root=False) for s in (*named, *as_list(node.get("anyOf")), node.get("items")))

@@ -25,7 +25,8 @@ class Provider:
 
     Attributes:
         name: What stands before the colon of ``provider:model``.
-        wire: Which interface it speaks: ``openai`` (chat completions) or ``anthropic`` (messages).
+        wire: Which interface it speaks: ``openai`` (chat completions), ``responses``, ``anthropic``
+            (messages) or ``ollama`` (its own).
         base_url: Its own address.
         example: A model of it, for error texts.
         url_env: The variable that names another address, or an empty string.
@@ -37,7 +38,7 @@ class Provider:
     """
 
     name: str
-    wire: Literal["openai", "anthropic"]
+    wire: Literal["openai", "responses", "anthropic", "ollama"]
     base_url: str
     example: str
     url_env: str = ""
@@ -76,6 +77,15 @@ PROVIDERS: dict[str, Provider] = {
             bare=("gpt-*", "chatgpt-*", "o[1-9]", "o[1-9]-*", "ft:gpt-*", "ft:o[1-9]*"),
         ),
         Provider(
+            name="openai-responses",
+            wire="responses",
+            base_url="https://api.openai.com/v1",
+            example="gpt-5-mini",
+            url_env="OPENAI_BASE_URL",
+            key_env="OPENAI_API_KEY",
+            needs_key=True,
+        ),
+        Provider(
             name="anthropic",
             wire="anthropic",
             base_url="https://api.anthropic.com",
@@ -87,7 +97,7 @@ PROVIDERS: dict[str, Provider] = {
         ),
         Provider(
             name="ollama",
-            wire="openai",
+            wire="ollama",
             base_url="http://127.0.0.1:11434/v1",
             example="llama3.2",
             url_env="OLLAMA_HOST",

@@ -10,7 +10,7 @@ from agentfsm.core.messages import canonical_json
 
 __all__ = ["ModelSettings"]
 
-_OWNED = frozenset({"messages", "model", "stream", "system", "tools"})
+_OWNED = frozenset({"input", "instructions", "messages", "model", "stream", "system", "tools"})
 
 
 class ModelSettings(BaseModel):
@@ -20,6 +20,7 @@ class ModelSettings(BaseModel):
 
     Attributes:
         temperature: Randomness, 0 to 2 (Anthropic: 0 to 1).
+        max_tokens: The cap on a reply, in tokens, where the run itself asks for none.
         top_p: Nucleus sampling, above 0 and up to 1.
         stop: Texts that end the reply when the model writes them.
         seed: For providers that try to repeat themselves; Anthropic has none.
@@ -27,8 +28,12 @@ class ModelSettings(BaseModel):
             requests that carry tools (and that tool).
         reasoning_effort: How much thinking a reasoning model may spend. Which values a model takes is up to
             its provider; Anthropic has no ``none`` and no ``minimal``.
+        prompt_cache: How long Anthropic is to keep the prompt's unchanging beginning, so that the next step
+            pays less for it: ``5m``, ``1h`` or ``off``. None means ``5m`` at Anthropic's own address and
+            ``off`` elsewhere. Other providers do this by themselves.
         extra_body: More top-level fields of the request's body, sent as they are; JSON. They win over every
-            field above; what the loop owns (messages, model, stream, system, tools) is refused.
+            field above; what the loop owns (messages, input, model, stream, system, instructions, tools)
+            is refused.
 
     Raises:
         pydantic.ValidationError: A setting is out of range; the error names the field.
@@ -38,10 +43,12 @@ class ModelSettings(BaseModel):
 
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    max_tokens: Annotated[int, Field(gt=0)] | None = None
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     seed: int | None = None
     tool_choice: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    prompt_cache: Literal["off", "5m", "1h"] | None = None
     extra_body: dict[str, Any] = Field(default_factory=dict[str, Any])
 
     @field_validator("extra_body")

@@ -1,4 +1,4 @@
-"""What both wires need of a body: strict JSON, tool calls from it, ids that never clash, counts.
+"""What every wire needs of a body: strict JSON, tool calls from it, ids that never clash, counts.
 
 Bodies are written by strangers (providers, proxies, local servers, and the model itself for arguments), so
 each function here takes any value and either gives a clean one or says in words what is wrong with it.
@@ -10,11 +10,27 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from itertools import count
+from math import isfinite
 from typing import Any, cast
 
 from agentfsm.core.messages import Message, ToolCall
 
-__all__ = ["as_list", "as_object", "call_ids", "dumps", "loads", "token_count", "tool_calls", "wire_name"]
+__all__ = [
+    "as_list",
+    "as_object",
+    "call_ids",
+    "dumps",
+    "loads",
+    "loads_as_it_is",
+    "mended",
+    "text_of",
+    "token_count",
+    "tool_calls",
+    "wire_name",
+]
+
+_DEEP = 200
+"""Brackets up to which no value can be nested too deep."""
 
 
 def dumps(value: object) -> str:
@@ -31,13 +47,40 @@ def loads(text: str | bytes) -> object:
     Raises:
         ValueError: The text is no JSON; the message says where, and quotes nothing of it.
     """
+    value = loads_as_it_is(text)
+    return mended(value) if _may_be_odd(text) else value
+
+
+def loads_as_it_is(text: str | bytes) -> object:
+    """The value of one event of a stream: half a letter stays, since the other half may come with the next.
+
+    Raises:
+        ValueError: The text is no JSON; the message says where, and quotes nothing of it.
+    """
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
-        return json.loads(json.dumps(value, ensure_ascii=False, allow_nan=False).encode(errors="replace"))
+        return cast("object", json.loads(text, parse_constant=_refuse_constant, parse_float=_finite))
     except RecursionError:
         raise ValueError("nested too deep") from None
     except UnicodeDecodeError:
         raise ValueError("not UTF-8") from None
+
+
+def mended(value: object) -> object:
+    """A JSON value with every surrogate pair made one letter, and every half without its other a ``?``.
+
+    Raises:
+        ValueError: It is nested deeper than a JSON writer goes.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            joined: object = json.loads(json.dumps(value))  # escapes of two halves in a row are read as one letter
+            text = json.dumps(joined, ensure_ascii=False)
+        return cast("object", json.loads(text.encode(errors="replace")))
+    except RecursionError:
+        raise ValueError("nested too deep") from None
 
 
 def as_object(value: object) -> dict[str, Any]:
@@ -48,6 +91,11 @@ def as_object(value: object) -> dict[str, Any]:
 def as_list(value: object) -> list[Any]:
     """The value if it is a JSON array, else an empty one."""
     return cast("list[object]", value) if isinstance(value, list) else []
+
+
+def text_of(value: object) -> str:
+    """The value if it is a text, else an empty one."""
+    return value if isinstance(value, str) else ""
 
 
 def token_count(usage: Mapping[str, Any], key: str) -> int:
@@ -112,6 +160,23 @@ def _as_dict(value: object) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return dict(cast("Mapping[str, Any]", value))
     raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+def _may_be_odd(text: str | bytes) -> bool:
+    """Whether a JSON text may hold half a letter, or be nested too deep to be written again.
+
+    Half a surrogate pair comes escaped in bytes, which otherwise are UTF-8; a text may hold it as it is.
+    """
+    if isinstance(text, str):
+        return "\\u" in text or not text.isascii() or text.count("[") + text.count("{") > _DEEP
+    return b"\\u" in text or text.count(b"[") + text.count(b"{") > _DEEP
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError("a number is out of JSON's range")
+    return value
 
 
 def _refuse_constant(name: str) -> object:

@@ -14,7 +14,7 @@ import pytest
 from agentfsm.core.messages import Message, Reply
 from agentfsm.core.model import ModelRequest, ToolSpec
 from agentfsm.errors import ModelError
-from agentfsm.models import AnthropicMessages, OpenAIChat
+from agentfsm.models import AnthropicMessages, OllamaChat, OpenAIChat, OpenAIResponses
 from agentfsm.models.http import HttpOptions
 
 KEY = "sk-canary-5d41402abc4b2a76b971"
@@ -24,12 +24,18 @@ WEATHER = ToolSpec("weather", "Tells the weather.", {"type": "object", "properti
 
 GOOD: dict[str, dict[str, Any]] = {
     "openai": {"choices": [{"message": {"role": "assistant", "content": "hello"}, "finish_reason": "stop"}]},
+    "responses": {
+        "status": "completed",
+        "output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hello"}]}],
+    },
     "anthropic": {"content": [{"type": "text", "text": "hello"}], "stop_reason": "end_turn"},
+    "ollama": {"message": {"role": "assistant", "content": "hello"}, "done": True, "done_reason": "stop"},
 }
 WIRES = sorted(GOOD)
+CLASSES = {"openai": OpenAIChat, "responses": OpenAIResponses, "anthropic": AnthropicMessages, "ollama": OllamaChat}
 
 Handler = Callable[[httpx.Request], httpx.Response]
-AnyModel = OpenAIChat | AnthropicMessages
+AnyModel = OpenAIChat | OpenAIResponses | AnthropicMessages | OllamaChat
 
 
 def build(
@@ -47,8 +53,7 @@ def build(
         max_body_bytes=max_body_bytes,
         clock=clock,
     )
-    kind = OpenAIChat if wire == "openai" else AnthropicMessages
-    return kind("some-model", base_url=base_url, api_key=api_key, http=http)
+    return CLASSES[wire]("some-model", base_url=base_url, api_key=api_key, http=http)
 
 
 def answer(status: int, body: object = None, **headers: str) -> Handler:

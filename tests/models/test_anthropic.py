@@ -189,7 +189,7 @@ def test_a_text_answer_counts_the_whole_prompt_cached_parts_included() -> None:
     reply = decode(answered({"type": "text", "text": "hi"}, usage=usage, model="claude-x"))
     assert reply.message == Message.assistant("hi")
     assert reply.finish_reason is FinishReason.STOP
-    assert reply.usage == Usage(input_tokens=1110, output_tokens=5, cached_tokens=100)
+    assert reply.usage == Usage(input_tokens=1110, output_tokens=5, cached_tokens=100, written_tokens=1000)
     assert reply.model == "claude-x"
 
 

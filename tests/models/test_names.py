@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentfsm.errors import ConfigurationError, MissingKeyError, UnknownModelError
-from agentfsm.models import AnthropicMessages, ModelSettings, OpenAIChat, resolve
+from agentfsm.models import AnthropicMessages, ModelSettings, OllamaChat, OpenAIChat, OpenAIResponses, resolve
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +31,9 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
         ("openai:ft:gpt-4o:acme", "openai:ft:gpt-4o:acme", "https://api.openai.com/v1"),
         ("anthropic:claude-sonnet-4-6", "anthropic:claude-sonnet-4-6", "https://api.anthropic.com"),
         ("claude-opus-4-6", "anthropic:claude-opus-4-6", "https://api.anthropic.com"),
-        ("ollama:llama3.2", "ollama:llama3.2", "http://127.0.0.1:11434/v1"),
-        ("ollama:gpt-oss:20b", "ollama:gpt-oss:20b", "http://127.0.0.1:11434/v1"),
+        ("openai-responses:gpt-5-mini", "openai-responses:gpt-5-mini", "https://api.openai.com/v1"),
+        ("ollama:llama3.2", "ollama:llama3.2", "http://127.0.0.1:11434"),
+        ("ollama:gpt-oss:20b", "ollama:gpt-oss:20b", "http://127.0.0.1:11434"),
         ("llamacpp:any", "llamacpp:any", "http://127.0.0.1:8080/v1"),
         ("vllm:Qwen/Qwen3-8B", "vllm:Qwen/Qwen3-8B", "http://127.0.0.1:8000/v1"),
         ("openrouter:openai/gpt-5-mini:nitro", "openrouter:openai/gpt-5-mini:nitro", "https://openrouter.ai/api/v1"),
@@ -40,7 +41,8 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_known_name_finds_its_wire_and_address(name: str, full: str, address: str) -> None:
     model = resolve(name)
-    assert isinstance(model, AnthropicMessages if full.startswith("anthropic:") else OpenAIChat)
+    wires = {"anthropic": AnthropicMessages, "openai-responses": OpenAIResponses, "ollama": OllamaChat}
+    assert type(model) is wires.get(full.partition(":")[0], OpenAIChat)
     assert model.name == full
     assert f"base_url={address!r}" in repr(model)
 
