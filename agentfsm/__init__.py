@@ -43,6 +43,8 @@ if TYPE_CHECKING:
         ConfigurationError,
         ContextOverflowError,
         GraphError,
+        JournalError,
+        JournalGraphError,
         MissingExtraError,
         MissingKeyError,
         ModelError,
@@ -56,16 +58,28 @@ if TYPE_CHECKING:
         RecordUsedError,
         ReplyError,
         RunError,
+        RunExistsError,
+        StaleLease,
+        StoreError,
+        StoreFormatError,
+        StoreFullError,
+        StoreLockedError,
         ToolDefinitionError,
         ToolError,
         TransientProviderError,
         UnknownModelError,
+        UnknownRunError,
     )
+    from agentfsm.journal.memory import MemoryStore
+    from agentfsm.journal.records import Record
+    from agentfsm.journal.sqlite import SqliteStore
+    from agentfsm.journal.store import Store
     from agentfsm.machine.engine import Decision, Machine
     from agentfsm.machine.graph import Graph, State, StateSpec, Transition
-    from agentfsm.runtime.hooks import AbortRun, AskApproval, HookContext, SkipCall, hook, observer
+    from agentfsm.runtime.hooks import AbortRun, AskApproval, DenyCall, HookContext, SkipCall, hook, observer
     from agentfsm.runtime.host import Clock, Host, UsedInFolder
     from agentfsm.runtime.memory import Memory
+    from agentfsm.runtime.permissions import Is, allow, ask, deny, permissions
     from agentfsm.runtime.replies import Allow, Deny, Edit, GiveUp, ItDidNotRun, ItRan
     from agentfsm.runtime.result import RunResult
     from agentfsm.runtime.run import Run
@@ -90,6 +104,7 @@ __all__ = [
     "Decision",
     "DefaultPolicy",
     "Deny",
+    "DenyCall",
     "Edit",
     "Event",
     "Failure",
@@ -101,10 +116,14 @@ __all__ = [
     "Handoff",
     "HookContext",
     "Host",
+    "Is",
     "ItDidNotRun",
     "ItRan",
+    "JournalError",
+    "JournalGraphError",
     "Machine",
     "Memory",
+    "MemoryStore",
     "Message",
     "MissingExtraError",
     "MissingKeyError",
@@ -117,6 +136,7 @@ __all__ = [
     "PartialRunSummary",
     "Preset",
     "ProviderError",
+    "Record",
     "RecordError",
     "RecordExpiredError",
     "RecordFormatError",
@@ -132,14 +152,22 @@ __all__ = [
     "RunCancelled",
     "RunCompleted",
     "RunError",
+    "RunExistsError",
     "RunResult",
     "RunResumed",
     "RunStarted",
     "RunState",
     "RunWarning",
     "SkipCall",
+    "SqliteStore",
+    "StaleLease",
     "State",
     "StateSpec",
+    "Store",
+    "StoreError",
+    "StoreFormatError",
+    "StoreFullError",
+    "StoreLockedError",
     "SuspensionRecord",
     "Tool",
     "ToolCall",
@@ -154,11 +182,16 @@ __all__ = [
     "Transition",
     "Transitioned",
     "UnknownModelError",
+    "UnknownRunError",
     "Usage",
     "UsedInFolder",
     "UserInputRequested",
+    "allow",
+    "ask",
+    "deny",
     "hook",
     "observer",
+    "permissions",
     "tool",
 ]
 
@@ -216,6 +249,8 @@ _HOME = {
         "ConfigurationError",
         "ContextOverflowError",
         "GraphError",
+        "JournalError",
+        "JournalGraphError",
         "MissingExtraError",
         "MissingKeyError",
         "ModelError",
@@ -229,11 +264,22 @@ _HOME = {
         "RecordUsedError",
         "ReplyError",
         "RunError",
+        "RunExistsError",
+        "StaleLease",
+        "StoreError",
+        "StoreFormatError",
+        "StoreFullError",
+        "StoreLockedError",
         "ToolDefinitionError",
         "ToolError",
         "TransientProviderError",
         "UnknownModelError",
+        "UnknownRunError",
     ),
+    "journal.records": ("Record",),
+    "journal.store": ("Store",),
+    "journal.memory": ("MemoryStore",),
+    "journal.sqlite": ("SqliteStore",),
     "machine.engine": (
         "Decision",
         "Machine",
@@ -247,6 +293,7 @@ _HOME = {
     "runtime.hooks": (
         "AbortRun",
         "AskApproval",
+        "DenyCall",
         "HookContext",
         "SkipCall",
         "hook",
@@ -258,6 +305,13 @@ _HOME = {
         "UsedInFolder",
     ),
     "runtime.memory": ("Memory",),
+    "runtime.permissions": (
+        "Is",
+        "allow",
+        "ask",
+        "deny",
+        "permissions",
+    ),
     "runtime.replies": (
         "Allow",
         "Deny",

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import logging
 import secrets
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pydantic
 from pydantic import TypeAdapter
 
 from agentfsm.core.envelope import instructions as envelope_instructions
 from agentfsm.core.guardrails import AgentGuardrails
-from agentfsm.core.messages import Message, Role, canonical_json
+from agentfsm.core.messages import Message, Role, answered, canonical_json
 from agentfsm.core.model import Model
 from agentfsm.core.policy import RecoveryPolicy
 from agentfsm.core.presets import PRESETS, STANDARD, Preset
-from agentfsm.core.state import RunState
+from agentfsm.core.state import Held, PersonReply, RunState
 from agentfsm.core.suspension import SuspensionRecord, check_reply, open_record
-from agentfsm.errors import ConfigurationError, GraphError, RecordUsedError, RunError
+from agentfsm.errors import (
+    ConfigurationError,
+    GraphError,
+    JournalGraphError,
+    RecordExpiredError,
+    RecordUsedError,
+    ReplyError,
+    RunError,
+    ToolDefinitionError,
+)
 from agentfsm.machine.engine import Machine
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.context import Effect, Parts
@@ -28,12 +40,20 @@ from agentfsm.runtime.effects import EFFECTS, custom_effect
 from agentfsm.runtime.hooks import Hook, Observer
 from agentfsm.runtime.host import Host
 from agentfsm.runtime.memory import Memory
+from agentfsm.runtime.recorder import Keeper, TakenUp
 from agentfsm.runtime.replies import Answer, person_reply
 from agentfsm.runtime.result import RunResult
 from agentfsm.runtime.run import Run
-from agentfsm.runtime.tools import registry
+from agentfsm.runtime.subagent import Lender, subagent_tool
+from agentfsm.runtime.tools import Approval, Tool, registry
+
+if TYPE_CHECKING:
+    from agentfsm.journal.resume import Resumable
+    from agentfsm.journal.store import Store
 
 __all__ = ["Agent"]
+
+log = logging.getLogger("agentfsm")
 
 
 class Agent:
@@ -51,7 +71,7 @@ class Agent:
         hooks: Hooks at the states' doors, and observers of events.
         memory: What the agent remembers between runs.
         output_type: The type of the answer (a pydantic model, say); text unless given.
-        host: Clock, secret and seed, where the embedding program brings its own.
+        host: Clock, secret, seed and store, where the embedding program brings its own.
 
     Raises:
         ConfigurationError: Something does not fit together; each case has its own class.
@@ -97,15 +117,17 @@ class Agent:
             )
             if part
         )
+        lent = host or Host()
         self._parts = Parts(
             machine=Machine(self.graph),
             model=_model(model),
             tools=every,
             specs=() if self.rules.envelope else specs,
             policy=policy or chosen.policy,
-            host=host or Host(),
+            host=lent,
             effects=_effects(self.graph),
             ends=frozenset(s.name for s in self.graph.states if s.final or s.waits),
+            keep=_keep(lent, every),
             hooks=_hooks(hooks, self.graph),
             observers=tuple(h for h in hooks if isinstance(h, Observer)),
             memory=memory,
@@ -133,9 +155,14 @@ class Agent:
             message_history: What was said before (``result.messages`` of an earlier run).
             session_id: The conversation, where you have one.
             run_id: The run's id; a random one unless given.
+
+        Raises:
+            RunError: The prompt is no text.
         """
+        if not isinstance(prompt, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers
+            raise RunError(f"a prompt is a text, not {type(prompt).__name__}")
         first = [Message.system(self.instructions)] if self.instructions else []
-        earlier = [m for m in message_history if m.role is not Role.SYSTEM]
+        earlier = answered(m for m in message_history if m.role is not Role.SYSTEM)
         state = RunState(
             run_id=run_id or secrets.token_hex(8),
             session_id=session_id,
@@ -158,23 +185,25 @@ class Agent:
             return asyncio.run(_result(self.run(prompt, message_history=message_history, session_id=session_id)))
         raise RunError("run_sync cannot be used inside a running event loop: use 'await agent.run(...)' there")
 
-    def resume(self, record: SuspensionRecord | str, reply: Answer) -> Run:
-        """The run that a record holds, going on with a person's reply.
+    def resume(self, record: SuspensionRecord | str, reply: Answer | None = None) -> Run:
+        """A suspended run, going on with a person's reply; or one that was cut off, going on.
 
         Args:
-            record: The record, or its JSON text.
-            reply: A text; for an approval ``Allow()``, ``Deny(reason)`` or ``Edit(arguments)``; for a
-                doubt ``ItRan(result)``, ``ItDidNotRun()`` or ``GiveUp()``.
+            record: The record, or its JSON text; or, where the host has a store, the run's id.
+            reply: A text; for an approval ``Allow()``, ``Deny(reason)`` or ``Edit(arguments)``; for a doubt
+                ``ItRan(result)``, ``ItDidNotRun()`` or ``GiveUp()``; None for a run that was cut off.
 
         Raises:
             RecordError: The record or the reply is not good; each case has its own class, and the run
                 stays suspended and untouched.
         """
+        if _is_id(record):
+            return self._from_store(str(record), reply)
         opened = _record(record)
         state = self._open(opened)
-        answer = person_reply(reply)
+        answer = person_reply("" if reply is None else reply)
         check_reply(opened.kind, answer)
-        return Run(self._parts, state, Errand(record=opened, reply=answer))
+        return self._on_record(opened, state, Errand(record=opened, reply=answer))
 
     def dismiss(self, record: SuspensionRecord | str, reason: str = "dismissed") -> Run:
         """The run that a record holds, ended without a reply; an expired one ends as that.
@@ -182,8 +211,126 @@ class Agent:
         Raises:
             RecordError: The record is not good.
         """
+        if _is_id(record):
+            found = self._taken_up(str(record))
+            return Run(self._parts, found.run, Errand(dismiss=reason, taken_up=found.taken_up))
         opened = _record(record)
-        return Run(self._parts, self._open(opened, late=True), Errand(record=opened, dismiss=reason))
+        state = self._open(opened, late=True)
+        return self._on_record(opened, state, Errand(record=opened, dismiss=reason))
+
+    def as_tool(
+        self,
+        name: str,
+        description: str,
+        *,
+        timeout: float | None = None,
+        requires_approval: Approval = False,
+        parallel: bool = False,
+    ) -> Tool:
+        """This agent as a tool of another: each call is a run of its own, on the host of the run that calls.
+
+        It stays within what is left of the limits of that run, which is charged for it; is cancelled with it;
+        and where it waits for a person, that run waits too and asks the same.
+
+        Args:
+            name: The tool's name.
+            description: What it does and when to call it, for the model that calls.
+            timeout: Seconds for one call, waiting for people not counted; the calling run's
+                ``tool_timeout_s`` unless given.
+            requires_approval: True, or a function of the arguments: whether a person must allow a call.
+            parallel: Whether calls may run together with others that may. Each then has all that is left.
+
+        Raises:
+            ToolDefinitionError: The name is none for a tool, or the timeout is not more than 0.
+        """
+        if timeout is not None and not timeout > 0:
+            raise ToolDefinitionError(f"tool {name!r}: timeout must be more than 0 seconds, not {timeout}")
+        secret = {t.name: t.secret for t in self._parts.tools.values() if t.secret}
+        lender = Lender(self._begin_for, self._go_on_for, self.guardrails, secret)
+        return replace(
+            subagent_tool(name, description, lender),
+            timeout=timeout,
+            requires_approval=requires_approval,
+            parallel=parallel,
+        )
+
+    def _on(self, host: Host) -> Agent:
+        """This agent on another host."""
+        agent = copy.copy(self)
+        agent._parts = replace(self._parts, host=host, keep=_keep(host, self._parts.tools))
+        return agent
+
+    def _begin_for(
+        self, host: Host, limits: AgentGuardrails, task: str, run_id: str, session_id: str, parent: tuple[str, str]
+    ) -> Run:
+        run = self._on(host).run(task, session_id=session_id, run_id=run_id)
+        run.state.guardrails, run.state.parent = limits, parent
+        return run
+
+    def _go_on_for(self, host: Host, held: Held, answer: PersonReply) -> Run:
+        agent = self._on(host)
+        if not held.record:
+            found = agent._taken_up(held.run_id)
+            return Run(agent._parts, found.run, Errand(reply=answer, taken_up=found.taken_up))
+        opened = _record(held.record)
+        state = agent._open(opened, late=True)  # how long an answer is good is for the run above to say
+        return Run(agent._parts, state, Errand(record=opened, reply=answer))
+
+    def recover(self) -> list[Run]:
+        """The runs of the host's store that were cut off, each to be awaited; it then goes on from its last record.
+
+        A run of another graph is left as it is, with a warning in the log; a sub-agent's is left to the run
+        for which it works.
+
+        Raises:
+            ConfigurationError: The host has no store.
+        """
+        found: list[Run] = []
+        for head in self._store().heads("running"):
+            if head.owner is None and head.seq:
+                try:
+                    run = self._from_store(head.run_id, None)
+                    if run.state.parent is None:
+                        found.append(run)
+                except JournalGraphError as error:
+                    log.warning("%s", error)
+        return found
+
+    def _store(self) -> Store:
+        store = self._parts.host.store
+        if store is None:
+            raise ConfigurationError("the agent's host has no store: Host(store=SqliteStore('runs.db'))")
+        return store
+
+    def _taken_up(self, run_id: str) -> Resumable:
+        from agentfsm.journal.resume import take_up  # the journal loads when a run comes from a store
+
+        return take_up(self._store(), run_id, self.graph)
+
+    def _from_store(self, run_id: str, reply: Answer | None) -> Run:
+        found = self._taken_up(run_id)
+        expires = found.taken_up.expires_at
+        if found.suspended is None:
+            if reply is not None:
+                raise ReplyError(f"run {run_id!r} was cut off and waits for nobody: resume it without a reply")
+            first = found.run.steps == 1
+            prompt = found.run.messages[-1].content if first and found.run.messages else ""
+            return Run(self._parts, found.run, Errand(prompt, taken_up=found.taken_up))
+        if expires is not None and self._parts.host.clock.time() > expires:
+            raise RecordExpiredError(f"nobody answered in time; end the run with agent.dismiss({run_id!r})")
+        answer = person_reply("" if reply is None else reply)
+        check_reply(found.taken_up.kind, answer)
+        return Run(self._parts, found.run, Errand(reply=answer, taken_up=found.taken_up))
+
+    def _on_record(self, record: SuspensionRecord, state: RunState, errand: Errand) -> Run:
+        """A run that a record holds; where the host's store has it too, the store is where it goes on."""
+        store = self._parts.host.store
+        if store is None or store.head(record.run_id) is None:
+            return Run(self._parts, state, errand)
+        found = self._taken_up(record.run_id)
+        if found.suspended != record.record_id:
+            raise RecordUsedError(f"run {record.run_id!r} has gone on since record {record.record_id!r} was written")
+        return Run(self._parts, found.run, replace(errand, taken_up=found.taken_up))
 
     def _open(self, record: SuspensionRecord, late: bool = False) -> RunState:
         host = self._parts.host
@@ -198,6 +345,24 @@ class Agent:
 
 async def _result(run: Run) -> RunResult:
     return await run
+
+
+def _is_id(record: SuspensionRecord | str) -> bool:
+    return isinstance(record, str) and not record.lstrip().startswith("{")
+
+
+def _keep(host: Host, tools: Mapping[str, Tool]) -> Callable[[str, TakenUp | None], Awaitable[Keeper]] | None:
+    store = host.store
+    if store is None:
+        return None
+    secret = {t.name: t.secret for t in tools.values() if t.secret}
+
+    def keep(run_id: str, taken_up: TakenUp | None) -> Awaitable[Keeper]:
+        from agentfsm.journal.keeper import open_keeper
+
+        return open_keeper(store, run_id, taken_up, secret)
+
+    return keep
 
 
 def _record(record: SuspensionRecord | str) -> SuspensionRecord:

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
 
 from agentfsm.core.messages import canonical_json
 from agentfsm.core.state import RunState
@@ -21,17 +22,17 @@ def _adapter() -> TypeAdapter[RunState]:
 
 def dump_state(run: RunState) -> dict[str, Any]:
     """Everything that a run knows, as JSON data; lone surrogates in texts become ``?``, NaN becomes null."""
-    data: dict[str, Any] = _adapter().dump_python(run, mode="json")
     try:
-        text = canonical_json(data)
-    except ValueError:  # JSON has no NaN and no infinity
-        data = json.loads(json.dumps(data), parse_constant=lambda _: None)
-        text = canonical_json(data)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a lone surrogate has no UTF-8: no JSON reader would take it back
-        data = json.loads(text.encode("utf-8", "replace"))
+        data: dict[str, Any] = _adapter().dump_python(run, mode="json")
+        canonical_json(data).encode()
+    except ValueError:  # NaN and infinity, or a lone surrogate, which has no UTF-8: JSON has none of them
+        loose = json.dumps(_adapter().dump_python(run), ensure_ascii=False, default=_plain)
+        data = json.loads(loose.encode("utf-8", "replace"), parse_constant=lambda _: None)
     return data
+
+
+def _plain(value: Any) -> Any:
+    return to_jsonable_python(value, fallback=repr)
 
 
 def load_state(data: dict[str, Any]) -> RunState:

@@ -94,7 +94,7 @@ def _stall(run: RunState) -> Failure | None:
 def _idle(run: RunState) -> Failure | None:
     if run.batch or run.malformed is not None or run.reply is None:
         return None
-    if not run.reply.message.content.strip() and not run.answer:
+    if not run.reply.message.content.strip():
         return Failure(kind=FailureKind.no_progress, explanation="the reply says nothing and calls nothing")
     if run.rules.text_is_answer:
         return None
@@ -322,8 +322,10 @@ def expired(run: RunState) -> bool:
 
 
 def approval_decided(run: RunState) -> bool:
-    """A person allowed, denied or edited the call."""
-    return run.person is not None and run.person.kind in ("allow", "deny", "edit")
+    """A person allowed, denied or edited the call, or gave a sub-agent the answer with which its call goes on."""
+    if run.person is None:
+        return False
+    return run.person.kind in ("allow", "deny", "edit") or any(c.answer is not None for c in run.batch)
 
 
 def doubt_settled(run: RunState) -> bool:

@@ -30,6 +30,8 @@ def parse_json(text: str) -> Any:
     """
     try:
         return from_json(text, allow_inf_nan=False)
+    except TypeError:
+        raise ValueError("it holds half a character (a lone surrogate)") from None
     except ValueError:
         fenced = _FENCE.match(text)
         if fenced is None:

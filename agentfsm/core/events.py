@@ -23,11 +23,15 @@ __all__ = [
     "Handoff",
     "ModelReplied",
     "PartialRunSummary",
+    "ReasoningDelta",
+    "ReplyRestarted",
     "RunCancelled",
     "RunCompleted",
     "RunResumed",
     "RunStarted",
     "RunWarning",
+    "TextDelta",
+    "ToolCallDelta",
     "ToolFinished",
     "ToolStarted",
     "Transitioned",
@@ -79,6 +83,51 @@ class Transitioned(Event):
     def target(self) -> str:
         """The state that was entered; its effect runs next."""
         return self.decision.target
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextDelta(Event):
+    """More of the text of the reply that is under way.
+
+    Deltas are for people to read along: they come only while somebody watches and the model streams, and
+    ``ModelReplied`` brings the whole. Where the reply fails after all, ``AgentError`` or an ending comes in
+    its stead, and what was told of it is void.
+    """
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasoningDelta(Event):
+    """More of what the model thinks, where its provider shows that."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolCallDelta(Event):
+    """More of a tool call of the reply that is under way.
+
+    Attributes:
+        place: Which call of the reply, from 0.
+        name: The tool.
+        arguments: More of the JSON text of its arguments.
+    """
+
+    place: int
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplyRestarted(Event):
+    """The deltas of this reply so far are void: it begins anew, by another model.
+
+    Attributes:
+        why: What happened.
+    """
+
+    why: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +242,7 @@ class UserInputRequested(Ending):
         choices: Answers to choose from, or empty.
         tool: For an approval or a doubt, the tool.
         arguments: For an approval or a doubt, the arguments of the call.
+        asker: Where a sub-agent asks, the tool that it is; else an empty string.
         suspension_record: What must be kept to resume the run.
         originating_failure_kind: The kind of failure that led here, or None where a tool asked.
     """
@@ -203,5 +253,6 @@ class UserInputRequested(Ending):
     choices: tuple[str, ...] = ()
     tool: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    asker: str = ""
     suspension_record: SuspensionRecord
     originating_failure_kind: FailureKind | None = None

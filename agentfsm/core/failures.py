@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import to_jsonable_python
@@ -114,9 +115,15 @@ class Failure(BaseModel):
     def _never_none(cls, value: object, info: Any) -> object:
         return DEFAULT_ACTIONS.get(info.data.get("kind"), Action.stop) if value is None else value
 
+    @field_validator("explanation", "blockers", mode="before")
+    @classmethod
+    def _text(cls, value: object) -> object:
+        return _without_halves(value)
+
     @field_validator("partial_data", "metadata")
     @classmethod
     def _json(cls, value: Any) -> Any:
+        value = _without_halves(value)
         return to_jsonable_python(value, fallback=repr, bytes_mode="base64", inf_nan_mode="null")
 
     def _key(self) -> tuple[FailureKind, str, tuple[str, ...]]:
@@ -127,3 +134,15 @@ class Failure(BaseModel):
 
     def __hash__(self) -> int:
         return hash(self._key())
+
+
+def _without_halves(value: object) -> object:
+    """A value with ``?`` for each lone surrogate (a file's name may hold some), which no JSON can hold."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    if isinstance(value, Mapping):
+        items = cast("Mapping[object, object]", value).items()
+        return {_without_halves(k): _without_halves(v) for k, v in items}
+    if isinstance(value, (list, tuple)):
+        return [_without_halves(v) for v in cast("Sequence[object]", value)]
+    return value

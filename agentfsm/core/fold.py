@@ -81,6 +81,7 @@ def _replied(run: RunState, outcome: o.Replied) -> None:
 
 def _call_failed(run: RunState, outcome: o.CallFailed) -> None:
     run.failure = outcome.failure
+    run.reply = None  # the last one was judged; a graph that lets this failure pass must not judge it again
     _called(run)
 
 
@@ -112,6 +113,9 @@ def _result(run: RunState, result: ToolResult) -> None:
     else:
         return
     call.started = False
+    call.held = call.answer = None
+    if result.usage is not None:
+        run.usage += result.usage
     if result.ending == "ask":  # its result is the person's reply
         run.ending = "ask"
         run.waiting = Waiting("question", call_id=result.call_id, tool=result.name, **_asked(result))
@@ -144,7 +148,21 @@ def _asked(result: ToolResult) -> dict[str, Any]:
 def _parked(run: RunState, outcome: o.Parked) -> None:
     for result in outcome.results:
         _result(run, result)
+    calls = {c.call.id: c for c in run.batch}
+    for held in outcome.held:
+        run.usage += held.usage
+        if held.waiting.call_id in calls:
+            call = calls[held.waiting.call_id]
+            call.held, call.answer, call.started = held, None, False
+    if run.ending is not None:  # another call of the batch has ended the run, or asks first
+        return
     run.waiting = outcome.waiting
+    if run.waiting.asker and run.waiting.kind in _ASKED:
+        run.ending = "ask"
+
+
+_ASKED = frozenset({"question", "limit"})
+"""What a sub-agent asks in words: the run then waits as it does for a question of its own."""
 
 
 def _recovered(run: RunState, outcome: o.Recovered) -> None:
@@ -172,8 +190,13 @@ def _retry(run: RunState, failure: Failure) -> None:
         return
     if failure.kind is K.output_truncated:
         _raise_cap(run)
-    if failure.kind in OUTPUT_KINDS:
+    if failure.kind in OUTPUT_KINDS or (failure.kind not in PROVIDER_KINDS and _unanswered(run)):
         _tell(run, wording.feedback(failure))
+
+
+def _unanswered(run: RunState) -> bool:
+    """Whether a reply without calls is the last word: a retry must say why it was set aside."""
+    return not run.batch and bool(run.messages) and run.messages[-1].role is Role.ASSISTANT
 
 
 def _tell(run: RunState, text: str) -> None:
@@ -211,6 +234,10 @@ def _answered(run: RunState, outcome: o.Answered) -> None:
     if waiting is None:
         return
     call = next((c for c in run.batch if c.call.id == waiting.call_id), None)
+    if waiting.asker:
+        if call is not None:
+            call.answer, run.ending = reply, None
+        return
     if reply.kind != "text":
         if call is not None:
             _DECIDE[reply.kind](run, call)
@@ -238,8 +265,7 @@ def _allow(run: RunState, call: CallState) -> None:
 
 def _deny(run: RunState, call: CallState) -> None:
     reason = run.person.text if run.person is not None else ""
-    text = "Denied by the user" + (f": {reason}" if reason else ".")
-    _result(run, ToolResult(call.call.id, call.call.name, text, status="denied"))
+    call.denied = "Denied by the user" + (f": {reason}" if reason else ".")
 
 
 def _edit(run: RunState, call: CallState) -> None:
@@ -269,7 +295,7 @@ def _expired(run: RunState, outcome: o.Expired) -> None:
 def _noted(run: RunState, outcome: o.Noted) -> None:
     if outcome.value is not None:
         run.notes[run.state] = outcome.value
-    run.messages.extend(outcome.messages)
+    (run.behind if run.batch else run.messages).extend(outcome.messages)
 
 
 def _judged(run: RunState, outcome: o.Judged) -> None:
@@ -422,6 +448,9 @@ def _close_batch(run: RunState) -> None:
         )
     run.batch = []
     run.call_failures = {}
+    if run.behind:
+        run.messages.extend(run.behind)
+        run.behind = []
 
 
 def _why_not(run: RunState) -> str:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from agentfsm.core.failures import Failure
 
-__all__ = ["FinishReason", "Message", "Reply", "Role", "ToolCall", "ToolResult", "Usage", "canonical_json"]
+__all__ = ["FinishReason", "Message", "Reply", "Role", "ToolCall", "ToolResult", "Usage", "answered", "canonical_json"]
+
+NO_RESULT = "Not run: the conversation went on without this call."
 
 
 def canonical_json(value: object) -> str:
@@ -113,6 +115,29 @@ class Message:
         return cls(Role.ASSISTANT, content, tuple(tool_calls))
 
 
+def answered(messages: Iterable[Message]) -> list[Message]:
+    """The messages with a result for each call that has none, as in the transcript of a suspended run.
+
+    A provider refuses a request in which a call stands unanswered.
+    """
+    whole: list[Message] = []
+    due: dict[str, str] = {}
+
+    def settle() -> None:
+        whole.extend(Message(Role.TOOL, NO_RESULT, tool_call_id=i, name=n, is_error=True) for i, n in due.items())
+        due.clear()
+
+    for message in messages:
+        if message.role is Role.TOOL and message.tool_call_id is not None:
+            due.pop(message.tool_call_id, None)
+        else:
+            settle()
+            due.update((call.id, call.name) for call in message.tool_calls)
+        whole.append(message)
+    settle()
+    return whole
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What model calls used up, in tokens and USD.
@@ -122,12 +147,18 @@ class Usage:
         output_tokens: Tokens of the reply.
         cached_tokens: Those of ``input_tokens`` that came from the provider's cache.
         cost_usd: The price in USD; 0 where it is not known.
+        reasoning_tokens: Those of ``output_tokens`` that the model spent on thinking.
+        written_tokens: Those of ``input_tokens`` that were written to the provider's cache.
+        unpriced_tokens: Those for which no price was known, so that ``cost_usd`` does not count them.
     """
 
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
     cost_usd: float = 0.0
+    reasoning_tokens: int = 0
+    written_tokens: int = 0
+    unpriced_tokens: int = field(default=0, compare=False)
 
     @property
     def total_tokens(self) -> int:
@@ -140,6 +171,9 @@ class Usage:
             self.output_tokens + other.output_tokens,
             self.cached_tokens + other.cached_tokens,
             self.cost_usd + other.cost_usd,
+            self.reasoning_tokens + other.reasoning_tokens,
+            self.written_tokens + other.written_tokens,
+            self.unpriced_tokens + other.unpriced_tokens,
         )
 
 
@@ -177,6 +211,8 @@ class ToolResult:
         ending: For a control tool or one that ends the run: ``done``, ``unable`` or ``ask``, or None.
         value: What an ending brings along (an output, a question...); JSON.
         retryable: Whether the call may be run again as it stands (its tool is idempotent and retryable).
+        run_id: For a sub-agent's call, the last run that worked on it, or an empty string.
+        usage: For a sub-agent's call, what its model calls used up since the call began or went on, or None.
     """
 
     call_id: str
@@ -188,3 +224,5 @@ class ToolResult:
     ending: str | None = None
     value: Any = None
     retryable: bool = False
+    run_id: str = ""
+    usage: Usage | None = None

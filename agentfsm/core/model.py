@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from agentfsm.core.messages import Message, Reply
 
-__all__ = ["Model", "ModelRequest", "ToolSpec"]
+__all__ = ["LimitedModel", "Model", "ModelRequest", "ToolSpec", "has_admission"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class ModelRequest:
         tools: The tools that the model may call; empty in envelope mode, where the instructions list them.
         max_output_tokens: The cap on the reply, in tokens, or None.
         timeout_s: Seconds that the caller will wait; the loop enforces them too.
+        heartbeat_s: Seconds of silence inside a streamed reply after which it counts as dropped.
         output_schema: JSON schema of the wanted answer, or None for plain text.
         output_name: A name for that schema.
     """
@@ -45,6 +47,7 @@ class ModelRequest:
     timeout_s: float = 60.0
     output_schema: Mapping[str, Any] | None = None
     output_name: str = field(default="answer")
+    heartbeat_s: float = 20.0
 
 
 class Model(Protocol):
@@ -66,3 +69,16 @@ class Model(Protocol):
             agentfsm.errors.ModelError: The call failed.
         """
         ...
+
+
+class LimitedModel(Model, Protocol):
+    """A model whose calls wait for their turn; the wait is not part of a call's time."""
+
+    def admission(self, request: ModelRequest) -> AbstractAsyncContextManager[Model]:
+        """Wait for a turn, and hold it; gives the model to ask, which does not wait again."""
+        ...
+
+
+def has_admission(model: Model) -> TypeGuard[LimitedModel]:
+    """Whether a model's calls wait for their turn."""
+    return callable(getattr(model, "admission", None))

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentfsm.core.failures import Action, Failure
 from agentfsm.core.messages import Message, Reply, ToolCall, ToolResult
-from agentfsm.core.state import PersonReply, Waiting
+from agentfsm.core.state import Held, PersonReply, Waiting
 
 __all__ = [
     "Aborted",
@@ -70,10 +70,17 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """``dispatch_tool``: a call must wait for a person; ``results`` are of calls that could not run anyway."""
+    """``dispatch_tool``: a call must wait for a person.
+
+    Attributes:
+        waiting: What the person is asked.
+        results: Of calls of the batch that have ended, or could not run anyway.
+        held: Sub-agents' runs that wait for a person; the first of them asks.
+    """
 
     waiting: Waiting
     results: tuple[ToolResult, ...] = ()
+    held: tuple[Held, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from xml.sax.saxutils import quoteattr
 from agentfsm.core.failures import Failure
 from agentfsm.core.messages import Message, Role
 from agentfsm.core.state import RunState
-from agentfsm.core.wording import WRAP_UP
+from agentfsm.core.wording import GO_ON, WRAP_UP
 
 __all__ = ["Transcript", "render"]
 
@@ -33,6 +33,11 @@ class Transcript(Sequence[Message]):
 
     def __init__(self, head: list[Message], stop: int, tail: tuple[Message, ...] = ()) -> None:
         self._head, self._stop, self._tail = head, stop, tail
+
+    @property
+    def settled(self) -> int:
+        """How many messages, from the first, stand in every later request as they stand here."""
+        return self._stop
 
     def __len__(self) -> int:
         return self._stop + len(self._tail)
@@ -71,6 +76,8 @@ def render(run: RunState) -> Transcript:
         parts.append(WRAP_UP)
     if run.lessons_learned:
         parts.append(addendum(run.lessons_learned))
+    if not parts and head and head[-1].role is Role.ASSISTANT:  # a state of the user's led here without a word
+        parts.append(GO_ON)
     if not parts:
         return Transcript(head, len(head))
     text = "\n\n".join(parts)

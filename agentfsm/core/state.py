@@ -17,7 +17,7 @@ from agentfsm.core.messages import Message, Reply, ToolCall, ToolResult, Usage
 from agentfsm.core.rules import Rules
 from agentfsm.machine.graph import State
 
-__all__ = ["MAX_LESSONS", "CallState", "PersonReply", "RunState", "Waiting"]
+__all__ = ["MAX_LESSONS", "CallState", "Held", "PersonReply", "RunState", "Waiting"]
 
 MAX_LESSONS = 5
 """How many kinds of failure ``lessons_learned`` holds; the oldest falls out."""
@@ -34,7 +34,10 @@ class CallState:
         started: Whether it was started and no end is known: after a crash it is in doubt.
         approved: Whether a person has allowed it.
         edited: Whether a person has changed its arguments.
+        denied: What the model is told, once a person has denied it.
         retries: How often it was run again as it stands.
+        held: For a sub-agent's call, the suspended run that works on it, or None.
+        answer: A person's answer that this run has not been given yet, or None.
     """
 
     call: ToolCall
@@ -43,7 +46,10 @@ class CallState:
     started: bool = False
     approved: bool = False
     edited: bool = False
+    denied: str | None = None
     retries: int = 0
+    held: Held | None = None
+    answer: PersonReply | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,8 @@ class Waiting:
         tool: The tool of that call, or an empty string.
         arguments: The arguments of that call, for an approval.
         failure_kind: The kind of failure that led here, or None where a tool asked.
+        asker: Where a sub-agent asks, the tool that it is; one that asks through another stands behind it
+            (``researcher/reader``). Else an empty string.
     """
 
     kind: str
@@ -69,6 +77,24 @@ class Waiting:
     tool: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     failure_kind: FailureKind | None = None
+    asker: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A sub-agent's run that waits for a person, and with it the call that it works on.
+
+    Attributes:
+        run_id: The sub-agent's run.
+        waiting: What the person is asked, as the run above asks it.
+        record: The signed record of that run as JSON text; empty where a store keeps the run.
+        usage: What its model calls used up since the call began or went on.
+    """
+
+    run_id: str
+    waiting: Waiting
+    record: str = ""
+    usage: Usage = field(default_factory=Usage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +119,12 @@ class RunState:
     Attributes:
         run_id: The run's id.
         session_id: The conversation that it belongs to, where the caller has one.
+        parent: For a sub-agent's run, the run and the call for which it works; else None.
         state: The declared state that it is in.
         guardrails: Its limits.
         rules: Its choices of behaviour.
         messages: The transcript; it only grows.
+        behind: Messages of states of your own that wait until every call of the batch has its result.
         reply: The model's last reply, while it is judged.
         malformed: Why that reply could not be read, or None.
         batch: The calls of that reply.
@@ -134,10 +162,12 @@ class RunState:
 
     run_id: str
     session_id: str = ""
+    parent: tuple[str, str] | None = None
     state: str = State.PRE_STEP
     guardrails: AgentGuardrails = field(default_factory=AgentGuardrails)
     rules: Rules = field(default_factory=Rules)
     messages: list[Message] = field(default_factory=list[Message])
+    behind: list[Message] = field(default_factory=list[Message])
     reply: Reply | None = None
     malformed: str | None = None
     batch: list[CallState] = field(default_factory=list[CallState])

@@ -85,9 +85,8 @@ class SuspensionRecord(BaseModel):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(str(part) for part in problem["loc"]) or "the text"
-            raise RecordFormatError(f"this is no suspension record: {where}: {problem['msg']}") from None
+            where, what = _problem(error)
+            raise RecordFormatError(f"this is no suspension record: {where}: {what}") from None
 
 
 def _signature(fields: dict[str, Any], secret: bytes) -> str:
@@ -108,21 +107,23 @@ def write_record(run: RunState, *, graph: str, secret: bytes, record_id: str, no
     waiting = run.waiting
     if waiting is None:
         raise ValueError(f"run {run.run_id!r} waits for nothing")
+    state = dump_state(run)
+    said = state["waiting"]  # as JSON has it
     record = SuspensionRecord(
         version=VERSION,
         record_id=record_id,
-        run_id=run.run_id,
+        run_id=state["run_id"],
         kind=waiting.kind,
-        question=waiting.question,
-        context=waiting.context,
-        choices=waiting.choices,
-        tool=waiting.tool,
-        arguments=dict(waiting.arguments),
+        question=said["question"],
+        context=said["context"],
+        choices=tuple(said["choices"]),
+        tool=said["tool"],
+        arguments=said["arguments"],
         originating_failure_kind=waiting.failure_kind,
         created_at=now,
         expires_at=now + run.guardrails.validity_s,
         graph=graph,
-        state=dump_state(run),
+        state=state,
         signature="",
     )
     return record.model_copy(update={"signature": _signature(record.model_dump(mode="json"), secret)})
@@ -139,7 +140,7 @@ def open_record(record: SuspensionRecord, *, graph: str, secret: bytes, now: flo
         late: Whether an expired record is taken all the same (to end its run).
 
     Raises:
-        RecordFormatError: The record is of another version.
+        RecordFormatError: The record is of another version, or its state is of another release.
         RecordTamperedError: A field was changed, or the secret is another one.
         RecordGraphError: The agent's graph is another one.
         RecordExpiredError: Its time is over.
@@ -160,7 +161,17 @@ def open_record(record: SuspensionRecord, *, graph: str, secret: bytes, now: flo
         raise RecordExpiredError(
             f"the record expired {now - record.expires_at:.0f} s ago; end the run with agent.dismiss(record)"
         )
-    return load_state(record.state)
+    try:
+        return load_state(record.state)
+    except ValidationError as error:  # signed with our secret, so by another release
+        where, what = _problem(error)
+        raise RecordFormatError(f"the record's state is none that this release reads: {where}: {what}") from None
+
+
+def _problem(error: ValidationError) -> tuple[str, str]:
+    """Where the first thing is that is wrong, and what."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return ".".join(str(part) for part in first["loc"]) or "the text", first["msg"]
 
 
 _FITTING = {

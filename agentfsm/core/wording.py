@@ -8,6 +8,7 @@ from types import MappingProxyType
 from agentfsm.core.failures import Failure, FailureKind
 
 __all__ = [
+    "GO_ON",
     "NOT_RUN",
     "WRAP_UP",
     "feedback",
@@ -17,6 +18,9 @@ __all__ = [
     "repeat_warning",
     "unknown_tool",
 ]
+
+GO_ON = "Go on."
+"""What a request says that would end with the model's own words: a server takes those for a beginning to finish."""
 
 WRAP_UP = "The time for this task is over. This is your last turn: give your best answer now, and call no more tools."
 

@@ -15,8 +15,9 @@ from pydantic_core import PydanticSerializationError, to_json, to_jsonable_pytho
 from agentfsm.core import wording
 from agentfsm.core.failures import Failure, FailureKind
 from agentfsm.core.messages import ToolCall, ToolResult
-from agentfsm.errors import ToolError
-from agentfsm.runtime.tools import Tool, ToolContext, problems
+from agentfsm.core.state import Held
+from agentfsm.errors import JournalError, StoreError, ToolError
+from agentfsm.runtime.tools import Delegation, Tool, ToolContext, problems
 from agentfsm.runtime.watchdog import Watchdog
 
 __all__ = ["REPORTABLE", "being_cancelled", "check_call", "failed", "in_thread", "run_call"]
@@ -62,8 +63,13 @@ def check_call(call: ToolCall, tools: Any) -> tuple[Tool, dict[str, Any]] | Tool
 
 
 async def run_call(
-    call: ToolCall, tool: Tool, arguments: dict[str, Any], context: ToolContext | None, limit: Watchdog
-) -> ToolResult:
+    call: ToolCall,
+    tool: Tool,
+    arguments: dict[str, Any],
+    context: ToolContext | None,
+    limit: Watchdog,
+    delegation: Delegation | None = None,
+) -> ToolResult | Held:
     """Run one call. Whatever the tool does, there is a result; only cancellation passes through.
 
     Args:
@@ -73,9 +79,15 @@ async def run_call(
         context: What the tool may know, where it takes that.
         limit: The time limit, set to the call's seconds. A plain function past its time is abandoned:
             its thread goes on, and what it returns is dropped.
+        delegation: Who answers in the tool's place, for a sub-agent's call.
+
+    Returns:
+        The result; or the sub-agent's run, where that waits for a person.
     """
     try:
         with limit:
+            if delegation is not None:
+                return await delegation.answer(arguments)
             if tool.is_async:
                 value = await (
                     tool.function(context, **arguments) if context is not None else tool.function(**arguments)
@@ -97,6 +109,8 @@ async def run_call(
             raise
         return failed(call, FailureKind.tool_error, _words(error), "CancelledError", tool)
     except (Exception, SystemExit) as error:
+        if delegation is not None and isinstance(error, (StoreError, JournalError)):
+            raise  # a run that cannot be written down must not go on
         return failed(call, FailureKind.tool_error, _words(error), type(error).__name__, tool)
 
 
@@ -129,9 +143,9 @@ def _done(call: ToolCall, tool: Tool, value: Any) -> ToolResult:
     ending = tool.control or ("done" if tool.ends_run else None)
     try:
         content = value if isinstance(value, str) else "done" if value is None else to_json(value).decode()
-        kept = None if ending is None else _ending_value(call, tool, value)
     except (PydanticSerializationError, UnicodeEncodeError, ValueError):
-        content, kept = str(value), str(value)
+        content = str(value)
+    kept = None if ending is None else _ending_value(call, tool, value)
     return ToolResult(call.id, call.name, content, ending=ending, value=kept)
 
 
@@ -139,7 +153,7 @@ def _ending_value(call: ToolCall, tool: Tool, value: Any) -> Any:
     """What an ending brings along, as JSON: for ``return_done`` the argument as it came, which fits its type."""
     if tool.control == "done" and "output" in call.arguments:
         return call.arguments["output"]
-    return to_jsonable_python(value)
+    return to_jsonable_python(value, fallback=str, bytes_mode="base64", inf_nan_mode="null")
 
 
 async def in_thread(function: Callable[..., Any], context: ToolContext | None, arguments: dict[str, Any]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +13,12 @@ from agentfsm.core.events import Ending, Event, RunWarning
 from agentfsm.core.messages import ToolResult
 from agentfsm.core.model import Model, ToolSpec
 from agentfsm.core.policy import RecoveryPolicy
-from agentfsm.core.state import RunState
+from agentfsm.core.state import Held, RunState
 from agentfsm.machine.engine import Machine
 from agentfsm.runtime.hooks import Hook, Observer
 from agentfsm.runtime.host import Host
 from agentfsm.runtime.memory import Memory
+from agentfsm.runtime.recorder import Keeper, Recorder, TakenUp
 from agentfsm.runtime.tools import Tool
 from agentfsm.runtime.watchdog import Watchdog
 
@@ -44,6 +45,7 @@ class Parts:
         observers: Who sees every event.
         memory: The memory, or None.
         host: Clock, secret, seed.
+        keep: Opens a run in the host's store, new or taken up; None where the host has no store.
         output: Checks a structured answer, or None for text.
         output_schema: Its JSON schema, or None.
         effects: The effect of each state, by name.
@@ -61,6 +63,7 @@ class Parts:
     hooks: Mapping[str, tuple[Hook, ...]] = field(default_factory=dict[str, tuple[Hook, ...]])
     observers: tuple[Observer, ...] = ()
     memory: Memory | None = None
+    keep: Callable[[str, TakenUp | None], Awaitable[Keeper]] | None = None
     output: TypeAdapter[Any] | None = None
     output_schema: Mapping[str, Any] | None = None
 
@@ -76,6 +79,8 @@ class Context:
         watched: Whether anybody sees events; where nobody does, none but the last is built.
         call_ids: The ids of all calls of the transcript.
         finished: Results of calls that have ended while others of their batch still run.
+        held: Sub-agents' runs that have come to wait for a person meanwhile, by the id of their call.
+        recorder: What happened in the run, for its journal.
     """
 
     def __init__(self, parts: Parts, run: RunState, prompt: str = "") -> None:
@@ -83,6 +88,8 @@ class Context:
         self.run = run
         self.prompt = prompt
         self.finished: list[ToolResult] = []
+        self.held: dict[str, Held] = {}
+        self.recorder = Recorder(parts.host.clock)
         self.watched = bool(parts.observers)
         self.observer_failures = 0
         self.hooks_done: set[int] = set()

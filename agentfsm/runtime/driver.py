@@ -12,18 +12,18 @@ loop, and a cancellation can only land inside an effect.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from inspect import isawaitable
 from types import CoroutineType
 from typing import Any, cast
 
 from pydantic import ValidationError
+from pydantic_core import to_json
 
 from agentfsm.core.events import (
     AgentError,
     Ending,
-    Event,
     ModelReplied,
     RunResumed,
     RunStarted,
@@ -35,11 +35,13 @@ from agentfsm.core.fold import apply, follow
 from agentfsm.core.outcomes import Aborted, Answered, Cancelled, Expired, Outcome, Recovered, Replied
 from agentfsm.core.state import PersonReply, RunState, Waiting
 from agentfsm.core.suspension import SuspensionRecord, write_record
-from agentfsm.errors import RecordUsedError
+from agentfsm.errors import JournalError, RecordUsedError, StoreError
 from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import State
+from agentfsm.runtime.calls import being_cancelled
 from agentfsm.runtime.context import Context, Effect, Parts
 from agentfsm.runtime.gates import HookAbortError, ask_hooks
+from agentfsm.runtime.recorder import Beginning, TakenUp
 from agentfsm.runtime.result import ending_of
 from agentfsm.runtime.tools import problems
 
@@ -55,12 +57,21 @@ class Errand:
         record: The record that is resumed, or None.
         reply: The person's answer to it.
         dismiss: Why the run is to end unanswered, or None.
+        taken_up: Where the run stood in the host's store, where it comes from there.
     """
 
     prompt: str = ""
     record: SuspensionRecord | None = None
     reply: PersonReply | None = None
     dismiss: str | None = None
+    taken_up: TakenUp | None = None
+
+    @property
+    def expires_at(self) -> float | None:
+        """Until when the run can be answered, in seconds since the epoch."""
+        if self.taken_up is not None:
+            return self.taken_up.expires_at
+        return None if self.record is None else self.record.expires_at
 
 
 class Driver:
@@ -101,15 +112,19 @@ class Driver:
             self._struck = True
             task.cancel()
 
-    def excuse(self, seconds: float) -> None:
-        """Do not count a time as silence: a consumer held an event for so long."""
-        self._mark += seconds
+    def excuse(self, since: float) -> None:
+        """Do not count the time from then to now as silence: a consumer held an event, or left the run alone."""
+        now = self._now()
+        self._mark += max(0.0, now - max(since, self._mark))
 
     async def advance(self) -> None:
         """Await one effect, fold it in and step."""
-        if not self._begun:
-            self._begin()
         run = self._run
+        if not self._begun:
+            await self._begin()
+            if run.state in self._parts.ends and self._nothing_comes():
+                await self._end()
+                return
         started = self._now()
         silence = started - self._mark
         outcome = self._start(run.state)
@@ -125,17 +140,50 @@ class Driver:
         if run.state in self._parts.ends:
             await self._end()
 
-    def _begin(self) -> None:
-        record = self._errand.record
-        if record is not None:
-            if not self._parts.host.used.claim(record.record_id):
-                raise RecordUsedError(f"record {record.record_id!r} was resumed already")
-            self.context.emit(RunResumed, kind=record.kind)
+    async def _begin(self) -> None:
+        parts, run, errand, recorder = self._parts, self._run, self._errand, self.context.recorder
+        record, taken_up = errand.record, errand.taken_up
+        if parts.keep is not None:  # whoever has the run in the store has it alone, from here on
+            recorder.keeper = await parts.keep(run.run_id, taken_up)
+        if record is not None and not parts.host.used.claim(record.record_id):
+            raise RecordUsedError(f"record {record.record_id!r} was resumed already")
+        if taken_up is not None:
+            recorder.tried(taken_up.attempts)
+            self.context.finished.extend(taken_up.results.values())
+            if taken_up.migrated:
+                recorder.note("run.migrated", taken_up.migrated)
+            recorder.note("run.resumed", {"from": taken_up.kind})
         else:
-            self._run.steps += 1
-            self.context.emit(RunStarted, prompt=self._errand.prompt)
+            recorder.note("run.created", self._beginning())
+        kind = taken_up.kind if taken_up is not None else record.kind if record is not None else None
+        if kind is not None:
+            self.context.emit(RunResumed, kind=kind)
+        else:
+            run.steps += 1
+            self.context.emit(RunStarted, prompt=errand.prompt)
         self._begun = True
         self._mark = self._now()
+
+    def _beginning(self) -> Beginning:
+        parts, run, record = self._parts, self._run, self._errand.record
+        return Beginning(
+            run.run_id,
+            run.session_id,
+            parts.machine.graph,
+            run.guardrails,
+            run.rules,
+            parts.policy,
+            tuple(run.messages) if record is None else (),
+            None if record is None else record.state,
+            parts.host.seed,
+            {} if run.parent is None else {"run": run.parent[0], "call": run.parent[1]},
+        )
+
+    def _nothing_comes(self) -> bool:
+        """Whether a run that was cut off at its end, or at a wait, has only to say so."""
+        errand = self._errand
+        final = self._parts.machine.graph.spec(self._run.state).final
+        return final or (errand.taken_up is not None and errand.reply is None and errand.dismiss is None)
 
     # -- the effect -----------------------------------------------------------------------------------
 
@@ -155,6 +203,7 @@ class Driver:
             return self._raised(state, error)
 
     async def _hooked(self, state: str, effect: Effect) -> Outcome:
+        self.context.recorder.push()
         await ask_hooks(self.context, state)
         outcome = effect(self.context)
         return cast("Outcome", await outcome if isawaitable(outcome) else outcome)
@@ -169,13 +218,17 @@ class Driver:
         self._task = task
         try:
             return await coroutine
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             if self._struck and task.uncancel() <= before:
                 self._struck = False
                 return self._cut_off()
-            raise
+            if being_cancelled():
+                raise
+            return self._raised(state, error)  # it came out of what user code awaited, as any error may
         except HookAbortError as error:
             return self._aborted(str(error), error.__cause__ or error)
+        except (StoreError, JournalError):  # what cannot be written down must not go on
+            raise
         except Exception as error:
             return self._raised(state, error)
         finally:
@@ -188,13 +241,13 @@ class Driver:
         errand = self._errand
         if errand.reply is not None and self._cancel is None:
             return Answered(errand.reply)
-        late = errand.record is not None and self._parts.host.clock.time() > errand.record.expires_at
+        late = errand.expires_at is not None and self._parts.host.clock.time() > errand.expires_at
         return Expired() if late else Cancelled(self._cancel or errand.dismiss or "dismissed")
 
     def _cut_off(self) -> Cancelled:
         return Cancelled(self._cancel or "cancelled", tuple(self.context.finished))
 
-    def _raised(self, state: str, error: Exception) -> Aborted:
+    def _raised(self, state: str, error: BaseException) -> Aborted:
         return self._aborted(f"the effect of {state!r} raised {type(error).__name__}: {error}", error)
 
     def _aborted(self, text: str, error: BaseException) -> Aborted:
@@ -207,18 +260,28 @@ class Driver:
         """Fold an outcome in and move. Nothing here awaits."""
         context, run = self.context, self._run
         self._mark = ended = self._now()
+        # whole microseconds, so that a journal says exactly what was added up
+        took_us, silence_us = round((ended - started) * 1e6), round(silence * 1e6)
         try:
-            apply(run, outcome, ended - started, silence)
+            apply(run, outcome, took_us / 1e6, silence_us / 1e6)
         except Exception as error:  # a model or an effect of the user's gave what cannot be folded in
-            apply(run, self._raised(run.state, error))
+            outcome, took_us, silence_us = self._raised(run.state, error), 0, 0
+            apply(run, outcome)
         if context.finished:
             context.finished.clear()
+        cancel = None
         if self._cancel is not None and run.cancelled is None:
-            apply(run, Cancelled(self._cancel))
+            cancel = self._cancel
+            apply(run, Cancelled(cancel))
+        aborted = run.aborted
         decision = self._step(run)
         self.decisions.append(decision)
+        raised = run.aborted if run.aborted is not aborted else None  # by a guard, while it was asked
+        context.recorder.moved(outcome, cancel, took_us, silence_us, decision, raised)
         if context.watched:
+            told = self._now()
             self._tell(outcome, decision)
+            self._mark += self._now() - told  # what observers take is no silence
         follow(run, decision)
 
     def _tell(self, outcome: Outcome, decision: Decision) -> None:
@@ -249,23 +312,25 @@ class Driver:
     async def _end(self) -> None:
         run = self._run
         self.context.watchdog.close()
-        if not self._parts.machine.graph.spec(run.state).final:
-            await self._close()
-            self._suspend()
-            return
+        final = self._parts.machine.graph.spec(run.state).final
         try:
             await self._close()
         finally:  # a cancellation that lands here comes too late to change how the run ended
-            kind, fields = ending_of(run)
+            kind, fields = ending_of(run) if final else self._suspended()
+            recorder = self.context.recorder
+            if final:
+                recorder.note("run.finished", {"ending": kind.__name__})
+            if recorder.keeper is not None:  # durable before anybody is told
+                await recorder.commit()
             self.output = self._typed(fields.get("output"))
-            self.outcome = self._last(kind, fields)
+            self.outcome = cast("Ending", self.context.end(kind, **fields))
 
     def _typed(self, output: Any) -> Any:
         adapter = self._parts.output
         if adapter is None or output is None:
             return output
         try:
-            return adapter.validate_python(output)
+            return adapter.validate_json(to_json(output))
         except ValidationError as error:  # a type that does not come back from its own JSON
             self.context.warn(f"the output stays JSON: {'; '.join(problems(error))}")
             return output
@@ -273,17 +338,16 @@ class Driver:
     async def _close(self) -> None:
         """Hooks at the door of the state that ends or waits, and the memory: too late to stop the run."""
         context = self.context
-        try:
-            await ask_hooks(context, self._run.state)
-        except HookAbortError as error:
-            context.warn(str(error))
+        if self._parts.memory is not None or self._run.state in self._parts.hooks:
+            context.recorder.push()
+        await ask_hooks(context, self._run.state, late=True)
         if self._parts.memory is not None and self._run.state == State.TERMINAL:
             try:
                 await self._parts.memory.remember(self._run.messages)
             except Exception as error:
                 context.warn(f"memory could not keep the run ({type(error).__name__}: {error})")
 
-    def _suspend(self) -> None:
+    def _suspended(self) -> tuple[type[Ending], dict[str, Any]]:
         run, host = self._run, self._parts.host
         waiting = run.waiting = run.waiting or Waiting("question", f"The run waits in {run.state!r}.")
         record = write_record(
@@ -293,6 +357,8 @@ class Driver:
             record_id=host.new_id(),
             now=host.clock.time(),
         )
+        expires = int(record.expires_at * 1000)
+        self.context.recorder.note("run.suspended", {"waiting": waiting, "id": record.record_id, "expires": expires})
         fields: dict[str, Any] = {
             "kind": waiting.kind,
             "question": waiting.question,
@@ -300,10 +366,8 @@ class Driver:
             "choices": waiting.choices,
             "tool": waiting.tool,
             "arguments": waiting.arguments,
+            "asker": waiting.asker,
             "suspension_record": record,
             "originating_failure_kind": waiting.failure_kind,
         }
-        self.outcome = self._last(UserInputRequested, fields)
-
-    def _last(self, kind: Callable[..., Event], fields: dict[str, Any]) -> Ending:
-        return cast("Ending", self.context.end(kind, **fields))
+        return UserInputRequested, fields

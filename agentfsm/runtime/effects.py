@@ -11,11 +11,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from inspect import isawaitable
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
-from pydantic_core import to_jsonable_python
+from pydantic_core import to_json, to_jsonable_python
 
+from agentfsm.core import wording
 from agentfsm.core.envelope import parse_json, read_envelope
 from agentfsm.core.events import ToolFinished, ToolStarted
 from agentfsm.core.failures import Failure, FailureKind
@@ -24,13 +25,14 @@ from agentfsm.core.model import ModelRequest
 from agentfsm.core.outcomes import CallFailed, Checked, Judged, Noted, Outcome, Parked, Ran, Read, Replied
 from agentfsm.core.policy import choose
 from agentfsm.core.render import render
-from agentfsm.core.state import CallState, RunState, Waiting
+from agentfsm.core.state import CallState, Held, RunState, Waiting
 from agentfsm.errors import ModelError
 from agentfsm.machine.graph import State
+from agentfsm.runtime.asking import ask
 from agentfsm.runtime.calls import being_cancelled, check_call, failed, run_call
 from agentfsm.runtime.context import Context, Effect
 from agentfsm.runtime.gates import ask_gates
-from agentfsm.runtime.tools import Tool, ToolContext, problems
+from agentfsm.runtime.tools import Delegation, Tool, ToolContext, problems
 from agentfsm.runtime.watchdog import Watchdog
 
 __all__ = ["EFFECTS", "custom_effect"]
@@ -48,6 +50,7 @@ def check_budgets(context: Context) -> Outcome | Awaitable[Outcome]:
 
 
 async def _back_off(context: Context, first: bool) -> Outcome:
+    context.recorder.push()  # a process that dies while it sleeps has lost nothing
     if context.run.backoff_s:
         await context.parts.host.clock.sleep(context.run.backoff_s)
     return Checked(await _recall(context) if first else "")
@@ -69,7 +72,10 @@ async def _recall(context: Context) -> str:
 
 async def call_model(context: Context) -> Outcome:
     """Make one model call, within its time limit."""
-    run, parts = context.run, context.parts
+    run, parts, recorder = context.run, context.parts, context.recorder
+    recorder.intend(str(run.model_calls + 1), parts.model.name, "again")
+    if recorder.keeper is not None:
+        await recorder.commit()
     limit = run.guardrails.llm_timeout_s
     if run.grace == "now":
         limit = min(limit, run.guardrails.finalize_grace_s)
@@ -79,10 +85,10 @@ async def call_model(context: Context) -> Outcome:
         run.output_cap or run.guardrails.max_output_tokens,
         limit,
         parts.output_schema,
+        heartbeat_s=run.guardrails.stream_heartbeat_s,
     )
     try:
-        with context.watchdog.limit(limit):
-            return Replied(_with_sound_calls(await parts.model.reply(request), context.call_ids))
+        return Replied(_with_sound_calls(await ask(context, request), context.call_ids))
     except TimeoutError:
         return _call_failed(FailureKind.transient_provider, f"{parts.model.name} gave no reply within {limit:g} s")
     except ModelError as error:
@@ -156,8 +162,9 @@ def _structured(context: Context, text: str) -> Read:
     if adapter is None:
         return Read(answer=text)
     try:
-        value = adapter.validate_python(parse_json(text))
-        return Read(answer=adapter.dump_python(value, mode="json"))
+        value = parse_json(text)
+        adapter.validate_json(to_json(value))
+        return Read(answer=value)
     except ValidationError as error:
         return Read(malformed=f"the answer does not have the required form ({'; '.join(problems(error))})")
     except ValueError as error:
@@ -170,11 +177,20 @@ def _structured(context: Context, text: str) -> Read:
 async def run_calls(context: Context) -> Outcome:
     """Run the next call, or all that are left where all may run together; or say who must be asked."""
     due = _due(context)
+    known = {r.call_id: r for r in context.finished}  # calls that had ended when another process was cut off
     context.finished.clear()
+    context.held.clear()
     if context.run.backoff_s:
+        context.recorder.push()
         await context.parts.host.clock.sleep(context.run.backoff_s)
     ready: list[tuple[CallState, Tool, dict[str, Any]]] = []
     for entry in due:
+        if entry.call.id in known:
+            _finish(context, known[entry.call.id])
+            continue
+        if entry.denied is not None:
+            _finish(context, ToolResult(entry.call.id, entry.call.name, entry.denied, status="denied"))
+            continue
         checked = check_call(entry.call, context.parts.tools)
         if isinstance(checked, ToolResult):
             _finish(context, checked)
@@ -182,6 +198,11 @@ async def run_calls(context: Context) -> Outcome:
         tool, arguments = checked
         if entry.started and not tool.idempotent:
             return Parked(_doubt(entry.call), tuple(context.finished))
+        if entry.held is not None:  # the gates were asked before it began
+            if entry.answer is None:
+                return Parked(entry.held.waiting, tuple(context.finished))
+            ready.append((entry, tool, arguments))
+            continue
         verdict = await ask_gates(context, entry, tool, arguments)
         if isinstance(verdict, Waiting):
             return Parked(verdict, tuple(context.finished))
@@ -189,16 +210,21 @@ async def run_calls(context: Context) -> Outcome:
             _finish(context, verdict)
         else:
             ready.append((entry, tool, arguments))
+    attempts = await _write_down(context, ready)
     if len(ready) == 1:
-        await _run_one(context, *ready[0], limiter=context.watchdog)
+        await _run_one(context, *ready[0], attempts[0], limiter=context.watchdog)
     elif ready:
         async with asyncio.TaskGroup() as group:
-            for one in ready:
-                group.create_task(_run_one(context, *one, limiter=Watchdog()))
-    if len(due) == 1:
-        return Ran(tuple(context.finished))
-    by_id = {r.call_id: r for r in context.finished}
-    return Ran(tuple(by_id[e.call.id] for e in due if e.call.id in by_id))
+            for one, attempt in zip(ready, attempts, strict=True):
+                group.create_task(_run_one(context, *one, attempt, limiter=Watchdog()))
+    results = tuple(context.finished)
+    if len(due) > 1:
+        by_id = {r.call_id: r for r in results}
+        results = tuple(by_id[e.call.id] for e in due if e.call.id in by_id)
+    if not context.held:
+        return Ran(results)
+    held = tuple(context.held[e.call.id] for e in due if e.call.id in context.held)
+    return Parked(held[0].waiting, results, held)
 
 
 def _due(context: Context) -> list[CallState]:
@@ -221,18 +247,74 @@ def _doubt(call: ToolCall) -> Waiting:
     )
 
 
+def _eid(run: RunState, entry: CallState) -> str:
+    """The id of a call's effect: which reply asked for it, and where it stands there."""
+    place = next(i for i, c in enumerate(run.batch) if c is entry)
+    return f"{run.model_calls}.{place}"
+
+
+async def _write_down(context: Context, ready: list[tuple[CallState, Tool, dict[str, Any]]]) -> list[int]:
+    """Say which tools are about to run, and wait until that is durable: one commit for all that run together.
+
+    Returns:
+        Which attempt each of them is, from 1.
+    """
+    recorder = context.recorder
+    attempts: list[int] = []
+    for entry, tool, _ in ready:
+        if tool.control is not None:  # the loop's own tools touch nothing
+            attempts.append(1)
+        else:
+            again = "again" if tool.idempotent else "once"
+            attempts.append(recorder.intend(_eid(context.run, entry), tool.name, again))
+    if recorder.keeper is not None:
+        await recorder.commit()
+    return attempts
+
+
 async def _run_one(
-    context: Context, entry: CallState, tool: Tool, arguments: dict[str, Any], *, limiter: Watchdog
+    context: Context, entry: CallState, tool: Tool, arguments: dict[str, Any], attempt: int, *, limiter: Watchdog
 ) -> None:
     run = context.run
     entry.started = True  # the one thing noted in front: cut off from here on, the call is in doubt
     if context.watched:
         context.emit(ToolStarted, call=entry.call)
-    seen = _tool_context(run, entry) if tool.takes_context else None
-    result = await run_call(
-        entry.call, tool, arguments, seen, limiter.limit(tool.timeout or run.guardrails.tool_timeout_s)
-    )
-    _finish(context, result if result.ending != "done" else _checked_output(context, entry.call, result))
+    seen = _tool_context(run, entry, attempt) if tool.takes_context else None
+    limit = limiter.limit(tool.timeout or run.guardrails.tool_timeout_s)
+    if tool.delegate is None:
+        result = cast("ToolResult", await run_call(entry.call, tool, arguments, seen, limit))
+    else:
+        came = await _delegate(context, entry, tool, arguments, limit, tool.delegate(context, entry, attempt))
+        if isinstance(came, Held):
+            context.held[entry.call.id] = came
+            return
+        result = came
+    if result.ending == "done":
+        result = _checked_output(context, entry.call, result)
+    if tool.control is None:
+        context.recorder.ended(_eid(run, entry), result)
+        if limiter is not context.watchdog:  # others of the batch still run: do not wait for them to keep this one
+            context.recorder.push()
+    _finish(context, result)
+
+
+async def _delegate(
+    context: Context,
+    entry: CallState,
+    tool: Tool,
+    arguments: dict[str, Any],
+    limit: Watchdog,
+    delegation: Delegation,
+) -> ToolResult | Held:
+    """What came of a call that another run answers, with what that run has used up; also where it is cut off."""
+    call = entry.call
+    try:
+        came = await run_call(call, tool, arguments, None, limit, delegation)
+    except asyncio.CancelledError:
+        cut = ToolResult(call.id, call.name, wording.NOT_RUN["cancelled"], "cut_off")
+        context.finished.append(replace(cut, run_id=delegation.run_id, usage=delegation.usage))
+        raise
+    return came if isinstance(came, Held) else replace(came, run_id=delegation.run_id, usage=delegation.usage)
 
 
 def _checked_output(context: Context, call: ToolCall, result: ToolResult) -> ToolResult:
@@ -241,17 +323,16 @@ def _checked_output(context: Context, call: ToolCall, result: ToolResult) -> Too
     if adapter is None:
         return result
     try:
-        adapter.validate_python(result.value)
+        adapter.validate_json(to_json(result.value))
     except ValidationError as error:
         text = f"its result does not have the required form ({'; '.join(problems(error))})"
         return failed(call, FailureKind.tool_error, text, type(error).__name__)
     return result
 
 
-def _tool_context(run: RunState, entry: CallState) -> ToolContext:
-    place = next(i for i, c in enumerate(run.batch) if c is entry)
-    key = f"{run.run_id}:{run.model_calls}.{place}"
-    return ToolContext(run.run_id, run.session_id, entry.call.id, key, entry.retries + 1)
+def _tool_context(run: RunState, entry: CallState, attempt: int) -> ToolContext:
+    key = f"{run.run_id}:{_eid(run, entry)}"
+    return ToolContext(run.run_id, run.session_id, entry.call.id, key, attempt)
 
 
 def _finish(context: Context, result: ToolResult) -> None:
@@ -295,9 +376,14 @@ def custom_effect(function: Callable[[RunState], Any]) -> Effect:
     """
 
     async def effect(context: Context) -> Outcome:
-        value = function(context.run)
+        run, recorder = context.run, context.recorder
+        recorder.intend(f"{run.state}:{run.steps}", run.state, "again")
+        if recorder.keeper is not None:
+            await recorder.commit()
+        value = function(run)
         if isawaitable(value):
             value = await value
-        return value if isinstance(value, Noted) else Noted(to_jsonable_python(value))
+        noted = value if isinstance(value, Noted) else Noted(value)
+        return Noted(to_jsonable_python(noted.value, inf_nan_mode="null"), noted.messages)
 
     return effect

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from agentfsm.core.events import Event
 from agentfsm.core.messages import ToolCall
 from agentfsm.core.state import RunState
 from agentfsm.machine.graph import State
+from agentfsm.runtime.tools import Tool
 
 __all__ = [
     "AbortRun",
     "AskApproval",
+    "DenyCall",
     "Hook",
     "HookContext",
     "Observer",
@@ -39,13 +41,20 @@ class SkipCall:
 
 
 @dataclass(frozen=True, slots=True)
+class DenyCall:
+    """A hook's verdict at ``dispatch_tool``: this call is not allowed; ``max_denials`` in a row end the run."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class AskApproval:
     """A hook's verdict at ``dispatch_tool``: a person must allow this call first."""
 
     question: str = ""
 
 
-Verdict = AbortRun | SkipCall | AskApproval | None
+Verdict = AbortRun | SkipCall | DenyCall | AskApproval | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +64,16 @@ class HookContext:
     Attributes:
         state: The state at whose door it stands.
         run: Everything that the run knows; read it, do not change it.
-        call: At ``dispatch_tool``, the call that is about to run; else None.
+        call: At ``dispatch_tool``, the call that is about to run, as the model made it; else None.
+        tool: At ``dispatch_tool``, its tool; else None.
+        arguments: At ``dispatch_tool``, what the tool will get: checked, converted, defaults filled in.
     """
 
     state: str
     run: RunState
     call: ToolCall | None = None
+    tool: Tool | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,10 @@ import secrets
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from agentfsm.journal.store import Store
 
 __all__ = ["Clock", "Host", "SystemClock", "UsedInFolder", "UsedInProcess", "UsedRecords"]
 
@@ -107,12 +110,15 @@ class Host:
             every process that suspends or resumes the same.
         seed: Seed of a run's random draws (jitter); None derives them from the run's id alone.
         used: Remembers which suspension records were resumed.
+        store: Where runs keep their journals; without one they keep them in memory, and cannot be taken
+            up by another process.
     """
 
     clock: Clock = field(default_factory=SystemClock)
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     seed: int | None = None
     used: UsedRecords = field(default_factory=UsedInProcess)
+    store: Store | None = None
 
     def new_id(self) -> str:
         """A fresh random id, 16 hex digits."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentfsm.core.messages import canonical_json
 from agentfsm.core.state import PersonReply
 from agentfsm.errors import ReplyError
 
@@ -62,11 +64,11 @@ def person_reply(answer: Answer) -> PersonReply:
             return PersonReply("text", answer)
         case Allow():
             return PersonReply("allow")
-        case Deny(reason):
+        case Deny(str(reason)):
             return PersonReply("deny", reason)
         case Edit(arguments):
-            return PersonReply("edit", arguments=dict(arguments))
-        case ItRan(result):
+            return PersonReply("edit", arguments=_json_object(arguments))
+        case ItRan(str(result)):
             return PersonReply("ran", result)
         case ItDidNotRun():
             return PersonReply("did_not_run")
@@ -76,3 +78,11 @@ def person_reply(answer: Answer) -> PersonReply:
             raise ReplyError(
                 f"a reply is a text, Allow(), Deny(), Edit(), ItRan(), ItDidNotRun() or GiveUp(), not {answer!r}"
             )
+
+
+def _json_object(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        copy: dict[str, Any] = json.loads(canonical_json(dict(arguments)))
+    except (TypeError, ValueError) as error:
+        raise ReplyError(f"the arguments of Edit() are no JSON object: {error}") from None
+    return copy

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from agentfsm.journal.records import Record
 
 from agentfsm.core.events import Ending, Handoff, PartialRunSummary, RunCancelled, RunCompleted
 from agentfsm.core.failures import Action, Failure
@@ -33,6 +36,16 @@ class RunResult:
     decisions: tuple[Decision, ...]
     run: RunState
     graph: Graph
+    _journal: Callable[[], list[Record]] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def journal(self) -> list[Record]:
+        """What happened, as sealed records; written and hashed now, or read from the host's store.
+
+        Raises:
+            agentfsm.errors.JournalError: A record cannot be read.
+        """
+        return [] if self._journal is None else self._journal()
 
     @property
     def ok(self) -> bool:

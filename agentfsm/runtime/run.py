@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Generator
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentfsm.core.events import Event
 from agentfsm.core.state import RunState
@@ -15,6 +15,9 @@ from agentfsm.machine.engine import Decision
 from agentfsm.runtime.context import Parts
 from agentfsm.runtime.driver import Driver, Errand
 from agentfsm.runtime.result import RunResult
+
+if TYPE_CHECKING:
+    from agentfsm.journal.records import Record
 
 __all__ = ["Run"]
 
@@ -66,7 +69,20 @@ class Run:
         driver = self._driver
         if driver.outcome is None:
             raise RunError(f"run {self.run_id!r} is not finished: await it, or iterate it to its end")
-        return RunResult(driver.output, driver.outcome, self.decisions, self.state, self._parts.machine.graph)
+        graph = self._parts.machine.graph
+        return RunResult(driver.output, driver.outcome, self.decisions, self.state, graph, self.journal)
+
+    def journal(self) -> list[Record]:
+        """What happened so far, as sealed records; written and hashed now, or read from the host's store.
+
+        Raises:
+            agentfsm.errors.JournalError: A record cannot be read.
+        """
+        from agentfsm.journal.keeper import read_back  # the journal loads when somebody asks for it
+
+        parts = self._parts
+        secret = {t.name: t.secret for t in parts.tools.values() if t.secret}
+        return read_back(self._driver.context.recorder, self.run_id, parts.host.store, secret)
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Ask the run to stop: what it awaits is cut off, and it ends as ``RunCancelled``.
@@ -84,6 +100,7 @@ class Run:
     async def _to_the_end(self) -> RunResult:
         driver = self._driver
         self._claim()
+        self._let_go()
         try:
             if self._step is not None:
                 await self._settled(self._step)
@@ -105,10 +122,7 @@ class Run:
 
     async def __anext__(self) -> Event:
         self._driver.context.watch(self._take)
-        clock = self._parts.host.clock
-        if self._held_since is not None and self._step is None:
-            self._driver.excuse(clock.monotonic() - self._held_since)
-        self._held_since = None
+        self._let_go()
         while not self._events:
             if self.finished:
                 raise StopAsyncIteration
@@ -117,8 +131,14 @@ class Run:
                 await self._next_news()
             finally:
                 self._busy = False
-        self._held_since = clock.monotonic()
+        self._held_since = self._parts.host.clock.monotonic()
         return self._events.popleft()
+
+    def _let_go(self) -> None:
+        """The consumer is back: the time for which it held the last event, or left the run alone, is no silence."""
+        if self._held_since is not None and (self._step is None or self._step.done()):
+            self._driver.excuse(self._held_since)
+        self._held_since = None
 
     def _take(self, event: Event) -> None:
         self._events.append(event)

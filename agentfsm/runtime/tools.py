@@ -7,15 +7,22 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast, get_type_hints, overload
+from typing import TYPE_CHECKING, Any, Protocol, cast, get_args, get_type_hints, overload
 
 import pydantic
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
+from pydantic_core import PydanticSerializationError, to_json
 
+from agentfsm.core.messages import ToolResult, Usage
 from agentfsm.core.model import ToolSpec
+from agentfsm.core.state import CallState, Held
 from agentfsm.errors import ToolDefinitionError
 
-__all__ = ["Approval", "Tool", "ToolContext", "as_tool", "registry", "tool"]
+if TYPE_CHECKING:
+    from agentfsm.runtime.context import Context
+
+__all__ = ["Approval", "Delegation", "Tool", "ToolContext", "as_tool", "registry", "tool"]
 
 Approval = bool | Callable[[Mapping[str, Any]], bool]
 """Whether a call needs a person's leave: always, never, or by its (validated) arguments."""
@@ -45,6 +52,28 @@ class ToolContext:
     attempt: int
 
 
+class Delegation(Protocol):
+    """One call that another run answers: a sub-agent's."""
+
+    @property
+    def run_id(self) -> str:
+        """The run that works on it, or an empty string while there is none."""
+        ...
+
+    @property
+    def usage(self) -> Usage:
+        """What that run has used up since this call of it began."""
+        ...
+
+    async def answer(self, arguments: Mapping[str, Any]) -> ToolResult | Held:
+        """The call's result; or the run that works on it, where that waits for a person.
+
+        Raises:
+            agentfsm.errors.ToolError: The run did not finish its task.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Tool:
     """A function that a model may call. Made by ``tool`` or ``as_tool``.
@@ -61,6 +90,8 @@ class Tool:
         ends_run: Whether a successful call ends the run, its result being the output.
         parallel: Whether calls may run together with others that may.
         control: For the loop's own tools: ``ask``, ``done`` or ``unable``.
+        secret: Names of arguments that no journal may hold.
+        delegate: For a sub-agent: hands a call over, given the run, the call and which attempt it is.
     """
 
     spec: ToolSpec
@@ -75,6 +106,8 @@ class Tool:
     parallel: bool = False
     control: str | None = None
     is_async: bool = field(default=False)
+    secret: frozenset[str] = frozenset()
+    delegate: Callable[[Context, CallState, int], Delegation] | None = None
 
     @property
     def name(self) -> str:
@@ -89,7 +122,12 @@ class Tool:
         """
         if UI_MESSAGE in given and UI_MESSAGE not in self.spec.parameters.get("properties", ()):
             given = {k: v for k, v in given.items() if k != UI_MESSAGE}
-        checked: object = self.adapter.validator.validate_python(given if type(given) is dict else dict(given))
+        try:
+            # As JSON, which is what arguments are: strict types take it, and a tool that changes what it was
+            # given changes no transcript.
+            checked: object = self.adapter.validator.validate_json(to_json(given))
+        except PydanticSerializationError:
+            checked = self.adapter.validator.validate_python(dict(given))
         return vars(checked)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -117,6 +155,7 @@ def tool(
     requires_approval: Approval = False,
     ends_run: bool = False,
     parallel: bool = False,
+    secret: Iterable[str] = (),
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -129,6 +168,7 @@ def tool(
     requires_approval: Approval = False,
     ends_run: bool = False,
     parallel: bool = False,
+    secret: Iterable[str] = (),
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a function a tool, as ``@tool`` or ``@tool(...)``.
 
@@ -141,6 +181,8 @@ def tool(
         requires_approval: True, or a function of the arguments: whether a person must allow the call.
         ends_run: Whether a successful call ends the run with its result as the output.
         parallel: Whether calls may run together with others that may.
+        secret: Names of arguments that no journal may hold; those of type ``SecretStr`` are secret anyway.
+            A run that must be taken up by another process asks a person for them again.
 
     Raises:
         ToolDefinitionError: The function cannot be described to a model.
@@ -152,8 +194,12 @@ def tool(
             raise ToolDefinitionError(f"tool {made.name!r}: timeout must be more than 0 seconds, not {timeout}")
         if retryable and not idempotent:
             raise ToolDefinitionError(f"tool {made.name!r}: only an idempotent tool can be retryable")
+        withheld = frozenset(secret)
+        if unknown := withheld - made.spec.parameters.get("properties", {}).keys():
+            raise ToolDefinitionError(f"tool {made.name!r}: it has no argument {', '.join(sorted(unknown))}")
         return dataclasses.replace(
             made,
+            secret=made.secret | withheld,
             timeout=timeout,
             idempotent=idempotent,
             retryable=retryable,
@@ -175,7 +221,7 @@ def as_tool(function: Callable[..., Any], *, name: str | None = None, control: s
         return function
     if not callable(function):
         raise ToolDefinitionError(f"a tool must be a function, not {type(function).__name__}")
-    label = name or str(getattr(function, "__name__", ""))
+    label = str(getattr(function, "__name__", "")) if name is None else name
     if not _NAME.match(label):
         raise ToolDefinitionError(f"{label!r} is no name for a tool: letters, digits, '_' and '-', 64 at most")
     summary, described = _docstring(function)
@@ -185,7 +231,7 @@ def as_tool(function: Callable[..., Any], *, name: str | None = None, control: s
     try:
         made = dataclasses.make_dataclass(label.replace("-", "_"), fields, kw_only=True)
         adapter: TypeAdapter[Any] = TypeAdapter(validated(made, config=ConfigDict(extra="forbid")))
-        schema = adapter.json_schema()
+        schema = adapter.json_schema(schema_generator=_Schema)
     except (pydantic.errors.PydanticUserError, TypeError, ValueError) as error:
         text = str(error).partition("\n")[0]
         raise ToolDefinitionError(f"tool {label!r} cannot be described as JSON: {text}") from error
@@ -199,7 +245,14 @@ def as_tool(function: Callable[..., Any], *, name: str | None = None, control: s
         takes_context,
         control=control,
         is_async=inspect.iscoroutinefunction(function),
+        secret=frozenset(name for name, hint, _ in fields if "SecretStr" in str(hint)),
     )
+
+
+class _Schema(GenerateJsonSchema):
+    """A default that is no JSON (a sentinel) is left out of the schema, and there is no more to say about it."""
+
+    ignored_warning_kinds: set[JsonSchemaWarningKind] = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 
 
 def _fields(function: Callable[..., Any], label: str, described: Mapping[str, str]) -> tuple[bool, list[Any]]:
@@ -216,11 +269,13 @@ def _fields(function: Callable[..., Any], label: str, described: Mapping[str, st
             raise ToolDefinitionError(f"{where}: a model passes arguments by name, so it must be an ordinary one")
         if parameter.name not in hints:
             raise ToolDefinitionError(f"{where}: it needs a type hint")
-        if hints[parameter.name] is ToolContext:
-            raise ToolDefinitionError(f"{where}: a ToolContext must be the first parameter")
+        hint = hints[parameter.name]
+        if hint is ToolContext or ToolContext in get_args(hint):
+            raise ToolDefinitionError(f"{where}: a ToolContext must be the first parameter, and just that")
         default = ... if parameter.default is parameter.empty else parameter.default
-        info: Any = Field(default, description=described.get(parameter.name))
-        fields.append((parameter.name, hints[parameter.name], info))
+        words = described.get(parameter.name)  # None would hide what Annotated[..., Field(description=...)] says
+        info: Any = Field(default) if words is None else Field(default, description=words)
+        fields.append((parameter.name, hint, info))
     return takes_context, fields
 
 

@@ -1,0 +1,329 @@
+"""Tools of an MCP server, through the official SDK (extra ``mcp``).
+
+    async with MCPTools.stdio("uvx", ["mcp-server-git"], prefix="git_") as tools:
+        agent = Agent(model, tools=[*tools, my_own_tool])
+        result = await agent.run("What changed last week?")
+
+What the model is told of a tool is what the server said when the block was entered, and it is pinned: the list
+is read again before each call, and a call of a tool whose description or schema is another by then is refused
+as a ``policy_violation``. (A server that shows one description for approval and another for use is a known
+attack.) A server that dies fails the call at hand as an ``environment_error``, and is started again for the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
+from urllib.parse import urlsplit
+
+from agentfsm.errors import ConfigurationError, MissingExtraError, ToolError
+from agentfsm.integrations.mcp_link import Link, ServerGoneError
+from agentfsm.integrations.mcp_result import result_text
+from agentfsm.integrations.mcp_tool import RemoteTool, pin, remote_tool
+from agentfsm.runtime.tools import Approval
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp.types import CallToolResult
+    from mcp.types import Tool as Listed
+
+__all__ = ["MCPTools"]
+
+MAX_PAGES = 100
+"""How many pages a list of tools may have; a server whose pages never end is cut off there."""
+
+Connect = Callable[[], "AbstractAsyncContextManager[Client]"]
+
+
+class MCPTools:
+    """The tools of one MCP server: an iterable of them inside ``async with``. Made by ``stdio`` or ``http``.
+
+    Attributes:
+        label: What errors and logs call the server; holds neither arguments nor headers.
+    """
+
+    def __init__(self, label: str, connect: Connect, options: Mapping[str, Any], recheck: bool) -> None:
+        self.label = label
+        self._connect = connect
+        self._options = options
+        self._recheck = recheck
+        self._pinned: dict[str, str] = {}
+        self._tools: tuple[RemoteTool, ...] | None = None
+        self._link: Link | None = None
+        self._changed = False
+        self._lock = asyncio.Lock()
+
+    @classmethod
+    def stdio(
+        cls,
+        command: str,
+        args: Sequence[str] = (),
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        errlog: TextIO | None = None,
+        prefix: str = "",
+        only: Iterable[str] | None = None,
+        timeout: float | None = None,
+        requires_approval: Approval = False,
+        parallel: bool = False,
+        recheck: bool = True,
+        files: str | Path | None = None,
+    ) -> MCPTools:
+        """The tools of a server that is started as a child process and spoken to over its pipes.
+
+        Args:
+            command: The program.
+            args: Its arguments.
+            env: Variables for it, beside a few harmless ones of this process (``PATH``, ``HOME``...).
+            cwd: Its working directory.
+            errlog: Where what it writes to stderr goes; nowhere unless given.
+            prefix: What stands in front of each tool's name.
+            only: Names of the server's tools to take; all unless given.
+            timeout: Seconds for one call; the guardrails' ``tool_timeout_s`` unless given.
+            requires_approval: True, or a function of the arguments: whether a person must allow a call.
+            parallel: Whether calls may run together with others that may.
+            recheck: Whether the list of tools is read again before each call; without it only after a
+                restart, and when the server says that the list has changed.
+            files: A folder for images and other binary results, of which the model is told the path;
+                without it, only that there was one.
+
+        Raises:
+            MissingExtraError: The ``mcp`` package is not installed.
+        """
+        _require()
+        from mcp import StdioServerParameters
+
+        server = StdioServerParameters(command=command, args=list(args), env=dict(env or {}), cwd=cwd)
+
+        @asynccontextmanager
+        async def connect() -> AsyncIterator[Client]:
+            from mcp import Client
+            from mcp.client.stdio import stdio_client
+
+            with open(os.devnull, "w") as nowhere:  # noqa: ASYNC230, PTH123  # a device, opened at once
+                async with Client(stdio_client(server, errlog or nowhere), cache=None, message_handler=made.heard) as c:
+                    yield c
+
+        options = _options(prefix, only, timeout, requires_approval, parallel, files)
+        made = cls(Path(command).name, connect, options, recheck)
+        return made
+
+    @classmethod
+    def http(
+        cls,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        prefix: str = "",
+        only: Iterable[str] | None = None,
+        timeout: float | None = None,
+        requires_approval: Approval = False,
+        parallel: bool = False,
+        recheck: bool = True,
+        files: str | Path | None = None,
+    ) -> MCPTools:
+        """The tools of a server that speaks streamable HTTP.
+
+        Args:
+            url: Its address (``https://example.com/mcp``). Redirects to another origin are not followed.
+            headers: Sent with every request (``{"Authorization": "Bearer ..."}``).
+            prefix: What stands in front of each tool's name.
+            only: Names of the server's tools to take; all unless given.
+            timeout: Seconds for one call; the guardrails' ``tool_timeout_s`` unless given.
+            requires_approval: True, or a function of the arguments: whether a person must allow a call.
+            parallel: Whether calls may run together with others that may.
+            recheck: Whether the list of tools is read again before each call; without it only after a
+                restart, and when the server says that the list has changed.
+            files: A folder for images and other binary results, of which the model is told the path;
+                without it, only that there was one.
+
+        Raises:
+            MissingExtraError: The ``mcp`` package is not installed.
+            ConfigurationError: The address is none.
+        """
+        _require()
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigurationError("the address of an MCP server is an http or https URL with a host")
+        sent = dict(headers or {})
+
+        @asynccontextmanager
+        async def connect() -> AsyncIterator[Client]:
+            import httpx2
+            from mcp import Client
+            from mcp.client.streamable_http import streamable_http_client
+
+            patient = httpx2.Timeout(30, read=None)  # how long an answer may take is for the call's limit to say
+            async with (
+                httpx2.AsyncClient(headers=sent, timeout=patient) as http,
+                Client(streamable_http_client(url, http_client=http), cache=None, message_handler=made.heard) as c,
+            ):
+                yield c
+
+        options = _options(prefix, only, timeout, requires_approval, parallel, files)
+        made = cls(parts.hostname, connect, options, recheck)
+        return made
+
+    # -- the tools ------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> MCPTools:
+        """Start or reach the server, and read its list of tools.
+
+        Raises:
+            ConfigurationError: It cannot be started or reached, or has no tool of a wanted name.
+            agentfsm.errors.ToolDefinitionError: A tool's name fits no wire.
+        """
+        if self._link is not None:
+            raise ConfigurationError(f"the MCP server {self.label!r} is open already")
+        try:
+            listed = await self._open()
+        except ServerGoneError as error:
+            raise ConfigurationError(f"the MCP server {self.label!r} cannot be started or reached: {error}") from error
+        try:
+            wanted = self._options["only"]
+            names = [t.name for t in listed]
+            if wanted is not None and (missing := sorted(set(wanted) - set(names))):
+                raise ConfigurationError(
+                    f"the MCP server {self.label!r} has no tool {', '.join(missing)}; it has: {', '.join(sorted(names))}"
+                )
+            taken = [t for t in listed if wanted is None or t.name in wanted]
+            self._pinned = {t.name: pin(t) for t in taken}
+            self._tools = tuple(remote_tool(t, self._call, self._options) for t in taken)
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop the server, or part from it. Calls from here on fail."""
+        self._tools = None
+        await self._close()
+
+    def __iter__(self) -> Iterator[RemoteTool]:
+        if self._tools is None:
+            raise ConfigurationError(f"the MCP server {self.label!r} is not open: use its tools inside 'async with'")
+        return iter(self._tools)
+
+    def __repr__(self) -> str:
+        return f"MCPTools({self.label!r}, tools={[t.name for t in self._tools or ()]})"
+
+    async def heard(self, message: Any) -> None:
+        """Note that the server says that its list of tools has changed. For the SDK."""
+        if getattr(message, "method", None) == "notifications/tools/list_changed":
+            self._changed = True
+
+    # -- a call -----------------------------------------------------------------------------------------
+
+    async def _call(self, name: str, arguments: dict[str, Any]) -> str:
+        """What a tool of the server says.
+
+        Raises:
+            ToolError: It failed, the server is gone, or the tool is not the one that was pinned.
+        """
+        if self._tools is None:
+            raise ToolError(f"the MCP server {self.label!r} was closed", kind="environment_error")
+        link: Link | None = None
+        try:
+            link = await self._ready(name)
+            result: CallToolResult = await link.ask(lambda client: client.call_tool(name, arguments))
+        except ServerGoneError as error:
+            await self._part(link)
+            raise ToolError(f"the MCP server {self.label!r} is gone: {error}", kind="environment_error") from error
+        text = await result_text(result, self._options["files"])
+        if result.is_error:
+            raise ToolError(text or "the tool failed and does not say why")
+        return text
+
+    async def _ready(self, name: str) -> Link:
+        """The connection, once the tool has proved to be the one that was pinned."""
+        async with self._lock:
+            listed: list[Listed] | None = None
+            if self._link is None:
+                listed = await self._open()
+            link = self._link
+            if link is None:
+                raise ServerGoneError("it was closed")
+            if listed is None and (self._recheck or self._changed):
+                self._changed = False
+                try:
+                    listed = await _listed(link)
+                except ServerGoneError:
+                    await self._part(link)
+                    raise
+        if listed is not None:
+            now = {t.name: pin(t) for t in listed}
+            if now.get(name) != self._pinned[name]:
+                self._changed = True  # the next call looks again
+                what = "no longer has" if name not in now else "has changed the description or schema of"
+                raise ToolError(
+                    f"the MCP server {self.label!r} {what} {name!r} since this agent was made; the call is refused",
+                    kind="policy_violation",
+                    blockers=(f"{self.label} {what} {name}",),
+                )
+        return link
+
+    async def _open(self) -> list[Listed]:
+        link = self._link = Link(self._connect)
+        try:
+            await link.open()
+            self._changed = False
+            return await _listed(link)
+        except BaseException:
+            await self._close()
+            raise
+
+    async def _close(self) -> None:
+        await self._part(self._link)
+
+    async def _part(self, link: Link | None) -> None:
+        """Give a connection up; the next call opens another."""
+        if link is not None:
+            if self._link is link:
+                self._link = None
+            await link.close()
+
+
+async def _listed(link: Link) -> list[Listed]:
+    tools: list[Listed] = []
+    cursor: str | None = None
+    for _ in range(MAX_PAGES):
+        at = cursor
+        page = await link.ask(lambda client: client.list_tools(cursor=at))
+        tools += page.tools
+        cursor = page.next_cursor
+        if cursor is None:
+            return tools
+    raise ServerGoneError(f"its list of tools does not end after {MAX_PAGES} pages")
+
+
+def _options(
+    prefix: str,
+    only: Iterable[str] | None,
+    timeout: float | None,
+    requires_approval: Approval,
+    parallel: bool,
+    files: str | Path | None,
+) -> dict[str, Any]:
+    return {
+        "prefix": prefix,
+        "only": None if only is None else frozenset(only),
+        "timeout": timeout,
+        "requires_approval": requires_approval,
+        "parallel": parallel,
+        "files": None if files is None else Path(files),
+    }
+
+
+def _require() -> None:
+    try:
+        import mcp  # noqa: F401, PLC0415  # pyright: ignore[reportUnusedImport]
+    except ImportError as error:
+        raise MissingExtraError("using MCP servers", "mcp") from error
