@@ -1,0 +1,57 @@
+# Everything runs in .venv, which is made when something needs it. PYTHON=python3.13 picks another Python.
+
+PYTHON ?= python3
+JOBS ?= 2
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test tests lint bench soak diagrams build clean
+
+help:  ## Say what there is
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: .venv/.cli  ## See a whole run, with no key and no network
+	$(BIN)/agentfsm demo
+
+test: lint tests  ## Check the code, and run all tests with their coverage
+
+tests: .venv/.dev  ## Run all tests with their coverage
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n $(JOBS); code=$$?; \
+	$(BIN)/coverage combine --quiet && $(BIN)/coverage report; exit $$code
+
+lint: .venv/.dev  ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+bench: .venv/.dev  ## Measure speed, next to hand-written loops
+	$(BIN)/python tests/benchmarks/run.py
+
+soak: .venv/.dev  ## Run the long tests with faults
+	$(BIN)/python -m pytest -n $(JOBS) -m soak
+
+diagrams: .venv/.cli  ## Draw diagrams/ and the README's table anew
+	$(BIN)/agentfsm diagram --output diagrams/
+	$(BIN)/python -m tests.readme_table
+
+build: .venv/.dev  ## Build the wheel into dist/
+	$(PIP) wheel --quiet --no-deps --wheel-dir dist .
+
+clean:  ## Remove all that was made
+	rm -rf .venv build dist demo-out node_modules .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "agentfsm needs Python 3.11 or newer; name one with make PYTHON=...")'
+	$(PYTHON) -m venv .venv
+
+.venv/.cli: .venv/bin/python pyproject.toml
+	$(PIP) install --quiet --editable '.[cli]'
+	@touch $@
+
+.venv/.dev: .venv/bin/python pyproject.toml
+	$(PIP) install --quiet --editable '.[dev]'
+	@touch .venv/.cli $@

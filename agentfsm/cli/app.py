@@ -1,0 +1,117 @@
+"""The command ``agentfsm``: its group of commands, and how every error becomes one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import click
+from pydantic import ValidationError
+
+from agentfsm import __version__
+from agentfsm.cli.completion import completion
+from agentfsm.cli.demo import demo
+from agentfsm.cli.diagram import diagram
+from agentfsm.cli.resume import resume
+from agentfsm.cli.run import run
+from agentfsm.errors import AgentfsmError
+from agentfsm.runtime.tools import problems
+
+__all__ = ["app", "run_app"]
+
+_EXAMPLES = """\b
+Examples:
+  agentfsm demo                            see a whole run, with no key
+  agentfsm run "What is 6 x 7?" --model ollama:llama3.2
+  agentfsm run "Tidy this up" --model openai:gpt-5-mini --tools my_tools.py
+  agentfsm diagram --output loop.svg       the table as a picture
+"""
+
+
+class _Failed(click.ClickException):
+    """One line on stderr."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+    def show(self, file: Any = None) -> None:
+        """Say it."""
+        click.echo(f"agentfsm: {self.message}", err=True)
+
+
+class _Wrong(_Failed):
+    """Wrong usage or set-up."""
+
+    exit_code = 2
+
+
+class _Bug(_Failed):
+    """Something that should not be."""
+
+    exit_code = 70
+
+
+class _Group(click.Group):
+    """A group in whose commands no exception ends as a traceback."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, BrokenPipeError):
+            raise
+        except (KeyboardInterrupt, click.Abort):
+            raise click.exceptions.Exit(130) from None
+        except Exception as error:
+            if os.environ.get("AGENTFSM_TRACEBACK"):
+                raise
+            _fail(error)
+
+
+def _fail(error: Exception) -> NoReturn:
+    match error:
+        case AgentfsmError():
+            raise _Wrong(str(error)) from error
+        case ValidationError():
+            raise _Wrong("; ".join(problems(error))) from error
+        case OSError():
+            named = f"{error.filename}: " if error.filename else ""
+            raise _Wrong(f"{named}{error.strerror or error}") from error
+        case _:
+            hint = "AGENTFSM_TRACEBACK=1 shows where"
+            raise _Bug(f"internal error: {type(error).__name__}: {error} ({hint})") from error
+
+
+@click.group(
+    "agentfsm",
+    cls=_Group,
+    invoke_without_command=True,
+    epilog=_EXAMPLES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(__version__, prog_name="agentfsm", message="%(prog)s %(version)s")
+@click.pass_context
+def app(ctx: click.Context) -> None:
+    """Run an AI agent whose every move is a row of one declared table.
+
+    Exit codes: 0 it worked, 1 the run did not complete, 2 wrong usage or setup, 3 the run is suspended and
+    waits for a person, 130 it was interrupted.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+for _command in (demo, run, resume, diagram, completion):
+    app.add_command(_command)
+
+
+def run_app(args: Sequence[str] | None = None) -> int:
+    """Run the command line and give its exit code."""
+    try:
+        app.main(args=None if args is None else list(args), prog_name="agentfsm")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(bool(end.code))
+    return 0

@@ -1,0 +1,110 @@
+"""How a run of ``run`` or ``resume`` is told: its table, its outcome, its picture, and what to do if it waits."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+
+import click
+
+from agentfsm.agent import Agent
+from agentfsm.cli.ask import Person
+from agentfsm.cli.options import SECRET, AgentOptions, RunOptions, secret
+from agentfsm.cli.outcome import Story, exit_code, show_outcome, story_json
+from agentfsm.cli.picture import check_drawable, draw_run
+from agentfsm.cli.screen import Screen, open_screen
+from agentfsm.cli.session import see_through
+from agentfsm.cli.table import transition_table
+from agentfsm.cli.watch import Watcher
+from agentfsm.core.events import UserInputRequested
+from agentfsm.core.suspension import SuspensionRecord
+from agentfsm.errors import ConfigurationError
+from agentfsm.runtime.run import Run
+
+__all__ = ["need_secret", "tell"]
+
+_REPLIES = {"approval": "allow", "in_doubt": "did-not-run"}
+
+
+def need_secret(what: str) -> None:
+    """Make sure that there is a secret.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    if secret() is None:
+        raise ConfigurationError(
+            f"{what} needs the variable {SECRET}: a long random text that signs records, the same for run and resume"
+        )
+
+
+def tell(agent: Agent, run: Run, agent_is: AgentOptions, how: RunOptions) -> int:
+    """See a run through, tell what happened, and give the exit code.
+
+    Raises:
+        ConfigurationError: A record or a picture is wanted that could not be written.
+    """
+    _check(how)
+    screen = open_screen(quiet=how.quiet)
+    ask = Person(screen.err).answer if screen.person else _leave
+    story = see_through(agent, run, Watcher(screen, agent.graph, agent.model.name), ask)
+    if how.diagram:
+        story.files["picture"] = str(draw_run(story, Path(how.diagram)))
+    asked = story.result.outcome
+    if isinstance(asked, UserInputRequested) and how.record:
+        _save(asked.suspension_record, Path(how.record))
+        story.files["record"] = how.record
+    if how.as_json:
+        click.echo(json.dumps(story_json(story), indent=2, ensure_ascii=False))
+        return exit_code(story)
+    screen.err.print()
+    screen.err.print(transition_table(story.decisions, agent.graph))
+    show_outcome(screen, story)
+    if isinstance(asked, UserInputRequested):
+        _say_how_to_go_on(screen, story, asked, agent_is)
+    return exit_code(story)
+
+
+def _check(how: RunOptions) -> None:
+    """Find out before the run costs anything what cannot be done behind it."""
+    if how.record:
+        need_secret("--record")
+        if not Path(how.record).resolve().parent.is_dir():
+            raise ConfigurationError(f"--record: there is no folder {str(Path(how.record).parent)!r}")
+    if how.diagram:
+        check_drawable(Path(how.diagram))
+
+
+def _leave(asked: UserInputRequested) -> None:
+    """Nobody sits here: the run stays suspended."""
+
+
+def _save(record: SuspensionRecord, path: Path) -> None:
+    """Write a record whole or not at all, for its owner alone: it holds the conversation."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(fresh, "x", encoding="utf-8", opener=_private) as file:  # Path.open has no opener
+        file.write(record.to_json() + "\n")
+    fresh.replace(path)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _say_how_to_go_on(screen: Screen, story: Story, asked: UserInputRequested, agent_is: AgentOptions) -> None:
+    """Nobody could answer here: where the record is, and what goes on with it."""
+    if secret() is None:
+        click.echo(
+            f"agentfsm: nobody is here to answer, and this run cannot be resumed, since {SECRET} is not set. Set it "
+            "to a long random text and run again with --record FILE, or run at a terminal.",
+            err=True,
+        )
+        return
+    record = story.files.get("record")
+    if record is None:
+        click.echo(asked.suspension_record.to_json())
+    reply = _REPLIES.get(asked.kind, "YOUR ANSWER")
+    words = ["agentfsm", "resume", record or "RECORD.json", reply, *agent_is.words()]
+    screen.err.print(f"  go on with: {shlex.join(words)}", soft_wrap=True)

@@ -1,0 +1,124 @@
+"""Questions at the terminal: what may be typed, and what comes of it."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from agentfsm import Agent, Allow, Deny, Edit, GiveUp, ItDidNotRun, ItRan, ReplyError, UserInputRequested, tool
+from agentfsm.cli.ask import Person, parse_reply
+from agentfsm.runtime.replies import Answer
+from agentfsm.testing import ScriptedModel, call
+
+
+def asked(kind: str = "approval", **fields: Any) -> UserInputRequested:
+    """What a run asks; its record is a real one."""
+
+    @tool(requires_approval=True)
+    def send(to: str, text: str) -> str:
+        """Send a message."""
+        return "sent"
+
+    agent = Agent(ScriptedModel([call("send", to="Ann", text="one\ntwo")]), tools=[send])
+    outcome = agent.run_sync("go").outcome
+    assert isinstance(outcome, UserInputRequested)
+    return UserInputRequested(**{**vars(outcome), "kind": kind, **fields})
+
+
+def answered(question: UserInputRequested, *typed: str, editor: str | None = None) -> tuple[Answer, str]:
+    """The reply to what was typed, and all that was shown."""
+    shown = io.StringIO()
+    lines = iter(typed)
+
+    def read(prompt: str) -> str:
+        shown.write(f"{prompt}\n")
+        return next(lines)
+
+    person = Person(Console(file=shown, width=100, markup=False, highlight=False), read, lambda _: editor)
+    return person.answer(question), shown.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("kind", "typed", "reply"),
+    [
+        ("approval", "allow", Allow()),
+        ("approval", "Y", Allow()),
+        ("approval", "deny", Deny()),
+        ("approval", "deny: not on a Friday", Deny("not on a Friday")),
+        ("approval", "no  way", Deny("way")),
+        ("approval", ' {"a": [1]} ', Edit({"a": [1]})),
+        ("in_doubt", "ran", ItRan()),
+        ("in_doubt", "ran it said 3", ItRan("it said 3")),
+        ("in_doubt", "did-not-run", ItDidNotRun()),
+        ("in_doubt", "give-up", GiveUp()),
+        ("question", "allow", "allow"),
+        ("limit", " ten more ", " ten more "),
+    ],
+)
+def test_a_typed_reply_means_what_the_run_waits_for(kind: str, typed: str, reply: Answer) -> None:
+    assert parse_reply(kind, typed) == reply
+
+
+@pytest.mark.parametrize(
+    ("kind", "typed", "said"),
+    [
+        ("approval", "perhaps", "reply with allow, deny"),
+        ("approval", "allow me", "reply with allow, deny"),
+        ("approval", "{broken", "not valid JSON"),
+        ("approval", "", "reply with allow, deny"),
+        ("in_doubt", "allow", "reply with ran"),
+        ("in_doubt", "give-up now", "reply with ran"),
+    ],
+)
+def test_a_reply_that_does_not_fit_is_refused_with_those_that_do(kind: str, typed: str, said: str) -> None:
+    with pytest.raises(ReplyError, match=said):
+        parse_reply(kind, typed)
+
+
+def test_whoever_allows_a_call_sees_all_of_it() -> None:
+    reply, shown = answered(asked(arguments={"to": "Ann", "text": "x" * 3000, "n": {"deep": [1]}}), "a")
+    assert reply == Allow()
+    assert "May 'send' run with these arguments?" in shown
+    assert shown.count("x") >= 3000
+    assert '{"deep": [1]}' in shown
+
+
+def test_what_is_shown_cannot_steer_the_terminal() -> None:
+    _, shown = answered(asked(arguments={"to": "\x1b[2JAnn\u202e", "text": "[red]no markup[/red]"}), "a")
+    assert "\x1b" not in shown
+    assert r"\x1b[2JAnn\u202e" in shown
+    assert "[red]no markup[/red]" in shown
+
+
+def test_nothing_typed_is_asked_again() -> None:
+    assert answered(asked(), "", "  ", "a")[0] == Allow()
+    assert answered(asked("question"), "", "blue")[0] == "blue"
+    assert answered(asked("in_doubt"), "", "ran")[0] == ItRan()
+
+
+def test_a_denial_is_asked_for_its_reason_once() -> None:
+    assert answered(asked(), "d", "too dear")[0] == Deny("too dear")
+    assert answered(asked(), "d", "")[0] == Deny("")
+    assert answered(asked(), "deny too dear")[0] == Deny("too dear")
+
+
+def test_arguments_are_edited_in_a_line_or_in_an_editor() -> None:
+    assert answered(asked(), "e", '{"to": "Bob"}')[0] == Edit({"to": "Bob"})
+    assert answered(asked(), "edit", "", editor='{"to": "Eve"}')[0] == Edit({"to": "Eve"})
+    reply, shown = answered(asked(), "e", "", "a", editor=None)
+    assert reply == Allow()
+    assert "nothing was changed" in shown
+
+
+@pytest.mark.parametrize(
+    ("typed", "reply"),
+    [("1", "red"), ("2", "30"), ("30", "30"), ("3", "3"), ("0", "0"), ("²", "²"), ("green", "green")],
+)
+def test_a_choice_is_taken_by_its_number_or_its_words(typed: str, reply: str) -> None:
+    got, shown = answered(asked("question", choices=("red", "30"), tool="ask_user"), typed)
+    assert got == reply
+    assert "1) red" in shown
+    assert "tool" not in shown

@@ -1,0 +1,194 @@
+"""``agentfsm demo``: the whole run as a newcomer sees it, with and without a terminal."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+import agentfsm
+from agentfsm import LOOP
+from tests.cli.conftest import Cli
+from tests.cli.server import little, text
+from tests.cli.terminal import AtTerminal, without_terminal
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "long.py").write_text('"""A long module."""\n' + "x = 1\n" * 399)
+    (folder / "short.py").write_text("x = 1\n")
+    return folder
+
+
+def test_without_a_terminal_it_runs_to_its_end_and_says_that_it_answers_itself(cli: Cli, tmp_path: Path) -> None:
+    result = cli("demo")
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    assert "(the demo answers itself: 300)" in result.stdout
+    assert "(the demo answers itself: allow)" in result.stdout
+    assert "demo-out/run.svg" in result.stdout
+    assert (tmp_path / "demo-out" / "report.md").read_text().startswith("# Modules that are too long")
+
+
+def test_it_looks_at_the_real_files_of_the_package(cli: Cli) -> None:
+    root = Path(agentfsm.__file__).parent
+    lines = {path: len(path.read_text().splitlines()) for path in root.rglob("*.py")}
+    too_long = [path for path, count in lines.items() if count > 300]
+    assert f"{len(too_long)} of {len(lines)} modules have more than 300 lines" in cli("demo").stdout
+
+
+def test_other_files_are_another_answer(cli: Cli, source: Path) -> None:
+    first = cli("demo", "source").stdout
+    assert "1 of 2 modules have more than 300 lines; the longest is long.py with 400." in first
+    (source / "longer.py").write_text("x = 1\n" * 500)
+    second = cli("demo", "source").stdout
+    assert "2 of 3 modules have more than 300 lines; the longest is longer.py with 500." in second
+
+
+def test_the_table_shows_every_transition_as_it_stands_in_the_graph(cli: Cli) -> None:
+    printed = cli("demo", COLUMNS="400").stdout
+    moves = json.loads(cli("demo", "--json").stdout)["transitions"]
+    _, _, table = printed.partition("asked before it, all said no")
+    rows = [line.split(maxsplit=4) for line in table.splitlines()[1 : len(moves) + 1]]
+    assert [row[:4] for row in rows] == [
+        [str(i), move["from"], move["to"], move["guard"]] for i, move in enumerate(moves, 1)
+    ]
+    for row in rows:
+        guards = [t.name for t in LOOP.rows(row[1])]
+        before = guards[: guards.index(row[3])]
+        assert row[4].rstrip() == f"{len(before)}: {', '.join(before)}"
+
+
+def test_every_kind_of_event_is_seen(cli: Cli) -> None:
+    data = json.loads(cli("demo", "--json").stdout)
+    guards = {move["guard"] for move in data["transitions"]}
+    assert {
+        "transient_provider",
+        "unknown_tool",
+        "invalid_arguments",
+        "no_progress",
+        "environment_error",
+        "question_asked",
+        "approval_required",
+        "approval_decided",
+        "replied",
+        "declared_done",
+    } <= guards
+    assert (data["outcome"], data["ok"], data["recoveries"]) == ("RunCompleted", True, 5)
+
+
+def test_the_picture_shows_the_way_that_the_run_took(cli: Cli, tmp_path: Path) -> None:
+    data = json.loads(cli("demo", "--json", "--out", "here").stdout)
+    assert data["files"] == {"picture": "here/run.svg"}
+    picture = ET.fromstring((tmp_path / "here" / "run.svg").read_text())
+    said = " ".join(picture.itertext())
+    taken = sum(move["from"] == "recover" for move in data["transitions"])
+    assert f"\u00d7{taken}" in said
+    assert f"{len(data['transitions'])} transitions" in said
+
+
+def test_an_empty_folder_is_handed_back_with_exit_code_1(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    result = cli("demo", "empty")
+    assert result.exit_code == 1
+    assert "handed off" in result.stdout
+    assert "no file here fits **/*.py" in result.stdout
+    assert "next: name a folder that holds Python modules" in result.stdout
+
+
+def test_a_real_model_may_sit_in_the_seat(cli: Cli, source: Path) -> None:
+    with little(text("I would rather not.")) as server:
+        result = cli("demo", "source", "--model", "ollama:little", OLLAMA_HOST=server.host)
+    assert result.exit_code == 1  # it only talks: narrowed once, then handed off
+    assert "the model is ollama:little" in result.stdout
+    assert "no_progress" in result.stdout
+    names = {tool["function"]["name"] for tool in server.requests[0]["tools"]}
+    assert {"list_files", "write_report", "ask_user", "return_done"} <= names
+
+
+# -- as a process ---------------------------------------------------------------------------------------
+
+
+def test_as_a_process_without_a_terminal_it_prints_plain_lines(tmp_path: Path) -> None:
+    done = without_terminal(["demo"], tmp_path)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert "\x1b" not in done.stdout
+    assert "call_llm       waiting for stand-in ..." in done.stdout
+    assert "pre_step       backing off for 2 s ..." in done.stdout
+
+
+def test_at_a_terminal_a_person_answers(tmp_path: Path, source: Path) -> None:
+    with AtTerminal(["demo", str(source)], tmp_path) as terminal:
+        terminal.expect("How many lines may a module have?")
+        terminal.expect("Your answer:")
+        terminal.type("")  # a blank answer is asked for again
+        terminal.expect("Your answer:")
+        terminal.type("100")
+        terminal.expect("May 'write_report' run with these arguments?")
+        terminal.expect("1 of 2 modules have more than 100 lines")
+        terminal.expect("[a]llow, [d]eny or [e]dit?")
+        terminal.type("perhaps")
+        terminal.expect("'perhaps' is no reply to this")
+        terminal.expect("[a]llow, [d]eny or [e]dit?")
+        terminal.type("a")
+        terminal.expect("completed")
+        assert terminal.wait() == 0
+    assert "answers itself" not in terminal.text
+    assert "waiting for stand-in" in terminal.text  # while it is awaited
+    assert "\x1b[33m" in terminal.raw  # colours
+    assert (tmp_path / "demo-out" / "report.md").exists()
+
+
+def test_at_a_terminal_a_call_may_be_denied_with_a_reason(tmp_path: Path, source: Path) -> None:
+    with AtTerminal(["demo", str(source)], tmp_path, columns=80) as terminal:
+        terminal.expect("Your answer:")
+        terminal.type("100")
+        terminal.expect("[e]dit?")
+        terminal.type("d")
+        terminal.expect("Why not?")
+        terminal.type("not today")
+        terminal.expect("There is no report: Denied by the user: not today")
+        assert terminal.wait() == 0
+    assert not (tmp_path / "demo-out" / "report.md").exists()
+    _, _, table = terminal.text.partition("guard that held")
+    rows = [line for line in table.split("\n") if line[:2].strip().isdigit()]
+    assert len(rows) > 50
+    assert [line for line in rows if len(line) > 80] == []
+
+
+def test_at_a_terminal_arguments_may_be_edited(tmp_path: Path, source: Path) -> None:
+    with AtTerminal(["demo", str(source)], tmp_path) as terminal:
+        terminal.expect("Your answer:")
+        terminal.type("100")
+        terminal.expect("[e]dit?")
+        terminal.type("e")
+        terminal.expect("New arguments as JSON")
+        terminal.type("[1]")
+        terminal.expect("must be a JSON object")
+        terminal.expect("[e]dit?")
+        terminal.type("e")
+        terminal.expect("New arguments as JSON")
+        terminal.type('{"name": "mine.md", "text": "mine"}')
+        assert terminal.wait() == 0
+    assert (tmp_path / "demo-out" / "mine.md").read_text() == "mine"
+
+
+def test_ctrl_c_at_a_question_ends_the_run_in_order(tmp_path: Path, source: Path) -> None:
+    with AtTerminal(["demo", str(source)], tmp_path) as terminal:
+        terminal.expect("Your answer:")
+        terminal.interrupt("cancelled")
+        terminal.expect("it stood in suspended")
+        assert terminal.wait() == 130
+    assert "Traceback" not in terminal.text
+
+
+def test_colours_go_where_no_color_is_set(tmp_path: Path, source: Path) -> None:
+    with AtTerminal(["demo", str(source), "--yes"], tmp_path, {"NO_COLOR": "1"}) as terminal:
+        assert terminal.wait() == 0
+    assert "\x1b[33m" not in terminal.raw
+    assert "(the demo answers itself: 300)" in terminal.text

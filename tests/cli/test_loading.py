@@ -1,0 +1,116 @@
+"""Code of the user's: which tools a file holds, which graph a name means, and what is said where it is broken."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentfsm import LOOP, ConfigurationError
+from agentfsm.cli.loading import load_graph, load_tools
+from agentfsm.core.presets import STRICT
+
+
+@pytest.fixture(autouse=True)
+def _own_imports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    monkeypatch.chdir(tmp_path)
+
+
+def names(code: str) -> list[str]:
+    Path("tools.py").write_text(code)
+    return [getattr(each, "name", None) or each.__name__ for each in load_tools("tools.py")]
+
+
+def test_public_functions_of_a_file_are_its_tools() -> None:
+    assert names(
+        "from math import sqrt\nfrom os.path import join\ndef a(): ...\ndef _b(): ...\nasync def c(): ..."
+    ) == [
+        "a",
+        "c",
+    ]
+
+
+def test_where_some_are_made_tools_only_those_are() -> None:
+    assert names("from agentfsm import tool\n@tool\ndef a(): ...\ndef helper(): ...") == ["a"]
+
+
+def test_a_list_named_tools_wins() -> None:
+    assert names("def a(): ...\ndef b(): ...\ntools = [b]") == ["b"]
+    assert names("def a(): ...\ndef b(): ...\nTOOLS = (a,)") == ["a"]
+
+
+def test_a_tool_may_import_its_neighbours_then_and_later() -> None:
+    Path("deep").mkdir()
+    Path("deep/neighbour.py").write_text("ONE = 1")
+    Path("deep/late.py").write_text("TWO = 2")
+    Path("deep/tools.py").write_text(
+        "from neighbour import ONE\ndef a() -> int:\n    from late import TWO\n    return ONE + TWO"
+    )
+    assert load_tools("deep/tools.py")[0]() == 3
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("", "tools.py holds no tool"),
+        ("def a(:", "tools.py, line 1: SyntaxError"),
+        ("x = 1\n\nraise ValueError('no luck')", "tools.py, line 3: ValueError: no luck"),
+        ("import no_such_module", "tools.py, line 1: ModuleNotFoundError: No module named 'no_such_module'"),
+    ],
+)
+def test_a_broken_file_is_named_with_the_line(code: str, said: str) -> None:
+    Path("tools.py").write_text(code)
+    with pytest.raises(ConfigurationError) as caught:
+        load_tools("tools.py")
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["none.py", "."])
+def test_a_file_that_is_not_there_is_said_to_be_missing(path: str) -> None:
+    with pytest.raises(ConfigurationError, match="there is no file"):
+        load_tools(path)
+
+
+def test_a_file_of_another_kind_is_refused() -> None:
+    Path("tools.txt").write_text("def a(): ...")
+    with pytest.raises(ConfigurationError, match=r"must end in \.py"):
+        load_tools("tools.txt")
+
+
+# -- graphs -----------------------------------------------------------------------------------------------
+
+
+def test_a_graph_is_found_in_a_module_in_a_file_and_in_what_has_one() -> None:
+    Path("mine.py").write_text("from agentfsm import LOOP as MINE\nclass Holder:\n    inner = MINE")
+    assert load_graph("agentfsm.core.loop:LOOP") is LOOP
+    assert load_graph("agentfsm.core.presets:STRICT") is STRICT.graph
+    assert load_graph("mine:MINE") is LOOP
+    assert load_graph("mine.py:MINE") is LOOP
+    assert load_graph("mine.py:Holder.inner") is LOOP
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("LOOP", "no MODULE:GRAPH"),
+        (":LOOP", "no MODULE:GRAPH"),
+        ("agentfsm:", "no MODULE:GRAPH"),
+        ("no_such.module:G", "no module 'no_such.module'"),
+        ("agentfsm.core.loop:POOL", "has no 'POOL'; there is: LOOP"),
+        ("agentfsm.core.loop:State", "no graph; there is: LOOP"),
+        ("broken.py:G", "broken.py, line 2: GraphError: a.never"),
+        ("needs:G", "No module named 'no_such_module'"),
+    ],
+)
+def test_what_is_no_graph_is_said_to_be_none(name: str, said: str) -> None:
+    Path("broken.py").write_text(
+        "from agentfsm import Graph, StateSpec, Transition\n"
+        "G = Graph((StateSpec('a'), StateSpec('b', final=True)), (Transition('a', 'never', 'b'),))"
+    )
+    Path("needs.py").write_text("import no_such_module")
+    with pytest.raises(ConfigurationError) as caught:
+        load_graph(name)
+    assert said in str(caught.value)

@@ -1,0 +1,120 @@
+"""``agentfsm resume``: a suspended run goes on in another process, once, with the same secret."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli
+from tests.cli.server import Little, calls, little, text
+from tests.cli.terminal import AtTerminal, without_terminal
+from tests.cli.test_run import SECRET, TOOLS
+
+ENVIRONMENT = {"AGENTFSM_SECRET": SECRET}
+
+
+@pytest.fixture
+def agent(cli: Cli, tmp_path: Path) -> list[str]:
+    """The options of the agent; ``wait.json`` holds a run of it that waits for leave."""
+    (tmp_path / "tools.py").write_text(TOOLS)
+    with little(calls(("remove", {"path": "old.txt"}))) as server:
+        options = ["-m", "some-model", "--base-url", server.url, "-t", "tools.py"]
+        assert cli("run", "tidy", *options, "--record", "wait.json", **ENVIRONMENT).exit_code == 3
+    return options
+
+
+def resumed(cli: Cli, agent: list[str], *words: str, **environment: str) -> tuple[int, str, str, Little]:
+    """What comes of ``resume wait.json``, and the server that its model was."""
+    with little(text("Done.")) as server:
+        options = [server.url if word.startswith("http") else word for word in agent]
+        result = cli("resume", "wait.json", *words, *options, **(ENVIRONMENT | environment))
+    return result.exit_code, result.stdout, result.stderr, server
+
+
+@pytest.mark.parametrize(
+    ("reply", "result"),
+    [
+        ("allow", "removed old.txt"),
+        ("deny too dear", "Denied by the user: too dear"),
+        ('{"path": "new.txt"}', "removed new.txt\n[Note: a person changed the arguments of this call before it ran.]"),
+    ],
+)
+def test_the_reply_decides(cli: Cli, agent: list[str], reply: str, result: str) -> None:
+    code, out, err, server = resumed(cli, agent, reply)
+    assert (code, out) == (0, "Done.\n")
+    assert server.requests[0]["messages"][-1]["content"] == result
+    assert "suspended      dispatch_tool  approval_decided" in err
+
+
+def test_a_record_is_good_for_one_reply(cli: Cli, agent: list[str]) -> None:
+    assert resumed(cli, agent, "allow")[0] == 0
+    code, _, err, server = resumed(cli, agent, "allow")
+    assert code == 2
+    assert "was resumed already" in err
+    assert server.requests == []
+
+
+def test_another_process_goes_on_and_a_third_one_cannot(agent: list[str], tmp_path: Path) -> None:
+    with little(text("Done.")) as server:
+        options = [server.url if word.startswith("http") else word for word in agent]
+        words = ["resume", "wait.json", "allow", *options]
+        first = without_terminal(words, tmp_path, **ENVIRONMENT)
+        second = without_terminal(words, tmp_path, **ENVIRONMENT)
+    assert (first.returncode, first.stdout) == (0, "Done.\n")
+    assert second.returncode == 2
+    assert "was resumed already" in second.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "said"),
+    [
+        (["allow"], {"AGENTFSM_SECRET": ""}, "needs the variable AGENTFSM_SECRET"),
+        (["allow"], {"AGENTFSM_SECRET": "another"}, "signature does not match"),
+        (["perhaps"], {}, "'perhaps' is no reply"),
+        (["allow", "--preset", "strict"], {}, "belongs to graph"),
+        ([], {}, "there is no terminal to ask at"),
+        (["allow", "--dismiss", "no"], {}, "not both"),
+    ],
+)
+def test_a_reply_that_is_refused_leaves_the_record_good(
+    cli: Cli, agent: list[str], words: list[str], environment: dict[str, str], said: str
+) -> None:
+    code, out, err, _ = resumed(cli, agent, *words, **environment)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert resumed(cli, agent, "allow")[:2] == (0, "Done.\n")
+
+
+def test_an_edited_record_and_one_that_is_none_are_refused(cli: Cli, agent: list[str], tmp_path: Path) -> None:
+    record = json.loads((tmp_path / "wait.json").read_text())
+    (tmp_path / "wait.json").write_text(json.dumps(record | {"tool": "add"}))
+    assert "signature does not match" in resumed(cli, agent, "allow")[2]
+    (tmp_path / "wait.json").write_text("{}")
+    assert "this is no suspension record" in resumed(cli, agent, "allow")[2]
+    (tmp_path / "wait.json").write_bytes(b"\xff\xfe")
+    code, _, err, _ = resumed(cli, agent, "allow")
+    assert code == 2
+    assert "this is no suspension record" in err
+
+
+def test_a_run_may_be_ended_without_a_reply(cli: Cli, agent: list[str]) -> None:
+    code, _, err, server = resumed(cli, agent, "--dismiss", "no longer needed")
+    assert code == 1
+    assert "cancelled" in err
+    assert "no longer needed" in err
+    assert server.requests == []
+
+
+def test_at_a_terminal_the_person_is_asked(agent: list[str], tmp_path: Path) -> None:
+    with little(text("Done.")) as server:
+        options = [server.url if word.startswith("http") else word for word in agent]
+        with AtTerminal(["resume", "wait.json", *options], tmp_path, ENVIRONMENT) as terminal:
+            terminal.expect("May 'remove' run with these arguments?")
+            terminal.expect("old.txt")
+            terminal.type("deny")
+            terminal.type("keep it")
+            terminal.expect("Done.")
+            assert terminal.wait() == 0
+    assert server.requests[0]["messages"][-1]["content"] == "Denied by the user: keep it"

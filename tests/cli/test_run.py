@@ -1,0 +1,284 @@
+"""``agentfsm run``: answers to stdout, everything else to stderr, and an exit code for every ending."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli
+from tests.cli.server import Body, Said, calls, little, text
+from tests.cli.terminal import AtTerminal, without_terminal
+
+TOOLS = '''
+from agentfsm import tool
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+@tool(requires_approval=True)
+def remove(path: str) -> str:
+    """Remove a file."""
+    return f"removed {path}"
+
+tools = [add, remove]
+'''
+SECRET = "a long random text, for tests"
+
+
+@pytest.fixture(autouse=True)
+def _tools(tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(TOOLS)
+
+
+def test_the_answer_alone_goes_to_stdout(cli: Cli) -> None:
+    with little(calls(("add", {"a": 2, "b": 3})), text("It is 5.")) as server:
+        result = cli("run", "2 + 3?", "--model", "some-model", "--base-url", server.url, "--tools", "tools.py")
+    assert result.exit_code == 0
+    assert result.stdout == "It is 5.\n"
+    assert "add(a=2, b=3)" in result.stderr
+    assert "post_llm       dispatch_tool  tool_calls" in result.stderr
+    assert "completed  2 model calls, 8 transitions, 30 tokens" in result.stderr
+    asked, told = server.requests
+    assert asked["messages"] == [{"role": "user", "content": "2 + 3?"}]
+    assert told["messages"][-1]["content"] == "5"
+
+
+def test_quiet_says_nothing_else(cli: Cli) -> None:
+    with little(text("Hello.")) as server:
+        result = cli("run", "hi", "-m", "some-model", "--base-url", server.url, "-q")
+    assert (result.stdout, result.stderr) == ("Hello.\n", "")
+
+
+def test_the_prompt_may_come_from_stdin(cli: Cli) -> None:
+    with little(text("Hello.")) as server:
+        cli(
+            "run", "-", "-m", "some-model", "--base-url", server.url, "--instructions", "Be brief.", stdin="from a pipe"
+        )
+    assert server.requests[0]["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "from a pipe"},
+    ]
+
+
+@pytest.mark.parametrize("prompt", ["", "  ", "-"])
+def test_an_empty_prompt_is_wrong_usage(cli: Cli, prompt: str) -> None:
+    result = cli("run", prompt, "-m", "ollama:x")
+    assert result.exit_code == 2
+    assert "the prompt is empty" in result.stderr
+
+
+def test_the_model_may_stand_in_the_environment(cli: Cli) -> None:
+    with little(text("Hello.")) as server:
+        result = cli("run", "hi", AGENTFSM_MODEL="openai:tiny", OPENAI_BASE_URL=server.url, OPENAI_API_KEY="sk-test")
+    assert result.stdout == "Hello.\n"
+    assert server.requests[0]["model"] == "tiny"
+
+
+def test_a_key_for_another_address_comes_from_a_variable_and_is_never_shown(cli: Cli) -> None:
+    keys: list[str] = []
+    with little(401) as server:
+        result = cli(
+            *("run", "hi", "-m", "some-model", "--base-url", server.url, "--api-key-env", "MY_KEY", "--json"),
+            MY_KEY="sk-canary-0123456789",
+        )
+    assert result.exit_code == 1
+    assert keys == []
+    assert "canary" not in result.output
+    assert json.loads(result.stdout)["outcome"] == "Handoff"
+
+
+def test_json_holds_the_outcome_and_every_transition_with_the_guards_asked(cli: Cli) -> None:
+    with little(calls(("add", {"a": 2, "b": "x"})), text("Five.")) as server:
+        result = cli("run", "2 + 3?", "-m", "some-model", "--base-url", server.url, "-t", "tools.py", "--json")
+    data = json.loads(result.stdout)
+    assert (data["outcome"], data["ok"], data["output"], data["state"]) == ("RunCompleted", True, "Five.", "terminal")
+    assert (data["model_calls"], data["recoveries"], data["usage"]["total_tokens"]) == (2, 1, 30)
+    moves = [(m["from"], m["guard"], m["to"]) for m in data["transitions"]]
+    assert moves[:6] == [
+        ("pre_step", "otherwise", "call_llm"),
+        ("call_llm", "otherwise", "post_llm"),
+        ("post_llm", "tool_calls", "dispatch_tool"),
+        ("dispatch_tool", "otherwise", "post_tool"),
+        ("post_tool", "invalid_arguments", "recover"),
+        ("recover", "otherwise", "pre_step"),
+    ]
+    failed = data["transitions"][4]
+    assert failed["asked"][0] == {"guard": "cancelled", "answer": False}
+    assert failed["asked"][-1] == {"guard": "invalid_arguments", "answer": True}
+    assert failed["found"]["kind"] == "invalid_arguments"
+
+
+def test_a_run_that_hands_off_exits_with_1_and_says_why(cli: Cli) -> None:
+    with little(404) as server:
+        result = cli("run", "hi", "-m", "some-model", "--base-url", server.url)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "handed off" in result.stderr
+    assert "not now" in result.stderr
+
+
+def test_a_server_that_is_not_there_is_said_to_be_unreachable(cli: Cli) -> None:
+    with little(text("gone")) as server:
+        pass
+    result = cli("run", "hi", "-m", "some-model", "--base-url", server.url, "--preset", "strict")
+    assert result.exit_code == 1
+    assert "is base_url right?" in result.stderr
+
+
+def test_limits_hold(cli: Cli) -> None:
+    def more(body: Body) -> Said:
+        return calls(("add", {"a": len(server.requests), "b": 1}))
+
+    with little(more) as server:
+        cli("run", "hi", "-m", "some-model", "--base-url", server.url, "-t", "tools.py", "--max-iterations", "3")
+    assert len(server.requests) == 3
+
+
+def test_a_graph_of_ones_own_runs(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "graphs.py").write_text(
+        "from agentfsm import LOOP, Failure, FailureKind\n"
+        "def too_polite(run):\n"
+        "    if run.reply and 'please' in run.reply.message.content:\n"
+        "        return Failure(kind=FailureKind.output_refused, explanation='too polite')\n"
+        "MINE = LOOP.with_detector('post_llm', too_polite, before='no_progress')\n"
+    )
+    with little(text("Yes, please.")) as server:
+        result = cli("run", "hi", "-m", "some-model", "--base-url", server.url, "--graph", "graphs.py:MINE")
+    assert result.exit_code == 1
+    assert "too_polite" in result.stderr
+
+
+def test_the_run_is_drawn_where_one_wants_it(cli: Cli, tmp_path: Path) -> None:
+    with little(text("Hello.")) as server:
+        result = cli("run", "hi", "-m", "some-model", "--base-url", server.url, "--diagram", "out/run.md")
+    assert "picture: out/run.md" in result.stderr
+    assert "call_llm" in (tmp_path / "out" / "run.md").read_text()
+
+
+# -- suspended ------------------------------------------------------------------------------------------
+
+
+def suspend(cli: Cli, url: str, *words: str, **environment: str) -> tuple[int, str, str]:
+    """A run that waits for leave to remove a file."""
+    result = cli("run", "tidy up", "-m", "some-model", "--base-url", url, "-t", "tools.py", *words, **environment)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_without_a_terminal_a_question_leaves_the_run_suspended_and_its_record_saved(cli: Cli, tmp_path: Path) -> None:
+    with little(calls(("remove", {"path": "old.txt"})), text("Done.")) as server:
+        code, out, err = suspend(cli, server.url, "--record", "wait.json", AGENTFSM_SECRET=SECRET)
+        assert code == 3
+        assert out == ""
+        assert "suspended" in err
+        assert "approval: May 'remove' run with these arguments?" in err
+        assert 'remove {"path": "old.txt"}' in err
+        (command,) = [line.strip() for line in err.splitlines() if "agentfsm resume" in line]
+        assert command == (
+            f"go on with: agentfsm resume wait.json allow --model some-model --base-url {server.url} --tools tools.py"
+        )
+        assert (tmp_path / "wait.json").stat().st_mode & 0o077 == 0
+        words = command.removeprefix("go on with: agentfsm ").split()
+        result = cli(*words, AGENTFSM_SECRET=SECRET)
+        assert (result.exit_code, result.stdout) == (0, "Done.\n")
+        assert server.requests[-1]["messages"][-1]["content"] == "removed old.txt"
+
+
+def test_without_a_file_for_it_the_record_goes_to_stdout(cli: Cli) -> None:
+    with little(calls(("remove", {"path": "old.txt"}))) as server:
+        code, out, err = suspend(cli, server.url, AGENTFSM_SECRET=SECRET)
+        assert code == 3
+        assert json.loads(out)["tool"] == "remove"
+        assert "resume RECORD.json allow" in err
+        code, out, _ = suspend(cli, server.url, "--json", AGENTFSM_SECRET=SECRET)
+        data = json.loads(out)
+        assert (data["outcome"], data["details"]["kind"]) == ("UserInputRequested", "approval")
+        assert data["suspension_record"]["tool"] == "remove"
+
+
+def test_without_a_secret_it_says_that_the_run_cannot_be_resumed(cli: Cli) -> None:
+    with little(calls(("remove", {"path": "old.txt"}))) as server:
+        code, out, err = suspend(cli, server.url)
+    assert (code, out) == (3, "")
+    assert "AGENTFSM_SECRET is not set" in err
+
+
+def test_a_folder_that_is_not_there_is_found_out_before_the_run_costs_anything(cli: Cli) -> None:
+    with little(text("Hello.")) as server:
+        code, _, err = suspend(cli, server.url, "--record", "no/where/wait.json", AGENTFSM_SECRET=SECRET)
+        assert code == 2
+        assert "there is no folder 'no/where'" in err
+        assert server.requests == []
+
+
+# -- as a process ---------------------------------------------------------------------------------------
+
+
+def test_at_a_terminal_the_person_is_asked_and_the_run_goes_on(tmp_path: Path) -> None:
+    with little(calls(("remove", {"path": "old.txt"})), text("Done.")) as server:
+        words = ["run", "tidy", "-m", "some-model", "--base-url", server.url, "-t", "tools.py"]
+        with AtTerminal(words, tmp_path) as terminal:
+            terminal.expect("May 'remove' run with these arguments?")
+            terminal.type("e")
+            terminal.expect("New arguments as JSON")
+            terminal.type('{"path": "older.txt"}')
+            terminal.expect("Done.")
+            assert terminal.wait() == 0
+    assert server.requests[-1]["messages"][-1]["content"].startswith("removed older.txt")
+
+
+def test_ctrl_c_ends_a_run_that_waits_for_its_model_in_order(tmp_path: Path) -> None:
+    with little(hang=True) as server:
+        words = ["run", "hi", "-m", "some-model", "--base-url", server.url]
+        with AtTerminal(words, tmp_path) as terminal:
+            terminal.expect("waiting for")
+            assert server.asked.wait(30)
+            terminal.type("\x03", end="")
+            terminal.expect("cancelled")
+            terminal.expect("interrupted (SIGINT)")
+            terminal.expect("it stood in call_llm")
+            assert terminal.wait() == 130
+    assert "Traceback" not in terminal.text
+
+
+def test_a_signal_to_end_is_heeded_in_the_same_way(tmp_path: Path) -> None:
+    with little(hang=True) as server:
+        words = ["run", "hi", "-m", "some-model", "--base-url", server.url, "--json"]
+        with AtTerminal(words, tmp_path) as terminal:
+            assert server.asked.wait(30)
+            terminal.process.terminate()
+            assert terminal.wait() == 143
+    assert '"outcome": "RunCancelled"' in terminal.text
+
+
+def test_ctrl_c_cuts_off_a_tool_that_hangs(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import threading\n"
+        "def wait() -> str:\n"
+        "    'Wait.'\n"
+        "    print('at it', flush=True)\n"
+        "    threading.Event().wait()\n"
+    )
+    with little(calls(("wait", {}))) as server:
+        words = ["run", "hi", "-m", "some-model", "--base-url", server.url, "-t", "slow.py"]
+        with AtTerminal(words, tmp_path) as terminal:
+            terminal.expect("at it")
+            terminal.type("\x03", end="")
+            terminal.expect("it stood in dispatch_tool")
+            assert terminal.wait() == 130
+
+
+def test_the_answer_goes_through_a_pipe_as_it_is(tmp_path: Path) -> None:
+    with little(text("tab\there \x1b[1m grüße")) as server:
+        done = without_terminal(["run", "hi", "-m", "some-model", "--base-url", server.url], tmp_path)
+    assert done.stdout == "tab\there \x1b[1m grüße\n"
+    assert "\x1b" not in done.stderr
+
+
+def test_a_locale_that_knows_no_arrows_gets_question_marks(tmp_path: Path) -> None:
+    with little(text("→ grüße")) as server:
+        words = ["run", "hi", "-m", "some-model", "--base-url", server.url]
+        done = without_terminal(words, tmp_path, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stdout) == (0, "? gr??e\n")

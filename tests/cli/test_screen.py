@@ -1,0 +1,38 @@
+"""Texts of models and tools as a terminal may show them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentfsm.cli.screen import safe, short
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain, grüße, 漢字 and 🙂", "plain, grüße, 漢字 and 🙂"),
+        ("two\nlines\tand a tab", "two\nlines\tand a tab"),
+        ("\x1b[31mred\x1b[0m", r"\x1b[31mred\x1b[0m"),
+        ("\x1b]0;title\x07", r"\x1b]0;title\x07"),
+        ("back\x08space\rreturn\x7f\x9b", r"back\x08space\rreturn\x7f\x9b"),
+        ("allow \u202eynolp\u202c", r"allow \u202eynolp\u202c"),
+        ("half \ud83d", r"half \ud83d"),
+    ],
+)
+def test_what_would_steer_the_terminal_is_shown_as_its_code(text: str, shown: str) -> None:
+    assert safe(text) == shown
+
+
+@given(st.text(st.characters(codec=None)))
+def test_whatever_comes_is_harmless_and_can_be_encoded(text: str) -> None:
+    shown = safe(text)
+    assert not any(ord(c) < 32 and c not in "\n\t" for c in shown)
+    shown.encode()
+
+
+def test_a_short_text_is_one_line_of_a_length() -> None:
+    assert short("a\n  b\tc") == "a b c"
+    assert short("x" * 50, 10) == "x" * 9 + "…"
+    assert short(12) == "12"

@@ -1,0 +1,168 @@
+"""What is said while a run runs: plain lines where nothing can move, a line that comes and goes where it can."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator
+from typing import Any
+
+from rich.console import Console
+
+from agentfsm import LOOP, Agent, Event, Message, ModelRequest, Reply, RunResult, ToolError, tool
+from agentfsm.cli.screen import Screen
+from agentfsm.cli.watch import Watcher
+from agentfsm.core.streaming import Piece, ReasoningPiece, Restart, TextPiece
+from agentfsm.errors import TransientProviderError
+from agentfsm.machine.graph import StateSpec, Transition
+from agentfsm.runtime.host import Host
+from agentfsm.testing import FakeClock, ScriptedModel, call
+
+
+@tool(parallel=True)
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+@tool
+def fail(how: str) -> str:
+    """Fail."""
+    raise ToolError(how)
+
+
+def told(script: list[Any], *, live: bool = False, **agent: Any) -> tuple[list[str], RunResult]:
+    """The lines that are shown for a run."""
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=live, markup=False, highlight=False, color_system=None)
+    subject = Agent(ScriptedModel(script), tools=[add, fail], host=Host(clock=FakeClock()), **agent)
+    watcher = Watcher(Screen(console, console, person=False, live=live), subject.graph, "a-model")
+
+    async def watch() -> RunResult:
+        run = subject.run("go")
+        with watcher:
+            async for event in run:
+                watcher.see(event)
+        return await run
+
+    result = asyncio.run(watch())
+    return [line.rstrip() for line in out.getvalue().splitlines()], result
+
+
+def test_every_wait_and_what_came_of_it_is_a_plain_line() -> None:
+    lines, _ = told([[call("add", a=1, b=2), call("add", a=3, b=4)], "7"])
+    assert lines == [
+        "call_llm       waiting for a-model ...",
+        "call_llm       add(a=1, b=2), add(a=3, b=4)",
+        "dispatch_tool  running add ...",
+        "dispatch_tool  running add ...",
+        "dispatch_tool  add: 3",
+        "dispatch_tool  add: 7",
+        "call_llm       waiting for a-model ...",
+        "call_llm       7",
+    ]
+
+
+def test_a_recovery_says_what_was_done_about_what() -> None:
+    busy = TransientProviderError("429: busy", retry_after_s=7, status=429)
+    lines, _ = told([busy, [call("fail", how="broken")], "", "done"])
+    assert "recover        transient_provider (429: busy): retry after 7 s" in lines
+    assert "pre_step       backing off for 7 s ..." in lines
+    assert "dispatch_tool  fail failed: broken" in lines
+    assert "recover        tool_error: retry" in lines
+    assert "call_llm       (an empty reply)" in lines
+    assert "recover        no_progress (the reply says nothing and calls nothing): narrow scope" in lines
+
+
+def test_a_state_of_the_users_own_is_awaited_too() -> None:
+    spec = StateSpec("review_answer", "look again", effect=lambda run: None)
+    graph = LOOP.with_state(spec, [Transition("review_answer", None, "terminal")], entered_by="post_llm.otherwise")
+    lines, _ = told(["hello"], graph=graph)
+    assert "review_answer  at work ..." in lines
+
+
+def test_a_warning_is_shown() -> None:
+    class Forgetful:
+        async def recall(self, prompt: str) -> str:
+            raise OSError("lost")
+
+        async def remember(self, messages: object) -> None:
+            """Nothing."""
+
+    lines, _ = told(["hello"], memory=Forgetful())
+    assert any(line.startswith("warning        memory is unavailable (OSError: lost)") for line in lines)
+
+
+def test_where_it_can_move_the_wait_stands_in_a_line_that_goes_again() -> None:
+    lines, _ = told(["hello " * 50], live=True)
+    shown = "\n".join(lines)
+    assert "waiting for a-model" in shown
+    assert "waiting for a-model ..." not in shown
+    last = next(line for line in reversed(lines) if "hello" in line)
+    assert "…" in last  # one line of the terminal each
+
+
+def test_a_text_of_the_model_cannot_steer_the_terminal() -> None:
+    lines, _ = told(["\x1b[2Jgone [bold]not markup[/bold]"])
+    assert r"call_llm       \x1b[2Jgone [bold]not markup[/bold]" in lines
+
+
+class Speaking:
+    """A model that says its reply letter by letter, and begins anew once."""
+
+    name = "speaking"
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        return Reply(Message.assistant("not streamed"))
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[Piece | Reply]:
+        yield ReasoningPiece("Hm. ")
+        yield TextPiece("Wrong [bold]")
+        yield Restart("another took over")
+        for letter in "It is a long way to Tipperary. " * 8 + "The end":
+            yield TextPiece(letter)
+        yield Reply(Message.assistant("It is."))
+
+
+def test_where_it_can_move_what_a_model_says_is_seen_while_it_speaks() -> None:
+    shown: list[str] = []
+
+    class Seen(Watcher):
+        def see(self, event: Event) -> None:
+            super().see(event)
+            shown.extend(task.description for task in self._progress.tasks)
+
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=True, markup=False, highlight=False, color_system=None)
+    agent = Agent(Speaking())
+
+    async def watch() -> None:
+        run = agent.run("go")
+        with Seen(Screen(console, console, person=False, live=True), agent.graph, "speaking") as watcher:
+            async for event in run:
+                watcher.see(event)
+
+    asyncio.run(watch())
+    assert "call_llm       Hm." in shown
+    assert "call_llm       Hm. Wrong [bold]" in shown
+    assert "call_llm       I" in shown  # anew
+    assert max(map(len, shown)) <= 100
+    assert any(line.startswith("call_llm       …") and line.endswith("The end") for line in shown)
+
+
+def test_in_plain_lines_only_the_whole_reply_is_shown() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=100, markup=False, highlight=False)
+    agent = Agent(Speaking())
+
+    async def watch() -> None:
+        run = agent.run("go")
+        with Watcher(Screen(console, console, person=False, live=False), agent.graph, "speaking") as watcher:
+            async for event in run:
+                watcher.see(event)
+
+    asyncio.run(watch())
+    assert out.getvalue().splitlines() == [
+        "call_llm       waiting for speaking ...",
+        "call_llm       It is.",
+    ]

@@ -1,0 +1,147 @@
+"""Every file of ``examples/`` runs in an empty folder, in a process of its own, and prints what it should."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.server import Said, calls, little, text
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+STRAIGHT = """\
+pre_step.otherwise -> call_llm
+call_llm.otherwise -> post_llm
+post_llm.tool_calls -> dispatch_tool
+dispatch_tool.otherwise -> post_tool
+post_tool.otherwise -> pre_step
+pre_step.otherwise -> call_llm
+call_llm.otherwise -> post_llm
+post_llm.otherwise -> terminal
+"""
+
+PRINTED = {
+    "quickstart": "It is 42.\n" + STRAIGHT,
+    "own_detector": """\
+The rows of post_llm: cancelled, aborted, output_truncated, output_refused, output_malformed, loop_detected, \
+promises_a_refund, no_progress, tool_calls, otherwise
+pre_step.otherwise -> call_llm
+call_llm.otherwise -> post_llm
+post_llm.promises_a_refund -> recover
+recover.otherwise -> pre_step
+pre_step.otherwise -> call_llm
+call_llm.otherwise -> post_llm
+post_llm.otherwise -> terminal
+The model was told: The last step failed (only a person may promise a refund). Pick the smallest next step that \
+avoids this.
+Answer: I have passed this on to a colleague.
+""",
+    "own_state": """\
+pre_step.otherwise -> call_llm
+call_llm.otherwise -> post_llm
+post_llm.otherwise -> edit
+edit.too_long -> pre_step
+pre_step.otherwise -> call_llm
+call_llm.otherwise -> post_llm
+post_llm.otherwise -> edit
+edit.otherwise -> terminal
+Answer: Paris.
+""",
+    "structured_output": """\
+The model was told: Your last message could not be read: the answer does not have the required form (people: input \
+should be a valid integer, unable to parse string as an integer). Send it again in the required form, as valid JSON \
+and nothing else.
+Town(name='Paris', people=2113705)
+The guard that caught it: output_malformed
+""",
+    "subagent": """\
+travel asks: May 'book' run with these arguments? {'flight': 'LH 802'}
+You fly with LH 802.
+Tokens out, both agents together: 10
+""",
+}
+"""Those that need nothing and nobody, with all that they print."""
+
+OTHERS = {"approval", "local_model"}
+"""Those that have a test of their own below."""
+
+
+def run(example: str, folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / f"{example}.py"), *words],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, **environment},
+        timeout=60,
+        check=False,
+    )
+
+
+def test_every_example_is_run_by_some_test() -> None:
+    """Those of one part of the package may be run by the tests of that part, which then name them."""
+    modules = "".join(path.read_text() for path in Path(__file__).parent.rglob("test_*.py") if path != Path(__file__))
+    others = {path.stem for path in EXAMPLES.glob("*.py")} - PRINTED.keys() - OTHERS
+    assert {name for name in others if f"{name}.py" not in modules} == set()
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda p: p.stem)
+def test_every_example_begins_with_what_it_shows(path: Path) -> None:
+    docstring = ast.get_docstring(ast.parse(path.read_text()))
+    assert docstring
+
+
+@pytest.mark.parametrize("example", PRINTED)
+def test_an_example_prints_what_it_should(example: str, tmp_path: Path) -> None:
+    done = run(example, tmp_path)
+    assert (done.stdout, done.stderr, done.returncode) == (PRINTED[example], "", 0)
+
+
+def test_approval_goes_on_in_another_process_once(tmp_path: Path) -> None:
+    first = run("approval", tmp_path)
+    assert first.stdout == (
+        "May 'delete_account' run with these arguments? delete_account {'user': 'ann'}\n"
+        "The run waits in waiting.json.\n"
+    )
+    assert run("approval", tmp_path, "allow").stdout == "Result: the account of ann is gone\n"
+    again = run("approval", tmp_path, "allow")
+    assert again.returncode == 1
+    assert "was resumed already" in again.stderr
+
+
+def test_approval_may_be_denied_and_wants_the_same_secret(tmp_path: Path) -> None:
+    run("approval", tmp_path)
+    wrong = run("approval", tmp_path, "allow", AGENTFSM_SECRET="another")
+    assert wrong.returncode == 1
+    assert "signature does not match" in wrong.stderr
+    assert run("approval", tmp_path, "deny").stdout == "Result: Denied by the user: she changed her mind\n"
+
+
+def test_a_local_model_calls_the_tool_and_answers(tmp_path: Path) -> None:
+    size = shutil.disk_usage(tmp_path).total // 10**9
+
+    def answer(body: dict[str, Any]) -> Said:
+        return text(f"The disk holds {json.loads(body['messages'][-1]['content'])['size']} GB.")
+
+    with little(calls(("disk_space", {"path": str(tmp_path)})), answer) as server:
+        done = run("local_model", tmp_path, OLLAMA_HOST=server.host)
+    called, gives, said = done.stdout.splitlines()
+    assert called == f"calls disk_space({{'path': {str(tmp_path)!r}}})"
+    assert gives.startswith('  gives {"size":')
+    assert said == f"The disk holds {size} GB."
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
+def test_a_local_model_that_refuses_is_handed_off(tmp_path: Path) -> None:
+    with little(400) as server:
+        done = run("local_model", tmp_path, OLLAMA_HOST=server.host)
+    assert done.returncode == 1
+    assert done.stdout.startswith("handed off: ollama:llama3.2: ")
