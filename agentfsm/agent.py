@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -39,6 +38,7 @@ from agentfsm.runtime.driver import Errand
 from agentfsm.runtime.effects import EFFECTS, custom_effect
 from agentfsm.runtime.hooks import Hook, Observer
 from agentfsm.runtime.host import Host
+from agentfsm.runtime.logs import log
 from agentfsm.runtime.memory import Memory
 from agentfsm.runtime.recorder import Keeper, TakenUp
 from agentfsm.runtime.replies import Answer, person_reply
@@ -52,9 +52,6 @@ if TYPE_CHECKING:
     from agentfsm.journal.store import Store
 
 __all__ = ["Agent"]
-
-log = logging.getLogger("agentfsm")
-
 
 class Agent:
     """An agent whose every move is a row of a checked table. Make it once, run it as often as you like.
@@ -338,6 +335,21 @@ class Agent:
         if host.used.used(record.record_id):
             raise RecordUsedError(f"record {record.record_id!r} was resumed already; each is good for one reply")
         return state
+
+    def diagram(self, format: str = "svg") -> str:  # noqa: A002  # the word that everybody expects
+        """The agent's graph as a picture, with its hooks at the doors of their states.
+
+        Args:
+            format: One of ``agentfsm.diagrams.FORMATS``; those for other machines show no hooks.
+
+        Raises:
+            ConfigurationError: There is no such form.
+        """
+        from agentfsm.diagrams import FORMATS, Doors, diagram  # a reader of graphs, loaded when one is drawn
+
+        doors = {state: [h.name or "hook" for h in hooks] for state, hooks in self._parts.hooks.items()}
+        shown = bool(doors) and format in FORMATS and FORMATS[format].overlays
+        return diagram(self.graph, format, overlay=Doors(doors) if shown else None)
 
     def __repr__(self) -> str:
         return f"Agent({self._parts.model.name!r}, tools={sorted(self._parts.tools)}, graph={self.graph.name!r})"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentfsm.core.failures import Action, Failure, FailureKind
-from agentfsm.core.messages import Message, ToolCall, ToolResult, Usage
+from agentfsm.core.messages import FinishReason, Message, ToolCall, ToolResult, Usage
 from agentfsm.core.suspension import SuspensionRecord
 from agentfsm.machine.engine import Decision
 
@@ -56,16 +56,36 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStarted(Event):
-    """A run begins with a user's message."""
+    """A run begins with a user's message.
+
+    Attributes:
+        prompt: The message.
+        model: The model's name.
+        session_id: The conversation, where the caller has one.
+        parent: For a sub-agent's run, the run and the call for which it works; else None.
+    """
 
     prompt: str
+    model: str = ""
+    session_id: str = ""
+    parent: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunResumed(Event):
-    """A suspended run goes on; ``kind`` is what it had waited for."""
+    """A suspended run goes on.
+
+    Attributes:
+        kind: What it had waited for.
+        model: The model's name.
+        session_id: The conversation, where the caller has one.
+        parent: For a sub-agent's run, the run and the call for which it works; else None.
+    """
 
     kind: str
+    model: str = ""
+    session_id: str = ""
+    parent: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,10 +152,19 @@ class ReplyRestarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelReplied(Event):
-    """The model answered."""
+    """The model answered.
+
+    Attributes:
+        message: What it said.
+        usage: What the call used up.
+        finish_reason: Why it stopped.
+        model: The name under which the provider answered, or an empty string.
+    """
 
     message: Message
     usage: Usage
+    finish_reason: FinishReason = FinishReason.STOP
+    model: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

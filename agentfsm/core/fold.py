@@ -352,17 +352,25 @@ _DECIDE: dict[str, Callable[[RunState, CallState], None]] = {
 # -- decisions ----------------------------------------------------------------------------------------
 
 
-def follow(run: RunState, decision: Decision) -> None:
-    """Fold a decision into the run: what it found, what it settles, and what entering the state means."""
+def follow(run: RunState, decision: Decision, final: bool = False) -> None:
+    """Fold a decision into the run: what it found, what it settles, and what entering the state means.
+
+    Args:
+        run: The run.
+        decision: The move.
+        final: Whether it leads to an end of the user's own; ``terminal`` is known.
+    """
     row, found = decision.transition, decision.found
     if isinstance(found, Failure):
         run.failure = found
     settle = _SETTLE.get(row.source)
     if settle is not None:
         settle(run, row.target)
+    elif run.person is not None:  # a wait of the user's own is over
+        _settle_wait(run, row.target)
     if row.target == PRE_STEP:
         run.steps += 1
-    if row.target in _REQUEST_OR_END:
+    if final or row.target in _REQUEST_OR_END:
         _close_batch(run)
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, get_args
 
+from agentfsm.diagrams.doors import Doors
 from agentfsm.diagrams.dot import dot
 from agentfsm.diagrams.exchange import scxml, xstate
 from agentfsm.diagrams.images import IMAGES, draw
@@ -39,6 +40,7 @@ __all__ = [
     "IMAGES",
     "Coverage",
     "Difference",
+    "Doors",
     "Format",
     "Overlay",
     "RunPath",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from mcp.types import Tool as Listed
 
 __all__ = ["MCPTools"]
-
-MAX_PAGES = 100
-"""How many pages a list of tools may have; a server whose pages never end is cut off there."""
 
 Connect = Callable[[], "AbstractAsyncContextManager[Client]"]
 
@@ -102,7 +99,7 @@ class MCPTools:
         server = StdioServerParameters(command=command, args=list(args), env=dict(env or {}), cwd=cwd)
 
         @asynccontextmanager
-        async def connect() -> AsyncIterator[Client]:
+        async def connect() -> AsyncGenerator[Client]:
             from mcp import Client
             from mcp.client.stdio import stdio_client
 
@@ -154,7 +151,7 @@ class MCPTools:
         sent = dict(headers or {})
 
         @asynccontextmanager
-        async def connect() -> AsyncIterator[Client]:
+        async def connect() -> AsyncGenerator[Client]:
             import httpx2
             from mcp import Client
             from mcp.client.streamable_http import streamable_http_client
@@ -189,8 +186,9 @@ class MCPTools:
             wanted = self._options["only"]
             names = [t.name for t in listed]
             if wanted is not None and (missing := sorted(set(wanted) - set(names))):
+                has = ", ".join(sorted(names))
                 raise ConfigurationError(
-                    f"the MCP server {self.label!r} has no tool {', '.join(missing)}; it has: {', '.join(sorted(names))}"
+                    f"the MCP server {self.label!r} has no tool {', '.join(missing)}; it has: {has}"
                 )
             taken = [t for t in listed if wanted is None or t.name in wanted]
             self._pinned = {t.name: pin(t) for t in taken}
@@ -236,7 +234,8 @@ class MCPTools:
             result: CallToolResult = await link.ask(lambda client: client.call_tool(name, arguments))
         except ServerGoneError as error:
             await self._part(link)
-            raise ToolError(f"the MCP server {self.label!r} is gone: {error}", kind="environment_error") from error
+            text = f"the MCP server {self.label!r} is gone: {error}; the next call starts it again, with nothing kept"
+            raise ToolError(text, kind="environment_error") from error
         text = await result_text(result, self._options["files"])
         if result.is_error:
             raise ToolError(text or "the tool failed and does not say why")
@@ -254,7 +253,7 @@ class MCPTools:
             if listed is None and (self._recheck or self._changed):
                 self._changed = False
                 try:
-                    listed = await _listed(link)
+                    listed = await link.tools()
                 except ServerGoneError:
                     await self._part(link)
                     raise
@@ -275,7 +274,7 @@ class MCPTools:
         try:
             await link.open()
             self._changed = False
-            return await _listed(link)
+            return await link.tools()
         except BaseException:
             await self._close()
             raise
@@ -289,19 +288,6 @@ class MCPTools:
             if self._link is link:
                 self._link = None
             await link.close()
-
-
-async def _listed(link: Link) -> list[Listed]:
-    tools: list[Listed] = []
-    cursor: str | None = None
-    for _ in range(MAX_PAGES):
-        at = cursor
-        page = await link.ask(lambda client: client.list_tools(cursor=at))
-        tools += page.tools
-        cursor = page.next_cursor
-        if cursor is None:
-            return tools
-    raise ServerGoneError(f"its list of tools does not end after {MAX_PAGES} pages")
 
 
 def _options(
@@ -324,6 +310,6 @@ def _options(
 
 def _require() -> None:
     try:
-        import mcp  # noqa: F401, PLC0415  # pyright: ignore[reportUnusedImport]
+        import mcp  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
         raise MissingExtraError("using MCP servers", "mcp") from error

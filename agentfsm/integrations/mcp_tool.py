@@ -6,7 +6,8 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
@@ -36,13 +37,12 @@ class RemoteTool(Tool):
         Raises:
             pydantic_core.ValidationError: They do not; the error names each bad field.
         """
-        from referencing.exceptions import Unresolvable
-
+        unresolvable = import_module("referencing.exceptions").Unresolvable
         own = self.spec.parameters.get("properties", {})
         data = {k: v for k, v in given.items() if k != UI_MESSAGE or k in own}
         try:
             found = [] if self._validator is None else list(self._validator.iter_errors(data))
-        except Unresolvable:  # the server knows what it means
+        except unresolvable:  # the server knows what it means
             found = []
         if found:
             raise ValidationError.from_exception_data(
@@ -54,17 +54,13 @@ class RemoteTool(Tool):
     @cached_property
     def _validator(self) -> Any:
         """Checks arguments, with no look at any other address; None where the schema is none."""
-        from jsonschema import SchemaError
-        from jsonschema.validators import validator_for
-        from referencing import Registry
-
-        schema = dict(self.spec.parameters)
-        kind = cast("Any", validator_for(schema))
+        jsonschema, schema = import_module("jsonschema"), dict(self.spec.parameters)
+        kind = jsonschema.validators.validator_for(schema)
         try:
             kind.check_schema(schema)
-        except SchemaError:
+        except jsonschema.SchemaError:
             return None
-        return kind(schema, registry=Registry())
+        return kind(schema, registry=import_module("referencing").Registry())
 
 
 def _problem(message: str) -> PydanticCustomError:

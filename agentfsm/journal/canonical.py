@@ -24,6 +24,7 @@ MAX_INT = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly."""
 
 _FAST = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+_STRING = json.encoder.encode_basestring
 _ORDERED = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 # A number in compact JSON stands behind one of these; a hit inside a string costs time and nothing else.
@@ -43,6 +44,8 @@ def encode(value: Any) -> str:
         TypeError: The value is none of these.
         ValueError: The value holds itself, or is nested too deeply.
     """
+    if type(value) is str and (value.isascii() or _LONE.search(value) is None):
+        return _STRING(value)
     try:
         text = _FAST(value)
     except ValueError as error:

@@ -58,10 +58,10 @@ class StoreKeeper:
             agentfsm.errors.JournalError: An entry cannot be written as JSON.
         """
         if self._error is None and self._last is not None:
+            if self._last.cancelled() and self._lease is not None:  # whoever waited was cut off, not the store
+                self._last = asyncio.ensure_future(self._store.append(self._lease, (), "running"))
             try:
-                # Order is kept by the store, so the last one stands for all; a cancellation of the run
-                # must not take back what is on its way.
-                await asyncio.shield(self._last)
+                await self._last  # order is kept by the store, so the last one stands for all
             except Exception as error:
                 self._error = error
         if self._error is not None:

@@ -22,7 +22,7 @@ from agentfsm.errors import JournalError
 from agentfsm.journal.canonical import decode, encode
 from agentfsm.journal.secrets import Secrets
 
-__all__ = ["FORM", "START", "Hider", "Record", "Row", "commitment", "open_row", "reveal", "seal"]
+__all__ = ["FORM", "START", "Hider", "Record", "Row", "commitment", "open_row", "reveal", "seal", "was_redacted"]
 
 FORM = 1
 """The version of the journal's form; it stands in the first record of every run."""
@@ -135,6 +135,11 @@ def open_row(row: Row) -> dict[str, Any]:
         return reveal(body, json.loads(row.hidden)) if row.hidden else body
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise JournalError(f"record {row.seq} cannot be read: {error}") from error
+
+
+def was_redacted(row: Row) -> bool:
+    """Whether a value that stood hidden beside a record was redacted."""
+    return "null" in row.hidden and None in json.loads(row.hidden)
 
 
 def reveal(value: Any, hidden: Sequence[Any]) -> Any:

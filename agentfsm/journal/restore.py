@@ -14,7 +14,7 @@ from agentfsm.core.outcomes import Cancelled, Outcome
 from agentfsm.core.state import RunState, Waiting
 from agentfsm.errors import JournalError
 from agentfsm.journal.outcomes import OutcomeReader, load_failure
-from agentfsm.journal.records import FORM, START, Record, Row, open_row
+from agentfsm.journal.records import FORM, START, Record, Row, open_row, was_redacted
 from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import Transition
 
@@ -72,8 +72,10 @@ class Past:
         try:
             step = _FOLD.get(body["kind"])
             if step is not None:
-                step(self, body)
-        except (KeyError, ValueError, TypeError, AttributeError, JournalError) as error:
+                if was_redacted(row):
+                    raise JournalError("a value in it was redacted, and nobody can go on without it")
+                getattr(self, step)(body)
+        except (KeyError, ValueError, TypeError, AttributeError, IndexError, JournalError) as error:
             raise JournalError(f"record {row.seq} cannot be folded in: {error}") from error
         self.seq, self.hash, self.epoch = row.seq, row.hash, body["epoch"]
 
@@ -121,7 +123,8 @@ class Past:
             raise JournalError(f"it leaves {source!r}, and the run is in {run.state!r}")
         run.state = body["to"]
         found = load_failure(body["failure"]) if "failure" in body else None
-        follow(run, Decision(Transition(source, None, body["to"]), (), found))
+        final = any(name == body["to"] and ends for name, _, ends, _ in self.graph["states"])
+        follow(run, Decision(Transition(source, None, body["to"]), (), found), final)
         self.outcome = outcome
         self._reader.results = {}
 
@@ -153,16 +156,17 @@ def _worked_for(parent: Data) -> list[str] | None:
 
 _WAITING: TypeAdapter[Waiting] = TypeAdapter(Waiting)
 
-_FOLD: Mapping[str, Any] = {
-    "run.created": Past._created,
-    "run.forked": Past._created,
-    "transition": Past._transition,
-    "effect.intent": Past._intent,
-    "effect.result": Past._result,
-    "run.suspended": Past._suspend,
-    "run.resumed": Past._resume,
-    "run.finished": Past._finish,
+_FOLD: Mapping[str, str] = {
+    "run.created": "_created",
+    "run.forked": "_created",
+    "transition": "_transition",
+    "effect.intent": "_intent",
+    "effect.result": "_result",
+    "run.suspended": "_suspend",
+    "run.resumed": "_resume",
+    "run.finished": "_finish",
 }
+"""The method that folds each kind of record in; other kinds change nothing that a run knows."""
 
 
 def restore(rows: Iterable[Row]) -> Past:
@@ -187,7 +191,7 @@ def records(rows: Iterable[Row], run_id: str) -> list[Record]:
     found: list[Record] = []
     for row in rows:
         body = open_row(row)
-        redacted = ",null" in row.hidden or row.hidden.startswith("[null")
+        redacted = was_redacted(row)
         found.append(
             Record(run_id, row.seq, body["kind"], body["ts"] / 1000, body["epoch"], body, row.hash, redacted=redacted)
         )

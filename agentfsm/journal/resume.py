@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentfsm.core.state import RunState
-from agentfsm.errors import JournalGraphError, RunError, UnknownRunError
+from agentfsm.errors import JournalError, JournalGraphError, RunError, UnknownRunError
 from agentfsm.journal.restore import Past, restore
 from agentfsm.journal.store import Store
+from agentfsm.journal.verify import CANNOT, TAMPERED, verify
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.recorder import TakenUp
 
@@ -41,6 +42,9 @@ def take_up(store: Store, run_id: str, graph: Graph) -> Resumable:
     rows = store.rows(run_id)
     if not rows:
         raise UnknownRunError(f"run {run_id!r} was cut off before it did anything: start it anew")
+    told = verify(run_id, rows, store.head(run_id))
+    if told.code in (TAMPERED, CANNOT):
+        raise JournalError(f"run {run_id!r} cannot go on: record {told.seq}: {told.reason}")
     past = restore(rows)
     if past.finished:
         raise RunError(f"run {run_id!r} is over; there is nothing to go on with")

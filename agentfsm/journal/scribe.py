@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import platform
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -10,7 +12,8 @@ from typing import Any, cast
 
 from agentfsm.core.failures import Failure
 from agentfsm.core.messages import ToolResult
-from agentfsm.core.outcomes import Outcome
+from agentfsm.core.model import ToolSpec
+from agentfsm.core.outcomes import Checked, Judged, Outcome
 from agentfsm.core.state import Waiting
 from agentfsm.journal.canonical import encode
 from agentfsm.journal.outcomes import OutcomeWriter, written
@@ -40,6 +43,7 @@ class Scribe:
         self.epoch = epoch
         self._secrets = secrets
         self._outcomes = OutcomeWriter()
+        self._moves: dict[int, tuple[Any, str]] = {}
 
     def go_on(self, asked: str, results: Mapping[str, ToolResult]) -> None:
         """Go on with a run that somebody else wrote.
@@ -57,14 +61,40 @@ class Scribe:
     def _row(self, entry: Entry) -> Row:
         kind = entry[0]
         hider = Hider(self._secrets)
-        body = _FIELDS.get(kind, _plain)(self._outcomes, entry, hider)
-        self.seq += 1
-        body["epoch"], body["kind"], body["seq"], body["ts"] = self.epoch, kind, self.seq, int(entry[1] * 1000)
-        text = encode(body)
+        text = self._move(entry, hider) if kind == "transition" else None
+        if text is None:
+            text = self._body(kind, entry, hider)
         if self._secrets is not None:
             text = self._secrets.scrub(text)
         self.head = seal(self.head, text)
         return Row(self.seq, text, self.head, hider.kept())
+
+    def _move(self, entry: Entry, hider: Hider) -> str | None:
+        """The body of an ordinary move, put together by hand: most records are one, and the text is known."""
+        _, time, outcome, cancel, took, silence, decision, aborted = entry
+        if cancel is not None or aborted is not None or isinstance(decision.found, Failure):
+            return None
+        row = decision.transition
+        known = self._moves.get(id(row))
+        if known is None:
+            known = self._moves[id(row)] = (row, encode(_row_fields(decision))[1:-1])
+        out = _NOTHING.get(outcome) if type(outcome) in _PLAIN else None
+        if out is None:
+            out = encode(self._outcomes.write(outcome, hider))
+        self.seq += 1
+        us = f',"us":[{took},{silence}]' if took or silence else ""
+        return (
+            f'{{"epoch":{self.epoch},"kind":"transition","out":{out},"seq":{self.seq},'
+            f'{known[1]},"ts":{int(time * 1000)}{us}}}'
+        )
+
+    def _body(self, kind: str, entry: Entry, hider: Hider) -> str:
+        body = _FIELDS.get(kind, _plain)(self._outcomes, entry, hider)
+        if self._secrets is not None and kind in _BEGINNINGS:
+            body["salt"] = hider.hide(self._secrets.salt)
+        self.seq += 1
+        body["epoch"], body["kind"], body["seq"], body["ts"] = self.epoch, kind, self.seq, int(entry[1] * 1000)
+        return encode(body)
 
 
 def _plain(outcomes: OutcomeWriter, entry: Entry, hider: Hider) -> Data:
@@ -76,13 +106,7 @@ def _transition(outcomes: OutcomeWriter, entry: Entry, hider: Hider) -> Data:
     outcome, cancel, took, silence, decision, aborted = cast(
         "tuple[Outcome, str | None, int, int, Decision, Any]", entry[2:]
     )
-    row = decision.transition
-    body: Data = {
-        "out": outcomes.write(outcome, hider),
-        "to": str(row.target),
-        "transition": row.id,
-        "tried": "0" * (len(decision.tried) - 1) + "1",
-    }
+    body: Data = {"out": outcomes.write(outcome, hider), **_row_fields(decision)}
     if took or silence:
         body["us"] = [took, silence]
     if cancel is not None:
@@ -92,6 +116,16 @@ def _transition(outcomes: OutcomeWriter, entry: Entry, hider: Hider) -> Data:
     if aborted is not None:
         body["aborted"] = written(aborted, hider)
     return body
+
+
+def _row_fields(decision: Decision) -> Data:
+    """Which row was taken; ``tried`` has a digit for each guard that was asked, in order: 1 where it held."""
+    row = decision.transition
+    return {"to": str(row.target), "transition": row.id, "tried": "0" * (len(decision.tried) - 1) + "1"}
+
+
+_NOTHING = {Checked(): '{"checked":{}}', Judged(): '{"judged":{}}'}
+_PLAIN = frozenset({Checked, Judged})
 
 
 def _intent(outcomes: OutcomeWriter, entry: Entry, hider: Hider) -> Data:
@@ -129,10 +163,13 @@ def _created(outcomes: OutcomeWriter, entry: Entry, hider: Hider) -> Data:
         body["seed"] = begun.seed
     if begun.state is not None:
         body["state"] = hider.hide(begun.state)
+        body["at"] = begun.state["state"]
     else:
         body["messages"] = written(begun.messages, hider)
     if begun.parent:
         body["parent"] = dict(begun.parent)
+    if begun.tools:
+        body["tools"] = {t.name: _spec_hash(t) for t in begun.tools}
     return body
 
 
@@ -144,6 +181,16 @@ _FIELDS: dict[str, Callable[[OutcomeWriter, Entry, Hider], Data]] = {
     "run.forked": _created,
     "run.suspended": _suspended,
 }
+
+
+_BEGINNINGS = frozenset({"run.created", "run.forked", "run.resumed"})
+"""Where a process begins to write, with a salt of its own for the secrets that it meets."""
+
+
+def _spec_hash(spec: ToolSpec) -> str:
+    """SHA-256 (hex) of all that a model is told of a tool: the same as long as nobody changes it."""
+    told = {"description": spec.description, "name": spec.name, "parameters": dict(spec.parameters)}
+    return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":"), default=str).encode()).hexdigest()
 
 
 def described(policy: Any) -> Data:

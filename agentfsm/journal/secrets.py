@@ -8,9 +8,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from agentfsm.core.withheld import stand_in
 from agentfsm.journal.canonical import decode, encode
 
-__all__ = ["Secrets", "is_withheld", "keys_in_environment"]
+__all__ = ["Secrets", "keys_in_environment"]
 
 _NAME = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)\Z")
 
@@ -45,7 +46,7 @@ class Secrets:
         """What stands in place of a secret."""
         text = value if isinstance(value, str) else encode(value)
         digest = hashlib.sha256(f"{self.salt}{text}".encode("utf-8", "surrogatepass")).hexdigest()
-        return f"[secret {digest[:32]}]"
+        return stand_in(digest)
 
     def _learn(self, value: Any) -> None:
         if isinstance(value, str) and len(value) >= SHORTEST:
@@ -66,8 +67,3 @@ class Secrets:
         for name in secret & given.keys():
             self._learn(given[name])
         return {name: self.commitment(value) if name in secret else value for name, value in given.items()}
-
-
-def is_withheld(value: Any) -> bool:
-    """Whether a value is what stands in place of a secret."""
-    return isinstance(value, str) and re.fullmatch(r"\[secret [0-9a-f]{32}\]", value) is not None

@@ -1,7 +1,7 @@
 """A store in one SQLite file: durable against power cuts, written by one process through one thread.
 
-WAL and ``synchronous=FULL``: what was awaited is on the disk. All runs of the process share the writer
-thread, and whatever they have queued while it was busy goes into its next commit. Another process that wants
+WAL and ``synchronous=FULL``: what was awaited is on the disk. All runs of the process share its commits:
+whatever they have queued while one was on its way goes into the next. Another process that wants
 to write is refused with the holder's name: SQLite before 3.51.3 can corrupt a WAL file that two processes
 write, and a lease that a dead process held is then known to be free.
 """
@@ -14,7 +14,7 @@ import sqlite3
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -87,10 +87,13 @@ class SqliteStore:
         self.path = Path(path)
         self._synchronous = synchronous
         self._leases: WeakValueDictionary[str, Lease] = WeakValueDictionary()
-        self._lock = FileLock(self.path.with_name(self.path.name + "-lock"))
-        self._jobs: SimpleQueue[Queued | None] = SimpleQueue()
+        self._file_lock = FileLock(self.path.with_name(self.path.name + "-lock"))
+        self._lock = threading.Lock()
+        self._queue: list[Queued] = []
+        self._asleep = True
+        self._commits: SimpleQueue[tuple[list[Queued], list[Told] | None] | None] = SimpleQueue()
         self._writer: threading.Thread | None = None
-        self._opening = threading.Lock()
+        self._db: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         if self.path.exists():
             self._reading()
@@ -140,32 +143,41 @@ class SqliteStore:
         holder = _Holder(lease.run_id, lease.epoch, lease.owner)
         await self._do(lambda db: _redact(db, holder, seq, hidden), wipe=True)
 
+    # What runs have queued is written in the thread of the event loop, which takes microseconds, and committed
+    # in a thread of our own, which takes as long as the disk does. A writer thread that did both would have to
+    # win the interpreter's lock back at every statement, against a loop that is busy.
+
     def _do(self, job: Job, wipe: bool = False) -> asyncio.Future[Any]:
-        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Any] = loop.create_future()
         try:
             self._start_writer()
         except StoreError as error:
             done.set_exception(error)
-        else:
-            self._jobs.put((job, done, wipe))
+            return done
+        with self._lock:
+            self._queue.append((job, done, wipe))
+            if self._asleep:
+                self._asleep = False
+                loop.call_soon(self._write)  # behind whatever else is ready now, so it goes into the same commit
         return done
 
     def _start_writer(self) -> None:
-        with self._opening:
+        with self._lock:
             if self._writer is not None:
                 return
-            self._lock.acquire()
+            self._file_lock.acquire()
             try:
-                db = self._open_writer()
+                self._db = self._open_writer()
             except BaseException:
-                self._lock.release()
+                self._file_lock.release()
                 raise
-            self._writer = threading.Thread(target=self._write, args=(db,), name="agentfsm-store", daemon=True)
+            self._writer = threading.Thread(target=self._commit_all, name="agentfsm-store", daemon=True)
             self._writer.start()
 
     def _open_writer(self) -> sqlite3.Connection:
         try:
-            db = _connect(f"{self.path.absolute().as_uri()}?mode=rwc")
+            db = _connect(f"{self.path.absolute().as_uri()}?mode=rwc", timeout=0)
             _check(db, self.path)
             db.execute("PRAGMA journal_mode = WAL")
             db.execute(f"PRAGMA synchronous = {self._synchronous}")
@@ -176,36 +188,65 @@ class SqliteStore:
             raise _told(error, self.path) from error
         return db
 
-    def _write(self, db: sqlite3.Connection) -> None:
-        """The writer thread: everything that is queued goes into one commit."""
-        while (first := self._jobs.get()) is not None:
-            jobs = [first]
-            with contextlib.suppress(Empty):
-                while (more := self._jobs.get_nowait()) is not None:
-                    jobs.append(more)
-                self._jobs.put(None)  # the end was among them: it comes again
-            _tell(self._commit(db, jobs))
-        db.close()
-
-    def _commit(self, db: sqlite3.Connection, jobs: list[Queued]) -> list[Told]:
-        done: list[Told] = []
+    def _write(self) -> None:
+        """Write what is queued, and have it committed."""
+        with self._lock:
+            jobs, self._queue = self._queue, []
+            if not jobs:
+                self._asleep = True
+                return
+        db = self._database()
         try:
             db.execute("BEGIN IMMEDIATE")
-            for job, waiter, _ in jobs:
-                try:
-                    done.append((waiter, job(db), None))
-                except StoreError as error:  # found before anything of this job was written
-                    done.append((waiter, None, error))
+            done = _perform(db, jobs)
+        except sqlite3.Error:  # another program holds a lock, or a job is at fault: take the time to find out
+            _roll_back(db)
+            self._commits.put((jobs, None))
+            return
+        if self._synchronous == "normal":  # no disk to wait for
+            self._finish(jobs, done)
+        else:
+            self._commits.put((jobs, done))
+
+    def _finish(self, jobs: list[Queued], done: list[Told] | None) -> None:
+        """Commit what was written, tell those who wait, and have what was queued meanwhile written."""
+        _tell(self._commit(self._database(), jobs, done))
+        with self._lock:
+            waiting = self._queue[0][1].get_loop() if self._queue else None
+            self._asleep = waiting is None
+        if waiting is not None:
+            try:
+                waiting.call_soon_threadsafe(self._write)
+            except RuntimeError:  # that loop is closed, and nobody waits there any more
+                self._write()
+
+    def _commit_all(self) -> None:
+        while (told := self._commits.get()) is not None:
+            self._finish(*told)
+            del told
+
+    def _commit(self, db: sqlite3.Connection, jobs: list[Queued], done: list[Told] | None) -> list[Told]:
+        try:
+            if done is None:
+                db.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000)}")
+                db.execute("BEGIN IMMEDIATE")
+                done = _perform(db, jobs)
             db.execute("COMMIT")
             if any(wipe for _, _, wipe in jobs):  # what was overwritten stands in the write-ahead log too
                 db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except sqlite3.Error as error:
-            with contextlib.suppress(sqlite3.Error):
-                db.rollback()
+            _roll_back(db)
             if len(jobs) > 1:  # one of them may be to blame: each on its own
-                return [told for job in jobs for told in self._commit(db, [job])]
+                return [told for job in jobs for told in self._commit(db, [job], None)]
             return [(waiter, None, _told(error, self.path)) for _, waiter, _ in jobs]
+        finally:
+            db.execute("PRAGMA busy_timeout = 0")
         return done
+
+    def _database(self) -> sqlite3.Connection:
+        if self._db is None:
+            raise StoreError(f"{self.path} is closed")
+        return self._db
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -221,7 +262,7 @@ class SqliteStore:
     def _heads(self, where: str, values: tuple[Any, ...]) -> list[Head]:
         text = f"SELECT run_id, epoch, owner, seq, hash, status FROM run {where} ORDER BY id"  # noqa: S608  # two constants
         found = self._ask(text, values)
-        others = self._writer is None and bool(found) and self._lock.held()
+        others = self._writer is None and bool(found) and self._file_lock.held()
         return [
             Head(run_id, epoch, owner if others or run_id in self._leases else None, seq, bytes(seal).hex(), status)
             for run_id, epoch, owner, seq, seal, status in found
@@ -243,7 +284,7 @@ class SqliteStore:
         if db is None:
             return []
         try:
-            with self._opening:
+            with self._lock:
                 return db.execute(text, values).fetchall()
         except sqlite3.Error as error:
             raise _told(error, self.path) from error
@@ -264,10 +305,16 @@ class SqliteStore:
     def close(self) -> None:
         """Write what is queued, let other processes write, and let go of the file."""
         if self._writer is not None:
-            self._jobs.put(None)
+            with self._lock:
+                left, self._queue = self._queue, []
+            if left:
+                self._commits.put((left, None))
+            self._commits.put(None)
             self._writer.join()
-            self._writer = None
-            self._lock.release()
+            self._database().close()
+            self._writer = self._db = None
+            self._asleep = True
+            self._file_lock.release()
         if self._reader is not None:
             self._reader.close()
             self._reader = None
@@ -279,8 +326,24 @@ class _Holder(NamedTuple):
     owner: str
 
 
-def _connect(uri: str) -> sqlite3.Connection:
-    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_S)
+def _connect(uri: str, timeout: float | None = None) -> sqlite3.Connection:
+    wait = BUSY_S if timeout is None else timeout
+    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=wait)
+
+
+def _perform(db: sqlite3.Connection, jobs: list[Queued]) -> list[Told]:
+    done: list[Told] = []
+    for job, waiter, _ in jobs:
+        try:
+            done.append((waiter, job(db), None))
+        except StoreError as error:  # found before anything of this job was written
+            done.append((waiter, None, error))
+    return done
+
+
+def _roll_back(db: sqlite3.Connection) -> None:
+    with contextlib.suppress(sqlite3.Error):
+        db.rollback()
 
 
 def _tables(db: sqlite3.Connection) -> bool:

@@ -102,7 +102,7 @@ def _last_rows(graph: Graph) -> None:
             raise GraphError(
                 "the last transition of a state that does not wait must have no guard",
                 rows[-1].id,
-                f"add Transition({spec.name!r}, None, ...) behind it",
+                f"add Transition({str(spec.name)!r}, None, ...) behind it",
             )
 
 

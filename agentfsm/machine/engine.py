@@ -136,7 +136,7 @@ class _Step(transitions.Event):
         return None
 
 
-def _saying(decision: Decision, found: Any) -> Decision:
+def _saying(decision: Decision, found: object) -> Decision:
     """A decision with what its guard returned; an awaitable is no answer, and would always read as true."""
     if hasattr(type(found), "__await__"):
         if isinstance(found, Coroutine):
@@ -188,7 +188,7 @@ class Machine:
         if decision is None:
             spec = self.graph.spec(run.state)
             why = "the run is over" if spec.final else "nothing that it waits for has come"
-            raise NoTransitionError(f"no transition leaves {run.state!r} now: {why}")
+            raise NoTransitionError(f"no transition leaves {str(run.state)!r} now: {why}")
         return decision
 
     def to_transitions(self) -> transitions.Machine:

@@ -60,10 +60,10 @@ class _Calls:
     (https://github.com/NousResearch/hermes-agent/pull/106943); names come once or with every piece
     (https://github.com/NousResearch/hermes-agent/pull/11984). So:
 
-    1. an id that a call has belongs to that call;
-    2. a piece without a name goes on with the call of its index, or else with the last one;
-    3. a piece with a name goes on with the call of its index if that has the same name, or none yet, and its
-       arguments are not whole; anything else begins a new call.
+    1. A piece goes on with the call that has its id, or else its index, or else with the last one.
+    2. A piece with a name begins a call at an index that is new, or where rule 1 finds a call of another
+       name, or one whose arguments are whole while there are more.
+    3. A piece with an id, no name and an index that is new begins a call; its name comes later.
     """
 
     def __init__(self) -> None:
@@ -71,14 +71,12 @@ class _Calls:
         self._of_index: dict[int, _Call] = {}
         self._of_id: dict[str, _Call] = {}
 
-    def find(self, index: object, call_id: str, name: str) -> _Call:
+    def find(self, index: object, call_id: str, name: str, arguments: object) -> _Call:
         """The call that a piece belongs to; a new one where it begins one."""
         place = index if isinstance(index, int) else None
-        call = self._of_id.get(call_id)
-        if call is None:
-            call = self._last(call_id, name) if place is None else self._of_index.get(place)
-            if call is not None and name and call.name and (name != call.name or call.complete):
-                call = None
+        call = self._earlier(place, call_id, name)
+        if call is not None and name and call.name and (name != call.name or (call.complete and not _blank(arguments))):
+            call = None
         if call is None:
             call = _Call(len(self.calls), place)
             self.calls.append(call)
@@ -90,18 +88,24 @@ class _Calls:
         call.name = call.name or name
         return call
 
+    def _earlier(self, place: int | None, call_id: str, name: str) -> _Call | None:
+        fresh = place is not None and place not in self._of_index
+        if fresh and name:
+            return None
+        if call_id in self._of_id:
+            return self._of_id[call_id]
+        if place is None:
+            return None if not self.calls or (call_id and name) else self.calls[-1]
+        if fresh:
+            return None if not self.calls or call_id else self.calls[-1]
+        return self._of_index[place]
+
     def in_order(self) -> list[_Call]:
         """The calls by their indexes, where each has its own, else in the order in which they began."""
         indexes = {call.index for call in self.calls}
         if None in indexes or len(indexes) < len(self.calls):
             return self.calls
         return sorted(self.calls, key=lambda call: call.index or 0)
-
-    def _last(self, call_id: str, name: str) -> _Call | None:
-        """The call that a piece without an index goes on with: none where it has a name and a new id."""
-        if not self.calls or (call_id and name):
-            return None
-        return self.calls[-1]
 
 
 class ChatAssembly:
@@ -170,7 +174,7 @@ class ChatAssembly:
         for piece in map(as_object, as_list(delta.get("tool_calls"))):
             function = as_object(piece.get("function"))
             name = text_of(function.get("name"))
-            call = self._calls.find(piece.get("index"), text_of(piece.get("id")), name)
+            call = self._calls.find(piece.get("index"), text_of(piece.get("id")), name, function.get("arguments"))
             more = {k: v for k, v in piece.items() if k not in ("id", "index", "function", "type")}
             call.more |= {k: v for k, v in more.items() if v is not None}
             yield from _arguments(call, function.get("arguments"), bool(name))
@@ -192,6 +196,10 @@ class ChatAssembly:
             joined = key in ("text", "summary", "data") and isinstance(value, str) and isinstance(last.get(key), str)
             if value is not None:
                 last[key] = last[key] + value if joined else value
+
+
+def _blank(arguments: object) -> bool:
+    return not arguments.strip() if isinstance(arguments, str) else arguments is None
 
 
 def _arguments(call: _Call, arguments: object, named: bool) -> Iterator[Piece]:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import NoReturn, cast
+from typing import NoReturn
 
 import httpx
 
 from agentfsm.core.model import ModelRequest
 from agentfsm.errors import ConfigurationError, ModelError
 from agentfsm.models.clients import Clients, KeyHeader
+from agentfsm.models.exchange import Exchange
 from agentfsm.models.faults import Caller, error_in
 from agentfsm.models.inflate import ACCEPTED, Inflate
 from agentfsm.models.wire import loads
@@ -67,16 +68,25 @@ class Answer:
         headers: Its headers.
     """
 
-    def __init__(self, response: httpx.Response, caller: Caller, deadline: float, timeout_s: float, limit: int) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        response: httpx.Response,
+        caller: Caller,
+        *,
+        deadline: float,
+        timeout_s: float,
+        limit: int,
+    ) -> None:
         self.status = response.status_code
         self.headers: Mapping[str, str] = response.headers
+        self._exchange = exchange
         self._caller = caller
         self._deadline = deadline
         self._timeout_s = timeout_s
         self._limit = limit
         self._size = 0
         self._begun = False
-        self._body = aiter(cast("AsyncIterator[bytes]", response.stream))  # as it came: httpx unpacks without a limit
         self._inflate = Inflate(response.headers.get("content-encoding", ""))
         self._slices: Iterator[bytes] = iter(())
 
@@ -128,12 +138,7 @@ class Answer:
 
     async def drain(self) -> None:
         """Wait a moment for the end, so that the connection can serve the next call."""
-        try:
-            async with asyncio.timeout(_DRAIN_S):
-                async for _ in self._body:
-                    pass
-        except (TimeoutError, httpx.HTTPError):
-            pass
+        await self._exchange.finished(asyncio.get_running_loop().time() + _DRAIN_S)
 
     async def _next(self, heartbeat_s: float | None) -> bytes | None:
         """The next bytes as they came, or None at the end."""
@@ -141,8 +146,7 @@ class Answer:
         if heartbeat_s is not None:
             until = min(until, asyncio.get_running_loop().time() + heartbeat_s)
         try:
-            async with asyncio.timeout_at(until):
-                return await anext(self._body, None)
+            return await self._exchange.read(until)
         except TimeoutError:
             late = f"no whole answer within {self._timeout_s:g} s"
             silent = f"the stream fell silent for {heartbeat_s or 0:g} s"
@@ -212,10 +216,17 @@ class HttpWire:
         Raises:
             ModelError: There was no answer, or the status says no.
         """
-        response, deadline = await self._send(path, content, request.timeout_s)
+        deadline = asyncio.get_running_loop().time() + request.timeout_s
+        connect = min(request.timeout_s, self.options.connect_timeout_s)
+        timeout = httpx.Timeout(request.timeout_s, connect=connect)
+        url = self._caller.endpoint.base_url + path
+        exchange = Exchange(self._clients, url, content, self._headers, self._auth, timeout)
         try:
+            response = await self._head(exchange, deadline, request.timeout_s)
             try:
-                answer = Answer(response, self._caller, deadline, request.timeout_s, limit)
+                answer = Answer(
+                    exchange, response, self._caller, deadline=deadline, timeout_s=request.timeout_s, limit=limit
+                )
             except ValueError as error:
                 if response.is_success:
                     raise self._caller.unusable(f"the answer is {error}", response.status_code) from None
@@ -225,7 +236,7 @@ class HttpWire:
                 self.judge(answer, await answer.whole(), request)
             yield answer
         finally:
-            await response.aclose()
+            await exchange.aclose()
 
     def judge(self, answer: Answer, body: bytes, request: ModelRequest) -> object:
         """The JSON of an answer that says yes.
@@ -241,7 +252,8 @@ class HttpWire:
             value, fault = body.decode(errors="replace"), str(error)
         if not answer.ok or (not fault and error_in(value)):
             raise self.refused(answer, value, request)
-        if fault and body and not answer.length_known:
+        page = body.lstrip()[:1] == b"<"
+        if fault and body and not page and not answer.length_known:
             raise self._caller.broken(f"the answer broke off: it is no whole JSON ({fault})")
         if fault:
             kind = self._caller.blank(answer.headers.get("content-type", "of no type")) if body else "empty"
@@ -264,16 +276,9 @@ class HttpWire:
         """Let go of this loop's connections; the next call opens new ones."""
         await self._clients.aclose()
 
-    async def _send(self, path: str, content: bytes, timeout_s: float) -> tuple[httpx.Response, float]:
-        """The answer's head, and until when the rest must be there."""
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, self.options.connect_timeout_s))
+    async def _head(self, exchange: Exchange, deadline: float, timeout_s: float) -> httpx.Response:
         try:
-            async with asyncio.timeout_at(deadline):
-                client = await self._clients.mine()
-                url = self._caller.endpoint.base_url + path
-                request = client.build_request("POST", url, content=content, headers=self._headers, timeout=timeout)
-                return await client.send(request, auth=self._auth, stream=True), deadline
+            return await exchange.head(deadline)
         except TimeoutError:
             failure: ModelError = self._caller.broken(f"no whole answer within {timeout_s:g} s")
         except (httpx.HTTPError, httpx.InvalidURL) as error:

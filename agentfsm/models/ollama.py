@@ -81,7 +81,7 @@ class OllamaChat(HttpModel):
         return JsonLines(limit)
 
     def _is_no_stream(self, head: bytes) -> bool:
-        return head[:1] == b"<"
+        return head[:1] in (b"<", b"[")
 
 
 def encode(request: ModelRequest, model: str, settings: ModelSettings | None = None) -> dict[str, Any]:

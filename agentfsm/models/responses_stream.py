@@ -35,6 +35,7 @@ class _Item:
     text: Letters = field(default_factory=Letters)
     refusal: Letters = field(default_factory=Letters)
     arguments: Letters = field(default_factory=Letters)
+    thought: Letters = field(default_factory=Letters)
     done: bool = False
 
     def body(self) -> dict[str, Any]:
@@ -114,8 +115,8 @@ class ResponseAssembly:
                 if shown := item.arguments.add(delta):
                     yield CallPiece(item.place, text_of(item.start.get("name")), shown)
             case "response.reasoning_summary_text.delta" | "response.reasoning_text.delta":
-                if isinstance(delta, str) and delta:
-                    yield ReasoningPiece(delta.encode(errors="replace").decode())
+                if shown := item.thought.add(delta):
+                    yield ReasoningPiece(shown)
             case _:
                 pass
 

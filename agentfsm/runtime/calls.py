@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import threading
 from collections.abc import Callable
+from inspect import isawaitable
 from typing import Any
 
 from pydantic import ValidationError
@@ -96,6 +97,8 @@ async def run_call(
                 value = tool.function(**arguments)
             else:
                 value = await in_thread(tool.function, context, arguments)
+                if isawaitable(value):  # a plain wrapper around an async function
+                    value = await value
         return _done(call, tool, value)
     except TimeoutError as error:
         text = f"timed out after {limit.seconds:g} s" if limit.expired else _words(error)

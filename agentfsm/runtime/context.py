@@ -17,15 +17,13 @@ from agentfsm.core.state import Held, RunState
 from agentfsm.machine.engine import Machine
 from agentfsm.runtime.hooks import Hook, Observer
 from agentfsm.runtime.host import Host
+from agentfsm.runtime.logs import log, tell
 from agentfsm.runtime.memory import Memory
 from agentfsm.runtime.recorder import Keeper, Recorder, TakenUp
 from agentfsm.runtime.tools import Tool
 from agentfsm.runtime.watchdog import Watchdog
 
 __all__ = ["Context", "Effect", "Parts"]
-
-log = logging.getLogger("agentfsm")
-
 
 Effect = Callable[["Context"], Any]
 """The one thing that a state does to the world: gives an outcome, or a coroutine that brings it."""
@@ -76,7 +74,8 @@ class Context:
         run: What the run knows.
         prompt: The user's message, for the memory.
         watchdog: Limits what the run awaits, one thing at a time.
-        watched: Whether anybody sees events; where nobody does, none but the last is built.
+        watched: Whether anybody sees events.
+        heard: Whether they are built: somebody sees them, or they are logged; else only the last one is.
         call_ids: The ids of all calls of the transcript.
         finished: Results of calls that have ended while others of their batch still run.
         held: Sub-agents' runs that have come to wait for a person meanwhile, by the id of their call.
@@ -91,6 +90,8 @@ class Context:
         self.held: dict[str, Held] = {}
         self.recorder = Recorder(parts.host.clock)
         self.watched = bool(parts.observers)
+        self._logged = log.isEnabledFor(logging.INFO)
+        self.heard = self.watched or self._logged
         self.observer_failures = 0
         self.hooks_done: set[int] = set()
         self.call_ids = {c.id for m in run.messages for c in m.tool_calls}
@@ -100,11 +101,11 @@ class Context:
 
     def watch(self, sink: Callable[[Event], None]) -> None:
         """Let a consumer have every event from now on."""
-        self._sink, self.watched = sink, True
+        self._sink, self.watched, self.heard = sink, True, True
 
     def emit(self, event_class: Callable[..., Event], /, **fields: Any) -> None:
-        """Tell everybody who watches. The event is only built where somebody does."""
-        if self.watched:
+        """Tell everybody who watches. The event is only built where somebody does, or where it is logged."""
+        if self.heard:
             self._seq += 1
             self._deliver(self._build(event_class, fields))
 
@@ -118,12 +119,19 @@ class Context:
         self._deliver(event)
         return event
 
-    def warn(self, text: str) -> None:
-        """Say that something beside the run failed."""
+    def warn(self, text: str, told: str | None = None) -> None:
+        """Say that something beside the run failed.
+
+        Args:
+            text: What failed, in words of ours: it is logged, so it holds nothing that anybody else said.
+            told: The same with all that there is to tell, for those who watch.
+        """
         log.warning("run %s: %s", self.run.run_id, text)
-        self.emit(RunWarning, text=text)
+        self.emit(RunWarning, text=told or text)
 
     def _deliver(self, event: Event) -> None:
+        if self._logged:
+            tell(event)
         failures: list[str] = []
         for each in self.parts.observers:
             try:

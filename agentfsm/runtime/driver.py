@@ -94,6 +94,7 @@ class Driver:
         self._errand = errand
         self._now = parts.host.clock.monotonic
         self._step = parts.machine.step
+        self._finals = frozenset(s.name for s in parts.machine.graph.states if s.final)
         self._begun = False
         self._mark = 0.0
         self._cancel: str | None = None
@@ -101,14 +102,15 @@ class Driver:
         self._struck = False
 
     def cancel(self, reason: str) -> None:
-        """Ask for the end: what is being awaited is cut off. Belongs in the event loop's own thread."""
+        """Ask for the end: what is being awaited is cut off. Any thread may ask."""
         if self.outcome is None and self._cancel is None:
             self._cancel = reason
-            if self._task is not None:
-                asyncio.get_running_loop().call_soon(self._strike, self._task)
+            task = self._task
+            if task is not None:
+                task.get_loop().call_soon_threadsafe(self._strike, task)
 
     def _strike(self, task: asyncio.Task[Any]) -> None:
-        if self._task is task:  # else the effect has ended by itself
+        if self._task is task and not self._struck:  # else the effect has ended by itself
             self._struck = True
             task.cancel()
 
@@ -156,11 +158,12 @@ class Driver:
         else:
             recorder.note("run.created", self._beginning())
         kind = taken_up.kind if taken_up is not None else record.kind if record is not None else None
+        about = {"model": parts.model.name, "session_id": run.session_id, "parent": run.parent}
         if kind is not None:
-            self.context.emit(RunResumed, kind=kind)
+            self.context.emit(RunResumed, kind=kind, **about)
         else:
             run.steps += 1
-            self.context.emit(RunStarted, prompt=errand.prompt)
+            self.context.emit(RunStarted, prompt=errand.prompt, **about)
         self._begun = True
         self._mark = self._now()
 
@@ -177,13 +180,13 @@ class Driver:
             None if record is None else record.state,
             parts.host.seed,
             {} if run.parent is None else {"run": run.parent[0], "call": run.parent[1]},
+            tuple(t.spec for t in parts.tools.values()),
         )
 
     def _nothing_comes(self) -> bool:
         """Whether a run that was cut off at its end, or at a wait, has only to say so."""
         errand = self._errand
-        final = self._parts.machine.graph.spec(self._run.state).final
-        return final or (errand.taken_up is not None and errand.reply is None and errand.dismiss is None)
+        return self._run.state in self._finals or (errand.taken_up is not None and errand.reply is None and errand.dismiss is None)
 
     # -- the effect -----------------------------------------------------------------------------------
 
@@ -216,11 +219,13 @@ class Driver:
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         before = task.cancelling()
         self._task = task
+        if self._cancel is not None:  # another thread asked just now, when there was no task to cut off
+            task.get_loop().call_soon(self._strike, task)
         try:
             return await coroutine
         except asyncio.CancelledError as error:
-            if self._struck and task.uncancel() <= before:
-                self._struck = False
+            struck, self._struck = self._struck, False
+            if struck and task.uncancel() <= before:
                 return self._cut_off()
             if being_cancelled():
                 raise
@@ -248,7 +253,7 @@ class Driver:
         return Cancelled(self._cancel or "cancelled", tuple(self.context.finished))
 
     def _raised(self, state: str, error: BaseException) -> Aborted:
-        return self._aborted(f"the effect of {state!r} raised {type(error).__name__}: {error}", error)
+        return self._aborted(f"the effect of {str(state)!r} raised {type(error).__name__}: {error}", error)
 
     def _aborted(self, text: str, error: BaseException) -> Aborted:
         failure = Failure(kind=FailureKind.aborted, explanation=text, metadata={"error_class": type(error).__name__})
@@ -278,16 +283,23 @@ class Driver:
         self.decisions.append(decision)
         raised = run.aborted if run.aborted is not aborted else None  # by a guard, while it was asked
         context.recorder.moved(outcome, cancel, took_us, silence_us, decision, raised)
-        if context.watched:
+        if context.heard:
             told = self._now()
             self._tell(outcome, decision)
             self._mark += self._now() - told  # what observers take is no silence
-        follow(run, decision)
+        follow(run, decision, decision.transition.target in self._finals)
 
     def _tell(self, outcome: Outcome, decision: Decision) -> None:
         context = self.context
         if isinstance(outcome, Replied):
-            context.emit(ModelReplied, message=outcome.reply.message, usage=outcome.reply.usage)
+            reply = outcome.reply
+            context.emit(
+                ModelReplied,
+                message=reply.message,
+                usage=reply.usage,
+                finish_reason=reply.finish_reason,
+                model=reply.model,
+            )
         elif isinstance(outcome, Recovered) and outcome.action in (Action.retry, Action.narrow_scope):
             failure = self._run.failure
             if failure is not None:
@@ -302,8 +314,7 @@ class Driver:
 
     async def _run_out(self) -> None:
         """After a cancellation from outside: move on, with no effect, to the end."""
-        final = {s.name for s in self._parts.machine.graph.states if s.final}
-        while self._run.state not in final:
+        while self._run.state not in self._finals:
             self._settle(self._cut_off(), self._now(), 0.0)
         await self._end()
 
@@ -312,7 +323,7 @@ class Driver:
     async def _end(self) -> None:
         run = self._run
         self.context.watchdog.close()
-        final = self._parts.machine.graph.spec(run.state).final
+        final = run.state in self._finals
         try:
             await self._close()
         finally:  # a cancellation that lands here comes too late to change how the run ended
@@ -332,7 +343,7 @@ class Driver:
         try:
             return adapter.validate_json(to_json(output))
         except ValidationError as error:  # a type that does not come back from its own JSON
-            self.context.warn(f"the output stays JSON: {'; '.join(problems(error))}")
+            self.context.warn("the output stays JSON", f"the output stays JSON: {'; '.join(problems(error))}")
             return output
 
     async def _close(self) -> None:
@@ -344,12 +355,15 @@ class Driver:
         if self._parts.memory is not None and self._run.state == State.TERMINAL:
             try:
                 await self._parts.memory.remember(self._run.messages)
-            except Exception as error:
-                context.warn(f"memory could not keep the run ({type(error).__name__}: {error})")
+            except (Exception, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and being_cancelled():
+                    raise
+                kind, text = type(error).__name__, "memory could not keep the run"
+                context.warn(f"{text} ({kind})", f"{text} ({kind}: {error})")
 
     def _suspended(self) -> tuple[type[Ending], dict[str, Any]]:
         run, host = self._run, self._parts.host
-        waiting = run.waiting = run.waiting or Waiting("question", f"The run waits in {run.state!r}.")
+        waiting = run.waiting = run.waiting or Waiting("question", f"The run waits in {str(run.state)!r}.")
         record = write_record(
             run,
             graph=self._parts.machine.graph.fingerprint,

@@ -20,12 +20,14 @@ from agentfsm.core import wording
 from agentfsm.core.envelope import parse_json, read_envelope
 from agentfsm.core.events import ToolFinished, ToolStarted
 from agentfsm.core.failures import Failure, FailureKind
+from agentfsm.core.fold import PROVIDER_KINDS
 from agentfsm.core.messages import Reply, ToolCall, ToolResult
 from agentfsm.core.model import ModelRequest
 from agentfsm.core.outcomes import CallFailed, Checked, Judged, Noted, Outcome, Parked, Ran, Read, Replied
 from agentfsm.core.policy import choose
 from agentfsm.core.render import render
 from agentfsm.core.state import CallState, Held, RunState, Waiting
+from agentfsm.core.withheld import is_withheld
 from agentfsm.errors import ModelError
 from agentfsm.machine.graph import State
 from agentfsm.runtime.asking import ask
@@ -38,6 +40,9 @@ from agentfsm.runtime.watchdog import Watchdog
 __all__ = ["EFFECTS", "custom_effect"]
 
 CHECKED, JUDGED = Checked(), Judged()
+
+_MODEL_KINDS = {kind.value: kind for kind in PROVIDER_KINDS}
+"""The kinds that a model's error may say of itself; any other word is a ``provider_error``."""
 
 
 # -- pre_step -----------------------------------------------------------------------------------------
@@ -62,8 +67,11 @@ async def _recall(context: Context) -> str:
         return ""
     try:
         return await memory.recall(context.prompt)
-    except Exception as error:
-        context.warn(f"memory is unavailable ({type(error).__name__}: {error}); going on without it")
+    except (Exception, asyncio.CancelledError) as error:
+        if isinstance(error, asyncio.CancelledError) and being_cancelled():
+            raise
+        kind, text, then = type(error).__name__, "memory is unavailable", "going on without it"
+        context.warn(f"{text} ({kind}); {then}", f"{text} ({kind}: {error}); {then}")
         return ""
 
 
@@ -92,7 +100,7 @@ async def call_model(context: Context) -> Outcome:
     except TimeoutError:
         return _call_failed(FailureKind.transient_provider, f"{parts.model.name} gave no reply within {limit:g} s")
     except ModelError as error:
-        return _call_failed(FailureKind(error.kind), str(error), error)
+        return _call_failed(_MODEL_KINDS.get(error.kind, FailureKind.provider_error), str(error), error)
     except asyncio.CancelledError as error:
         if being_cancelled():
             raise
@@ -191,6 +199,8 @@ async def run_calls(context: Context) -> Outcome:
         if entry.denied is not None:
             _finish(context, ToolResult(entry.call.id, entry.call.name, entry.denied, status="denied"))
             continue
+        if (lost := _lost_secrets(entry.call, context.parts.tools)) is not None:
+            return Parked(lost, tuple(context.finished))
         checked = check_call(entry.call, context.parts.tools)
         if isinstance(checked, ToolResult):
             _finish(context, checked)
@@ -237,6 +247,22 @@ def _due(context: Context) -> list[CallState]:
     return pending if together else pending[:1]
 
 
+def _lost_secrets(call: ToolCall, tools: Mapping[str, Tool]) -> Waiting | None:
+    """What a person is asked where a run was taken up from a journal, which holds no secrets."""
+    secret = tools[call.name].secret if call.name in tools else frozenset[str]()
+    lost = sorted(name for name in secret if is_withheld(call.arguments.get(name)))
+    if not lost:
+        return None
+    return Waiting(
+        "approval",
+        f"The call of {call.name!r} needs {', '.join(lost)}, which no journal keeps. Reply with Edit(arguments), "
+        "all of them, or with Deny(reason).",
+        call_id=call.id,
+        tool=call.name,
+        arguments=call.arguments,
+    )
+
+
 def _doubt(call: ToolCall) -> Waiting:
     return Waiting(
         "in_doubt",
@@ -277,7 +303,7 @@ async def _run_one(
 ) -> None:
     run = context.run
     entry.started = True  # the one thing noted in front: cut off from here on, the call is in doubt
-    if context.watched:
+    if context.heard:
         context.emit(ToolStarted, call=entry.call)
     seen = _tool_context(run, entry, attempt) if tool.takes_context else None
     limit = limiter.limit(tool.timeout or run.guardrails.tool_timeout_s)
@@ -337,7 +363,7 @@ def _tool_context(run: RunState, entry: CallState, attempt: int) -> ToolContext:
 
 def _finish(context: Context, result: ToolResult) -> None:
     context.finished.append(result)
-    if context.watched:
+    if context.heard:
         context.emit(ToolFinished, result=result)
 
 

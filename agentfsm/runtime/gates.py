@@ -47,7 +47,7 @@ async def ask_hooks(
         except HookAbortError as error:
             if not late:
                 raise
-            context.warn(str(error))
+            context.warn("a hook would abort the run, which has ended", str(error))
     return verdicts
 
 
@@ -55,13 +55,16 @@ async def _ask(context: Context, each: Hook, seen: HookContext) -> Verdict:
     try:
         answer = each.function(seen)
         verdict = await answer if isawaitable(answer) else answer
+        fitting = AbortRun if seen.call is None else Verdict
+        if verdict is not None and not isinstance(verdict, fitting):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"{verdict!r} is no verdict{'' if seen.call is None else ' on a call'}")
     except (Exception, asyncio.CancelledError) as error:
         if isinstance(error, asyncio.CancelledError) and being_cancelled():
             raise
         text = f"hook {each.name} raised {type(error).__name__}: {error}"
         if not each.fail_open:
             raise HookAbortError(text) from error
-        context.warn(text)
+        context.warn(f"hook {each.name} raised {type(error).__name__}", text)
         return None
     if isinstance(verdict, AbortRun):
         raise HookAbortError(f"hook {each.name} aborted the run: {verdict.reason}")

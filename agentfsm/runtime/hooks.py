@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
 from agentfsm.core.events import Event
 from agentfsm.core.messages import ToolCall
 from agentfsm.core.state import RunState
+from agentfsm.errors import ConfigurationError
 from agentfsm.machine.graph import State
 from agentfsm.runtime.tools import Tool
 
@@ -83,7 +85,7 @@ class Hook:
     Attributes:
         at: The state at whose door it stands. At ``dispatch_tool`` it is asked once for each call; at
             ``terminal`` it runs when the run ends, however it ends.
-        function: Plain or async; returns None to go on, or a verdict.
+        function: Plain or async; returns None to go on, or a verdict. What is no verdict there counts as raising.
         fail_open: Whether an exception in it is only warned about (True) or aborts the run (False).
         once: Whether it runs only the first time that the run comes by.
         name: What warnings and errors call it.
@@ -101,6 +103,10 @@ class Observer:
     """A function that sees every event. Whatever it raises is counted and warned about, and the run goes on."""
 
     function: Callable[[Event], Any]
+
+    def __post_init__(self) -> None:
+        if iscoroutinefunction(self.function):
+            raise ConfigurationError(f"observer {self.name} must be a plain function: nobody awaits it")
 
     @property
     def name(self) -> str:
@@ -128,5 +134,9 @@ def hook(at: State | str, *, fail_open: bool = True, once: bool = False) -> Call
 
 
 def observer(function: Callable[[Event], Any]) -> Observer:
-    """Make a function an observer of every event."""
+    """Make a plain function an observer of every event.
+
+    Raises:
+        ConfigurationError: It is a coroutine function.
+    """
     return Observer(function)

@@ -58,18 +58,16 @@ class UsedInProcess:
     """Used records of this process: enough for one that suspends and resumes by itself."""
 
     def __init__(self) -> None:
-        self._ids: set[str] = set()
+        self._claims: dict[str, object] = {}
 
     def used(self, record_id: str) -> bool:
         """Whether a record was claimed."""
-        return record_id in self._ids
+        return record_id in self._claims
 
     def claim(self, record_id: str) -> bool:
         """Claim a record; False where it was claimed before."""
-        if record_id in self._ids:
-            return False
-        self._ids.add(record_id)
-        return True
+        mine = object()
+        return self._claims.setdefault(record_id, mine) is mine  # one step, among threads too
 
 
 class UsedInFolder:

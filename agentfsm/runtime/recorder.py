@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from agentfsm.core.failures import Failure
 from agentfsm.core.guardrails import AgentGuardrails
 from agentfsm.core.messages import Message, ToolResult
+from agentfsm.core.model import ToolSpec
 from agentfsm.core.outcomes import Outcome
 from agentfsm.core.rules import Rules
 from agentfsm.machine.engine import Decision
@@ -41,6 +42,7 @@ class Beginning:
         seed: The host's seed of random draws.
         parent: For a fork: run, seq and hash of the record behind which it leaves its parent. For a
             sub-agent's run: the run and the call for which it works.
+        tools: What the model is told of its tools.
     """
 
     run_id: str
@@ -53,6 +55,7 @@ class Beginning:
     state: dict[str, Any] | None = None
     seed: int | None = None
     parent: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    tools: tuple[ToolSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

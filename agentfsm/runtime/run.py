@@ -12,6 +12,7 @@ from agentfsm.core.events import Event
 from agentfsm.core.state import RunState
 from agentfsm.errors import RunError
 from agentfsm.machine.engine import Decision
+from agentfsm.runtime.calls import being_cancelled
 from agentfsm.runtime.context import Parts
 from agentfsm.runtime.driver import Driver, Errand
 from agentfsm.runtime.result import RunResult
@@ -87,8 +88,8 @@ class Run:
     def cancel(self, reason: str = "cancelled") -> None:
         """Ask the run to stop: what it awaits is cut off, and it ends as ``RunCancelled``.
 
-        Every call of the transcript still gets its result. Call it in the event loop's own thread; a run
-        that has ended already stays as it is.
+        Every call of the transcript still gets its result. Any thread may call it; a run that has ended
+        already stays as it is.
         """
         self._driver.cancel(reason)
 
@@ -155,13 +156,18 @@ class Run:
         except asyncio.CancelledError:
             self._step.cancel()
             await asyncio.wait({self._step})
+            self._step = None  # what it ended with is this cancellation
             raise
         if self._step.done():
             await self._settled(self._step)
 
     async def _settled(self, step: asyncio.Task[None]) -> None:
         self._step = None
-        await step
+        try:
+            await step
+        except asyncio.CancelledError:
+            if being_cancelled():
+                raise  # else it was another task that was cancelled, while it waited for this step
 
     # -- to give up -----------------------------------------------------------------------------------
 

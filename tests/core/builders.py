@@ -13,7 +13,9 @@ from agentfsm.core.state import CallState, RunState
 __all__ = ["a_call", "a_reply", "a_run", "failing", "failure", "pending"]
 
 
-def a_run(state: str = "pre_step", *, limits: dict[str, Any] | None = None, rules: Any = None, **fields: Any) -> RunState:
+def a_run(
+    state: str = "pre_step", *, limits: dict[str, Any] | None = None, rules: Any = None, **fields: Any
+) -> RunState:
     """A run in a state, with some limits, some rules and some fields set."""
     guardrails = AgentGuardrails(**(limits or {}))
     return RunState("run", state=state, guardrails=guardrails, rules=Rules(**(rules or {})), **fields)

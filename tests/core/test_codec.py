@@ -21,10 +21,13 @@ from tests.core.builders import a_run, failure
 
 SURROGATES = st.sampled_from(["\ud800", "a\udfffb", "\udc80\ud800", "🙂\ud83d"])
 WHOLE = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+INTEGERS = st.integers()
 COUNTS, SECONDS = st.integers(0, 2**40), st.floats(0, 1e12)
 
 
-def runs(text: st.SearchStrategy[str] = WHOLE, number: st.SearchStrategy[Any] = st.integers()) -> st.SearchStrategy[RunState]:
+def runs(
+    text: st.SearchStrategy[str] = WHOLE, number: st.SearchStrategy[Any] = INTEGERS
+) -> st.SearchStrategy[RunState]:
     """Any run whose texts and free numbers are drawn from these."""
     scalars = st.none() | st.booleans() | number | text
     values = st.recursive(

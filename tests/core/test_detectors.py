@@ -51,7 +51,11 @@ def test_runaway_is_more_steps_than_allowed(steps, fires):
     found = d.runaway(a_run(steps=steps, limits={"max_iterations": 3}))
     assert bool(found) is fires
     if found:
-        assert (found.kind, found.suggested_action, found.metadata) == (K.iteration_limit, Action.stop, {"max_steps": 12})
+        assert (found.kind, found.suggested_action, found.metadata) == (
+            K.iteration_limit,
+            Action.stop,
+            {"max_steps": 12},
+        )
 
 
 # -- budgets ------------------------------------------------------------------------------------------
@@ -216,7 +220,16 @@ def looping(recent: int, now: int, *, others_between: int = 0, **limits: int) ->
 
 @pytest.mark.parametrize(
     ("recent", "now", "fires"),
-    [(0, 5, False), (4, 1, False), (5, 1, True), (0, 6, True), (0, 10, True), (3, 2, False), (3, 3, True), (5, 0, False)],
+    [
+        (0, 5, False),
+        (4, 1, False),
+        (5, 1, True),
+        (0, 6, True),
+        (0, 10, True),
+        (3, 2, False),
+        (3, 3, True),
+        (5, 0, False),
+    ],
 )
 def test_a_loop_is_seen_before_the_sixth_equal_call_runs(recent, now, fires):
     found = d.loop_detected(looping(recent, now))
@@ -321,7 +334,10 @@ def test_a_failure_of_the_batch_is_found_by_the_detector_of_its_kind_alone(name)
 
 
 def test_the_other_failures_of_a_batch_stand_in_the_metadata():
-    found = {K.tool_error: failure("tool_error", "t", metadata={"tool": "a"}), K.unknown_tool: failure("unknown_tool", "u")}
+    found = {
+        K.tool_error: failure("tool_error", "t", metadata={"tool": "a"}),
+        K.unknown_tool: failure("unknown_tool", "u"),
+    }
     run = a_run("post_tool", call_failures=found)
     assert d.tool_error(run).metadata == {"tool": "a", "others": {"unknown_tool": "u"}}
     assert d.unknown_tool(run).metadata == {"others": {"tool_error": "t"}}

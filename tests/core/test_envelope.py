@@ -115,7 +115,9 @@ def test_what_is_no_json_says_where(text):
 
 
 def test_the_instructions_name_both_forms_and_every_tool_with_its_schema():
-    text = instructions([ToolSpec("add", "Add two numbers.", {"type": "object"}), ToolSpec("now", "Tell the time.", {})])
+    text = instructions(
+        [ToolSpec("add", "Add two numbers.", {"type": "object"}), ToolSpec("now", "Tell the time.", {})]
+    )
     assert '{"kind": "final", "content": ' in text
     assert '{"kind": "tool_call", "tool_name": ' in text
     assert '- add: Add two numbers. Arguments (JSON schema): {"type":"object"}' in text

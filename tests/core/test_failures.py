@@ -158,7 +158,11 @@ def test_half_a_character_of_a_files_name_becomes_a_question_mark():
     """What ``os.fsdecode`` makes of a name that is no UTF-8 stands in the text of an ``OSError``."""
     name = b"caf\xe9".decode("utf-8", "surrogateescape")
     failure = Failure(
-        kind="environment_error", explanation=name, blockers=[name], partial_data=[name], metadata={name: {"x": (name,)}}
+        kind="environment_error",
+        explanation=name,
+        blockers=[name],
+        partial_data=[name],
+        metadata={name: {"x": (name,)}},
     )
     assert (failure.explanation, failure.blockers, failure.partial_data) == ("caf?", ("caf?",), ["caf?"])
     assert failure.metadata == {"caf?": {"x": ["caf?"]}}

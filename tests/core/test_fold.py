@@ -421,7 +421,9 @@ def test_with_nothing_found_nothing_is_counted():
     assert (run.failure_attempts, run.lessons_learned) == ({}, [])
 
 
-@pytest.mark.parametrize("kind", ["output_truncated", "output_malformed", "output_refused", "no_progress", "loop_detected"])
+@pytest.mark.parametrize(
+    "kind", ["output_truncated", "output_malformed", "output_refused", "no_progress", "loop_detected"]
+)
 def test_feedback_on_a_reply_that_no_call_answers_is_one_shot(kind):
     run = recovered(kind, "retry")
     assert run.feedback == wording.feedback(failure(kind))
@@ -465,7 +467,9 @@ def test_other_failures_leave_the_cap_alone():
     assert recovered("output_malformed", "retry", limits={"max_output_tokens": 9}).output_cap is None
 
 
-@pytest.mark.parametrize("kind", ["no_progress", "scope_too_large", "kernel_invalidated", "context_overflow", "tool_error"])
+@pytest.mark.parametrize(
+    "kind", ["no_progress", "scope_too_large", "kernel_invalidated", "context_overflow", "tool_error"]
+)
 def test_narrowing_tells_the_next_request_what_to_do(kind):
     run = recovered(kind, "narrow_scope")
     assert run.pending_instruction == wording.instruction(failure(kind))
@@ -581,7 +585,11 @@ def test_the_answer_to_an_ask_user_call_is_that_calls_result():
         batch=batch, ending="ask", reply=a_reply("", ONE, TWO, THREE), messages=[Message.user("hi")],
     )  # fmt: skip
     move(run, "suspended.replied")
-    assert [(m.role, m.tool_call_id) for m in run.messages[1:]] == [(Role.TOOL, "1"), (Role.TOOL, "2"), (Role.TOOL, "3")]
+    assert [(m.role, m.tool_call_id) for m in run.messages[1:]] == [
+        (Role.TOOL, "1"),
+        (Role.TOOL, "2"),
+        (Role.TOOL, "3"),
+    ]
     assert run.messages[2].content == "Paris"
     assert not run.messages[2].is_error
     assert run.messages[3].content == wording.NOT_RUN["ask"]
@@ -625,7 +633,9 @@ def test_allowing_a_call_lets_it_run():
     assert (run.batch[0].approved, run.batch[0].edited, run.batch[0].result) == (True, False, None)
 
 
-@pytest.mark.parametrize(("reason", "text"), [("too dear", "Denied by the user: too dear"), ("", "Denied by the user.")])
+@pytest.mark.parametrize(
+    ("reason", "text"), [("too dear", "Denied by the user: too dear"), ("", "Denied by the user.")]
+)
 def test_denying_a_call_settles_what_the_model_is_told_and_is_no_failure(reason, text):
     run = answered(APPROVAL, PersonReply("deny", reason), batch=pending(ONE))
     assert run.batch[0].denied == text
@@ -670,7 +680,9 @@ def test_a_call_that_is_given_up_says_that_nobody_knows():
 
 
 def test_once_answered_a_run_waits_for_nothing():
-    run = answered(Waiting("limit", "?", failure_kind=K.time_limit), PersonReply("text", "x"), failure=failure("time_limit"))
+    run = answered(
+        Waiting("limit", "?", failure_kind=K.time_limit), PersonReply("text", "x"), failure=failure("time_limit")
+    )
     run.action = Action.ask_user
     move(run, "suspended.replied")
     assert (run.person, run.waiting, run.failure, run.action) == (None, None, None, None)

@@ -79,7 +79,14 @@ def test_short_ways_to_write_a_message():
 
 @pytest.mark.parametrize(
     "value",
-    [Message.user("x"), ToolCall("1", "t"), Usage(), Reply(Message.assistant("x")), ModelRequest([]), ToolSpec("t", "", {})],
+    [
+        Message.user("x"),
+        ToolCall("1", "t"),
+        Usage(),
+        Reply(Message.assistant("x")),
+        ModelRequest([]),
+        ToolSpec("t", "", {}),
+    ],
 )
 def test_what_was_said_cannot_be_changed(value):
     name = next(iter(value.__slots__))

@@ -41,9 +41,7 @@ def test_a_retry_with_its_budget_spent_becomes_a_handoff(kind):
 
 @pytest.mark.parametrize("kind", [K.scope_too_large, K.no_progress, K.context_overflow, K.kernel_invalidated])
 def test_a_second_narrowing_of_a_kind_becomes_a_handoff(kind):
-    seen = [
-        DefaultPolicy().decide(failure(kind.value), a_run(failure_attempts={kind: before})) for before in range(3)
-    ]
+    seen = [DefaultPolicy().decide(failure(kind.value), a_run(failure_attempts={kind: before})) for before in range(3)]
     assert seen == [Action.narrow_scope, Action.handoff, Action.handoff]
 
 
@@ -212,7 +210,9 @@ def test_a_question_that_is_no_limit_may_be_asked_however_often():
 # -- running a call again as it stands ----------------------------------------------------------------
 
 
-def failed_batch(kind: str = "tool_error", *, retryable: bool = True, retries: int = 0, other: bool | None = None) -> RunState:
+def failed_batch(
+    kind: str = "tool_error", *, retryable: bool = True, retries: int = 0, other: bool | None = None
+) -> RunState:
     call = a_call()
     batch = [CallState(call, call.signature, failing(call, kind, retryable=retryable), retries=retries)]
     if other is not None:

@@ -46,9 +46,7 @@ def test_feedback_has_five_steps_keeps_feedback_and_ends_on_the_worlds_errors():
     feedback = PRESETS["feedback"]
     assert feedback.guardrails.max_iterations == 5
     assert feedback.guardrails.on_limit == "stop"
-    assert feedback.rules == Rules(
-        envelope=True, feedback="kept", environment_errors="terminal", attempts_scope="run"
-    )
+    assert feedback.rules == Rules(envelope=True, feedback="kept", environment_errors="terminal", attempts_scope="run")
     budgets = {k: feedback.policy.retry_budget(k) for k in FailureKind}
     assert {k for k, budget in budgets.items() if budget} == MODEL_ERRORS
     assert all(budgets[k] > 10_000 for k in MODEL_ERRORS)

@@ -61,7 +61,9 @@ def test_what_is_added_is_appended_to_the_last_users_message():
 
 
 def test_feedback_comes_first_then_the_instruction_then_the_last_turn_then_the_lessons():
-    run = a_run(messages=[Message.user("go")], feedback="F", pending_instruction="I", lessons_learned=[LESSON], grace="now")
+    run = a_run(
+        messages=[Message.user("go")], feedback="F", pending_instruction="I", lessons_learned=[LESSON], grace="now"
+    )
     (only,) = render(run)
     assert only.content == f"go\n\nF\n\nI\n\n{WRAP_UP}\n\n{addendum([LESSON])}"
 

@@ -1,4 +1,4 @@
-"""A suspended run as a signed record: refused when anything in it was changed, when it is late, or when it is not its turn."""
+"""A suspended run as a signed record: refused when anything in it was changed, or when it is late."""
 
 from __future__ import annotations
 

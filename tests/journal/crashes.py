@@ -40,8 +40,11 @@ from agentfsm import (
     tool,
 )
 from agentfsm.core.messages import FinishReason
+from agentfsm.core.presets import PRESETS
 from agentfsm.journal import keeper, sqlite
+from agentfsm.journal.replay import replay
 from agentfsm.journal.restore import records, restore
+from agentfsm.journal.verify import GOOD, OPEN, verify
 from agentfsm.testing import FakeClock, call
 
 RUN = "run"
@@ -95,7 +98,8 @@ class ByTranscript:
         if isinstance(entry, str):
             return Reply(Message.assistant(entry))
         calls = tuple(
-            type(c)(f"call{said}_{n}", c.name, c.arguments) for n, c in enumerate(entry if isinstance(entry, list) else [entry])
+            type(c)(f"call{said}_{n}", c.name, c.arguments)
+            for n, c in enumerate(entry if isinstance(entry, list) else [entry])
         )
         return Reply(Message.assistant("", calls), FinishReason.TOOL_CALLS)
 
@@ -183,7 +187,13 @@ async def life(world: World, scenario: str) -> None:
         waits = restore(store.rows(RUN)).run.waiting
         assert waits is not None
         asked = UserInputRequested(
-            run_id=RUN, seq=0, time=0.0, kind=waits.kind, question="", tool=waits.tool, arguments=waits.arguments,
+            run_id=RUN,
+            seq=0,
+            time=0.0,
+            kind=waits.kind,
+            question="",
+            tool=waits.tool,
+            arguments=waits.arguments,
             suspension_record=None,  # type: ignore[arg-type]
         )
         result = await one.resume(RUN, answer(world, asked))
@@ -200,9 +210,9 @@ async def life(world: World, scenario: str) -> None:
 def instrument(world: World) -> None:
     commit, append, settle = sqlite.SqliteStore._commit, sqlite._append, keeper.StoreKeeper.settle
 
-    def committing(self, db, jobs):
+    def committing(self, *rest):
         world.passing("before a commit")
-        told = commit(self, db, jobs)
+        told = commit(self, *rest)
         world.passing("after a commit")
         return told
 
@@ -240,11 +250,16 @@ def process(folder: Path, scenario: str, kill_at: int) -> bool:
     return False
 
 
-def outcome(folder: Path) -> dict:
+def outcome(folder: Path, scenario: str) -> dict:
     store = SqliteStore(folder / "runs.db")
     rows = store.rows(RUN)
     past = restore(rows)
+    told = verify(RUN, rows, store.head(RUN))
     store.close()
+    assert told.code in (GOOD, OPEN), f"{told}, in {folder}"
+    assert told.code == GOOD or not past.finished, told
+    again = replay(rows, PRESETS[SCENARIOS[scenario][0]].graph)
+    assert again.same, f"{again}, in {folder}"
     moves = [r.data["transition"] for r in records(rows, RUN) if r.kind == "transition"]
     return {
         "finished": past.finished,
@@ -263,7 +278,7 @@ def visits(moves: list[str]) -> list[str]:
 
 
 def check(folder: Path, kills: int, expected: dict, scenario: str) -> dict:
-    got = outcome(folder)
+    got = outcome(folder, scenario)
     if got["doubts"]:  # a person gave the call's result, so it took no visit of its own to dispatch_tool
         got["moves"], expected = visits(got["moves"]), {**expected, "moves": visits(expected["moves"])}
     for what in ("finished", "messages", "answer", "moves"):
@@ -284,7 +299,7 @@ def lives(scenario: str, kills: list[int], expected: dict | None) -> dict:
     killed = sum(process(folder, scenario, at) for at in kills)
     process(folder, scenario, 0)
     points = int(World(folder, 0).lines("points")[0]) if not kills else 0
-    got = check(folder, killed, expected, scenario) if expected else outcome(folder)
+    got = check(folder, killed, expected, scenario) if expected else outcome(folder, scenario)
     where = World(folder, 0).lines("killed")
     shutil.rmtree(folder)
     return {**got, "killed": killed, "points": points, "where": where}
@@ -325,7 +340,7 @@ def warm_up() -> None:
     """Import and build once what every life would else import and build anew."""
     folder = Path(tempfile.mkdtemp(prefix="crash-"))
     asyncio.run(life(World(folder, 0), "approval"))
-    outcome(folder)
+    outcome(folder, "approval")
     shutil.rmtree(folder)
 
 

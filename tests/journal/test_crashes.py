@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-
-
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 
 

@@ -120,7 +120,9 @@ def test_a_result_with_a_record_of_its_own_is_pointed_to():
 
 def test_what_people_and_tools_said_stands_beside_the_record():
     said = [
-        o.Replied(Reply(Message(Role.ASSISTANT, "SAID", (ToolCall("1", "pay", {"to": "SAID"}, "SAID"),)), refusal="SAID")),
+        o.Replied(
+            Reply(Message(Role.ASSISTANT, "SAID", (ToolCall("1", "pay", {"to": "SAID"}, "SAID"),)), refusal="SAID")
+        ),
         o.Ran((ToolResult("1", "pay", "SAID", failure=Failure(kind="tool_error", explanation="SAID"), value="SAID"),)),
         o.Read(answer={"x": "SAID"}),
         o.Noted({"x": "SAID"}, (Message.user("SAID"),)),

@@ -10,9 +10,13 @@ from hypothesis import strategies as st
 from agentfsm import Agent, AgentGuardrails, Allow, Host, RunResult, UserInputRequested
 from agentfsm.core.codec import dump_state
 from agentfsm.core.presets import PRESETS
+from agentfsm.journal.canonical import decode, encode
+from agentfsm.journal.export import export_lines, read_lines
 from agentfsm.journal.memory import MemoryStore
 from agentfsm.journal.records import START, seal
+from agentfsm.journal.replay import replay
 from agentfsm.journal.restore import restore
+from agentfsm.journal.verify import GOOD, OPEN, verify
 from agentfsm.runtime.run import Run
 from tests import test_properties as drawn
 
@@ -25,6 +29,13 @@ def check(store: MemoryStore, result: RunResult) -> None:
     for row in rows:
         head = seal(head, row.body)
         assert row.hash == head
+        assert encode(decode(row.body)) == row.body  # canonical, also where it was put together by hand
+    told = verify(result.run.run_id, rows, store.head(result.run.run_id))
+    assert told.code == (GOOD if result.run.done else OPEN), told
+    again = replay(rows, result.graph)
+    assert again.same, again
+    assert again.moves == sum('"kind":"transition"' in row.body for row in rows)
+    assert read_lines(export_lines(rows)) == rows
 
 
 async def life(agent: Agent, people: Sequence[Any], store: MemoryStore, by_id: bool) -> RunResult:

@@ -1,0 +1,261 @@
+"""How long a run can get: the longest stretch between two waits, and the most model and tool calls."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from agentfsm.analysis.facts import Facts
+from agentfsm.analysis.laps import Cost, EndlessError, Lap, Laps, Shift, add, larger
+from agentfsm.analysis.product import Config, Product
+from agentfsm.machine.graph import Graph, State
+
+__all__ = ["Bounds", "bounds"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The longest that a run can get, whatever happens outside. None stands for no bound.
+
+    Attributes:
+        moves: Moves between two waits (or from the start, or to the end).
+        model_calls: Model calls between two waits.
+        tool_calls: Tool calls between two waits.
+        model_calls_in_all: Model calls of a whole run, however often a person lets it go on.
+        tool_calls_in_all: Tool calls of a whole run.
+        longest: The places of the rows of a run that ends with a longest stretch.
+    """
+
+    moves: int | None
+    model_calls: int | None
+    tool_calls: int | None
+    model_calls_in_all: int | None
+    tool_calls_in_all: int | None
+    longest: tuple[int, ...] = ()
+
+
+def bounds(graph: Graph, facts: Facts) -> Bounds:
+    """The bounds of a graph's runs, over the counters that are declared as budgets."""
+    product = Product(graph, facts, [c.name for c in facts.counters if c.budget])
+    try:
+        return _Bounding(product).result()
+    except EndlessError:
+        return Bounds(None, None, None, None, None)
+
+
+def _cost(graph: Graph, row: int) -> Cost:
+    """One move; a model call; a tool call."""
+    transition = graph.transitions[row]
+    runs = transition.source == State.DISPATCH_TOOL and transition.guard is None
+    return (1, int(transition.target == State.CALL_LLM), int(runs))
+
+
+NONE: Cost = (0, 0, 0)
+
+_Here = tuple[int, ...]
+"""The number of a hub, then the values of the large counters."""
+
+
+@dataclass(slots=True)
+class _Goal:
+    """A hub that can come next, in one way of moving the large counters (``hub`` is -1 for an end)."""
+
+    hub: int
+    move: Callable[[_Here], _Here]
+    straight: Lap | None = None
+    onward: Lap | None = None
+    tail: Lap | None = None
+    lead: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Hub:
+    node: Config
+    outs: dict[tuple[bool, ...], list[_Goal]] = field(default_factory=dict[tuple[bool, ...], list[_Goal]])
+
+
+class _Bounding:
+    """One computation: find every hub's configuration, then the most from each on."""
+
+    def __init__(self, product: Product) -> None:
+        costs = [_cost(product.graph, i) for i in range(len(product.graph.transitions))]
+        self._laps = laps = Laps(product, costs.__getitem__)
+        self._hubs: list[_Hub] = []
+        self._number: dict[Config, int] = {}
+        node, values = laps.fold(product.start)
+        self._start: _Here = (self._hub(node), *values)  # it is treated as a hub, whether or not it is one
+        self._back: dict[_Here, tuple[_Here, tuple[int, ...]] | None] = {self._start: None}
+        self._nexts: dict[_Here, list[tuple[_Goal, _Here]]] = {}
+
+    def result(self) -> Bounds:
+        """The bounds.
+
+        Raises:
+            EndlessError: Nothing is bounded.
+        """
+        self._explore()
+        most, run = self._longest()
+        try:
+            in_all = self._values("onward")[self._start][0]
+        except EndlessError:
+            return Bounds(*most, None, None, run)
+        return Bounds(*most, *in_all[1:], run)
+
+    def _hub(self, node: Config) -> int:
+        if node not in self._number:
+            self._number[node] = len(self._hubs)
+            self._hubs.append(_Hub(node))
+        return self._number[node]
+
+    # -- what follows a hub ---------------------------------------------------------------------------
+
+    def _goals(self, here: _Here) -> list[_Goal]:
+        laps, hub = self._laps, self._hubs[here[0]]
+        config = laps.unfold(hub.node, here[1:])
+        case = laps.case(config)
+        if case not in hub.outs:
+            hub.outs[case] = self._build(config)
+        return hub.outs[case]
+
+    def _build(self, config: Config) -> list[_Goal]:
+        laps = self._laps
+        goals: dict[tuple[Config | None, Shift], _Goal] = {}
+        for step in laps.steps(config):
+            first = Lap(step.node, step.shift, step.cost, (step.row,))
+            for rest in self._rest(step.node):
+                goal = self._goal(goals, first, rest)
+                goal.straight = _most(goal.straight, laps.join(first, rest))
+                if config[0] in laps.product.waits:
+                    goal.tail = goal.straight
+            for (node, shift), way in laps.reached(step.node).items():
+                lead = Lap(node, shift, way.most, way.rows)
+                if laps.hub(node):
+                    goal = self._goal(goals, first, lead)
+                    goal.onward = _most(goal.onward, laps.join(first, lead))
+                if way.waited is not None:
+                    before = Lap(node, laps.then(step.shift, shift), way.waited, (step.row, *way.rows))
+                    for rest in self._rest(node):
+                        goal = self._goal(goals, before, rest)
+                        tail = laps.join(before, rest)
+                        if goal.tail is None or tail.cost[0] > goal.tail.cost[0]:
+                            goal.lead = before.rows
+                        goal.tail = _most(goal.tail, tail)
+        return list(goals.values())
+
+    def _goal(self, goals: dict[tuple[Config | None, Shift], _Goal], first: Lap, rest: Lap) -> _Goal:
+        laps = self._laps
+        shift = laps.same if rest.node is None else laps.then(first.shift, rest.shift)
+        if (rest.node, shift) not in goals:
+            hub = -1 if rest.node is None else self._hub(rest.node)
+            goals[rest.node, shift] = _Goal(hub, _mover(hub, shift, laps.limits))
+        return goals[rest.node, shift]
+
+    def _rest(self, node: Config) -> tuple[Lap, ...]:
+        """What follows a node, with nobody waited for."""
+        laps = self._laps
+        if laps.ends(node):
+            return (Lap(None, laps.same, NONE, ()),)
+        return (Lap(node, laps.same, NONE, ()),) if laps.hub(node) else laps.straight(node)
+
+    # -- over all hubs --------------------------------------------------------------------------------
+
+    def _explore(self) -> None:
+        """Every hub's configuration that some run comes to, nearest first."""
+        todo = deque([self._start])
+        back, nexts = self._back, self._nexts
+        while todo:
+            here = todo.popleft()
+            found = nexts[here] = [(goal, goal.move(here)) for goal in self._goals(here)]
+            for goal, after in found:
+                if goal.onward is not None and after not in back:
+                    back[after] = (here, goal.onward.rows)
+                    todo.append(after)
+
+    def _values(self, kind: str) -> dict[_Here, tuple[Cost, _Goal | None]]:
+        """The most of each measure from each configuration on, and the first goal of a longest way.
+
+        Raises:
+            EndlessError: There is a cycle, so there is no most.
+        """
+        values: dict[_Here, tuple[Cost, _Goal | None]] = {}
+        opened: set[_Here] = set()
+        stack = list(self._nexts)
+        while stack:
+            here = stack[-1]
+            if here in values:
+                stack.pop()
+                continue
+            most = model = tool = widest = 0
+            choice: _Goal | None = None
+            missing: list[_Here] = []
+            for goal, after in self._nexts[here]:
+                lap: Lap | None = getattr(goal, kind)
+                if lap is None:
+                    continue
+                cost = lap.cost
+                if goal.hub >= 0:
+                    if after not in values:
+                        missing.append(after)
+                        continue
+                    cost = add(cost, values[after][0])
+                model, tool = max(model, cost[1]), max(tool, cost[2])
+                if cost[0] > most or (cost[0] == most and lap.cost[0] > widest):  # the longer lap first
+                    most, widest, choice = cost[0], lap.cost[0], goal
+            if missing:
+                if here in opened:
+                    raise EndlessError
+                opened.add(here)
+                stack += missing
+            else:
+                values[here] = ((most, model, tool), choice)
+                stack.pop()
+        return values
+
+    def _longest(self) -> tuple[Cost, tuple[int, ...]]:
+        values = self._values("straight")
+        most = values[self._start][0]
+        begin: tuple[_Here, _Goal | None] = (self._start, None)
+        for here, nexts in self._nexts.items():
+            for goal, after in nexts:
+                if goal.tail is None:
+                    continue
+                cost = goal.tail.cost if goal.hub < 0 else add(goal.tail.cost, values[after][0])
+                if cost[0] > most[0]:
+                    begin = (here, goal)
+                most = larger(most, cost)
+        here, goal = begin
+        rows = self._way_to(here)
+        if goal is not None and goal.tail is not None:
+            rows += [*goal.lead, *goal.tail.rows[len(goal.lead) :]]
+        else:
+            goal = values[here][1]
+            rows += goal.straight.rows if goal is not None and goal.straight is not None else ()
+        while goal is not None and goal.hub >= 0:
+            here = goal.move(here)
+            goal = values[here][1]
+            rows += goal.straight.rows if goal is not None and goal.straight is not None else ()
+        return most, tuple(rows)
+
+    def _way_to(self, here: _Here) -> list[int]:
+        parts: list[tuple[int, ...]] = []
+        while (step := self._back[here]) is not None:
+            here, rows = step
+            parts.append(rows)
+        return [row for part in reversed(parts) for row in part]
+
+
+def _most(a: Lap | None, b: Lap) -> Lap:
+    """Of two laps with one goal, the most of each measure and the rows of the longer."""
+    if a is None:
+        return b
+    return Lap(a.node, a.shift, larger(a.cost, b.cost), b.rows if b.cost[0] > a.cost[0] else a.rows)
+
+
+def _mover(hub: int, shift: Shift, limits: Shift) -> Callable[[_Here], _Here]:
+    """A shift as a function: each counter is multiplied by 0 or 1, added to, and kept within its limit."""
+    plan = [(0, -1 - s, limit) if s < 0 else (1, s, limit) for s, limit in zip(shift, limits, strict=True)]
+    if len(plan) == 2:  # the common case, and the inner loop of the whole computation
+        (m1, a1, l1), (m2, a2, l2) = plan
+        return lambda here: (hub, min(l1, here[1] * m1 + a1), min(l2, here[2] * m2 + a2))
+    return lambda here: (hub, *(min(lim, v * m + a) for v, (m, a, lim) in zip(here[1:], plan, strict=True)))

@@ -1,0 +1,215 @@
+"""Shortest runs that break a property, and the proof that there are none.
+
+A question is asked of the table without its counters first. A run that is found is tried on the whole; if
+a counter forbids it, that counter is followed too and the question asked again. What is never found is
+proved: fewer counters only allow more runs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from agentfsm.analysis.facts import Facts
+from agentfsm.analysis.product import Config, Product
+from agentfsm.analysis.properties import BROKEN, Property
+from agentfsm.machine.graph import Graph
+
+__all__ = ["Run", "Searcher", "loop_in", "names", "run_to"]
+
+N = TypeVar("N")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run as the places of the rows that it takes.
+
+    Attributes:
+        rows: The rows, from the start.
+        loop: Rows that can follow again and again for ever, or none.
+    """
+
+    rows: tuple[int, ...]
+    loop: tuple[int, ...] = ()
+
+
+class Searcher:
+    """Answers questions about every run of a table under its facts.
+
+    Args:
+        graph: The table.
+        facts: What is known of it.
+    """
+
+    def __init__(self, graph: Graph, facts: Facts) -> None:
+        self.graph = graph
+        self.whole = Product(graph, facts)
+        self._parts: dict[frozenset[str], Product] = {frozenset(self.whole.names): self.whole}
+
+    def part(self, use: Iterable[str]) -> Product:
+        """The product over some of the counters."""
+        key = frozenset(use)
+        if key not in self._parts:
+            self._parts[key] = Product(self.graph, self.whole.facts, key)
+        return self._parts[key]
+
+    def breaks(self, wanted: Property) -> Run | None:
+        """The shortest run that breaks a property, or None: then none does."""
+        start, watch = wanted.watcher(self.graph)
+
+        def find(part: Product) -> Run | None:
+            rows = run_to(part, start, watch)
+            return None if rows is None else Run(rows)
+
+        return self._refine(find)
+
+    def endless(self) -> Run | None:
+        """The shortest run that can go on for ever without waiting for anybody, or None: then none can."""
+        return self._refine(loop_in)
+
+    def _refine(self, find: Callable[[Product], Run | None]) -> Run | None:
+        use: frozenset[str] = frozenset()
+        while True:
+            found = find(self.part(use))
+            if found is None or self.possible(found):
+                return found
+            use |= self._refuter(found, use)
+
+    def _refuter(self, run: Run, use: frozenset[str]) -> frozenset[str]:
+        """One counter that forbids a run, the first declared where there are several; or all, together."""
+        for name in self.whole.names:
+            if name not in use and not _possible(self.part(use | {name}), run):
+                return frozenset({name})
+        return frozenset(self.whole.names)
+
+    def possible(self, run: Run) -> bool:
+        """Whether a run can happen under all that is known, its loop again and again."""
+        return _possible(self.whole, run)
+
+    def beside(self, rows: Sequence[int]) -> set[int]:
+        """Every row that could be taken somewhere along a possible run, its own among them."""
+        here = {self.whole.start}
+        found: set[int] = set()
+        for place in rows:
+            found.update(row for config in here for row, _ in self.whole.moves(config))
+            here = _taken(self.whole, here, place)
+        return found
+
+
+def _possible(product: Product, run: Run) -> bool:
+    here = {product.start}
+    for place in run.rows:
+        here = _taken(product, here, place)
+    seen: set[frozenset[Config]] = set()
+    while here and run.loop and frozenset(here) not in seen:
+        seen.add(frozenset(here))
+        for place in run.loop:
+            here = _taken(product, here, place)
+    return bool(here)
+
+
+def _taken(product: Product, here: set[Config], place: int) -> set[Config]:
+    return {after for config in here for row, after in product.moves(config) if row == place}
+
+
+def run_to(
+    product: Product, state: int, watch: Callable[[int, int], int], goal: int = BROKEN
+) -> tuple[int, ...] | None:
+    """The rows of the shortest run after which a watcher is in the state ``goal``, or None."""
+    start = (product.start, state)
+    back: dict[tuple[Config, int], tuple[tuple[Config, int], int] | None] = {start: None}
+    todo = deque([start])
+    while todo:
+        node = todo.popleft()
+        for row, after in sorted(product.moves(node[0]), key=lambda move: product.ties[move[0]]):  # the freest first
+            then = (after, watch(node[1], row))
+            if then in back:
+                continue
+            back[then] = (node, row)
+            if then[1] == goal:
+                return _path(back, then)
+            todo.append(then)
+    return None
+
+
+def _path(back: Mapping[N, tuple[N, int] | None], node: N) -> tuple[int, ...]:
+    rows: list[int] = []
+    while (step := back[node]) is not None:
+        node, row = step
+        rows.append(row)
+    return tuple(reversed(rows))
+
+
+def loop_in(product: Product) -> Run | None:
+    """The shortest run with a loop in which nobody is waited for, or None."""
+    back: dict[Config, tuple[Config, int] | None] = {product.start: None}
+    order: list[Config] = []
+    todo = deque([product.start])
+    while todo:
+        config = todo.popleft()
+        order.append(config)
+        for row, after in product.moves(config):
+            if after not in back:
+                back[after] = (config, row)
+                todo.append(after)
+    still = product.waits | product.finals
+    inner = {c: [m for m in product.moves(c) if m[1][0] not in still] for c in order if c[0] not in still}
+    cyclic = _on_cycles(inner)
+    best: Run | None = None
+    for config in order:  # nearest first
+        if config not in cyclic:
+            continue
+        stem = _path(back, config)
+        if best is not None and len(stem) >= len(best.rows) + len(best.loop):
+            break
+        loop = _cycle(inner, cyclic, config)
+        if loop and (best is None or len(stem) + len(loop) < len(best.rows) + len(best.loop)):
+            best = Run(stem, loop)
+    return best
+
+
+def _cycle(
+    inner: dict[Config, list[tuple[int, Config]]], cyclic: set[Config], start: Config
+) -> tuple[int, ...]:
+    """The shortest cycle through a configuration."""
+    back: dict[Config, tuple[Config, int] | None] = {start: None}
+    todo = deque([start])
+    while todo:
+        config = todo.popleft()
+        for row, after in inner[config]:
+            if after == start:
+                return (*_path(back, config), row)
+            if after in cyclic and after not in back:
+                back[after] = (config, row)
+                todo.append(after)
+    return ()
+
+
+def _on_cycles(inner: dict[Config, list[tuple[int, Config]]]) -> set[Config]:
+    """What is left when everything is taken away that no cycle can pass: first what leads nowhere, and so on."""
+    left = set(inner)
+    for forward in (True, False):
+        edges: dict[Config, list[Config]] = {c: [] for c in left}
+        degree = dict.fromkeys(left, 0)
+        for config in left:
+            for _, after in inner[config]:
+                if after in left:
+                    source, target = (config, after) if forward else (after, config)
+                    degree[source] += 1
+                    edges[target].append(source)
+        gone = [c for c in left if not degree[c]]
+        while gone:
+            config = gone.pop()
+            left.discard(config)
+            for source in edges[config]:
+                degree[source] -= 1
+                if not degree[source]:
+                    gone.append(source)
+    return left
+
+
+def names(graph: Graph, rows: Sequence[int]) -> tuple[str, ...]:
+    """The ids of rows given by their places."""
+    return tuple(graph.transitions[row].id for row in rows)

@@ -1,0 +1,212 @@
+"""What ``analyse`` proves of LOOP and the presets, counted by hand, and what it finds in faulty tables."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from agentfsm.analysis import Analysis, Change, Counter, Facts, analyse, exactly, must_pass, never_after
+from agentfsm.core.detectors import tool_error
+from agentfsm.core.guardrails import AgentGuardrails
+from agentfsm.core.loop import LOOP
+from agentfsm.core.presets import PRESETS
+from agentfsm.errors import ConfigurationError
+from agentfsm.machine.graph import Graph, StateSpec, Transition
+from tests.analysis.graphs import dodging, endless_retry, guard
+
+
+def broken(analysis: Analysis) -> dict[str, tuple[str, ...]]:
+    return {v.text: v.path for v in analysis.verdicts if not v.holds}
+
+
+def test_every_preset_passes_whatever_its_policy() -> None:
+    for preset in PRESETS.values():
+        if preset.guardrails.max_iterations is None:
+            continue  # ten thousand steps: the same proof, and half a minute of it
+        found = analyse(preset.graph, guardrails=preset.guardrails, rules=preset.rules)
+        assert found.ok, str(found)
+
+
+def test_the_bounds_of_the_default_limits_are_what_a_person_counts() -> None:
+    """One lap with a model call: pre_step, call_llm, post_llm; four calls of two moves each; retry_tool; the
+    four again; recover back to pre_step: 3 + 8 + 1 (to recover) ... = 21 moves. 50 of them use up the
+    iterations. The other 150 of the 200 steps are spent on a policy that retries the spent budget: two moves
+    each. The 201st step is the runaway's.
+    """
+    found = analyse(LOOP)
+    assert found.bounds.moves == 50 * 21 + 150 * 2 + 1
+    assert found.bounds.model_calls == 50
+    assert found.bounds.tool_calls == 50 * (4 + 4)
+    # a person extends the iterations three times, each at a step that calls no model
+    assert found.bounds.model_calls_in_all == 200 - 3
+    assert found.bounds.tool_calls_in_all == (200 - 3) * 8
+    assert found.exact
+
+
+@pytest.mark.parametrize(("iterations", "calls", "retries"), [(1, 1, 0), (1, 1, 1), (2, 3, 0), (3, 2, 2)])
+def test_bounds_follow_the_guardrails(iterations: int, calls: int, retries: int) -> None:
+    limits = AgentGuardrails(max_iterations=iterations, max_steps=iterations, max_tool_retries=retries)
+    found = analyse(LOOP, guardrails=limits, calls_per_reply=calls)
+    rounds = 1 + retries
+    assert found.bounds.tool_calls == iterations * calls * rounds
+    # 3 moves to the calls, 2 for each call, 1 to recover and back to pre_step; the end is the runaway
+    assert found.bounds.moves == iterations * (3 + rounds * (2 * calls + 1)) + 1
+
+
+def test_rows_that_the_limits_switch_off_are_listed_with_the_reason() -> None:
+    assert {d.row: d.why for d in analyse(LOOP).dead} == {
+        "pre_step.token_limit": "max_tokens is not set",
+        "pre_step.cost_limit": "max_cost_usd is not set",
+    }
+    limits = AgentGuardrails(max_tokens=1, max_cost_usd=1, max_tool_retries=0)
+    (dead,) = analyse(LOOP, guardrails=limits).dead
+    assert dead.row == "recover.retry_tool"
+    assert "0 time(s)" in dead.why
+
+
+def test_declared_properties_hold_or_come_with_the_shortest_run() -> None:
+    found = analyse(
+        LOOP,
+        must_pass("call_llm", through="pre_step"),
+        must_pass("dispatch_tool", through="approval_decided", when="approval_required"),
+        never_after("dispatch_tool", "output_truncated", until="pre_step"),
+        must_pass("terminal", through="call_llm"),
+        never_after("call_llm", "suspended"),
+    )
+    assert broken(found) == {
+        "terminal only after call_llm": ("pre_step.cancelled",),
+        "never call_llm after suspended": (
+            "pre_step.time_limit",
+            "recover.ask_user",
+            "suspended.replied",
+            "pre_step.otherwise",
+        ),
+    }
+
+
+def test_a_name_that_means_nothing_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="'dispach_tool' is no state, guard or row"):
+        analyse(LOOP, must_pass("dispach_tool", through="pre_step"))
+
+
+def test_attempts_that_reset_on_success_make_an_endless_retry() -> None:
+    graph, facts = endless_retry(resets=True)
+    (verdict,) = [v for v in analyse(graph, facts=facts).verdicts if not v.holds]
+    assert verdict.text == "every run ends, or waits for a person"
+    assert (verdict.path, verdict.loop) == ((), ("ask.otherwise", "read.unreadable", "recover.otherwise"))
+    assert "'an attempt'" in verdict.detail  # what the table claims to spend
+    graph, facts = endless_retry(resets=False)
+    assert analyse(graph, facts=facts).ok
+
+
+def test_a_retry_that_goes_straight_to_the_model_dodges_the_budget() -> None:
+    graph, _ = dodging()
+    found = broken(analyse(graph, must_pass("call_llm", through="pre_step")))
+    assert found["call_llm only after pre_step"] == (
+        "pre_step.otherwise",
+        "call_llm.transient_provider",
+        "recover.otherwise",
+    )
+    assert "every run ends, or waits for a person" in found
+
+
+def test_approval_that_is_asked_too_late_is_found() -> None:
+    """The table of a hurried change: the flag is looked at, and the calls run all the same."""
+    needs = guard("needs_approval")
+    wrong = LOOP.with_transition(Transition("post_llm", needs, "dispatch_tool"), before="tool_calls")
+    rule = must_pass("dispatch_tool", through="approval_required", when="needs_approval")
+    (path,) = broken(analyse(wrong, rule)).values()
+    assert path == ("pre_step.otherwise", "call_llm.otherwise", "post_llm.needs_approval")
+
+
+def test_a_row_behind_one_that_always_holds_first_is_named() -> None:
+    low, high = guard("low"), guard("high")
+    graph = Graph(
+        (StateSpec("a", spends="a step"), StateSpec("end", final=True)),
+        (Transition("a", low, "end"), Transition("a", high, "end"), Transition("a", None, "a")),
+    )
+    count = Counter("n", 9, (Change("* -> a", 1),))
+    facts = Facts((count,), (exactly(low, "n >= 2"), exactly(high, "n >= 5")))
+    found = analyse(graph, facts=facts)
+    assert [d.row for d in found.dead] == ["a.high"]
+    assert "shadowed: a.high" in str(found)
+    assert not found.ok
+
+
+def test_a_run_that_can_no_longer_end_is_found() -> None:
+    stuck = guard("stuck")
+    graph = Graph(
+        (StateSpec("a"), StateSpec("b", waits=True), StateSpec("end", final=True)),
+        (Transition("a", stuck, "b"), Transition("a", None, "end"), Transition("b", guard("released"), "a")),
+    )
+    lost = Facts((Counter("tried", 1, (Change("b.released", to=(1,)),)),), (exactly(stuck, "tried == 1 or tried == 0"),))
+    found = analyse(graph, facts=lost)
+    assert "from everywhere, the end can still be reached (not from a (tried=0))" in str(found)
+    assert not found.ok
+
+
+def test_spending_without_a_counter_is_no_proof() -> None:
+    """``spends`` on a row is a claim, which the checks of a graph believe; the analysis wants a counter."""
+    loose = LOOP.with_state(
+        StateSpec("review", spends="a review", effect=print),
+        [Transition("review", None, "post_tool")],
+        entered_by=Transition("post_tool", guard("reviewable"), "review"),
+        before="tool_error",
+    )
+    (verdict,) = [v for v in analyse(loose).verdicts if not v.holds]
+    assert verdict.loop == ("review.otherwise", "post_tool.reviewable")
+    assert verdict.detail == "it spends 'a review', but no counter bounds that"
+    bounded = Facts(
+        (Counter("reviews", 2, (Change("* -> review", 1), Change("* -> pre_step", to=(0,)))),),
+        (exactly("reviewable", "reviews < 2"),),
+    )
+    assert analyse(loose, facts=bounded).ok
+
+
+def test_a_guard_of_the_users_with_a_known_name_is_free() -> None:
+    mine = LOOP.without("post_tool.tool_error").with_detector("post_tool", guard("tool_error"))
+    assert analyse(mine).ok
+    assert mine.transition("post_tool.tool_error").guard is not tool_error
+
+
+def test_it_is_the_same_under_any_hash_seed_and_becomes_json() -> None:
+    code = (
+        "import json; from agentfsm.analysis import analyse, must_pass; from agentfsm.core.loop import LOOP;"
+        "from agentfsm.core.guardrails import AgentGuardrails;"
+        "a = analyse(LOOP, must_pass('terminal', through='call_llm'), guardrails=AgentGuardrails(max_iterations=3));"
+        "print(json.dumps(a.to_dict()), a.bounds.longest, a)"
+    )
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout
+        for seed in ("0", "1", "4242")
+    }
+    assert len(texts) == 1
+    data = json.loads(texts.pop().partition("}] ")[0].partition("} (")[0] + "}")
+    assert data["ok"] is False
+
+
+def test_facts_that_name_nothing_are_refused() -> None:
+    facts = Facts((), (exactly("tool_error", "tries >= 2"),))
+    with pytest.raises(ConfigurationError, match="there is no counter 'tries'"):
+        analyse(LOOP, facts=facts)
+    with pytest.raises(ConfigurationError, match="'>= 2' is no condition"):
+        analyse(LOOP, facts=Facts((), (exactly("tool_error", ">= 2"),)))
+    with pytest.raises(ConfigurationError, match="declared twice"):
+        analyse(LOOP, facts=Facts((Counter("steps", 3),)))
+    with pytest.raises(ConfigurationError, match="no value 'red'"):
+        Facts((Counter("light", labels=("green",), changes=(Change("*", to=("red",)),)),)).check()
+    with pytest.raises(ConfigurationError, match="outside 0 to 2"):
+        Counter("n", 2, start=3)
+
+
+def test_the_report_reads_as_text() -> None:
+    text = str(analyse(replace(LOOP, name="mine"), must_pass("terminal", through="call_llm")))
+    assert text.startswith("mine: 8 states, ")
+    assert "BROKEN  terminal only after call_llm\n          by: pre_step.cancelled" in text
+    assert "between two waits: at most 1,351 moves, 50 model calls, 400 tool calls (a reply making 4)" in text

@@ -1,0 +1,140 @@
+"""``spin`` and our own search agree: on LOOP, on the presets' tables, and on random tables with random facts."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from agentfsm.analysis import Facts, Known, laps, loop_facts, must_pass, never_after
+from agentfsm.analysis.bounds import bounds
+from agentfsm.analysis.facts import condition
+from agentfsm.analysis.product import Product
+from agentfsm.analysis.promela import to_promela
+from agentfsm.analysis.properties import never_taken
+from agentfsm.analysis.search import Searcher
+from agentfsm.core.guardrails import AgentGuardrails
+from agentfsm.core.loop import LOOP
+from agentfsm.core.presets import PRESETS
+from agentfsm.core.rules import Rules
+from agentfsm.machine.graph import Graph
+from tests.analysis.graphs import dodging, endless_retry, random_case
+from tests.analysis.spin import CAP, Case, Found, ask, spin
+
+RANDOM = 200 if os.environ.get("AGENTFSM_LONG") else 20
+
+
+def compare(case: Case, found: Found) -> int:
+    """Every property of a case, ours against spin's; how many were compared."""
+    searcher = Searcher(case.graph, case.facts)
+    name = case.graph.name
+    assert (searcher.endless() is not None) == found.endless, name
+    taken = {i for i, t in enumerate(case.graph.transitions) if searcher.breaks(never_taken(t.id)) is not None}
+    assert taken == found.rows, name
+    product = Product(case.graph, case.facts)
+    assert pairs(product) == found.pairs, name
+    longest = bounds(case.graph, case.facts).moves
+    assert (longest is None) == found.endless, name
+    if longest is not None and longest < CAP:
+        assert longest == found.longest, name
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(laps, "LARGE", 1)  # now almost every counter is folded away: nothing may change
+        assert bounds(case.graph, case.facts).moves == longest, name
+    properties = [must_pass(a, through=b, when=c) for a, b, c in case.passes]
+    properties += [never_after(a, b, until=c) for a, b, c in case.nevers]
+    broken = {i for i, p in enumerate(properties) if searcher.breaks(p) is not None}
+    assert broken == found.broken, name
+    return 4 + len(case.graph.transitions) + len(properties)
+
+
+def pairs(product: Product) -> set[tuple[int, int]]:
+    seen = {(product.start, -1)}
+    todo = list(seen)
+    while todo:
+        config, last = todo.pop()
+        for row, after in product.moves(config):
+            if (after, row) not in seen:
+                seen.add((after, row))
+                todo.append((after, row))
+    return {(last, row) for config, last in seen if last >= 0 for row, _ in product.moves(config)}
+
+
+def with_questions(seed: int) -> Case:
+    graph, facts = random_case(seed)
+    dice = random.Random(-seed)
+    names = [s.name for s in graph.states] + [t.id for t in graph]
+    pick = lambda: dice.choice(names)  # noqa: E731
+    return Case(
+        graph,
+        facts,
+        [(pick(), pick(), ""), (pick(), pick(), pick())],
+        [(pick(), pick(), ""), (pick(), pick(), pick())],
+    )
+
+
+@pytest.mark.parametrize("batch", range(RANDOM // 20))
+def test_random_tables(batch: int, tmp_path: Path) -> None:
+    cases = [with_questions(seed) for seed in range(20 * batch, 20 * batch + 20)]
+    found = ask(cases, tmp_path)
+    compared = sum(compare(case, each) for case, each in zip(cases, found, strict=True))
+    kinds = f"{sum(f.endless for f in found)} endless, {sum(len(f.broken) for f in found)} broken properties"
+    print(f"spin agrees on {len(cases)} random tables: {compared} verdicts ({kinds})")
+
+
+PASSES = [
+    ("call_llm", "pre_step", ""),
+    ("dispatch_tool", "approval_decided", "approval_required"),
+    ("post_tool", "suspended", "approval_required"),
+    ("terminal", "call_llm", ""),
+    ("pre_step", "recover", "output_truncated"),
+]
+NEVERS = [
+    ("dispatch_tool", "output_truncated", "pre_step"),
+    ("call_llm", "runaway", ""),
+    ("suspended", "post_llm.otherwise", ""),
+    ("recover", "suspended", ""),
+]
+SMALL = {"max_iterations": 2, "max_steps": 4, "max_continues": 1, "max_tokens": 10, "max_cost_usd": 1.0}
+
+
+def of_the_loop(graph: Graph, rules: Rules | None, calls: int = 2) -> Case:
+    return Case(graph, loop_facts(AgentGuardrails(**SMALL), rules, calls_per_reply=calls), PASSES, NEVERS)
+
+
+def test_the_loop_and_every_preset(tmp_path: Path) -> None:
+    cases = [of_the_loop(LOOP, None)]
+    cases += [of_the_loop(p.graph, p.rules) for p in PRESETS.values()]
+    found = ask(cases, tmp_path)
+    compared = sum(compare(case, each) for case, each in zip(cases, found, strict=True))
+    assert not any(f.endless for f in found)
+    print(f"spin agrees on LOOP and {len(PRESETS)} presets: {compared} verdicts")
+
+
+def test_the_loop_without_its_step_budget_is_endless_for_both(tmp_path: Path) -> None:
+    unlimited = of_the_loop(LOOP.without("pre_step.runaway", "pre_step.iteration_limit"), None)
+    faulty = [Case(unlimited.graph, unlimited.facts), *(Case(*each) for each in (endless_retry(resets=True), endless_retry(resets=False), dodging()))]
+    found = ask(faulty, tmp_path)
+    assert [f.endless for f in found] == [True, True, False, True]
+    for each, seen in zip(faulty, found, strict=True):
+        compare(each, seen)
+
+
+def test_the_exported_model_says_the_same_of_the_default_limits(tmp_path: Path) -> None:
+    """As a user would run it, and with the default budgets: over the counters that the proof needs."""
+    facts = loop_facts(AgentGuardrails())
+    names = ("steps", "calls", "tool_retries", "about", "allowed")
+    needed = Facts(tuple(c for c in facts.counters if c.name in names), tuple(k for k in facts.known if uses(k, names)))
+    (tmp_path / "loop.pml").write_text(to_promela(LOOP, needed), encoding="utf-8")
+    done = subprocess.run(
+        [spin(), "-search", "-O1", "-a", "-m1000000", "loop.pml"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "errors: 0" in done.stdout, done.stdout
+    assert Searcher(LOOP, needed).endless() is None
+
+
+def uses(known: Known, names: tuple[str, ...]) -> bool:
+    tests = [t for text in (known.may, known.must) for each in condition(text) for t in each]
+    return all(t.counter in names for t in tests)

@@ -1,0 +1,443 @@
+"""Spans of runs, model calls and tool calls: their names, their places, and what they do not tell."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+pytest.importorskip("opentelemetry.sdk", reason="the OpenTelemetry SDK is not installed")
+
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from agentfsm import (
+    Agent,
+    AgentGuardrails,
+    FinishReason,
+    Message,
+    MissingExtraError,
+    Reply,
+    RunResult,
+    TransientProviderError,
+    Usage,
+    UserInputRequested,
+    deny,
+    permissions,
+    tool,
+)
+from agentfsm.integrations.otel import tracing
+from agentfsm.testing import FakeClock, ScriptedModel, call
+from tests.transcripts import check_transcript
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as conventions
+
+
+class Collected:
+    """Where spans go in these tests."""
+
+    def __init__(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.provider = TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+
+    @property
+    def spans(self) -> list[ReadableSpan]:
+        return sorted(self.exporter.get_finished_spans(), key=lambda s: s.start_time or 0)
+
+    def named(self, name: str) -> ReadableSpan:
+        (span,) = [s for s in self.spans if s.name == name]
+        return span
+
+    def hooks(self, **options: Any) -> list[Any]:
+        return [*tracing(tracer_provider=self.provider, **options)]
+
+
+@pytest.fixture
+def collected() -> Collected:
+    return Collected()
+
+
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+def broken() -> str:
+    """Break."""
+    raise ValueError("canary")
+
+
+@tool(requires_approval=True)
+def pay(amount: int) -> str:
+    """Pay."""
+    return f"paid {amount}"
+
+
+class Named(ScriptedModel):
+    """A scripted model with a provider's name."""
+
+    def __init__(self, script: Sequence[Any], name: str = "openai:gpt-x") -> None:
+        super().__init__(script, name=name)
+
+
+def reply(message: Message, finish: FinishReason = FinishReason.STOP) -> Reply:
+    return Reply(message, finish, Usage(10, 5, 3), model="gpt-x-2026")
+
+
+def parent_of(span: ReadableSpan, spans: list[ReadableSpan]) -> str | None:
+    ids = {s.context.span_id: s.name for s in spans if s.context is not None}
+    return None if span.parent is None else ids[span.parent.span_id]
+
+
+def attributes(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+async def awaited(run: Any) -> RunResult:
+    return await run
+
+
+async def iterated(run: Any) -> RunResult:
+    async for _ in run:
+        pass
+    return run.result
+
+
+either = pytest.mark.parametrize("go", [awaited, iterated])
+
+
+# -- names and places ----------------------------------------------------------------------------------------
+
+
+@either
+def test_a_run_is_a_span_and_each_call_is_one_below_it(collected: Collected, go: Any) -> None:
+    model = Named([call("add", a=1, b=2), reply(Message.assistant("3"))])
+    agent = Agent(model, tools=[add], hooks=collected.hooks(agent_name="clerk"))
+    asyncio.run(go(agent.run("go", session_id="talk", run_id="r1")))
+    spans = collected.spans
+    assert [s.name for s in spans] == ["invoke_agent clerk", "chat gpt-x", "execute_tool add", "chat gpt-x"]
+    assert [s.kind for s in spans] == [SpanKind.INTERNAL, SpanKind.CLIENT, SpanKind.INTERNAL, SpanKind.CLIENT]
+    assert [parent_of(s, spans) for s in spans] == [None, *["invoke_agent clerk"] * 3]
+    assert len({s.context.trace_id for s in spans if s.context is not None}) == 1
+    for span in spans:
+        assert attributes(span)["gen_ai.conversation.id"] == "talk"
+        assert attributes(span)["agentfsm.run.id"] == "r1"
+        assert span.status.status_code is StatusCode.UNSET
+    assert [attributes(s)["gen_ai.operation.name"] for s in spans] == ["invoke_agent", "chat", "execute_tool", "chat"]
+    assert [attributes(s).get("agentfsm.state") for s in spans] == [None, "call_llm", "dispatch_tool", "call_llm"]
+
+
+def test_a_model_calls_span_says_what_it_used_up_and_why_it_stopped(collected: Collected) -> None:
+    agent = Agent(
+        Named([reply(Message.assistant("hi"))]),
+        hooks=collected.hooks(),
+        guardrails=AgentGuardrails(max_output_tokens=99),
+    )
+    agent.run_sync("go")
+    said = attributes(collected.named("chat gpt-x"))
+    expected = {
+        "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": "gpt-x",
+        "gen_ai.request.max_tokens": 99,
+        "gen_ai.response.model": "gpt-x-2026",
+        "gen_ai.response.finish_reasons": ("stop",),
+        "gen_ai.usage.input_tokens": 10,
+        "gen_ai.usage.output_tokens": 5,
+        "gen_ai.usage.cache_read.input_tokens": 3,
+    }
+    assert expected.items() <= said.items()
+    whole = attributes(collected.named("invoke_agent"))
+    assert whole["gen_ai.usage.input_tokens"] == 10
+    assert whole["agentfsm.outcome"] == "RunCompleted"
+
+
+def test_every_name_is_one_of_the_conventions_or_our_own(collected: Collected) -> None:
+    known = {v for k, v in vars(conventions).items() if k.startswith("GEN_AI_") and isinstance(v, str)}
+    model = Named([call("add", a=1, b=2), call("broken"), reply(Message.assistant("3"))])
+    Agent(model, tools=[add, broken], hooks=collected.hooks(agent_name="x", content=True)).run_sync("go")
+    names = {n for s in collected.spans for n in attributes(s)}
+    names |= {n for s in collected.spans for e in s.events for n in (e.attributes or {})}
+    assert {n for n in names if not n.startswith("agentfsm.")} <= known | {"error.type"}
+    assert any(n.startswith("gen_ai.input") for n in names)
+
+
+@pytest.mark.parametrize(
+    ("name", "provider", "model"),
+    [
+        ("anthropic:claude-x", "anthropic", "claude-x"),
+        ("openai-responses:gpt-x", "openai", "gpt-x"),
+        ("mistral:small:2", "mistral_ai", "small:2"),
+        ("ollama:llama", "ollama", "llama"),
+        ("my own", "my own", "my own"),
+    ],
+)
+def test_the_provider_is_named_as_the_conventions_do(
+    collected: Collected, name: str, provider: str, model: str
+) -> None:
+    Agent(Named(["hi"], name), hooks=collected.hooks()).run_sync("go")
+    said = attributes(collected.named(f"chat {model}"))
+    assert (said["gen_ai.provider.name"], said["gen_ai.request.model"]) == (provider, model)
+
+
+def test_every_transition_is_an_event_of_the_run(collected: Collected) -> None:
+    result = Agent(Named([call("add", a=1, b=2), "3"]), tools=[add], hooks=collected.hooks()).run_sync("go")
+    events = [e for e in collected.named("invoke_agent").events if e.name == "agentfsm.transition"]
+    seen = [dict(e.attributes or {}) for e in events]
+    assert [e["agentfsm.transition"] for e in seen] == [d.transition.id for d in result.decisions]
+    assert seen[0] == {
+        "agentfsm.state.from": "pre_step",
+        "agentfsm.state.to": "call_llm",
+        "agentfsm.guard": "otherwise",
+        "agentfsm.transition": "pre_step.otherwise",
+    }
+
+
+@either
+def test_what_a_tool_and_a_model_record_themselves_stands_below_their_spans(collected: Collected, go: Any) -> None:
+    tracer = collected.provider.get_tracer("theirs")
+
+    def think(_: Any) -> Any:
+        with tracer.start_as_current_span("http"):
+            return call("look") if not collected.spans else "done"
+
+    def look() -> str:
+        """Look."""
+        with tracer.start_as_current_span("database"):
+            return "seen"
+
+    asyncio.run(go(Agent(Named([think, "ok"]), tools=[look], hooks=collected.hooks()).run("go")))
+    spans = collected.spans
+    assert parent_of(collected.named("http"), spans) == "chat gpt-x"
+    assert parent_of(collected.named("database"), spans) == "execute_tool look"
+
+
+@either
+def test_a_run_stands_below_the_span_in_which_it_was_started_and_leaves_no_trace_of_its_own(
+    collected: Collected, go: Any
+) -> None:
+    tracer = collected.provider.get_tracer("theirs")
+
+    async def main() -> None:
+        with tracer.start_as_current_span("request") as outer:
+            await go(Agent(Named([call("add", a=1, b=2), "3"]), tools=[add], hooks=collected.hooks()).run("go"))
+            assert trace.get_current_span() is outer
+        assert not trace.get_current_span().is_recording()
+
+    asyncio.run(main())
+    assert parent_of(collected.named("invoke_agent"), collected.spans) == "request"
+
+
+@either
+def test_calls_that_run_together_have_a_span_each(collected: Collected, go: Any) -> None:
+    tracer = collected.provider.get_tracer("theirs")
+
+    @tool(parallel=True)
+    async def wait(n: int) -> str:
+        """Wait."""
+        await asyncio.sleep(0)
+        with tracer.start_as_current_span(f"inside {n}"):
+            return str(n)
+
+    model = Named([[call("wait", n=1), call("wait", n=2)], "ok"])
+    asyncio.run(go(Agent(model, tools=[wait], hooks=collected.hooks()).run("go")))
+    tools = {s.context.span_id: s for s in collected.spans if s.name == "execute_tool wait" and s.context is not None}
+    assert len(tools) == 2
+    inside = [collected.named(f"inside {n}") for n in (1, 2)]
+    assert {s.parent.span_id for s in inside if s.parent is not None} == set(tools)
+
+
+@either
+def test_a_sub_agents_run_stands_below_the_call_that_it_answers(collected: Collected, go: Any) -> None:
+    hooks = collected.hooks()
+    helper = Agent(Named(["x"], "openai:small"), hooks=hooks)
+    agent = Agent(Named([call("h", task="a"), "ok"]), tools=[helper.as_tool("h", "Helps.")], hooks=hooks)
+    asyncio.run(go(agent.run("go", run_id="top")))
+    spans = collected.spans
+    inner = next(s for s in spans if attributes(s).get("agentfsm.run.parent.id") == "top")
+    assert parent_of(inner, spans) == "execute_tool h"
+    assert parent_of(collected.named("chat small"), spans) == "invoke_agent"
+    assert (
+        attributes(collected.named("execute_tool h"))["agentfsm.subagent.run.id"]
+        == attributes(inner)["agentfsm.run.id"]
+    )
+
+
+# -- what goes wrong -----------------------------------------------------------------------------------------
+
+
+def test_a_tool_that_fails_fails_its_span_and_not_the_run(collected: Collected) -> None:
+    Agent(Named([call("broken"), "ok"]), tools=[broken], hooks=collected.hooks()).run_sync("go")
+    span = collected.named("execute_tool broken")
+    assert span.status.status_code is StatusCode.ERROR
+    assert attributes(span)["error.type"] == "ValueError"
+    assert attributes(span)["agentfsm.tool.status"] == "failed"
+    assert collected.named("invoke_agent").status.status_code is StatusCode.UNSET
+
+
+def test_a_model_call_that_fails_fails_its_span_and_is_recovered_from(collected: Collected) -> None:
+    from agentfsm import Host
+
+    model = Named([TransientProviderError("canary", status=503), "ok"])
+    Agent(model, hooks=collected.hooks(), host=Host(clock=FakeClock())).run_sync("go")
+    first, second = [s for s in collected.spans if s.name == "chat gpt-x"]
+    assert (first.status.status_code, attributes(first)["error.type"]) == (StatusCode.ERROR, "transient_provider")
+    assert second.status.status_code is StatusCode.UNSET
+    (recovery,) = [e for e in collected.named("invoke_agent").events if e.name == "agentfsm.recovery"]
+    assert dict(recovery.attributes or {}) == {
+        "agentfsm.failure.kind": "transient_provider",
+        "agentfsm.action": "retry",
+        "agentfsm.attempt": 1,
+        "agentfsm.backoff_s": 2.0,
+    }
+
+
+def test_a_run_that_is_handed_back_fails_its_span(collected: Collected) -> None:
+    Agent(Named([ValueError("no")]), hooks=collected.hooks()).run_sync("go")
+    span = collected.named("invoke_agent")
+    assert span.status.status_code is StatusCode.ERROR
+    assert attributes(span)["error.type"] == "provider_error"
+    assert attributes(span)["agentfsm.outcome"] == "Handoff"
+
+
+def test_a_call_that_is_not_allowed_is_an_event_and_no_span(collected: Collected) -> None:
+    hooks = [*collected.hooks(), permissions(deny("add"))]
+    Agent(Named([call("add", a=1, b=2), "ok"]), tools=[add], hooks=hooks).run_sync("go")
+    assert [s.name for s in collected.spans if s.name.startswith("execute_tool")] == []
+    (event,) = [e for e in collected.named("invoke_agent").events if e.name == "agentfsm.tool.not_run"]
+    assert (event.attributes or {})["agentfsm.tool.status"] == "denied"
+
+
+@pytest.mark.parametrize("where", ["model", "tool"])
+@either
+def test_a_cancelled_run_ends_every_span(collected: Collected, go: Any, where: str) -> None:
+    async def main() -> None:
+        reached = asyncio.Event()
+
+        async def hang(*_: Any) -> str:
+            """Hang."""
+            reached.set()
+            await asyncio.Event().wait()
+            return ""
+
+        async def stuck() -> str:
+            """Hang."""
+            return await hang()
+
+        script = [hang] if where == "model" else [call("stuck")]
+        run = Agent(Named(script), tools=[stuck], hooks=collected.hooks()).run("go")
+        task = asyncio.create_task(go(run))
+        await reached.wait()
+        run.cancel()
+        check_transcript((await task).messages, request=False)
+
+    asyncio.run(main())
+    names = [s.name for s in collected.spans]
+    assert names == ["invoke_agent", "chat gpt-x", "execute_tool stuck"][: len(names)]
+    assert len(names) == (2 if where == "model" else 3)
+    last = collected.spans[-1]
+    assert attributes(last)["error.type"] == "cancelled"
+    assert attributes(collected.named("invoke_agent"))["agentfsm.outcome"] == "RunCancelled"
+
+
+def test_a_suspended_run_ends_its_span_and_going_on_begins_another(collected: Collected) -> None:
+    from agentfsm import Allow
+
+    agent = Agent(Named([call("pay", amount=1), "ok"]), tools=[pay], hooks=collected.hooks())
+    first = agent.run_sync("go")
+    assert isinstance(first.outcome, UserInputRequested)
+    asyncio.run(awaited(agent.resume(first.outcome.suspension_record, Allow())))
+    one, two = [s for s in collected.spans if s.name == "invoke_agent"]
+    assert attributes(one)["agentfsm.outcome"] == "UserInputRequested"
+    assert attributes(one)["agentfsm.waiting.kind"] == "approval"
+    assert one.status.status_code is StatusCode.UNSET
+    assert attributes(two)["agentfsm.run.resumed"] == "approval"
+    assert attributes(one)["agentfsm.run.id"] == attributes(two)["agentfsm.run.id"]
+
+
+# -- what was said ---------------------------------------------------------------------------------------------
+
+
+def everything(collected: Collected) -> str:
+    return "\n".join(span.to_json() for span in collected.spans)
+
+
+def talk(collected: Collected, **options: Any) -> None:
+    model = Named([call("add", a=4711, b=2), call("broken"), "canary reply"])
+    agent = Agent(model, tools=[add, broken], instructions="canary instructions", hooks=collected.hooks(**options))
+    agent.run_sync("canary prompt")
+
+
+def test_nothing_that_was_said_is_on_a_span_unless_asked_for(collected: Collected) -> None:
+    talk(collected)
+    assert "canary" not in everything(collected)
+    assert "4711" not in everything(collected)
+    assert "4713" not in everything(collected)
+
+
+def test_what_was_said_is_there_where_it_is_asked_for(collected: Collected) -> None:
+    talk(collected, content=True)
+    first, _, third = [attributes(s) for s in collected.spans if s.name == "chat gpt-x"]
+    assert json.loads(first["gen_ai.input.messages"]) == [
+        {"role": "system", "parts": [{"type": "text", "content": "canary instructions"}]},
+        {"role": "user", "parts": [{"type": "text", "content": "canary prompt"}]},
+    ]
+    (said,) = json.loads(first["gen_ai.output.messages"])
+    assert (said["role"], said["finish_reason"]) == ("assistant", "tool_calls")
+    assert said["parts"][0]["type"] == "tool_call"
+    assert said["parts"][0]["arguments"] == {"a": 4711, "b": 2}
+    assert json.loads(third["gen_ai.output.messages"])[0]["parts"] == [{"type": "text", "content": "canary reply"}]
+    heard = [m["parts"][0] for m in json.loads(third["gen_ai.input.messages"]) if m["role"] == "tool"]
+    assert heard[0] == {"type": "tool_call_response", "id": said["parts"][0]["id"], "response": "4713"}
+    done = attributes(collected.named("execute_tool add"))
+    assert json.loads(done["gen_ai.tool.call.arguments"]) == {"a": 4711, "b": 2}
+    assert done["gen_ai.tool.call.result"] == "4713"
+
+
+# -- the rest ------------------------------------------------------------------------------------------------
+
+
+def test_without_an_sdk_nothing_happens() -> None:
+    agent = Agent(Named([call("add", a=1, b=2), "3"]), tools=[add], hooks=[*tracing()])
+    assert agent.run_sync("go").output == "3"
+
+
+def test_one_pair_serves_many_runs_at_once(collected: Collected) -> None:
+    hooks = collected.hooks()
+
+    async def main() -> None:
+        agents = [Agent(Named([call("add", a=1, b=2), "3"]), tools=[add], hooks=hooks) for _ in range(20)]
+        await asyncio.gather(*(awaited(a.run("go")) for a in agents))
+
+    asyncio.run(main())
+    spans = collected.spans
+    assert len(spans) == 20 * 4
+    per_trace = [
+        [s.name for s in spans if s.context and s.context.trace_id == t]
+        for t in {s.context.trace_id for s in spans if s.context is not None}
+    ]
+    assert len(per_trace) == 20
+    assert all(sorted(names) == ["chat gpt-x", "chat gpt-x", "execute_tool add", "invoke_agent"] for names in per_trace)
+
+
+def test_a_run_that_was_begun_without_it_is_left_alone(collected: Collected) -> None:
+    """Somebody gives the pair's parts to agents one by one: the hook alone must not harm a run."""
+    _, before_model = tracing(tracer_provider=collected.provider)
+    assert Agent(Named(["hi"]), hooks=[before_model]).run_sync("go").output == "hi"
+    assert collected.spans == []
+
+
+def test_without_the_extra_the_message_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    with pytest.raises(MissingExtraError, match=r"agentfsm\[otel\]"):
+        tracing()

@@ -1,0 +1,275 @@
+"""What an auditor is promised: every change of a journal is found, by our own verifier and by an independent one."""
+
+import asyncio
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from agentfsm import MemoryStore, SqliteStore
+from agentfsm.errors import JournalError, StaleLease, UnknownRunError
+from agentfsm.journal.export import export_lines, read_lines
+from agentfsm.journal.records import Row
+from agentfsm.journal.redact import redact
+from agentfsm.journal.store import Head
+from agentfsm.journal.verify import GOOD, OPEN, TAMPERED, verify
+from tests.journal.samples import a_waiting_run, a_whole_run, an_agent, sealed_anew
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "verify_journal.py"
+
+
+def independent(rows: list[Row]) -> str | None:
+    spec = importlib.util.spec_from_file_location("verify_journal", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.verify(list(export_lines(rows)))
+
+
+@pytest.fixture(scope="module")
+def whole() -> list[Row]:
+    store, _ = a_whole_run()
+    return store.rows("sample")
+
+
+def head_of(rows: list[Row]) -> Head:
+    return Head("sample", 2, None, len(rows), rows[-1].hash, "finished")
+
+
+def found(rows: list[Row], head: Head | None = None) -> int:
+    """The record that our verifier names; the independent one finds what does not need the head too."""
+    told = verify("sample", rows, head)
+    assert told.code == TAMPERED, told
+    assert told.run_id == "sample"
+    assert told.reason
+    if head is None:
+        assert independent(rows) is not None, told
+    return told.seq
+
+
+def test_a_journal_that_nobody_touched_is_good(whole):
+    told = verify("sample", whole, head_of(whole))
+    assert (told.code, told.records, told.open) == (GOOD, len(whole), ())
+    assert independent(whole) is None
+
+
+def test_a_run_that_waits_is_good_and_open():
+    store, _ = a_waiting_run()
+    told = verify("sample", store.rows("sample"), store.head("sample"))
+    assert (told.code, told.open) == (OPEN, ("waits for a person (approval)",))
+
+
+def test_every_edit_of_a_body_is_found_where_it_is(whole):
+    for place, row in enumerate(whole):
+        for at in range(0, len(row.body), max(1, len(row.body) // 7)):
+            body = row.body[:at] + chr(ord(row.body[at]) ^ 1) + row.body[at + 1 :]
+            assert found([*whole[:place], row._replace(body=body), *whole[place + 1 :]]) == place + 1
+
+
+def test_an_edit_with_its_own_hash_made_to_fit_is_found_at_the_next_record(whole):
+    for place in range(len(whole) - 1):
+        edited = whole[place]._replace(body=whole[place].body.replace('"ts":1', '"ts":2'))
+        forged = sealed_anew([*whole[:place], edited], place)
+        assert found([*forged, *whole[place + 1 :]]) == place + 2
+    last = whole[-1]._replace(body=whole[-1].body.replace('"ts":1', '"ts":2'))
+    forged = sealed_anew([*whole[:-1], last], len(whole) - 1)
+    assert found(forged, head_of(whole)) == len(whole)  # the store's own note does not fit
+
+
+def test_every_deletion_swap_and_insertion_is_found(whole):
+    for place in range(len(whole) - 1):
+        assert found([*whole[:place], *whole[place + 1 :]]) == place + 1
+        renumbered = [r._replace(seq=n) for n, r in enumerate([*whole[:place], *whole[place + 1 :]], 1)]
+        assert found(renumbered) == place + 1
+        swapped = [*whole[:place], whole[place + 1], whole[place], *whole[place + 2 :]]
+        assert found(swapped) == place + 1
+        assert found([r._replace(seq=n) for n, r in enumerate(swapped, 1)]) == place + 1
+        twice = [*whole[: place + 1], whole[place], *whole[place + 1 :]]
+        assert found([r._replace(seq=n) for n, r in enumerate(twice, 1)]) == place + 2
+
+
+def test_a_hash_that_was_changed_is_found_where_it_is(whole):
+    for place, row in enumerate(whole):
+        forged = row._replace(hash=("0" if row.hash[0] != "0" else "1") + row.hash[1:])
+        assert found([*whole[:place], forged, *whole[place + 1 :]]) == place + 1
+
+
+def test_a_tail_that_was_cut_off_is_found_by_the_note_of_the_store_or_by_a_checkpoint(whole):
+    for length in range(1, len(whole)):
+        cut = whole[:length]
+        assert found(cut, head_of(whole)) == length
+        sealed = {len(whole): whole[-1].hash}
+        told = verify("sample", cut, head_of(cut), sealed)
+        assert told.code == TAMPERED
+        assert "cut off" in told.reason
+
+
+def test_a_journal_that_was_written_anew_is_found_by_a_checkpoint(whole):
+    place = next(n for n, r in enumerate(whole) if '"kind":"effect.intent"' in r.body)
+    edited = whole[place]._replace(body=whole[place].body.replace('"name":"scripted"', '"name":"another"'))
+    forged = sealed_anew([*whole[:place], edited, *whole[place + 1 :]], place)
+    assert verify("sample", forged, head_of(forged)).code == GOOD  # nothing inside can tell
+    told = verify("sample", forged, head_of(forged), {len(whole): whole[-1].hash})
+    assert (told.code, told.seq) == (TAMPERED, len(whole))
+    assert "written anew" in told.reason
+
+
+def rewritten(whole: list[Row], kind: str, old: str, new: str, nth: int = 0) -> tuple[list[Row], int]:
+    places = [n for n, r in enumerate(whole) if f'"kind":"{kind}"' in r.body and re.search(old, r.body)]
+    place = places[nth]
+    edited = whole[place]._replace(body=re.sub(old, new, whole[place].body))
+    return sealed_anew([*whole[:place], edited, *whole[place + 1 :]], place), place + 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "new", "words"),
+    [
+        ("transition", '"transition":"pre_step.otherwise"', '"transition":"pre_step.nobody"', "no row of the pinned"),
+        ("transition", '"to":"call_llm"', '"to":"terminal"', "leads to 'call_llm'"),
+        ("transition", '"tried":"0', '"tried":"1', "say no"),
+        ("transition", '"transition":"post_llm.tool_calls"', '"transition":"pre_step.otherwise"', "cannot be taken in"),
+        ("run.created", '"approval_required"', '"approval_forgotten"', "not the one of its fingerprint"),
+        ("run.created", '"run":"sample"', '"run":"another"', "belongs to run 'another'"),
+        ("effect.intent", '"eid":"1.0"', '"eid":"9.9"', "nothing says that it was begun"),
+        ("effect.result", '"eid":"1.0"', '"eid":"9.9"', "nothing says that it was begun"),
+        ("run.finished", '"kind":"run.finished"', '"kind":"run.suspended"', "waits for nobody"),
+        ("run.resumed", '"epoch":2', '"epoch":0', "in epoch 0"),
+        ("transition", '"epoch":1', '"epoch":7', "in epoch 7"),
+        ("effect.intent", '"kind":"effect.intent"', '"kind":"effect.wish"', "no kind of record"),
+    ],
+)
+def test_what_was_not_allowed_is_found_though_every_hash_is_right(whole, kind, old, new, words):
+    forged, _ = rewritten(whole, kind, old, new)
+    told = verify("sample", forged, head_of(forged))
+    assert told.code == TAMPERED
+    assert words in told.reason
+
+
+def test_a_move_that_was_left_out_is_found_though_every_hash_is_right(whole):
+    moves = [n for n, r in enumerate(whole) if '"kind":"transition"' in r.body]
+    for place in moves[:-1]:
+        rest = [
+            r._replace(seq=r.seq - 1, body=r.body.replace(f'"seq":{r.seq}', f'"seq":{r.seq - 1}'))
+            for r in whole[place + 1 :]
+        ]
+        forged = sealed_anew([*whole[:place], *rest], place)
+        assert found(forged)
+
+
+def test_a_hidden_value_that_was_changed_or_is_gone_is_found(whole):
+    for place, row in enumerate(whole):
+        if not row.hidden:
+            assert found_at(whole, place, '[["00","x"]]') == place + 1
+            continue
+        kept = json.loads(row.hidden)
+        for n, (salt, value) in enumerate(kept):
+            changed = [*kept[:n], [salt, "other" if value != "other" else "x"], *kept[n + 1 :]]
+            assert found_at(whole, place, json.dumps(changed, separators=(",", ":"))) == place + 1
+            gone = [*kept[:n], None, *kept[n + 1 :]]
+            assert found_at(whole, place, json.dumps(gone, separators=(",", ":"), ensure_ascii=False)) == len(whole)
+        assert verify("sample", [*whole[:place], row._replace(hidden=""), *whole[place + 1 :]]).seq == place + 1
+
+
+def found_at(whole: list[Row], place: int, hidden: str) -> int:
+    told = verify("sample", [*whole[:place], whole[place]._replace(hidden=hidden), *whole[place + 1 :]])
+    assert told.code == TAMPERED
+    return told.seq
+
+
+# -- redaction ----------------------------------------------------------------------------------------
+
+
+def field_with(store, text: str) -> str:
+    for row in store.rows("sample"):
+        if text in row.hidden:
+            return str(row.seq)
+    raise AssertionError(text)
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@pytest.mark.parametrize("state", ["finished", "waiting"])
+def test_what_is_redacted_is_gone_and_the_journal_is_good(tmp_path, kind, state):
+    store = MemoryStore() if kind == "memory" else SqliteStore(tmp_path / "runs.db")
+    a_whole_run(store) if state == "finished" else a_waiting_run(store)
+    before = store.head("sample").status
+    field = field_with(store, "contents of a")
+    assert asyncio.run(redact(store, "sample", field + ".out.content", by="the officer")) == 1
+    rows = store.rows("sample")
+    assert not any("contents of a" in r.body + r.hidden for r in rows[: int(field)])
+    assert json.loads(rows[-1].body)["by"] == "the officer"
+    told = verify("sample", rows, store.head("sample"))
+    assert told.code == (GOOD if state == "finished" else OPEN)
+    assert independent(rows) is None
+    assert (store.head("sample").status, store.head("sample").owner) == (before, None)
+    with pytest.raises(JournalError, match="nothing is hidden"):
+        asyncio.run(redact(store, "sample", field + ".out.content"))
+    store.close()
+    if kind == "sqlite" and state == "finished":
+        left = b"".join(p.read_bytes() for p in tmp_path.iterdir())
+        assert b"contents of none" not in left
+        assert left.count(b"contents of a") == 0
+
+
+def test_a_redaction_that_was_cut_off_is_told(whole):
+    forged = [*whole]
+    body = '{"epoch":3,"field":"1","kind":"redaction","of":1,"places":[0],"seq":%d,"ts":1}' % (len(whole) + 1)
+    forged = sealed_anew([*whole, Row(len(whole) + 1, body, "")], len(whole))
+    told = verify("sample", forged)
+    assert told.code == OPEN
+    assert "still there" in told.open[0]
+
+
+def test_a_redaction_of_nothing_changes_nothing():
+    store, _ = a_whole_run()
+    rows = list(store.rows("sample"))
+    for field, error in (("0", UnknownRunError), ("x", UnknownRunError), ("99999", UnknownRunError)):
+        with pytest.raises(error):
+            asyncio.run(redact(store, "sample", field))
+    for field in ("1.nothing", "2", "2.out.checked", f"{len(rows)}.ending"):
+        with pytest.raises(JournalError):
+            asyncio.run(redact(store, "sample", field))
+    with pytest.raises(UnknownRunError):
+        asyncio.run(redact(store, "nobody", "1"))
+    assert store.rows("sample") == rows
+
+
+def test_a_run_that_is_being_run_cannot_be_redacted():
+    store, _ = a_waiting_run()
+
+    async def try_it():
+        held = await store.take("sample", "somebody")
+        with pytest.raises(StaleLease, match="somebody"):
+            await redact(store, "sample", "1")
+        del held
+
+    asyncio.run(try_it())
+
+
+def test_a_redacted_run_cannot_go_on_and_says_why():
+    store, _ = a_waiting_run()
+    asyncio.run(redact(store, "sample", "1"))
+    agent = an_agent(store)
+    with pytest.raises(JournalError, match="record 1 .*redacted"):
+        agent.resume("sample", "x")
+
+
+# -- export -------------------------------------------------------------------------------------------
+
+
+def test_an_export_is_json_lines_and_comes_back(whole):
+    lines = list(export_lines(whole))
+    assert read_lines(lines) == whole
+    assert [json.loads(line)["record"]["seq"] for line in lines] == list(range(1, len(whole) + 1))
+
+
+@pytest.mark.parametrize("line", ["", "{}", '{"hash":"00","hidden":[],"record":{}', '{"hash":"00","hidden":x}'])
+def test_what_is_no_export_is_refused(line):
+    with pytest.raises(JournalError, match="line 1"):
+        read_lines([line])
+
+
+def test_the_independent_verifier_is_short_and_needs_nothing():
+    text = EXAMPLE.read_text()
+    assert len(text.splitlines()) < 80
+    assert set(re.findall(r"^(?:import|from) (\w+)", text, re.M)) <= {"hashlib", "json", "re", "sys"}

@@ -1,0 +1,215 @@
+"""Replay asks the real machine and nobody else; a fork has the past of its parent and does nothing of it again."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+
+from agentfsm import (
+    LOOP,
+    Agent,
+    AgentGuardrails,
+    Allow,
+    DefaultPolicy,
+    FailureKind,
+    Host,
+    MemoryStore,
+    RunExistsError,
+    ToolContext,
+    UnknownRunError,
+    tool,
+)
+from agentfsm.errors import JournalError, JournalGraphError, ReplyError, RunError
+from agentfsm.journal.forks import fork
+from agentfsm.journal.replay import replay
+from agentfsm.journal.restore import restore
+from agentfsm.journal.verify import GOOD, OPEN, verify
+from agentfsm.testing import FakeClock, ScriptedModel, call
+from tests.journal.samples import a_waiting_run, a_whole_run, an_agent
+
+
+@pytest.fixture(scope="module")
+def rows():
+    store, _ = a_whole_run()
+    return store.rows("sample")
+
+
+def seq_of(rows, transition: str) -> int:
+    return next(r.seq for r in rows if f'"transition":"{transition}"' in r.body)
+
+
+def test_a_replay_goes_the_same_way(rows):
+    told = replay(rows, LOOP)
+    assert told.same
+    assert told.moves == sum('"kind":"transition"' in r.body for r in rows)
+
+
+def test_a_replay_under_another_graph_names_the_first_record_that_goes_elsewhere(rows):
+    told = replay(rows, LOOP.without("dispatch_tool.approval_required"))
+    assert told.seq == seq_of(rows, "dispatch_tool.approval_required")
+    assert told.recorded == "dispatch_tool.approval_required -> suspended"
+    assert told.instead == "dispatch_tool.otherwise -> post_tool"
+
+
+def test_a_replay_under_another_policy_names_the_first_record_that_goes_elsewhere(rows):
+    told = replay(rows, LOOP, policy=DefaultPolicy(budgets={FailureKind.environment_error: 2}))
+    assert told.seq == seq_of(rows, "recover.otherwise")
+    assert told.instead == "recover.handoff -> terminal"
+    assert replay(rows, LOOP, policy=DefaultPolicy()).same
+
+
+def test_a_replay_under_other_limits_names_the_first_record_that_goes_elsewhere(rows):
+    told = replay(rows, LOOP, guardrails=AgentGuardrails(max_iterations=1))
+    assert told.instead == "pre_step.iteration_limit -> recover"
+    assert told.seq is not None
+    assert json.loads(rows[told.seq - 1].body)["transition"] == "pre_step.otherwise"
+
+
+def test_a_replay_of_nothing_is_an_error():
+    with pytest.raises(JournalError, match="empty"):
+        replay([], LOOP)
+
+
+# -- forks --------------------------------------------------------------------------------------------
+
+
+def go_on(store, run_id, script, **more):
+    async def live():
+        agent = an_agent(store, script, **more)
+        result = await agent.resume(run_id)
+        return result
+
+    return asyncio.run(live())
+
+
+def test_a_fork_goes_on_from_any_record_and_its_past_is_its_parents():
+    store, whole = a_whole_run()
+    rows = store.rows("sample")
+    forked = 0
+    for at in range(1, len(rows) + 1):
+        past = restore(rows[:at])
+        if past.run.state == "terminal":
+            with pytest.raises(JournalError, match="had ended"):
+                asyncio.run(fork(store, "sample", at, f"f{at}"))
+            continue
+        asyncio.run(fork(store, "sample", at, f"f{at}"))
+        forked += 1
+        made = store.rows(f"f{at}")
+        first = json.loads(made[0].body)
+        assert first["parent"] == {"run": "sample", "seq": at, "hash": rows[at - 1].hash}
+        state = restore(made).run
+        assert state.run_id == f"f{at}"
+        assert (state.messages, state.state, state.usage) == (past.run.messages, past.run.state, past.run.usage)
+        assert verify(f"f{at}", made, store.head(f"f{at}")).code == OPEN
+    assert forked > 20
+    assert store.rows("sample") == rows  # the parent is as it was
+
+
+def test_a_fork_comes_to_its_own_end_and_repeats_no_effect():
+    store, whole = a_whole_run()
+    rows = store.rows("sample")
+    at = seq_of(rows, "post_tool.otherwise")  # behind the first tool
+    asyncio.run(fork(store, "sample", at, "other"))
+    result = go_on(store, "other", ["another end"])
+    assert result.output == "another end"
+    assert [m.content for m in result.messages][:4] == [m.content for m in whole.messages][:4]
+    made = store.rows("other")
+    assert not any('"name":"add"' in r.body for r in made)
+    assert verify("other", made, store.head("other")).code == GOOD
+    assert replay(made, LOOP).same
+
+
+def test_a_fork_of_a_waiting_run_waits_too():
+    store, _ = a_waiting_run()
+    rows = store.rows("sample")
+    asyncio.run(fork(store, "sample", len(rows), "other"))
+    agent = an_agent(store, ["paid it"])
+
+    async def live():
+        return await agent.resume("other", Allow())
+
+    result = asyncio.run(live())
+    assert result.output == "paid it"
+    assert store.head("sample").status == "suspended"
+
+
+def test_a_forks_effects_have_keys_of_their_own():
+    keys = []
+
+    @tool(requires_approval=True)
+    def act(context: ToolContext) -> str:
+        """Act."""
+        keys.append(context.idempotency_key)
+        return "done"
+
+    store = MemoryStore()
+
+    async def live():
+        agent = Agent(ScriptedModel([call("act")]), tools=[act], host=Host(clock=FakeClock(), store=store))
+        await agent.run("go", run_id="parent")
+        await fork(store, "parent", len(store.rows("parent")), "child")
+        again = Agent(ScriptedModel(["a", "b"]), tools=[act], host=Host(clock=FakeClock(), store=store))
+        await again.resume("child", Allow())
+        await again.resume("parent", Allow())
+
+    asyncio.run(live())
+    assert keys == ["child:1.0", "parent:1.0"]
+
+
+def test_a_fork_that_cannot_be_changes_nothing():
+    store, _ = a_waiting_run()
+    rows = list(store.rows("sample"))
+    for at in (0, -1, len(rows) + 1):
+        with pytest.raises(UnknownRunError):
+            asyncio.run(fork(store, "sample", at, "other"))
+    with pytest.raises(UnknownRunError):
+        asyncio.run(fork(store, "nobody", 1, "other"))
+    with pytest.raises(RunExistsError):
+        asyncio.run(fork(store, "sample", 1, "sample"))
+    assert [h.run_id for h in store.heads()] == ["sample"]
+    assert store.rows("sample") == rows
+
+
+# -- going on from the store --------------------------------------------------------------------------
+
+
+def test_each_wrong_way_to_go_on_is_an_error_of_its_own_and_changes_nothing():
+    store, _ = a_waiting_run()
+    rows = list(store.rows("sample"))
+    agent = an_agent(store)
+    with pytest.raises(UnknownRunError):
+        agent.resume("nobody", "x")
+    with pytest.raises(ReplyError, match="Allow"):
+        agent.resume("sample", "x")
+    with pytest.raises(ReplyError):
+        agent.resume("sample")
+    whole, _ = a_whole_run()
+    with pytest.raises(RunError, match="is over"):
+        an_agent(whole).resume("sample", "x")
+    other = an_agent(store, graph=replace(LOOP.without("pre_step.no_progress"), name="mine"))
+    with pytest.raises(JournalGraphError, match="pre_step.no_progress") as caught:
+        other.resume("sample", Allow())
+    assert caught.value.differences == ("- pre_step.no_progress -> recover",)
+    assert LOOP.fingerprint[:12] in str(caught.value)
+    assert other.graph.fingerprint[:12] in str(caught.value)
+    assert store.rows("sample") == rows
+    assert store.head("sample").status == "suspended"
+
+
+def test_two_who_resume_one_run_are_told_apart():
+    store, _ = a_waiting_run()
+
+    async def both():
+        agent = an_agent(store, ["one"])
+        return await asyncio.gather(
+            *(_awaited(agent.resume("sample", Allow())) for _ in range(4)), return_exceptions=True
+        )
+
+    done = asyncio.run(both())
+    names = sorted(type(d).__name__ for d in done)
+    assert names == ["RunResult", "StaleLease", "StaleLease", "StaleLease"]
+
+
+async def _awaited(run):
+    return await run

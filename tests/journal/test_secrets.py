@@ -1,0 +1,127 @@
+"""Secrets never reach a journal: neither the records nor what stands beside them, nor the file they are in."""
+
+import asyncio
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from agentfsm import Agent, Allow, Edit, Host, SqliteStore, ToolDefinitionError, UserInputRequested, tool
+from agentfsm.journal.secrets import Secrets
+from agentfsm.journal.verify import GOOD, verify
+from agentfsm.testing import FakeClock, ScriptedModel, call
+
+PASSWORD, PIN, KEY = "correct horse battery", "4711", "sk-env-0123456789abcdef"
+SEEN: list[object] = []
+
+
+@tool(secret=["password", "pin"])
+def login(user: str, password: str, pin: int) -> str:
+    """Log in."""
+    SEEN.append((password, pin))
+    return f"logged in with {password}"
+
+
+@tool
+def unlock(code: SecretStr) -> str:
+    """Unlock."""
+    SEEN.append(code.get_secret_value())
+    return "open"
+
+
+@tool
+def show_environment() -> str:
+    """Say too much."""
+    return f'the key is "{KEY}"'
+
+
+@tool(secret=["password"], requires_approval=True)
+def careful(user: str, password: str) -> str:
+    """Log in, if allowed."""
+    SEEN.append(password)
+    return "in"
+
+
+def files(folder: Path) -> bytes:
+    return b"".join(p.read_bytes() for p in folder.iterdir())
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOME_SERVICE_API_KEY", KEY)
+    SEEN.clear()
+    made = SqliteStore(tmp_path / "runs.db")
+    yield made
+    made.close()
+
+
+def an_agent(store, script, *tools):
+    return Agent(ScriptedModel(script), tools=tools, host=Host(clock=FakeClock(), store=store))
+
+
+def test_nothing_secret_is_written_and_the_tools_get_all_of_it(store, tmp_path):
+    script = [
+        call("login", user="ann", password=PASSWORD, pin=4711),
+        call("unlock", code="0000-hidden"),
+        call("show_environment"),
+        f"the password was {PASSWORD}",
+    ]
+
+    async def live():
+        return await an_agent(store, script, login, unlock, show_environment).run(f"use {KEY}", run_id="r")
+
+    result = asyncio.run(live())
+    assert result.output == f"the password was {PASSWORD}"  # the run itself has them
+    assert SEEN == [(PASSWORD, 4711), "0000-hidden"]
+    store.close()
+    written = files(tmp_path)
+    for secret in (PASSWORD, KEY, "0000-hidden", PIN):
+        assert secret.encode() not in written, secret
+    assert b"ann" in written
+    rows = store.rows("r")
+    assert verify("r", rows, store.head("r")).code == GOOD
+
+
+def test_a_run_without_a_store_keeps_its_secrets_out_of_its_journal(monkeypatch):
+    async def live():
+        return await an_agent(None, [call("login", user="ann", password=PASSWORD, pin=1), "x"], login).run("go")
+
+    text = json.dumps([r.data for r in asyncio.run(live()).journal])
+    assert PASSWORD not in text
+    assert "[secret " in text
+
+
+def test_equal_secrets_of_a_run_are_seen_to_be_equal_and_those_of_two_runs_are_not():
+    one, other = Secrets(), Secrets()
+    assert one.commitment(PASSWORD) == one.commitment(PASSWORD) != other.commitment(PASSWORD)
+    digest = hashlib.sha256(f"{one.salt}{PASSWORD}".encode()).hexdigest()
+    assert one.commitment(PASSWORD) == f"[secret {digest[:32]}]"
+
+
+def test_a_run_that_was_taken_up_asks_for_its_secrets_again(store, tmp_path):
+    async def live():
+        first = await an_agent(store, [call("careful", user="ann", password=PASSWORD)], careful).run("go", run_id="r")
+        assert isinstance(first.outcome, UserInputRequested)
+        again = an_agent(store, ["done"], careful)
+        asked = await again.resume("r", Allow())
+        assert isinstance(asked.outcome, UserInputRequested)
+        assert "needs password, which no journal keeps" in asked.outcome.question
+        assert SEEN == []
+        return await again.resume("r", Edit({"user": "ann", "password": PASSWORD + "2"}))
+
+    result = asyncio.run(live())
+    assert result.output == "done"
+    assert SEEN == [PASSWORD + "2"]
+    store.close()
+    assert PASSWORD.encode() not in files(tmp_path)  # what a person gave is not kept either
+
+
+def test_secret_arguments_must_be_arguments():
+    with pytest.raises(ToolDefinitionError, match="no argument pasword"):
+
+        @tool(secret=["pasword"])
+        def wrong(password: str) -> str:
+            """No."""
+            return ""

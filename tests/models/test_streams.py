@@ -1,0 +1,567 @@
+"""Streamed replies: the same as whole ones, and read as servers really send them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentfsm.core.messages import FinishReason, Reply, ToolCall, Usage
+from agentfsm.core.model import ModelRequest
+from agentfsm.core.streaming import CallPiece, Piece, Pulse, ReasoningPiece, TextPiece
+from agentfsm.errors import ContextOverflowError, ModelError, ProviderError, TransientProviderError
+from tests.models.helpers import GOOD, REQUEST, WEATHER, WIRES, AnyModel, build
+from tests.models.wires import Said, Style, as_bytes, stream_events, whole_body
+
+SSE_WIRES = [wire for wire in WIRES if wire != "ollama"]
+TOOLS = ModelRequest(REQUEST.messages, tools=(WEATHER,), max_output_tokens=500)
+
+
+class Chunks(httpx.AsyncByteStream):
+    """A body that comes in these pieces."""
+
+    def __init__(self, chunks: list[bytes]) -> None:
+        self._chunks = chunks
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for chunk in self._chunks:
+            yield chunk
+
+
+def streaming(wire: str, *chunks: bytes, kind: str = "text/event-stream") -> AnyModel:
+    return build(wire, lambda _: httpx.Response(200, stream=Chunks(list(chunks)), headers={"content-type": kind}))
+
+
+async def pieces(model: AnyModel, request: ModelRequest = TOOLS) -> tuple[list[Piece], Reply]:
+    """What a stream tells, and the reply at its end."""
+    told = [piece async for piece in model.stream(request)]
+    reply = told.pop()
+    assert isinstance(reply, Reply)
+    assert not any(isinstance(piece, Reply) for piece in told)
+    return [piece for piece in told if not isinstance(piece, Reply)], reply
+
+
+def ask(model: AnyModel, request: ModelRequest = TOOLS) -> tuple[list[Piece], Reply]:
+    return asyncio.run(pieces(model, request))
+
+
+def failure(model: AnyModel, request: ModelRequest = TOOLS) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        ask(model, request)
+    return caught.value
+
+
+def text_of(told: list[Piece], kind: type[TextPiece] | type[ReasoningPiece] = TextPiece) -> str:
+    return "".join(piece.text for piece in told if isinstance(piece, kind))
+
+
+# -- streamed equals whole ---------------------------------------------------------------------------------
+
+
+words = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.sampled_from(
+    ["\u2028\u2029\x85", "😀 naïve 漢字 🏳️‍🌈", "data: [DONE]\n\n", '{"a": "\\u0000"}', "\r\n\r\n", "\ufeff"]
+)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=6,
+)
+arguments = st.dictionaries(
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8), values, max_size=3
+)
+calls = st.lists(arguments, max_size=3).map(
+    lambda several: tuple((f"c{i}", f"tool_{i % 2}", a) for i, a in enumerate(several))
+)
+replies = st.builds(
+    Said,
+    text=words,
+    thought=words,
+    calls=calls,
+    finish=st.sampled_from(["stop", "stop", "length"]),
+    prompt_tokens=st.integers(0, 10**6),
+    reply_tokens=st.integers(0, 499),
+)
+styles = st.builds(
+    Style,
+    end=st.sampled_from(["\n", "\r\n", "\r"]),
+    between=st.sampled_from(["", ": keep-alive", ":", "retry: 3"]),
+    ascii=st.booleans(),
+    lines=st.sampled_from([1, 2]),
+    names=st.booleans(),
+    space=st.sampled_from(["", " "]),
+    bom=st.booleans(),
+)
+
+
+def cut_in_utf16(text: str, sizes: Iterator[int]) -> list[str]:
+    """Cut as a server does that counts in UTF-16: a letter outside the basic plane may be cut in two."""
+    units = text.encode("utf-16-le", "surrogatepass")
+    found: list[str] = []
+    while units:
+        size = 2 * next(sizes)
+        found.append(units[:size].decode("utf-16-le", "surrogatepass"))
+        units = units[size:]
+    return found
+
+
+@given(wire=st.sampled_from(WIRES), said=replies, style=styles, data=st.data())
+@settings(max_examples=600, deadline=None)
+def test_a_streamed_reply_is_the_whole_one_wherever_it_is_cut(
+    wire: str, said: Said, style: Style, data: st.DataObject
+) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=9))
+    endless = (size for _ in iter(int, 1) for size in sizes)
+    if wire == "ollama" and style.end == "\r":
+        style = Style(ascii=style.ascii)
+    safe = Style(style.end, style.between, True, style.lines, style.names, style.space, style.bom)
+    sent = as_bytes(wire, stream_events(wire, said, lambda text: cut_in_utf16(text, endless)), safe)
+    if style.ascii is False:  # cut between letters, and send those as they are
+        cut = lambda text: [text[i : i + sizes[0]] for i in range(0, len(text), sizes[0])]  # noqa: E731
+        sent = as_bytes(wire, stream_events(wire, said, cut), style)
+    places = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=12)))
+    chunks = [sent[a:b] for a, b in zip([0, *places], [*places, len(sent)], strict=True)]
+    whole = asyncio.run(build(wire, lambda _: httpx.Response(200, json=whole_body(wire, said))).reply(TOOLS))
+
+    told, reply = ask(streaming(wire, *chunks))
+
+    assert reply == whole
+    assert text_of(told) == said.text
+    blank = wire == "anthropic" and not said.text.strip()  # a blank block is left out: the wire takes none back
+    assert reply.message.content == ("" if blank else said.text)
+    assert text_of(told, ReasoningPiece) == said.thought
+    called = [(call.name, dict(call.arguments)) for call in reply.message.tool_calls]
+    assert called == [(name, args) for _, name, args in said.calls]
+    for place, (_, name, args) in enumerate(said.calls):
+        shown = [piece for piece in told if isinstance(piece, CallPiece) and piece.place == place]
+        assert {piece.name for piece in shown} == {name}
+        assert json.loads("".join(piece.arguments for piece in shown) or "{}") == args
+    assert reply.usage == Usage(said.prompt_tokens, said.reply_tokens)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_every_byte_may_come_alone(wire: str) -> None:
+    said = Said("naïve 😀\u2028", "hm 漢", (("c1", "weather", {"city": "Łódź 😀"}),))
+    sent = as_bytes(wire, stream_events(wire, said))
+    told, reply = ask(streaming(wire, *(sent[i : i + 1] for i in range(len(sent)))))
+    assert reply.message.content == text_of(told) == "naïve 😀\u2028"
+    assert reply.message.tool_calls == (ToolCall("c1", "weather", {"city": "Łódź 😀"}),)
+    assert any(isinstance(piece, Pulse) for piece in told)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_half_a_letter_that_stays_alone_is_a_question_mark_and_can_be_shown(wire: str) -> None:
+    said = Said("half \ud83d of it")
+    sent = as_bytes(wire, stream_events(wire, said), Style(ascii=True))
+    told, reply = ask(streaming(wire, sent))
+    assert reply.message.content == "half ? of it"
+    text_of(told).encode()
+
+
+# -- the end of a stream -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_stream_that_ends_before_the_reply_does_is_transient(wire: str) -> None:
+    events = stream_events(wire, Said("Hello there", "hm", (("c1", "weather", {"city": "Paris"}),)))
+    enough = {"openai": 2, "anthropic": 1}.get(wire, 0)  # what may be missing: [DONE] and usage, message_stop
+    for kept in range(len(events)):
+        model = streaming(wire, as_bytes(wire, events[:kept]))
+        if kept < len(events) - enough:
+            if kept:
+                assert isinstance(failure(model), TransientProviderError), kept
+        else:
+            if kept == len(events) - 2 and wire == "openai":
+                continue
+            assert ask(model)[1].message.content == "Hello there"
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_stream_cut_anywhere_is_never_half_a_reply_taken_for_whole(wire: str) -> None:
+    said = Said("Hello", "", (("c1", "weather", {"city": "Paris"}),))
+    sent = as_bytes(wire, stream_events(wire, said))
+    for end in range(1, len(sent)):
+        try:
+            reply = ask(streaming(wire, sent[:end]))[1]
+        except TransientProviderError:
+            continue
+        assert reply.message.content == "Hello"
+        assert reply.message.tool_calls == (ToolCall("c1", "weather", {"city": "Paris"}),)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_an_empty_stream_is_a_failure(wire: str) -> None:
+    assert "base_url" in str(failure(streaming(wire, b""))) or isinstance(
+        failure(streaming(wire, b"")), TransientProviderError
+    )
+    assert isinstance(failure(streaming(wire, b": ping\n\n" if wire != "ollama" else b"\n")), ModelError)
+
+
+def chat(*deltas: dict[str, Any], finish: str | None = "tool_calls", done: bool = True) -> AnyModel:
+    """A chat completions stream of these deltas."""
+    chunks: list[dict[str, Any] | str] = [
+        {"choices": [{"index": 0, "delta": d, "finish_reason": None}]} for d in deltas
+    ]
+    if finish is not None:
+        chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
+    return streaming("openai", as_bytes("openai", [*chunks, "[DONE]"] if done else chunks))
+
+
+def test_done_without_a_finish_reason_is_no_success() -> None:
+    """https://github.com/BerriAI/litellm/issues/40260"""
+    assert isinstance(failure(chat({"content": "Half a"}, finish=None)), TransientProviderError)
+
+
+def test_a_finish_reason_without_done_is_a_success() -> None:
+    assert ask(chat({"content": "All of it"}, finish="stop", done=False))[1].message.content == "All of it"
+
+
+@pytest.mark.parametrize("word", ["abort", "error"])
+def test_a_server_that_says_it_gave_up_is_transient(word: str) -> None:
+    assert isinstance(failure(chat({"content": "Half a"}, finish=word)), TransientProviderError)
+
+
+def test_nothing_behind_the_end_is_read() -> None:
+    sent = as_bytes("openai", stream_events("openai", Said("hello"))) + b'data: {"error": "late"}\n\nrubbish'
+    assert ask(streaming("openai", sent))[1].message.content == "hello"
+
+
+# -- errors inside a stream --------------------------------------------------------------------------------
+
+
+ERRORS: list[tuple[Any, type[ModelError]]] = [
+    ({"error": {"message": "upstream", "code": 502}}, TransientProviderError),
+    ({"error": {"message": "slow down", "type": "rate_limit_error"}}, TransientProviderError),
+    ({"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}, TransientProviderError),
+    ({"type": "error", "error": {"type": "authentication_error", "message": "who?"}}, ProviderError),
+    ({"type": "error", "code": "server_error", "message": "oops", "param": None}, TransientProviderError),
+    ({"type": "error", "code": "rate_limit_exceeded", "message": "slow down"}, TransientProviderError),
+    ({"type": "error", "code": "invalid_prompt", "message": "no"}, ProviderError),
+    ({"error": "an error was encountered while running the model"}, TransientProviderError),
+    ({"error": {"message": "prompt is too long: 9 tokens > 8 maximum"}}, ContextOverflowError),
+    ({"object": "error", "message": "boom", "code": 500}, TransientProviderError),
+    (
+        {
+            "type": "response.failed",
+            "response": {"status": "failed", "error": {"code": "server_error", "message": "x"}},
+        },
+        TransientProviderError,
+    ),
+    (
+        {
+            "type": "response.failed",
+            "response": {"status": "failed", "error": {"code": "context_length_exceeded", "message": "x"}},
+        },
+        ContextOverflowError,
+    ),
+]
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize(("event", "kind"), ERRORS)
+@pytest.mark.parametrize("first", [True, False])
+def test_an_error_inside_a_stream_of_status_200_is_an_error(
+    wire: str, event: dict[str, Any], kind: type[ModelError], first: bool
+) -> None:
+    begun = [] if first else stream_events(wire, Said("Hello"))[:3]
+    assert type(failure(streaming(wire, as_bytes(wire, [*begun, event])))) is kind
+
+
+@pytest.mark.parametrize("wire", SSE_WIRES)
+def test_an_event_named_error_is_one_whatever_it_holds(wire: str) -> None:
+    begun = as_bytes(wire, stream_events(wire, Said("Hello"))[:3])
+    for data in (b"internal server error", b'"gone"', b'{"detail": "gone"}'):
+        assert isinstance(
+            failure(streaming(wire, begun, b"event: error\ndata: " + data + b"\n\n")), TransientProviderError
+        )
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_an_event_that_is_no_json_breaks_the_stream(wire: str) -> None:
+    events = stream_events(wire, Said("Hello"))
+    broken: list[Any] = [*events[:3], '{"choices": [', *events[3:]]
+    assert isinstance(failure(streaming(wire, as_bytes(wire, broken))), TransientProviderError)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_events_and_fields_that_nobody_knows_are_passed_over(wire: str) -> None:
+    events = stream_events(wire, Said("Hello", "", (("c1", "weather", {}),)))
+    strange: list[Any] = [{"type": "keepalive"}, {"type": "response.future.delta", "delta": 3}, {}, {"choices": None}]
+    spiced = [part for event in events for part in (*strange, event)]
+    reply = ask(streaming(wire, as_bytes(wire, spiced)))[1]
+    assert reply.message.content == "Hello"
+    assert reply.message.tool_calls == (ToolCall("c1", "weather", {}),)
+
+
+# -- servers that do not stream ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream", "text/plain"])
+def test_a_whole_answer_to_a_streamed_call_is_read_as_one(wire: str, kind: str) -> None:
+    body = b" \n" + json.dumps(whole_body(wire, Said("hello"))).encode()
+    _, reply = ask(streaming(wire, body[:7], body[7:], kind=kind))
+    assert reply.message.content == "hello"
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_web_page_instead_of_a_stream_hints_at_the_address(wire: str) -> None:
+    error = failure(streaming(wire, b"<html><title>Please log in</title></html>", kind="text/html"))
+    assert type(error) is ProviderError
+    assert "base_url" in str(error)
+
+
+# -- what asks for a stream --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_stream_is_asked_for_and_otherwise_the_same_is_sent(wire: str) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(request.content))
+        return httpx.Response(200, json=GOOD[wire])
+
+    async def both() -> None:
+        model = build(wire, handler)
+        await model.reply(TOOLS)
+        await pieces(model)
+
+    asyncio.run(both())
+    whole, streamed = bodies
+    assert streamed.pop("stream") is True
+    assert streamed.pop("stream_options", {"include_usage": True}) == {"include_usage": True}
+    assert whole.pop("stream", False) is False
+    assert whole == streamed
+
+
+# -- tool calls of chat completions, as servers stream them ------------------------------------------------
+
+
+def piece(arguments: object = None, name: str | None = None, index: int | None = None, id_: str | None = None) -> Any:
+    function = {k: v for k, v in (("name", name), ("arguments", arguments)) if v is not None}
+    return {k: v for k, v in (("index", index), ("id", id_), ("function", function)) if v is not None}
+
+
+def called(*deltas: Any) -> list[tuple[str, str, dict[str, Any]]]:
+    """The calls that a stream of tool-call pieces, one or several a chunk, adds up to."""
+    chunks = [{"tool_calls": delta if isinstance(delta, list) else [delta]} for delta in deltas]
+    reply = ask(chat(*chunks))[1]
+    assert reply.finish_reason is FinishReason.TOOL_CALLS
+    assert all(call.malformed is None for call in reply.message.tool_calls)
+    return [(call.id, call.name, dict(call.arguments)) for call in reply.message.tool_calls]
+
+
+PARIS, ROME = {"city": "Paris"}, {"city": "Rome"}
+P, R = json.dumps(PARIS), json.dumps(ROME)
+BOTH = [("a", "weather", PARIS), ("b", "weather", ROME)]
+
+
+@pytest.mark.parametrize(
+    ("deltas", "calls"),
+    [
+        pytest.param(
+            [piece("", "weather", 0, "a"), piece("", "weather", 1, "b")]
+            + [piece(x, index=i) for pair in zip(P, R.ljust(len(P)), strict=True) for i, x in enumerate(pair)],
+            BOTH,
+            id="interleaved, letter by letter",
+        ),
+        pytest.param(
+            [piece("", "weather", 1, "b"), piece("", "weather", 0, "a"), piece(P, index=0), piece(R, index=1)],
+            BOTH,
+            id="begun in another order than they are counted",
+        ),
+        pytest.param([piece("", "weather", 1, "a"), piece(P, index=1)], BOTH[:1], id="counted from 1"),
+        pytest.param(
+            [piece("", "weather", None, "a"), piece(P[:5]), piece(P[5:]), piece(R, "weather", None, "b")],
+            BOTH,
+            id="no index (openai/openai-python#2806)",
+        ),
+        pytest.param(
+            [piece(P, "weather", 0, "a"), piece(R, "weather", 0, "b")],
+            BOTH,
+            id="one index for all, with ids (ai-dynamo/dynamo#4723)",
+        ),
+        pytest.param(
+            [piece(P, "weather", 0), piece(R, "weather", 0)],
+            [("call_1", "weather", PARIS), ("call_2", "weather", ROME)],
+            id="one index for all, without ids",
+        ),
+        pytest.param(
+            [[piece(P, "weather"), piece(R, "weather")]],
+            [("call_1", "weather", PARIS), ("call_2", "weather", ROME)],
+            id="neither index nor id",
+        ),
+        pytest.param(
+            [piece("{}", "one", 0, "a"), piece("{}", "two", 0, "b")],
+            [("a", "one", {}), ("b", "two", {})],
+            id="one index, another tool",
+        ),
+        pytest.param(
+            [piece("", "weather", 0, "a"), *(piece(x, index=0, id_=f"z{i}") for i, x in enumerate(P))],
+            BOTH[:1],
+            id="a new id with every piece (NousResearch/hermes-agent#106943)",
+        ),
+        pytest.param(
+            [piece("", "weather", 0, "a"), *(piece(x, "weather", 0, "a") for x in P)],
+            BOTH[:1],
+            id="id and name with every piece (SillyTavern/SillyTavern#5948)",
+        ),
+        pytest.param(
+            [piece("", "weather", 0), *(piece(x, "weather", 0) for x in P)],
+            [("call_1", "weather", PARIS)],
+            id="the name with every piece (NousResearch/hermes-agent#11984)",
+        ),
+        pytest.param(
+            [piece("", "weather", 0, "a"), piece(P, "", 0, "")],
+            BOTH[:1],
+            id="empty instead of absent",
+        ),
+        pytest.param([piece(PARIS, "weather", 0, "a")], BOTH[:1], id="an object for arguments"),
+        pytest.param(
+            [piece(PARIS, "weather", 0), piece(ROME, "weather", 0)],
+            [("call_1", "weather", PARIS), ("call_2", "weather", ROME)],
+            id="objects at one index",
+        ),
+        pytest.param([piece(None, "now", 0, "a")], [("a", "now", {})], id="no arguments"),
+        pytest.param([piece("", "now", 0, "a")], [("a", "now", {})], id="empty arguments"),
+        pytest.param([piece("null", "now", 0, "a")], [("a", "now", {})], id="null for arguments"),
+        pytest.param(
+            [piece(P, "weather", 0, "a"), piece(R, "weather", 1, "a")],
+            [("a", "weather", PARIS), ("call_1", "weather", ROME)],
+            id="one id for two calls",
+        ),
+        pytest.param(
+            [piece("", "weather", 0, "a"), piece("", "weather", 1, "a"), piece(P, index=0), piece(R, index=1)],
+            [("a", "weather", PARIS), ("call_1", "weather", ROME)],
+            id="one id for two calls, in pieces",
+        ),
+        pytest.param([piece("", "weather", 0, "a"), piece(P, index=1)], BOTH[:1], id="the index shifts"),
+        pytest.param(
+            [piece(None, None, 0, "a"), piece(None, "weather", 0), piece(P, index=0)],
+            BOTH[:1],
+            id="a late name",
+        ),
+        pytest.param(
+            [piece("", "weather", 0, "a"), piece(P, index=0), piece("", "weather", 0, "a")],
+            BOTH[:1],
+            id="all but the arguments once more at the end",
+        ),
+    ],
+)
+def test_the_pieces_of_a_call_find_each_other(deltas: list[Any], calls: list[Any]) -> None:
+    assert called(*deltas) == calls
+
+
+def test_calls_beside_a_finish_reason_of_stop_are_calls() -> None:
+    reply = ask(chat({"content": None, "tool_calls": [piece(P, "weather", 0, "a")]}, finish="stop"))[1]
+    assert reply.finish_reason is FinishReason.TOOL_CALLS
+
+
+def test_the_wires_first_form_of_a_call_is_read_in_pieces_too() -> None:
+    deltas = [{"function_call": {"name": "weather", "arguments": ""}}, {"function_call": {"arguments": P}}]
+    reply = ask(chat(*deltas, finish="function_call"))[1]
+    assert reply.message.tool_calls == (ToolCall("call_1", "weather", PARIS),)
+
+
+def test_usage_comes_in_a_last_chunk_without_choices() -> None:
+    assert ask(streaming("openai", as_bytes("openai", stream_events("openai", Said("x")))))[1].usage == Usage(11, 7)
+
+
+def test_a_refusal_comes_in_pieces() -> None:
+    reply = ask(chat({"refusal": "I "}, {"refusal": "can't."}, finish="stop"))[1]
+    assert (reply.finish_reason, reply.refusal) == (FinishReason.REFUSAL, "I can't.")
+
+
+def test_content_may_come_as_parts() -> None:
+    thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
+    told, reply = ask(chat({"content": [thinking, {"type": "text", "text": "a"}]}, {"content": "b"}, finish="stop"))
+    assert text_of(told) == reply.message.content == "ab"
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
+def test_reasoning_is_shown_under_either_name(key: str) -> None:
+    told, reply = ask(chat({key: "h"}, {key: "m"}, {"content": "a"}, finish="stop"))
+    assert text_of(told, ReasoningPiece) == "hm"
+    assert reply.message.content == "a"
+
+
+# -- the last event of a response --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("output", [[], None, "absent"])
+def test_a_response_whose_last_event_is_empty_is_made_of_its_items(output: object) -> None:
+    """https://github.com/QuantumNous/new-api/issues/4362"""
+    said = Said("Hello", "hm", (("c1", "weather", PARIS),))
+    events = stream_events("responses", said)
+    whole = ask(streaming("responses", as_bytes("responses", events)))[1]
+    last = events[-1]
+    assert isinstance(last, dict)
+    bare = {k: v for k, v in last["response"].items() if k != "output"}
+    events[-1] = last | {"response": bare if output == "absent" else bare | {"output": output}}
+    assert ask(streaming("responses", as_bytes("responses", events)))[1] == whole
+    few = [e for e in events if not isinstance(e, dict) or not e["type"].endswith("item.done")]
+    assert ask(streaming("responses", as_bytes("responses", few)))[1].message.tool_calls == whole.message.tool_calls
+
+
+def test_a_message_whose_gateway_leaves_out_its_last_event_is_whole() -> None:
+    """https://github.com/esengine/DeepSeek-Reasonix/pull/8756"""
+    events = stream_events("anthropic", Said("Hello"))
+    assert ask(streaming("anthropic", as_bytes("anthropic", events[:-1])))[1].message.content == "Hello"
+
+
+# -- calls cut off by the cap ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("cut", [{}, None])
+def test_a_call_that_the_cap_cut_off_is_truncated_even_where_the_server_calls_it_complete(
+    wire: str, streamed: bool, cut: dict[str, Any] | None
+) -> None:
+    """https://github.com/LibreChat-AI/agents/pull/280"""
+    said = Said("", "", (("c1", "weather", {}),), reply_tokens=500)
+    text = json.dumps(whole_body(wire, said))
+    sent = as_bytes(wire, stream_events(wire, said))
+    if cut is None:  # the arguments stop at their first bracket
+        if wire in ("anthropic", "ollama"):
+            return  # arguments are an object there, and cannot
+        text = text.replace('"{}"', '"{"')
+        sent = (
+            sent.replace(b'"{}"', b'"{"')
+            .replace(b'"arguments": "}"', b'"arguments": ""')
+            .replace(b'"delta": "}"', b'"delta": ""')
+        )
+    model = streaming(wire, sent) if streamed else build(wire, lambda _: httpx.Response(200, text=text))
+    reply = ask(model)[1] if streamed else asyncio.run(model.reply(TOOLS))
+    assert reply.finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_call_below_the_cap_is_not_truncated(wire: str) -> None:
+    said = Said("", "", (("c1", "now", {}),), reply_tokens=499)
+    assert ask(streaming(wire, as_bytes(wire, stream_events(wire, said))))[1].finish_reason is FinishReason.TOOL_CALLS
+
+
+def test_a_call_that_its_own_item_calls_incomplete_is_truncated() -> None:
+    body = whole_body("responses", Said("", "", (("c1", "weather", PARIS),)))
+    body["output"][0]["status"] = "incomplete"
+    reply = asyncio.run(build("responses", lambda _: httpx.Response(200, json=body)).reply(TOOLS))
+    assert reply.finish_reason is FinishReason.LENGTH
+
+
+# -- limits ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_an_event_past_the_limit_is_refused(wire: str) -> None:
+    sent = as_bytes(wire, stream_events(wire, Said("x" * 2_000_000), lambda text: [text]))
+    chunks = [sent[i : i + 65536] for i in range(0, len(sent), 65536)]
+    error = failure(streaming(wire, *chunks))
+    assert type(error) is ProviderError
+    assert "longer than 1000000 bytes" in str(error)

@@ -1,0 +1,75 @@
+"""What the tests of running agents share: agents on a script, and the checks that every run must pass."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from agentfsm import Agent, Host, RunResult
+from agentfsm.core.events import Ending, Event
+from agentfsm.runtime.run import Run
+from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel
+from tests.transcripts import check_requests, check_transcript
+
+__all__ = ["agent_on", "all_events", "checked", "drive", "play", "said"]
+
+T = TypeVar("T")
+
+
+def agent_on(*script: Any, clock: FakeClock | None = None, **parts: Any) -> tuple[Agent, RecordingModel]:
+    """An agent whose model follows a script, on a clock that stands still, and the model's recorder."""
+    model = RecordingModel(ScriptedModel(script))
+    host = parts.pop("host", None) or Host(clock=clock or FakeClock(), secret=b"secret")
+    return Agent(model, host=host, **parts), model
+
+
+def drive(scene: Callable[[], Awaitable[T]]) -> T:
+    """Run a scene in a loop of its own, and make sure that no task is left behind."""
+
+    async def watched() -> T:
+        came = await scene()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not left, left
+        return came
+
+    return asyncio.run(watched())
+
+
+def play(*script: Any, prompt: str = "go", **parts: Any) -> RunResult:
+    """One run on a script, from its prompt to its end, with every check."""
+    agent, model = agent_on(*script, **parts)
+
+    async def scene() -> RunResult:
+        return await agent.run(prompt)
+
+    return checked(drive(scene), model)
+
+
+def checked(result: RunResult, model: RecordingModel | None = None) -> RunResult:
+    """A result, once what every run promises has been looked at."""
+    if model is not None:
+        check_requests(model.requests)
+    assert isinstance(result.outcome, Ending)
+    assert result.state == result.decisions[-1].target
+    assert [d.source for d in result.decisions[1:]] == [d.target for d in result.decisions[:-1]]
+    assert {d.transition.id for d in result.decisions} <= {t.id for t in result.graph}
+    final = result.graph.spec(result.state).final
+    assert sum(result.graph.spec(d.target).final for d in result.decisions) == final
+    if final:
+        check_transcript(result.messages, request=False)
+        assert result.run.batch == []
+    return result
+
+
+async def all_events(run: Run) -> list[Event]:
+    """Every event of a run; the last is its only ending, and they come in the order of their numbers."""
+    events = [event async for event in run]
+    assert [e for e in events if isinstance(e, Ending)] == events[-1:]
+    assert [e.seq for e in events] == list(range(1, len(events) + 1))
+    return events
+
+
+def said(result: RunResult) -> list[tuple[str, str]]:
+    """The transcript as pairs of role and text."""
+    return [(m.role.value, m.content) for m in result.messages]

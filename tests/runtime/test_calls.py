@@ -1,0 +1,350 @@
+"""How one call runs: whatever its tool does there is one result, of the right kind, in time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from typing import Any
+
+import pytest
+
+from agentfsm.core.failures import Failure, FailureKind
+from agentfsm.core.messages import ToolCall, ToolResult
+from agentfsm.errors import ToolError
+from agentfsm.runtime.calls import REPORTABLE, check_call, in_thread, run_call
+from agentfsm.runtime.tools import Tool, ToolContext, as_tool, tool
+from agentfsm.runtime.watchdog import Watchdog
+from tests.runtime.scenes import drive
+
+K = FailureKind
+CALL = ToolCall("c1", "work", {})
+
+
+def result_of(function: Any, *, limit: float = 5.0, context: ToolContext | None = None, **arguments: Any) -> ToolResult:
+    made: Tool = as_tool(function, name="work")
+
+    async def scene() -> ToolResult:
+        return await run_call(CALL, made, arguments, context, Watchdog().limit(limit))  # type: ignore[return-value]
+
+    return drive(scene)
+
+
+def raising(error: BaseException, *, later: bool = False) -> Any:
+    def now() -> None:
+        raise error
+
+    async def soon() -> None:
+        await asyncio.sleep(0)
+        raise error
+
+    return soon if later else now
+
+
+# -- results ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "content"),
+    [
+        ("text", "text"),
+        ("", ""),
+        (None, "done"),
+        (42, "42"),
+        (True, "true"),
+        ([1, "a", None], '[1,"a",null]'),
+        ({"a": {"b": 1.5}}, '{"a":{"b":1.5}}'),
+        (("x",), '["x"]'),
+        (b"raw", '"raw"'),
+        (b"\xff\xfe", "b'\\xff\\xfe'"),
+        ("half \ud800", "half \ud800"),
+        (complex(1, 2), '"1+2j"'),
+    ],
+)
+@pytest.mark.parametrize("later", [False, True])
+def test_what_a_tool_returns_is_told_as_text(value, content, later):
+    def now() -> Any:
+        return value
+
+    async def soon() -> Any:
+        return value
+
+    result = result_of(soon if later else now)
+    assert (result.call_id, result.name, result.status, result.failure) == ("c1", "work", "done", None)
+    assert result.content == content
+
+
+def test_what_cannot_be_json_is_told_in_its_own_words():
+    class Odd:
+        def __str__(self) -> str:
+            return "an odd thing"
+
+    assert result_of(lambda: Odd()).content == "an odd thing"
+
+
+def test_a_result_that_cannot_even_be_told_is_a_failure():
+    class Worse:
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    result = result_of(lambda: Worse())
+    assert (result.status, result.failure.kind) == ("failed", K.tool_error)
+
+
+def test_a_plain_function_that_hands_back_a_coroutine_is_awaited():
+    """A decorator around an async function hides that it is one."""
+
+    async def inner() -> str:
+        await asyncio.sleep(0)
+        return "awaited"
+
+    assert result_of(lambda: inner()).content == "awaited"
+
+
+# -- failures -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (ValueError("bad"), K.tool_error, "ValueError: bad"),
+        (KeyError("k"), K.tool_error, "KeyError: 'k'"),
+        (RuntimeError(), K.tool_error, "RuntimeError"),
+        (AssertionError("no"), K.tool_error, "AssertionError: no"),
+        (ExceptionGroup("many", [ValueError("x")]), K.tool_error, "ExceptionGroup: many (1 sub-exception)"),
+        (OSError("disk"), K.environment_error, "OSError: disk"),
+        (FileNotFoundError(2, "No such file", "x.txt"), K.environment_error, "FileNotFoundError: [Errno 2] No such file: 'x.txt'"),
+        (PermissionError("no"), K.environment_error, "PermissionError: no"),
+        (ConnectionRefusedError("x"), K.environment_error, "ConnectionRefusedError: x"),
+        (BlockingIOError("x"), K.environment_error, "BlockingIOError: x"),
+        (TimeoutError("its own"), K.tool_error, "TimeoutError: its own"),
+    ],
+)  # fmt: skip
+def test_each_exception_has_its_kind(error, kind, words, later):
+    result = result_of(raising(error, later=later))
+    assert (result.status, result.content, result.error_class) == ("failed", words, type(error).__name__)
+    assert result.failure == Failure(kind=kind, explanation=f"work: {words}")
+    assert result.failure.metadata == {"tool": "work"}
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("error", [SystemExit(3), StopIteration("x")])
+def test_what_would_end_a_program_or_an_iteration_is_a_failure_of_the_tool(error, later):
+    result = result_of(raising(error, later=later))
+    assert (result.status, result.failure.kind) == ("failed", K.tool_error)
+
+
+def test_the_name_of_a_file_that_is_no_text_harms_nobody():
+    name = b"caf\xe9".decode("utf-8", "surrogateescape")
+    result = result_of(raising(FileNotFoundError(2, "No such file", name)))
+    assert result.failure.kind is K.environment_error
+    assert "caf" in result.failure.explanation
+
+
+@pytest.mark.parametrize("kind", sorted(K))
+def test_a_tool_may_report_the_kinds_that_are_its_own_to_report(kind):
+    result = result_of(raising(ToolError("too much", kind=kind.value, blockers=("a", "b"))))
+    wanted = kind if kind in REPORTABLE else K.tool_error
+    assert (result.content, result.error_class) == ("too much", "ToolError")
+    assert result.failure == Failure(kind=wanted, explanation="work: too much", blockers=("a", "b"))
+
+
+def test_the_kinds_that_a_tool_may_report():
+    assert {k.value for k in REPORTABLE} == {
+        "tool_error", "environment_error", "ambiguous_input", "scope_too_large", "capability_gap",
+        "kernel_invalidated", "policy_violation",
+    }  # fmt: skip
+
+
+def test_a_kind_that_is_none_is_a_tool_error():
+    assert result_of(raising(ToolError("x", kind="bad_luck"))).failure.kind is K.tool_error
+
+
+@pytest.mark.parametrize(("kind", "wanted"), [("scope_too_large", "scope_too_large"), ("time_limit", "tool_error")])
+def test_a_tool_may_return_a_failure(kind, wanted):
+    returned = Failure(kind=kind, explanation="too big", metadata={"rows": 9}, partial_data=[1])
+    result = result_of(lambda: returned)
+    assert (result.status, result.content, result.failure.kind) == ("failed", "too big", K(wanted))
+    assert result.failure.metadata == {"tool": "work", "rows": 9}
+    assert result.failure.partial_data == [1]
+
+
+def test_only_an_idempotent_and_retryable_tools_failure_may_be_retried_as_it_stands():
+    def fail() -> None:
+        raise ValueError
+
+    async def scene(made: Tool) -> ToolResult:
+        return await run_call(CALL, made, {}, None, Watchdog().limit(5))  # type: ignore[return-value]
+
+    assert not drive(lambda: scene(as_tool(fail))).retryable
+    assert not drive(lambda: scene(tool(idempotent=True)(fail))).retryable
+    assert drive(lambda: scene(tool(idempotent=True, retryable=True)(fail))).retryable
+
+
+# -- endings ------------------------------------------------------------------------------------------
+
+
+def test_a_tool_that_ends_the_run_says_so_and_brings_its_value():
+    async def scene() -> ToolResult:
+        made = tool(ends_run=True)(lambda_named_work)
+        return await run_call(CALL, made, {}, None, Watchdog().limit(5))  # type: ignore[return-value]
+
+    def lambda_named_work() -> dict[str, Any]:
+        return {"a": (1, 2)}
+
+    result = drive(scene)
+    assert (result.ending, result.value, result.content) == ("done", {"a": [1, 2]}, '{"a":[1,2]}')
+
+
+def test_a_tool_that_fails_ends_nothing():
+    def fail() -> None:
+        raise ValueError("x")
+
+    async def scene() -> ToolResult:
+        return await run_call(CALL, tool(ends_run=True)(fail), {}, None, Watchdog().limit(5))  # type: ignore[return-value]
+
+    assert drive(scene).ending is None
+
+
+# -- time ---------------------------------------------------------------------------------------------
+
+
+def test_an_async_tool_past_its_time_is_cut_off():
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    result = result_of(hang, limit=0.02)
+    assert (result.status, result.content) == ("failed", "timed out after 0.02 s")
+    assert (result.failure.kind, result.error_class) == (K.tool_error, "TimeoutError")
+
+
+def test_a_plain_tool_past_its_time_is_abandoned_and_what_it_returns_is_dropped():
+    free, over = threading.Event(), threading.Event()
+
+    def hang() -> str:
+        free.wait(10)
+        over.set()
+        return "too late"
+
+    try:
+        result = result_of(hang, limit=0.02)
+    finally:
+        free.set()
+    assert result.content == "timed out after 0.02 s"
+    assert over.wait(10)
+
+
+def test_a_tool_that_swallows_its_time_limit_has_its_word():
+    async def stubborn() -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "I would not stop"
+        return ""
+
+    assert result_of(stubborn, limit=0.02).content == "I would not stop"
+
+
+def test_a_cancellation_that_nobody_asked_for_is_a_failure_of_the_tool():
+    async def odd() -> None:
+        task = asyncio.create_task(asyncio.sleep(60))
+        task.cancel()
+        await task
+
+    result = result_of(odd)
+    assert (result.status, result.error_class) == ("failed", "CancelledError")
+
+
+def test_a_cancellation_from_outside_passes_through():
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    async def scene() -> None:
+        limit = Watchdog().limit(60)
+        task = asyncio.create_task(run_call(CALL, as_tool(hang), {}, None, limit))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        limit.close()
+
+    drive(scene)
+
+
+# -- threads ------------------------------------------------------------------------------------------
+
+
+def test_a_plain_function_runs_in_a_thread_of_its_own_and_sees_its_callers_variables():
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="none")
+    seen: list[Any] = []
+
+    def look() -> None:
+        seen.append((threading.current_thread() is threading.main_thread(), variable.get()))
+
+    async def scene() -> None:
+        variable.set("mine")
+        await in_thread(look, None, {})
+
+    drive(scene)
+    assert seen == [(False, "mine")]
+
+
+def test_plain_tools_do_not_wait_for_each_other():
+    """Two that each wait for the other end only if both run at once; so do more than a pool would hold."""
+    count = 40
+    barrier = threading.Barrier(count, timeout=10)
+
+    def meet() -> int:
+        return barrier.wait()
+
+    async def scene() -> list[int]:
+        return await asyncio.gather(*(in_thread(meet, None, {}) for _ in range(count)))
+
+    assert sorted(drive(scene)) == list(range(count))
+
+
+def test_a_tools_context_is_its_first_argument():
+    context = ToolContext("run", "session", "c1", "key", 1)
+
+    async def later(context: ToolContext, x: int) -> str:
+        return f"{context.call_id} {x}"
+
+    def now(context: ToolContext, x: int) -> str:
+        return f"{context.call_id} {x}"
+
+    assert result_of(later, context=context, x=3).content == "c1 3"
+    assert result_of(now, context=context, x=3).content == "c1 3"
+
+
+# -- before it runs -----------------------------------------------------------------------------------
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+TOOLS = {"zip": as_tool(add), "add": as_tool(add)}
+
+
+def test_a_good_call_is_its_tool_and_its_arguments():
+    assert check_call(ToolCall("1", "add", {"a": "1", "b": 2}), TOOLS) == (TOOLS["add"], {"a": 1, "b": 2})
+
+
+def test_a_call_of_a_tool_that_there_is_not_lists_those_that_there_are_sorted():
+    result = check_call(ToolCall("1", "fetch", {}), TOOLS)
+    assert result.failure.kind is K.unknown_tool
+    assert "add, zip" in result.content
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (ToolCall("1", "add", {"a": 1}), "b: field required"),
+        (ToolCall("1", "add", {}, malformed="no JSON"), "no JSON"),
+    ],
+)
+def test_bad_arguments_never_run_the_tool_and_name_the_field(call, words):
+    result = check_call(call, TOOLS)
+    assert (result.status, result.failure.kind) == ("failed", K.invalid_arguments)
+    assert words in result.content

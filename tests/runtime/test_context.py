@@ -1,0 +1,124 @@
+"""Who watches a run: every event in order, observers that harm nobody, and nothing built where nobody looks."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from agentfsm import ConfigurationError, Event, RunResult, observer, tool
+from agentfsm.core.events import Ending, RunCompleted, RunStarted, RunWarning
+from agentfsm.runtime.hooks import Observer
+from agentfsm.testing import FakeClock, call
+from tests.runtime.scenes import agent_on, all_events, checked, drive, play
+
+
+@tool
+def look(where: str = "") -> str:
+    """Look somewhere."""
+    return f"seen {where}"
+
+
+SCRIPT = (call("look", where="here"), "done")
+
+
+def test_an_observer_sees_what_a_consumer_sees():
+    seen: list[Event] = []
+    agent, _ = agent_on(*SCRIPT, tools=[look], hooks=[observer(seen.append)])
+
+    async def scene() -> list[Event]:
+        return await all_events(agent.run("go"))
+
+    assert drive(scene) == seen
+
+
+def test_events_are_numbered_from_one_and_timed_by_the_hosts_clock():
+    clock, seen = FakeClock(500.0), []
+    play(*SCRIPT, tools=[look], clock=clock, hooks=[observer(seen.append)])
+    assert [e.seq for e in seen] == list(range(1, len(seen) + 1))
+    assert {e.time for e in seen} == {500.0}
+    assert isinstance(seen[0], RunStarted)
+    assert seen[0].prompt == "go"
+
+
+def test_the_last_event_is_the_only_one_that_ends_the_run():
+    seen: list[Event] = []
+    play(*SCRIPT, tools=[look], hooks=[observer(seen.append)])
+    assert [e for e in seen if isinstance(e, Ending)] == [seen[-1]]
+
+
+def raising(event: Event) -> None:
+    raise ValueError("blind")
+
+
+def test_an_observer_that_raises_is_counted_and_warned_about_and_the_run_goes_on(caplog):
+    seen: list[Event] = []
+    agent, _ = agent_on(*SCRIPT, tools=[look], hooks=[observer(raising), observer(seen.append)])
+
+    async def scene() -> tuple[RunResult, int]:
+        run = agent.run("go")
+        return await run, run._driver.context.observer_failures
+
+    with caplog.at_level(logging.WARNING, "agentfsm"):
+        result, failures = drive(scene)
+    assert checked(result).ok
+    warnings = [e for e in seen if isinstance(e, RunWarning)]
+    others = [e for e in seen if not isinstance(e, RunWarning)]
+    assert failures == len(seen)
+    assert {w.text for w in warnings} == {"observer raising raised ValueError"}
+    assert len(warnings) == len(others) - 1  # none behind the last event
+    assert isinstance(seen[-1], RunCompleted)
+    assert "observer raising raised ValueError" in caplog.text
+
+
+def test_two_observers_that_raise_are_both_named():
+    def also_raising(event: Event) -> None:
+        raise KeyError
+
+    seen: list[str] = []
+    watch = observer(lambda e: seen.append(e.text) if isinstance(e, RunWarning) else None)
+    play("done", hooks=[observer(raising), observer(also_raising), watch])
+    assert {"observer raising raised ValueError", "observer also_raising raised KeyError"} == set(seen)
+
+
+def test_an_observer_is_a_plain_function():
+    async def later(event: Event) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="plain"):
+        observer(later)
+
+
+def test_an_observer_says_what_it_is():
+    assert observer(raising) == Observer(raising)
+    assert observer(raising).name == "raising"
+
+
+def test_where_nobody_watches_the_last_event_is_still_there():
+    result = play(*SCRIPT, tools=[look])
+    assert isinstance(result.outcome, RunCompleted)
+    assert result.outcome.seq == 1
+
+
+def test_a_consumer_that_comes_late_sees_the_rest():
+    agent, _ = agent_on(*SCRIPT, tools=[look])
+
+    async def scene() -> list[Any]:
+        run = agent.run("go")
+        await run
+        return [e async for e in run]
+
+    assert drive(scene) == []
+
+
+def test_a_warning_is_in_the_log_where_nobody_watches(caplog):
+    class Forgetful:
+        async def recall(self, prompt: str) -> str:
+            raise OSError("no disk")
+
+        async def remember(self, messages: Any) -> None: ...
+
+    with caplog.at_level(logging.WARNING, "agentfsm"):
+        result = play("done", memory=Forgetful())
+    assert result.ok
+    assert f"run {result.run.run_id}: memory is unavailable (OSError: no disk)" in caplog.text

@@ -1,0 +1,418 @@
+"""Hooks at the states' doors and approval in front of a call: who may stop what, and that gates fail closed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from agentfsm import AbortRun, Allow, AskApproval, Deny, Edit, HookContext, RunResult, SkipCall, State, hook, tool
+from agentfsm.core.events import (
+    Event,
+    PartialRunSummary,
+    RunCompleted,
+    RunWarning,
+    ToolFinished,
+    ToolStarted,
+    UserInputRequested,
+)
+from agentfsm.core.failures import FailureKind
+from agentfsm.errors import ConfigurationError, GraphError
+from agentfsm.runtime.hooks import DenyCall, Hook, observer
+from agentfsm.testing import call
+from tests.runtime.scenes import agent_on, checked, drive, play, said
+
+ran: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_ran():
+    ran.clear()
+
+
+@tool
+def look(where: str = "") -> str:
+    """Look somewhere."""
+    ran.append(where)
+    return f"seen {where}"
+
+
+@tool(requires_approval=True)
+def pay(amount: int) -> str:
+    """Pay."""
+    ran.append(f"paid {amount}")
+    return "paid"
+
+
+STATES = [State.PRE_STEP, State.CALL_LLM, State.POST_LLM, State.DISPATCH_TOOL, State.POST_TOOL]
+ONE_CALL = (call("look", where="here"), "done")
+
+
+# -- hooks: where and when ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("state", [*STATES, State.TERMINAL])
+def test_a_hook_is_asked_whenever_the_run_comes_by(state, is_async):
+    seen: list[tuple[str, str | None]] = []
+
+    def now(context: HookContext) -> None:
+        seen.append((context.state, context.call.name if context.call else None))
+
+    async def soon(context: HookContext) -> None:
+        await asyncio.sleep(0)
+        now(context)
+
+    play(*ONE_CALL, tools=[look], hooks=[hook(state)(soon if is_async else now)])
+    times = 2 if state in (State.PRE_STEP, State.CALL_LLM, State.POST_LLM) else 1
+    assert seen == [(state, "look" if state is State.DISPATCH_TOOL else None)] * times
+
+
+def test_a_hook_at_recover_is_asked_when_the_run_recovers():
+    seen: list[str] = []
+    play(call("nothing"), "done", hooks=[hook("recover")(lambda c: seen.append(c.run.failure.kind.value))])
+    assert seen == ["unknown_tool"]
+
+
+def test_a_hook_at_the_end_sees_how_it_ended():
+    seen: list[tuple[str, Any]] = []
+    play("the answer", hooks=[hook("terminal")(lambda c: seen.append((c.run.state, c.run.answer)))])
+    assert seen == [("terminal", "the answer")]
+
+
+def test_hooks_at_one_door_are_asked_in_their_order():
+    seen: list[int] = []
+    hooks = [hook("pre_step")(lambda c, n=n: seen.append(n)) for n in range(3)]
+    play("done", hooks=hooks)
+    assert seen == [0, 1, 2]
+
+
+def test_a_hook_that_is_wanted_once_is_asked_once_a_run():
+    seen: list[str] = []
+    once = hook("pre_step", once=True)(lambda c: seen.append(c.run.run_id))
+    agent, _ = agent_on(*ONE_CALL, *ONE_CALL, tools=[look], hooks=[once])
+
+    async def scene() -> None:
+        await agent.run("go", run_id="a")
+        await agent.run("go", run_id="b")
+
+    drive(scene)
+    assert seen == ["a", "b"]
+
+
+def test_a_hook_at_dispatch_tool_is_asked_for_every_call_and_sees_what_the_tool_will_get():
+    seen: list[tuple[str, Any, Mapping[str, Any]]] = []
+
+    @tool
+    def add(a: int, b: int = 5) -> int:
+        return a + b
+
+    def watch(context: HookContext) -> None:
+        assert context.tool is add
+        seen.append((context.call.id, context.call.arguments, context.arguments))
+
+    play([call("add", a="1"), call("add", a=2)], "done", tools=[add], hooks=[hook("dispatch_tool")(watch)])
+    assert seen == [("call_1_1", {"a": "1"}, {"a": 1, "b": 5}), ("call_1_2", {"a": 2}, {"a": 2, "b": 5})]
+
+
+def test_a_call_that_cannot_run_asks_no_hook():
+    seen: list[str] = []
+    play(call("look", whither=1), call("nothing"), "done", tools=[look], hooks=[hook("dispatch_tool")(seen.append)])
+    assert seen == []
+
+
+# -- hooks: verdicts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fail_open", [False, True])
+@pytest.mark.parametrize("state", STATES)
+def test_a_hook_may_abort_the_run_at_any_door(state, fail_open):
+    stop = hook(state, fail_open=fail_open)(lambda c: AbortRun("enough"))
+    result = play(*ONE_CALL, tools=[look], hooks=[stop])
+    assert isinstance(result.outcome, PartialRunSummary)
+    assert result.outcome.failure.kind is FailureKind.aborted
+    assert result.outcome.failure.explanation == "hook <lambda> aborted the run: enough"
+    assert result.decisions[-1].transition.id == f"{state}.aborted"
+    assert (ran == []) is (state is not State.POST_TOOL)
+
+
+def test_a_hook_may_skip_a_call_and_its_result_says_why():
+    result = play(*ONE_CALL, tools=[look], hooks=[hook("dispatch_tool")(lambda c: SkipCall("not today"))])
+    assert ran == []
+    assert ("tool", "Not run: not today") in said(result)
+    assert result.ok
+
+
+def test_a_hook_may_deny_a_call_and_three_in_a_row_are_a_policy_violation():
+    deny = hook("dispatch_tool")(lambda c: DenyCall("never"))
+    result = play(*[call("look", where=str(n)) for n in range(3)], tools=[look], hooks=[deny])
+    assert ran == []
+    assert said(result).count(("tool", "Denied: never")) == 3
+    assert result.outcome.failure.kind is FailureKind.policy_violation
+    assert result.decisions[-1].transition.id == "recover.handoff"
+
+
+def test_a_hook_that_aborts_in_a_batch_leaves_no_call_unanswered():
+    def second(context: HookContext) -> AbortRun | None:
+        return AbortRun("stop") if context.call.arguments["where"] == "b" else None
+
+    result = play(
+        [call("look", where=w) for w in "abc"], tools=[look], hooks=[hook("dispatch_tool")(second)]
+    )
+    assert ran == ["a"]
+    assert [text for role, text in said(result) if role == "tool"] == [
+        "seen a",
+        "Cut off: the run was aborted before this call had a result.",
+        "Cut off: the run was aborted before this call had a result.",
+    ]
+
+
+@pytest.mark.parametrize("verdict", [False, True, "no", 0, {"deny": True}, SkipCall])
+def test_what_is_no_verdict_counts_as_raising(verdict):
+    result = play(*ONE_CALL, tools=[look], hooks=[hook("dispatch_tool", fail_open=False)(lambda c: verdict)])
+    assert ran == []
+    assert result.outcome.failure.kind is FailureKind.aborted
+    assert "is no verdict on a call" in result.outcome.failure.explanation
+
+
+@pytest.mark.parametrize("verdict", [SkipCall("x"), AskApproval("x"), DenyCall("x")])
+def test_a_verdict_on_a_call_where_there_is_none_counts_as_raising(verdict):
+    result = play("done", hooks=[hook("pre_step", fail_open=False)(lambda c: verdict)])
+    assert result.outcome.failure.kind is FailureKind.aborted
+
+
+# -- hooks: failing -----------------------------------------------------------------------------------
+
+
+def failing(context: HookContext) -> None:
+    raise ValueError("out of order")
+
+
+async def failing_later(context: HookContext) -> None:
+    await asyncio.sleep(0)
+    raise ValueError("out of order")
+
+
+async def cancelling_itself(context: HookContext) -> None:
+    task = asyncio.create_task(asyncio.sleep(60))
+    task.cancel()
+    await task
+
+
+@pytest.mark.parametrize("function", [failing, failing_later])
+@pytest.mark.parametrize("state", STATES)
+def test_a_hook_that_fails_open_is_warned_about_and_the_run_goes_on(state, function, caplog):
+    warned: list[str] = []
+    watch = observer(lambda e: warned.append(e.text) if isinstance(e, RunWarning) else None)
+    with caplog.at_level(logging.WARNING, "agentfsm"):
+        result = play(*ONE_CALL, tools=[look], hooks=[hook(state)(function), watch])
+    assert result.ok
+    assert ran == ["here"]
+    assert warned[0] == f"hook {function.__name__} raised ValueError: out of order"
+    assert f"hook {function.__name__} raised ValueError" in caplog.text
+    assert "out of order" not in caplog.text  # what an exception says may be anything
+
+
+@pytest.mark.parametrize("function", [failing, failing_later])
+@pytest.mark.parametrize("state", STATES)
+def test_a_hook_that_fails_closed_aborts_the_run(state, function):
+    result = play(*ONE_CALL, tools=[look], hooks=[hook(state, fail_open=False)(function)])
+    assert isinstance(result.outcome, PartialRunSummary)
+    assert result.outcome.failure.explanation == f"hook {function.__name__} raised ValueError: out of order"
+    assert result.outcome.failure.metadata == {"error_class": "ValueError"}
+    assert result.outcome.missing == f"a final answer: hook {function.__name__} raised ValueError: out of order"
+
+
+@pytest.mark.parametrize("fail_open", [False, True])
+def test_a_cancellation_that_nobody_asked_for_is_a_failure_of_the_hook(fail_open):
+    result = play("done", hooks=[hook("pre_step", fail_open=fail_open)(cancelling_itself)])
+    assert result.ok is fail_open
+
+
+@pytest.mark.parametrize("stop", [lambda c: AbortRun("late"), failing, failing_later])
+@pytest.mark.parametrize("fail_open", [False, True])
+def test_every_hook_at_the_end_runs_whatever_another_does_and_the_ending_stands(stop, fail_open):
+    seen: list[str] = []
+    hooks = [hook("terminal", fail_open=fail_open)(stop), hook("terminal")(lambda c: seen.append("second"))]
+    result = play("done", hooks=hooks)
+    assert seen == ["second"]
+    assert isinstance(result.outcome, RunCompleted)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        ("text",),
+        (ValueError("model broke"),),
+        (call("nothing"),) * 3,
+        (),
+    ],
+)
+def test_the_hooks_at_the_end_run_however_a_run_ends(script):
+    seen: list[str] = []
+    play(*script, hooks=[hook("terminal")(lambda c: seen.append(c.state))])
+    assert seen == ["terminal"]
+
+
+# -- hooks: what is refused ---------------------------------------------------------------------------
+
+
+def test_a_hook_at_a_state_that_there_is_not_is_refused():
+    with pytest.raises(GraphError, match="nowhere"):
+        agent_on(hooks=[hook("nowhere")(failing)])
+
+
+def test_what_is_no_hook_is_refused():
+    with pytest.raises(ConfigurationError, match="a hook is made with"):
+        agent_on(hooks=[failing])  # type: ignore[list-item]
+
+
+def test_a_hook_says_what_it_is():
+    made = hook("pre_step", fail_open=False, once=True)(failing)
+    assert made == Hook("pre_step", failing, fail_open=False, once=True, name="failing")
+
+
+# -- approval -----------------------------------------------------------------------------------------
+
+
+def ask(script: tuple[Any, ...], *answers: Any, **parts: Any) -> tuple[list[UserInputRequested], RunResult]:
+    """A run in which a person gives some answers, and what it asked."""
+    agent, model = agent_on(*script, **parts)
+
+    async def scene() -> tuple[list[UserInputRequested], RunResult]:
+        result = checked(await agent.run("go"), model)
+        asked = []
+        for answer in answers:
+            assert isinstance(result.outcome, UserInputRequested), result.outcome
+            asked.append(result.outcome)
+            result = checked(await agent.resume(result.outcome.suspension_record.to_json(), answer), model)
+        return asked, result
+
+    return drive(scene)
+
+
+PAYING = (call("pay", amount=3), "done")
+
+
+def test_a_call_that_needs_leave_waits_for_it_and_then_runs():
+    (asked,), result = ask(PAYING, Allow(), tools=[pay])
+    assert (asked.kind, asked.tool, asked.arguments) == ("approval", "pay", {"amount": 3})
+    assert "pay" in asked.question
+    assert ran == ["paid 3"]
+    assert result.output == "done"
+
+
+def test_a_call_that_is_denied_is_answered_with_the_reason_and_is_no_failure():
+    _, result = ask(PAYING, Deny("too dear"), tools=[pay])
+    assert ran == []
+    assert ("tool", "Denied by the user: too dear") in said(result)
+    assert result.ok
+    assert result.run.lessons_learned == []
+
+
+def test_a_call_may_run_with_other_arguments_and_the_model_is_told():
+    _, result = ask(PAYING, Edit({"amount": 1}), tools=[pay])
+    assert ran == ["paid 1"]
+    (told,) = [text for role, text in said(result) if role == "tool"]
+    assert told.startswith("paid\n")
+    assert "person changed the arguments" in told
+
+
+def test_arguments_that_a_person_got_wrong_are_checked_like_any_others():
+    _, result = ask(PAYING, Edit({"amount": "lots"}), tools=[pay])
+    assert ran == []
+    assert result.run.lessons_learned[0].kind is FailureKind.invalid_arguments
+
+
+def test_three_denials_in_a_row_are_a_policy_violation():
+    script = [call("pay", amount=n) for n in range(3)]
+    _, result = ask(tuple(script), Deny(), Deny(), Deny(), tools=[pay])
+    assert result.outcome.failure.kind is FailureKind.policy_violation
+    assert result.decisions[-1].transition.id == "recover.handoff"
+
+
+def test_a_call_that_ran_in_between_starts_the_count_anew():
+    script = (call("pay", amount=1), call("pay", amount=2), call("look"), call("pay", amount=3), "done")
+    _, result = ask(script, Deny(), Deny(), Deny(), tools=[pay, look])
+    assert result.ok
+
+
+def test_whether_leave_is_needed_may_depend_on_the_checked_arguments():
+    @tool(requires_approval=lambda arguments: arguments["amount"] > 10)
+    def give(amount: int) -> str:
+        ran.append(str(amount))
+        return "given"
+
+    _, result = ask((call("give", amount="9"), "done"), tools=[give])
+    assert ran == ["9"]
+    assert result.ok
+    (asked,), _ = ask((call("give", amount="11"), "done"), Allow(), tools=[give])
+    assert asked.arguments == {"amount": "11"}
+
+
+@pytest.mark.parametrize("answer", [ValueError("broken"), KeyError("amount")])
+def test_a_gate_that_raises_fails_closed(answer):
+    def gate(arguments: Mapping[str, Any]) -> bool:
+        raise answer
+
+    @tool(requires_approval=gate)
+    def give(amount: int) -> str:
+        ran.append("given")
+        return "given"
+
+    result = play(call("give", amount=1), tools=[give])
+    assert ran == []
+    assert result.outcome.failure.kind is FailureKind.aborted
+
+
+def test_a_hook_may_ask_for_leave_with_its_own_question():
+    gate = hook("dispatch_tool")(lambda c: AskApproval("Really look?"))
+    (asked,), result = ask(ONE_CALL, Allow(), tools=[look], hooks=[gate])
+    assert (asked.kind, asked.question, asked.tool) == ("approval", "Really look?", "look")
+    assert ran == ["here"]
+    assert result.ok
+
+
+def test_in_a_batch_each_call_asks_for_itself_in_turn():
+    script = ([call("pay", amount=1), call("look", where="x"), call("pay", amount=2)], "done")
+    asked, result = ask(script, Deny("no"), Allow(), tools=[pay, look])
+    assert [a.arguments for a in asked] == [{"amount": 1}, {"amount": 2}]
+    assert ran == ["x", "paid 2"]
+    assert [text for role, text in said(result) if role == "tool"] == ["Denied by the user: no", "seen x", "paid"]
+
+
+def test_in_a_parallel_batch_nothing_runs_before_all_are_decided():
+    @tool(requires_approval=True, parallel=True)
+    async def send(to: str) -> str:
+        ran.append(to)
+        return f"sent {to}"
+
+    @tool(parallel=True)
+    async def note(what: str) -> str:
+        ran.append(what)
+        return f"noted {what}"
+
+    script = ([call("note", what="n"), call("send", to="a"), call("send", to="b")], "done")
+    asked, result = ask(script, Allow(), Deny("not b"), tools=[send, note])
+    assert [a.arguments for a in asked] == [{"to": "a"}, {"to": "b"}]
+    assert sorted(ran) == ["a", "n"]
+    assert [text for role, text in said(result) if role == "tool"] == [
+        "noted n", "sent a", "Denied by the user: not b",
+    ]  # fmt: skip
+
+
+def test_a_question_that_a_person_must_answer_starts_nothing():
+    events: list[Event] = []
+    _, result = ask(PAYING, tools=[pay], hooks=[observer(events.append)])
+    assert isinstance(result.outcome, UserInputRequested)
+    assert not [e for e in events if isinstance(e, (ToolStarted, ToolFinished))]
+
+
+def test_a_decision_that_is_made_is_an_event_as_any_result():
+    events: list[Event] = []
+    ask(PAYING, Deny("no"), tools=[pay], hooks=[observer(events.append)])
+    (finished,) = [e for e in events if isinstance(e, ToolFinished)]
+    assert finished.result.status == "denied"

@@ -1,0 +1,119 @@
+"""What the embedding program lends: a secret that is never shown, a clock, and records that are used once."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from agentfsm.runtime.host import Host, SystemClock, UsedInFolder, UsedInProcess
+
+
+@pytest.fixture(params=["process", "folder"])
+def used(request, tmp_path):
+    return UsedInProcess() if request.param == "process" else UsedInFolder(tmp_path / "deep" / "used")
+
+
+def test_a_record_is_claimed_once(used):
+    assert not used.used("a")
+    assert used.claim("a")
+    assert used.used("a")
+    assert not used.claim("a")
+    assert not used.used("b")
+    assert used.claim("b")
+
+
+def test_of_many_threads_one_wins(used):
+    barrier, wins = threading.Barrier(8), []
+
+    def race() -> None:
+        barrier.wait()
+        wins.append(used.claim("a"))
+
+    threads = [threading.Thread(target=race) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert sorted(wins) == [False] * 7 + [True]
+
+
+def test_of_two_processes_one_wins(tmp_path):
+    code = (
+        "import sys\n"
+        "from agentfsm.runtime.host import UsedInFolder\n"
+        "used = UsedInFolder(sys.argv[1])\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "print(sum(used.claim(f'record{n}') for n in range(200)))\n"
+    )
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path / "used")],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    for racer in racers:
+        assert racer.stdout.readline() == "ready\n"
+    for racer in racers:
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    won = [int(racer.communicate(timeout=60)[0]) for racer in racers]
+    assert sum(won) == 200
+    assert len(list((tmp_path / "used").iterdir())) == 200
+
+
+def test_a_folder_is_shared_by_all_that_name_it(tmp_path):
+    assert UsedInFolder(tmp_path).claim("a")
+    assert UsedInFolder(str(tmp_path)).used("a")
+
+
+def test_a_folder_that_cannot_be_written_claims_nothing(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    with pytest.raises(OSError, match="file"):
+        UsedInFolder(blocked / "used").claim("a")
+
+
+def test_the_secret_is_random_kept_out_of_sight_and_never_empty():
+    assert Host().secret != Host().secret
+    assert len(Host().secret) >= 32
+    assert "hush" not in repr(Host(secret=b"hush"))
+    with pytest.raises(ValueError, match="secret"):
+        Host(secret=b"")
+
+
+def test_a_secret_may_be_a_text():
+    assert Host(secret="hush").secret == b"hush"  # type: ignore[arg-type]
+
+
+def test_ids_are_sixteen_hex_digits_and_differ():
+    ids = {Host().new_id() for _ in range(100)}
+    assert len(ids) == 100
+    assert all(len(i) == 16 and int(i, 16) >= 0 for i in ids)
+
+
+def test_the_systems_clock_is_the_systems():
+    clock = SystemClock()
+    assert abs(clock.time() - time.time()) < 60
+    assert abs(clock.monotonic() - time.monotonic()) < 60
+    asyncio.run(clock.sleep(0))
+    assert isinstance(Host().clock, SystemClock)
+
+
+def test_hosts_share_no_memory_of_used_records():
+    one, other = Host(), Host()
+    one.used.claim("a")
+    assert not other.used.used("a")
+
+
+def test_a_host_names_no_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Host().used.claim("a")
+    assert list(Path().iterdir()) == []

@@ -1,0 +1,119 @@
+"""A memory is asked before the first model call and told when the run is over; one that fails is done without."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from agentfsm import Allow, Message, RunResult, UserInputRequested, observer, tool
+from agentfsm.core.events import RunWarning
+from agentfsm.testing import call
+from tests.runtime.scenes import agent_on, checked, drive, play
+
+
+class Diary:
+    """A memory that keeps what it is told, and does as a test wants."""
+
+    def __init__(self, recalled: Any = "you like tea", *, fails: str = "") -> None:
+        self.recalled, self.fails = recalled, fails
+        self.prompts: list[str] = []
+        self.kept: list[list[Message]] = []
+
+    async def recall(self, prompt: str) -> str:
+        self.prompts.append(prompt)
+        await asyncio.sleep(0)
+        if self.fails == "recall":
+            raise ConnectionError("no line")
+        return self.recalled
+
+    async def remember(self, messages: Sequence[Message]) -> None:
+        await asyncio.sleep(0)
+        if self.fails == "remember":
+            raise ConnectionError("no line")
+        self.kept.append(list(messages))
+
+
+@tool
+def look() -> str:
+    """Look."""
+    return "seen"
+
+
+def warnings_of(memory: Diary, *script: Any) -> tuple[RunResult, list[str]]:
+    texts: list[str] = []
+    watch = observer(lambda e: texts.append(e.text) if isinstance(e, RunWarning) else None)
+    return play(*script, memory=memory, tools=[look], hooks=[watch]), texts
+
+
+def test_what_is_recalled_is_told_before_the_first_call_and_once():
+    memory = Diary()
+    agent, model = agent_on(call("look"), "done", memory=memory, tools=[look])
+
+    async def scene() -> RunResult:
+        return checked(await agent.run("make a drink"), model)
+
+    result = drive(scene)
+    assert memory.prompts == ["make a drink"]
+    for request in model.requests:
+        assert sum("you like tea" in m.content for m in request.messages) == 1
+    assert memory.kept == [result.messages]
+
+
+@pytest.mark.parametrize("nothing", ["", None])
+def test_a_memory_that_recalls_nothing_adds_nothing(nothing):
+    result = play("done", memory=Diary(nothing))
+    assert [m.content for m in result.messages] == ["go", "done"]
+
+
+@pytest.mark.parametrize("fails", ["recall", "remember"])
+def test_a_memory_that_fails_is_warned_about_and_the_run_goes_on(fails):
+    result, texts = warnings_of(Diary(fails=fails), call("look"), "done")
+    assert result.output == "done"
+    assert len(texts) == 1
+    assert "memory" in texts[0]
+    assert "ConnectionError: no line" in texts[0]
+
+
+@pytest.mark.parametrize("script", [("done",), (ValueError("broken"),), (call("nothing"),) * 3])
+def test_a_run_is_remembered_however_it_ends(script):
+    memory = Diary()
+    result = play(*script, memory=memory)
+    assert memory.kept == [result.messages]
+
+
+def test_a_run_that_waits_is_remembered_when_it_is_over_and_recalled_for_once():
+    @tool(requires_approval=True)
+    def pay() -> str:
+        return "paid"
+
+    memory = Diary()
+    agent, model = agent_on(call("pay"), "done", memory=memory, tools=[pay])
+
+    async def scene() -> RunResult:
+        first = checked(await agent.run("go"), model)
+        assert isinstance(first.outcome, UserInputRequested)
+        assert memory.kept == []
+        return checked(await agent.resume(first.outcome.suspension_record, Allow()), model)
+
+    result = drive(scene)
+    assert memory.prompts == ["go"]
+    assert memory.kept == [result.messages]
+
+
+def test_a_memory_that_raises_what_nobody_asked_for_is_done_without():
+    class Odd(Diary):
+        async def recall(self, prompt: str) -> str:
+            task = asyncio.create_task(asyncio.sleep(60))
+            task.cancel()
+            await task
+            return ""
+
+        async def remember(self, messages: Sequence[Message]) -> None:
+            await self.recall("")
+
+    result, texts = warnings_of(Odd(), "done")
+    assert result.output == "done"
+    assert len(texts) == 2

@@ -1,0 +1,95 @@
+"""How a run ended and what it came to: one of five endings, each with what a person needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentfsm.core.events import Handoff, PartialRunSummary, RunCancelled, RunCompleted
+from agentfsm.core.failures import Action, Failure
+from agentfsm.core.messages import Message, Usage
+from agentfsm.core.state import RunState
+from agentfsm.runtime.result import ending_of
+from agentfsm.testing import call
+from tests.runtime.scenes import play
+
+BROKEN = Failure(kind="tool_error", explanation="it broke")
+STOPPED = Failure(kind="aborted", explanation="a hook said so")
+LESSON = Failure(kind="unknown_tool", explanation="no such tool")
+
+
+def ended(**fields: Any) -> tuple[type, dict[str, Any]]:
+    return ending_of(RunState("r", state="terminal", **fields))
+
+
+def test_an_answer_completes_the_run():
+    assert ended(answer="42") == (RunCompleted, {"output": "42"})
+
+
+def test_return_done_completes_the_run_whatever_failed_before():
+    assert ended(ending="done", ending_value={"a": 1}, failure=BROKEN) == (RunCompleted, {"output": {"a": 1}})
+
+
+def test_return_unable_hands_the_task_back():
+    value = {"rationale": "no key", "blockers": ["key"], "suggested_next_steps": ["get one"]}
+    assert ended(ending="unable", ending_value=value) == (
+        Handoff,
+        {"rationale": "no key", "blockers": ("key",), "suggested_next_steps": ("get one",)},
+    )
+    assert ended(ending="unable")[1] == {"rationale": "", "blockers": (), "suggested_next_steps": ()}
+
+
+@pytest.mark.parametrize(("blockers", "wanted"), [(("disk",), ("disk",)), ((), ("it broke",))])
+def test_a_handoff_always_names_a_blocker(blockers, wanted):
+    failure = BROKEN.model_copy(update={"blockers": blockers})
+    kind, fields = ended(failure=failure, action=Action.handoff)
+    assert kind is Handoff
+    assert (fields["rationale"], fields["blockers"], fields["failure"]) == ("it broke", wanted, failure)
+
+
+@pytest.mark.parametrize("action", [Action.stop, None])
+def test_a_run_that_stopped_says_what_is_missing_and_what_it_learned(action):
+    kind, fields = ended(failure=BROKEN, action=action, lessons_learned=[LESSON, BROKEN])
+    assert kind is PartialRunSummary
+    assert fields["missing"] == "a final answer: it broke"
+    assert fields["learned_facts"] == ("unknown_tool: no such tool", "tool_error: it broke")
+    assert fields["next_step_plan"]
+    assert fields["failure"] is BROKEN
+
+
+def test_an_aborted_run_says_by_what_whatever_it_had_said():
+    kind, fields = ended(aborted=STOPPED, failure=BROKEN, ending="done", answer="x")
+    assert (kind, fields["failure"]) == (PartialRunSummary, STOPPED)
+    assert fields["missing"] == "a final answer: a hook said so"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"cancelled": "stop"}, "stop"),
+        ({"cancelled": "", "answer": "x"}, ""),
+        ({"cancelled": "stop", "aborted": STOPPED}, "stop"),
+        ({"expired": True}, "nobody answered in time"),
+    ],
+)
+def test_a_cancelled_or_expired_run_says_why(fields, reason):
+    assert ended(**fields) == (RunCancelled, {"reason": reason})
+
+
+def test_a_result_is_what_its_run_came_to():
+    result = play("the answer", instructions="be good")
+    assert (result.output, result.ok, result.state) == ("the answer", True, "terminal")
+    assert result.messages == [Message.system("be good"), Message.user("go"), Message.assistant("the answer")]
+    assert result.usage == Usage()
+    result.messages.clear()
+    assert len(result.messages) == 3
+
+
+def test_a_result_without_an_answer_is_not_ok():
+    result = play(ValueError("broken"))
+    assert (result.output, result.ok) == (None, False)
+
+
+def test_a_run_that_recovered_is_a_success():
+    assert play(call("nothing"), "done").ok
