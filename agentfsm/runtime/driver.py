@@ -127,10 +127,10 @@ class Driver:
             if run.state in self._parts.ends and self._nothing_comes():
                 await self._end()
                 return
-        started = self._now()
-        silence = started - self._mark
         outcome = self._start(run.state)
         if type(outcome) is CoroutineType:
+            started = self._now()
+            silence = started - self._mark
             try:
                 outcome = await self._awaited(run.state, cast("Coroutine[Any, Any, Outcome]", outcome))
             except asyncio.CancelledError:
@@ -138,7 +138,12 @@ class Driver:
                 self._settle(self._cut_off(), started, silence)
                 await self._run_out()
                 raise
-        self._settle(outcome, started, silence)
+            self._settle(outcome, started, silence)
+        elif run.state == State.PRE_STEP:  # where time is judged, it must be known
+            started = self._now()
+            self._settle(outcome, started, started - self._mark)
+        else:  # what takes no time to speak of is counted with what comes next
+            self._settle(outcome)
         if run.state in self._parts.ends:
             await self._end()
 
@@ -261,12 +266,20 @@ class Driver:
 
     # -- the step -------------------------------------------------------------------------------------
 
-    def _settle(self, outcome: Outcome, started: float, silence: float) -> None:
-        """Fold an outcome in and move. Nothing here awaits."""
+    def _settle(self, outcome: Outcome, started: float | None = None, silence: float = 0.0) -> None:
+        """Fold an outcome in and move. Nothing here awaits.
+
+        Args:
+            outcome: What the effect came back with.
+            started: When the effect began, where its time counts.
+            silence: Seconds from the end of the last effect whose time counted to then.
+        """
         context, run = self.context, self._run
-        self._mark = ended = self._now()
-        # whole microseconds, so that a journal says exactly what was added up
-        took_us, silence_us = round((ended - started) * 1e6), round(silence * 1e6)
+        took_us = silence_us = 0
+        if started is not None:
+            self._mark = ended = self._now()
+            # whole microseconds, so that a journal says exactly what was added up
+            took_us, silence_us = round((ended - started) * 1e6), round(silence * 1e6)
         try:
             apply(run, outcome, took_us / 1e6, silence_us / 1e6)
         except Exception as error:  # a model or an effect of the user's gave what cannot be folded in

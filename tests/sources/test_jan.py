@@ -359,7 +359,7 @@ def test_diagram_hook_session_start_error(fail_open: bool, caplog: pytest.LogCap
         _, result = play(strict(model, hooks=[session_start(RuntimeError("hook broke"), fail_open)]))
     if fail_open:
         assert result.output == ANSWER
-        assert any("hook broke" in record.getMessage() for record in caplog.records)
+        assert any("RuntimeError" in record.getMessage() for record in caplog.records)  # logs quote nobody
     else:
         assert isinstance(result.outcome, PartialRunSummary)
         assert "hook broke" in result.outcome.missing
