@@ -208,6 +208,8 @@ def _shadowed(searcher: Searcher, dead: tuple[Dead, ...]) -> Verdict:
 
 
 def _always_behind(product: Product, row: Row, front: Iterable[Row]) -> bool:
+    if any(k.may == "never" for k in row.known):
+        return False  # switched off, whatever stands in front
     front = tuple(front)
     reads = row.reads.union(*(each.reads for each in front))
     ranges = [range(c.limit + 1) if c.name in reads else (0,) for c in product.counters]

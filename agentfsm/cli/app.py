@@ -10,11 +10,13 @@ import click
 from pydantic import ValidationError
 
 from agentfsm import __version__
+from agentfsm.cli.audit import checkpoint, fork, redact, replay, verify
 from agentfsm.cli.completion import completion
 from agentfsm.cli.demo import demo
 from agentfsm.cli.diagram import diagram
 from agentfsm.cli.resume import resume
 from agentfsm.cli.run import run
+from agentfsm.cli.runs import export, runs, show
 from agentfsm.errors import AgentfsmError
 from agentfsm.runtime.tools import problems
 
@@ -104,7 +106,21 @@ def app(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for _command in (demo, run, resume, diagram, completion):
+for _command in (
+    demo,
+    run,
+    resume,
+    diagram,
+    runs,
+    show,
+    verify,
+    replay,
+    fork,
+    export,
+    redact,
+    checkpoint,
+    completion,
+):
     app.add_command(_command)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from agentfsm.cli.screen import safe
 from agentfsm.core.events import UserInputRequested
 from agentfsm.errors import ReplyError
 from agentfsm.runtime.replies import Allow, Answer, Deny, Edit, GiveUp, ItDidNotRun, ItRan
+
+with contextlib.suppress(ImportError):
+    import readline as readline  # its import alone lets people move and paste in the line that they type
 
 __all__ = ["Person", "parse_reply"]
 

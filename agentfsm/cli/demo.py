@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import agentfsm
 from agentfsm.agent import Agent
 from agentfsm.cli.ask import Person
 from agentfsm.cli.demo_tools import workshop
-from agentfsm.cli.outcome import exit_code, show_outcome, story_json
+from agentfsm.cli.outcome import exit_code, show_json, show_outcome
 from agentfsm.cli.picture import draw_run
 from agentfsm.cli.screen import Screen, open_screen
 from agentfsm.cli.session import see_through
@@ -97,7 +96,7 @@ def demo(ctx: click.Context, folder: Path | None, out: Path, yes: bool, model: s
     story = see_through(agent, agent.run(TASK), Watcher(screen, agent.graph, agent.model.name), ask)
     story.files["picture"] = str(draw_run(story, out / "run.svg"))
     if as_json:
-        click.echo(json.dumps(story_json(story), indent=2, ensure_ascii=False))
+        show_json(screen, story)
         ctx.exit(exit_code(story))
     screen.err.print()
     screen.err.print(transition_table(story.decisions, agent.graph))

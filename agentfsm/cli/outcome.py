@@ -16,7 +16,7 @@ from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import State
 from agentfsm.runtime.result import RunResult
 
-__all__ = ["INTERRUPTED", "NOT_COMPLETED", "SUSPENDED", "Story", "exit_code", "show_outcome", "story_json"]
+__all__ = ["INTERRUPTED", "NOT_COMPLETED", "SUSPENDED", "Story", "exit_code", "show_json", "show_outcome", "story_json"]
 
 NOT_COMPLETED, SUSPENDED, INTERRUPTED = 1, 3, 130
 """Exit codes; 0 is a run that completed, 2 is wrong usage."""
@@ -126,6 +126,13 @@ def _asked_about(end: UserInputRequested) -> Iterator[str]:
 
 def _stood(story: Story) -> str:
     return str(story.decisions[-1].source) if story.decisions else str(story.result.graph.initial)
+
+
+def show_json(screen: Screen, story: Story) -> None:
+    """Print a run as JSON; at a terminal in ASCII, which steers nothing."""
+    stream = screen.out.file
+    stream.write(json.dumps(story_json(story), indent=2, ensure_ascii=stream.isatty()) + "\n")
+    stream.flush()
 
 
 def story_json(story: Story) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from pathlib import Path
@@ -12,7 +11,7 @@ import click
 from agentfsm.agent import Agent
 from agentfsm.cli.ask import Person
 from agentfsm.cli.options import SECRET, AgentOptions, RunOptions, secret
-from agentfsm.cli.outcome import Story, exit_code, show_outcome, story_json
+from agentfsm.cli.outcome import Story, exit_code, show_json, show_outcome
 from agentfsm.cli.picture import check_drawable, draw_run
 from agentfsm.cli.screen import Screen, open_screen
 from agentfsm.cli.session import see_through
@@ -57,7 +56,7 @@ def tell(agent: Agent, run: Run, agent_is: AgentOptions, how: RunOptions) -> int
         _save(asked.suspension_record, Path(how.record))
         story.files["record"] = how.record
     if how.as_json:
-        click.echo(json.dumps(story_json(story), indent=2, ensure_ascii=False))
+        show_json(screen, story)
         return exit_code(story)
     screen.err.print()
     screen.err.print(transition_table(story.decisions, agent.graph))

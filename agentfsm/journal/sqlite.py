@@ -210,7 +210,12 @@ class SqliteStore:
 
     def _finish(self, jobs: list[Queued], done: list[Told] | None) -> None:
         """Commit what was written, tell those who wait, and have what was queued meanwhile written."""
-        _tell(self._commit(self._database(), jobs, done))
+        try:
+            told = self._commit(self._database(), jobs, done)
+        except Exception as error:  # nobody may wait for ever, whatever happens here
+            why = StoreError(f"{self.path}: {type(error).__name__}: {error}")
+            told = [(waiter, None, why) for _, waiter, _ in jobs]
+        _tell(told)
         with self._lock:
             waiting = self._queue[0][1].get_loop() if self._queue else None
             self._asleep = waiting is None
@@ -229,7 +234,10 @@ class SqliteStore:
         try:
             if done is None:
                 db.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000)}")
-                db.execute("BEGIN IMMEDIATE")
+                try:
+                    db.execute("BEGIN IMMEDIATE")
+                finally:
+                    db.execute("PRAGMA busy_timeout = 0")
                 done = _perform(db, jobs)
             db.execute("COMMIT")
             if any(wipe for _, _, wipe in jobs):  # what was overwritten stands in the write-ahead log too
@@ -239,8 +247,6 @@ class SqliteStore:
             if len(jobs) > 1:  # one of them may be to blame: each on its own
                 return [told for job in jobs for told in self._commit(db, [job], None)]
             return [(waiter, None, _told(error, self.path)) for _, waiter, _ in jobs]
-        finally:
-            db.execute("PRAGMA busy_timeout = 0")
         return done
 
     def _database(self) -> sqlite3.Connection:
@@ -292,8 +298,7 @@ class SqliteStore:
     def _reading(self) -> sqlite3.Connection | None:
         if self._reader is None and self.path.exists() and self.path.stat().st_size:
             try:
-                db = _connect(f"{self.path.absolute().as_uri()}?mode=ro")
-                _check(db, self.path)
+                db = self._open_reader()
             except sqlite3.Error as error:
                 raise _told(error, self.path) from error
             if not _tables(db):
@@ -301,6 +306,20 @@ class SqliteStore:
                 return None
             self._reader = db
         return self._reader
+
+    def _open_reader(self) -> sqlite3.Connection:
+        uri = self.path.absolute().as_uri()
+        db = _connect(f"{uri}?mode=ro")
+        try:
+            _check(db, self.path)
+        except sqlite3.OperationalError as error:
+            if not str(getattr(error, "sqlite_errorname", "")).startswith("SQLITE_READONLY"):
+                raise
+            db.close()  # a power cut left something to be taken back first, and that writes
+            db = _connect(f"{uri}?mode=rw")
+            db.execute("PRAGMA query_only = ON")
+            _check(db, self.path)
+        return db
 
     def close(self) -> None:
         """Write what is queued, let other processes write, and let go of the file."""
@@ -442,11 +461,15 @@ def _told(error: sqlite3.Error, path: Path) -> StoreError:
 
 
 def _tell(done: list[Told]) -> None:
-    """Let those who wait know: one call into each event loop."""
+    """Let those who wait know: one call into each event loop, or at once where this is theirs."""
+    here = asyncio._get_running_loop()  # None in a thread of ours, where the public one raises
     by_loop: dict[asyncio.AbstractEventLoop, list[Told]] = {}
     for told in done:
         by_loop.setdefault(told[0].get_loop(), []).append(told)
     for loop, some in by_loop.items():
+        if loop is here:
+            _settle(some)
+            continue
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(_settle, some)
 

@@ -21,7 +21,7 @@ from agentfsm.models.base import HttpModel
 from agentfsm.models.http import HttpOptions
 from agentfsm.models.providers import locate
 from agentfsm.models.settings import ModelSettings
-from agentfsm.models.wire import as_list, as_object, token_count, tool_calls, wire_name
+from agentfsm.models.wire import as_list, as_object, token_count, tool_calls, unpriced, wire_name
 
 __all__ = ["DEFAULT_MAX_TOKENS", "AnthropicMessages", "decode", "encode"]
 
@@ -171,11 +171,13 @@ def decode(body: object, *, taken: Collection[str] = ()) -> Reply:
         message=Message(Role.ASSISTANT, text, calls, extra=extra),
         finish_reason=finish,
         # This wire counts the cached parts of the prompt beside the rest of it, not within.
-        usage=Usage(
-            input_tokens=token_count(usage, "input_tokens") + cached + written,
-            output_tokens=token_count(usage, "output_tokens"),
-            cached_tokens=cached,
-            written_tokens=written,
+        usage=unpriced(
+            Usage(
+                input_tokens=token_count(usage, "input_tokens") + cached + written,
+                output_tokens=token_count(usage, "output_tokens"),
+                cached_tokens=cached,
+                written_tokens=written,
+            )
         ),
         refusal=refusal,
         model=str(top.get("model") or ""),
@@ -218,8 +220,8 @@ def _extend(turns: list[dict[str, Any]], messages: Iterable[Message]) -> None:
 
 def _last_markable(turns: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """The content of the last turn and of the user's turn before it; a thought takes no mark."""
-    users = [turn["content"] for turn in turns[-3:] if turn["role"] == "user"]
-    last = turns[-1]["content"] if turns else []
+    users: list[list[dict[str, Any]]] = [turn["content"] for turn in turns[-3:] if turn["role"] == "user"]
+    last: list[dict[str, Any]] = turns[-1]["content"] if turns else []
     if not last or any(last is content for content in users[-1:]):
         return users[-2:]
     thought = last[-1]["type"] in ("thinking", "redacted_thinking")

@@ -28,6 +28,9 @@ _BLANK = b" \t\r\n\xef\xbb\xbf"
 """What may stand before the first byte that tells what an answer is, a byte-order mark included."""
 
 
+_BLANKS = 1024 * 1024
+"""How many blanks, in bytes, an answer may begin with."""
+
 _BROKE_DOWN = 500
 """The status that an error in mid-stream stands for, where it names none."""
 
@@ -169,11 +172,13 @@ class HttpModel(ABC):
     async def _head(self, answer: Answer, request: ModelRequest) -> bytes:
         """The beginning of the body, blanks and byte-order mark left out; nothing where there is no more."""
         head = b""
-        while not head.lstrip(_BLANK) and (chunk := await answer.read(request.heartbeat_s)):
+        while len(head) < _BLANKS and (chunk := await answer.read(request.heartbeat_s)):
             head += chunk
-            if len(head) > self._http.options.max_body_bytes:
-                raise self._caller.unusable("the answer is blank, and very long", answer.status)
-        return head.lstrip(_BLANK)
+            if told := head.lstrip(_BLANK):
+                return told
+        if head and len(head) >= _BLANKS:
+            raise self._caller.unusable("the answer is blank, and very long", answer.status)
+        return b""
 
     async def _rest(self, answer: Answer, head: bytes) -> bytes:
         body = bytearray(head)

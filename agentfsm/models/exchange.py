@@ -1,8 +1,8 @@
 """``Exchange``: one request and its answer, carried by a task of their own while the caller waits beside it.
 
-An HTTP client closes a connection while an exception passes through it, and a second cancellation in that
-moment leaves the connection open for good. Callers have several time limits, and people who stop runs: they
-may be cancelled at any moment, any number of times. What is carried here is cancelled once.
+An HTTP client that is cancelled at the wrong moment keeps a connection open for good. Callers have several
+time limits, and people who stop runs: they are cancelled at any moment, any number of times. What is carried
+here is cancelled once at most, and then its client is given up.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Exchange:
         content: Its body.
         headers: Its headers; no secrets.
         auth: What adds the key.
-        timeout: The client's own time limits.
+        connect_s: Seconds to reach the server, or None. The client has no other limit: two that strike at
+            once would be two cancellations.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Exchange:
         content: bytes,
         headers: dict[str, str],
         auth: httpx.Auth,
-        timeout: httpx.Timeout,
+        connect_s: float | None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._response: httpx.Response | None = None
@@ -49,7 +50,7 @@ class Exchange:
         self._ahead = 0
         self._news: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
-        self._task = self._loop.create_task(self._carry(clients, url, content, headers, auth, timeout))
+        self._task = self._loop.create_task(self._carry(clients, url, content, headers, auth, connect_s))
         self._task.add_done_callback(lambda _: _tell(self._news))
 
     async def head(self, until: float) -> httpx.Response:
@@ -116,23 +117,34 @@ class Exchange:
         content: bytes,
         headers: dict[str, str],
         auth: httpx.Auth,
-        timeout: httpx.Timeout,
+        connect_s: float | None,
     ) -> None:
-        client = await clients.mine()
-        request = client.build_request("POST", url, content=content, headers=headers, timeout=timeout)
-        response = await client.send(request, auth=auth, stream=True)
-        self._response = response
-        _tell(self._news)
+        held, cut_off = await clients.borrow(), False
         try:
-            async for chunk in cast("AsyncIterable[bytes]", response.stream):  # packed as it came
-                self._chunks.append(chunk)
-                self._ahead += len(chunk)
-                _tell(self._news)
-                while self._ahead > _AHEAD:
-                    self._room = self._loop.create_future()
-                    await self._room
+            timeout = httpx.Timeout(None, connect=connect_s)
+            request = held.client.build_request("POST", url, content=content, headers=headers, timeout=timeout)
+            response = await held.client.send(request, auth=auth, stream=True)
+            self._response = response
+            _tell(self._news)
+            try:
+                async for chunk in cast("AsyncIterable[bytes]", response.stream):  # packed as it came
+                    await self._keep(chunk)
+            finally:
+                await response.aclose()
+        except asyncio.CancelledError:
+            cut_off = True
+            raise
         finally:
-            await response.aclose()
+            await clients.give_back(held, cut_off=cut_off)
+
+    async def _keep(self, chunk: bytes) -> None:
+        """Keep a chunk for the reader, and wait while it is far behind."""
+        self._chunks.append(chunk)
+        self._ahead += len(chunk)
+        _tell(self._news)
+        while self._ahead > _AHEAD:
+            self._room = self._loop.create_future()
+            await self._room
 
 
 def _tell(waiting: asyncio.Future[None] | None) -> None:

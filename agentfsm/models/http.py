@@ -217,10 +217,10 @@ class HttpWire:
             ModelError: There was no answer, or the status says no.
         """
         deadline = asyncio.get_running_loop().time() + request.timeout_s
-        connect = min(request.timeout_s, self.options.connect_timeout_s)
-        timeout = httpx.Timeout(request.timeout_s, connect=connect)
+        connect = self.options.connect_timeout_s
+        connect_s = connect if connect < request.timeout_s else None
         url = self._caller.endpoint.base_url + path
-        exchange = Exchange(self._clients, url, content, self._headers, self._auth, timeout)
+        exchange = Exchange(self._clients, url, content, self._headers, self._auth, connect_s)
         try:
             response = await self._head(exchange, deadline, request.timeout_s)
             try:

@@ -27,7 +27,7 @@ from agentfsm.models.http import HttpOptions
 from agentfsm.models.openai_chat import refuse_cache
 from agentfsm.models.providers import locate
 from agentfsm.models.settings import ModelSettings
-from agentfsm.models.wire import as_list, as_object, text_of, token_count, tool_calls, wire_name
+from agentfsm.models.wire import as_list, as_object, text_of, token_count, tool_calls, unpriced, wire_name
 
 __all__ = ["OllamaAssembly", "OllamaChat", "decode", "encode"]
 
@@ -144,7 +144,9 @@ def decode(body: object, *, taken: Collection[str] = ()) -> Reply:
     return Reply(
         message=Message(Role.ASSISTANT, text_of(message.get("content")), calls, extra=extra),
         finish_reason=finish,
-        usage=Usage(input_tokens=token_count(top, "prompt_eval_count"), output_tokens=token_count(top, "eval_count")),
+        usage=unpriced(
+            Usage(input_tokens=token_count(top, "prompt_eval_count"), output_tokens=token_count(top, "eval_count"))
+        ),
         model=text_of(top.get("model")),
     )
 

@@ -19,7 +19,7 @@ from agentfsm.models.chat_stream import ChatAssembly
 from agentfsm.models.http import HttpOptions
 from agentfsm.models.providers import locate
 from agentfsm.models.settings import ModelSettings
-from agentfsm.models.wire import as_list, as_object, dumps, token_count, tool_calls, wire_name
+from agentfsm.models.wire import as_list, as_object, dumps, token_count, tool_calls, unpriced, wire_name
 
 __all__ = ["OpenAIChat", "decode", "encode", "is_strict", "refuse_cache"]
 
@@ -189,11 +189,14 @@ def decode(body: object, *, taken: Collection[str] = (), server: str = "") -> Re
     return Reply(
         message=Message(Role.ASSISTANT, text or refusal or "", calls, extra=_kept(message, raw, calls, server)),
         finish_reason=finish,
-        usage=Usage(
-            input_tokens=token_count(usage, "prompt_tokens"),
-            output_tokens=token_count(usage, "completion_tokens"),
-            cached_tokens=token_count(as_object(usage.get("prompt_tokens_details")), "cached_tokens"),
-            reasoning_tokens=token_count(as_object(usage.get("completion_tokens_details")), "reasoning_tokens"),
+        usage=unpriced(
+            Usage(
+                input_tokens=token_count(usage, "prompt_tokens"),
+                output_tokens=token_count(usage, "completion_tokens"),
+                cached_tokens=token_count(as_object(usage.get("prompt_tokens_details")), "cached_tokens"),
+                reasoning_tokens=token_count(as_object(usage.get("completion_tokens_details")), "reasoning_tokens"),
+                cost_usd=_cost(usage),
+            )
         ),
         refusal=refusal or None,
         model=str(as_object(body).get("model") or ""),
@@ -237,6 +240,12 @@ def _kept(
     if any(beside):
         kept["calls"] = beside
     return {_EXTRA: {"server": server} | kept} if kept and calls else None
+
+
+def _cost(usage: dict[str, Any]) -> float:
+    """What OpenRouter says that the call cost, in USD (https://openrouter.ai/docs/use-cases/usage-accounting)."""
+    cost = usage.get("cost")
+    return float(cost) if isinstance(cost, int | float) and not isinstance(cost, bool) and cost > 0 else 0.0
 
 
 def _tool(tool: ToolSpec) -> dict[str, Any]:

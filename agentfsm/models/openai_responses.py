@@ -21,7 +21,7 @@ from agentfsm.models.openai_chat import is_strict, refuse_cache
 from agentfsm.models.providers import locate
 from agentfsm.models.responses_stream import ResponseAssembly
 from agentfsm.models.settings import ModelSettings
-from agentfsm.models.wire import as_list, as_object, dumps, text_of, token_count, tool_calls, wire_name
+from agentfsm.models.wire import as_list, as_object, dumps, text_of, token_count, tool_calls, unpriced, wire_name
 
 __all__ = ["OpenAIResponses", "decode", "encode"]
 
@@ -148,11 +148,13 @@ def decode(body: object, *, taken: Collection[str] = ()) -> Reply:
     return Reply(
         message=Message(Role.ASSISTANT, text or refusal or "", calls, extra=_kept(items, calls)),
         finish_reason=finish,
-        usage=Usage(
-            input_tokens=token_count(usage, "input_tokens"),
-            output_tokens=token_count(usage, "output_tokens"),
-            cached_tokens=token_count(as_object(usage.get("input_tokens_details")), "cached_tokens"),
-            reasoning_tokens=token_count(as_object(usage.get("output_tokens_details")), "reasoning_tokens"),
+        usage=unpriced(
+            Usage(
+                input_tokens=token_count(usage, "input_tokens"),
+                output_tokens=token_count(usage, "output_tokens"),
+                cached_tokens=token_count(as_object(usage.get("input_tokens_details")), "cached_tokens"),
+                reasoning_tokens=token_count(as_object(usage.get("output_tokens_details")), "reasoning_tokens"),
+            )
         ),
         refusal=refusal,
         model=text_of(top.get("model")),

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from itertools import count
 from math import isfinite
 from typing import Any, cast
 
-from agentfsm.core.messages import Message, ToolCall
+from agentfsm.core.messages import Message, ToolCall, Usage
 
 __all__ = [
     "as_list",
@@ -26,6 +27,7 @@ __all__ = [
     "text_of",
     "token_count",
     "tool_calls",
+    "unpriced",
     "wire_name",
 ]
 
@@ -102,6 +104,11 @@ def token_count(usage: Mapping[str, Any], key: str) -> int:
     """A number of tokens; 0 where the field is missing or no such number."""
     value = usage.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def unpriced(usage: Usage) -> Usage:
+    """Usage whose price nobody has said yet."""
+    return usage if usage.cost_usd else replace(usage, unpriced_tokens=usage.total_tokens)
 
 
 def wire_name(name: str) -> str:

@@ -191,7 +191,8 @@ class Driver:
     def _nothing_comes(self) -> bool:
         """Whether a run that was cut off at its end, or at a wait, has only to say so."""
         errand = self._errand
-        return self._run.state in self._finals or (errand.taken_up is not None and errand.reply is None and errand.dismiss is None)
+        waits = errand.taken_up is not None and errand.reply is None and errand.dismiss is None
+        return waits or self._run.state in self._finals
 
     # -- the effect -----------------------------------------------------------------------------------
 
@@ -365,7 +366,7 @@ class Driver:
         if self._parts.memory is not None or self._run.state in self._parts.hooks:
             context.recorder.push()
         await ask_hooks(context, self._run.state, late=True)
-        if self._parts.memory is not None and self._run.state == State.TERMINAL:
+        if self._parts.memory is not None and self._run.state in self._finals:
             try:
                 await self._parts.memory.remember(self._run.messages)
             except (Exception, asyncio.CancelledError) as error:

@@ -96,7 +96,9 @@ async def call_model(context: Context) -> Outcome:
         heartbeat_s=run.guardrails.stream_heartbeat_s,
     )
     try:
-        return Replied(_with_sound_calls(await ask(context, request), context.call_ids))
+        reply = await ask(context, request)
+        _mind_the_price(context, reply)
+        return Replied(_with_sound_calls(reply, context.call_ids))
     except TimeoutError:
         return _call_failed(FailureKind.transient_provider, f"{parts.model.name} gave no reply within {limit:g} s")
     except ModelError as error:
@@ -107,6 +109,13 @@ async def call_model(context: Context) -> Outcome:
         return _call_failed(FailureKind.provider_error, f"{parts.model.name}: {type(error).__name__}: {error}")
     except Exception as error:
         return _call_failed(FailureKind.provider_error, f"{parts.model.name}: {type(error).__name__}: {error}")
+
+
+def _mind_the_price(context: Context, reply: Reply) -> None:
+    """Say once that ``max_cost_usd`` cannot be held, where nobody knows what a reply costs."""
+    run = context.run
+    if reply.usage.unpriced_tokens and run.guardrails.max_cost_usd is not None and not run.usage.unpriced_tokens:
+        context.warn(f"no price is known for {context.parts.model.name}: max_cost_usd does not count its tokens")
 
 
 def _call_failed(kind: FailureKind, text: str, error: ModelError | None = None) -> CallFailed:

@@ -51,7 +51,7 @@ class ScriptedModel:
     @property
     def left(self) -> int:
         """How many entries have not been used."""
-        return len(self._script) - self.calls
+        return max(0, len(self._script) - self.calls)
 
     async def reply(self, request: ModelRequest) -> Reply:
         """The next entry of the script.

@@ -1,7 +1,7 @@
 """What the journal costs: ``python -m tests.benchmarks.journal`` prints ratios, which say more than times do.
 
-The baseline of a stored run is a loop written by hand that makes the same calls, appends the same text to SQLite
-and commits as often, at the same ``synchronous`` level. Figures of one machine are compared with each other
+The baseline of a stored run is a loop written by hand that makes the same calls, checks the arguments and keeps
+time limits too, appends the same text to SQLite and commits as often, at the same ``synchronous`` level. Figures of one machine are compared with each other
 only, interleaved, and the best of several rounds counts.
 """
 
@@ -76,7 +76,8 @@ async def by_hand(db: sqlite3.Connection, steps: int) -> float:
 
     while True:
         commit()
-        reply = await model.reply(None)  # type: ignore[arg-type]
+        async with asyncio.timeout(60):
+            reply = await model.reply(None)  # type: ignore[arg-type]
         calls = reply.message.tool_calls
         entry: dict[str, Any] = {"role": "assistant", "content": reply.message.content}
         entry["tool_calls"] = [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in calls]
@@ -86,7 +87,9 @@ async def by_hand(db: sqlite3.Connection, steps: int) -> float:
             break
         for c in calls:
             commit()
-            result = {"role": "tool", "tool_call_id": c.id, "content": await echo.function(**c.arguments)}
+            arguments = echo.arguments(c.arguments)
+            async with asyncio.timeout(600):
+                result = {"role": "tool", "tool_call_id": c.id, "content": await echo.function(**arguments)}
             messages.append(result)
             pending.append(result)
     commit()

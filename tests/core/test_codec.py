@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 from typing import Any
@@ -126,6 +127,11 @@ def test_a_number_that_is_none_becomes_null(number):
     data = dump_state(a_run(answer={"x": [number]}, messages=[Message.user("\ud800")]))
     assert data["answer"] == {"x": [None]}
     assert data["messages"][0]["content"] == "?"
+
+
+def test_numbers_that_are_none_do_not_keep_other_values_from_json():
+    day = datetime.date(2024, 2, 29)
+    assert dump_state(a_run(answer=[math.nan, day], notes={"day": day}))["answer"] == [None, "2024-02-29"]
 
 
 def test_a_big_integer_stays_what_it_is():

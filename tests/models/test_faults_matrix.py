@@ -492,8 +492,8 @@ class _Stood:
 
 def connections(model: AnyModel) -> list[Any]:
     """The connections that a model's client holds."""
-    clients = vars(vars(model)["_http"])["_clients"]._clients
-    return [c for client, _ in clients.values() for c in client._transport._pool.connections]
+    clients = vars(vars(model)["_http"])["_clients"]._held
+    return [c for held in clients.values() for c in held.client._transport._pool.connections]
 
 
 def failures(seen: Seen) -> list[str]:

@@ -114,7 +114,7 @@ def test_a_plain_function_that_hands_back_a_coroutine_is_awaited():
         (AssertionError("no"), K.tool_error, "AssertionError: no"),
         (ExceptionGroup("many", [ValueError("x")]), K.tool_error, "ExceptionGroup: many (1 sub-exception)"),
         (OSError("disk"), K.environment_error, "OSError: disk"),
-        (FileNotFoundError(2, "No such file", "x.txt"), K.environment_error, "FileNotFoundError: [Errno 2] No such file: 'x.txt'"),
+        (FileNotFoundError(2, "no file", "x"), K.environment_error, "FileNotFoundError: [Errno 2] no file: 'x'"),
         (PermissionError("no"), K.environment_error, "PermissionError: no"),
         (ConnectionRefusedError("x"), K.environment_error, "ConnectionRefusedError: x"),
         (BlockingIOError("x"), K.environment_error, "BlockingIOError: x"),

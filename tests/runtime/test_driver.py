@@ -1,8 +1,9 @@
-"""What drives a run: code of the user's that raises, graphs of the user's, time and silence, limits that a person extends."""
+"""What drives a run: code of the user's that raises, graphs of the user's, time, limits that a person extends."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from agentfsm import (
     Action,
     Agent,
     AgentGuardrails,
+    Allow,
     Failure,
     FailureKind,
     GiveUp,
@@ -21,18 +23,19 @@ from agentfsm import (
     ItDidNotRun,
     ItRan,
     Message,
-    NoTransitionError,
     Noted,
+    NoTransitionError,
     PartialRunSummary,
     Reply,
+    ReplyError,
     RunCancelled,
     RunCompleted,
     RunResult,
     State,
     StateSpec,
-    SuspensionRecord,
     TransientProviderError,
     Transition,
+    Transitioned,
     Usage,
     UserInputRequested,
     hook,
@@ -41,10 +44,12 @@ from agentfsm import (
 )
 from agentfsm.core.codec import dump_state, load_state
 from agentfsm.core.events import AgentError, Event, RunResumed, ToolStarted
+from agentfsm.core.messages import canonical_json
 from agentfsm.core.policy import DefaultPolicy
 from agentfsm.core.state import RunState
-from agentfsm.core.suspension import write_record
 from agentfsm.errors import RecordUsedError
+from agentfsm.runtime.driver import Errand
+from agentfsm.runtime.run import Run
 from agentfsm.testing import FakeClock, call
 from tests.runtime.scenes import agent_on, checked, drive, play, said
 
@@ -150,6 +155,62 @@ def test_a_guardrail_that_is_spent_by_a_raising_tool_is_no_exception_of_the_run(
     assert result.outcome.failure.kind is FailureKind.tool_error
 
 
+@pytest.mark.parametrize("reply", [Reply(None), Reply(Message.assistant("x"), usage=None), Reply(Message.user("x"))])
+def test_a_reply_that_cannot_be_folded_in_ends_the_run_in_order(reply):
+    class Odd:
+        name = "odd"
+
+        async def reply(self, request: Any) -> Any:
+            return reply
+
+    result = drive(lambda: _one(Agent(Odd(), guardrails=AgentGuardrails(max_iterations=1, on_limit="stop"))))
+    assert result.state == "terminal"
+
+
+def test_an_effect_that_raises_a_cancellation_nobody_asked_for_aborts_the_run():
+    async def odd(run: RunState) -> None:
+        task = asyncio.create_task(asyncio.sleep(60))
+        task.cancel()
+        await task
+
+    aborted_by(play("first", graph=reviewing(odd)), "the effect of 'review' raised CancelledError")
+
+
+@pytest.mark.parametrize("where", ["recall", "remember"])
+def test_a_cancellation_of_the_task_while_the_memory_works(where):
+    started = asyncio.Event()
+
+    class Slow:
+        async def recall(self, prompt: str) -> str:
+            return await self.hang("recall")
+
+        async def remember(self, messages: Any) -> None:
+            await self.hang("remember")
+
+        async def hang(self, which: str) -> str:
+            if which == where:
+                started.set()
+                await asyncio.Event().wait()
+            return ""
+
+    agent, _ = agent_on("done", memory=Slow())
+
+    async def scene() -> RunResult:
+        run = agent.run("go")
+
+        async def use() -> None:
+            await run
+
+        task = asyncio.create_task(use())
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return run.result
+
+    assert checked(drive(scene)).ok is (where == "remember")
+
+
 # -- graphs of the user's: detectors ------------------------------------------------------------------
 
 
@@ -250,9 +311,7 @@ def test_a_state_of_ones_own_may_speak_to_the_model():
         good = run.model_calls > 1
         return Noted({"good": good}, () if good else (Message.user("Say it better."),))
 
-    graph = reviewing(
-        review, Transition("review", not_good_yet, "pre_step"), Transition("review", None, "terminal")
-    )
+    graph = reviewing(review, Transition("review", not_good_yet, "pre_step"), Transition("review", None, "terminal"))
     agent, model = agent_on("first", "better", graph=graph)
     result = checked(drive(lambda: _one(agent)), model)
     assert [m.content for m in model.requests[1].messages] == ["go", "first", "Say it better."]
@@ -332,12 +391,19 @@ def test_an_end_of_ones_own_is_an_end_with_open_calls_too():
         entered_by=Transition("post_llm", calls_look, "done_looking"),
         before="tool_calls",
     )
+    class Diary:
+        async def recall(self, prompt: str) -> str:
+            return ""
+
+        async def remember(self, messages: Any) -> None:
+            seen.append(f"kept {len(messages)}")
+
     seen: list[str] = []
     ends = [hook("terminal")(lambda c: seen.append("terminal")), hook("done_looking")(lambda c: seen.append("own"))]
-    result = play(call("look"), graph=graph, tools=[look], hooks=ends)
+    result = play(call("look"), graph=graph, tools=[look], hooks=ends, memory=Diary())
     assert result.state == "done_looking"
     assert result.run.batch == []
-    assert seen == ["own"]
+    assert seen == ["own", "kept 3"]
 
 
 def test_a_wait_of_ones_own_asks_a_person_and_is_over_once_answered():
@@ -593,7 +659,9 @@ def test_a_run_that_nobody_watches_stops_or_is_handed_off(word, ending):
 def test_the_last_turn_is_told_to_wrap_up_and_is_the_last():
     clock = FakeClock()
     limits = AgentGuardrails(max_execution_time_s=10, finalize_grace_s=5)
-    agent, model = agent_on(ticking(clock, 11, call("look")), "final words", clock=clock, guardrails=limits, tools=[look])
+    agent, model = agent_on(
+        ticking(clock, 11, call("look")), "final words", clock=clock, guardrails=limits, tools=[look]
+    )
     result = checked(drive(lambda: _one(agent)), model)
     assert result.output == "final words"
     assert "last turn" in model.requests[1].messages[-1].content
@@ -633,7 +701,6 @@ def pay() -> str:
 
 def test_a_record_that_somebody_else_took_first_changes_nothing():
     agent, _ = agent_on(call("pay"), "done", tools=[pay])
-    from agentfsm import Allow
 
     async def scene() -> None:
         record = (await agent.run("go")).outcome.suspension_record
@@ -652,7 +719,6 @@ def test_a_record_that_somebody_else_took_first_changes_nothing():
 def test_a_resumed_run_says_what_it_had_waited_for():
     events: list[Event] = []
     agent, _ = agent_on(call("pay"), "done", tools=[pay], hooks=[observer(events.append)])
-    from agentfsm import Allow
 
     async def scene() -> None:
         await agent.resume((await agent.run("go")).outcome.suspension_record, Allow())
@@ -682,49 +748,40 @@ def test_a_run_may_be_dismissed_in_time_or_late(late, reason):
 # -- calls in doubt -----------------------------------------------------------------------------------
 
 
-def cut_off(name: str, ran: list[str], *, idempotent: bool = False) -> tuple[Agent, SuspensionRecord | None, RunState, Any]:
-    """An agent, and the state of a run that another process left while a call was running."""
+def cut_off(name: str, ran: list[str], *, idempotent: bool = False) -> tuple[Agent, RunState]:
+    """The state of a run that a process left while its first call was running, and an agent of another process."""
 
     @tool(name=name, idempotent=idempotent)
     def work(n: int) -> str:
         ran.append(f"{name} {n}")
         return f"result {n}"
 
-    agent, model = agent_on([call(name, n=1), call(name, n=2)], "done", tools=[work])
+    calls = [call(name, n=1), call(name, n=2)]
+    left, _ = agent_on(calls, tools=[work])
 
     async def scene() -> RunState:
-        run = agent.run("go")
-        while run.state.state != "dispatch_tool":
-            await run._driver.advance()
+        run = left.run("go")
+        async for event in run:
+            if isinstance(event, Transitioned) and event.target == "dispatch_tool":
+                break
         run.state.batch[0].started = True
-        state = load_state(dump_state(run.state))
-        await run.aclose()
-        return state
+        return load_state(json.loads(canonical_json(dump_state(run.state))))
 
-    return agent, None, drive(scene), model
+    return agent_on("done", tools=[work])[0], drive(scene)
 
 
 def go_on(agent: Agent, state: RunState) -> RunResult:
     """Take a run up where its state says that it is."""
-    from agentfsm.runtime.driver import Errand
-    from agentfsm.runtime.run import Run
-
-    class TakenUpRun(Run):
-        pass
-
-    run = TakenUpRun(agent._parts, state, Errand("go"))
 
     async def scene() -> RunResult:
-        return await run
+        return checked(await Run(agent._parts, state, Errand("go")))
 
     return drive(scene)
 
 
 def test_a_call_that_had_started_is_not_run_again_but_asked_about():
     ran: list[str] = []
-    agent, _, state, _ = cut_off("pay_out", ran)
-    ran.clear()
-    result = checked(go_on(agent, state))
+    result = go_on(*cut_off("pay_out", ran))
     assert ran == []
     assert (result.outcome.kind, result.outcome.tool, result.outcome.arguments) == ("in_doubt", "pay_out", {"n": 1})
     assert "whether it ran" in result.outcome.question
@@ -740,36 +797,38 @@ def test_a_call_that_had_started_is_not_run_again_but_asked_about():
 )
 def test_what_a_person_says_of_a_call_in_doubt_is_done(answer, wanted_runs, first_result):
     ran: list[str] = []
-    agent, _, state, model = cut_off("pay_out", ran)
-    record = checked(go_on(agent, state)).outcome.suspension_record
-    ran.clear()
+    agent, state = cut_off("pay_out", ran)
+    record = go_on(agent, state).outcome.suspension_record
 
     async def scene() -> RunResult:
         return checked(await agent.resume(record, answer))
 
-    agent._parts.model._model._script[1:] = ["done"]  # the script goes on where it was
     result = drive(scene)
     assert ran == wanted_runs
     assert [text for role, text in said(result) if role == "tool"] == [first_result, "result 2"]
     assert result.output == "done"
 
 
+@pytest.mark.parametrize("answer", ["it ran", Allow()])
+def test_a_doubt_is_settled_by_its_own_answers_alone(answer):
+    agent, state = cut_off("pay_out", [])
+    record = go_on(agent, state).outcome.suspension_record
+    with pytest.raises(ReplyError, match="ItRan"):
+        agent.resume(record, answer)
+
+
 def test_an_idempotent_call_that_had_started_is_run_again():
     ran: list[str] = []
-    agent, _, state, _ = cut_off("fetch", ran, idempotent=True)
-    ran.clear()
-    result = checked(go_on(agent, state))
+    result = go_on(*cut_off("fetch", ran, idempotent=True))
     assert ran == ["fetch 1", "fetch 2"]
     assert result.output == "done"
 
 
-# -- a record of a state that was written by hand -----------------------------------------------------
+# -- elsewhere, and what is told ----------------------------------------------------------------------
 
 
 def test_a_record_goes_on_in_another_process():
     """Another agent, another host with the same secret, and nothing but the text of the record."""
-    from agentfsm import Allow
-
     agent, _ = agent_on(call("pay"), "never", tools=[pay])
 
     async def first() -> str:
@@ -789,7 +848,9 @@ def test_a_record_goes_on_in_another_process():
 def test_recoveries_are_told_while_they_happen():
     events: list[Event] = []
     play(TransientProviderError("busy"), call("nothing"), "done", hooks=[observer(events.append)])
-    told = [(e.failure.kind, e.action, e.attempt, e.backoff_s, e.recoverable) for e in events if isinstance(e, AgentError)]
+    told = [
+        (e.failure.kind, e.action, e.attempt, e.backoff_s, e.recoverable) for e in events if isinstance(e, AgentError)
+    ]
     assert told == [
         (FailureKind.transient_provider, Action.retry, 1, 2.0, True),
         (FailureKind.unknown_tool, Action.retry, 1, 0.0, True),
@@ -804,4 +865,3 @@ def test_a_run_that_waits_for_nothing_it_can_name_still_says_that_it_waits():
     graph = LOOP.with_transition(Transition("post_llm", pause, "suspended"), before="tool_calls")
     result = play("first", graph=graph)
     assert (result.outcome.kind, result.outcome.question) == ("question", "The run waits in 'suspended'.")
-    assert isinstance(write_record, Callable)  # type: ignore[arg-type]

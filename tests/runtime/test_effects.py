@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import enum
+import json
 import math
 from typing import Any
 
@@ -33,7 +34,7 @@ from agentfsm import (
 )
 from agentfsm.runtime.effects import EFFECTS
 from agentfsm.testing import FakeClock, call
-from tests.runtime.scenes import agent_on, checked, drive, play, said
+from tests.runtime.scenes import agent_on, checked, drive, said
 
 K = FailureKind
 
@@ -249,7 +250,9 @@ def test_calls_over_the_wire_are_calls_in_envelope_mode_too():
 
 
 def test_half_a_character_in_an_envelope_is_malformed():
-    result, _ = with_model('{"kind": "final", "content": "\ud800"}', '{"kind": "final", "content": "x"}', preset="feedback")
+    result, _ = with_model(
+        '{"kind": "final", "content": "\ud800"}', '{"kind": "final", "content": "x"}', preset="feedback"
+    )
     assert result.output == "x"
     assert lessons(result) == ["output_malformed"]
 
@@ -311,6 +314,15 @@ def test_an_answer_that_does_not_fit_is_fed_back_and_mended(text, wrong):
     assert [text for _, text in said(result)][-2:] == [text, GOOD_REPORT]
 
 
+def test_a_structured_answer_may_come_in_an_envelope():
+    def envelope(content: str) -> str:
+        return json.dumps({"kind": "final", "content": content})
+
+    result, _ = with_model(envelope("no report"), envelope(GOOD_REPORT), output_type=Report, preset="feedback")
+    assert result.output == REPORT
+    assert lessons(result) == ["output_malformed"]
+
+
 def test_an_answer_that_never_fits_is_handed_off():
     result, requests = with_model(*["{}"] * 9, output_type=Report)
     assert isinstance(result.outcome, Handoff)
@@ -319,7 +331,13 @@ def test_an_answer_that_never_fits_is_handed_off():
 
 @pytest.mark.parametrize(
     ("wanted", "text", "value"),
-    [(int, "42", 42), (list[int], "[1, 2]", [1, 2]), (bool, "false", False), (int | None, "0", 0), (dict[str, int], "{}", {})],
+    [
+        (int, "42", 42),
+        (list[int], "[1, 2]", [1, 2]),
+        (bool, "false", False),
+        (int | None, "0", 0),
+        (dict[str, int], "{}", {}),
+    ],
 )
 def test_any_type_that_json_can_describe_will_do(wanted, text, value):
     result, _ = with_model(text, output_type=wanted)
@@ -520,12 +538,30 @@ def test_a_call_is_run_again_only_so_often_and_then_the_model_is_told():
         seen.append(1)
         raise ConnectionError("dropped")
 
-    result, requests = with_model(
-        call("fetch"), "done", tools=[fetch], guardrails=AgentGuardrails(max_tool_retries=1)
-    )
+    result, requests = with_model(call("fetch"), "done", tools=[fetch], guardrails=AgentGuardrails(max_tool_retries=1))
     assert len(seen) == 2
     assert len(requests) == 2
     assert tool_texts(result) == ["ConnectionError: dropped"]
+
+
+def test_a_policy_may_back_off_before_a_call_is_run_again():
+    class Patient(DefaultPolicy):
+        def backoff(self, kind: FailureKind, attempt: int) -> float:
+            return 3.0
+
+    clock, seen = FakeClock(), []
+
+    @tool(idempotent=True, retryable=True)
+    def fetch() -> str:
+        seen.append(clock.monotonic())
+        if len(seen) == 1:
+            raise ConnectionError("dropped")
+        return "fetched"
+
+    result, _ = with_model(call("fetch"), "done", tools=[fetch], policy=Patient(), clock=clock)
+    assert clock.slept == [3.0]
+    assert seen[1] - seen[0] == 3.0
+    assert result.ok
 
 
 def test_only_the_calls_that_failed_are_run_again():

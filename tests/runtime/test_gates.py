@@ -159,9 +159,7 @@ def test_a_hook_that_aborts_in_a_batch_leaves_no_call_unanswered():
     def second(context: HookContext) -> AbortRun | None:
         return AbortRun("stop") if context.call.arguments["where"] == "b" else None
 
-    result = play(
-        [call("look", where=w) for w in "abc"], tools=[look], hooks=[hook("dispatch_tool")(second)]
-    )
+    result = play([call("look", where=w) for w in "abc"], tools=[look], hooks=[hook("dispatch_tool")(second)])
     assert ran == ["a"]
     assert [text for role, text in said(result) if role == "tool"] == [
         "seen a",

@@ -19,8 +19,8 @@ from agentfsm import (
     RunStarted,
     SkipCall,
     ToolStarted,
-    Transitioned,
     TransientProviderError,
+    Transitioned,
     hook,
     tool,
 )
@@ -582,13 +582,17 @@ def test_a_timeout_around_a_run_ends_it(how):
 
     async def scene() -> None:
         run = agent.run("go")
-        with pytest.raises(TimeoutError):
+
+        async def limited() -> None:
             async with asyncio.timeout(0.02):
                 if how == "await":
                     await run
                 else:
                     async for _ in run:
                         pass
+
+        with pytest.raises(TimeoutError):
+            await limited()
         cancelled(run.result, "the task was cancelled")
         assert (await run).outcome is run.result.outcome
         task = asyncio.current_task()
@@ -631,11 +635,44 @@ def test_a_task_group_that_fails_ends_the_runs_in_it():
             await model.asked.wait()
             raise ValueError("another task")
 
-        with pytest.raises(ExceptionGroup):
+        async def both() -> None:
             async with asyncio.TaskGroup() as group:
                 group.create_task(use())
                 group.create_task(fail())
+
+        with pytest.raises(ExceptionGroup):
+            await both()
         cancelled(run.result, "the task was cancelled")
+
+    drive(scene)
+
+
+def test_a_second_cancellation_while_the_first_is_worked_off_leaves_a_run_that_can_be_awaited():
+    started, free = asyncio.Event(), asyncio.Event()
+
+    async def slow_end(context: Any) -> None:
+        started.set()
+        await free.wait()
+
+    model = Stalling()
+    agent = Agent(model, hooks=[hook("terminal")(slow_end)])
+
+    async def scene() -> None:
+        run = agent.run("go")
+
+        async def use() -> None:
+            async for _ in run:
+                pass
+
+        task = asyncio.create_task(use())
+        await model.asked.wait()
+        task.cancel()
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        free.set()
+        cancelled(await run, "the task was cancelled")
 
     drive(scene)
 

@@ -189,7 +189,10 @@ def test_a_tool_that_changes_what_it_is_given_changes_no_transcript():
     [
         ({}, ["city: field required"]),
         ({"city": 3}, ["city: input should be a valid string"]),
-        ({"city": "R", "days": "many"}, ["days: input should be a valid integer, unable to parse string as an integer"]),
+        (
+            {"city": "R", "days": "many"},
+            ["days: input should be a valid integer, unable to parse string as an integer"],
+        ),
         ({"city": "R", "unit": "k"}, ["unit: input should be 'c' or 'f'"]),
         ({"city": "R", "more": 1}, ["more: unexpected keyword argument"]),
         ({"days": None}, ["city: field required", "days: input should be a valid integer"]),

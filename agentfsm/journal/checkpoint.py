@@ -1,0 +1,139 @@
+"""Signed checkpoints: what a store held at a time, in a note that is kept elsewhere.
+
+A chain of hashes proves that nothing inside it was changed; it cannot prove that its end was not cut off, or
+that all of it was not written anew. A checkpoint can. It is a signed note in the form that transparency logs
+use (C2SP ``tlog-checkpoint`` and ``signed-note``): origin, number of runs, root hash, then a line for each run
+(``seq hash "run id"``), a blank line, and an Ed25519 signature.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from agentfsm.errors import JournalError, MissingExtraError
+from agentfsm.journal.store import Head
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+__all__ = ["read_checkpoint", "write_checkpoint"]
+
+_LINE = re.compile(r'(\d+) ([0-9a-f]{64}) (".*")')
+
+
+def write_checkpoint(heads: Iterable[Head], key: bytes, name: str = "agentfsm") -> str:
+    """The signed note of where runs stand.
+
+    Args:
+        heads: The runs.
+        key: An Ed25519 private key as PEM (``openssl genpkey -algorithm ed25519``).
+        name: Whose store this is, and whose key; no spaces.
+
+    Raises:
+        JournalError: The key is none, or the name has spaces.
+        MissingExtraError: The package for signatures is not installed.
+    """
+    if not name or re.search(r"[\s+]", name):
+        raise JournalError(f"{name!r} is no name for a checkpoint: no spaces, no plus sign")
+    signer = _private(key)
+    lines = sorted(f"{h.seq} {h.hash} {json.dumps(h.run_id)}" for h in heads)
+    root = base64.b64encode(_root(lines)).decode()
+    text = "".join(f"{line}\n" for line in (f"{name}/runs", str(len(lines)), root, *lines))
+    signature = _key_id(name, signer.public_key()) + signer.sign(text.encode())
+    return f"{text}\n\u2014 {name} {base64.b64encode(signature).decode()}\n"
+
+
+def read_checkpoint(text: str, key: bytes) -> dict[str, tuple[int, str]]:
+    """Number and hash of the last record of each run that a checkpoint knows.
+
+    Args:
+        text: The signed note.
+        key: The Ed25519 public key as PEM (``openssl pkey -in key.pem -pubout``).
+
+    Raises:
+        JournalError: The note, its signature or the key is not good.
+        MissingExtraError: The package for signatures is not installed.
+    """
+    public = _public(key)
+    body, blank, signatures = text.rpartition("\n\n")
+    signed = body + "\n"
+    lines = body.split("\n")
+    if not blank or len(lines) < 3 or not lines[1].isdigit():
+        raise JournalError("this is no checkpoint")
+    name = lines[0].removesuffix("/runs")
+    for signature in signatures.splitlines():
+        if _good(signature, name, signed, public):
+            break
+    else:
+        raise JournalError("the checkpoint has no signature of this key, or it was changed")
+    runs = lines[3:]
+    if len(runs) != int(lines[1]) or base64.b64encode(_root(runs)).decode() != lines[2]:
+        raise JournalError("the checkpoint's lines do not fit its root hash")
+    known: dict[str, tuple[int, str]] = {}
+    for line in runs:
+        found = _LINE.fullmatch(line)
+        if found is None:
+            raise JournalError(f"{line!r} is no line of a checkpoint")
+        known[json.loads(found[3])] = (int(found[1]), found[2])
+    return known
+
+
+def _root(lines: Iterable[str]) -> bytes:
+    return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).digest()
+
+
+def _good(line: str, name: str, signed: str, public: Ed25519PublicKey) -> bool:
+    from cryptography.exceptions import InvalidSignature
+
+    dash, _, rest = line.partition(" ")
+    by, _, encoded = rest.partition(" ")
+    try:
+        signature = base64.b64decode(encoded, validate=True)
+    except ValueError:
+        return False
+    if dash != "\u2014" or by != name or signature[:4] != _key_id(name, public):
+        return False
+    try:
+        public.verify(signature[4:], signed.encode())
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _key_id(name: str, public: Ed25519PublicKey) -> bytes:
+    return hashlib.sha256(name.encode() + b"\n\x01" + public.public_bytes_raw()).digest()[:4]
+
+
+def _private(key: bytes) -> Ed25519PrivateKey:
+    try:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    except ImportError as error:
+        raise MissingExtraError("a signed checkpoint", "signing") from error
+    try:
+        loaded = load_pem_private_key(key, password=None)
+    except (ValueError, TypeError) as error:
+        raise JournalError("the key is no private key as PEM") from error
+    if not isinstance(loaded, Ed25519PrivateKey):
+        raise JournalError("the key is no Ed25519 key")
+    return loaded
+
+
+def _public(key: bytes) -> Ed25519PublicKey:
+    try:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+        from cryptography.hazmat.primitives.serialization import load_pem_public_key
+    except ImportError as error:
+        raise MissingExtraError("a signed checkpoint", "signing") from error
+    try:
+        loaded = load_pem_public_key(key)
+    except (ValueError, TypeError) as error:
+        raise JournalError("the key is no public key as PEM") from error
+    if not isinstance(loaded, Ed25519PublicKey):
+        raise JournalError("the key is no Ed25519 key")
+    return loaded

@@ -1,0 +1,287 @@
+"""Limits that runs share: how many calls at once, how many in a minute, how many tokens in a minute.
+
+::
+
+    limits = ConcurrencyLimit(8), RateLimit(calls=500, tokens=200_000)
+    agent = Agent(Limited("openai:gpt-5-mini", *limits))
+
+The same limits may stand before several models and serve several agents, event loops and threads. Calls wait
+their turn in the order in which they came, and the wait is not part of a call's time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from time import monotonic
+from typing import Protocol
+
+from agentfsm.core.messages import Reply, Usage
+from agentfsm.core.model import Model, ModelRequest
+from agentfsm.core.streaming import Piece
+from agentfsm.errors import ConfigurationError
+from agentfsm.models.wrapping import admitted, close, found, pieces
+
+__all__ = ["ConcurrencyLimit", "Limit", "Limited", "RateLimit"]
+
+Spend = Callable[[Usage], None]
+"""Tells a limit what a call has used up."""
+
+
+class Limit(Protocol):
+    """What a call may have to wait for."""
+
+    def turn(self) -> AbstractAsyncContextManager[Spend]:
+        """Wait for a turn and hold it; gives a function to tell what the call used up."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[None]
+    granted: bool = False
+
+
+class _Places:
+    """So many places, taken in the order in which they were asked for, from any loop of any thread."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: deque[_Waiter] = deque()
+        self._lock = threading.Lock()
+
+    async def take(self) -> None:
+        """Wait for a place."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if self._free:
+                self._free -= 1
+                return
+            waiter = _Waiter(loop, loop.create_future())
+            self._waiting.append(waiter)
+        try:
+            await waiter.future
+        except BaseException:
+            with self._lock:
+                granted = waiter.granted
+                if not granted:
+                    self._waiting.remove(waiter)
+            if granted:  # and given up in the same moment
+                self.give_back()
+            raise
+
+    def give_back(self) -> None:
+        """Leave a place to whoever has waited longest."""
+        with self._lock:
+            while self._waiting:
+                waiter = self._waiting.popleft()
+                waiter.granted = True
+                try:
+                    waiter.loop.call_soon_threadsafe(_grant, waiter.future)
+                except RuntimeError:  # its loop is closed, and nobody waits there any more
+                    continue
+                return
+            self._free += 1
+
+
+def _grant(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class ConcurrencyLimit:
+    """So many calls at once, and no more.
+
+    Args:
+        calls: How many.
+
+    Raises:
+        ConfigurationError: It is below 1.
+    """
+
+    def __init__(self, calls: int) -> None:
+        if calls < 1:
+            raise ConfigurationError("a ConcurrencyLimit lets at least 1 call in")
+        self._places = _Places(calls)
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncGenerator[Spend, None]:
+        """Wait for a place and hold it."""
+        await self._places.take()
+        try:
+            yield _free
+        finally:
+            self._places.give_back()
+
+
+class RateLimit:
+    """So many calls and tokens in a time, as a bucket that fills up again at an even pace.
+
+    A full bucket lets a burst of the whole number through. What a call will use is known only behind it: its
+    tokens are taken then, a bucket may be overdrawn by them, and the next call waits until it is not.
+
+    Args:
+        calls: Calls in ``per_s`` seconds, or None for any number.
+        tokens: Input and output tokens in ``per_s`` seconds, or None for any number.
+        per_s: Seconds in which an empty bucket is full again.
+        now: A clock that only goes up, in seconds.
+        sleep: How to wait.
+
+    Raises:
+        ConfigurationError: A number is not above zero.
+    """
+
+    def __init__(
+        self,
+        *,
+        calls: float | None = None,
+        tokens: float | None = None,
+        per_s: float = 60.0,
+        now: Callable[[], float] = monotonic,
+        sleep: Callable[[float], object] = asyncio.sleep,
+    ) -> None:
+        for name, value in (("calls", calls), ("tokens", tokens), ("per_s", per_s)):
+            if value is not None and not value > 0:
+                raise ConfigurationError(f"{name} must be above zero")
+        self._calls = None if calls is None else _Bucket(calls, calls / per_s, now)
+        self._tokens = None if tokens is None else _Bucket(tokens, tokens / per_s, now)
+        self._first_in_line = _Places(1)
+        self._sleep = sleep
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncGenerator[Spend, None]:
+        """Wait until there is something in each bucket; one waits at the buckets, the others behind it."""
+        await self._first_in_line.take()
+        try:
+            while (wait := self._wait_s()) > 0:
+                await _awaited(self._sleep(wait))
+            if self._calls is not None:
+                self._calls.take(1)
+        finally:
+            self._first_in_line.give_back()
+        yield self._spend
+
+    def _wait_s(self) -> float:
+        calls = 0.0 if self._calls is None else self._calls.until(1)
+        return max(calls, 0.0 if self._tokens is None else self._tokens.until(0))
+
+    def _spend(self, usage: Usage) -> None:
+        if self._tokens is not None:
+            self._tokens.take(usage.total_tokens)
+
+
+class _Bucket:
+    def __init__(self, size: float, per_s: float, now: Callable[[], float]) -> None:
+        self._size = self._level = size
+        self._per_s = per_s
+        self._now = now
+        self._filled_at = now()
+        self._lock = threading.Lock()
+
+    def until(self, amount: float) -> float:
+        """Seconds until so much is in it."""
+        with self._lock:
+            self._fill()
+            # A bucket filled by tiny sums never comes out at exactly the amount.
+            return max(0.0, amount - self._level - 1e-9 * self._size) / self._per_s
+
+    def take(self, amount: float) -> None:
+        """Take so much out, and more than there is if need be."""
+        with self._lock:
+            self._fill()
+            self._level -= amount
+
+    def _fill(self) -> None:
+        now = self._now()
+        self._level = min(self._size, self._level + (now - self._filled_at) * self._per_s)
+        self._filled_at = now
+
+
+class Limited:
+    """A model whose calls wait for their turn at limits that it shares with others.
+
+    Args:
+        model: The model or its name.
+        limits: The limits, in the order in which a call waits at them; a rate limit before a concurrency
+            limit keeps calls from holding a place while they wait.
+    """
+
+    def __init__(self, model: str | Model, *limits: Limit) -> None:
+        self.model = found(model)
+        self._limits = limits
+
+    @property
+    def name(self) -> str:
+        """The model's own name."""
+        return self.model.name
+
+    def __repr__(self) -> str:
+        return f"Limited({self.model!r})"
+
+    @asynccontextmanager
+    async def admission(self, request: ModelRequest) -> AsyncGenerator[Model, None]:
+        """Wait at each limit; gives the model to ask."""
+        async with AsyncExitStack() as stack:
+            spends = [await stack.enter_async_context(limit.turn()) for limit in self._limits]
+            yield _Counted(await stack.enter_async_context(admitted(self.model, request)), spends)
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        """Wait for a turn, and answer.
+
+        Raises:
+            agentfsm.errors.ModelError: The call failed.
+        """
+        async with self.admission(request) as model:
+            return await model.reply(request)
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece | Reply, None]:
+        """The same, piece by piece.
+
+        Raises:
+            agentfsm.errors.ModelError: The call failed.
+        """
+        async with self.admission(request) as model:
+            async for piece in pieces(model, request):
+                yield piece
+
+    async def aclose(self) -> None:
+        """Let go of the model's connections."""
+        await close(self.model)
+
+
+class _Counted:
+    """A model whose limits are told what its calls used up."""
+
+    def __init__(self, model: Model, spends: list[Spend]) -> None:
+        self._model = model
+        self._spends = spends
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        return self._spent(await self._model.reply(request))
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece | Reply, None]:
+        async for piece in pieces(self._model, request):
+            yield self._spent(piece) if isinstance(piece, Reply) else piece
+
+    def _spent(self, reply: Reply) -> Reply:
+        for spend in self._spends:
+            spend(reply.usage)
+        return reply
+
+
+def _free(usage: Usage) -> None:
+    """What a call costs that only takes a place."""
+
+
+async def _awaited(thing: object) -> None:
+    if asyncio.iscoroutine(thing):
+        await thing

@@ -1,0 +1,153 @@
+"""The main job on real wires: a run with a tool, and what goes wrong on the way, against a server that others wrote.
+
+Each story is told twice, by the command line and by the library; the server wants a key, as providers do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfsm import Agent, Handoff, Host, RunCompleted
+from agentfsm.core.events import AgentError, Event
+from agentfsm.models import resolve
+from agentfsm.testing import FakeClock
+from tests.cli.conftest import Cli
+from tests.models.aimock import AiMock, aimock_server  # noqa: F401  # the import makes the fixture known
+
+TOOLS = '''
+def weather(city: str) -> str:
+    """The weather of a city.
+
+    Args:
+        city: Its name.
+    """
+    return f"{city}: sunny, 21 degrees"
+'''
+PROMPT = "What is the weather in Paris?"
+ANSWER = "It is sunny in Paris, at 21 degrees."
+CALL = {"toolCalls": [{"id": "call_1", "name": "weather", "arguments": {"city": "Paris"}}]}
+ASKED: dict[str, Any] = {"match": {"turnIndex": 0}, "response": CALL}
+TOLD: dict[str, Any] = {"match": {"turnIndex": 1}, "response": {"content": ANSWER}}
+
+Told = dict[str, Any]
+Runner = Callable[..., Told]
+"""Runs the prompt with the tool and gives ``ok``, ``output``, ``guards``, ``waits`` and ``told``."""
+
+
+def failing(status: int, retry_after: int | None = None, *, first: int = 1, **match: Any) -> list[dict[str, Any]]:
+    """Fixtures that fail the first requests that fit, each once."""
+    wait = {} if retry_after is None else {"retryAfter": retry_after}
+    response = {"error": {"message": "not now", "type": "some_error"}, "status": status, **wait}
+    return [{"match": {**match, "sequenceIndex": i}, "response": response} for i in range(first)]
+
+
+@pytest.fixture(params=["openai", "anthropic"])
+def wire(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["the command line", "the library"])
+def run(request: pytest.FixtureRequest, wire: str, aimock: AiMock, cli: Cli, tmp_path: Path) -> Runner:
+    """The two ways to run, on one wire."""
+    name = {"openai": "openai:gpt-5-mini", "anthropic": "anthropic:claude-sonnet-4-6"}[wire]
+    url = aimock.openai_url if wire == "openai" else aimock.url
+
+    def on_the_command_line(key: str = aimock.key) -> Told:
+        (tmp_path / "tools.py").write_text(TOOLS)
+        words = ["run", PROMPT, "-m", name, "--base-url", url, "--api-key-env", "MY_KEY", "-t", "tools.py", "--json"]
+        result = cli(*words, MY_KEY=key)
+        assert key not in result.output
+        data = json.loads(result.stdout)
+        assert result.exit_code == (0 if data["ok"] else 1)
+        waits = [float(line.split()[-2]) for line in result.stderr.splitlines() if line.startswith("recover ")]
+        return {
+            "ok": data["ok"],
+            "output": data["output"],
+            "guards": [move["guard"] for move in data["transitions"]],
+            "waits": waits,
+            "told": json.dumps(data["details"]),
+        }
+
+    def in_the_library(key: str = aimock.key) -> Told:
+        space: dict[str, Any] = {}
+        exec(TOOLS, space)
+        clock = FakeClock()
+        agent = Agent(resolve(name, base_url=url, api_key=key), tools=[space["weather"]], host=Host(clock=clock))
+        events: list[Event] = []
+
+        async def watch() -> None:
+            async for event in agent.run(PROMPT):
+                events.append(event)
+
+        asyncio.run(watch())
+        end = events[-1]
+        assert isinstance(end, RunCompleted | Handoff)
+        failures = [e for e in events if isinstance(e, AgentError)]
+        assert [e.backoff_s for e in failures] == clock.slept
+        return {
+            "ok": isinstance(end, RunCompleted),
+            "output": end.output if isinstance(end, RunCompleted) else None,
+            "guards": [e.decision.guard for e in events if hasattr(e, "decision")],
+            "waits": clock.slept,
+            "told": repr(end),
+        }
+
+    return on_the_command_line if request.param == "the command line" else in_the_library
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line reads the machine's clock; here a back-off takes no time."""
+
+    async def sleep(self: object, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr("agentfsm.runtime.host.SystemClock.sleep", sleep)
+
+
+def test_a_tool_is_called_and_its_result_is_answered_from(run: Runner, wire: str, aimock: AiMock) -> None:
+    aimock.script(ASKED, TOLD)
+    told = run()
+    assert (told["ok"], told["output"], told["waits"]) == (True, ANSWER, [])
+    assert told["guards"].count("tool_calls") == 1
+    first, second = aimock.requests()
+    assert [m["role"] for m in first["messages"]] == ["user"]
+    assert [tool["function"]["name"] for tool in first["tools"]] == ["weather"]
+    assert [m["role"] for m in second["messages"]] == ["user", "assistant", "tool"]
+    assert second["messages"][-1]["content"] == "Paris: sunny, 21 degrees"
+
+
+def test_a_429_is_waited_for_as_long_as_it_says(run: Runner, wire: str, aimock: AiMock) -> None:
+    aimock.script(*failing(429, 7, turnIndex=0), ASKED, TOLD)
+    told = run()
+    assert (told["ok"], told["output"], told["waits"]) == (True, ANSWER, [7.0])
+    assert told["guards"].count("transient_provider") == 1
+
+
+def test_a_500_is_tried_again_with_a_growing_wait(run: Runner, wire: str, aimock: AiMock) -> None:
+    aimock.script(*failing(500, first=2, turnIndex=1), ASKED, TOLD)
+    told = run()
+    assert (told["ok"], told["output"], told["waits"]) == (True, ANSWER, [2.0, 4.0])
+
+
+def test_a_500_that_stays_is_handed_off_after_three_retries(run: Runner, wire: str, aimock: AiMock) -> None:
+    aimock.script({"match": {}, "response": {"error": {"message": "broken", "type": "e"}, "status": 500}})
+    told = run()
+    assert (told["ok"], told["output"], told["waits"]) == (False, None, [2.0, 4.0, 8.0])
+    assert len(aimock.requests()) == 4
+    assert told["guards"][-1] == "handoff"
+
+
+def test_a_401_is_handed_off_at_once(run: Runner, wire: str, aimock: AiMock) -> None:
+    aimock.script(ASKED, TOLD)
+    told = run(key="sk-wrong-0123456789")
+    assert (told["ok"], told["waits"]) == (False, [])
+    assert told["guards"][-2:] == ["provider_error", "handoff"]
+    assert "key" in told["told"]
+    assert "sk-wrong" not in told["told"]

@@ -1,0 +1,73 @@
+"""A signed checkpoint finds what nothing inside a store can: ends cut off, journals written anew, runs gone."""
+
+import base64
+import hashlib
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519, x25519
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from agentfsm.errors import JournalError
+from agentfsm.journal.checkpoint import read_checkpoint, write_checkpoint
+from agentfsm.journal.store import Head
+
+HEADS = [Head("b", 1, None, 7, "ab" * 32, "finished"), Head('a "run"\n', 1, None, 0, "0" * 64, "running")]
+
+
+def pair(kind=ed25519.Ed25519PrivateKey):
+    key = kind.generate()
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return private, key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def test_a_checkpoint_says_where_runs_stood():
+    private, public = pair()
+    note = write_checkpoint(HEADS, private)
+    assert read_checkpoint(note, public) == {"b": (7, "ab" * 32), 'a "run"\n': (0, "0" * 64)}
+
+
+def test_it_is_a_signed_note_as_transparency_logs_write_it():
+    key = ed25519.Ed25519PrivateKey.generate()
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    text, _, signature = write_checkpoint(HEADS, private, "example.com").rpartition("\n\n")
+    origin, size, root, *lines = text.split("\n")
+    assert (origin, size) == ("example.com/runs", "2")
+    assert base64.b64decode(root) == hashlib.sha256("".join(f"{x}\n" for x in lines).encode()).digest()
+    dash, name, encoded = signature.strip().split(" ")
+    assert (dash, name) == ("\u2014", "example.com")
+    raw = base64.b64decode(encoded)
+    public = key.public_key()
+    assert raw[:4] == hashlib.sha256(b"example.com\n\x01" + public.public_bytes_raw()).digest()[:4]
+    public.verify(raw[4:], (text + "\n").encode())
+
+
+def test_every_change_of_a_note_is_found():
+    private, public = pair()
+    note = write_checkpoint(HEADS, private)
+    for at in range(len(note) - 1):
+        changed = note[:at] + chr(ord(note[at]) ^ 1) + note[at + 1 :]
+        with pytest.raises(JournalError):
+            read_checkpoint(changed, public)
+    for text in ("", "x", note.rpartition("\n\n")[0], note * 2):
+        with pytest.raises(JournalError):
+            read_checkpoint(text, public)
+
+
+def test_another_key_is_refused():
+    private, _ = pair()
+    with pytest.raises(JournalError, match="no signature of this key"):
+        read_checkpoint(write_checkpoint(HEADS, private), pair()[1])
+
+
+def test_what_is_no_key_is_refused():
+    private, public = pair()
+    with pytest.raises(JournalError, match="private key"):
+        write_checkpoint(HEADS, b"x")
+    with pytest.raises(JournalError, match="private key"):
+        write_checkpoint(HEADS, public)
+    with pytest.raises(JournalError, match="public key"):
+        read_checkpoint("x", private)
+    with pytest.raises(JournalError, match="Ed25519"):
+        write_checkpoint(HEADS, pair(x25519.X25519PrivateKey)[0])
+    with pytest.raises(JournalError, match="no name"):
+        write_checkpoint(HEADS, private, "two words")

@@ -1,0 +1,110 @@
+"""The commands that look into a store: what they print, and their exit codes."""
+
+import json
+import sqlite3
+import subprocess
+
+import pytest
+from click.testing import CliRunner
+
+from agentfsm import SqliteStore
+from agentfsm.cli.app import app
+from tests.journal.samples import a_waiting_run, a_whole_run
+
+
+@pytest.fixture
+def path(tmp_path):
+    store = SqliteStore(tmp_path / "runs.db")
+    a_whole_run(store, "whole")
+    a_waiting_run(store, "waits")
+    store.close()
+    return tmp_path / "runs.db"
+
+
+def command(*args, code=0):
+    result = CliRunner().invoke(app, [str(a) for a in args])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def forge(path, text, values=()):
+    db = sqlite3.connect(path)
+    db.execute("DROP TRIGGER journal_keeps_what_it_has")
+    db.execute("DROP TRIGGER journal_loses_nothing")
+    db.execute(text, values)
+    db.commit()
+    db.close()
+
+
+def test_runs(path):
+    lines = command("runs", "--store", path).splitlines()
+    assert [line.split()[:2] for line in lines] == [["whole", "finished"], ["waits", "suspended"]]
+    only = command("runs", "--store", path, "--status", "suspended", "--json")
+    assert json.loads(only)["run_id"] == "waits"
+
+
+def test_show(path):
+    text = command("show", "whole", "--store", path)
+    assert "post_llm.tool_calls -> dispatch_tool" in text
+    assert "not: cancelled, aborted, output_truncated" in text
+    assert "transient_provider: busy" in text
+    assert "action: retry" in text
+    assert "effect 1.0 of add: done: 3" in text
+    data = [json.loads(line) for line in command("show", "whole", "--store", path, "--json").splitlines()]
+    assert [d["seq"] for d in data] == list(range(1, len(data) + 1))
+
+
+def test_verify(path):
+    assert command("verify", "whole", "--store", path).startswith("whole  good (")
+    assert "waits for a person (approval)" in command("verify", "--store", path, code=4)
+    forge(path, "UPDATE journal SET body = replace(body, 'scripted', 'another')")
+    text = command("verify", "--store", path, code=1)
+    assert "whole  TAMPERED" in text
+    assert "record 3: its hash does not fit" in text
+
+
+def test_what_is_not_there_is_wrong_usage(path):
+    assert "no line of an exported journal" in command("verify", "--file", __file__, code=2)
+    command("verify", "nobody", "--store", path, code=2)
+    command("verify", "--store", path.with_name("none.db"), code=2)
+
+
+def test_export_and_verify_of_the_export(path, tmp_path):
+    out = tmp_path / "run.jsonl"
+    out.write_text(command("export", "whole", "--jsonl", "--store", path), encoding="utf-8")
+    assert command("verify", "--file", out).startswith("whole  good")
+    out.write_text(out.read_text().replace("scripted", "another"), encoding="utf-8")
+    command("verify", "--file", out, code=1)
+
+
+def test_a_checkpoint_finds_what_was_cut_off_and_what_is_gone(path, tmp_path):
+    key, public, note = tmp_path / "key.pem", tmp_path / "public.pem", tmp_path / "note"
+    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", key], check=True)
+    subprocess.run(["openssl", "pkey", "-in", key, "-pubout", "-out", public], check=True)
+    note.write_text(command("checkpoint", "--key", key, "--store", path), encoding="utf-8")
+    with_note = ("verify", "--checkpoint", note, "--key", public, "--store", path)
+    command(*with_note, code=4)
+    forge(path, "DELETE FROM run WHERE run_id = 'waits'")
+    assert "a checkpoint knows it" in command(*with_note, code=1)
+    command("verify", "--checkpoint", note, "--store", path, code=2)
+
+
+def test_replay(path):
+    text = command("replay", "--store", path)
+    assert text.count("the same") == 2
+    limits = command("replay", "whole", "--guardrails", '{"max_iterations": 1}', "--store", path, code=1)
+    assert "pre_step.iteration_limit -> recover in place of pre_step.otherwise -> call_llm" in limits
+    strict = command("replay", "whole", "--policy", "strict", "--store", path, code=1)
+    assert "recover.handoff -> terminal" in strict
+    command("replay", "--guardrails", "[]", "--store", path, code=2)
+    command("replay", "--guardrails", '{"max_iterations": 0}', "--store", path, code=2)
+
+
+def test_fork_and_redact(path):
+    assert command("fork", "waits", "--at", 3, "--as", "other", "--store", path) == "other\n"
+    assert "other" in command("runs", "--store", path)
+    command("fork", "waits", "--at", 999, "--store", path, code=2)
+    assert command("redact", "whole", "1", "--by", "me", "--store", path) == "3 values deleted\n"
+    command("redact", "whole", "1", "--store", path, code=2)
+    assert "(redacted)" in command("show", "whole", "--store", path)
+    command("verify", "whole", "--store", path)

@@ -1,0 +1,261 @@
+"""Runs that are watched: what a streaming model tells, as it tells it, and what becomes of half a reply."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import httpx
+import pytest
+
+from agentfsm import (
+    Agent,
+    AgentError,
+    AgentGuardrails,
+    Event,
+    Handoff,
+    ModelReplied,
+    ReasoningDelta,
+    ReplyRestarted,
+    RunCancelled,
+    RunCompleted,
+    RunStarted,
+    TextDelta,
+    ToolCallDelta,
+    ToolFinished,
+    ToolStarted,
+    Transitioned,
+    tool,
+)
+from agentfsm.core.messages import Message, Reply, ToolCall
+from agentfsm.core.model import ModelRequest
+from agentfsm.core.streaming import CallPiece, Piece, Pulse, ReasoningPiece, Restart, TextPiece
+from agentfsm.errors import TransientProviderError
+from agentfsm.runtime.host import Host
+from agentfsm.testing import FakeClock, ScriptedModel
+from tests.models.helpers import WIRES, build
+from tests.models.test_streams import Chunks
+from tests.models.wires import Said, as_bytes, stream_events, whole_body
+
+
+class Telling:
+    """A model that streams from a script: each call's pieces; a reply ends it, an exception is raised, and a
+    function is awaited."""
+
+    name = "telling"
+
+    def __init__(self, *scripts: list[Any]) -> None:
+        self.scripts = list(scripts)
+        self.asked: list[str] = []
+        self.closed = 0
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        self.asked.append("whole")
+        return Reply(Message.assistant("whole"))
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece | Reply, None]:
+        self.asked.append("streamed")
+        try:
+            for entry in self.scripts[min(len(self.asked), len(self.scripts)) - 1]:
+                if isinstance(entry, Exception):
+                    raise entry
+                if callable(entry):
+                    await entry()
+                else:
+                    yield entry
+        finally:
+            self.closed += 1
+
+
+def agent(model: Any, **limits: Any) -> Agent:
+    return Agent(model, guardrails=AgentGuardrails(**limits), host=Host(clock=FakeClock()))
+
+
+async def watched(made: Agent) -> list[Event]:
+    return [event async for event in made.run("go")]
+
+
+def kinds(events: list[Event]) -> list[type[Event]]:
+    return [type(event) for event in events if not isinstance(event, Transitioned)]
+
+
+HELLO = Reply(Message.assistant("Hello"))
+
+
+def test_what_a_model_tells_comes_in_order_between_the_start_and_the_whole_reply() -> None:
+    model = Telling([ReasoningPiece("hm"), Pulse(), TextPiece("Hel"), TextPiece("lo"), HELLO])
+    events = asyncio.run(watched(agent(model)))
+    assert kinds(events) == [RunStarted, ReasoningDelta, TextDelta, TextDelta, ModelReplied, RunCompleted]
+    assert [e.text for e in events if isinstance(e, TextDelta | ReasoningDelta)] == ["hm", "Hel", "lo"]
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    assert {event.run_id for event in events} == {events[0].run_id}
+    assert model.closed == 1
+
+
+def test_a_run_that_nobody_watches_asks_for_whole_replies() -> None:
+    model = Telling([HELLO])
+    assert asyncio.run(_result(agent(model))) == "whole"
+    assert model.asked == ["whole"]
+
+
+async def _result(made: Agent) -> Any:
+    return (await made.run("go")).output
+
+
+def test_a_delta_is_there_while_the_model_still_speaks() -> None:
+    async def main() -> None:
+        may_go_on = asyncio.Event()
+        model = Telling([TextPiece("first"), may_go_on.wait, TextPiece("second"), HELLO])
+        run = agent(model).run("go")
+        async for event in run:
+            if isinstance(event, TextDelta) and event.text == "first":
+                assert not run.finished
+                may_go_on.set()
+        assert (await run).output == "Hello"
+
+    asyncio.run(main())
+
+
+def test_the_pieces_of_a_call_are_told_and_the_call_is_run_once() -> None:
+    ran: list[int] = []
+
+    @tool
+    def double(n: int) -> int:
+        """Double a number."""
+        ran.append(n)
+        return 2 * n
+
+    call = Reply(Message.assistant("", (ToolCall("c1", "double", {"n": 4}),)))
+    model = Telling([CallPiece(0, "double", ""), CallPiece(0, "double", '{"n": 4}'), call], [HELLO])
+    made = Agent(model, tools=[double])
+    events = asyncio.run(watched(made))
+    deltas = [event for event in events if isinstance(event, ToolCallDelta)]
+    assert [(d.place, d.name, d.arguments) for d in deltas] == [(0, "double", ""), (0, "double", '{"n": 4}')]
+    assert kinds(events).index(ToolCallDelta) < kinds(events).index(ModelReplied) < kinds(events).index(ToolStarted)
+    assert ToolFinished in kinds(events)
+    assert ran == [4]
+
+
+def test_a_stream_that_breaks_off_is_tried_again_and_half_of_it_is_no_reply() -> None:
+    broken = [TextPiece("Half a"), TransientProviderError("gone")]
+    model = Telling(broken, [TextPiece("Hello"), HELLO])
+    events = asyncio.run(watched(agent(model)))
+    assert kinds(events) == [RunStarted, TextDelta, AgentError, TextDelta, ModelReplied, RunCompleted]
+    last = events[-1]
+    assert isinstance(last, RunCompleted)
+    assert last.output == "Hello"
+    assert model.closed == 2
+
+
+def test_a_stream_without_its_reply_is_transient() -> None:
+    events = asyncio.run(watched(agent(Telling([TextPiece("Half a")], [HELLO]))))
+    (error,) = [event for event in events if isinstance(event, AgentError)]
+    assert error.failure.kind == "transient_provider"
+    assert "without its reply" in error.failure.explanation
+
+
+async def hang() -> None:
+    await asyncio.Event().wait()
+
+
+def test_silence_in_mid_stream_is_transient_and_said_to_be() -> None:
+    model = Telling([TextPiece("Half a"), hang], [HELLO])
+    events = asyncio.run(watched(agent(model, stream_heartbeat_s=0.05)))
+    (error,) = [event for event in events if isinstance(event, AgentError)]
+    assert error.failure.kind == "transient_provider"
+    assert "silent for 0.05 s" in error.failure.explanation
+    assert model.closed == 2
+
+
+def test_a_pulse_is_no_silence_and_before_the_first_piece_the_models_own_time_counts() -> None:
+    async def a_moment() -> None:
+        await asyncio.sleep(0.04)
+
+    slow = [a_moment, a_moment, a_moment, TextPiece("a"), *[a_moment, Pulse()] * 4, HELLO]
+    events = asyncio.run(watched(agent(Telling(slow), stream_heartbeat_s=0.1)))
+    assert kinds(events) == [RunStarted, TextDelta, ModelReplied, RunCompleted]
+
+
+def test_the_whole_call_has_a_deadline_however_busy_the_stream_is() -> None:
+    async def a_moment() -> None:
+        await asyncio.sleep(0.01)
+
+    model = Telling([x for _ in range(1000) for x in (a_moment, Pulse())], [HELLO])
+    events = asyncio.run(watched(agent(model, llm_timeout_s=0.1)))
+    (error,) = [event for event in events if isinstance(event, AgentError)]
+    assert error.failure.kind == "transient_provider"
+    assert "within 0.1 s" in error.failure.explanation
+
+
+def test_a_run_cancelled_in_mid_stream_ends_and_closes_the_stream() -> None:
+    model = Telling([TextPiece("Half a"), hang])
+
+    async def main() -> list[Event]:
+        run = agent(model).run("go")
+        events: list[Event] = []
+        async for event in run:
+            events.append(event)
+            if isinstance(event, TextDelta):
+                run.cancel("enough")
+        return events
+
+    events = asyncio.run(main())
+    assert isinstance(events[-1], RunCancelled)
+    assert model.closed == 1
+
+
+def test_a_reply_that_begins_anew_says_so() -> None:
+    model = Telling([TextPiece("Half a"), Restart("the first broke off"), TextPiece("Hello"), HELLO])
+    events = asyncio.run(watched(agent(model)))
+    assert kinds(events) == [RunStarted, TextDelta, ReplyRestarted, TextDelta, ModelReplied, RunCompleted]
+
+
+def test_a_stream_that_raises_something_else_is_a_provider_error() -> None:
+    events = asyncio.run(watched(agent(Telling([TextPiece("x"), ValueError("what?")]))))
+    assert isinstance(events[-1], Handoff)
+    assert events[-1].failure is not None
+    assert events[-1].failure.kind == "provider_error"
+
+
+def test_a_scripted_model_is_watched_as_before() -> None:
+    events = asyncio.run(watched(agent(ScriptedModel(["Hello"]))))
+    assert kinds(events) == [RunStarted, ModelReplied, RunCompleted]
+
+
+# -- over the wires ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_run_over_each_wire_tells_its_calls_and_its_answer_and_comes_to_the_same_end(wire: str) -> None:
+    said = [Said("Let me see.", "hm", (("c1", "weather", {"city": "Paris"}),)), Said("It is sunny.")]
+    bodies: list[dict[str, Any]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        bodies.append(body)
+        now = said[len(bodies) % 2 - 1]
+        if body.get("stream"):
+            return httpx.Response(200, stream=Chunks([as_bytes(wire, stream_events(wire, now))]))
+        return httpx.Response(200, json=whole_body(wire, now))
+
+    @tool
+    def weather(city: str) -> str:
+        """Tell the weather."""
+        return f"sunny in {city}"
+
+    made = Agent(build(wire, handler), tools=[weather])
+    events = asyncio.run(watched(made))
+    text = "".join(event.text for event in events if isinstance(event, TextDelta))
+    assert text == "Let me see.It is sunny."
+    assert "".join(event.text for event in events if isinstance(event, ReasoningDelta)) == "hm"
+    assert "".join(event.arguments for event in events if isinstance(event, ToolCallDelta)) == '{"city": "Paris"}'
+    last = events[-1]
+    assert isinstance(last, RunCompleted)
+    assert last.output == "It is sunny." == asyncio.run(_result(made))
+    streamed, whole = bodies[:2], bodies[2:]
+    for body in (*streamed, *whole):
+        for key in ("stream", "stream_options"):
+            body.pop(key, None)
+    assert streamed == whole  # the transcript that goes out does not depend on who watched

@@ -1,0 +1,485 @@
+"""Where the parts meet: what an agent is made of, what it refuses, and how runs are begun, resumed and dismissed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from agentfsm import (
+    LOOP,
+    Agent,
+    AgentGuardrails,
+    Allow,
+    BlankReplyError,
+    ConfigurationError,
+    DefaultPolicy,
+    Deny,
+    FailureKind,
+    GraphError,
+    Handoff,
+    Host,
+    ItRan,
+    Message,
+    Preset,
+    RecordExpiredError,
+    RecordFormatError,
+    RecordGraphError,
+    RecordTamperedError,
+    RecordUsedError,
+    ReplyError,
+    Role,
+    Rules,
+    RunError,
+    RunResult,
+    StateSpec,
+    ToolCall,
+    ToolDefinitionError,
+    Transition,
+    UsedInFolder,
+    UserInputRequested,
+    tool,
+)
+from agentfsm.core.presets import PRESETS
+from agentfsm.testing import FakeClock, ScriptedModel, call
+from tests.runtime.scenes import agent_on, checked, drive, play, said
+from tests.transcripts import check_requests
+
+
+@tool
+def look(where: str = "") -> str:
+    """Look somewhere."""
+    return f"seen {where}"
+
+
+@tool(requires_approval=True)
+def pay(amount: int = 1) -> str:
+    """Pay."""
+    return f"paid {amount}"
+
+
+class Report(BaseModel):
+    title: str
+
+
+# -- what it is made of -------------------------------------------------------------------------------
+
+
+def test_an_agent_is_a_model_and_the_rest_is_the_presets():
+    model = ScriptedModel(["hi"])
+    agent = Agent(model)
+    assert agent.model is model
+    assert agent.guardrails == AgentGuardrails()
+    assert agent.rules == Rules()
+    assert agent.graph is LOOP
+    assert agent.instructions == ""
+    assert repr(agent) == "Agent('scripted', tools=[], graph='loop')"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_may_be_named_or_given(name):
+    for preset in (name, PRESETS[name]):
+        agent = Agent(ScriptedModel(), preset=preset)
+        assert agent.guardrails == PRESETS[name].guardrails
+        assert agent.rules == PRESETS[name].rules
+        assert agent.graph is PRESETS[name].graph
+
+
+def test_what_is_given_comes_before_what_the_preset_brings():
+    limits, graph = AgentGuardrails(max_iterations=7), LOOP.without("post_tool.repeated_error")
+    agent = Agent(ScriptedModel(), preset="feedback", guardrails=limits, graph=graph)
+    assert agent.guardrails is limits
+    assert agent.graph is graph
+    assert agent.rules.envelope
+
+
+def test_a_preset_of_ones_own_is_as_good_as_any():
+    mine = Preset("mine", rules=Rules(control_tools=True), policy=DefaultPolicy(budgets={}))
+    agent = Agent(ScriptedModel(), preset=mine)
+    assert "return_done" in repr(agent)
+
+
+@pytest.mark.parametrize("name", ["funnel", "breaker"])
+def test_presets_with_control_tools_tell_the_model_of_them(name):
+    agent, model = agent_on(call("return_done", output="x"), preset=name, tools=[look])
+    drive(lambda: _run(agent))
+    assert [t.name for t in model.requests[0].tools] == ["look", "ask_user", "return_done", "return_unable"]
+
+
+def test_envelope_instructions_stand_behind_ones_own():
+    agent = Agent(ScriptedModel(), preset="feedback", tools=[look], instructions="Be brief.")
+    assert agent.instructions.startswith("Be brief.\n\nAnswer with exactly one JSON object")
+    assert "- look: Look somewhere." in agent.instructions
+
+
+def test_the_form_of_a_structured_answer_is_told_unless_a_tool_tells_it():
+    assert "JSON schema" in Agent(ScriptedModel(), output_type=Report).instructions
+    assert Agent(ScriptedModel(), output_type=Report, preset="funnel").instructions == ""
+    assert Agent(ScriptedModel(), output_type=str).instructions == ""
+
+
+async def _run(agent: Agent, prompt: str = "go", **more: Any) -> RunResult:
+    return await agent.run(prompt, **more)
+
+
+# -- what it refuses ----------------------------------------------------------------------------------
+
+
+def a(run: object) -> bool:
+    return False
+
+
+@pytest.mark.parametrize(
+    ("parts", "error", "words"),
+    [
+        ({"model": 3}, ConfigurationError, "a model is a name or an object with reply(), not int"),
+        ({"model": None}, ConfigurationError, "not NoneType"),
+        ({"preset": "nice"}, ConfigurationError, "there is no preset 'nice'; there are: standard, funnel"),
+        ({"tools": ["look"]}, ToolDefinitionError, "a tool must be a function, not str"),
+        ({"tools": [look, look]}, ToolDefinitionError, "two tools are named 'look'"),
+        ({"output_type": object()}, ConfigurationError, "output_type cannot be described as JSON"),
+        ({"output_type": type(a)}, ConfigurationError, "output_type cannot be described as JSON"),
+        ({"hooks": [a]}, ConfigurationError, "a hook is made with"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_with_its_reason(parts, error, words):
+    with pytest.raises(error, match=re.escape(words)):
+        Agent(**{"model": ScriptedModel(), **parts})
+
+
+def test_tools_that_are_named_as_the_presets_own_are_refused():
+    @tool(name="return_done")
+    def mine(output: str) -> str:
+        return output
+
+    with pytest.raises(ConfigurationError, match="return_done: the preset brings tools of that name itself"):
+        Agent(ScriptedModel(), tools=[mine], preset="funnel")
+    assert Agent(ScriptedModel(), tools=[mine]).rules.control_tools is False
+
+
+@pytest.mark.parametrize(
+    ("graph", "edge", "rule"),
+    [
+        (lambda: LOOP.without("recover.aborted"), "recover", "needs a row 'aborted'"),
+        (lambda: LOOP.without("call_llm.cancelled"), "call_llm", "needs a row 'cancelled'"),
+        (
+            lambda: LOOP.with_state(
+                StateSpec("extra"), [Transition("extra", None, "terminal")], entered_by="post_llm.otherwise"
+            ),
+            "extra",
+            "the state has no effect",
+        ),
+    ],
+)
+def test_a_graph_that_cannot_run_an_agent_is_refused(graph, edge, rule):
+    with pytest.raises(GraphError, match=rule) as caught:
+        Agent(ScriptedModel(), graph=graph())
+    assert caught.value.edge == edge
+
+
+def test_a_stop_that_leads_elsewhere_than_to_an_end_is_refused():
+    def aborted(run: object) -> bool:
+        return False
+
+    graph = LOOP.with_state(
+        StateSpec("extra", effect=lambda run: None),
+        [Transition("extra", aborted, "recover"), Transition("extra", None, "terminal")],
+        entered_by="post_llm.otherwise",
+    )
+    with pytest.raises(GraphError, match="needs a row 'aborted' that leads to the end"):
+        Agent(ScriptedModel(), graph=graph)
+
+
+def test_a_limit_out_of_range_is_refused_with_its_name():
+    with pytest.raises(ValidationError, match="max_iterations"):
+        AgentGuardrails(max_iterations=0)
+
+
+def test_nothing_is_half_done_when_something_is_refused():
+    used: list[str] = []
+
+    class Model:
+        name = "m"
+
+        async def reply(self, request: Any) -> Any:
+            used.append("asked")
+
+    with pytest.raises(ConfigurationError):
+        Agent(Model(), preset="nice")
+    assert used == []
+
+
+# -- beginning a run ----------------------------------------------------------------------------------
+
+
+def test_a_run_begins_with_instructions_history_and_prompt():
+    agent, _ = agent_on("done", instructions="be good")
+    history = [Message.system("an older word"), Message.user("hello"), Message.assistant("hi")]
+    result = drive(lambda: _run(agent, "go", message_history=history, session_id="s", run_id="r"))
+    assert said(result) == [
+        ("system", "be good"), ("user", "hello"), ("assistant", "hi"), ("user", "go"), ("assistant", "done"),
+    ]  # fmt: skip
+    assert (result.run.run_id, result.run.session_id) == ("r", "s")
+    assert len(history) == 3
+
+
+def test_a_conversation_goes_on_from_the_messages_of_a_result():
+    agent, model = agent_on(call("look"), "one", call("look"), "two", tools=[look], instructions="be good")
+
+    async def scene() -> RunResult:
+        first = checked(await agent.run("first"), model)
+        return checked(await agent.run("second", message_history=first.messages), model)
+
+    result = drive(scene)
+    assert [role for role, _ in said(result)] == [
+        "system", "user", "assistant", "tool", "assistant", "user", "assistant", "tool", "assistant",
+    ]  # fmt: skip
+
+
+def test_a_history_that_ends_in_an_open_call_is_made_whole():
+    """The messages of a run that waits for a person, taken for a new one instead of an answer."""
+    agent, model = agent_on(call("pay"), "done", tools=[pay])
+
+    async def scene() -> RunResult:
+        waiting = await agent.run("go")
+        assert isinstance(waiting.outcome, UserInputRequested)
+        return checked(await agent.run("never mind", message_history=waiting.messages), model)
+
+    result = drive(scene)
+    assert [m.role for m in result.messages] == [Role.USER, Role.ASSISTANT, Role.TOOL, Role.USER, Role.ASSISTANT]
+    assert result.messages[2].is_error
+
+
+def test_a_history_may_hold_several_open_calls_and_stray_results():
+    agent, model = agent_on("done", tools=[pay])
+    history = [
+        Message.user("a"),
+        Message.assistant("", (ToolCall("1", "pay"), ToolCall("2", "pay"))),
+        Message(Role.TOOL, "paid", tool_call_id="2", name="pay"),
+        Message.user("b"),
+        Message.assistant("", (ToolCall("3", "pay"),)),
+    ]
+    checked(drive(lambda: _run(agent, message_history=history)))
+    check_requests(model.requests)
+
+
+@pytest.mark.parametrize("prompt", [None, 3, b"go", ["go"]])
+def test_a_prompt_is_a_text(prompt):
+    with pytest.raises(RunError, match="a prompt is a text"):
+        Agent(ScriptedModel()).run(prompt)
+
+
+def test_runs_of_one_agent_do_not_disturb_each_other():
+    agent, _ = agent_on("a", "b")
+    first, second = agent.run("one"), agent.run("two")
+    assert first.state is not second.state
+    assert first.run_id != second.run_id
+
+
+# -- run_sync -----------------------------------------------------------------------------------------
+
+
+def test_run_sync_gives_the_result_where_no_loop_runs():
+    agent, model = agent_on(call("look"), "done", "again", tools=[look])
+    first = checked(agent.run_sync("go", session_id="s"), model)
+    assert (first.output, first.run.session_id) == ("done", "s")
+    assert agent.run_sync("more", message_history=first.messages).output == "again"
+
+
+def test_run_sync_says_so_where_a_loop_runs():
+    agent, _ = agent_on("done")
+
+    async def scene() -> None:
+        with pytest.raises(RunError, match="use 'await agent"):
+            agent.run_sync("go")
+
+    asyncio.run(scene())
+
+
+# -- resuming -----------------------------------------------------------------------------------------
+
+
+def waiting(agent: Agent) -> str:
+    """The record of a run that waits, as text."""
+
+    async def scene() -> str:
+        result = await agent.run("go")
+        assert isinstance(result.outcome, UserInputRequested)
+        return result.outcome.suspension_record.to_json()
+
+    return drive(scene)
+
+
+def resumed(agent: Agent, record: Any, answer: Any) -> RunResult:
+    async def scene() -> RunResult:
+        return checked(await agent.resume(record, answer))
+
+    return drive(scene)
+
+
+def paying(*script: Any, **parts: Any) -> Agent:
+    return agent_on(call("pay", amount=3), *(script or ("done",)), **{"tools": [pay], **parts})[0]
+
+
+@pytest.mark.parametrize("form", ["text", "indented", "record"])
+def test_a_record_resumes_in_any_form(form):
+    agent = paying()
+    record: Any = waiting(agent)
+    if form == "indented":
+        record = "\n " + json.dumps(json.loads(record), indent=2)
+    elif form == "record":
+        from agentfsm import SuspensionRecord
+
+        record = SuspensionRecord.from_json(record)
+    assert resumed(agent, record, Allow()).output == "done"
+
+
+def changed(record: str, **fields: Any) -> str:
+    return json.dumps({**json.loads(record), **fields})
+
+
+@pytest.mark.parametrize(
+    ("change", "answer", "error"),
+    [
+        (lambda r: r, "yes", ReplyError),
+        (lambda r: r, "", BlankReplyError),
+        (lambda r: r, "  ", BlankReplyError),
+        (lambda r: r, ItRan("x"), ReplyError),
+        (lambda r: r, 42, ReplyError),
+        (lambda r: r, None, BlankReplyError),
+        (lambda r: changed(r, question="May it really?"), Allow(), RecordTamperedError),
+        (lambda r: changed(r, version=2), Allow(), RecordFormatError),
+        (lambda r: changed(r, expires_at=10**12), Allow(), RecordTamperedError),
+        (lambda r: "{}", Allow(), RecordFormatError),
+        (lambda r: r[:-9], Allow(), RecordFormatError),
+    ],
+)
+def test_a_reply_or_a_record_that_is_not_good_changes_nothing(change, answer, error):
+    agent = paying()
+    record = waiting(agent)
+    with pytest.raises(error):
+        agent.resume(change(record), answer)
+    assert resumed(agent, record, Allow()).output == "done"
+
+
+def test_a_blank_reply_to_a_question_changes_nothing():
+    agent, _ = agent_on(call("ask_user", question="Which?"), call("return_done", output="x"), preset="funnel")
+    record = waiting(agent)
+    for blank in ("", "\n\t "):
+        with pytest.raises(BlankReplyError):
+            agent.resume(record, blank)
+    with pytest.raises(ReplyError):
+        agent.resume(record, Allow())
+    assert resumed(agent, record, "this one").output == "x"
+
+
+def test_a_record_is_good_for_one_reply():
+    agent = paying("done", "never")
+    record = waiting(agent)
+    resumed(agent, record, Deny("no"))
+    for use in (lambda: agent.resume(record, Allow()), lambda: agent.dismiss(record)):
+        with pytest.raises(RecordUsedError, match="resumed already"):
+            use()
+
+
+def test_a_record_that_was_only_looked_at_is_not_used_up():
+    agent = paying()
+    record = waiting(agent)
+    agent.resume(record, Allow())
+    agent.dismiss(record)
+    assert resumed(agent, record, Allow()).output == "done"
+
+
+def test_one_folder_makes_a_record_good_for_one_reply_among_processes(tmp_path):
+    def host() -> Host:
+        return Host(clock=FakeClock(), secret=b"shared", used=UsedInFolder(tmp_path))
+
+    first, second = paying(host=host()), paying(host=host())
+    record = waiting(first)
+    third, _ = agent_on("done", tools=[pay], host=host())
+    assert resumed(third, record, Allow()).output == "done"
+    for agent in (first, second):
+        with pytest.raises(RecordUsedError):
+            agent.resume(record, Allow())
+
+
+def test_another_secret_another_graph_and_another_day_are_refused():
+    clock = FakeClock()
+    host = Host(clock=clock, secret=b"ours")
+    agent = paying(host=host)
+    record = waiting(agent)
+    with pytest.raises(RecordTamperedError, match="secret"):
+        paying(host=Host(clock=clock, secret=b"theirs")).resume(record, Allow())
+    with pytest.raises(RecordTamperedError):
+        paying(host=Host(clock=clock)).resume(record, Allow())
+    with pytest.raises(RecordGraphError):
+        paying(host=host, preset="strict").resume(record, Allow())
+    clock.advance(24 * 60 * 60)
+    agent.resume(record, Allow())
+    clock.advance(1)
+    with pytest.raises(RecordExpiredError, match="dismiss"):
+        agent.resume(record, Allow())
+
+
+def test_a_run_that_was_resumed_may_wait_again_with_a_record_of_its_own():
+    agent = paying(call("pay", amount=4), "done")
+    first = waiting(agent)
+    second = resumed(agent, first, Allow())
+    assert isinstance(second.outcome, UserInputRequested)
+    assert second.outcome.suspension_record.record_id != json.loads(first)["record_id"]
+    assert second.outcome.suspension_record.run_id == json.loads(first)["run_id"]
+    assert resumed(agent, second.outcome.suspension_record, Allow()).output == "done"
+
+
+def test_lessons_are_carried_through_a_suspension():
+    agent, model = agent_on(call("nothing"), call("pay"), "done", tools=[pay])
+    result = resumed(agent, waiting(agent), Allow())
+    assert [x.kind for x in result.run.lessons_learned] == [FailureKind.unknown_tool]
+    assert "context_addendum" in model.requests[-1].messages[-1].content
+
+
+# -- the presets, end to end --------------------------------------------------------------------------
+
+
+def test_standard_takes_text_for_the_answer():
+    assert play("42").output == "42"
+
+
+def test_funnel_takes_no_text_for_an_answer():
+    result = play("I think", "still thinking", preset="funnel")
+    assert isinstance(result.outcome, Handoff)
+    assert result.outcome.failure.kind is FailureKind.no_progress
+
+
+def test_feedback_keeps_its_feedback_and_has_five_steps():
+    result = play(*["not JSON"] * 5, preset="feedback")
+    assert result.run.model_calls == 5
+    assert result.outcome.failure.kind is FailureKind.iteration_limit
+    assert len([m for m in result.messages if m.role is Role.TOOL]) == 5
+
+
+def test_breaker_opens_at_five_equal_errors():
+    @tool
+    def fail() -> str:
+        raise ValueError("always")
+
+    result = play(*[call("fail", f"id{n}") for n in range(9)], preset="breaker", tools=[fail])
+    assert result.run.model_calls == 5
+    assert isinstance(result.outcome, Handoff)
+    assert result.outcome.failure.kind is FailureKind.repeated_error
+
+
+def test_strict_takes_a_tools_failure_for_conversation():
+    @tool
+    def fail(n: int) -> str:
+        raise ValueError("always")
+
+    result = play(*[call("fail", n=n) for n in range(7)], "gave up on it", preset="strict", tools=[fail])
+    assert result.output == "gave up on it"
+    assert result.run.lessons_learned == []
+    busy = play(TimeoutError("busy"), "never", preset="strict")
+    assert isinstance(busy.outcome, Handoff)
