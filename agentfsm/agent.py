@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Agent"]
 
+
 class Agent:
     """An agent whose every move is a row of a checked table. Make it once, run it as often as you like.
 

@@ -10,6 +10,7 @@ from typing import Any
 from agentfsm.analysis.bounds import Bounds, bounds
 from agentfsm.analysis.facts import Facts
 from agentfsm.analysis.known import CALLS_PER_REPLY, loop_facts
+from agentfsm.analysis.loops import endless
 from agentfsm.analysis.product import Config, Product, Row
 from agentfsm.analysis.properties import Property, never_taken
 from agentfsm.analysis.search import Run, Searcher, names
@@ -153,14 +154,14 @@ def analyse(
     known = loop_facts(guardrails or AgentGuardrails(), rules, calls_per_reply=calls_per_reply)
     known += facts or Facts()
     searcher = Searcher(graph, known)
-    endless = _endless(searcher)
     most = bounds(graph, known)
+    ends = _endless(searcher, most)
     tried = 0 < len(most.longest) <= MOST_ROWS_TRIED
     exact = not tried or searcher.possible(Run(most.longest))
     dead = tuple(_dead(searcher, searcher.beside(most.longest) if tried and exact else set()))
     return Analysis(
         graph,
-        (_cases(graph), _shadowed(searcher, dead), endless, _ending(searcher), *_declared(searcher, properties)),
+        (_cases(graph), _shadowed(searcher, dead), ends, _ending(searcher), *_declared(searcher, properties)),
         most,
         exact,
         dead,
@@ -219,9 +220,9 @@ def _always_behind(product: Product, row: Row, front: Iterable[Row]) -> bool:
     return bool(possible) and all(any(each.must(c) for each in front) for c in possible)
 
 
-def _endless(searcher: Searcher) -> Verdict:
+def _endless(searcher: Searcher, most: Bounds) -> Verdict:
     text = "every run ends, or waits for a person"
-    run = searcher.endless()
+    run = endless(searcher) if most.moves is None else None
     if run is None:
         return Verdict(text, True)
     verdict = _broken(searcher.graph, text, run)

@@ -36,7 +36,10 @@ class Bounds:
 
 
 def bounds(graph: Graph, facts: Facts) -> Bounds:
-    """The bounds of a graph's runs, over the counters that are declared as budgets."""
+    """The bounds of a graph's runs, over the counters that are declared as budgets.
+
+    No bound on moves means that a run may go on for ever without waiting, as far as these counters know.
+    """
     product = Product(graph, facts, [c.name for c in facts.counters if c.budget])
     try:
         return _Bounding(product).result()
@@ -96,6 +99,8 @@ class _Bounding:
         """
         self._explore()
         most, run = self._longest()
+        if self._laps.unbounded:
+            return Bounds(*most, None, None, run)
         try:
             in_all = self._values("onward")[self._start][0]
         except EndlessError:

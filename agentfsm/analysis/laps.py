@@ -99,6 +99,9 @@ class Laps:
     Args:
         product: The product.
         measure: What taking a row costs.
+
+    Attributes:
+        unbounded: Whether, with waits passed, some measure but the first was found to have no bound.
     """
 
     def __init__(self, product: Product, measure: Callable[[int], Cost]) -> None:
@@ -109,6 +112,7 @@ class Laps:
         self.same: Shift = (0,) * len(self.large)
         self._tests = tuple(self._large_tests(rows) for rows in product.rows)
         self._straight: dict[Config, tuple[Lap, ...]] = {}
+        self.unbounded = False
         self._steps: dict[tuple[Config, tuple[bool, ...]], tuple[Step, ...]] = {}
 
     def _large_tests(self, rows: tuple[Row, ...]) -> tuple[Callable[[Config], bool], ...]:
@@ -241,8 +245,7 @@ class Laps:
     def reached(self, node: Config) -> Mapping[tuple[Config, Shift], Reached]:
         """All that can be reached from a node with waits passed, up to and with the next hubs.
 
-        Raises:
-            EndlessError: Some measure but the first grows without a bound on the way.
+        Where some measure but the first grows without a bound on the way, ``unbounded`` is set.
         """
         start = (node, self.same)
         found = {start: Reached((), (0, 0, 0), None)}
@@ -254,7 +257,8 @@ class Laps:
                 continue
             visits[here] = visits.get(here, 0) + 1
             if visits[here] > len(found) + 1:
-                raise EndlessError
+                self.unbounded = True
+                continue
             old = found[here]
             waits = here[0][0] in self.product.waits
             for step in self.steps(here[0]):

@@ -17,7 +17,7 @@ from agentfsm.analysis.product import Config, Product
 from agentfsm.analysis.properties import BROKEN, Property
 from agentfsm.machine.graph import Graph
 
-__all__ = ["Run", "Searcher", "loop_in", "names", "run_to"]
+__all__ = ["Run", "Searcher", "follow", "names", "path_to", "run_to"]
 
 N = TypeVar("N")
 
@@ -63,13 +63,15 @@ class Searcher:
             rows = run_to(part, start, watch)
             return None if rows is None else Run(rows)
 
-        return self._refine(find)
+        return self.refine(find)
 
-    def endless(self) -> Run | None:
-        """The shortest run that can go on for ever without waiting for anybody, or None: then none can."""
-        return self._refine(loop_in)
+    def refine(self, find: Callable[[Product], Run | None]) -> Run | None:
+        """What a search finds that is possible under all that is known, or None where it finds nothing.
 
-    def _refine(self, find: Callable[[Product], Run | None]) -> Run | None:
+        Args:
+            find: A search over a product; what it does not find in one, it must not find in one with
+                more counters.
+        """
         use: frozenset[str] = frozenset()
         while True:
             found = find(self.part(use))
@@ -80,13 +82,13 @@ class Searcher:
     def _refuter(self, run: Run, use: frozenset[str]) -> frozenset[str]:
         """One counter that forbids a run, the first declared where there are several; or all, together."""
         for name in self.whole.names:
-            if name not in use and not _possible(self.part(use | {name}), run):
+            if name not in use and not follow(self.part(use | {name}), run):
                 return frozenset({name})
         return frozenset(self.whole.names)
 
     def possible(self, run: Run) -> bool:
         """Whether a run can happen under all that is known, its loop again and again."""
-        return _possible(self.whole, run)
+        return follow(self.whole, run)
 
     def beside(self, rows: Sequence[int]) -> set[int]:
         """Every row that could be taken somewhere along a possible run, its own among them."""
@@ -98,8 +100,15 @@ class Searcher:
         return found
 
 
-def _possible(product: Product, run: Run) -> bool:
-    here = {product.start}
+def follow(product: Product, run: Run, start: Iterable[Config] = ()) -> bool:
+    """Whether a run can happen in a product, its loop again and again.
+
+    Args:
+        product: The product.
+        run: The run.
+        start: Where it may start; where every run does, unless given.
+    """
+    here = set(start) or {product.start}
     for place in run.rows:
         here = _taken(product, here, place)
     seen: set[frozenset[Config]] = set()
@@ -129,85 +138,18 @@ def run_to(
                 continue
             back[then] = (node, row)
             if then[1] == goal:
-                return _path(back, then)
+                return path_to(back, then)
             todo.append(then)
     return None
 
 
-def _path(back: Mapping[N, tuple[N, int] | None], node: N) -> tuple[int, ...]:
+def path_to(back: Mapping[N, tuple[N, int] | None], node: N) -> tuple[int, ...]:
+    """The rows that lead to a node of a search, from the node before each and the row taken."""
     rows: list[int] = []
     while (step := back[node]) is not None:
         node, row = step
         rows.append(row)
     return tuple(reversed(rows))
-
-
-def loop_in(product: Product) -> Run | None:
-    """The shortest run with a loop in which nobody is waited for, or None."""
-    back: dict[Config, tuple[Config, int] | None] = {product.start: None}
-    order: list[Config] = []
-    todo = deque([product.start])
-    while todo:
-        config = todo.popleft()
-        order.append(config)
-        for row, after in product.moves(config):
-            if after not in back:
-                back[after] = (config, row)
-                todo.append(after)
-    still = product.waits | product.finals
-    inner = {c: [m for m in product.moves(c) if m[1][0] not in still] for c in order if c[0] not in still}
-    cyclic = _on_cycles(inner)
-    best: Run | None = None
-    for config in order:  # nearest first
-        if config not in cyclic:
-            continue
-        stem = _path(back, config)
-        if best is not None and len(stem) >= len(best.rows) + len(best.loop):
-            break
-        loop = _cycle(inner, cyclic, config)
-        if loop and (best is None or len(stem) + len(loop) < len(best.rows) + len(best.loop)):
-            best = Run(stem, loop)
-    return best
-
-
-def _cycle(
-    inner: dict[Config, list[tuple[int, Config]]], cyclic: set[Config], start: Config
-) -> tuple[int, ...]:
-    """The shortest cycle through a configuration."""
-    back: dict[Config, tuple[Config, int] | None] = {start: None}
-    todo = deque([start])
-    while todo:
-        config = todo.popleft()
-        for row, after in inner[config]:
-            if after == start:
-                return (*_path(back, config), row)
-            if after in cyclic and after not in back:
-                back[after] = (config, row)
-                todo.append(after)
-    return ()
-
-
-def _on_cycles(inner: dict[Config, list[tuple[int, Config]]]) -> set[Config]:
-    """What is left when everything is taken away that no cycle can pass: first what leads nowhere, and so on."""
-    left = set(inner)
-    for forward in (True, False):
-        edges: dict[Config, list[Config]] = {c: [] for c in left}
-        degree = dict.fromkeys(left, 0)
-        for config in left:
-            for _, after in inner[config]:
-                if after in left:
-                    source, target = (config, after) if forward else (after, config)
-                    degree[source] += 1
-                    edges[target].append(source)
-        gone = [c for c in left if not degree[c]]
-        while gone:
-            config = gone.pop()
-            left.discard(config)
-            for source in edges[config]:
-                degree[source] -= 1
-                if not degree[source]:
-                    gone.append(source)
-    return left
 
 
 def names(graph: Graph, rows: Sequence[int]) -> tuple[str, ...]:

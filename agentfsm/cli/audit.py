@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -54,18 +54,18 @@ def verify(
     """
     if (note is None) != (key is None):
         raise click.UsageError("--checkpoint and --key go together")
+    reports: list[Report] = []
     known = read_checkpoint(note.read_text(encoding="utf-8"), key.read_bytes()) if note and key else {}
     if exported is not None:
-        rows = read_lines(exported.read_text(encoding="utf-8").splitlines())
+        rows = read_lines(exported.read_text(encoding="utf-8").rstrip("\n").split("\n"))
         try:
             run_id = str(json.loads(rows[0].body)["run"])
         except (LookupError, ValueError):
             raise JournalError(f"{exported} holds no journal") from None
-        reports = [verify_run(run_id, rows, None, _sealed(known, run_id))]
+        reports.append(verify_run(run_id, rows, None, _sealed(known, run_id)))
     else:
         store = open_store(path)
         wanted = run_ids or tuple(dict.fromkeys([*(h.run_id for h in store.heads()), *known]))
-        reports = []
         for run_id in wanted:
             head = store.head(run_id)
             if head is None and run_id in known:
@@ -96,7 +96,7 @@ def _tell(report: Report, as_json: bool) -> None:
 @click.argument("run_ids", metavar="[RUN]...", nargs=-1)
 @click.option("--graph", "graph_name", metavar="NAME", help="Another graph: a file or module with one, as for diagram.")
 @click.option("--policy", "policy_name", metavar="PRESET", type=click.Choice(sorted(PRESETS)), help="Another's policy.")
-@click.option("--guardrails", metavar="JSON", help='Other limits: \'{"max_iterations": 5}\'; the rest as recorded.')
+@click.option("--guardrails", metavar="JSON", help="Other limits: '{\"max_iterations\": 5}'; the rest as recorded.")
 @store_option
 @click.pass_context
 def replay(
@@ -143,7 +143,7 @@ def _object(text: str) -> dict[str, Any]:
         raise click.BadParameter(f"it is no JSON: {error}", param_hint="--guardrails") from None
     if not isinstance(value, dict):
         raise click.BadParameter("it is no JSON object", param_hint="--guardrails")
-    return dict(value)
+    return cast("dict[str, Any]", value)
 
 
 @click.command(short_help="Begin a new run with the past of another.")

@@ -87,14 +87,18 @@ class Held:
     Attributes:
         run_id: The sub-agent's run.
         waiting: What the person is asked, as the run above asks it.
+        suspension: The id of its suspension.
         record: The signed record of that run as JSON text; empty where a store keeps the run.
         usage: What its model calls used up since the call began or went on.
+        spent: What they have used up in all.
     """
 
     run_id: str
     waiting: Waiting
+    suspension: str
     record: str = ""
     usage: Usage = field(default_factory=Usage)
+    spent: Usage = field(default_factory=Usage)
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ def decode(text: str) -> Any:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, list):
-        return [_plain(item) for item in cast("list[Any]", value)]
+        return [_plain(item) for item in cast("list[object]", value)]
     if not isinstance(value, dict):
         return value
     found = cast("dict[str, Any]", value)

@@ -96,6 +96,8 @@ def _good(line: str, name: str, signed: str, public: Ed25519PublicKey) -> bool:
         signature = base64.b64decode(encoded, validate=True)
     except ValueError:
         return False
+    if base64.b64encode(signature).decode() != encoded:  # bits that say nothing were changed
+        return False
     if dash != "\u2014" or by != name or signature[:4] != _key_id(name, public):
         return False
     try:

@@ -66,7 +66,7 @@ def _fields(kind: type) -> tuple[_Field, ...]:
         own = {n: f.get_default(call_default_factory=False) for n, f in kind.model_fields.items()}
         return tuple(_Field(name, default, name in HIDDEN) for name, default in own.items())
     fields: list[_Field] = []
-    for each in dataclasses.fields(kind):
+    for each in dataclasses.fields(cast("Any", kind)):
         default = each.default
         if default is dataclasses.MISSING:
             made = each.default_factory
@@ -94,13 +94,14 @@ def written(value: Any, hider: Hider) -> Any:
 
 def _object(value: Any, hider: Hider) -> Data:
     data: Data = {}
-    for name, default, hidden in _fields(cast("type", type(value))):
+    kind: Any = type(value)
+    for name, default, hidden in _fields(kind):
         held = getattr(value, name)
         if held is default:
             continue
         if hidden:
             if name == "arguments":
-                held = hider.arguments(getattr(value, "tool", None) or getattr(value, "name", ""), held)
+                held = hider.arguments(str(getattr(value, "tool", "") or getattr(value, "name", "")), held)
             elif isinstance(held, (BaseModel, PersonReply)):
                 held = written(held, hider)
             else:
@@ -174,7 +175,7 @@ class OutcomeWriter:
         results: Sequence[ToolResult] = getattr(outcome, "results", ())
         if isinstance(outcome, o.Replied):
             self._reply = outcome.reply
-        data = _object(dataclasses.replace(outcome, results=()) if results else outcome, hider)
+        data = _object(dataclasses.replace(cast("Any", outcome), results=()) if results else outcome, hider)
         if results:
             data["results"] = [self._pointer(result, hider) for result in results]
         if hasattr(outcome, "results"):

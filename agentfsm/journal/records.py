@@ -131,8 +131,10 @@ def open_row(row: Row) -> dict[str, Any]:
         JournalError: The row cannot be read.
     """
     try:
-        body = decode(row.body)
-        return reveal(body, json.loads(row.hidden)) if row.hidden else body
+        body: dict[str, Any] = decode(row.body)
+        if row.hidden:
+            body = reveal(body, json.loads(row.hidden))
+        return body
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise JournalError(f"record {row.seq} cannot be read: {error}") from error
 
@@ -145,7 +147,7 @@ def was_redacted(row: Row) -> bool:
 def reveal(value: Any, hidden: Sequence[Any]) -> Any:
     """A value with what is hidden in it put back; ``MISSING`` where it was redacted."""
     if isinstance(value, list):
-        return [reveal(item, hidden) for item in cast("list[Any]", value)]
+        return [reveal(item, hidden) for item in cast("list[object]", value)]
     if not isinstance(value, dict):
         return value
     found = cast("dict[str, Any]", value)

@@ -68,17 +68,19 @@ async def redact(store: Store, run_id: str, field: str, by: str = "") -> int:
 
 
 def _at(value: Any, path: str) -> Any:
+    found = value
     for name in path.split(".") if path else ():
+        key: Any = int(name) if isinstance(found, list) and name.isdigit() else name
         try:
-            value = value[int(name)] if isinstance(value, list) else value[name]
-        except (KeyError, IndexError, ValueError, TypeError):
+            found = cast("Any", found)[key]
+        except (KeyError, IndexError, TypeError):
             raise JournalError(f"the record has no field {path!r}") from None
-    return value
+    return found
 
 
 def _places(value: Any) -> list[int]:
     if isinstance(value, list):
-        return [place for item in cast("list[Any]", value) for place in _places(item)]
+        return [place for item in cast("list[object]", value) for place in _places(item)]
     if not isinstance(value, dict):
         return []
     found = cast("dict[str, Any]", value)

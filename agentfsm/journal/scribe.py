@@ -195,12 +195,13 @@ def _spec_hash(spec: ToolSpec) -> str:
 
 def described(policy: Any) -> Data:
     """A policy in words and data: its class, and its fields where it is a dataclass."""
-    kind = cast("type", type(policy))
-    data: Data = {"type": f"{kind.__module__}.{kind.__qualname__}"}
+    data: Data = {"type": f"{type(policy).__module__}.{type(policy).__qualname__}"}
     if dataclasses.is_dataclass(policy):
         for each in dataclasses.fields(policy):
-            value = getattr(policy, each.name)
-            data[each.name] = {str(k): v for k, v in value.items()} if isinstance(value, dict) else value
+            value: Any = getattr(policy, each.name)
+            if isinstance(value, Mapping):
+                value = {str(k): v for k, v in cast("Mapping[object, object]", value).items()}
+            data[each.name] = value
     try:
         encode(data)
     except (TypeError, ValueError):

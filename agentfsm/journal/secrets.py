@@ -54,9 +54,9 @@ class Secrets:
 
     def scrub(self, text: str) -> str:
         """A JSON text with every known secret replaced."""
-        for secret, stand_in in self._known.items():
+        for secret, instead in self._known.items():
             if secret in text:
-                text = encode(decode(text.replace(secret, stand_in)))
+                text = encode(decode(text.replace(secret, instead)))
         return text
 
     def arguments(self, tool: str, given: Mapping[str, Any]) -> dict[str, Any]:

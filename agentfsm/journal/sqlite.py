@@ -210,6 +210,7 @@ class SqliteStore:
 
     def _finish(self, jobs: list[Queued], done: list[Told] | None) -> None:
         """Commit what was written, tell those who wait, and have what was queued meanwhile written."""
+        told: list[Told]
         try:
             told = self._commit(self._database(), jobs, done)
         except Exception as error:  # nobody may wait for ever, whatever happens here

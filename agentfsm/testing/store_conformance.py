@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 
 from agentfsm.errors import AgentfsmError, RunExistsError, StaleLease, UnknownRunError
 from agentfsm.journal.records import START, Row, seal
-from agentfsm.journal.store import Store
+from agentfsm.journal.store import Head, Store
 
 __all__ = ["CHECKS", "Check", "Open", "rows"]
 
@@ -51,6 +51,23 @@ async def _raises(expected: type[AgentfsmError], awaitable: Awaitable[object]) -
     raise AssertionError(f"{expected.__name__} was not raised")
 
 
+def _need(condition: bool) -> None:
+    """As ``assert``, and also where Python runs without those.
+
+    Raises:
+        AssertionError: The store does not do what it must; the traceback names the line.
+    """
+    if not condition:
+        raise AssertionError("the store does not do what it must")
+
+
+def _known(store: Store, run_id: str) -> Head:
+    head = store.head(run_id)
+    if head is None:
+        raise AssertionError(f"the store does not know {run_id!r}")
+    return head
+
+
 async def it_gives_back_what_was_appended(make: Open) -> None:
     """Rows come back in order and to the byte, also from a store that was opened anew."""
     store = make()
@@ -58,14 +75,13 @@ async def it_gives_back_what_was_appended(make: Open) -> None:
     some = rows(3, hidden='[["00",{"x":"\\u0000ü"}],null]')
     await store.append(lease, some[:2], "running")
     await store.append(lease, some[2:], "finished")
-    assert store.rows("a") == some
-    assert store.rows("a", after=2) == some[2:]
+    _need(store.rows("a") == some)
+    _need(store.rows("a", after=2) == some[2:])
     store.close()
     again = make()
-    assert again.rows("a") == some
-    head = again.head("a")
-    assert head is not None
-    assert (head.seq, head.hash, head.status, head.owner) == (3, some[-1].hash, "finished", None)
+    _need(again.rows("a") == some)
+    head = _known(again, "a")
+    _need((head.seq, head.hash, head.status, head.owner) == (3, some[-1].hash, "finished", None))
     again.close()
 
 
@@ -73,23 +89,21 @@ async def it_keeps_runs_apart(make: Open) -> None:
     """What one run appends stands in no other; heads come in the order in which runs began."""
     store = make()
     leases = [await store.take(name, "me", new=True) for name in ("b", "a", "c")]
-    for lease, count, status in zip(leases, (1, 2, 3), ("running", "suspended", "finished"), strict=True):
-        await store.append(lease, rows(count), status)  # type: ignore[arg-type]  # one of the three
-    assert [(h.run_id, h.seq, h.status) for h in store.heads()] == [
-        ("b", 1, "running"),
-        ("a", 2, "suspended"),
-        ("c", 3, "finished"),
-    ]
-    assert [h.run_id for h in store.heads("suspended")] == ["a"]
-    assert [len(store.rows(name)) for name in "abc"] == [2, 1, 3]
+    await store.append(leases[0], rows(1), "running")
+    await store.append(leases[1], rows(2), "suspended")
+    await store.append(leases[2], rows(3), "finished")
+    stand = [("b", 1, "running"), ("a", 2, "suspended"), ("c", 3, "finished")]
+    _need([(h.run_id, h.seq, h.status) for h in store.heads()] == stand)
+    _need([h.run_id for h in store.heads("suspended")] == ["a"])
+    _need([len(store.rows(name)) for name in "abc"] == [2, 1, 3])
     store.close()
 
 
 async def it_knows_what_it_does_not_have(make: Open) -> None:
     """Unknown runs are errors, and a run is new only once."""
     store = make()
-    assert store.head("a") is None
-    assert store.heads() == []
+    _need(store.head("a") is None)
+    _need(store.heads() == [])
     await _raises(UnknownRunError, store.take("a", "me"))
     lease = await store.take("a", "me", new=True)
     await _raises(RunExistsError, store.take("a", "me", new=True))
@@ -123,13 +137,12 @@ async def it_gives_a_run_to_one_holder(make: Open) -> None:
     store = make()
     lease = await store.take("a", "the first", new=True)
     error = await _raises(StaleLease, store.take("a", "the second"))
-    assert "the first" in str(error)
-    head = store.head("a")
-    assert head is not None
-    assert head.owner == "the first"
+    _need("the first" in str(error))
+    head = _known(store, "a")
+    _need(head.owner == "the first")
     await store.release(lease)
     again = await store.take("a", "the second")
-    assert again.epoch == lease.epoch + 1
+    _need(again.epoch == lease.epoch + 1)
     store.close()
 
 
@@ -143,12 +156,11 @@ async def it_fences_a_former_holder(make: Open) -> None:
     now = await store.take("a", "the second")
     late = rows(1, 1, now.hash)
     error = await _raises(StaleLease, store.append(former, late, "running"))
-    assert "the second" in str(error)
+    _need("the second" in str(error))
     await _raises(StaleLease, store.redact(former, 1, ""))
     await store.release(former)  # not its own any more: changes nothing
-    head = store.head("a")
-    assert head is not None
-    assert (head.seq, head.owner) == (1, "the second")
+    head = _known(store, "a")
+    _need((head.seq, head.owner) == (1, "the second"))
     await store.append(now, late, "running")
     store.close()
 
@@ -162,7 +174,7 @@ async def it_takes_only_the_next_row(make: Open) -> None:
     await store.append(lease, some[:2], "running")
     await _raises(StaleLease, store.append(lease, some[:1], "running"))
     await _raises(StaleLease, store.append(lease, some[1:], "running"))
-    assert store.rows("a") == some[:2]
+    _need(store.rows("a") == some[:2])
     store.close()
 
 
@@ -185,12 +197,11 @@ async def it_never_reopens_a_finished_run(make: Open) -> None:
     some = rows(3)
     await store.append(lease, some[:1], "finished")
     again = await store.take("a", "me")
-    head = store.head("a")
-    assert head is not None
-    assert head.status == "finished"
+    head = _known(store, "a")
+    _need(head.status == "finished")
     await _raises(StaleLease, store.append(again, some[1:], "running"))
     await store.append(again, some[1:], "finished")
-    assert [h.status for h in store.heads()] == ["finished"]
+    _need([h.status for h in store.heads()] == ["finished"])
     store.close()
 
 
@@ -204,10 +215,9 @@ async def it_forgets_a_holder_that_is_gone(make: Open) -> None:
     del lease
     store.close()
     again = make()
-    head = again.head("a")
-    assert head is not None
-    assert (head.owner, head.status) == (None, "running")
-    assert (await again.take("a", "somebody else")).epoch == 3
+    head = _known(again, "a")
+    _need((head.owner, head.status) == (None, "running"))
+    _need((await again.take("a", "somebody else")).epoch == 3)
     again.close()
 
 
@@ -218,7 +228,7 @@ async def it_redacts_what_is_hidden(make: Open) -> None:
     some = rows(2, hidden='[["00","secret"]]')
     await store.append(lease, some, "running")
     await store.redact(lease, 1, "[null]")
-    assert store.rows("a") == [some[0]._replace(hidden="[null]"), some[1]]
+    _need(store.rows("a") == [some[0]._replace(hidden="[null]"), some[1]])
     store.close()
 
 
@@ -230,7 +240,7 @@ async def it_keeps_the_order_of_what_was_queued(make: Open) -> None:
     some = rows(10)
     waiting = [store.append(lease, [row], "running") for row in some for lease in leases]
     await asyncio.gather(*waiting)
-    assert all(store.rows(name) == some for name in names)
+    _need(all(store.rows(name) == some for name in names))
     store.close()
 
 

@@ -1,8 +1,8 @@
 """What the journal costs: ``python -m tests.benchmarks.journal`` prints ratios, which say more than times do.
 
 The baseline of a stored run is a loop written by hand that makes the same calls, checks the arguments and keeps
-time limits too, appends the same text to SQLite and commits as often, at the same ``synchronous`` level. Figures of one machine are compared with each other
-only, interleaved, and the best of several rounds counts.
+time limits too, appends the same text to SQLite and commits as often, at the same ``synchronous`` level.
+Figures of one machine are compared with each other only, interleaved, and the best of several rounds counts.
 """
 
 from __future__ import annotations
@@ -173,7 +173,9 @@ def measure(folder: Path, tell: Callable[[str, float, str], None]) -> None:
     tell("bytes a step, steps 500 to 1000 against 10 to 50", late / early, "1.0")
     tell("bytes a step against its text", part, "<= 2")
     for level, wanted in (("full", "<= 1.5"), ("normal", "<= 4")):
-        tell(f"a stored run against one by hand, {level.upper()}", stored_against_by_hand(folder, level, 200, 5), wanted)
+        tell(
+            f"a stored run against one by hand, {level.upper()}", stored_against_by_hand(folder, level, 200, 5), wanted
+        )
     store = SqliteStore(folder / "long.db", synchronous="normal")
     asyncio.run(ours(store, 10, "warm"))
     short = min(asyncio.run(ours(store, 10, f"short{n}")) for n in range(9)) / 10
@@ -192,7 +194,11 @@ def measure(folder: Path, tell: Callable[[str, float, str], None]) -> None:
     restored = time.perf_counter() - begun
     store.close()
     tell("verify, thousands of records a second", len(rows) / checked / 1000, ">= 50")
-    tell("loading 10,000 records (read, verify, fold), seconds", (read + checked + restored) / len(rows) * 10_000, "< 0.3")
+    tell(
+        "loading 10,000 records (read, verify, fold), seconds",
+        (read + checked + restored) / len(rows) * 10_000,
+        "< 0.3",
+    )
 
 
 if __name__ == "__main__":

@@ -7,13 +7,15 @@ life ends. Every life is a process of its own, forked from one that has opened n
 The world is files: ``effects`` has a line for everything that tools did, ``acked`` one for every record that
 the run was told is durable. A person who is asked about a call in doubt looks there.
 
-Run as ``python -m tests.journal.crashes matrix|histories SEED COUNT``; prints what it did as JSON.
+Run as ``python -m tests.journal.crashes matrix``, ``histories SEED COUNT``, ``race ROUNDS``, ``frozen`` or
+``full-disk``; prints what it did as JSON.
 """
 
 import asyncio
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
@@ -34,6 +36,8 @@ from agentfsm import (
     Reply,
     Role,
     SqliteStore,
+    StoreError,
+    StoreLockedError,
     ToolContext,
     TransientProviderError,
     UserInputRequested,
@@ -285,7 +289,7 @@ def check(folder: Path, kills: int, expected: dict, scenario: str) -> dict:
         assert got[what] == expected[what], f"{scenario}: {what}: {got[what]} != {expected[what]}, in {folder}"
     world = World(folder, 0)
     acked = [int(x) for x in world.lines("acked")]
-    assert got["records"] >= max(acked)
+    assert got["records"] >= max(acked, default=0)
     done = Counter((name, key) for name, key, _ in map(json.loads, world.lines("effects")))
     for (name, key), times in done.items():
         most = 1 + kills if name in IDEMPOTENT else 1
@@ -344,9 +348,127 @@ def warm_up() -> None:
     shutil.rmtree(folder)
 
 
+def race(rounds: int, racers: int = 4) -> dict:
+    """Several processes resume one run at the same moment: one of them does."""
+    told: Counter = Counter()
+    for _ in range(rounds):
+        folder = Path(tempfile.mkdtemp(prefix="crash-"))
+        asyncio.run(_suspended(folder))
+        begin, go = os.pipe()
+        children = [_racer(folder, begin, go) for _ in range(racers)]
+        os.close(begin)
+        os.close(go)  # they all see the end of the pipe at once
+        for child in children:
+            os.waitpid(child, 0)
+        world = World(folder, 0)
+        lines = [line.split(" ", 1) for line in world.lines("raced")]
+        assert [name for name, _ in lines].count("RunResult") == 1, (lines, folder)
+        assert len(world.lines("effects")) == 1, (world.lines("effects"), folder)
+        for name, words in lines:
+            told[name] += 1
+            assert name != "StoreLockedError" or "process" in words, words
+        shutil.rmtree(folder)
+    return {"rounds": rounds, **told}
+
+
+async def _suspended(folder: Path) -> None:
+    store = SqliteStore(folder / "runs.db")
+    SCENARIOS["race"] = ("standard", [call("careful", n=1), "done"])
+    await agent(World(folder, 0), "race", store).run("go", run_id=RUN)
+    store.close()
+
+
+def _racer(folder: Path, begin: int, go: int) -> int:
+    child = os.fork()
+    if child == 0:
+        os.close(go)
+        os.read(begin, 1)
+        world = World(folder, 0)
+
+        async def resume() -> object:
+            return await agent(world, "race", SqliteStore(folder / "runs.db")).resume(RUN, Allow())
+
+        try:
+            came: object = asyncio.run(resume())
+        except Exception as error:
+            came = error
+        world.write("raced", f"{type(came).__name__} {' '.join(str(came).split())}")
+        os._exit(0)
+    return child
+
+
+def frozen() -> dict:
+    """An owner that is frozen in the middle of a call: nobody else writes, and it goes on when it thaws."""
+    folder = Path(tempfile.mkdtemp(prefix="crash-"))
+    child = os.fork()
+    if child == 0:
+        world = World(folder, 0)
+        freeze = world.passing
+        world.passing = lambda where: os.kill(os.getpid(), signal.SIGSTOP) if where == "after once" else freeze(where)
+        asyncio.run(life(world, "linear"))
+        os._exit(0)
+    os.waitpid(child, os.WUNTRACED)
+    store = SqliteStore(folder / "runs.db")
+    head = store.head(RUN)
+    assert head is not None
+    try:
+        asyncio.run(store.take(RUN, "somebody else"))
+    except StoreLockedError as error:
+        refused = str(error)
+    left = agent(World(folder, 0), "linear", store).recover()
+    os.kill(child, signal.SIGCONT)
+    _, status = os.waitpid(child, 0)
+    got = outcome(folder, "linear")
+    shutil.rmtree(folder)
+    return {"owner": head.owner, "child": child, "refused": refused, "left": len(left), "code": status, **got}
+
+
+def full_disk() -> dict:
+    """No room in the middle of a run (a limit on the size of files), and then there is room again."""
+    whole = lives("linear", [], None)
+    refused: Counter = Counter()
+    for size in range(28_672, 200_000, 4096):
+        folder = Path(tempfile.mkdtemp(prefix="crash-"))
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            world = World(folder, 0)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+            code = 0
+            try:
+                asyncio.run(life(world, "linear"))
+            except StoreError as error:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+                world.write("refused", f"{type(error).__name__} {error}")
+            except BaseException as error:
+                code = 1
+                world.write("refused", f"{type(error).__name__} {error}")
+            os._exit(code)
+        _, status = os.waitpid(child, 0)
+        told = World(folder, 0).lines("refused")
+        assert status == 0, (told, size, folder)
+        refused.update(line.split()[0] for line in told)
+        for line in told:
+            assert "runs.db" in line, line
+        assert not process(folder, "linear", 0)
+        got = check(folder, 1, whole, "linear")
+        assert got["finished"]
+        shutil.rmtree(folder)
+        if not told:
+            break
+    return dict(refused)
+
+
 if __name__ == "__main__":
     warm_up()
-    if sys.argv[1] == "matrix":
-        print(json.dumps(matrix(list(SCENARIOS), int(sys.argv[2]) if len(sys.argv) > 2 else 1)))
-    else:
-        print(json.dumps(histories(int(sys.argv[2]), int(sys.argv[3]))))
+    match sys.argv[1:]:
+        case ["matrix", *step]:
+            print(json.dumps(matrix(list(SCENARIOS), *map(int, step))))
+        case ["histories", seed, count]:
+            print(json.dumps(histories(int(seed), int(count))))
+        case ["race", rounds]:
+            print(json.dumps(race(int(rounds))))
+        case ["frozen"]:
+            print(json.dumps(frozen()))
+        case ["full-disk"]:
+            print(json.dumps(full_disk()))

@@ -29,10 +29,10 @@ class Disk(apsw.VFS):
         super().__init__(name, "")
         self.name = name
 
-    def xOpen(self, name, flags):  # noqa: N802
+    def xOpen(self, name, flags):
         return _File(self, name, flags)
 
-    def xDelete(self, name, sync):  # noqa: N802
+    def xDelete(self, name, sync):
         self.log.append((Path(name).name, "delete", 0, b""))
         return super().xDelete(name, sync)
 
@@ -43,15 +43,15 @@ class _File(apsw.VFSFile):
         self._name = Path(name.filename() if isinstance(name, apsw.URIFilename) else str(name)).name
         super().__init__("", name, flags)
 
-    def xWrite(self, data, offset):  # noqa: N802
+    def xWrite(self, data, offset):
         super().xWrite(data, offset)
         self._disk.log.append((self._name, "write", offset, bytes(data)))
 
-    def xTruncate(self, size):  # noqa: N802
+    def xTruncate(self, size):
         super().xTruncate(size)
         self._disk.log.append((self._name, "truncate", size, b""))
 
-    def xSync(self, flags):  # noqa: N802
+    def xSync(self, flags):
         super().xSync(flags)
         self._disk.log.append((self._name, "sync", 0, b""))
 

@@ -213,7 +213,7 @@ def test_what_is_redacted_is_gone_and_the_journal_is_good(tmp_path, kind, state)
 
 def test_a_redaction_that_was_cut_off_is_told(whole):
     forged = [*whole]
-    body = '{"epoch":3,"field":"1","kind":"redaction","of":1,"places":[0],"seq":%d,"ts":1}' % (len(whole) + 1)
+    body = f'{{"epoch":3,"field":"1","kind":"redaction","of":1,"places":[0],"seq":{len(whole) + 1},"ts":1}}'
     forged = sealed_anew([*whole, Row(len(whole) + 1, body, "")], len(whole))
     told = verify("sample", forged)
     assert told.code == OPEN
@@ -250,7 +250,7 @@ def test_a_redacted_run_cannot_go_on_and_says_why():
     store, _ = a_waiting_run()
     asyncio.run(redact(store, "sample", "1"))
     agent = an_agent(store)
-    with pytest.raises(JournalError, match="record 1 .*redacted"):
+    with pytest.raises(JournalError, match=r"record 1 .*redacted"):
         agent.resume("sample", "x")
 
 
@@ -272,4 +272,4 @@ def test_what_is_no_export_is_refused(line):
 def test_the_independent_verifier_is_short_and_needs_nothing():
     text = EXAMPLE.read_text()
     assert len(text.splitlines()) < 80
-    assert set(re.findall(r"^(?:import|from) (\w+)", text, re.M)) <= {"hashlib", "json", "re", "sys"}
+    assert set(re.findall(r"^(?:import|from) (\w+)", text, re.M)) <= {"hashlib", "json", "pathlib", "re", "sys"}

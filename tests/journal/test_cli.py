@@ -3,6 +3,8 @@
 import json
 import sqlite3
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -10,6 +12,8 @@ from click.testing import CliRunner
 from agentfsm import SqliteStore
 from agentfsm.cli.app import app
 from tests.journal.samples import a_waiting_run, a_whole_run
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "verify_journal.py"
 
 
 @pytest.fixture
@@ -75,6 +79,26 @@ def test_export_and_verify_of_the_export(path, tmp_path):
     assert command("verify", "--file", out).startswith("whole  good")
     out.write_text(out.read_text().replace("scripted", "another"), encoding="utf-8")
     command("verify", "--file", out, code=1)
+
+
+def test_an_export_with_every_kind_of_line_break_in_it(tmp_path):
+    import asyncio
+
+    from tests.journal.samples import an_agent
+
+    breaks = "a\u2028b\u2029c\x0bd\x0ce\x1cf\x85g\rh\ni"
+    store = SqliteStore(tmp_path / "runs.db")
+
+    async def live():
+        return await an_agent(store, [breaks]).run(breaks, run_id="r")
+
+    asyncio.run(live())
+    store.close()
+    out = tmp_path / "run.jsonl"
+    out.write_bytes(command("export", "r", "--store", tmp_path / "runs.db").encode())
+    assert command("verify", "--file", out).startswith("r  good")
+    done = subprocess.run([sys.executable, EXAMPLE, out], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("good\n", 0)
 
 
 def test_a_checkpoint_finds_what_was_cut_off_and_what_is_gone(path, tmp_path):

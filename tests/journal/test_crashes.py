@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIG
 
 
 def crashes(*arguments: str) -> dict:
-    shm = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    shm = "/dev/shm" if Path("/dev/shm").is_dir() else None
     env = {**os.environ, **({"TMPDIR": shm} if shm else {})}
     done = subprocess.run(
         [sys.executable, "-m", "tests.journal.crashes", *arguments], capture_output=True, text=True, env=env
@@ -31,6 +32,29 @@ def test_a_run_that_is_killed_at_any_point_comes_to_the_same_end():
 def test_a_run_that_is_killed_again_and_again_comes_to_the_same_end():
     told = crashes("histories", "7", "25")
     assert told["kills"] >= 25
+
+
+def test_of_four_processes_that_resume_one_run_one_does():
+    told = crashes("race", "8")
+    assert told["RunResult"] == 8
+    assert sum(told.values()) == 8 + 4 * 8
+
+
+def test_nobody_takes_a_run_from_an_owner_that_is_frozen_and_it_goes_on_when_it_thaws():
+    told = crashes("frozen")
+    assert f"process {told['child']}" in told["owner"]
+    assert f"process {told['child']}" in told["refused"]
+    assert (told["left"], told["code"], told["finished"], told["doubts"]) == (0, 0, True, 0)
+
+
+def test_a_full_disk_is_a_clear_error_and_the_run_goes_on_when_there_is_room():
+    told = crashes("full-disk")
+    assert sum(told.values()) >= 3
+
+
+@pytest.mark.soak
+def test_of_four_processes_that_resume_one_run_one_does_thirty_times():
+    assert crashes("race", "30")["RunResult"] == 30
 
 
 @pytest.mark.soak

@@ -90,9 +90,9 @@ def with_a_log(tmp_path):
 
 def whole_rows(found: list[Row]) -> bool:
     head = START
-    for row in found:
+    for seq, row in enumerate(found, 1):
         head = seal(head, row.body)
-        if head != row.hash:
+        if head != row.hash or row.seq != seq:
             return False
     return True
 
@@ -136,5 +136,7 @@ def test_a_flipped_bit_never_gives_a_wrong_row(tmp_path, with_a_log, name, count
             assert found == some[: len(found)]
         elif found != some:  # a database has none: the seals and commitments find it
             found_out += 1
-            assert not whole_rows(found) or [r.hidden for r in found] != [r.hidden for r in some] or len(found) < len(some)
+            assert (
+                not whole_rows(found) or [r.hidden for r in found] != [r.hidden for r in some] or len(found) < len(some)
+            )
     assert found_out or name == "runs.db-wal"

@@ -77,14 +77,13 @@ def test_a_replay_of_nothing_is_an_error():
 def go_on(store, run_id, script, **more):
     async def live():
         agent = an_agent(store, script, **more)
-        result = await agent.resume(run_id)
-        return result
+        return await agent.resume(run_id)
 
     return asyncio.run(live())
 
 
 def test_a_fork_goes_on_from_any_record_and_its_past_is_its_parents():
-    store, whole = a_whole_run()
+    store, _ = a_whole_run()
     rows = store.rows("sample")
     forked = 0
     for at in range(1, len(rows) + 1):
@@ -188,7 +187,7 @@ def test_each_wrong_way_to_go_on_is_an_error_of_its_own_and_changes_nothing():
     with pytest.raises(RunError, match="is over"):
         an_agent(whole).resume("sample", "x")
     other = an_agent(store, graph=replace(LOOP.without("pre_step.no_progress"), name="mine"))
-    with pytest.raises(JournalGraphError, match="pre_step.no_progress") as caught:
+    with pytest.raises(JournalGraphError, match=r"pre_step\.no_progress") as caught:
         other.resume("sample", Allow())
     assert caught.value.differences == ("- pre_step.no_progress -> recover",)
     assert LOOP.fingerprint[:12] in str(caught.value)

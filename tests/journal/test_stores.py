@@ -114,7 +114,7 @@ def test_a_file_that_is_not_ours_is_refused_and_left_as_it_is(tmp_path, make, wo
 
 def test_a_folder_that_is_not_there_is_a_clear_error(tmp_path):
     store = SqliteStore(tmp_path / "no" / "runs.db")
-    with pytest.raises(StoreError, match="runs.db-lock cannot be written"):
+    with pytest.raises(StoreError, match=r"runs\.db-lock cannot be written"):
         asyncio.run(store.take("a", "me", new=True))
 
 
@@ -177,9 +177,7 @@ def test_runs_that_write_at_once_share_commits(tmp_path, monkeypatch):
     store = SqliteStore(tmp_path / "runs.db")
     commits = []
     real = SqliteStore._commit
-    monkeypatch.setattr(
-        SqliteStore, "_commit", lambda *args: commits.append(len(args[2])) or real(*args)
-    )
+    monkeypatch.setattr(SqliteStore, "_commit", lambda *args: commits.append(len(args[2])) or real(*args))
 
     async def many():
         leases = [await store.take(f"run{n}", "me", new=True) for n in range(100)]

@@ -1,0 +1,450 @@
+"""Models before other models: fallbacks, limits that runs share, and prices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from agentfsm import (
+    Agent,
+    AgentGuardrails,
+    ReplyRestarted,
+    RunCompleted,
+    RunWarning,
+    TextDelta,
+    UserInputRequested,
+)
+from agentfsm.core.messages import Message, Reply, ToolCall, Usage
+from agentfsm.core.model import Model, ModelRequest
+from agentfsm.core.streaming import Piece, Restart, TextPiece
+from agentfsm.errors import (
+    ConfigurationError,
+    ContextOverflowError,
+    ModelError,
+    ProviderError,
+    TransientProviderError,
+    UnknownModelError,
+)
+from agentfsm.models import ConcurrencyLimit, FallbackModel, Limited, Price, Priced, RateLimit
+from agentfsm.runtime.host import Host
+from agentfsm.testing import FakeClock, ScriptedModel
+from tests.models.helpers import REQUEST
+from tests.models.test_streamed_runs import Telling, hang
+
+HELLO = Reply(Message.assistant("Hello"))
+SOON = ModelRequest(REQUEST.messages, timeout_s=0.2)
+
+
+def ask(model: Model, request: ModelRequest = REQUEST) -> Reply:
+    return asyncio.run(_reply(model, request))
+
+
+async def _reply(model: Model, request: ModelRequest) -> Reply:
+    return await model.reply(request)
+
+
+def stream(model: Any, request: ModelRequest = REQUEST) -> list[Piece | Reply]:
+    async def main() -> list[Piece | Reply]:
+        return [piece async for piece in model.stream(request)]
+
+    return asyncio.run(main())
+
+
+# -- fallbacks ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failure", [TransientProviderError("busy"), ProviderError("no key"), ValueError("what?")])
+def test_where_the_first_model_fails_the_next_answers_and_is_named(failure: Exception) -> None:
+    first, second = ScriptedModel([failure], name="a"), ScriptedModel(["Hello"], name="b")
+    reply = ask(FallbackModel(first, second))
+    assert reply.message.content == "Hello"
+    assert reply.model == "b"
+
+
+def test_where_the_first_answers_the_next_is_not_asked() -> None:
+    second = ScriptedModel([], name="b")
+    assert ask(FallbackModel(ScriptedModel(["Hello"], name="a"), second)).model == "a"
+    assert second.calls == 0
+
+
+def test_only_the_kinds_that_it_is_for_lead_to_the_next() -> None:
+    second = ScriptedModel(["Hello"], name="b")
+    with pytest.raises(ContextOverflowError):
+        ask(FallbackModel(ScriptedModel([ContextOverflowError("long")]), second))
+    with pytest.raises(ProviderError):
+        ask(FallbackModel(ScriptedModel([ProviderError("no")]), second, on=["transient_provider"]))
+    assert second.calls == 0
+    larger = FallbackModel(ScriptedModel([ContextOverflowError("long")]), second, on=["context_overflow"])
+    assert ask(larger).message.content == "Hello"
+
+
+@pytest.mark.parametrize(
+    ("failures", "kind", "wait"),
+    [
+        ([ProviderError("a"), TransientProviderError("b", retry_after_s=7)], TransientProviderError, 7),
+        (
+            [TransientProviderError("a", retry_after_s=7), TransientProviderError("b", retry_after_s=3)],
+            TransientProviderError,
+            3,
+        ),
+        ([TransientProviderError("a", retry_after_s=7), TransientProviderError("b")], TransientProviderError, None),
+        ([ProviderError("a"), ProviderError("b")], ProviderError, None),
+    ],
+)
+def test_where_all_fail_the_failure_is_what_another_try_mends_soonest(
+    failures: list[ModelError], kind: type[ModelError], wait: float | None
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        ask(FallbackModel(*(ScriptedModel([failure]) for failure in failures)))
+    assert type(caught.value) is kind
+    assert caught.value.retry_after_s == wait
+    assert all(str(failure) in str(caught.value) for failure in failures)
+
+
+class Hanging:
+    """A model that never answers."""
+
+    name = "hanging"
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        await hang()
+        return HELLO
+
+
+def test_a_model_that_hangs_leaves_time_for_the_next() -> None:
+    assert ask(FallbackModel(Hanging(), ScriptedModel(["Hello"])), SOON).message.content == "Hello"
+    pieces = stream(FallbackModel(Telling([TextPiece("Half a"), hang]), ScriptedModel(["Hello"])), SOON)
+    assert isinstance(pieces[-1], Reply)
+
+
+def test_a_stream_that_breaks_off_begins_anew_with_the_next_and_watchers_are_told() -> None:
+    first = Telling([TextPiece("Half a"), TransientProviderError("gone")])
+    pieces = stream(FallbackModel(first, Telling([TextPiece("Hello"), HELLO])))
+    assert [type(piece) for piece in pieces] == [TextPiece, Restart, TextPiece, Reply]
+    assert first.closed == 1
+    nothing_told = Telling([TransientProviderError("gone")])
+    pieces = stream(FallbackModel(nothing_told, Telling([HELLO])))
+    assert [type(piece) for piece in pieces] == [Reply]
+
+
+def test_a_run_goes_on_with_the_next_model_and_its_journal_says_which_answered() -> None:
+    async def main() -> tuple[list[Any], str]:
+        first = Telling([TextPiece("Half a"), TransientProviderError("gone")])
+        run = Agent(FallbackModel(first, Telling([TextPiece("Hello"), HELLO]))).run("go")
+        events = [event async for event in run]
+        assert run.state.reply is not None
+        return events, run.state.reply.model
+
+    events, answered = asyncio.run(main())
+    assert [type(e) for e in events if isinstance(e, TextDelta | ReplyRestarted)] == [
+        TextDelta,
+        ReplyRestarted,
+        TextDelta,
+    ]
+    assert isinstance(events[-1], RunCompleted)
+    assert answered == "telling"
+
+
+def test_models_may_be_named_and_strange_wishes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "k" * 20)
+    assert FallbackModel("openai:gpt-5-mini", "ollama:llama3.2").name == "openai:gpt-5-mini | ollama:llama3.2"
+    with pytest.raises(ConfigurationError, match="needs a model"):
+        FallbackModel()
+    with pytest.raises(ConfigurationError, match="tool_error"):
+        FallbackModel("ollama:llama3.2", on=["tool_error"])
+    with pytest.raises(UnknownModelError):
+        FallbackModel("nobody:knows")
+
+
+def test_cancelling_a_fallback_is_no_failure_of_its_models() -> None:
+    second = ScriptedModel(["Hello"])
+
+    async def main() -> None:
+        asked = asyncio.ensure_future(FallbackModel(Hanging(), second).reply(REQUEST))
+        await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+
+    asyncio.run(main())
+    assert second.calls == 0
+
+
+# -- limits ------------------------------------------------------------------------------------------------
+
+
+class Crowd:
+    """A model that knows how many ask it at once, and takes a while."""
+
+    name = "crowd"
+
+    def __init__(self) -> None:
+        self.now = self.most = self.calls = 0
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        self.now += 1
+        self.calls += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0.001)
+        self.now -= 1
+        return Reply(Message.assistant("done"), usage=Usage(60, 40))
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece | Reply, None]:
+        yield await self.reply(request)
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_so_many_calls_at_once_and_no_more_over_several_agents(watched: bool) -> None:
+    crowd, limit = Crowd(), ConcurrencyLimit(3)
+    agents = [Agent(Limited(crowd, limit)) for _ in range(4)]
+
+    async def one(agent: Agent) -> None:
+        run = agent.run("go")
+        if watched:
+            async for _ in run:
+                pass
+        assert (await run).output == "done"
+
+    async def main() -> None:
+        await asyncio.gather(*(one(agents[i % 4]) for i in range(20)))
+
+    asyncio.run(main())
+    assert crowd.calls == 20
+    assert crowd.most == 3
+
+
+def test_the_wait_for_a_turn_is_not_part_of_a_calls_time() -> None:
+    async def main() -> list[bool]:
+        agent = Agent(Limited(Crowd(), ConcurrencyLimit(1)), guardrails=AgentGuardrails(llm_timeout_s=0.05))
+        results = await asyncio.gather(*(agent.run("go") for _ in range(100)))
+        return [result.ok and len(result.decisions) == 3 for result in results]
+
+    assert all(asyncio.run(main()))
+
+
+def test_turns_come_in_the_order_in_which_they_were_asked_for_and_are_passed_on_by_those_who_give_up() -> None:
+    async def main() -> list[int]:
+        limit, order = ConcurrencyLimit(1), list[int]()
+
+        async def one(place: int) -> None:
+            async with limit.turn():
+                order.append(place)
+                await asyncio.sleep(0)
+
+        tasks = [asyncio.ensure_future(one(place)) for place in range(9)]
+        await asyncio.sleep(0)
+        tasks[3].cancel()
+        tasks[4].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        async with limit.turn():
+            pass
+        return order
+
+    assert asyncio.run(main()) == [0, 1, 2, 5, 6, 7, 8]
+
+
+def test_a_turn_granted_to_one_who_gives_up_in_the_same_moment_is_not_lost() -> None:
+    async def main() -> None:
+        limit = ConcurrencyLimit(1)
+        held = limit.turn()
+        await held.__aenter__()
+        waiting = [asyncio.ensure_future(limit.turn().__aenter__()) for _ in range(2)]
+        await asyncio.sleep(0)
+        await held.__aexit__(None, None, None)  # the first who waits has it now
+        waiting[0].cancel()
+        async with asyncio.timeout(1):
+            await asyncio.wait({waiting[1]})
+        assert waiting[1].done()
+
+    asyncio.run(main())
+
+
+def test_one_limit_serves_event_loops_in_several_threads() -> None:
+    crowd, limit = Crowd(), ConcurrencyLimit(2)
+    agent = Agent(Limited(crowd, limit))
+    with ThreadPoolExecutor(6) as pool:
+        results = list(pool.map(lambda _: agent.run_sync("go").output, range(24)))
+    assert results == ["done"] * 24
+    assert crowd.most <= 2
+
+
+def rate(clock: FakeClock, **wanted: float) -> RateLimit:
+    return RateLimit(**wanted, now=clock.monotonic, sleep=clock.sleep)
+
+
+def times(limit: RateLimit, calls: int, usage: Usage | None = None) -> list[float]:
+    """When each of so many calls got its turn, in seconds from the first."""
+    clock = limit._sleep.__self__  # type: ignore[attr-defined]  # the fake clock
+
+    async def main() -> list[float]:
+        begun, found = clock.monotonic(), list[float]()
+        for _ in range(calls):
+            async with limit.turn() as spend:
+                found.append(round(clock.monotonic() - begun, 6))
+                spend(usage or Usage())
+        return found
+
+    return asyncio.run(main())
+
+
+def test_a_full_bucket_lets_a_burst_through_and_then_an_even_pace() -> None:
+    assert times(rate(FakeClock(), calls=3, per_s=60), 6) == [0, 0, 0, 20, 40, 60]
+
+
+def test_tokens_are_taken_when_they_are_known_and_an_overdrawn_bucket_is_waited_for() -> None:
+    usage = Usage(input_tokens=900, output_tokens=600)
+    assert times(rate(FakeClock(), tokens=1000, per_s=10), 4, usage) == [0, 5, 20, 35]
+
+
+def test_a_bucket_never_holds_more_than_it_can() -> None:
+    clock = FakeClock()
+    limit = rate(clock, calls=2, per_s=2)
+    clock.advance(1000)
+    assert times(limit, 4) == [0, 0, 1, 2]
+
+
+def test_calls_wait_at_a_rate_limit_in_their_order() -> None:
+    async def main() -> list[int]:
+        limit, order = rate(FakeClock(), calls=1, per_s=1), list[int]()
+
+        async def one(place: int) -> None:
+            async with limit.turn():
+                order.append(place)
+
+        await asyncio.gather(*(one(place) for place in range(8)))
+        return order
+
+    assert asyncio.run(main()) == list(range(8))
+
+
+def test_limits_and_fallbacks_may_stand_before_each_other() -> None:
+    clock = FakeClock()
+    limits = rate(clock, tokens=100, per_s=1), ConcurrencyLimit(1)
+    for model in (
+        Limited(FallbackModel(ScriptedModel([ProviderError("no")] * 4), Crowd()), *limits),
+        FallbackModel(Limited(ScriptedModel([ProviderError("no")] * 4), *limits), Limited(Crowd(), *limits)),
+        Limited(Limited(Crowd(), *limits), ConcurrencyLimit(3)),
+        Limited(Priced(Crowd(), {}), *limits),
+        Priced(Limited(Crowd(), *limits), {"crowd": Price()}),
+    ):
+        assert ask(model).message.content == "done"
+        assert isinstance(stream(model)[-1], Reply)
+        assert Agent(model).run_sync("go").output == "done"
+
+
+@pytest.mark.parametrize("wrong", [{"calls": 0}, {"tokens": -1}, {"per_s": 0}, {"calls": float("nan")}])
+def test_limits_out_of_range_are_refused_by_name(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        RateLimit(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="at least 1"):
+        ConcurrencyLimit(0)
+
+
+# -- prices ------------------------------------------------------------------------------------------------
+
+
+def spending(name: str = "acme:big", **usage: Any) -> ScriptedModel:
+    return ScriptedModel([Reply(Message.assistant("done"), usage=Usage(**usage))] * 9, name=name)
+
+
+def test_a_reply_says_what_it_costs() -> None:
+    price = Price(input=3, cached=0.3, written=3.75, output=15)
+    usage = {"input_tokens": 1_000_000, "cached_tokens": 600_000, "written_tokens": 100_000, "output_tokens": 200_000}
+    reply = ask(Priced(spending(**usage), {"acme:big": price}))
+    assert reply.usage.cost_usd == pytest.approx(0.3 * 3 + 0.6 * 0.3 + 0.1 * 3.75 + 0.2 * 15)
+    assert reply.usage.unpriced_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("table", "cost"),
+    [
+        ({"acme:big": Price(input=1), "acme:*": Price(input=2)}, 1),
+        ({"acme:*": Price(input=2), "*": Price(input=3)}, 2),
+        ({"*": Price(input=3)}, 3),
+        ({"other:*": Price(input=4)}, 0),
+    ],
+)
+def test_the_nearest_name_in_the_table_counts(table: dict[str, Price], cost: float) -> None:
+    reply = ask(Priced(spending(input_tokens=1_000_000), table))
+    assert reply.usage.cost_usd == cost
+    assert reply.usage.unpriced_tokens == (0 if cost else 1_000_000)
+
+
+def test_a_fallback_is_priced_by_who_answered() -> None:
+    both = FallbackModel(
+        ScriptedModel([ProviderError("no")], name="acme:big"), spending("acme:small", input_tokens=10**6)
+    )
+    table = {"acme:big": Price(input=9), "acme:small": Price(input=1)}
+    assert ask(Priced(both, table)).usage.cost_usd == 1
+
+
+def test_what_a_provider_says_that_it_cost_stands() -> None:
+    model = spending(input_tokens=1_000_000, cost_usd=0.07)
+    assert ask(Priced(model, {"acme:big": Price(input=9)})).usage.cost_usd == 0.07
+
+
+def test_what_is_free_is_known_to_be_free() -> None:
+    reply = ask(Priced(spending(input_tokens=1_000_000), {"acme:*": Price()}))
+    assert (reply.usage.cost_usd, reply.usage.unpriced_tokens) == (0, 0)
+
+
+def calling(name: str, **usage: Any) -> ScriptedModel:
+    """A model that asks for the time again and again."""
+    replies = [
+        Reply(Message.assistant("", (ToolCall("", "clock", {"zone": place}),)), usage=Usage(**usage))
+        for place in range(9)
+    ]
+    return ScriptedModel(replies, name=name)
+
+
+def clock(zone: int) -> str:
+    """Tell the time."""
+    return f"noon in zone {zone}"
+
+
+def test_a_cost_limit_acts_on_the_prices_of_the_table() -> None:
+    model = Priced(calling("acme:big", input_tokens=100_000), {"acme:big": Price(input=1)})
+    agent = Agent(model, tools=[clock], guardrails=AgentGuardrails(max_cost_usd=0.25), host=Host(clock=FakeClock()))
+    result = agent.run_sync("go")
+    assert isinstance(result.outcome, UserInputRequested)
+    assert result.outcome.originating_failure_kind == "cost_limit"
+    assert result.state.usage.cost_usd == pytest.approx(0.3)
+
+
+def test_a_cost_limit_that_cannot_be_held_is_warned_of_once() -> None:
+    async def main(limit: float | None) -> list[str]:
+        model = Priced(calling("acme:big", input_tokens=100_000), {})
+        agent = Agent(model, tools=[clock], guardrails=AgentGuardrails(max_cost_usd=limit))
+        events = [event async for event in agent.run("go")]
+        return [event.text for event in events if isinstance(event, RunWarning)]
+
+    (warning,) = asyncio.run(main(0.25))
+    assert "acme:big" in warning
+    assert "price" in warning
+    assert asyncio.run(main(None)) == []
+
+
+@pytest.mark.parametrize("wrong", [{"input": -1}, {"output": float("nan")}, {"cached": float("inf")}])
+def test_prices_out_of_range_are_refused_by_name(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        Price(**wrong)
+
+
+@pytest.mark.parametrize("wrapped", [FallbackModel, Limited, lambda model: Priced(model, {})])
+def test_closing_a_wrapper_closes_what_is_behind_it(wrapped: Any) -> None:
+    closed: list[bool] = []
+
+    class Closing(ScriptedModel):
+        async def aclose(self) -> None:
+            closed.append(True)
+
+    async def main() -> None:
+        await wrapped(Closing()).aclose()
+        await wrapped(ScriptedModel()).aclose()
+
+    asyncio.run(main())
+    assert closed == [True]
