@@ -10,7 +10,16 @@ from typing import Any, cast
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import to_jsonable_python
 
-__all__ = ["DEFAULT_ACTIONS", "LIMITS", "Action", "Failure", "FailureKind"]
+__all__ = [
+    "DEFAULT_ACTIONS",
+    "LIMITS",
+    "OUTPUT_KINDS",
+    "PROVIDER_KINDS",
+    "TOOL_KINDS",
+    "Action",
+    "Failure",
+    "FailureKind",
+]
 
 
 class Action(StrEnum):
@@ -55,6 +64,28 @@ LIMITS = frozenset(
     {FailureKind.iteration_limit, FailureKind.time_limit, FailureKind.token_limit, FailureKind.cost_limit}
 )
 """The kinds that say that a budget of the run is spent."""
+
+PROVIDER_KINDS = (FailureKind.transient_provider, FailureKind.provider_error, FailureKind.context_overflow)
+OUTPUT_KINDS = (
+    FailureKind.output_truncated,
+    FailureKind.output_refused,
+    FailureKind.output_malformed,
+    FailureKind.loop_detected,
+    FailureKind.no_progress,
+)
+TOOL_KINDS = (
+    FailureKind.unknown_tool,
+    FailureKind.invalid_arguments,
+    FailureKind.tool_error,
+    FailureKind.environment_error,
+    FailureKind.repeated_error,
+    FailureKind.ambiguous_input,
+    FailureKind.scope_too_large,
+    FailureKind.capability_gap,
+    FailureKind.kernel_invalidated,
+    FailureKind.policy_violation,
+)
+"""The kinds of a model's call, of its reply and of a batch: a success there sets their strikes back to zero."""
 
 DEFAULT_ACTIONS = MappingProxyType(
     {

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from agentfsm.core.fold import apply, follow
+from agentfsm.core.fold import apply
+from agentfsm.core.follow import follow
 from agentfsm.core.guardrails import AgentGuardrails
 from agentfsm.core.outcomes import Cancelled, Recovered
 from agentfsm.core.policy import RecoveryPolicy, choose

@@ -8,7 +8,8 @@ from typing import Any, cast
 from pydantic import TypeAdapter
 
 from agentfsm.core.codec import load_state
-from agentfsm.core.fold import apply, follow
+from agentfsm.core.fold import apply
+from agentfsm.core.follow import follow
 from agentfsm.core.messages import ToolResult
 from agentfsm.core.outcomes import Cancelled, Outcome
 from agentfsm.core.state import RunState, Waiting

@@ -17,7 +17,7 @@ from agentfsm.core.state import Held, RunState
 from agentfsm.machine.engine import Machine
 from agentfsm.runtime.hooks import Hook, Observer
 from agentfsm.runtime.host import Host
-from agentfsm.runtime.logs import log, tell
+from agentfsm.runtime.logs import AT_INFO, log, tell
 from agentfsm.runtime.memory import Memory
 from agentfsm.runtime.recorder import Keeper, Recorder, TakenUp
 from agentfsm.runtime.tools import Tool
@@ -75,7 +75,7 @@ class Context:
         prompt: The user's message, for the memory.
         watchdog: Limits what the run awaits, one thing at a time.
         watched: Whether anybody sees events.
-        heard: Whether they are built: somebody sees them, or they are logged; else only the last one is.
+        heard: Whether they are built: somebody sees them, or all are logged; else only the last one is.
         call_ids: The ids of all calls of the transcript.
         finished: Results of calls that have ended while others of their batch still run.
         held: Sub-agents' runs that have come to wait for a person meanwhile, by the id of their call.
@@ -91,7 +91,7 @@ class Context:
         self.recorder = Recorder(parts.host.clock)
         self.watched = bool(parts.observers)
         self._logged = log.isEnabledFor(logging.INFO)
-        self.heard = self.watched or self._logged
+        self.heard = self.watched or log.isEnabledFor(logging.DEBUG)
         self.observer_failures = 0
         self.hooks_done: set[int] = set()
         self.call_ids = {c.id for m in run.messages for c in m.tool_calls}
@@ -105,7 +105,7 @@ class Context:
 
     def emit(self, event_class: Callable[..., Event], /, **fields: Any) -> None:
         """Tell everybody who watches. The event is only built where somebody does, or where it is logged."""
-        if self.heard:
+        if self.heard or (self._logged and event_class in AT_INFO):
             self._seq += 1
             self._deliver(self._build(event_class, fields))
 

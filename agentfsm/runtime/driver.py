@@ -31,7 +31,8 @@ from agentfsm.core.events import (
     UserInputRequested,
 )
 from agentfsm.core.failures import Action, Failure, FailureKind
-from agentfsm.core.fold import apply, follow
+from agentfsm.core.fold import apply
+from agentfsm.core.follow import follow
 from agentfsm.core.outcomes import Aborted, Answered, Cancelled, Expired, Outcome, Recovered, Replied
 from agentfsm.core.state import PersonReply, RunState, Waiting
 from agentfsm.core.suspension import SuspensionRecord, write_record

@@ -19,8 +19,7 @@ from pydantic_core import to_json, to_jsonable_python
 from agentfsm.core import wording
 from agentfsm.core.envelope import parse_json, read_envelope
 from agentfsm.core.events import ToolFinished, ToolStarted
-from agentfsm.core.failures import Failure, FailureKind
-from agentfsm.core.fold import PROVIDER_KINDS
+from agentfsm.core.failures import PROVIDER_KINDS, Failure, FailureKind
 from agentfsm.core.messages import Reply, ToolCall, ToolResult
 from agentfsm.core.model import ModelRequest
 from agentfsm.core.outcomes import CallFailed, Checked, Judged, Noted, Outcome, Parked, Ran, Read, Replied
@@ -215,7 +214,7 @@ async def run_calls(context: Context) -> Outcome:
             _finish(context, checked)
             continue
         tool, arguments = checked
-        if entry.started and not tool.idempotent:
+        if entry.started and not _repeatable(context, tool):
             return Parked(_doubt(entry.call), tuple(context.finished))
         if entry.held is not None:  # the gates were asked before it began
             if entry.answer is None:
@@ -288,6 +287,11 @@ def _eid(run: RunState, entry: CallState) -> str:
     return f"{run.model_calls}.{place}"
 
 
+def _repeatable(context: Context, tool: Tool) -> bool:
+    """Whether a call that was cut off may be made again: a sub-agent goes on where its own journal ends."""
+    return tool.idempotent or (tool.delegate is not None and context.parts.host.store is not None)
+
+
 async def _write_down(context: Context, ready: list[tuple[CallState, Tool, dict[str, Any]]]) -> list[int]:
     """Say which tools are about to run, and wait until that is durable: one commit for all that run together.
 
@@ -300,7 +304,7 @@ async def _write_down(context: Context, ready: list[tuple[CallState, Tool, dict[
         if tool.control is not None:  # the loop's own tools touch nothing
             attempts.append(1)
         else:
-            again = "again" if tool.idempotent else "once"
+            again = "again" if _repeatable(context, tool) else "once"
             attempts.append(recorder.intend(_eid(context.run, entry), tool.name, again))
     if recorder.keeper is not None:
         await recorder.commit()

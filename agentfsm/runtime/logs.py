@@ -23,7 +23,10 @@ from agentfsm.core.events import (
 )
 from agentfsm.core.failures import FailureKind
 
-__all__ = ["log", "tell"]
+__all__ = ["AT_INFO", "log", "tell"]
+
+AT_INFO = (RunStarted, RunResumed)
+"""The events, beside the last one, that INFO tells."""
 
 log = logging.getLogger("agentfsm")
 log.addHandler(logging.NullHandler())  # else Python prints warnings to stderr where nobody has set up a log

@@ -18,10 +18,10 @@ from agentfsm.core.events import Ending, Handoff, PartialRunSummary, RunCancelle
 from agentfsm.core.guardrails import AgentGuardrails
 from agentfsm.core.messages import ToolResult, Usage
 from agentfsm.core.state import CallState, Held, PersonReply, RunState, Waiting
-from agentfsm.errors import RecordError, ToolError, UnknownRunError
+from agentfsm.errors import RecordError, ToolError
 from agentfsm.runtime.context import Context
 from agentfsm.runtime.host import Host
-from agentfsm.runtime.result import RunResult
+from agentfsm.runtime.result import ending_of
 from agentfsm.runtime.run import Run
 from agentfsm.runtime.tools import Tool, as_tool
 
@@ -35,14 +35,17 @@ class Lender:
     Attributes:
         begin: Begins a run on the host of another, given limits, the task, the run's id, the conversation,
             and the run and call for which it works.
-        go_on: Goes on with a run that was held, with a person's answer; raises ``RecordError`` or
-            ``UnknownRunError`` where it cannot.
+        go_on: Goes on with a run that was held, from its record, with a person's answer; raises
+            ``RecordError`` where it cannot.
+        stored: A run as the host's store has it, by its id, the suspension that the answer is for, and the
+            answer: one that goes on, or what is known of one that is over; None where it is not there.
         guardrails: The sub-agent's own limits.
         secret: Names of a tool's arguments that must not leave the sub-agent, by the tool's name.
     """
 
     begin: Callable[[Host, AgentGuardrails, str, str, str, tuple[str, str]], Run]
     go_on: Callable[[Host, Held, PersonReply], Run]
+    stored: Callable[[Host, str, str, PersonReply | None], Run | RunState | None]
     guardrails: AgentGuardrails
     secret: Mapping[str, frozenset[str]]
 
@@ -78,18 +81,18 @@ class SubRun:
 
     def __init__(self, context: Context, entry: CallState, attempt: int, lender: Lender) -> None:
         self._context, self._entry, self._attempt, self._lender = context, entry, attempt, lender
-        self._run: Run | None = None
-        self._before = Usage()
+        self._state: RunState | None = None
+        self._before = Usage() if entry.held is None else entry.held.spent
 
     @property
     def run_id(self) -> str:
         """The sub-agent's run, once there is one."""
-        return "" if self._run is None else self._run.run_id
+        return "" if self._state is None else self._state.run_id
 
     @property
     def usage(self) -> Usage:
         """What it has used up since this call of it began, or went on."""
-        return Usage() if self._run is None else _difference(self._run.state.usage, self._before)
+        return Usage() if self._state is None else _difference(self._state.usage, self._before)
 
     async def answer(self, arguments: Mapping[str, Any]) -> ToolResult | Held:
         """What the sub-agent's run came to; or the run, where it waits for a person.
@@ -98,34 +101,46 @@ class SubRun:
             ToolError: It did not finish its task.
         """
         call = self._entry.call
-        run = self._run = self._opened(str(arguments["task"]))
+        run = self._opened(str(arguments["task"]))
         if run is None:
             text = "Not run: nothing is left of the budget of this run for a sub-agent."
             return ToolResult(call.id, call.name, text, "skipped")
-        self._before = run.state.usage
-        result = await run
-        if isinstance(result.outcome, UserInputRequested):
-            return self._held(result.outcome, run)
-        return ToolResult(call.id, call.name, _said(result))
+        if isinstance(run, RunState):  # it had ended, and this process knows it from the store
+            self._state = run
+            kind, fields = ending_of(run)
+            return ToolResult(call.id, call.name, _said(kind(run_id=run.run_id, seq=0, time=0.0, **fields)))
+        self._state = run.state
+        outcome = (await run).outcome
+        if isinstance(outcome, UserInputRequested):
+            return self._held(outcome, run.state)
+        return ToolResult(call.id, call.name, _said(outcome))
 
-    def _opened(self, task: str) -> Run | None:
-        """The run, begun or going on; None where there is no budget left for one."""
-        context, entry = self._context, self._entry
-        parent, host = context.run, context.parts.host
-        if entry.held is not None and entry.answer is not None:
+    def _opened(self, task: str) -> Run | RunState | None:
+        """The run, begun, going on or over; None where there is no budget left for one."""
+        context, entry, lender = self._context, self._entry, self._lender
+        parent, host, held = context.run, context.parts.host, entry.held
+        run_id = self._new_id() if held is None else held.run_id
+        stored = lender.stored(host, run_id, "" if held is None else held.suspension, entry.answer)
+        if stored is not None:
+            return stored
+        if held is not None and entry.answer is not None:
             try:
-                return self._lender.go_on(host, entry.held, entry.answer)
-            except (RecordError, UnknownRunError) as error:
+                return lender.go_on(host, held, entry.answer)
+            except RecordError as error:
                 raise ToolError(f"the sub-agent's run cannot go on: {error}") from error
-        limits = capped(self._lender.guardrails, parent)
+        limits = capped(lender.guardrails, parent)
         if limits is None:
             return None
-        place = next(i for i, c in enumerate(parent.batch) if c is entry)
-        again = f".{self._attempt}" if self._attempt > 1 else ""
-        run_id = f"{parent.run_id}-{parent.model_calls}.{place}{again}"
-        return self._lender.begin(host, limits, task, run_id, parent.session_id, (parent.run_id, entry.call.id))
+        return lender.begin(host, limits, task, run_id, parent.session_id, (parent.run_id, entry.call.id))
 
-    def _held(self, asked: UserInputRequested, run: Run) -> Held:
+    def _new_id(self) -> str:
+        """An id that tells which call the run works for; where a store keeps it, the same for every attempt."""
+        parent, stored = self._context.run, self._context.parts.host.store is not None
+        place = next(i for i, c in enumerate(parent.batch) if c is self._entry)
+        again = f".{self._attempt}" if self._attempt > 1 and not stored else ""
+        return f"{parent.run_id}-{parent.model_calls}.{place}{again}"
+
+    def _held(self, asked: UserInputRequested, run: RunState) -> Held:
         call = self._entry.call
         withheld = self._lender.secret.get(asked.tool, frozenset())
         waiting = Waiting(
@@ -140,21 +155,21 @@ class SubRun:
             f"{call.name}/{asked.asker}" if asked.asker else call.name,
         )
         stored = self._context.parts.host.store is not None
-        record = "" if stored else asked.suspension_record.to_json()
-        return Held(run.run_id, waiting, record, self.usage)
+        record = asked.suspension_record
+        return Held(run.run_id, waiting, record.record_id, "" if stored else record.to_json(), self.usage, run.usage)
 
 
 def _difference(now: Usage, before: Usage) -> Usage:
     return Usage(*(getattr(now, name) - getattr(before, name) for name in Usage.__dataclass_fields__))
 
 
-def _said(result: RunResult) -> str:
+def _said(outcome: Ending) -> str:
     """What the model that called is told.
 
     Raises:
         ToolError: The run did not finish its task.
     """
-    match result.outcome:
+    match outcome:
         case RunCompleted(output=output):
             return output if isinstance(output, str) else to_json(output).decode()
         case Handoff(rationale=rationale, blockers=blockers, suggested_next_steps=steps):

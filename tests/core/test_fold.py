@@ -9,7 +9,8 @@ import pytest
 from agentfsm.core import outcomes as o
 from agentfsm.core import wording
 from agentfsm.core.failures import Action, FailureKind
-from agentfsm.core.fold import apply, follow
+from agentfsm.core.fold import apply
+from agentfsm.core.follow import follow
 from agentfsm.core.loop import LOOP
 from agentfsm.core.messages import FinishReason, Message, Reply, Role, ToolCall, ToolResult, Usage
 from agentfsm.core.state import CallState, PersonReply, RunState, Waiting
