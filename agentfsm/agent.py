@@ -34,8 +34,8 @@ from agentfsm.machine.engine import Machine
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.context import Effect, Parts
 from agentfsm.runtime.control import control_tools
-from agentfsm.runtime.driver import Errand
 from agentfsm.runtime.effects import EFFECTS, custom_effect
+from agentfsm.runtime.errand import Errand
 from agentfsm.runtime.hooks import Hook, Observer
 from agentfsm.runtime.host import Host
 from agentfsm.runtime.logs import log
@@ -228,7 +228,8 @@ class Agent:
         """This agent as a tool of another: each call is a run of its own, on the host of the run that calls.
 
         It stays within what is left of the limits of that run, which is charged for it; is cancelled with it;
-        and where it waits for a person, that run waits too and asks the same.
+        and where it waits for a person, that run waits too and asks the same. Where the host has a store, a call
+        that was cut off is made again, and goes on where the sub-agent's own journal ends.
 
         Args:
             name: The tool's name.
@@ -244,7 +245,7 @@ class Agent:
         if timeout is not None and not timeout > 0:
             raise ToolDefinitionError(f"tool {name!r}: timeout must be more than 0 seconds, not {timeout}")
         secret = {t.name: t.secret for t in self._parts.tools.values() if t.secret}
-        lender = Lender(self._begin_for, self._go_on_for, self.guardrails, secret)
+        lender = Lender(self._begin_for, self._go_on_for, self._stored_for, self.guardrails, secret)
         return replace(
             subagent_tool(name, description, lender),
             timeout=timeout,
@@ -266,13 +267,24 @@ class Agent:
         return run
 
     def _go_on_for(self, host: Host, held: Held, answer: PersonReply) -> Run:
-        agent = self._on(host)
-        if not held.record:
-            found = agent._taken_up(held.run_id)
-            return Run(agent._parts, found.run, Errand(reply=answer, taken_up=found.taken_up))
-        opened = _record(held.record)
+        agent, opened = self._on(host), _record(held.record)
         state = agent._open(opened, late=True)  # how long an answer is good is for the run above to say
         return Run(agent._parts, state, Errand(record=opened, reply=answer))
+
+    def _stored_for(
+        self, host: Host, run_id: str, suspension: str, answer: PersonReply | None
+    ) -> Run | RunState | None:
+        head = None if host.store is None else host.store.head(run_id)
+        if host.store is None or head is None or not head.seq:
+            return None
+        if head.status == "finished":
+            from agentfsm.journal.restore import restore
+
+            return restore(host.store.rows(run_id)).run
+        agent = self._on(host)
+        found = agent._taken_up(run_id)
+        given = answer if found.suspended is not None and found.suspended == suspension else None
+        return Run(agent._parts, found.run, Errand(reply=given, taken_up=found.taken_up))
 
     def recover(self) -> list[Run]:
         """The runs of the host's store that were cut off, each to be awaited; it then goes on from its last record.

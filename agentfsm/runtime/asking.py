@@ -1,19 +1,101 @@
-"""How a run asks its model: for a whole reply, or piece by piece while somebody watches."""
+"""The effect of ``call_llm``: how a run asks its model, for a whole reply or piece by piece while somebody watches."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from agentfsm.core.events import ReasoningDelta, ReplyRestarted, TextDelta, ToolCallDelta
-from agentfsm.core.messages import Reply
+from agentfsm.core.failures import PROVIDER_KINDS, Failure, FailureKind
+from agentfsm.core.messages import Reply, ToolCall
 from agentfsm.core.model import Model, ModelRequest, has_admission
+from agentfsm.core.outcomes import CallFailed, Outcome, Replied
+from agentfsm.core.render import render
 from agentfsm.core.streaming import CallPiece, Piece, Pulse, ReasoningPiece, Restart, TextPiece, can_stream
-from agentfsm.errors import TransientProviderError
+from agentfsm.errors import ModelError, TransientProviderError
+from agentfsm.runtime.calls import being_cancelled
 from agentfsm.runtime.context import Context
 from agentfsm.runtime.watchdog import Watchdog
 
-__all__ = ["ask"]
+__all__ = ["call_model"]
+
+_MODEL_KINDS = {kind.value: kind for kind in PROVIDER_KINDS}
+"""The kinds that a model's error may say of itself; any other word is a ``provider_error``."""
+
+
+async def call_model(context: Context) -> Outcome:
+    """Make one model call, within its time limit."""
+    run, parts, recorder = context.run, context.parts, context.recorder
+    recorder.intend(str(run.model_calls + 1), parts.model.name, "again")
+    if recorder.keeper is not None:
+        await recorder.commit()
+    limit = run.guardrails.llm_timeout_s
+    if run.grace == "now":
+        limit = min(limit, run.guardrails.finalize_grace_s)
+    request = ModelRequest(
+        render(run),
+        parts.specs,
+        run.output_cap or run.guardrails.max_output_tokens,
+        limit,
+        parts.output_schema,
+        heartbeat_s=run.guardrails.stream_heartbeat_s,
+    )
+    try:
+        reply = await ask(context, request)
+        _mind_the_price(context, reply)
+        return Replied(_with_sound_calls(reply, context.call_ids))
+    except TimeoutError:
+        return _call_failed(FailureKind.transient_provider, f"{parts.model.name} gave no reply within {limit:g} s")
+    except ModelError as error:
+        return _call_failed(_MODEL_KINDS.get(error.kind, FailureKind.provider_error), str(error), error)
+    except asyncio.CancelledError as error:
+        if being_cancelled():
+            raise
+        return _call_failed(FailureKind.provider_error, f"{parts.model.name}: {type(error).__name__}: {error}")
+    except Exception as error:
+        return _call_failed(FailureKind.provider_error, f"{parts.model.name}: {type(error).__name__}: {error}")
+
+
+def _mind_the_price(context: Context, reply: Reply) -> None:
+    """Say once that ``max_cost_usd`` cannot be held, where nobody knows what a reply costs."""
+    run = context.run
+    if reply.usage.unpriced_tokens and run.guardrails.max_cost_usd is not None and not run.usage.unpriced_tokens:
+        context.warn(f"no price is known for {context.parts.model.name}: max_cost_usd does not count its tokens")
+
+
+def _call_failed(kind: FailureKind, text: str, error: ModelError | None = None) -> CallFailed:
+    more = {} if error is None else {"retry_after_s": error.retry_after_s, "status": error.status}
+    metadata = {k: v for k, v in more.items() if v is not None}
+    return CallFailed(Failure(kind=kind, explanation=text, blockers=(text,), metadata=metadata))
+
+
+def _with_sound_calls(reply: Reply, taken: set[str]) -> Reply:
+    """The reply with calls that a transcript can hold, whatever the model gave.
+
+    Each gets an id that no other call of the transcript has, since each gets one result; arguments that no
+    JSON can hold (NaN, objects of Python) are none.
+
+    Args:
+        reply: The reply as the model gave it.
+        taken: The ids of earlier calls; those of this reply are added.
+    """
+    calls = reply.message.tool_calls
+    if not calls:
+        return reply
+    own: list[ToolCall] = []
+    for place, call in enumerate(calls, 1):
+        wanted, n = call.id, len(taken)
+        while not wanted or wanted in taken:
+            wanted, n = f"{call.id or 'call'}_{n}_{place}", n + 1
+        taken.add(wanted)
+        try:
+            _ = call.signature
+        except (TypeError, ValueError, RecursionError) as error:
+            call = replace(call, arguments={}, malformed=f"the arguments are no JSON object: {error}")
+        own.append(call if wanted == call.id else replace(call, id=wanted))
+    return replace(reply, message=replace(reply.message, tool_calls=tuple(own)))
 
 
 async def ask(context: Context, request: ModelRequest) -> Reply:

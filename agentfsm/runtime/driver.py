@@ -13,13 +13,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from inspect import isawaitable
 from types import CoroutineType
 from typing import Any, cast
-
-from pydantic import ValidationError
-from pydantic_core import to_json
 
 from agentfsm.core.events import (
     AgentError,
@@ -28,51 +24,23 @@ from agentfsm.core.events import (
     RunResumed,
     RunStarted,
     Transitioned,
-    UserInputRequested,
 )
 from agentfsm.core.failures import Action, Failure, FailureKind
 from agentfsm.core.fold import apply
 from agentfsm.core.follow import follow
 from agentfsm.core.outcomes import Aborted, Answered, Cancelled, Expired, Outcome, Recovered, Replied
-from agentfsm.core.state import PersonReply, RunState, Waiting
-from agentfsm.core.suspension import SuspensionRecord, write_record
+from agentfsm.core.state import RunState
 from agentfsm.errors import JournalError, RecordUsedError, StoreError
 from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import State
 from agentfsm.runtime.calls import being_cancelled
 from agentfsm.runtime.context import Context, Effect, Parts
+from agentfsm.runtime.ending import close, suspend, typed_output
+from agentfsm.runtime.errand import Errand, beginning
 from agentfsm.runtime.gates import HookAbortError, ask_hooks
-from agentfsm.runtime.recorder import Beginning, TakenUp
 from agentfsm.runtime.result import ending_of
-from agentfsm.runtime.tools import problems
 
-__all__ = ["Driver", "Errand"]
-
-
-@dataclass(frozen=True, slots=True)
-class Errand:
-    """What a driver is sent out with, beside the run.
-
-    Attributes:
-        prompt: The user's message, where a run begins.
-        record: The record that is resumed, or None.
-        reply: The person's answer to it.
-        dismiss: Why the run is to end unanswered, or None.
-        taken_up: Where the run stood in the host's store, where it comes from there.
-    """
-
-    prompt: str = ""
-    record: SuspensionRecord | None = None
-    reply: PersonReply | None = None
-    dismiss: str | None = None
-    taken_up: TakenUp | None = None
-
-    @property
-    def expires_at(self) -> float | None:
-        """Until when the run can be answered, in seconds since the epoch."""
-        if self.taken_up is not None:
-            return self.taken_up.expires_at
-        return None if self.record is None else self.record.expires_at
+__all__ = ["Driver"]
 
 
 class Driver:
@@ -123,6 +91,9 @@ class Driver:
     async def advance(self) -> None:
         """Await one effect, fold it in and step."""
         run = self._run
+        keeper = self.context.recorder.keeper
+        if keeper is not None and keeper.error is not None:  # what was not kept did not happen: nothing comes behind
+            raise keeper.error
         if not self._begun:
             await self._begin()
             if run.state in self._parts.ends and self._nothing_comes():
@@ -162,7 +133,7 @@ class Driver:
                 recorder.note("run.migrated", taken_up.migrated)
             recorder.note("run.resumed", {"from": taken_up.kind})
         else:
-            recorder.note("run.created", self._beginning())
+            recorder.note("run.created", beginning(parts, run, errand))
         kind = taken_up.kind if taken_up is not None else record.kind if record is not None else None
         about = {"model": parts.model.name, "session_id": run.session_id, "parent": run.parent}
         if kind is not None:
@@ -172,22 +143,6 @@ class Driver:
             self.context.emit(RunStarted, prompt=errand.prompt, **about)
         self._begun = True
         self._mark = self._now()
-
-    def _beginning(self) -> Beginning:
-        parts, run, record = self._parts, self._run, self._errand.record
-        return Beginning(
-            run.run_id,
-            run.session_id,
-            parts.machine.graph,
-            run.guardrails,
-            run.rules,
-            parts.policy,
-            tuple(run.messages) if record is None else (),
-            None if record is None else record.state,
-            parts.host.seed,
-            {} if run.parent is None else {"run": run.parent[0], "call": run.parent[1]},
-            tuple(t.spec for t in parts.tools.values()),
-        )
 
     def _nothing_comes(self) -> bool:
         """Whether a run that was cut off at its end, or at a wait, has only to say so."""
@@ -340,63 +295,13 @@ class Driver:
         self.context.watchdog.close()
         final = run.state in self._finals
         try:
-            await self._close()
+            await close(self.context, final)
         finally:  # a cancellation that lands here comes too late to change how the run ended
-            kind, fields = ending_of(run) if final else self._suspended()
+            kind, fields = ending_of(run) if final else suspend(self.context)
             recorder = self.context.recorder
             if final:
                 recorder.note("run.finished", {"ending": kind.__name__})
             if recorder.keeper is not None:  # durable before anybody is told
                 await recorder.commit()
-            self.output = self._typed(fields.get("output"))
+            self.output = typed_output(self.context, fields.get("output"))
             self.outcome = cast("Ending", self.context.end(kind, **fields))
-
-    def _typed(self, output: Any) -> Any:
-        adapter = self._parts.output
-        if adapter is None or output is None:
-            return output
-        try:
-            return adapter.validate_json(to_json(output))
-        except ValidationError as error:  # a type that does not come back from its own JSON
-            self.context.warn("the output stays JSON", f"the output stays JSON: {'; '.join(problems(error))}")
-            return output
-
-    async def _close(self) -> None:
-        """Hooks at the door of the state that ends or waits, and the memory: too late to stop the run."""
-        context = self.context
-        if self._parts.memory is not None or self._run.state in self._parts.hooks:
-            context.recorder.push()
-        await ask_hooks(context, self._run.state, late=True)
-        if self._parts.memory is not None and self._run.state in self._finals:
-            try:
-                await self._parts.memory.remember(self._run.messages)
-            except (Exception, asyncio.CancelledError) as error:
-                if isinstance(error, asyncio.CancelledError) and being_cancelled():
-                    raise
-                kind, text = type(error).__name__, "memory could not keep the run"
-                context.warn(f"{text} ({kind})", f"{text} ({kind}: {error})")
-
-    def _suspended(self) -> tuple[type[Ending], dict[str, Any]]:
-        run, host = self._run, self._parts.host
-        waiting = run.waiting = run.waiting or Waiting("question", f"The run waits in {str(run.state)!r}.")
-        record = write_record(
-            run,
-            graph=self._parts.machine.graph.fingerprint,
-            secret=host.secret,
-            record_id=host.new_id(),
-            now=host.clock.time(),
-        )
-        expires = int(record.expires_at * 1000)
-        self.context.recorder.note("run.suspended", {"waiting": waiting, "id": record.record_id, "expires": expires})
-        fields: dict[str, Any] = {
-            "kind": waiting.kind,
-            "question": waiting.question,
-            "context": waiting.context,
-            "choices": waiting.choices,
-            "tool": waiting.tool,
-            "arguments": waiting.arguments,
-            "asker": waiting.asker,
-            "suspension_record": record,
-            "originating_failure_kind": waiting.failure_kind,
-        }
-        return UserInputRequested, fields

@@ -84,7 +84,13 @@ class TakenUp:
 
 
 class Keeper(Protocol):
-    """Keeps a run's entries in a store; made by ``agentfsm.journal.keeper``."""
+    """Keeps a run's entries in a store; made by ``agentfsm.journal.keeper``.
+
+    Attributes:
+        error: Why nothing can be kept any more, or None.
+    """
+
+    error: Exception | None
 
     def push(self, entries: list[Entry]) -> None:
         """Hand entries over, in order, without waiting."""

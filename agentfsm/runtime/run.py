@@ -14,7 +14,8 @@ from agentfsm.errors import RunError
 from agentfsm.machine.engine import Decision
 from agentfsm.runtime.calls import being_cancelled
 from agentfsm.runtime.context import Parts
-from agentfsm.runtime.driver import Driver, Errand
+from agentfsm.runtime.driver import Driver
+from agentfsm.runtime.errand import Errand
 from agentfsm.runtime.result import RunResult
 
 if TYPE_CHECKING:

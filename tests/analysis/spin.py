@@ -97,11 +97,12 @@ def _text(cases: list[Case]) -> str:
     watchers = max(len(case.passes) + len(case.nevers) for case in cases)
     lines = [
         "c_decl { static int rows[256], pairs[256][256], longest, broken[64]; }",
-        "byte g; byte state = 0; byte row = 255; byte last = 255; bool rest; short n; byte owed[%d];" % (watchers + 1),
+        "byte g; byte state = 0; byte row = 255; byte last = 255; bool rest; short n;",
+        f"byte owed[{watchers + 1}];",
         "hidden byte bad;",
         *(f"short c_{name}; hidden short n_{name};" for name in counters),
         "active proctype moves() {",
-        "  d_step { c_code { now.g = atoi(getenv(\"CASE\")); };",
+        '  d_step { c_code { now.g = atoi(getenv("CASE")); };',
         "    if",
     ]
     for number, case in enumerate(cases):
@@ -125,10 +126,10 @@ def _extra(case: Case) -> str:
     rests = " || ".join(f"state == {i}" for i, s in enumerate(case.graph.states) if s.waits or s.final)
     text = f"n = (rest -> 1 : (n < {CAP} -> n + 1 : n)); rest = ({rests}); "
     text += (
-        "c_code { if (!rows[now.row]) { rows[now.row] = 1; printf(\"row %d\\n\", now.row); } "
+        'c_code { if (!rows[now.row]) { rows[now.row] = 1; printf("row %d\\n", now.row); } '
         "if (now.last != 255 && !pairs[now.last][now.row]) { pairs[now.last][now.row] = 1; "
-        "printf(\"pair %d %d\\n\", now.last, now.row); } "
-        "if (now.n > longest) { longest = now.n; printf(\"longest %d\\n\", longest); } }; "
+        'printf("pair %d %d\\n", now.last, now.row); } '
+        'if (now.n > longest) { longest = now.n; printf("longest %d\\n", longest); } }; '
     )
     for i, (target, through, when) in enumerate(case.passes):
         # owed by `when` (or from the start, and anew after each target), paid by `through`
@@ -150,16 +151,16 @@ def _extra(case: Case) -> str:
 
 def _note(i: int) -> str:
     return (
-        f"if :: bad -> c_code {{ if (!broken[{i}]) {{ broken[{i}] = 1; printf(\"broken %d\\n\", {i}); }} }} "
+        f'if :: bad -> c_code {{ if (!broken[{i}]) {{ broken[{i}] = 1; printf("broken %d\\n", {i}); }} }} '
         ":: else fi; bad = 0; "
     )
 
 
 def _first(case: Case) -> list[int]:
     start = case.graph.states[0].name
-    return [int(not when and through != start) or int(when == start and through != start) for _, through, when in case.passes] + [
-        int(after == start and until != start) for _, after, until in case.nevers
-    ]
+    owed = [through != start and (not when or when == start) for _, through, when in case.passes]
+    armed = [after == start and until != start for _, after, until in case.nevers]
+    return [int(value) for value in (*owed, *armed)]
 
 
 def _is(case: Case, name: str) -> str:

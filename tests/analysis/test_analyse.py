@@ -97,8 +97,7 @@ def test_attempts_that_reset_on_success_make_an_endless_retry() -> None:
     graph, facts = endless_retry(resets=True)
     (verdict,) = [v for v in analyse(graph, facts=facts).verdicts if not v.holds]
     assert verdict.text == "every run ends, or waits for a person"
-    assert verdict.path == ("ask.call_failed",)
-    assert verdict.loop == ("recover.otherwise", "ask.otherwise", "read.unreadable")
+    assert (verdict.path, verdict.loop) == ((), ("ask.otherwise", "read.unreadable", "recover.otherwise"))
     assert "'an attempt'" in verdict.detail  # what the table claims to spend
     graph, facts = endless_retry(resets=False)
     assert analyse(graph, facts=facts).ok
@@ -144,7 +143,9 @@ def test_a_run_that_can_no_longer_end_is_found() -> None:
         (StateSpec("a"), StateSpec("b", waits=True), StateSpec("end", final=True)),
         (Transition("a", stuck, "b"), Transition("a", None, "end"), Transition("b", guard("released"), "a")),
     )
-    lost = Facts((Counter("tried", 1, (Change("b.released", to=(1,)),)),), (exactly(stuck, "tried == 1 or tried == 0"),))
+    lost = Facts(
+        (Counter("tried", 1, (Change("b.released", to=(1,)),)),), (exactly(stuck, "tried == 1 or tried == 0"),)
+    )
     found = analyse(graph, facts=lost)
     assert "from everywhere, the end can still be reached (not from a (tried=0))" in str(found)
     assert not found.ok
@@ -210,4 +211,5 @@ def test_the_report_reads_as_text() -> None:
     text = str(analyse(replace(LOOP, name="mine"), must_pass("terminal", through="call_llm")))
     assert text.startswith("mine: 8 states, ")
     assert "BROKEN  terminal only after call_llm\n          by: pre_step.cancelled" in text
-    assert "between two waits: at most 1,351 moves, 50 model calls, 400 tool calls (a reply making 4)" in text
+    bounds = "at most 1,351 moves, at most 50 model calls, at most 400 tool calls, where a reply makes at most 4"
+    assert f"between two waits: {bounds}" in text

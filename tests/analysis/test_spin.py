@@ -55,7 +55,7 @@ def pairs(product: Product) -> set[tuple[int, int]]:
     seen = {(product.start, -1)}
     todo = list(seen)
     while todo:
-        config, last = todo.pop()
+        config, _ = todo.pop()
         for row, after in product.moves(config):
             if (after, row) not in seen:
                 seen.add((after, row))
@@ -116,7 +116,8 @@ def test_the_loop_and_every_preset(tmp_path: Path) -> None:
 
 def test_the_loop_without_its_step_budget_is_endless_for_both(tmp_path: Path) -> None:
     unlimited = of_the_loop(LOOP.without("pre_step.runaway", "pre_step.iteration_limit"), None)
-    faulty = [Case(unlimited.graph, unlimited.facts), *(Case(*each) for each in (endless_retry(resets=True), endless_retry(resets=False), dodging()))]
+    faults = (endless_retry(resets=True), endless_retry(resets=False), dodging())
+    faulty = [Case(unlimited.graph, unlimited.facts), *(Case(*each) for each in faults)]
     found = ask(faulty, tmp_path)
     assert [f.endless for f in found] == [True, True, False, True]
     for each, seen in zip(faulty, found, strict=True):
@@ -129,9 +130,8 @@ def test_the_exported_model_says_the_same_of_the_default_limits(tmp_path: Path) 
     names = ("steps", "calls", "tool_retries", "about", "allowed")
     needed = Facts(tuple(c for c in facts.counters if c.name in names), tuple(k for k in facts.known if uses(k, names)))
     (tmp_path / "loop.pml").write_text(to_promela(LOOP, needed), encoding="utf-8")
-    done = subprocess.run(
-        [spin(), "-search", "-O1", "-a", "-m1000000", "loop.pml"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    command = [spin(), "-search", "-O1", "-a", "-m1000000", "loop.pml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "errors: 0" in done.stdout, done.stdout
     assert endless(Searcher(LOOP, needed)) is None
 

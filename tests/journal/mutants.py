@@ -28,10 +28,11 @@ class Mutant(NamedTuple):
 
 
 STORES, CRASHES, AUDIT = "tests/journal/test_stores.py", "tests/journal/test_crashes.py", "tests/journal/test_audit.py"
-REPLAY, RESTORE, SECRETS = (
+REPLAY, RESTORE, SECRETS, STOPPING = (
     "tests/journal/test_replay_fork.py",
     "tests/journal/test_restore.py",
     "tests/journal/test_secrets.py",
+    "tests/journal/test_stopping.py",
 )
 
 MUTANTS = (
@@ -118,9 +119,9 @@ MUTANTS = (
     Mutant(
         "the end is told in front of its commit",
         "agentfsm/runtime/driver.py",
-        "            if recorder.keeper is not None:  # durable before anybody is told\n                await recorder.commit()",
-        "            recorder.push()",
-        RESTORE,
+        "# durable before anybody is told\n                await recorder.commit()",
+        "\n                recorder.push()",
+        STOPPING,
     ),
     Mutant(
         "hash without prev",
@@ -159,7 +160,7 @@ MUTANTS = (
         "agentfsm/journal/scribe.py",
         "if cancel is not None or aborted",
         "if aborted",
-        RESTORE,
+        STOPPING,
     ),
     Mutant(
         "failures are not recorded",

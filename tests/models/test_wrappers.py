@@ -412,7 +412,7 @@ def test_a_cost_limit_acts_on_the_prices_of_the_table() -> None:
     result = agent.run_sync("go")
     assert isinstance(result.outcome, UserInputRequested)
     assert result.outcome.originating_failure_kind == "cost_limit"
-    assert result.state.usage.cost_usd == pytest.approx(0.3)
+    assert result.usage.cost_usd == pytest.approx(0.3)
 
 
 def test_a_cost_limit_that_cannot_be_held_is_warned_of_once() -> None:

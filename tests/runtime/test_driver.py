@@ -48,7 +48,7 @@ from agentfsm.core.messages import canonical_json
 from agentfsm.core.policy import DefaultPolicy
 from agentfsm.core.state import RunState
 from agentfsm.errors import RecordUsedError
-from agentfsm.runtime.driver import Errand
+from agentfsm.runtime.errand import Errand
 from agentfsm.runtime.run import Run
 from agentfsm.testing import FakeClock, call
 from tests.runtime.scenes import agent_on, checked, drive, play, said

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,7 +44,10 @@ from agentfsm import (
 from agentfsm.core.codec import dump_state
 from agentfsm.core.loop import LOOP
 from agentfsm.journal.memory import MemoryStore
+from agentfsm.journal.replay import replay
 from agentfsm.journal.restore import restore
+from agentfsm.journal.sqlite import SqliteStore
+from agentfsm.journal.verify import GOOD, verify
 from agentfsm.runtime.subagent import capped
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
 from tests.transcripts import check_transcript
@@ -181,8 +189,6 @@ def test_a_sub_agent_that_fails_is_a_failing_tool(ending: list[Any], part: str) 
     agent = Agent(ScriptedModel([call("h", task="x"), last]), tools=[helper.as_tool("h", "Helps.")])
     result = agent.run_sync("go")
     assert result.ok
-    import re
-
     assert re.search(part, result.output)
     check_end(result)
 
@@ -614,25 +620,59 @@ def test_the_journal_gives_the_live_state_back_at_every_stop() -> None:
         result = resumed(make(), result, answer, by_id=True)
     assert result.ok
     assert dump_state(restore(store.rows("top")).run) == dump_state(result.run)
+    for head in store.heads():
+        rows = store.rows(head.run_id)
+        assert verify(head.run_id, rows, head).code == GOOD
+        assert replay(rows, LOOP).same
 
 
-def test_what_was_cut_off_below_is_left_to_the_run_above() -> None:
-    """``recover`` gives the runs that can go on by themselves; a sub-agent's goes on through the one above."""
+# -- a process that dies ------------------------------------------------------------------------------------
 
-    class DiedError(BaseException):
-        pass
 
-    async def die(_: Any) -> str:
-        raise DiedError
+def step(folder: Path, where: str, number: int, code: int = 0) -> dict[str, Any]:
+    """One step of ``subagent_crash``, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.runtime.subagent_crash", str(folder), where, str(number)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout or "{}")
 
-    async def main() -> list[str]:
-        host = Host(secret=SECRET, store=MemoryStore())
-        helper = Agent(ScriptedModel([die]))
-        agent = Agent(ScriptedModel([call("h", task="x")]), tools=[helper.as_tool("h", "Helps.")], host=host)
-        with pytest.raises(DiedError):
-            await agent.run("go", run_id="top")
-        assert host.store is not None
-        assert len(host.store.heads()) == 2
-        return [r.run_id for r in agent.recover()]
 
-    assert set(asyncio.run(main())) <= {"top"}
+@pytest.mark.parametrize(
+    ("where", "acted", "thought"),
+    [
+        ("model", 1, 2),  # the model is asked again, the tool has run
+        ("end", 1, 1),  # its result was there, and only the run above did not know
+    ],
+)
+def test_cut_off_a_sub_agent_goes_on_where_its_own_journal_ends(
+    tmp_path: Path, where: str, acted: int, thought: int
+) -> None:
+    step(tmp_path, where, 1, code=9)
+    told = step(tmp_path, where, 2)
+    assert told["output"] == "above: below: done 1"
+    assert (told["acted"], told["thought"]) == (acted, thought)
+    store = SqliteStore(tmp_path / "runs.db")
+    reports = [verify(head.run_id, store.rows(head.run_id), head) for head in store.heads()]
+    store.close()
+    assert [r.code for r in reports] == [GOOD, GOOD], reports
+
+
+def test_cut_off_in_a_tool_of_a_sub_agent_the_doubt_is_that_of_the_run_above(tmp_path: Path) -> None:
+    step(tmp_path, "tool", 1, code=9)
+    assert step(tmp_path, "tool", 2)["asked"] == ["in_doubt", "h", "act"]
+    told = step(tmp_path, "tool", 3)
+    assert told["output"] == "above: below: it was done"
+    assert told["acted"] == 1
+
+
+def test_cut_off_behind_a_persons_answer_a_sub_agent_is_not_given_it_twice(tmp_path: Path) -> None:
+    step(tmp_path, "answered", 1, code=9)
+    told = step(tmp_path, "answered", 2)
+    assert told["output"] == "above: below: the left one"
+    assert told["thought"] == 2

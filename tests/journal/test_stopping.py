@@ -1,0 +1,151 @@
+"""A run that is cancelled has it in its journal; one that cannot be written down stops, and says so."""
+
+import asyncio
+
+import pytest
+
+from agentfsm import Agent, Host, MemoryStore, RunCancelled, StaleLease, StoreError, StoreFullError, tool
+from agentfsm.core.codec import dump_state
+from agentfsm.journal.restore import restore
+from agentfsm.journal.verify import GOOD, verify
+from agentfsm.testing import FakeClock, ScriptedModel, call
+from tests.journal.samples import an_agent
+
+
+class Failing(MemoryStore):
+    """A store that has no room for its n-th append, and then for none."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.left = at
+
+    def append(self, lease, rows, status):
+        self.left -= 1
+        if self.left < 0:
+            done = asyncio.get_running_loop().create_future()
+            done.set_exception(StoreFullError("there is no room"))
+            return done
+        return super().append(lease, rows, status)
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_run_that_cannot_be_written_down_stops_in_front_of_its_next_effect_and_goes_on_later(at):
+    store, done = Failing(at), []
+
+    @tool
+    async def act() -> str:
+        """Act."""
+        done.append(1)
+        return "acted"
+
+    def agent(script):
+        return Agent(ScriptedModel(script), tools=[act], host=Host(clock=FakeClock(), store=store))
+
+    async def live():
+        run = agent([call("act"), "done"]).run("go", run_id="r")
+        with pytest.raises(StoreFullError):
+            await run
+        assert not run.finished  # nobody was told of an end that is not kept
+        with pytest.raises(StoreFullError):
+            await run
+        assert len(done) == (1 if at > 1 else 0)
+        store.left = 99
+        if not store.rows("r"):
+            return await agent([call("act"), "done"]).run("go", run_id="r")
+        (again,) = agent([call("act"), "done"][min(len(restore(store.rows("r")).run.messages), 2) // 2 :]).recover()
+        return await again
+
+    if at == 2:  # the call has run, and nobody could write down that it had: a person is asked
+        result = asyncio.run(live())
+        assert result.outcome.kind == "in_doubt"
+        return
+    result = asyncio.run(live())
+    if at == 3:
+        assert result.output in ("done", None)
+    assert len(done) <= 1
+    assert restore(store.rows("r")).run.messages == result.messages
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_cancellation_is_in_the_journal_wherever_it_came(waits):
+    store = MemoryStore()
+    running = []
+
+    @tool
+    async def stop_it() -> str:
+        """Stop the run."""
+        running[0].cancel("enough")
+        if waits:
+            await asyncio.sleep(5)
+        return "stopped"
+
+    async def live():
+        agent = Agent(ScriptedModel([call("stop_it"), "x"]), tools=[stop_it], host=Host(store=store))
+        running.append(agent.run("go", run_id="r"))
+        return await running[0]
+
+    result = asyncio.run(live())
+    assert isinstance(result.outcome, RunCancelled)
+    rows = store.rows("r")
+    assert dump_state(restore(rows).run) == dump_state(result.run)
+    assert verify("r", rows, store.head("r")).code == GOOD
+    assert ('"cancel":"enough"' in rows[-2].body) == (not waits)
+
+
+def test_a_run_whose_task_is_cancelled_is_kept_to_its_end():
+    store = MemoryStore()
+
+    @tool
+    async def wait() -> str:
+        """Wait."""
+        await asyncio.sleep(5)
+        return ""
+
+    async def live():
+        agent = Agent(ScriptedModel([call("wait")]), tools=[wait], host=Host(store=store))
+        task = asyncio.ensure_future(_awaited(agent.run("go", run_id="r")))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(live())
+    head = store.head("r")
+    assert (head.status, head.owner) == ("finished", None)
+    assert verify("r", store.rows("r"), head).code == GOOD
+
+
+def test_a_run_that_somebody_else_has_taken_writes_nothing_more():
+    store = MemoryStore()
+
+    async def live():
+        @tool
+        async def lose() -> str:
+            """Lose the run to somebody else, as after a long sleep of the machine."""
+            kept = store._runs["r"]
+            kept.lease = None
+            running.append(await store.take("r", "somebody else"))
+            return "lost"
+
+        running: list = []
+        agent = Agent(ScriptedModel([call("lose"), "x"]), tools=[lose], host=Host(store=store))
+        with pytest.raises(StaleLease, match="somebody else"):
+            await agent.run("go", run_id="r")
+        return len(store.rows("r"))
+
+    assert asyncio.run(live()) == 6  # up to the intent of the call
+
+
+def test_two_runs_of_one_id_are_refused():
+    store = MemoryStore()
+
+    async def live():
+        await an_agent(store, ["a"]).run("go", run_id="r")
+        with pytest.raises(StoreError, match="'r' already"):
+            await an_agent(store, ["a"]).run("go", run_id="r")
+
+    asyncio.run(live())
+
+
+async def _awaited(run):
+    return await run

@@ -1,0 +1,106 @@
+"""A run with a sub-agent that dies where it is told to, and is taken up again: a program of ``test_subagent``.
+
+    python -m tests.runtime.subagent_crash FOLDER WHERE STEP
+
+``WHERE`` is where the process dies (exit code 9) in step 1; step 2 takes up what was cut off, step 3 answers what
+a person is asked. Each step prints the last event, as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from agentfsm import Agent, Event, Host, ItRan, RunCompleted, RunResult, UserInputRequested, observer
+from agentfsm.journal.sqlite import SqliteStore
+from agentfsm.testing import ScriptedModel, call
+
+FOLDER, WHERE, STEP = Path(sys.argv[-3]), sys.argv[-2], sys.argv[-1]
+
+
+def die(here: str) -> None:
+    if here == WHERE and STEP == "1":
+        os._exit(9)
+
+
+def count(what: str) -> int:
+    """How often something has happened, this time included, in all processes."""
+    path = FOLDER / what
+    path.write_text(path.read_text() + "x" if path.exists() else "x")
+    return len(path.read_text())
+
+
+def act(n: int) -> str:
+    """Do something that must not be done twice."""
+    count("acted")
+    die("tool")
+    return f"done {n}"
+
+
+def last(messages: Any) -> str:
+    return str(messages[-1].content)
+
+
+class Below(ScriptedModel):
+    """The sub-agent's model: one call, then an answer; it looks at the transcript to know where it is."""
+
+    def __init__(self) -> None:
+        super().__init__([self.say] * 9)
+
+    def say(self, messages: Any) -> Any:
+        if messages[-1].role == "user":
+            return call("ask_user", question="Which?") if WHERE == "answered" else call("act", n=1)
+        count("thought")
+        die("model")
+        die("answered")
+        return call("return_done", output=f"below: {last(messages)}")
+
+
+@observer
+def at_the_end(event: Event) -> None:
+    if isinstance(event, RunCompleted):
+        die("end")
+
+
+def above(messages: Any) -> Any:
+    return call("h", task="x") if messages[-1].role == "user" else f"above: {last(messages)}"
+
+
+async def main() -> None:
+    store = SqliteStore(FOLDER / "runs.db")
+    helper = Agent(Below(), tools=[act], preset="funnel", hooks=[at_the_end])
+    agent = Agent(
+        ScriptedModel([above] * 9), tools=[helper.as_tool("h", "Helps.")], host=Host(secret=b"shared", store=store)
+    )
+    if STEP == "3":
+        result = await agent.resume("top", ItRan("it was done"))
+    elif STEP == "2":
+        runs = agent.recover()
+        assert [r.run_id for r in runs] == ["top"], runs
+        result = await runs[0]
+    else:
+        result = await agent.run("go", run_id="top")
+        if isinstance(result.outcome, UserInputRequested):
+            result = await agent.resume("top", "the left one")
+    tell(result)
+    store.close()
+
+
+def tell(result: RunResult) -> None:
+    asked = result.outcome if isinstance(result.outcome, UserInputRequested) else None
+    told = {
+        "output": result.output,
+        "outcome": type(result.outcome).__name__,
+        "asked": None if asked is None else [asked.kind, asked.asker, asked.tool],
+        "acted": len((FOLDER / "acted").read_text()) if (FOLDER / "acted").exists() else 0,
+        "thought": len((FOLDER / "thought").read_text()) if (FOLDER / "thought").exists() else 0,
+    }
+    sys.stdout.write(json.dumps(told))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
