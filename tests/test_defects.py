@@ -763,6 +763,7 @@ def test_a_denial_is_no_failure_and_a_success_between_forgives_it() -> None:
 @pytest.mark.parametrize(
     "answer",
     [Edit({"what": float("nan")}), Edit({"what": object()}), Deny(7), ItRan({"a": 1}), 7, None, Allow],  # type: ignore[arg-type]
+    ids=["nan", "an object", "a reason of 7", "a result of a dict", "7", "nothing", "a class"],
 )
 def test_an_answer_that_is_none_is_refused_and_the_run_waits_on(answer: Any) -> None:
     agent = Agent(scripted(call("dangerous", what="it"), "x"), tools=[dangerous], host=host())

@@ -12,7 +12,7 @@ from agentfsm.analysis.facts import Facts
 from agentfsm.analysis.known import CALLS_PER_REPLY, loop_facts
 from agentfsm.analysis.loops import endless
 from agentfsm.analysis.product import Config, Product, Row
-from agentfsm.analysis.properties import Property, never_taken
+from agentfsm.analysis.properties import Property
 from agentfsm.analysis.search import Run, Searcher, names
 from agentfsm.core.guardrails import AgentGuardrails
 from agentfsm.core.rules import Rules
@@ -107,23 +107,22 @@ class Analysis:
         yield f"{self.graph.name}: {len(self.graph.states)} states, {len(self.graph.transitions)} transitions"
         for verdict in self.verdicts:
             yield f"  {verdict}".replace("\n", "\n  ")
-        b = self.bounds
-        most = "at most" if self.exact else "less than or"
+        b, some = self.bounds, "" if self.exact else " (or less)"
         yield (
-            f"  between two waits: {most} {_number(b.moves)} moves, {_number(b.model_calls)} model calls, "
-            f"{_number(b.tool_calls)} tool calls (a reply making {self.calls_per_reply})"
+            f"  between two waits: {_most(b.moves, 'moves')}, {_most(b.model_calls, 'model calls')}, "
+            f"{_most(b.tool_calls, 'tool calls')}{some}, where a reply makes at most {self.calls_per_reply}"
         )
         yield (
-            f"  in a whole run: at most {_number(b.model_calls_in_all)} model calls, "
-            f"{_number(b.tool_calls_in_all)} tool calls"
+            f"  in a whole run: {_most(b.model_calls_in_all, 'model calls')}, "
+            f"{_most(b.tool_calls_in_all, 'tool calls')}"
         )
         if self.dead:
             yield "  never taken under these guardrails:"
             yield from (f"    {dead.row}: {dead.why}" for dead in self.dead)
 
 
-def _number(bound: int | None) -> str:
-    return "any number of" if bound is None else f"{bound:,}"
+def _most(bound: int | None, what: str) -> str:
+    return f"any number of {what}" if bound is None else f"at most {bound:,} {what}"
 
 
 def analyse(
@@ -158,7 +157,7 @@ def analyse(
     ends = _endless(searcher, most)
     tried = 0 < len(most.longest) <= MOST_ROWS_TRIED
     exact = not tried or searcher.possible(Run(most.longest))
-    dead = tuple(_dead(searcher, searcher.beside(most.longest) if tried and exact else set()))
+    dead = tuple(_dead(searcher.whole, most.taken))
     return Analysis(
         graph,
         (_cases(graph), _shadowed(searcher, dead), ends, _ending(searcher), *_declared(searcher, properties)),
@@ -177,22 +176,18 @@ def _cases(graph: Graph) -> Verdict:
     cases = sum(len(graph.rows(s.name)) for s in graph.states)
     text = "in every state, whatever the guards answer, exactly one row is taken"
     stuck = [
-        s.name for s in graph.states if not (s.final or s.waits) and all(t.guard is not None for t in graph.rows(s.name))
+        s.name
+        for s in graph.states
+        if not (s.final or s.waits) and all(t.guard is not None for t in graph.rows(s.name))
     ]
     return Verdict(text, not stuck, f"{cases} cases" if not stuck else f"none may be taken in {', '.join(stuck)}")
 
 
-def _dead(searcher: Searcher, alive: set[int]) -> Iterator[Dead]:
-    for state in searcher.whole.rows:
-        for row in state:
-            if row.place in alive:
-                continue
-            run = searcher.breaks(never_taken(row.transition.id))
-            if run is not None:
-                alive |= searcher.beside(run.rows)
-            else:
-                why = "; ".join(k.why for k in row.known if k.why)
-                yield Dead(row.transition.id, why or "a row in front of it always holds first")
+def _dead(product: Product, taken: frozenset[int]) -> Iterator[Dead]:
+    for row in (row for rows in product.rows for row in rows if row.place not in taken):
+        off = [k.why for k in row.known if k.may == "never"]
+        why = "; ".join(off or (k.why for k in row.known if k.why))
+        yield Dead(row.transition.id, why or "a row in front of it always holds first")
 
 
 def _shadowed(searcher: Searcher, dead: tuple[Dead, ...]) -> Verdict:

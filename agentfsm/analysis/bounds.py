@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from agentfsm.analysis.facts import Facts
@@ -25,6 +26,7 @@ class Bounds:
         model_calls_in_all: Model calls of a whole run, however often a person lets it go on.
         tool_calls_in_all: Tool calls of a whole run.
         longest: The places of the rows of a run that ends with a longest stretch.
+        taken: The places of the rows that some run takes, as far as the budgets alone know.
     """
 
     moves: int | None
@@ -33,6 +35,7 @@ class Bounds:
     model_calls_in_all: int | None
     tool_calls_in_all: int | None
     longest: tuple[int, ...] = ()
+    taken: frozenset[int] = frozenset()
 
 
 def bounds(graph: Graph, facts: Facts) -> Bounds:
@@ -40,11 +43,23 @@ def bounds(graph: Graph, facts: Facts) -> Bounds:
 
     No bound on moves means that a run may go on for ever without waiting, as far as these counters know.
     """
-    product = Product(graph, facts, [c.name for c in facts.counters if c.budget])
     try:
-        return _Bounding(product).result()
+        return _Bounding(Product(graph, facts, [c.name for c in facts.counters if c.budget])).result()
     except EndlessError:
-        return Bounds(None, None, None, None, None)
+        return Bounds(None, None, None, None, None, taken=_taken(Product(graph, facts, ())))
+
+
+def _taken(product: Product) -> frozenset[int]:
+    """The rows that some run takes, counters apart."""
+    seen, rows = {product.start}, set[int]()
+    todo = [product.start]
+    while todo:
+        for row, after in product.moves(todo.pop()):
+            rows.add(row)
+            if after not in seen:
+                seen.add(after)
+                todo.append(after)
+    return frozenset(rows)
 
 
 def _cost(graph: Graph, row: int) -> Cost:
@@ -95,17 +110,15 @@ class _Bounding:
         """The bounds.
 
         Raises:
-            EndlessError: Nothing is bounded.
+            EndlessError: A run may go on for ever without waiting.
         """
         self._explore()
         most, run = self._longest()
-        if self._laps.unbounded:
-            return Bounds(*most, None, None, run)
-        try:
-            in_all = self._values("onward")[self._start][0]
-        except EndlessError:
-            return Bounds(*most, None, None, run)
-        return Bounds(*most, *in_all[1:], run)
+        in_all: tuple[int, int] | tuple[None, None] = (None, None)
+        if not self._laps.unbounded:
+            with suppress(EndlessError):
+                in_all = self._values("onward")[self._start][0][1:]
+        return Bounds(most[0], most[1], most[2], in_all[0], in_all[1], run, frozenset(self._laps.taken))
 
     def _hub(self, node: Config) -> int:
         if node not in self._number:
@@ -220,26 +233,26 @@ class _Bounding:
     def _longest(self) -> tuple[Cost, tuple[int, ...]]:
         values = self._values("straight")
         most = values[self._start][0]
-        begin: tuple[_Here, _Goal | None] = (self._start, None)
+        start, first = self._start, values[self._start][1]
         for here, nexts in self._nexts.items():
             for goal, after in nexts:
                 if goal.tail is None:
                     continue
                 cost = goal.tail.cost if goal.hub < 0 else add(goal.tail.cost, values[after][0])
                 if cost[0] > most[0]:
-                    begin = (here, goal)
+                    start, first = here, goal
                 most = larger(most, cost)
-        here, goal = begin
-        rows = self._way_to(here)
-        if goal is not None and goal.tail is not None:
-            rows += [*goal.lead, *goal.tail.rows[len(goal.lead) :]]
-        else:
-            goal = values[here][1]
-            rows += goal.straight.rows if goal is not None and goal.straight is not None else ()
-        while goal is not None and goal.hub >= 0:
-            here = goal.move(here)
-            goal = values[here][1]
-            rows += goal.straight.rows if goal is not None and goal.straight is not None else ()
+        rows = self._way_to(start)
+        if first is not None:
+            behind_wait = first is not values[start][1] and first.tail is not None
+            lap = first.tail if behind_wait else first.straight
+            rows += [*first.lead, *lap.rows[len(first.lead) :]] if behind_wait and lap else lap.rows if lap else ()
+        here, goal_ = start, first
+        while goal_ is not None and goal_.hub >= 0:
+            here = goal_.move(here)
+            goal_ = values[here][1]
+            if goal_ is not None and goal_.straight is not None:
+                rows += goal_.straight.rows
         return most, tuple(rows)
 
     def _way_to(self, here: _Here) -> list[int]:

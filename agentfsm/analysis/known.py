@@ -52,7 +52,7 @@ def loop_facts(
     single = rules is not None and rules.envelope
     calls = 1 if single else calls_per_reply
     return Facts(
-        (*_budgets(guardrails, calls), *_memories()),
+        (*_budgets(guardrails, calls), *_memories(calls)),
         (
             *_limits(guardrails),
             *_batches(guardrails, single),
@@ -78,8 +78,13 @@ def _budgets(g: AgentGuardrails, calls: int) -> tuple[Counter, ...]:
                 *(Change(f"* -> {state}", to=(0,)) for state in ("pre_step", "call_llm", "recover", "terminal")),
                 Change("post_llm.*", to=tuple(range(calls + 1))),
                 Change("post_tool.question_asked", to=(0,)),
-                Change("recover.retry_tool", to=tuple(range(1, calls + 1))),
+                *(
+                    Change("recover.retry_tool", to=tuple(range(1, ran + 1)), when=f"ran == {ran}")
+                    for ran in range(1, calls + 1)
+                ),
+                Change("recover.retry_tool", to=(1,)),
                 Change("dispatch_tool.approval_required", -1, when="allowed == 1"),
+                Change("dispatch_tool.otherwise", to=(0,), when="together == 1"),
                 Change("dispatch_tool.otherwise", -1),
             ),
         ),
@@ -120,7 +125,7 @@ _ABOUT_CHANGES = (
 )
 
 
-def _memories() -> tuple[Counter, ...]:
+def _memories(calls: int) -> tuple[Counter, ...]:
     """What a run remembers that decides which moves are possible, though not how many."""
     return tuple(
         replace(counter, budget=False)
@@ -143,10 +148,29 @@ def _memories() -> tuple[Counter, ...]:
                     Change("suspended.replied", to=(0,), when="about == time_limit"),
                 ),
             ),
-            # the call at hand: whether a person had to be asked about it, and allowed it
-            Counter("allowed", changes=(*_call_settled(), Change("suspended.approval_decided", to=(1,)))),
-            Counter("asked", changes=(*_call_settled(), Change("dispatch_tool.approval_required", to=(1,)))),
-            Counter("doubted", changes=(*_call_settled(), Change("dispatch_tool.in_doubt", to=(1,)))),
+            # the batch at hand, and the call that is next in it
+            Counter(
+                "ran",
+                calls,
+                (
+                    *(Change(on, to=(0,)) for on in (*_BATCH_OVER, "recover.retry_tool")),
+                    Change("dispatch_tool.otherwise", 1),
+                ),
+            ),
+            Counter("asked", changes=(*_zero(_BATCH_OVER), Change("dispatch_tool.approval_required", to=(1,)))),
+            Counter("doubted", changes=(*_zero(_BATCH_OVER), Change("dispatch_tool.in_doubt", to=(1,)))),
+            Counter("allowed", changes=(*_zero(_CALL_OVER), Change("suspended.approval_decided", to=(1,)))),
+            Counter(
+                "gated",
+                changes=(
+                    *_zero((*_CALL_OVER, "dispatch_tool.in_doubt")),
+                    Change("dispatch_tool.approval_required", to=(1,)),
+                ),
+            ),
+            Counter(  # asked about one call after the other, which only calls that run together are
+                "together",
+                changes=(*_zero(_CALL_OVER), Change("dispatch_tool.approval_required", to=(1,), when="allowed == 1")),
+            ),
             # what earlier replies brought
             Counter("errors", changes=(*_ERROR_CHANGES,)),
             Counter(
@@ -160,8 +184,12 @@ def _memories() -> tuple[Counter, ...]:
     )
 
 
-def _call_settled() -> tuple[Change, ...]:
-    return tuple(Change(on, to=(0,)) for on in ("* -> pre_step", "* -> call_llm", "post_llm.*", "post_tool.*"))
+_BATCH_OVER = ("* -> pre_step", "* -> call_llm", "post_llm.*")
+_CALL_OVER = (*_BATCH_OVER, "post_tool.*")
+
+
+def _zero(rows: tuple[str, ...]) -> tuple[Change, ...]:
+    return tuple(Change(on, to=(0,)) for on in rows)
 
 
 _ERROR_CHANGES = (
@@ -219,26 +247,39 @@ def _spent(guard: Guard, counter: str, field: str, off: bool) -> Known:
 
 def _batches(g: AgentGuardrails, single: bool) -> tuple[Known, ...]:
     rerun = "a call that is run again names a tool that is there, with arguments that fit"
-    repeat = [Known(guard, may="tool_retries == 0", why=rerun) for guard in (d.unknown_tool, d.invalid_arguments)]
-    repeat += [
-        Known(guard, may="tool_retries == 0", why="only a call that failed is run again, and these never fail")
-        for guard in (d.question_asked, d.declared_unable)
-    ]
+    alone = "calls that a person is asked about one after the other run together, and this one does not"
+    unasked = "nobody is asked about a call that cannot run"
+    never_fail = "only a call that failed is run again, and these never fail"
+    earlier = "gated == 0" if single else "gated == 0 or ran > 1"  # else it was an earlier call of the batch
+    again = f"about == tool_failure and tool_retries < {g.max_tool_retries}"
     return (
         exactly(d.calls_pending, "calls > 0", "it holds while calls of the batch have no result, and not longer"),
         Known(
             d.retry_tool,
-            may=f"about == tool_failure and tool_retries < {g.max_tool_retries}" + (" and doubted == 0" * single),
+            may=again + (" and doubted == 0" if single else ""),
             why="only tool_error and environment_error of an idempotent tool are mended by running it again, "
             f"{g.max_tool_retries} time(s)",
         ),
         Known(d.in_doubt, may="tool_retries == 0", why="only idempotent calls are run again, and none is in doubt"),
+        Known(d.in_doubt, may="together == 0", why=alone),
         Known(
             d.approval_required,
-            may="allowed == 0 or calls > 1",
+            may="allowed == 0 or calls > 1 and tool_retries == 0",
             why="what a person allowed is not asked about again, and no other call is left",
         ),
-        *repeat,
+        Known(
+            d.approval_required,
+            may="asked == 0 or tool_retries == 0",
+            why="what a person allowed is not asked about when it is run again",
+        ),
+        *(
+            Known(guard, may=may, why=why)
+            for guard in (d.unknown_tool, d.invalid_arguments)
+            for may, why in (("tool_retries == 0", rerun), (earlier, unasked))
+        ),
+        *(Known(guard, may="tool_retries == 0", why=never_fail) for guard in (d.question_asked, d.declared_unable)),
+        *(Known(guard, may="together == 0", why=alone) for guard in (d.unknown_tool, d.question_asked)),
+        Known(d.declared_unable, may="together == 0", why=alone),
         *(_single() if single else ()),
     )
 

@@ -102,6 +102,7 @@ class Laps:
 
     Attributes:
         unbounded: Whether, with waits passed, some measure but the first was found to have no bound.
+        taken: The places of the rows that were met.
     """
 
     def __init__(self, product: Product, measure: Callable[[int], Cost]) -> None:
@@ -113,6 +114,7 @@ class Laps:
         self._tests = tuple(self._large_tests(rows) for rows in product.rows)
         self._straight: dict[Config, tuple[Lap, ...]] = {}
         self.unbounded = False
+        self.taken: set[int] = set()
         self._steps: dict[tuple[Config, tuple[bool, ...]], tuple[Step, ...]] = {}
 
     def _large_tests(self, rows: tuple[Row, ...]) -> tuple[Callable[[Config], bool], ...]:
@@ -179,6 +181,7 @@ class Laps:
             different: dict[tuple[Config, Shift, Cost], Step] = {}
             for step in self._find(config):
                 key_of = (step.node, step.shift, step.cost)
+                self.taken.add(step.row)
                 if key_of not in different or ties[step.row] < ties[different[key_of].row]:
                     different[key_of] = step
             found = self._steps[key] = tuple(different.values())

@@ -125,9 +125,7 @@ def _shortest(product: Product) -> Run | None:
     return best
 
 
-def _cycle(
-    inner: dict[Config, list[tuple[int, Config]]], cyclic: set[Config], start: Config
-) -> tuple[int, ...]:
+def _cycle(inner: dict[Config, list[tuple[int, Config]]], cyclic: set[Config], start: Config) -> tuple[int, ...]:
     """The shortest cycle through a configuration."""
     back: dict[Config, tuple[Config, int] | None] = {start: None}
     todo = deque([start])

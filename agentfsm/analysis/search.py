@@ -90,15 +90,6 @@ class Searcher:
         """Whether a run can happen under all that is known, its loop again and again."""
         return follow(self.whole, run)
 
-    def beside(self, rows: Sequence[int]) -> set[int]:
-        """Every row that could be taken somewhere along a possible run, its own among them."""
-        here = {self.whole.start}
-        found: set[int] = set()
-        for place in rows:
-            found.update(row for config in here for row, _ in self.whole.moves(config))
-            here = _taken(self.whole, here, place)
-        return found
-
 
 def follow(product: Product, run: Run, start: Iterable[Config] = ()) -> bool:
     """Whether a run can happen in a product, its loop again and again.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard
@@ -37,6 +37,8 @@ class ModelRequest:
         max_output_tokens: The cap on the reply, in tokens, or None.
         timeout_s: Seconds that the caller will wait; the loop enforces them too.
         heartbeat_s: Seconds of silence inside a streamed reply after which it counts as dropped.
+        memo: Where a model may keep, under a key of its own, what helps with the run's next request; every
+            request of a run brings the same.
         output_schema: JSON schema of the wanted answer, or None for plain text.
         output_name: A name for that schema.
     """
@@ -48,6 +50,7 @@ class ModelRequest:
     output_schema: Mapping[str, Any] | None = None
     output_name: str = field(default="answer")
     heartbeat_s: float = 20.0
+    memo: MutableMapping[object, object] = field(default_factory=dict[object, object], compare=False, repr=False)
 
 
 class Model(Protocol):

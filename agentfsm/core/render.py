@@ -35,6 +35,16 @@ class Transcript(Sequence[Message]):
         self._head, self._stop, self._tail = head, stop, tail
 
     @property
+    def head(self) -> list[Message]:
+        """The list that grows; read it up to ``settled``, and do not change it."""
+        return self._head
+
+    @property
+    def tail(self) -> tuple[Message, ...]:
+        """What stands behind it in this request alone."""
+        return self._tail
+
+    @property
     def settled(self) -> int:
         """How many messages, from the first, stand in every later request as they stand here."""
         return self._stop

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Mapping
 
-from agentfsm.errors import JournalError, StaleLease
+from agentfsm.errors import JournalError, StaleLease, StoreError
 from agentfsm.journal.records import Record
 from agentfsm.journal.restore import records
 from agentfsm.journal.scribe import Scribe
@@ -26,29 +27,33 @@ def owner_name() -> str:
 
 
 class StoreKeeper:
-    """Keeps one run in a store, under a lease."""
+    """Keeps one run in a store, under a lease.
+
+    Attributes:
+        error: Why nothing can be kept any more, or None.
+    """
 
     def __init__(self, store: Store, lease: Lease, scribe: Scribe) -> None:
         self._store = store
         self._lease: Lease | None = lease
         self._scribe = scribe
         self._last: asyncio.Future[None] | None = None
-        self._error: Exception | None = None
+        self._over = False
+        self.error: Exception | None = None
 
     def push(self, entries: list[Entry]) -> None:
         """Hand entries over, in order, without waiting."""
-        if self._error is not None or self._lease is None:
+        if self.error is not None or self._lease is None or self._over:
             return
         try:
             rows = self._scribe.write(entries)
         except (TypeError, ValueError) as error:
-            self._error = JournalError(f"the run cannot be written down: {error}")
+            self.error = JournalError(f"the run cannot be written down: {error}")
             return
         status = _STATUS.get(entries[-1][0], "running")
         self._last = asyncio.ensure_future(self._store.append(self._lease, rows, status))
-        self._last.add_done_callback(_seen)
-        if status != "running":
-            self._lease = None
+        self._last.add_done_callback(self._seen)
+        self._over = status != "running"  # the lease ends with it, unless it fails
 
     async def settle(self) -> None:
         """Wait until everything handed over is durable.
@@ -57,24 +62,28 @@ class StoreKeeper:
             agentfsm.errors.StoreError: It cannot be kept; the run must not go on.
             agentfsm.errors.JournalError: An entry cannot be written as JSON.
         """
-        if self._error is None and self._last is not None:
-            if self._last.cancelled() and self._lease is not None:  # whoever waited was cut off, not the store
+        if self.error is None and self._last is not None:
+            cut_off = self._last.cancelled()  # whoever waited was; what was handed over is on its way
+            if cut_off and self._lease is not None and not self._over:
                 self._last = asyncio.ensure_future(self._store.append(self._lease, (), "running"))
             try:
                 await self._last  # order is kept by the store, so the last one stands for all
             except Exception as error:
-                self._error = error
-        if self._error is not None:
+                self.error = self.error or error
+        if self.error is not None:
             if self._lease is not None:
                 lease, self._lease = self._lease, None
-                await self._store.release(lease)
-            raise self._error
+                with contextlib.suppress(StoreError):  # the first error says more than this one
+                    await self._store.release(lease)
+            raise self.error
+        if self._over:
+            self._lease = None
 
-
-def _seen(done: asyncio.Future[None]) -> None:
-    """Whoever settles next meets the error; nobody else needs to be told."""
-    if not done.cancelled():
-        done.exception()
+    def _seen(self, done: asyncio.Future[None]) -> None:
+        """Keep the first error, for whoever settles next: those behind it only follow from it."""
+        error = None if done.cancelled() else done.exception()
+        if isinstance(error, Exception) and self.error is None:
+            self.error = error
 
 
 async def open_keeper(

@@ -22,6 +22,7 @@ from agentfsm.models.http import HttpOptions
 from agentfsm.models.providers import locate
 from agentfsm.models.settings import ModelSettings
 from agentfsm.models.wire import as_list, as_object, token_count, tool_calls, unpriced, wire_name
+from agentfsm.models.written import Units
 
 __all__ = ["DEFAULT_MAX_TOKENS", "AnthropicMessages", "decode", "encode"]
 
@@ -80,10 +81,13 @@ class AnthropicMessages(HttpModel):
     def _path(self) -> str:
         return "/messages" if self._endpoint.base_url.endswith("/v1") else "/v1/messages"
 
-    def _encode(self, request: ModelRequest, *, stream: bool) -> object:
+    def _encode(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
         cache = self.settings.prompt_cache or ("5m" if self._endpoint.at_home else "off")
         body = encode(request, self.model, self.settings, cache=cache)
         return {"stream": True} | body if stream else body
+
+    def _units(self, request: ModelRequest) -> tuple[str, Units]:
+        return "messages", Turns(self._mark)
 
     def _decode(self, body: object, taken: Collection[str]) -> Reply:
         return decode(body, taken=taken)

@@ -1,7 +1,7 @@
 """``HttpModel``: what the wires have in common: a call that is whole, one that streams, and what is kept out.
 
-A wire brings five things: a path, how a request becomes a body, how a body becomes a reply, how a stream
-is cut into events, and how events add up to a body.
+A wire brings six things: a path, how a request becomes a body, how its messages are written, how a body
+becomes a reply, how a stream is cut into events, and how events add up to a body.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Collection, Iterator
 from dataclasses import replace
+from typing import Any
 
-from agentfsm.core.messages import FinishReason, Reply
+from agentfsm.core.messages import FinishReason, Reply, Role
 from agentfsm.core.model import ModelRequest
 from agentfsm.core.streaming import Piece, Pulse
 from agentfsm.errors import ProviderError, TransientProviderError
@@ -20,7 +21,8 @@ from agentfsm.models.framing import EventLines, Frames
 from agentfsm.models.http import Answer, HttpOptions, HttpWire
 from agentfsm.models.providers import Endpoint
 from agentfsm.models.settings import ModelSettings
-from agentfsm.models.wire import as_object, call_ids, dumps, loads_as_it_is, mended
+from agentfsm.models.wire import as_object, call_ids, loads_as_it_is, mended
+from agentfsm.models.written import Units, Written, joined, written
 
 __all__ = ["HttpModel"]
 
@@ -133,8 +135,15 @@ class HttpModel(ABC):
         """What follows the base URL."""
 
     @abstractmethod
-    def _encode(self, request: ModelRequest, *, stream: bool) -> object:
+    def _encode(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
         """The body of a request."""
+
+    @abstractmethod
+    def _units(self, request: ModelRequest) -> tuple[str, Units]:
+        """Where in a body the messages stand, and the form of an empty transcript.
+
+        What it writes must be what ``_encode`` gives for the same messages.
+        """
 
     @abstractmethod
     def _decode(self, body: object, taken: Collection[str]) -> Reply:
@@ -166,8 +175,16 @@ class HttpModel(ABC):
 
     # -- what they share ------------------------------------------------------------------------------
 
+    def _taken(self, request: ModelRequest) -> Collection[str]:
+        """The ids of the transcript's calls, known since the request was written."""
+        kept = request.memo.get(self)
+        return kept.ids if isinstance(kept, Written) else call_ids(request.messages)
+
     def _content(self, request: ModelRequest, *, stream: bool) -> bytes:
-        return dumps(self._encode(request, stream=stream)).encode(errors="replace")
+        key, empty = self._units(request)
+        known, tail = written(request, self, lambda: empty)
+        bare = replace(request, messages=[*known.system, *(m for m in tail if m.role is Role.SYSTEM)])
+        return joined(self._encode(bare, stream=stream), key, known.units.text(tail))
 
     async def _head(self, answer: Answer, request: ModelRequest) -> bytes:
         """The beginning of the body, blanks and byte-order mark left out; nothing where there is no more."""
@@ -238,7 +255,7 @@ class HttpModel(ABC):
 
     def _read(self, body: object, request: ModelRequest) -> Reply:
         try:
-            reply = self._decode(body, call_ids(request.messages))
+            reply = self._decode(body, self._taken(request))
         except TransientProviderError as error:
             raise self._caller.broken(str(error)) from None
         except ProviderError as error:

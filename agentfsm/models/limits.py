@@ -187,8 +187,9 @@ class _Bucket:
         """Seconds until so much is in it."""
         with self._lock:
             self._fill()
-            # A bucket filled by tiny sums never comes out at exactly the amount.
-            return max(0.0, amount - self._level - 1e-9 * self._size) / self._per_s
+            lacking = amount - self._level
+            # A bucket that is filled by small sums never comes out at exactly the amount.
+            return lacking / self._per_s if lacking > 1e-9 * self._size else 0.0
 
     def take(self, amount: float) -> None:
         """Take so much out, and more than there is if need be."""

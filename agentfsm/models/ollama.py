@@ -28,6 +28,7 @@ from agentfsm.models.openai_chat import refuse_cache
 from agentfsm.models.providers import locate
 from agentfsm.models.settings import ModelSettings
 from agentfsm.models.wire import as_list, as_object, text_of, token_count, tool_calls, unpriced, wire_name
+from agentfsm.models.written import Items, Units
 
 __all__ = ["OllamaAssembly", "OllamaChat", "decode", "encode"]
 
@@ -68,8 +69,11 @@ class OllamaChat(HttpModel):
     def _path(self) -> str:
         return "/api/chat"
 
-    def _encode(self, request: ModelRequest, *, stream: bool) -> object:
+    def _encode(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
         return {"stream": stream} | encode(request, self.model, self.settings)
+
+    def _units(self, request: ModelRequest) -> tuple[str, Units]:
+        return "messages", Items(lambda message: [_message(message)])
 
     def _decode(self, body: object, taken: Collection[str]) -> Reply:
         return decode(body, taken=taken)

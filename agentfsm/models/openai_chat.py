@@ -20,6 +20,7 @@ from agentfsm.models.http import HttpOptions
 from agentfsm.models.providers import locate
 from agentfsm.models.settings import ModelSettings
 from agentfsm.models.wire import as_list, as_object, dumps, token_count, tool_calls, unpriced, wire_name
+from agentfsm.models.written import Items, Units
 
 __all__ = ["OpenAIChat", "decode", "encode", "is_strict", "refuse_cache"]
 
@@ -104,10 +105,13 @@ class OpenAIChat(HttpModel):
     def _path(self) -> str:
         return "/chat/completions"
 
-    def _encode(self, request: ModelRequest, *, stream: bool) -> object:
+    def _encode(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
         body = encode(request, self.model, self.settings, official=self._official, server=self._server)
         # Without the option, no usage comes at all (https://platform.openai.com/docs/api-reference/chat/create).
         return {"stream": True, "stream_options": {"include_usage": True}} | body if stream else body
+
+    def _units(self, request: ModelRequest) -> tuple[str, Units]:
+        return "messages", Items(lambda message: [_message(message, self._server)])
 
     def _decode(self, body: object, taken: Collection[str]) -> Reply:
         return decode(body, taken=taken, server=self._server)

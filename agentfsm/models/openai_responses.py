@@ -22,6 +22,7 @@ from agentfsm.models.providers import locate
 from agentfsm.models.responses_stream import ResponseAssembly
 from agentfsm.models.settings import ModelSettings
 from agentfsm.models.wire import as_list, as_object, dumps, text_of, token_count, tool_calls, unpriced, wire_name
+from agentfsm.models.written import Items, Units
 
 __all__ = ["OpenAIResponses", "decode", "encode"]
 
@@ -64,9 +65,12 @@ class OpenAIResponses(HttpModel):
     def _path(self) -> str:
         return "/responses"
 
-    def _encode(self, request: ModelRequest, *, stream: bool) -> object:
+    def _encode(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
         body = encode(request, self.model, self.settings, official=self._endpoint.at_home)
         return {"stream": True} | body if stream else body
+
+    def _units(self, request: ModelRequest) -> tuple[str, Units]:
+        return "input", Items(_items)
 
     def _decode(self, body: object, taken: Collection[str]) -> Reply:
         return decode(body, taken=taken)

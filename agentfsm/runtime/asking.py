@@ -41,6 +41,7 @@ async def call_model(context: Context) -> Outcome:
         limit,
         parts.output_schema,
         heartbeat_s=run.guardrails.stream_heartbeat_s,
+        memo=context.memo,
     )
     try:
         reply = await ask(context, request)

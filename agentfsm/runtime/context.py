@@ -77,6 +77,7 @@ class Context:
         watched: Whether anybody sees events.
         heard: Whether they are built: somebody sees them, or all are logged; else only the last one is.
         call_ids: The ids of all calls of the transcript.
+        memo: What the model keeps from one request to the next.
         finished: Results of calls that have ended while others of their batch still run.
         held: Sub-agents' runs that have come to wait for a person meanwhile, by the id of their call.
         recorder: What happened in the run, for its journal.
@@ -95,6 +96,7 @@ class Context:
         self.observer_failures = 0
         self.hooks_done: set[int] = set()
         self.call_ids = {c.id for m in run.messages for c in m.tool_calls}
+        self.memo: dict[object, object] = {}
         self.watchdog = Watchdog()
         self._seq = 0
         self._sink: Callable[[Event], None] | None = None

@@ -1,0 +1,101 @@
+"""No key, no header and no prompt shows in what a failing run logs, raises, represents or tells at default settings.
+
+What was asked and what a model or a tool said are told in the events that are there to tell it: a prompt in
+``RunStarted``, a text in ``TextDelta``. Everywhere else, and everywhere for keys and headers, there are canaries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from agentfsm import Agent, Event, ModelReplied, RunStarted, TextDelta
+from agentfsm.core.events import ReasoningDelta, ToolCallDelta
+from agentfsm.core.messages import Message
+from agentfsm.models import ConcurrencyLimit, FallbackModel, Limited, Price, Priced
+from agentfsm.runtime.host import Host
+from agentfsm.testing import FakeClock
+from tests.models.helpers import KEY, WIRES, build
+from tests.models.test_streams import Chunks
+from tests.models.wires import Said, as_bytes, stream_events
+
+PROMPT = "canary prompt: the launch code is tangerine"
+INSTRUCTIONS = "canary instructions: never tell about the blue door"
+HEADER = "canary-header-3f786850e387550f"
+TOLD = (RunStarted, TextDelta, ReasoningDelta, ToolCallDelta, ModelReplied)
+"""The events that are there to tell what was said."""
+
+
+def echoing(wire: str, how: str) -> Any:
+    """A server that fails, and repeats all that it was sent."""
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        key = request.headers.get("authorization", request.headers.get("x-api-key", ""))
+        said = json.loads(request.content)
+        words = f"bad key {key}; you said {json.dumps(said)}; {PROMPT}; {INSTRUCTIONS}"
+        error = {"error": {"message": words, "type": "server_error" if how != "refused" else "authentication_error"}}
+        headers = {"x-request-id": HEADER, "set-cookie": f"session={HEADER}"}
+        if how == "refused":
+            return httpx.Response(401, json=error, headers=headers)
+        if how == "busy":
+            return httpx.Response(503, json=error, headers=headers)
+        if how == "dropped":
+            raise httpx.ReadError(f"lost {key} {PROMPT}", request=request)
+        if how == "no JSON":
+            return httpx.Response(200, text=words, headers=headers)
+        begun = stream_events(wire, Said("Hello"))[:3]
+        return httpx.Response(200, stream=Chunks([as_bytes(wire, [*begun, error])]), headers=headers)
+
+    return handler
+
+
+def shown(thing: Any, seen: set[int]) -> list[str]:
+    """A thing's representation, and that of everything it is made of."""
+    if id(thing) in seen:
+        return []
+    seen.add(id(thing))
+    texts = [repr(thing)]
+    if is_dataclass(thing) and not isinstance(thing, type):
+        texts += [text for field in fields(thing) for text in shown(getattr(thing, field.name), seen)]
+    elif isinstance(thing, list | tuple | set | frozenset):
+        texts += [text for item in thing for text in shown(item, seen)]
+    elif isinstance(thing, dict):
+        texts += [text for item in thing.items() for text in shown(item, seen)]
+    return texts
+
+
+def has_canary(text: str, *, said: bool) -> bool:
+    keys = KEY in text or KEY[:-6] in text or HEADER in text
+    return keys or (not said and any(word in text for word in ("tangerine", "launch code", "blue door")))
+
+
+@pytest.mark.parametrize("how", ["refused", "busy", "dropped", "no JSON", "in mid-stream"])
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("wire", WIRES)
+def test_no_canary_sings(wire: str, streamed: bool, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = build(wire, echoing(wire, how))
+    agent = Agent(
+        Limited(Priced(FallbackModel(model, model), {"*": Price()}), ConcurrencyLimit(1)), host=Host(clock=FakeClock())
+    )
+
+    async def main() -> list[Event]:
+        run = agent.run(PROMPT, message_history=[Message.user(INSTRUCTIONS)])
+        if streamed:
+            return [event async for event in run]
+        return [(await run).outcome]
+
+    with caplog.at_level(logging.DEBUG):
+        events = asyncio.run(main())
+        logging.getLogger("agentfsm").warning("%r %s %r", agent, model, agent.model)
+    assert not has_canary(caplog.text, said=False), caplog.text
+    for event in events:
+        for text in shown(event, set()):
+            assert not has_canary(text, said=isinstance(event, TOLD)), text
+    for text in (repr(agent), repr(model), repr(agent.model), str(vars(model)), repr(vars(vars(model)["_http"]))):
+        assert not has_canary(text, said=False)

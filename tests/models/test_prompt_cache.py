@@ -1,0 +1,192 @@
+"""Prompt caches keep a beginning that never changes: what each step sends begins with what the last one sent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import pytest
+
+from agentfsm import Agent, AgentGuardrails, tool
+from agentfsm.core.messages import Message, Role, ToolCall
+from agentfsm.core.model import ModelRequest
+from agentfsm.core.render import Transcript
+from agentfsm.errors import ConfigurationError
+from agentfsm.models import AnthropicMessages, ModelSettings, OllamaChat, OpenAIChat, OpenAIResponses
+from agentfsm.models.anthropic import encode
+from agentfsm.models.http import HttpOptions
+from tests.models.helpers import WEATHER, WIRES, build
+from tests.models.wires import Said, whole_body
+
+MARK = {"cache_control": {"type": "ephemeral"}}
+
+
+@tool
+def look(place: int) -> str:
+    """Look somewhere."""
+    if place == 3:
+        raise ValueError("nothing to see")
+    return f"seen {place}"
+
+
+def bodies_of_a_run(wire: str) -> list[bytes]:
+    """What each step of a run sends: calls in pairs, a tool that fails, a reply that is cut, lessons, and an answer."""
+    sent: list[bytes] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        sent.append(request.content)
+        step = len(sent)
+        calls = tuple((f"c{step}_{i}", "look", {"place": 2 * step - i}) for i in range(2))
+        said = Said("Thinking about it.", "hm", calls if step < 8 else (), finish="length" if step == 4 else "stop")
+        return httpx.Response(200, json=whole_body(wire, said))
+
+    agent = Agent(build(wire, handler), tools=[look], instructions="Be brief.", guardrails=AgentGuardrails())
+    assert asyncio.run(_ok(agent))
+    assert len(sent) == 8
+    return sent
+
+
+async def _ok(agent: Agent) -> bool:
+    return (await agent.run("Look around.")).ok
+
+
+def without_marks(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: without_marks(v) for k, v in value.items() if k != "cache_control"}
+    return [without_marks(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_the_bytes_of_the_beginning_do_not_change_from_step_to_step(wire: str) -> None:
+    """Everything but the last message (feedback and lessons stand there) comes again, byte for byte."""
+    sent = bodies_of_a_run(wire)
+    for earlier, later in pairwise(sent):
+        same = next((i for i, (a, b) in enumerate(zip(earlier, later, strict=False)) if a != b), len(earlier))
+        body = json.loads(earlier)
+        turns = body.get("messages") or body["input"]
+        steady = turns[:-1] if _is_feedback(turns[-1]) else turns
+        settled = json.dumps(steady, ensure_ascii=False, separators=(",", ":")).encode()[1:-1]
+        place = earlier.find(settled)
+        assert place > 0
+        assert same >= place + len(settled)
+
+
+def _is_feedback(turn: dict[str, Any]) -> bool:
+    return turn.get("role") == "user" and "context_addendum" in json.dumps(turn)
+
+
+def marked(body: dict[str, Any]) -> list[tuple[str, int, int]]:
+    """Where the marks are: the part of the body, and the place in it."""
+    found: list[tuple[str, int, int]] = []
+    for part in ("tools", "system"):
+        blocks = body.get(part, [])
+        found += [
+            (part, place, 0)
+            for place, block in enumerate(blocks)
+            if isinstance(block, dict) and MARK.items() <= block.items()
+        ]
+    for turn, message in enumerate(body["messages"]):
+        found += [
+            ("messages", turn, place) for place, block in enumerate(message["content"]) if "cache_control" in block
+        ]
+    return found
+
+
+CALL = ToolCall("c1", "weather", {"city": "Paris"})
+STEPS = [
+    Message.system("Be brief."),
+    Message.user("the weather?"),
+    Message.assistant("Looking.", (CALL,)),
+    Message(Role.TOOL, "sunny", tool_call_id="c1", name="weather"),
+]
+
+
+def test_the_marks_stand_behind_the_instructions_and_behind_what_is_settled() -> None:
+    for count, marks in (
+        (2, [("system", 0, 0), ("messages", 0, 0)]),
+        (4, [("system", 0, 0), ("messages", 0, 0), ("messages", 2, 0)]),
+    ):
+        request = ModelRequest(Transcript(STEPS, count), tools=(WEATHER,))
+        assert marked(encode(request, "m", cache="5m")) == marks
+
+
+def test_what_stands_in_one_request_alone_is_behind_the_last_mark() -> None:
+    feedback = Message.user("<context_addendum>lessons</context_addendum>")
+    request = ModelRequest(Transcript(STEPS, 4, (feedback,)), tools=(WEATHER,))
+    body = encode(request, "m", cache="5m")
+    last = body["messages"][-1]["content"]
+    assert [block["type"] for block in last] == ["tool_result", "text"]
+    assert "cache_control" in last[0]
+    assert "cache_control" not in last[1]
+
+
+def test_the_mark_of_one_step_is_where_the_next_one_finds_it() -> None:
+    long = [
+        *STEPS,
+        Message.assistant("", (ToolCall("c2", "weather", {}),)),
+        Message(Role.TOOL, "wet", tool_call_id="c2"),
+    ]
+    before = marked(encode(ModelRequest(Transcript(long, 4), tools=(WEATHER,)), "m", cache="5m"))
+    after = marked(encode(ModelRequest(Transcript(long, 6), tools=(WEATHER,)), "m", cache="5m"))
+    assert before[-1] in after
+    assert len(after) <= 4
+
+
+def test_without_instructions_the_tools_bear_the_mark() -> None:
+    request = ModelRequest(STEPS[1:2], tools=(WEATHER, WEATHER))
+    assert marked(encode(request, "m", cache="5m"))[0] == ("tools", 1, 0)
+    assert marked(encode(ModelRequest(STEPS[1:2]), "m", cache="5m")) == [("messages", 0, 0)]
+
+
+def test_a_thought_bears_no_mark() -> None:
+    thought = Message(
+        Role.ASSISTANT, "", extra={"anthropic": [{"type": "thinking", "thinking": "hm", "signature": "x"}]}
+    )
+    body = encode(ModelRequest([*STEPS, thought]), "m", cache="5m")
+    assert ("messages", 2, 0) in marked(body)
+    assert all("cache_control" not in block for block in body["messages"][-1]["content"])
+
+
+def test_marks_change_nothing_else() -> None:
+    request = ModelRequest(Transcript(STEPS, 4), tools=(WEATHER,))
+    plain, kept = encode(request, "m"), encode(request, "m", cache="1h")
+    assert kept["system"][0]["cache_control"] == {"type": "ephemeral", "ttl": "1h"}
+    bare = without_marks(kept)
+    assert bare.pop("system") == [{"type": "text", "text": plain.pop("system")}]
+    assert bare == plain
+
+
+@pytest.mark.parametrize(
+    ("base_url", "setting", "marks"),
+    [
+        (None, None, True),
+        (None, "off", False),
+        ("https://api.anthropic.com", "1h", True),
+        ("http://127.0.0.1:9", None, False),
+        ("http://127.0.0.1:9", "5m", True),
+    ],
+)
+def test_marks_are_sent_to_anthropic_itself_and_elsewhere_on_demand(
+    base_url: str | None, setting: Any, marks: bool
+) -> None:
+    sent: list[bytes] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        sent.append(request.content)
+        return httpx.Response(200, json=whole_body("anthropic", Said("hi")))
+
+    http = HttpOptions(transport=httpx.MockTransport(handler))
+    settings = ModelSettings(prompt_cache=setting)
+    model = AnthropicMessages("m", base_url=base_url, api_key="k" * 20, settings=settings, http=http)
+    asyncio.run(model.reply(ModelRequest(STEPS)))
+    assert (b"cache_control" in sent[0]) is marks
+
+
+@pytest.mark.parametrize("wire", [OpenAIChat, OpenAIResponses, OllamaChat])
+def test_servers_that_keep_prompts_by_themselves_are_not_told_to(wire: Any) -> None:
+    with pytest.raises(ConfigurationError, match="prompt_cache"):
+        wire("m", base_url="http://127.0.0.1:9/v1", settings=ModelSettings(prompt_cache="1h"))
+    wire("m", base_url="http://127.0.0.1:9/v1", settings=ModelSettings(prompt_cache="off"))
