@@ -138,6 +138,23 @@ class Agent:
         """The model."""
         return self._parts.model
 
+    @property
+    def parts(self) -> Parts:
+        """What it is made of, put together."""
+        return self._parts
+
+    def made_of(self, parts: Parts, guardrails: AgentGuardrails | None = None) -> Agent:
+        """An agent like this one, made of other parts: for tests, which lend it a clock, a store and scripts.
+
+        Args:
+            parts: Its parts; ``dataclasses.replace(agent.parts, ...)``.
+            guardrails: Its limits, where they are other ones.
+        """
+        agent = copy.copy(self)
+        agent._parts = replace(parts, keep=_keep(parts.host, parts.tools))
+        agent.graph, agent.guardrails = parts.machine.graph, guardrails or self.guardrails
+        return agent
+
     def run(
         self,
         prompt: str,

@@ -59,6 +59,7 @@ class Row:
         musts = [condition(k.must) for k in known]
         self.reads = {test.counter for each in (*mays, *musts) for tests in each for test in tests}
         self._mays = tuple(product.check(product.weaker(each)) for each in mays)
+        self._each = dict(zip(known, self._mays, strict=True))
         self._musts = tuple(product.check(product.stronger(each)) for each in musts)
         self.always = transition.guard is None
         changed = sum(any(c.fits(transition) for c in counter.changes) for counter in product.facts.counters)
@@ -68,6 +69,10 @@ class Row:
     def may(self, config: Config) -> bool:
         """Whether it can be taken, as far as its own guard goes."""
         return all(check(config) for check in self._mays)
+
+    def allows(self, known: Known, config: Config) -> bool:
+        """Whether one of the things that are known of its guard lets it hold."""
+        return self._each[known](config)
 
     def must(self, config: Config) -> bool:
         """Whether its guard certainly holds."""

@@ -25,7 +25,8 @@ class AgentGuardrails(BaseModel):
         max_cost_usd: USD of all model calls together; None for no limit.
         max_steps: How often ``pre_step`` may be entered, whatever a policy decides; four times
             ``max_iterations`` unless set (10,000 where that is None).
-        max_continues: How often a person may extend a spent budget; after that the run stops.
+        max_continues: How often a person may extend a spent budget; after that the run stops. What a person
+            extends still counts against ``max_steps``: raise that too where the last extension must be whole.
         on_limit: What a spent budget does: ``ask_user``, ``stop`` or ``handoff``.
         tool_timeout_s: Seconds for one tool call; a tool's own ``timeout`` comes first.
         llm_timeout_s: Seconds for one model call.

@@ -61,7 +61,7 @@ class _Field(NamedTuple):
 
 
 @cache
-def _fields(kind: type) -> tuple[_Field, ...]:
+def _fields(kind: type[object]) -> tuple[_Field, ...]:
     if issubclass(kind, BaseModel):
         own = {n: f.get_default(call_default_factory=False) for n, f in kind.model_fields.items()}
         return tuple(_Field(name, default, name in HIDDEN) for name, default in own.items())
@@ -94,8 +94,7 @@ def written(value: Any, hider: Hider) -> Any:
 
 def _object(value: Any, hider: Hider) -> Data:
     data: Data = {}
-    kind: Any = type(value)
-    for name, default, hidden in _fields(kind):
+    for name, default, hidden in _fields(value.__class__):
         held = getattr(value, name)
         if held is default:
             continue

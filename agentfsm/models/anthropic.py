@@ -5,32 +5,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from itertools import islice
+from collections.abc import Collection
 from typing import Any
 
 from pydantic import SecretStr
 
-from agentfsm.core.messages import FinishReason, Message, Reply, Role, ToolCall, Usage
+from agentfsm.core.messages import FinishReason, Message, Reply, Role, Usage
 from agentfsm.core.model import ModelRequest, ToolSpec
-from agentfsm.core.render import Transcript
 from agentfsm.errors import ConfigurationError, ProviderError
 from agentfsm.models.anthropic_stream import MessageAssembly
+from agentfsm.models.anthropic_turns import EXTRA, Turns, mark_of, tool_use, turns
 from agentfsm.models.assembly import Assembly
 from agentfsm.models.base import HttpModel
 from agentfsm.models.http import HttpOptions
 from agentfsm.models.providers import locate
 from agentfsm.models.settings import ModelSettings
-from agentfsm.models.wire import as_list, as_object, token_count, tool_calls, unpriced, wire_name
+from agentfsm.models.wire import as_list, as_object, token_count, tool_calls, unpriced
 from agentfsm.models.written import Units
 
 __all__ = ["DEFAULT_MAX_TOKENS", "AnthropicMessages", "decode", "encode"]
 
 DEFAULT_MAX_TOKENS = 4096
 """The cap on a reply, in tokens, where the request names none; this wire takes no request without one."""
-
-_EXTRA = "anthropic"
-"""Where ``Message.extra`` keeps a reply's blocks; thinking is signed and must come back as it was."""
 
 _FINISH = {
     "end_turn": FinishReason.STOP,
@@ -78,16 +74,19 @@ class AnthropicMessages(HttpModel):
             key_scheme="",
         )
 
+    @property
+    def _cache(self) -> str:
+        return self.settings.prompt_cache or ("5m" if self._endpoint.at_home else "off")
+
     def _path(self) -> str:
         return "/messages" if self._endpoint.base_url.endswith("/v1") else "/v1/messages"
 
     def _encode(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
-        cache = self.settings.prompt_cache or ("5m" if self._endpoint.at_home else "off")
-        body = encode(request, self.model, self.settings, cache=cache)
+        body = encode(request, self.model, self.settings, cache=self._cache)
         return {"stream": True} | body if stream else body
 
     def _units(self, request: ModelRequest) -> tuple[str, Units]:
-        return "messages", Turns(self._mark)
+        return "messages", Turns(mark_of(self._cache))
 
     def _decode(self, body: object, taken: Collection[str]) -> Reply:
         return decode(body, taken=taken)
@@ -113,7 +112,7 @@ def encode(
         cache: How long the server is to keep the unchanging beginning: ``5m``, ``1h`` or ``off``.
     """
     settings = settings or ModelSettings()
-    mark = None if cache == "off" else {"type": "ephemeral"} | ({"ttl": cache} if cache != "5m" else {})
+    mark = mark_of(cache)
     body: dict[str, Any] = {"model": model, "max_tokens": _cap(request, settings)}
     if request.tools:
         body["tools"] = [
@@ -127,7 +126,7 @@ def encode(
             body["system"] = [{"type": "text", "text": system, "cache_control": mark}]
     elif mark is not None and request.tools:
         body["tools"][-1]["cache_control"] = mark
-    body["messages"] = _turns(request.messages, mark)
+    body["messages"] = turns(request.messages, mark)
     wanted = settings.model_dump(include={"temperature", "top_p"}, exclude_none=True)
     if settings.stop:
         wanted["stop_sequences"] = list(settings.stop)
@@ -167,7 +166,7 @@ def decode(body: object, *, taken: Collection[str] = ()) -> Reply:
     extra = None
     if any(block.get("type") not in ("text", "tool_use") for block in blocks):
         fresh = iter(calls)
-        extra = {_EXTRA: [_tool_use(next(fresh)) if b.get("type") == "tool_use" else b for b in blocks]}
+        extra = {EXTRA: [tool_use(next(fresh)) if b.get("type") == "tool_use" else b for b in blocks]}
     usage = as_object(top.get("usage"))
     cached = token_count(usage, "cache_read_input_tokens")
     written = token_count(usage, "cache_creation_input_tokens")
@@ -186,84 +185,6 @@ def decode(body: object, *, taken: Collection[str] = ()) -> Reply:
         refusal=refusal,
         model=str(top.get("model") or ""),
     )
-
-
-def _turns(messages: Sequence[Message], mark: dict[str, str] | None = None) -> list[dict[str, Any]]:
-    """The transcript as turns that alternate; a user's must have its results before its text.
-
-    With a mark, the server keeps what stands up to there (it counts tools and system first, and takes four
-    marks, https://docs.anthropic.com/en/docs/build-with-claude/prompt-caching). One stands behind the last
-    message that no later request changes; one where the request before had it, since the server looks back
-    only 20 blocks from a mark.
-    """
-    settled = messages.settled if isinstance(messages, Transcript) else len(messages)
-    turns: list[dict[str, Any]] = []
-    _extend(turns, islice(messages, settled))
-    if mark is not None:
-        for blocks in _last_markable(turns):
-            blocks[-1] = blocks[-1] | {"cache_control": mark}
-    _extend(turns, islice(messages, settled, None))
-    return turns
-
-
-def _extend(turns: list[dict[str, Any]], messages: Iterable[Message]) -> None:
-    for message in messages:
-        if message.role is Role.SYSTEM:
-            continue
-        role = "assistant" if message.role is Role.ASSISTANT else "user"
-        blocks = _assistant_blocks(message) if role == "assistant" else _user_blocks(message)
-        if not blocks:
-            continue
-        if turns and turns[-1]["role"] == role:
-            turns[-1]["content"] += blocks
-            if role == "user":
-                turns[-1]["content"].sort(key=_is_no_result)
-        else:
-            turns.append({"role": role, "content": blocks})
-
-
-def _last_markable(turns: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """The content of the last turn and of the user's turn before it; a thought takes no mark."""
-    users: list[list[dict[str, Any]]] = [turn["content"] for turn in turns[-3:] if turn["role"] == "user"]
-    last: list[dict[str, Any]] = turns[-1]["content"] if turns else []
-    if not last or any(last is content for content in users[-1:]):
-        return users[-2:]
-    thought = last[-1]["type"] in ("thinking", "redacted_thinking")
-    return users[-1:] if thought else [*users[-1:], last]
-
-
-def _user_blocks(message: Message) -> list[dict[str, Any]]:
-    if message.role is Role.TOOL and message.tool_call_id is not None:
-        result: dict[str, Any] = {"type": "tool_result", "tool_use_id": message.tool_call_id}
-        result["content"] = message.content if message.content.strip() else "(empty)"
-        return [result | {"is_error": True} if message.is_error else result]
-    return _text(message.content)
-
-
-def _assistant_blocks(message: Message) -> list[dict[str, Any]]:
-    """A reply's blocks: as they came, where they are kept and still say what the message says."""
-    plain = _text(message.content) + [_tool_use(call) for call in message.tool_calls]
-    kept = [dict(as_object(block)) for block in as_list((message.extra or {}).get(_EXTRA))]
-    if not kept:
-        return plain
-    text = "".join(str(block.get("text")) for block in kept if block.get("type") == "text")
-    uses = [block for block in kept if block.get("type") == "tool_use"]
-    if text == message.content and uses == [_tool_use(call) for call in message.tool_calls]:
-        return kept
-    return [block for block in kept if block.get("type") in ("thinking", "redacted_thinking")] + plain
-
-
-def _is_no_result(block: dict[str, Any]) -> bool:
-    return str(block["type"]) != "tool_result"
-
-
-def _text(text: str) -> list[dict[str, Any]]:
-    """A block of text; none for a blank one, which the wire refuses."""
-    return [{"type": "text", "text": text}] if text.strip() else []
-
-
-def _tool_use(call: ToolCall) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call.id, "name": wire_name(call.name), "input": dict(call.arguments)}
 
 
 def _is_blank(block: dict[str, Any]) -> bool:

@@ -38,22 +38,35 @@ class Assembly(Protocol):
         ...
 
 
+_BLOCK = 500
+"""How many pieces of a text become one."""
+
+
 class Letters:
     """A text that comes in pieces, each of which may be cut inside a letter.
 
     Servers that count in UTF-16 cut letters outside the basic plane (most emoji) in two. In the whole text
     the halves meet again; what is shown on the way waits for the second.
+
+    Attributes:
+        last: The last piece.
     """
 
     def __init__(self) -> None:
+        self._blocks: list[str] = []
         self._pieces: list[str] = []
         self._held = ""
+        self.last = ""
 
     def add(self, piece: object) -> str:
         """Add a piece; gives what may be shown now. Anything but a text adds nothing."""
         if not isinstance(piece, str) or not piece:
             return ""
+        self.last = piece
         self._pieces.append(piece)
+        if len(self._pieces) == _BLOCK:  # a short text of its own takes ten times its letters
+            self._blocks.append("".join(self._pieces))
+            self._pieces.clear()
         if piece.isascii() and not self._held:
             return piece
         shown, self._held = self._held + piece, ""
@@ -61,13 +74,8 @@ class Letters:
             shown, self._held = shown[:-1], shown[-1]
         return shown.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
-    @property
-    def last(self) -> str:
-        """The last piece."""
-        return self._pieces[-1] if self._pieces else ""
-
     def __bool__(self) -> bool:
-        return bool(self._pieces)
+        return bool(self.last)
 
     def __str__(self) -> str:
-        return "".join(self._pieces)
+        return "".join((*self._blocks, *self._pieces))

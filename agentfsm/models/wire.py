@@ -79,10 +79,10 @@ def mended(value: object) -> object:
             text.encode()
         except UnicodeEncodeError:
             joined: object = json.loads(json.dumps(value))  # escapes of two halves in a row are read as one letter
-            text = json.dumps(joined, ensure_ascii=False)
-        return cast("object", json.loads(text.encode(errors="replace")))
+            return cast("object", json.loads(json.dumps(joined, ensure_ascii=False).encode(errors="replace")))
     except RecursionError:
         raise ValueError("nested too deep") from None
+    return value
 
 
 def as_object(value: object) -> dict[str, Any]:

@@ -36,9 +36,10 @@ async def run_calls(context: Context) -> Outcome:
         context.recorder.push()
         await context.parts.host.clock.sleep(context.run.backoff_s)
     ready: list[tuple[CallState, Tool, dict[str, Any]]] = []
+    for result in known.values():  # first of all: a call that must wait must not lose what others came to
+        _finish(context, result)
     for entry in due:
         if entry.call.id in known:
-            _finish(context, known[entry.call.id])
             continue
         if entry.denied is not None:
             _finish(context, ToolResult(entry.call.id, entry.call.name, entry.denied, status="denied"))

@@ -93,7 +93,7 @@ class Driver:
         run = self._run
         keeper = self.context.recorder.keeper
         if keeper is not None and keeper.error is not None:  # what was not kept did not happen: nothing comes behind
-            raise keeper.error
+            await keeper.settle()  # it raises, and gives the run back
         if not self._begun:
             await self._begin()
             if run.state in self._parts.ends and self._nothing_comes():

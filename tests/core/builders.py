@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from agentfsm.core.failures import Failure, FailureKind
+from agentfsm.core.follow import follow
 from agentfsm.core.guardrails import AgentGuardrails
+from agentfsm.core.loop import LOOP
 from agentfsm.core.messages import FinishReason, Message, Reply, ToolCall, ToolResult
 from agentfsm.core.rules import Rules
 from agentfsm.core.state import CallState, RunState
+from agentfsm.machine.engine import Decision
 
-__all__ = ["a_call", "a_reply", "a_run", "failing", "failure", "pending"]
+__all__ = ["a_call", "a_reply", "a_run", "denied", "done", "failing", "failure", "move", "pending"]
 
 
 def a_run(
@@ -41,3 +44,21 @@ def failure(kind: str = "tool_error", explanation: str = "it broke", **more: Any
 def failing(call: ToolCall, kind: str = "tool_error", text: str = "it broke", **more: Any) -> ToolResult:
     """The result of a call that failed."""
     return ToolResult(call.id, call.name, text, "failed", failure(kind, f"{call.name}: {text}"), "ValueError", **more)
+
+
+def done(call: ToolCall, text: str = "fine", **more: Any) -> ToolResult:
+    """The result of a call that worked."""
+    return ToolResult(call.id, call.name, text, **more)
+
+
+def denied(call: ToolCall) -> ToolResult:
+    """The result of a call that was denied."""
+    return ToolResult(call.id, call.name, "no", "denied")
+
+
+def move(run: RunState, transition: str, found: Any = None) -> None:
+    """Follow a row of the loop, as the machine would have taken it."""
+    row = LOOP.transition(transition)
+    assert run.state == row.source
+    run.state = row.target
+    follow(run, Decision(row, (), found))

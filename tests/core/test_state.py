@@ -59,3 +59,18 @@ def test_what_aborts_a_run_is_named(error):
     assert run.aborted.metadata == {"by": "post_llm.mine", "error_class": type(error).__name__}
     run.abort("another", ValueError("later"))
     assert "post_llm.mine" in run.aborted.explanation
+
+
+def test_five_kinds_of_lessons_are_kept_and_the_oldest_falls_out():
+    run = a_run()
+    kinds = ["tool_error", "unknown_tool", "no_progress", "output_malformed", "environment_error", "time_limit"]
+    for kind in kinds:
+        run.learn(failure(kind))
+    assert [x.kind for x in run.lessons_learned] == kinds[1:]
+
+
+def test_the_newest_lesson_of_a_kind_replaces_the_older_one():
+    run = a_run()
+    for kind, text in [("tool_error", "old"), ("no_progress", "x"), ("tool_error", "new")]:
+        run.learn(failure(kind, text))
+    assert [x.explanation for x in run.lessons_learned] == ["x", "new"]

@@ -90,22 +90,22 @@ MUTANTS = (
     ),
     Mutant(
         "effect before intent",
-        "agentfsm/runtime/effects.py",
+        "agentfsm/runtime/dispatch.py",
         "    attempts = await _write_down(context, ready)\n",
         "    attempts = [1] * len(ready)\n",
         CRASHES,
     ),
     Mutant(
         "intent is not awaited",
-        "agentfsm/runtime/effects.py",
+        "agentfsm/runtime/dispatch.py",
         "    if recorder.keeper is not None:\n        await recorder.commit()\n    return attempts",
         "    recorder.push()\n    return attempts",
         CRASHES,
     ),
     Mutant(
         "doubt is not asked about",
-        "agentfsm/runtime/effects.py",
-        "if entry.started and not tool.idempotent:",
+        "agentfsm/runtime/dispatch.py",
+        "if entry.started and not _repeatable(context, tool):",
         "if False:",
         CRASHES,
     ),
@@ -193,7 +193,11 @@ MUTANTS = (
         SECRETS,
     ),
     Mutant(
-        "lost secrets are not asked for", "agentfsm/runtime/effects.py", "    if not lost:\n", "    if True:\n", SECRETS
+        "lost secrets are not asked for",
+        "agentfsm/runtime/dispatch.py",
+        "    if not lost:\n",
+        "    if True:\n",
+        SECRETS,
     ),
 )
 

@@ -23,15 +23,15 @@ def crashes(*arguments: str) -> dict:
 
 
 def test_a_run_that_is_killed_at_any_point_comes_to_the_same_end():
-    told = crashes("matrix", "4")
-    assert told["points"] >= 80
-    assert len(told["where"]) >= 12
-    assert told["doubts"] >= 5
+    told = crashes("matrix", "5")
+    assert told["points"] >= 60
+    assert len(told["where"]) >= 7
+    assert told["doubts"] >= 3
 
 
 def test_a_run_that_is_killed_again_and_again_comes_to_the_same_end():
-    told = crashes("histories", "7", "25")
-    assert told["kills"] >= 25
+    told = crashes("histories", "7", "20")
+    assert told["kills"] >= 20
 
 
 def test_of_four_processes_that_resume_one_run_one_does():

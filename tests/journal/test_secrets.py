@@ -13,7 +13,7 @@ from agentfsm.journal.secrets import Secrets
 from agentfsm.journal.verify import GOOD, verify
 from agentfsm.testing import FakeClock, ScriptedModel, call
 
-PASSWORD, PIN, KEY = "correct horse battery", "4711", "sk-env-0123456789abcdef"
+PASSWORD, PIN, KEY = "correct horse battery", "471108150", "sk-env-0123456789abcdef"
 SEEN: list[object] = []
 
 
@@ -63,7 +63,7 @@ def an_agent(store, script, *tools):
 
 def test_nothing_secret_is_written_and_the_tools_get_all_of_it(store, tmp_path):
     script = [
-        call("login", user="ann", password=PASSWORD, pin=4711),
+        call("login", user="ann", password=PASSWORD, pin=471108150),
         call("unlock", code="0000-hidden"),
         call("show_environment"),
         f"the password was {PASSWORD}",
@@ -74,7 +74,7 @@ def test_nothing_secret_is_written_and_the_tools_get_all_of_it(store, tmp_path):
 
     result = asyncio.run(live())
     assert result.output == f"the password was {PASSWORD}"  # the run itself has them
-    assert SEEN == [(PASSWORD, 4711), "0000-hidden"]
+    assert SEEN == [(PASSWORD, 471108150), "0000-hidden"]
     store.close()
     written = files(tmp_path)
     for secret in (PASSWORD, KEY, "0000-hidden", PIN):

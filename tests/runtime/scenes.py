@@ -6,15 +6,35 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from agentfsm import Agent, Host, RunResult
+from agentfsm import Agent, FailureKind, Host, PartialRunSummary, RunResult, tool
 from agentfsm.core.events import Ending, Event
+from agentfsm.core.model import ModelRequest
 from agentfsm.runtime.run import Run
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel
 from tests.transcripts import check_requests, check_transcript
 
-__all__ = ["agent_on", "all_events", "checked", "drive", "play", "said"]
+__all__ = [
+    "aborted_by",
+    "agent_on",
+    "all_events",
+    "checked",
+    "drive",
+    "finish",
+    "lessons",
+    "look",
+    "play",
+    "said",
+    "tool_texts",
+    "with_model",
+]
 
 T = TypeVar("T")
+
+
+@tool
+def look(where: str = "") -> str:
+    """Look somewhere."""
+    return f"seen {where}"
 
 
 def agent_on(*script: Any, clock: FakeClock | None = None, **parts: Any) -> tuple[Agent, RecordingModel]:
@@ -73,3 +93,33 @@ async def all_events(run: Run) -> list[Event]:
 def said(result: RunResult) -> list[tuple[str, str]]:
     """The transcript as pairs of role and text."""
     return [(m.role.value, m.content) for m in result.messages]
+
+
+def tool_texts(result: RunResult) -> list[str]:
+    """The texts of the tool messages."""
+    return [text for role, text in said(result) if role == "tool"]
+
+
+def lessons(result: RunResult) -> list[str]:
+    """The kinds of the lessons that the run learned."""
+    return [lesson.kind.value for lesson in result.run.lessons_learned]
+
+
+async def finish(agent: Agent, prompt: str = "go") -> RunResult:
+    """One run, awaited."""
+    return await agent.run(prompt)
+
+
+def with_model(*script: Any, **parts: Any) -> tuple[RunResult, list[ModelRequest]]:
+    """One run on a script, with every check, and the requests that the model got."""
+    agent, model = agent_on(*script, **parts)
+    return checked(drive(lambda: finish(agent)), model), model.requests
+
+
+def aborted_by(result: RunResult, words: str) -> None:
+    """Assert that a run was aborted, and that its last event says by what."""
+    assert isinstance(result.outcome, PartialRunSummary)
+    assert result.outcome.failure is not None
+    assert result.outcome.failure.kind is FailureKind.aborted
+    assert words in result.outcome.failure.explanation
+    assert result.decisions[-1].guard == "aborted"

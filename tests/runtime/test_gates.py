@@ -83,6 +83,17 @@ def test_a_hook_at_the_end_sees_how_it_ended():
     assert seen == [("terminal", "the answer")]
 
 
+def test_a_hook_at_a_wait_is_asked_when_the_run_comes_to_wait():
+    seen: list[tuple[str, str]] = []
+    result = play(
+        call("pay", amount=1),
+        tools=[pay],
+        hooks=[hook("suspended")(lambda c: seen.append((c.state, c.run.waiting.kind)))],
+    )
+    assert isinstance(result.outcome, UserInputRequested)
+    assert seen == [("suspended", "approval")]
+
+
 def test_hooks_at_one_door_are_asked_in_their_order():
     seen: list[int] = []
     hooks = [hook("pre_step")(lambda c, n=n: seen.append(n)) for n in range(3)]

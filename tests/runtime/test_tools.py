@@ -223,6 +223,12 @@ def test_words_for_the_user_are_given_to_a_tool_that_asks_for_them_alone():
     assert given == {"x": 1, "_ui_message": "Adding..."}
 
 
+def test_half_a_character_in_an_argument_is_the_tools_to_judge():
+    assert as_tool(weather).arguments({"city": "a\ud800"})["city"] == "a\ud800"
+    with pytest.raises(ValidationError):
+        as_tool(weather).arguments({"city": "a\ud800", "days": "many"})
+
+
 # -- the context --------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,178 @@
+"""The witnessed driver: the real loop takes a path, because everything outside plays its part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentfsm.agent import Agent
+from agentfsm.core.examples import Example
+from agentfsm.core.presets import Preset
+from agentfsm.core.rules import Rules
+from agentfsm.errors import AgentfsmError
+from agentfsm.machine.engine import Decision
+from agentfsm.machine.graph import Graph, Guard
+from agentfsm.runtime.result import RunResult
+from agentfsm.testing.compose import compose
+from agentfsm.testing.models import ScriptedModel
+from agentfsm.testing.paths import Path
+from agentfsm.testing.scripts import Script
+from agentfsm.testing.stage import Played, Stage
+from agentfsm.testing.witnesses import BENCH, Examples, Witnesses
+
+__all__ = ["Clash", "ClashError", "Walk", "Witness", "bench"]
+
+OPEN = Rules(control_tools=True)
+"""The rules under which most of the loop's rows can be taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clash:
+    """Where a run left its path.
+
+    Attributes:
+        place: How many moves it had made as planned.
+        wanted: The id of the row that was to be taken, and its target.
+        took: The row that was taken; empty where the run had ended or waited.
+        stolen_by: The guard that held first, or that did not hold.
+    """
+
+    place: int
+    wanted: str
+    took: str
+    stolen_by: str
+
+    def __str__(self) -> str:
+        took = self.took or "nothing: the run was over"
+        return f"move {self.place + 1} was to be {self.wanted}, but it was {took} (decided by {self.stolen_by!r})"
+
+
+class ClashError(AgentfsmError, AssertionError):
+    """A run did not take its path.
+
+    Attributes:
+        walk: What happened.
+    """
+
+    def __init__(self, walk: Walk) -> None:
+        self.walk = walk
+        super().__init__(f"{walk.path.id}: {walk.clash}")
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A path, and the run that was to take it.
+
+    Attributes:
+        path: The path.
+        script: What the outside did, or None where guards were forced.
+        played: What became of it.
+        clash: Where the run left the path, or None.
+    """
+
+    path: Path
+    script: Script | None
+    played: Played
+    clash: Clash | None
+
+    @property
+    def result(self) -> RunResult:
+        """What the run came to in the end."""
+        return self.played.result
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """Every move, across waits and power cuts."""
+        return self.played.decisions
+
+    def check(self) -> Walk:
+        """The walk itself.
+
+        Raises:
+            ClashError: The run did not take the path.
+        """
+        if self.clash is not None:
+            raise ClashError(self)
+        return self
+
+
+def clash(path: Path, decisions: list[Decision]) -> Clash | None:
+    """Where a run left a path, or None."""
+    for place, row in enumerate(path.rows):
+        if place >= len(decisions):
+            return Clash(place, str(row), "", decisions[-1].guard if decisions else "")
+        took = decisions[place].transition
+        if str(took) != str(row):
+            return Clash(place, str(row), str(took), took.name)
+    if len(decisions) > len(path.rows):
+        took = decisions[len(path.rows)].transition
+        return Clash(len(path.rows), "the end", str(took), took.name)
+    return None
+
+
+def bench(graph: Graph, rules: Rules = OPEN) -> Agent:
+    """An agent to walk a graph with, where nobody has one of their own: with tools of every trait.
+
+    Args:
+        graph: The graph.
+        rules: Its rules; by default those under which most rows can be taken.
+    """
+    output = int if rules.text_is_answer and not rules.envelope else None
+    return Agent(ScriptedModel(), tools=BENCH, preset=Preset("bench", rules=rules, graph=graph), output_type=output)
+
+
+class Witness:
+    """Walks paths with the real loop: an agent on a stage, and the examples of its guards.
+
+    Args:
+        agent: The agent, or a graph, which is then walked with an agent of the bench.
+        examples: Examples of guards, by guard, name or row id, beside those that are declared.
+        answer: A final answer of the model that the agent takes.
+    """
+
+    def __init__(
+        self,
+        agent: Agent | Graph,
+        *,
+        examples: Mapping[Guard | str, Examples | Example] | None = None,
+        answer: Any = None,
+    ) -> None:
+        own = bench(agent) if isinstance(agent, Graph) else agent
+        tools = {t.name: t for t in BENCH}
+        self._agent = own.made_of(_with_tools(own, tools))
+        self._answer = answer if answer is not None else "1"
+        self._examples = dict(examples or {})
+        self._stage = Stage(self._agent, answer=self._answer)
+
+    def walk(self, path: Path, *, instead: Mapping[int, Example] | None = None) -> Walk:
+        """Take a path, in an event loop of its own.
+
+        Args:
+            path: The path.
+            instead: Examples to use at some moves in place of the guard's first.
+
+        Raises:
+            agentfsm.testing.compose.NoExampleError: A guard has no example.
+        """
+        script = self.script(path, instead=instead)
+        played = self._stage.play(script)
+        return Walk(path, script, played, clash(path, played.decisions))
+
+    def script(self, path: Path, *, instead: Mapping[int, Example] | None = None) -> Script:
+        """What must happen outside for a path to be taken."""
+        rules = self._agent.rules
+        return compose(
+            path,
+            Witnesses(path.guardrails, rules, self._examples),
+            envelope=rules.envelope,
+            answer=self._answer,
+            instead=instead,
+        )
+
+
+def _with_tools(agent: Agent, tools: Mapping[str, Any]) -> Any:
+    from dataclasses import replace
+
+    parts = agent.parts
+    return replace(parts, tools={**tools, **parts.tools})

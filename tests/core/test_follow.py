@@ -1,0 +1,118 @@
+"""How a move changes a run: what was found, which strikes are forgiven, what is over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentfsm.core import outcomes as o
+from agentfsm.core.failures import Action, FailureKind
+from agentfsm.core.fold import apply
+from agentfsm.core.messages import ToolResult
+from agentfsm.core.state import RunState
+from tests.core.builders import a_call, a_reply, a_run, denied, done, failing, failure, move, pending
+
+K = FailureKind
+ONE, TWO, THREE = a_call("1"), a_call("2"), a_call("3")
+
+
+# -- moves --------------------------------------------------------------------------------------------
+
+
+def test_entering_pre_step_spends_a_step():
+    run = a_run("recover", steps=3)
+    move(run, "recover.otherwise")
+    assert run.steps == 4
+
+
+def test_what_the_guard_found_is_the_runs_failure():
+    run = a_run("pre_step")
+    move(run, "pre_step.time_limit", failure("time_limit"))
+    assert run.failure == failure("time_limit")
+
+
+def test_a_guard_that_only_says_yes_leaves_the_failure_alone():
+    run = a_run("recover", failure=failure(), action=Action.handoff)
+    move(run, "recover.handoff", found="yes")
+    assert run.failure == failure()
+
+
+# -- replies and their strikes ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attempts_scope", ["streak", "run"])
+def test_a_good_reply_forgives_the_strikes_of_its_kinds(attempts_scope):
+    run = a_run("post_llm", rules={"attempts_scope": attempts_scope}, batch=pending(ONE))
+    run.failure_attempts = {K.output_malformed: 1, K.no_progress: 1, K.tool_error: 1}
+    move(run, "post_llm.tool_calls")
+    kept = {K.tool_error} if attempts_scope == "streak" else {K.output_malformed, K.no_progress, K.tool_error}
+    assert set(run.failure_attempts) == kept
+
+
+def test_a_reply_that_is_recovered_from_forgives_nothing():
+    run = a_run("post_llm", failure_attempts={K.output_malformed: 1})
+    move(run, "post_llm.output_malformed", failure("output_malformed"))
+    assert run.failure_attempts == {K.output_malformed: 1}
+    assert run.failure == failure("output_malformed")
+
+
+def test_a_call_that_worked_forgives_the_providers_strikes():
+    run = a_run("call_llm", failure_attempts={K.transient_provider: 2, K.context_overflow: 1, K.tool_error: 1})
+    move(run, "call_llm.otherwise")
+    assert set(run.failure_attempts) == {K.tool_error}
+
+
+def test_calls_that_are_let_through_are_remembered_for_the_loop_guard():
+    run = a_run("post_llm", recent_calls=[str(i) for i in range(19)], batch=pending(ONE, TWO))
+    move(run, "post_llm.tool_calls")
+    assert run.recent_calls == [*(str(i) for i in range(1, 19)), ONE.signature, TWO.signature]
+
+
+def test_calls_that_are_set_aside_are_not():
+    run = a_run("post_llm", batch=pending(ONE))
+    move(run, "post_llm.loop_detected", failure("loop_detected"))
+    assert run.recent_calls == []
+
+
+# -- the strikes of a batch ---------------------------------------------------------------------------
+
+
+def judged(*results: ToolResult, transition: str = "post_tool.otherwise", **fields: Any) -> RunState:
+    calls = [a_call(r.call_id) for r in results]
+    run = a_run("dispatch_tool", batch=pending(*calls), reply=a_reply("", *calls), **fields)
+    apply(run, o.Ran(results))
+    run.state = "post_tool"
+    move(run, transition, run.failure)
+    return run
+
+
+STRIKES = {K.tool_error: 1, K.unknown_tool: 1, K.transient_provider: 1}
+
+
+def test_a_success_forgives_the_tools_strikes():
+    assert judged(done(ONE), failure_attempts=dict(STRIKES)).failure_attempts == {K.transient_provider: 1}
+
+
+def test_a_success_does_not_forgive_what_failed_beside_it():
+    run = judged(done(ONE), failing(TWO), transition="post_tool.tool_error", failure_attempts=dict(STRIKES))
+    assert run.failure_attempts == {K.tool_error: 1, K.transient_provider: 1}
+
+
+@pytest.mark.parametrize("result", [failing(ONE, "environment_error"), denied(ONE)])
+def test_without_a_success_nothing_is_forgiven(result):
+    assert judged(result, failure_attempts=dict(STRIKES)).failure_attempts == STRIKES
+
+
+def test_a_run_that_counts_as_a_whole_forgives_nothing():
+    run = judged(done(ONE), rules={"attempts_scope": "run"}, failure_attempts=dict(STRIKES))
+    assert run.failure_attempts == STRIKES
+
+
+def test_the_breaker_and_the_denials_start_anew_once_they_were_acted_on():
+    run = a_run("post_tool", error_key=("a", "b", "c", "d"), error_streak=5)
+    move(run, "post_tool.repeated_error", failure("repeated_error"))
+    assert (run.error_key, run.error_streak) == (None, 0)
+    run = a_run("post_tool", denials=3)
+    move(run, "post_tool.policy_violation", failure("policy_violation"))
+    assert run.denials == 0

@@ -1,0 +1,89 @@
+"""Requests are written as transcripts grow, and come out as if they were written all at once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentfsm.core.messages import Message, Role, ToolCall
+from agentfsm.core.model import ModelRequest
+from agentfsm.core.render import Transcript
+from agentfsm.models import ModelSettings
+from agentfsm.models.wire import dumps
+from tests.models.helpers import CLASSES, WEATHER, WIRES, AnyModel
+
+texts = st.sampled_from(["", " ", "hello", '"},{"messages":[]', "naïve 😀\u2028", "half \ud83d"])
+thoughts = st.sampled_from([None, {"anthropic": [{"type": "thinking", "thinking": "hm", "signature": "x"}]}])
+calls = st.lists(st.builds(ToolCall, st.sampled_from("abc"), st.just("weather"), st.just({"n": 1})), max_size=2)
+messages = st.one_of(
+    st.builds(Message, st.sampled_from([Role.SYSTEM, Role.USER]), texts),
+    st.builds(
+        lambda text, made, extra: Message(Role.ASSISTANT, text, tuple(made), extra=extra), texts, calls, thoughts
+    ),
+    st.builds(
+        lambda text, id_, bad: Message(Role.TOOL, text, (), id_, "weather", bad),
+        texts,
+        st.sampled_from([*"abc", None]),
+        st.booleans(),
+    ),
+)
+
+
+def model_of(wire: str, cache: Any = None) -> AnyModel:
+    made = ModelSettings(temperature=0, prompt_cache=cache, extra_body={"x": {"messages": [], "input": []}})
+    return CLASSES[wire]("m", base_url="http://127.0.0.1:9/v1", api_key="k" * 20, settings=made)
+
+
+def all_at_once(model: AnyModel, request: ModelRequest, stream: bool) -> bytes:
+    return dumps(model._encode(request, stream=stream)).encode(errors="replace")
+
+
+@given(
+    wire=st.sampled_from(WIRES),
+    steps=st.lists(
+        st.tuples(st.lists(messages, max_size=4), st.lists(texts.map(Message.user), max_size=1)), max_size=6
+    ),
+    stream=st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_request_does_not_depend_on_those_before_it(
+    wire: str, steps: list[tuple[list[Message], list[Message]]], stream: bool
+) -> None:
+    model, memo, said = model_of(wire, "5m" if wire == "anthropic" else None), dict[object, object](), list[Message]()
+    for more, tail in steps:
+        said += more
+        request = ModelRequest(Transcript(said, len(said), tuple(tail)), tools=(WEATHER,), memo=memo)
+        assert model._content(request, stream=stream) == all_at_once(model, request, stream)
+        assert json.loads(model._content(request, stream=stream))
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_transcript_that_is_another_or_shorter_is_written_anew(wire: str) -> None:
+    model, memo = model_of(wire), dict[object, object]()
+    long = [Message.user("a"), Message.assistant("b"), Message.user("c")]
+    for said in (long, [*long], long[:1], [Message.user("z")], long):
+        for stop in (len(said), 1):
+            request = ModelRequest(Transcript(said, stop), memo=memo)
+            assert model._content(request, stream=False) == all_at_once(model, request, False)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_models_that_share_a_memo_do_not_mix_up_what_they_wrote(wire: str) -> None:
+    memo, said = dict[object, object](), [Message.user("a")]
+    for _ in range(3):
+        for other in WIRES:
+            model = model_of(other)
+            request = ModelRequest(Transcript(said, len(said)), memo=memo)
+            assert model._content(request, stream=False) == all_at_once(model, request, False)
+        said.append(Message.assistant("b"))
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_request_that_is_no_part_of_a_run_is_written_too(wire: str) -> None:
+    model = model_of(wire)
+    request = ModelRequest((Message.system("x"), Message.user("a")))
+    assert model._content(request, stream=False) == all_at_once(model, request, False)

@@ -1,0 +1,268 @@
+"""The calls of a batch: which run, in which order, and what became of each."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from agentfsm import (
+    AgentGuardrails,
+    DefaultPolicy,
+    FailureKind,
+    Handoff,
+    RunResult,
+    ToolContext,
+    ToolError,
+    UserInputRequested,
+    tool,
+)
+from agentfsm.testing import FakeClock, call
+from tests.runtime.scenes import (
+    agent_on,
+    checked,
+    drive,
+    lessons,
+    look,
+    tool_texts,
+    with_model,
+)
+
+K = FailureKind
+
+
+# -- the calls of a batch -----------------------------------------------------------------------------
+
+
+def test_calls_run_one_after_the_other_unless_all_may_run_together():
+    running: list[int] = [0, 0]
+
+    def counting(name: str, parallel: bool) -> Any:
+        @tool(name=name, parallel=parallel)
+        async def work(n: int) -> str:
+            running[0] += 1
+            running[1] = max(running)
+            for _ in range(3):
+                await asyncio.sleep(0)
+            running[0] -= 1
+            return f"{name} {n}"
+
+        return work
+
+    tools = [counting("alone", False), counting("together", True)]
+    for names, most in [(["alone"] * 3, 1), (["together"] * 3, 3), (["together", "alone", "together"], 1)]:
+        running[:] = [0, 0]
+        result, _ = with_model([call(name, n=n) for n, name in enumerate(names)], "done", tools=tools)
+        assert running == [0, most]
+        assert tool_texts(result) == [f"{name} {n}" for n, name in enumerate(names)]
+
+
+def test_results_stand_in_the_order_of_the_calls_whatever_ends_first():
+    gates = [asyncio.Event() for _ in range(3)]
+
+    @tool(parallel=True)
+    async def work(n: int) -> str:
+        if n < 2:
+            await gates[n + 1].wait()
+        gates[n].set()
+        return str(n)
+
+    result, _ = with_model([call("work", n=n) for n in range(3)], "done", tools=[work])
+    assert tool_texts(result) == ["0", "1", "2"]
+
+
+def test_one_that_fails_does_not_stop_the_others():
+    @tool(parallel=True)
+    async def work(n: int) -> str:
+        if n == 1:
+            raise ValueError("bad one")
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return str(n)
+
+    result, _ = with_model([call("work", n=n) for n in range(3)], "done", tools=[work])
+    assert tool_texts(result) == ["0", "ValueError: bad one", "2"]
+    assert lessons(result) == ["tool_error"]
+
+
+def test_one_that_raises_a_cancellation_of_its_own_does_not_stop_the_others_or_run_for_ever():
+    @tool(parallel=True)
+    async def work(n: int) -> str:
+        if n == 1:
+            raise asyncio.CancelledError
+        return str(n)
+
+    result, _ = with_model([call("work", n=n) for n in range(3)], "done", tools=[work])
+    assert [text if "Cancelled" not in text else "x" for text in tool_texts(result)] == ["0", "x", "2"]
+
+
+def test_each_of_several_has_its_own_time():
+    @tool(parallel=True, timeout=0.02)
+    async def work(n: int) -> str:
+        if n == 1:
+            await asyncio.Event().wait()
+        return str(n)
+
+    result, _ = with_model([call("work", n=n) for n in range(3)], "done", tools=[work])
+    assert tool_texts(result) == ["0", "timed out after 0.02 s", "2"]
+
+
+def test_five_failing_calls_of_a_batch_are_one_recovery():
+    @tool
+    def fail(n: int) -> str:
+        raise ValueError(f"broken {n}")
+
+    result, _ = with_model([call("fail", n=n) for n in range(5)], "done", tools=[fail])
+    assert [d.transition.id for d in result.decisions].count("post_tool.tool_error") == 1
+    assert result.run.lessons_learned[0].explanation == "fail: ValueError: broken 0"
+
+
+def test_the_first_kind_in_the_order_of_the_table_is_the_batchs_failure():
+    @tool
+    def fail(kind: str) -> str:
+        raise ToolError(f"it is {kind}", kind=kind)
+
+    kinds = ["tool_error", "environment_error", "capability_gap"]
+    result, _ = with_model([call("fail", kind=k) for k in kinds], tools=[fail])
+    assert result.outcome.failure.kind is K.capability_gap
+    assert result.outcome.failure.metadata["others"] == {
+        "tool_error": "fail: it is tool_error",
+        "environment_error": "fail: it is environment_error",
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "ending"),
+    [("ambiguous_input", UserInputRequested), ("capability_gap", Handoff), ("policy_violation", Handoff)],
+)
+def test_what_a_tool_says_of_itself_is_acted_on(kind, ending):
+    @tool
+    def fail() -> str:
+        raise ToolError("cannot", kind=kind)
+
+    result, _ = with_model([call("fail"), call("look")], tools=[fail, look])
+    assert isinstance(result.outcome, ending)
+    assert result.run.lessons_learned[0].kind.value == kind
+
+
+def test_what_a_tool_may_know_of_its_call():
+    seen: list[ToolContext] = []
+
+    @tool
+    async def who(context: ToolContext, n: int) -> str:
+        seen.append(context)
+        return "me"
+
+    agent, _ = agent_on([call("who", n=1), call("who", n=2)], call("who", n=3), "done", tools=[who])
+
+    async def scene() -> RunResult:
+        return await agent.run("go", session_id="s", run_id="r")
+
+    checked(drive(scene))
+    assert [(c.run_id, c.session_id, c.call_id, c.attempt) for c in seen] == [
+        ("r", "s", "call_1_1", 1), ("r", "s", "call_1_2", 1), ("r", "s", "call_2_1", 1),
+    ]  # fmt: skip
+    assert len({c.idempotency_key for c in seen}) == 3
+
+
+def test_a_retryable_call_is_run_again_as_it_stands_with_the_same_key():
+    seen: list[tuple[str, int]] = []
+
+    @tool(idempotent=True, retryable=True)
+    def fetch(context: ToolContext) -> str:
+        seen.append((context.idempotency_key, context.attempt))
+        if len(seen) == 1:
+            raise ConnectionError("dropped")
+        return "fetched"
+
+    result, requests = with_model(call("fetch"), "done", tools=[fetch])
+    assert [attempt for _, attempt in seen] == [1, 2]
+    assert len({key for key, _ in seen}) == 1
+    assert tool_texts(result) == ["fetched"]
+    assert len(requests) == 2
+    assert "recover.retry_tool" in [d.transition.id for d in result.decisions]
+
+
+def test_a_call_is_run_again_only_so_often_and_then_the_model_is_told():
+    seen: list[int] = []
+
+    @tool(idempotent=True, retryable=True)
+    def fetch() -> str:
+        seen.append(1)
+        raise ConnectionError("dropped")
+
+    result, requests = with_model(call("fetch"), "done", tools=[fetch], guardrails=AgentGuardrails(max_tool_retries=1))
+    assert len(seen) == 2
+    assert len(requests) == 2
+    assert tool_texts(result) == ["ConnectionError: dropped"]
+
+
+def test_a_policy_may_back_off_before_a_call_is_run_again():
+    class Patient(DefaultPolicy):
+        def backoff(self, kind: FailureKind, attempt: int) -> float:
+            return 3.0
+
+    clock, seen = FakeClock(), []
+
+    @tool(idempotent=True, retryable=True)
+    def fetch() -> str:
+        seen.append(clock.monotonic())
+        if len(seen) == 1:
+            raise ConnectionError("dropped")
+        return "fetched"
+
+    result, _ = with_model(call("fetch"), "done", tools=[fetch], policy=Patient(), clock=clock)
+    assert clock.slept == [3.0]
+    assert seen[1] - seen[0] == 3.0
+    assert result.ok
+
+
+def test_only_the_calls_that_failed_are_run_again():
+    seen: list[int] = []
+
+    @tool(idempotent=True, retryable=True, parallel=True)
+    async def fetch(n: int) -> str:
+        seen.append(n)
+        if n == 1 and seen.count(1) == 1:
+            raise ConnectionError("dropped")
+        return str(n)
+
+    result, _ = with_model([call("fetch", n=n) for n in range(3)], "done", tools=[fetch])
+    assert sorted(seen) == [0, 1, 1, 2]
+    assert tool_texts(result) == ["0", "1", "2"]
+
+
+# -- control tools in a batch -------------------------------------------------------------------------
+
+
+def test_a_batch_that_ends_the_run_runs_nothing_behind_the_end():
+    script = [call("look", where="a"), call("return_done", output="finished"), call("look", where="b")]
+    result, _ = with_model(script, tools=[look], preset="funnel")
+    assert result.output == "finished"
+    assert tool_texts(result)[0] == "seen a"
+    assert "ended the run" in tool_texts(result)[2]
+
+
+def test_giving_up_says_why_and_what_to_do():
+    result, _ = with_model(
+        call("return_unable", rationale="no key", blockers=["key"], suggested_next_steps=["get one"]), preset="funnel"
+    )
+    assert isinstance(result.outcome, Handoff)
+    assert (result.outcome.rationale, result.outcome.blockers) == ("no key", ("key",))
+    assert result.outcome.suggested_next_steps == ("get one",)
+    assert result.outcome.failure is None
+
+
+def test_a_question_in_a_batch_waits_and_its_answer_is_its_result():
+    script = ([call("look", where="a"), call("ask_user", question="Which?", choices=["x", "y"]), call("look")],)
+    agent, model = agent_on(*script, call("return_done", output="ok"), tools=[look], preset="funnel")
+
+    async def scene() -> RunResult:
+        first = checked(await agent.run("go"), model)
+        assert (first.outcome.question, first.outcome.choices) == ("Which?", ("x", "y"))
+        return checked(await agent.resume(first.outcome.suspension_record, "x"), model)
+
+    result = drive(scene)
+    assert tool_texts(result)[:3] == ["seen a", "x", "Not run: the user was asked a question first."]
+    assert result.output == "ok"

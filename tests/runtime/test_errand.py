@@ -1,0 +1,219 @@
+"""Runs that are taken up: resumed once, dismissed, in doubt about a call, in another process."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agentfsm import (
+    LOOP,
+    Action,
+    Agent,
+    Allow,
+    FailureKind,
+    GiveUp,
+    Host,
+    ItDidNotRun,
+    ItRan,
+    ReplyError,
+    RunCancelled,
+    RunCompleted,
+    RunResult,
+    TransientProviderError,
+    Transition,
+    Transitioned,
+    observer,
+    tool,
+)
+from agentfsm.core.codec import dump_state, load_state
+from agentfsm.core.events import AgentError, Event, RunResumed
+from agentfsm.core.messages import canonical_json
+from agentfsm.core.state import RunState
+from agentfsm.errors import RecordUsedError
+from agentfsm.runtime.errand import Errand
+from agentfsm.runtime.run import Run
+from agentfsm.testing import FakeClock, call
+from tests.runtime.scenes import (
+    agent_on,
+    checked,
+    drive,
+    play,
+    said,
+)
+
+# -- resuming -----------------------------------------------------------------------------------------
+
+
+@tool(requires_approval=True)
+def pay() -> str:
+    """Pay."""
+    return "paid"
+
+
+def test_a_record_that_somebody_else_took_first_changes_nothing():
+    agent, _ = agent_on(call("pay"), "done", tools=[pay])
+
+    async def scene() -> None:
+        record = (await agent.run("go")).outcome.suspension_record
+        one, other = agent.resume(record, Allow()), agent.resume(record, Allow())
+        assert (await one).output == "done"
+        with pytest.raises(RecordUsedError):
+            await other
+        assert not other.finished
+        assert other.state.state == "suspended"
+        with pytest.raises(RecordUsedError):
+            agent.resume(record, Allow())
+
+    drive(scene)
+
+
+def test_a_resumed_run_says_what_it_had_waited_for():
+    events: list[Event] = []
+    agent, _ = agent_on(call("pay"), "done", tools=[pay], hooks=[observer(events.append)])
+
+    async def scene() -> None:
+        await agent.resume((await agent.run("go")).outcome.suspension_record, Allow())
+
+    drive(scene)
+    assert [e.kind for e in events if isinstance(e, RunResumed)] == ["approval"]
+
+
+@pytest.mark.parametrize(("late", "reason"), [(False, "no longer wanted"), (True, "nobody answered in time")])
+def test_a_run_may_be_dismissed_in_time_or_late(late, reason):
+    clock = FakeClock()
+    agent, model = agent_on(call("pay"), "done", tools=[pay], clock=clock)
+
+    async def scene() -> RunResult:
+        record = (await agent.run("go")).outcome.suspension_record
+        if late:
+            clock.advance(24 * 3600 + 1)
+        return checked(await agent.dismiss(record.to_json(), "no longer wanted"), model)
+
+    result = drive(scene)
+    assert isinstance(result.outcome, RunCancelled)
+    assert result.outcome.reason == reason
+    assert result.decisions[-1].transition.id == ("suspended.expired" if late else "suspended.cancelled")
+    assert [m.role.value for m in result.messages] == ["user", "assistant", "tool"]
+
+
+# -- calls in doubt -----------------------------------------------------------------------------------
+
+
+def cut_off(name: str, ran: list[str], *, idempotent: bool = False) -> tuple[Agent, RunState]:
+    """The state of a run that a process left while its first call was running, and an agent of another process."""
+
+    @tool(name=name, idempotent=idempotent)
+    def work(n: int) -> str:
+        ran.append(f"{name} {n}")
+        return f"result {n}"
+
+    calls = [call(name, n=1), call(name, n=2)]
+    left, _ = agent_on(calls, tools=[work])
+
+    async def scene() -> RunState:
+        run = left.run("go")
+        async for event in run:
+            if isinstance(event, Transitioned) and event.target == "dispatch_tool":
+                break
+        run.state.batch[0].started = True
+        return load_state(json.loads(canonical_json(dump_state(run.state))))
+
+    return agent_on("done", tools=[work])[0], drive(scene)
+
+
+def go_on(agent: Agent, state: RunState) -> RunResult:
+    """Take a run up where its state says that it is."""
+
+    async def scene() -> RunResult:
+        return checked(await Run(agent._parts, state, Errand("go")))
+
+    return drive(scene)
+
+
+def test_a_call_that_had_started_is_not_run_again_but_asked_about():
+    ran: list[str] = []
+    result = go_on(*cut_off("pay_out", ran))
+    assert ran == []
+    assert (result.outcome.kind, result.outcome.tool, result.outcome.arguments) == ("in_doubt", "pay_out", {"n": 1})
+    assert "whether it ran" in result.outcome.question
+
+
+@pytest.mark.parametrize(
+    ("answer", "wanted_runs", "first_result"),
+    [
+        (ItRan("it paid 1"), ["pay_out 2"], "it paid 1"),
+        (ItDidNotRun(), ["pay_out 1", "pay_out 2"], "result 1"),
+        (GiveUp(), ["pay_out 2"], "It is not known whether this call ran, and it was given up. Do not repeat it."),
+    ],
+)
+def test_what_a_person_says_of_a_call_in_doubt_is_done(answer, wanted_runs, first_result):
+    ran: list[str] = []
+    agent, state = cut_off("pay_out", ran)
+    record = go_on(agent, state).outcome.suspension_record
+
+    async def scene() -> RunResult:
+        return checked(await agent.resume(record, answer))
+
+    result = drive(scene)
+    assert ran == wanted_runs
+    assert [text for role, text in said(result) if role == "tool"] == [first_result, "result 2"]
+    assert result.output == "done"
+
+
+@pytest.mark.parametrize("answer", ["it ran", Allow()])
+def test_a_doubt_is_settled_by_its_own_answers_alone(answer):
+    agent, state = cut_off("pay_out", [])
+    record = go_on(agent, state).outcome.suspension_record
+    with pytest.raises(ReplyError, match="ItRan"):
+        agent.resume(record, answer)
+
+
+def test_an_idempotent_call_that_had_started_is_run_again():
+    ran: list[str] = []
+    result = go_on(*cut_off("fetch", ran, idempotent=True))
+    assert ran == ["fetch 1", "fetch 2"]
+    assert result.output == "done"
+
+
+# -- elsewhere, and what is told ----------------------------------------------------------------------
+
+
+def test_a_record_goes_on_in_another_process():
+    """Another agent, another host with the same secret, and nothing but the text of the record."""
+    agent, _ = agent_on(call("pay"), "never", tools=[pay])
+
+    async def first() -> str:
+        return (await agent.run("go")).outcome.suspension_record.to_json()
+
+    text = drive(first)
+    other, model = agent_on("done elsewhere", tools=[pay], host=Host(clock=FakeClock(), secret=b"secret"))
+
+    async def second() -> RunResult:
+        return checked(await other.resume(text, Allow()), model)
+
+    result = drive(second)
+    assert result.output == "done elsewhere"
+    assert [text for role, text in said(result) if role == "tool"] == ["paid"]
+
+
+def test_recoveries_are_told_while_they_happen():
+    events: list[Event] = []
+    play(TransientProviderError("busy"), call("nothing"), "done", hooks=[observer(events.append)])
+    told = [
+        (e.failure.kind, e.action, e.attempt, e.backoff_s, e.recoverable) for e in events if isinstance(e, AgentError)
+    ]
+    assert told == [
+        (FailureKind.transient_provider, Action.retry, 1, 2.0, True),
+        (FailureKind.unknown_tool, Action.retry, 1, 0.0, True),
+    ]
+    assert isinstance(events[-1], RunCompleted)
+
+
+def test_a_run_that_waits_for_nothing_it_can_name_still_says_that_it_waits():
+    def pause(run: RunState) -> bool:
+        return run.steps == 1
+
+    graph = LOOP.with_transition(Transition("post_llm", pause, "suspended"), before="tool_calls")
+    result = play("first", graph=graph)
+    assert (result.outcome.kind, result.outcome.question) == ("question", "The run waits in 'suspended'.")

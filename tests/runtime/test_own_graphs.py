@@ -1,0 +1,293 @@
+"""Graphs of the user's: added detectors, states with an effect, ends and waits, and rows that are taken out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agentfsm import (
+    LOOP,
+    Action,
+    AgentGuardrails,
+    Failure,
+    FailureKind,
+    Message,
+    Noted,
+    NoTransitionError,
+    PartialRunSummary,
+    RunCancelled,
+    RunResult,
+    State,
+    StateSpec,
+    Transition,
+    hook,
+    tool,
+)
+from agentfsm.core.policy import DefaultPolicy
+from agentfsm.core.state import RunState
+from agentfsm.testing import call
+from tests.runtime.scenes import (
+    aborted_by,
+    agent_on,
+    checked,
+    drive,
+    finish,
+    look,
+    play,
+    said,
+)
+
+# -- graphs of the user's: detectors ------------------------------------------------------------------
+
+
+def test_an_added_detector_is_a_row_like_any_other():
+    def too_short(run: RunState) -> Failure | None:
+        words = run.reply.message.content if run.reply else ""
+        if len(words) >= 10:
+            return None
+        return Failure(kind="output_malformed", explanation="the answer is too short")
+
+    graph = LOOP.with_detector(State.POST_LLM, too_short, before="loop_detected")
+    agent, model = agent_on("no", "long enough now", graph=graph)
+    result = checked(drive(lambda: finish(agent)), model)
+    assert result.output == "long enough now"
+    assert "post_llm.too_short" in [d.transition.id for d in result.decisions]
+    found = next(d for d in result.decisions if d.guard == "too_short")
+    assert found.found.explanation == "the answer is too short"
+    assert found.tried[-1] == ("too_short", True)
+    assert "too short" in model.requests[1].messages[-1].content
+
+
+@pytest.mark.parametrize("kind", ["tool_error", "scope_too_large", "ambiguous_input", "output_refused", "no_progress"])
+@pytest.mark.parametrize("action", [Action.retry, Action.narrow_scope])
+def test_whatever_kind_an_added_detector_finds_the_model_hears_of_it(kind, action):
+    def mine(run: RunState) -> Failure | None:
+        if run.model_calls > 1:
+            return None
+        return Failure(kind=kind, explanation="NOT GOOD", suggested_action=action)
+
+    policy = DefaultPolicy(budgets=dict.fromkeys(FailureKind, 3))
+    agent, model = agent_on("first", "second", graph=LOOP.with_detector("post_llm", mine), policy=policy)
+    result = checked(drive(lambda: finish(agent)), model)
+    assert result.output == "second"
+    last = model.requests[1].messages[-1]
+    assert last.role == "user"
+    assert "NOT GOOD" in last.content
+
+
+def test_a_row_may_be_taken_out():
+    graph = LOOP.without("post_tool.unknown_tool")
+    result = play(call("nothing"), "done", graph=graph)
+    assert result.ok
+    assert result.run.lessons_learned == []
+    assert any("no tool named 'nothing'" in text for _, text in said(result))
+
+
+def test_a_failed_call_that_a_graph_lets_pass_is_not_judged_by_the_last_reply():
+    ran: list[int] = []
+
+    @tool
+    def count() -> str:
+        ran.append(1)
+        return "counted"
+
+    graph = LOOP.without("call_llm.provider_error")
+    result = play(call("count"), ValueError("broken"), graph=graph, tools=[count])
+    assert ran == [1]
+    assert isinstance(result.outcome, PartialRunSummary)
+    assert "broken" in result.outcome.missing
+
+
+# -- graphs of the user's: states ---------------------------------------------------------------------
+
+
+def reviewing(effect: Callable[..., Any], *rows: Transition, entered_by: str = "post_llm.otherwise") -> Any:
+    rows = rows or (Transition("review", None, "terminal"),)
+    return LOOP.with_state(StateSpec("review", "review", effect=effect), rows, entered_by=entered_by)
+
+
+def not_good_yet(run: RunState) -> bool:
+    return run.notes.get("review", {}).get("good") is False
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_state_of_ones_own_brings_its_effect(is_async):
+    def now(run: RunState) -> dict[str, Any]:
+        return {"good": run.answer == "better", "state": run.state}
+
+    async def soon(run: RunState) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return now(run)
+
+    graph = reviewing(
+        soon if is_async else now,
+        Transition("review", not_good_yet, "pre_step"),
+        Transition("review", None, "terminal"),
+    )
+    result = play("first", "better", graph=graph)
+    assert result.output == "better"
+    assert result.run.notes == {"review": {"good": True, "state": "review"}}
+    assert [d.transition.id for d in result.decisions if d.source == "review"] == [
+        "review.not_good_yet", "review.otherwise",
+    ]  # fmt: skip
+
+
+def test_a_state_of_ones_own_may_speak_to_the_model():
+    def review(run: RunState) -> Noted:
+        good = run.model_calls > 1
+        return Noted({"good": good}, () if good else (Message.user("Say it better."),))
+
+    graph = reviewing(review, Transition("review", not_good_yet, "pre_step"), Transition("review", None, "terminal"))
+    agent, model = agent_on("first", "better", graph=graph)
+    result = checked(drive(lambda: finish(agent)), model)
+    assert [m.content for m in model.requests[1].messages] == ["go", "first", "Say it better."]
+    assert result.output == "better"
+
+
+def test_a_state_of_ones_own_between_a_call_and_its_result_does_not_come_between_them():
+    def note(run: RunState) -> Noted:
+        return Noted(messages=(Message.user("Think about it."),))
+
+    for entrance, back in [("post_tool.otherwise", "pre_step"), ("dispatch_tool.otherwise", "post_tool")]:
+        graph = reviewing(note, Transition("review", None, back), entered_by=entrance)
+        agent, model = agent_on(call("look"), "done", graph=graph, tools=[look])
+        result = checked(drive(lambda agent=agent: finish(agent)), model)
+        assert [m.role.value for m in result.messages] == ["user", "assistant", "tool", "user", "assistant"]
+        assert result.messages[3].content == "Think about it."
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_effect_of_ones_own_that_raises_aborts_the_run(is_async):
+    def now(run: RunState) -> None:
+        raise LookupError("no reviewer")
+
+    async def soon(run: RunState) -> None:
+        await asyncio.sleep(0)
+        now(run)
+
+    result = play("first", graph=reviewing(soon if is_async else now))
+    aborted_by(result, "the effect of 'review' raised LookupError: no reviewer")
+    assert result.decisions[-1].transition.id == "review.aborted"
+
+
+def test_an_effect_of_ones_own_whose_value_is_no_json_aborts_the_run():
+    class Odd:
+        pass
+
+    aborted_by(play("first", graph=reviewing(lambda run: Odd())), "review")
+
+
+def test_an_effect_of_ones_own_can_be_cancelled():
+    started = asyncio.Event()
+
+    async def hang(run: RunState) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    agent, _ = agent_on("first", graph=reviewing(hang))
+
+    async def scene() -> RunResult:
+        run = agent.run("go")
+
+        async def stop() -> None:
+            await started.wait()
+            run.cancel()
+
+        result, _ = await asyncio.gather(run, stop())
+        return result
+
+    result = checked(drive(scene))
+    assert isinstance(result.outcome, RunCancelled)
+    assert result.decisions[-1].transition.id == "review.cancelled"
+
+
+def test_a_hook_stands_at_the_door_of_a_state_of_ones_own_too():
+    seen: list[str] = []
+    play("first", graph=reviewing(lambda run: None), hooks=[hook("review")(lambda c: seen.append(c.state))])
+    assert seen == ["review"]
+
+
+def test_an_end_of_ones_own_is_an_end_with_open_calls_too():
+    def calls_look(run: RunState) -> bool:
+        return any(c.call.name == "look" for c in run.batch)
+
+    graph = LOOP.with_state(
+        StateSpec("done_looking", final=True),
+        [],
+        entered_by=Transition("post_llm", calls_look, "done_looking"),
+        before="tool_calls",
+    )
+
+    class Diary:
+        async def recall(self, prompt: str) -> str:
+            return ""
+
+        async def remember(self, messages: Any) -> None:
+            seen.append(f"kept {len(messages)}")
+
+    seen: list[str] = []
+    ends = [hook("terminal")(lambda c: seen.append("terminal")), hook("done_looking")(lambda c: seen.append("own"))]
+    result = play(call("look"), graph=graph, tools=[look], hooks=ends, memory=Diary())
+    assert result.state == "done_looking"
+    assert result.run.batch == []
+    assert seen == ["own", "kept 3"]
+
+
+def test_a_wait_of_ones_own_asks_a_person_and_is_over_once_answered():
+    def wants_leave(run: RunState) -> bool:
+        return run.notes.get("asked") is None and run.model_calls == 1
+
+    def answered(run: RunState) -> bool:
+        return run.person is not None
+
+    def dropped(run: RunState) -> bool:
+        return run.cancelled is not None or run.expired
+
+    graph = LOOP.with_state(
+        StateSpec("leave", waits=True),
+        [Transition("leave", dropped, "terminal"), Transition("leave", answered, "pre_step")],
+        entered_by=Transition("post_llm", wants_leave, "leave"),
+        before="no_progress",
+    )
+    agent, model = agent_on("first", call("ask_user", question="Which?"), "third", graph=graph, preset="funnel")
+
+    async def scene() -> list[RunResult]:
+        first = checked(await agent.run("go"), model)
+        second = checked(await agent.resume(first.outcome.suspension_record, "go on"), model)
+        return [first, second]
+
+    first, second = drive(scene)
+    assert (first.state, first.outcome.kind) == ("leave", "question")
+    assert second.state == "suspended"
+    assert second.outcome.question == "Which?"
+    assert ("user", "go on") in said(second)
+
+    async def drop() -> RunResult:
+        return checked(await agent.dismiss(second.outcome.suspension_record), model)
+
+    assert isinstance(drive(drop).outcome, RunCancelled)
+
+
+def test_a_graph_that_has_no_row_for_an_answer_says_so():
+    graph = LOOP.without("suspended.replied")
+    limits = AgentGuardrails(max_iterations=1)
+    agent, _ = agent_on(call("look"), "done", graph=graph, guardrails=limits, tools=[look])
+
+    async def scene() -> None:
+        first = await agent.run("go")
+        with pytest.raises(NoTransitionError, match="suspended"):
+            await agent.resume(first.outcome.suspension_record, "go on")
+
+    drive(scene)
+
+
+def test_an_effect_that_raises_a_cancellation_nobody_asked_for_aborts_the_run():
+    async def odd(run: RunState) -> None:
+        task = asyncio.create_task(asyncio.sleep(60))
+        task.cancel()
+        await task
+
+    aborted_by(play("first", graph=reviewing(odd)), "the effect of 'review' raised CancelledError")
