@@ -255,10 +255,21 @@ class _Schema(GenerateJsonSchema):
     ignored_warning_kinds: set[JsonSchemaWarningKind] = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 
 
+def _parameter_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The parameters' type hints; that of the result is not read, so it may be there for type checkers alone."""
+
+    def stub() -> None: ...
+
+    source = function if hasattr(function, "__annotations__") else type(function).__call__
+    stub.__annotations__ = {k: v for k, v in inspect.get_annotations(source).items() if k != "return"}
+    names = getattr(inspect.unwrap(source), "__globals__", {})
+    return get_type_hints(stub, globalns=names, include_extras=True)
+
+
 def _fields(function: Callable[..., Any], label: str, described: Mapping[str, str]) -> tuple[bool, list[Any]]:
     try:
         parameters = list(inspect.signature(function).parameters.values())
-        hints = get_type_hints(function, include_extras=True)
+        hints = _parameter_hints(function)
     except (TypeError, ValueError, NameError) as error:
         raise ToolDefinitionError(f"tool {label!r}: its signature cannot be read: {error}") from error
     takes_context = bool(parameters) and hints.get(parameters[0].name) is ToolContext

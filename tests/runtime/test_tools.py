@@ -393,3 +393,11 @@ def test_return_done_takes_the_agents_output_type():
 def test_tools_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         tool(weather).timeout = 3  # type: ignore[misc]
+
+
+def test_a_result_type_that_only_type_checkers_see_is_no_obstacle() -> None:
+    def f(a: int) -> "OnlyForTypeCheckers":  # noqa: F821, UP037  # quoted, as where nothing is postponed
+        """Do it."""
+        return a
+
+    assert tool(f).spec.parameters["required"] == ["a"]
