@@ -193,7 +193,7 @@ def _zero(rows: tuple[str, ...]) -> tuple[Change, ...]:
 
 
 _ERROR_CHANGES = (
-    Change("* -> terminal", to=(0,)),
+    *(Change(on, to=(0,)) for on in ("* -> terminal", "post_llm.* -> recover", "pre_step.no_progress -> recover")),
     *(
         Change(f"post_tool.{name} -> recover", to=(1,))
         for name in (
@@ -320,6 +320,8 @@ def _by_rules(rules: Rules | None, structured: bool | None) -> tuple[Known, ...]
         found += [exactly(guard, "never", off) for guard in (d.question_asked, d.declared_unable)]
     if not rules.text_is_answer:
         found.append(Known("post_llm.otherwise", may="never", why="a text is no answer here"))
+    elif rules.envelope:
+        found.append(Known("post_llm.no_progress", may="never", why="an envelope always says something"))
     if not rules.envelope and (structured is False or not rules.text_is_answer):
         found.append(exactly(d.output_malformed, "never", "a reply has no form here that it could break"))
     return tuple(found)

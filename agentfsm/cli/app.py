@@ -111,6 +111,7 @@ for _command in (
     run,
     resume,
     diagram,
+    completion,
     runs,
     show,
     verify,
@@ -119,7 +120,6 @@ for _command in (
     export,
     redact,
     checkpoint,
-    completion,
 ):
     app.add_command(_command)
 

@@ -13,13 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentfsm.core.detectors import calls_pending, invalid_arguments, retry_tool, unknown_tool
+from agentfsm.core.detectors import calls_pending, declared_done, invalid_arguments, retry_tool, unknown_tool
 from agentfsm.core.examples import FINE, Example
 from agentfsm.core.messages import ToolCall
 from agentfsm.machine.graph import State, Transition
 from agentfsm.runtime.replies import ItDidNotRun, ItRan
 
 __all__ = ["Batch", "Cell"]
+
+CONTROL = frozenset({"ask_user", "return_done", "return_unable"})
+"""The loop's own tools, which are never scripted."""
 
 
 @dataclass(slots=True)
@@ -40,6 +43,7 @@ class _Slot:
     asked: bool = False
     again: bool = False  # it will be run again as it stands
     together: bool = False  # it runs together with others
+    runs: bool = True  # else it fails before it could
 
 
 class Batch:
@@ -110,12 +114,12 @@ class Batch:
         for _ in range(slot.times):
             self._made += 1
             arguments = dict(call.arguments)
-            if call.name.startswith("fsm_") and isinstance(arguments.get("n"), int):
-                arguments["n"] = self._made
+            if call.name.startswith("fsm_"):  # no two calls are equal, or they would count as a loop
+                arguments["n"] = f"many {self._made}" if isinstance(arguments.get("n"), str) else self._made
             made.append(ToolCall("", call.name, arguments))
-        for cell in slot.cells:
-            if isinstance(cell.value, BaseException):
-                self._failed = (made[-1], cell.value)
+        errors = [cell.value for cell in slot.cells if isinstance(cell.value, BaseException)]
+        if errors or not slot.runs:
+            self._failed = (made[-1], errors[-1] if errors else None)
         return made
 
     # what a plan asks of its batch
@@ -137,14 +141,19 @@ class Batch:
             self.cells.append(cell)
             slot.cells.append(cell)
 
-    def as_before(self, slot: _Slot) -> bool:
-        """Let a slot fail as the last one did, for where one call alone must repeat an error."""
-        if self._failed is None:
-            return False
-        slot.call, value = self._failed
+    def repeat(self, slot: _Slot, value: Any) -> None:
+        """Say that a slot brings what was brought before, to the letter."""
         self.cells.append(Cell(value))
         slot.cells.append(self.cells[-1])
-        return True
+
+    def as_before(self, slot: _Slot, value: Any) -> None:
+        """Let a slot fail as the last one did, for where one call alone must repeat an error."""
+        if self._failed is not None:
+            slot.call, value = self._failed
+        if value is None:
+            slot.runs = False
+        else:
+            self.repeat(slot, value)
 
     def mark_again(self, place: int) -> None:
         """Note that the calls which failed before a visit to ``recover`` may be run again."""
@@ -223,18 +232,25 @@ class _Plan:
         for other in others:
             batch.bring(other, FINE)
         unaskable = row is not None and row.guard in (unknown_tool, invalid_arguments)
-        if unaskable and slot.asked:  # then it was an earlier call of the batch
+        if unaskable and not slot.asked:
+            slot.call, slot.runs = need.call, False
+        elif unaskable:  # then it was an earlier call of the batch
             earlier = next((s for s in self._ran if not s.asked and s.call is None and len(s.cells) == 1), None)
             if earlier is not None:
-                earlier.call = need.call
+                earlier.call, earlier.runs = need.call, False
                 batch.cells.remove(earlier.cells.pop())
             batch.bring(slot, FINE)
-        elif need.call is not None and not slot.cells:
-            slot.call = need.call
-            if need.call.name == "fsm_finish":
-                batch.bring(slot, 1)
+        elif need.times > 1 and slot.cells:  # it is run again, and fails in the same way
+            batch.repeat(slot, slot.cells[-1].value)
         elif need.times > 1 and batch.single:
-            if not batch.as_before(slot):
+            batch.as_before(slot, need.result)
+        elif need.call is not None:
+            again = bool(slot.cells) and row is not None and row.guard is declared_done
+            finish = "fsm_finish_again" if again else "fsm_finish"
+            slot.call = ToolCall("", finish, {"n": 1}) if again or slot.together else need.call
+            if slot.call.name == finish:
+                batch.bring(slot, 1)
+            elif not slot.call.name in CONTROL:
                 batch.bring(slot, need.result)
         else:
             slot.times = max(slot.times, need.times)

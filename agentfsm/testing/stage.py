@@ -7,6 +7,7 @@ and taken up from there after each wait and each power cut.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from inspect import isawaitable
@@ -229,7 +230,7 @@ class Stage:
             result = show.script.results[show.ran] if show.ran < len(show.script.results) else FINE
             show.ran += 1
             if isinstance(result, BaseException):
-                raise result
+                raise _fresh(result)
             return result
 
         return replace(tool, function=run, is_async=True, takes_context=False, delegate=None)
@@ -239,6 +240,8 @@ class Stage:
         show = self._show
         said = show.script.replies[show.heard] if show.heard < len(show.script.replies) else Said(self._answer)
         show.heard += 1
+        if isinstance(said.entry, BaseException):
+            raise _fresh(said.entry)  # named by no variable here, or this frame and the error would hold each other
         reply = await ScriptedModel([said.entry]).reply(request)
         return replace(reply, usage=reply.usage + Usage(output_tokens=said.tokens, cost_usd=said.cost_usd))
 
@@ -248,6 +251,14 @@ class Stage:
         action = show.script.actions[show.decided] if show.decided < len(show.script.actions) else None
         show.decided += 1
         return action or own.decide(failure, state)
+
+
+def _fresh(error: BaseException) -> BaseException:
+    """A copy to raise: what is raised holds on to the run that it was raised in."""
+    try:
+        return copy.copy(error)
+    except TypeError:  # its class cannot be made again from its arguments
+        return error.with_traceback(None)
 
 
 class _Watched(Machine):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentfsm.agent import Agent
+from agentfsm.core.envelope import parse_json
 from agentfsm.core.examples import Example
 from agentfsm.core.presets import Preset
 from agentfsm.core.rules import Rules
@@ -142,6 +143,7 @@ class Witness:
         tools = {t.name: t for t in BENCH}
         self._agent = own.made_of(_with_tools(own, tools))
         self._answer = answer if answer is not None else "1"
+        self._output = "1" if own.parts.output is None else parse_json(self._answer)
         self._examples = dict(examples or {})
         self._stage = Stage(self._agent, answer=self._answer)
 
@@ -164,7 +166,7 @@ class Witness:
         rules = self._agent.rules
         return compose(
             path,
-            Witnesses(path.guardrails, rules, self._examples),
+            Witnesses(path.guardrails, rules, self._examples, self._output),
             envelope=rules.envelope,
             answer=self._answer,
             instead=instead,

@@ -50,7 +50,13 @@ def fsm_finish(n: int) -> int:
     return n
 
 
-BENCH: tuple[Tool, ...] = (fsm_act, fsm_steady, fsm_together, fsm_both, fsm_finish)
+@tool(ends_run=True, parallel=True, idempotent=True, retryable=True)
+def fsm_finish_again(n: int) -> int:
+    """Finish, at the second try if need be."""
+    return n
+
+
+BENCH: tuple[Tool, ...] = (fsm_act, fsm_steady, fsm_together, fsm_both, fsm_finish, fsm_finish_again)
 """The tools that a witness calls where no example names one: each with other traits."""
 
 
@@ -74,6 +80,7 @@ class Witnesses:
         guardrails: The limits of the runs that are put together.
         rules: Their rules.
         own: Examples by guard, by guard's name or by a row's id.
+        output: An output that the agent takes, for ``return_done``.
     """
 
     def __init__(
@@ -81,9 +88,10 @@ class Witnesses:
         guardrails: AgentGuardrails,
         rules: Rules,
         own: Mapping[Guard | str, Examples | Example] | None = None,
+        output: Any = 1,
     ) -> None:
         self._own = {key: Examples((e,)) if isinstance(e, Example) else e for key, e in (own or {}).items()}
-        self._known = _loop(guardrails, rules)
+        self._known = _loop(guardrails, rules, output)
 
     def of(self, row: Transition) -> Examples | None:
         """The examples of a row's guard; None where nobody gave any."""
@@ -109,7 +117,7 @@ def _only(*fires_on: Example, silent_on: tuple[Example, ...] = (Example(),)) -> 
     return Examples(fires_on, silent_on)
 
 
-def _loop(g: AgentGuardrails, rules: Rules) -> dict[Guard | str, Examples]:
+def _loop(g: AgentGuardrails, rules: Rules, output: Any) -> dict[Guard | str, Examples]:
     return {
         d.cancelled: _only(Example(cancel=True)),
         d.aborted: _only(Example(abort=True)),
@@ -119,7 +127,7 @@ def _loop(g: AgentGuardrails, rules: Rules) -> dict[Guard | str, Examples]:
         **_provider(),
         **_reply(g),
         **_dispatch(),
-        **_batch(rules),
+        **_batch(rules, output),
         d.ask_user: _only(Example(action=Action.ask_user), silent_on=(Example(action=Action.handoff),)),
         d.handoff: _only(Example(action=Action.handoff), silent_on=(Example(action=Action.retry),)),
         d.stop: _only(Example(action=Action.stop), silent_on=(Example(action=Action.narrow_scope),)),
@@ -188,8 +196,8 @@ def _dispatch() -> dict[Guard | str, Examples]:
     }
 
 
-def _batch(rules: Rules) -> dict[Guard | str, Examples]:
-    finish = _call("return_done", output=1) if rules.control_tools else _call("fsm_finish", n=1)
+def _batch(rules: Rules, output: Any) -> dict[Guard | str, Examples]:
+    finish = _call("return_done", output=output) if rules.control_tools else _call("fsm_finish", n=1)
     kinds: dict[Callable[..., Any], str] = {
         d.policy_violation: "policy_violation",
         d.ambiguous_input: "ambiguous_input",
@@ -206,7 +214,7 @@ def _batch(rules: Rules) -> dict[Guard | str, Examples]:
         **{g: _only(Example(result=ToolError(kind, kind=kind)), silent_on=(Example(), Example(result=plain)))
            for g, kind in kinds.items()},
         d.repeated_error: _only(Example(result=plain, times=2), silent_on=(Example(), Example(result=plain))),
-        d.unknown_tool: _only(Example(call=_call("fsm_nowhere"))),
+        d.unknown_tool: _only(Example(call=_call("fsm_nowhere", n=0))),
         d.invalid_arguments: _only(Example(call=_call("fsm_act", n="many"))),
         d.environment_error: _only(
             Example(result=OSError("the disk is full")),

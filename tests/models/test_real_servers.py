@@ -1,4 +1,4 @@
-"""Both wires against a server that nobody here wrote."""
+"""Every wire, whole and streamed, against a server that nobody here wrote."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from agentfsm.core.messages import FinishReason, Message, Reply, Role, Usage
 from agentfsm.core.model import ModelRequest
 from agentfsm.errors import ModelError, ProviderError, TransientProviderError
-from agentfsm.models import AnthropicMessages, ModelSettings, OpenAIChat, resolve
+from agentfsm.models import ModelSettings, resolve
 from tests.models.aimock import AiMock, aimock_server  # noqa: F401  # the import makes the fixture known
-from tests.models.helpers import WEATHER, AnyModel, ask, failure
+from tests.models.helpers import CLASSES, WEATHER, AnyModel, ask, failure
 
-WIRES = ["openai", "anthropic"]
+WIRES = ["openai", "responses", "anthropic", "ollama"]
 ASKED = ModelRequest((Message.system("Be brief."), Message.user("the weather in Paris?")), tools=(WEATHER,))
 
 USAGE = {"prompt_tokens": 20, "completion_tokens": 6, "input_tokens": 20, "output_tokens": 6}
@@ -21,10 +21,10 @@ USAGE = {"prompt_tokens": 20, "completion_tokens": 6, "input_tokens": 20, "outpu
 
 
 def model(wire: str, aimock: AiMock, *, api_key: str | None = None, settings: ModelSettings | None = None) -> AnyModel:
-    key = api_key or aimock.key
-    if wire == "openai":
-        return OpenAIChat("gpt-5-mini", base_url=aimock.openai_url, api_key=key, settings=settings)
-    return AnthropicMessages("claude-sonnet-4-6", base_url=aimock.url, api_key=key, settings=settings)
+    at_v1 = wire in ("openai", "responses")
+    name = "claude-sonnet-4-6" if wire == "anthropic" else "gpt-5-mini"
+    url = aimock.openai_url if at_v1 else aimock.url
+    return CLASSES[wire](name, base_url=url, api_key=api_key or aimock.key, settings=settings)
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -41,7 +41,7 @@ def test_a_call_its_result_and_the_answer_go_round(wire: str, aimock: AiMock) ->
     )
 
     async def talk() -> tuple[Reply, Reply]:
-        speaker = model(wire, aimock, settings=ModelSettings(temperature=0, stop=("END",)))
+        speaker = model(wire, aimock, settings=ModelSettings(temperature=0, max_tokens=300))
         first = await speaker.reply(ASKED)
         result = Message(Role.TOOL, "sunny, 21 degrees", tool_call_id=first.message.tool_calls[0].id, name="weather")
         request = ModelRequest((*ASKED.messages, first.message, result), tools=(WEATHER,), max_output_tokens=100)
