@@ -36,9 +36,11 @@ LATER = {
     ("agentfsm.machine.graph", "diagrams"),
     ("agentfsm.runtime.result", "diagrams"),
     ("agentfsm.runtime.run", "journal"),
-    ("agentfsm.agent", "diagrams"),
-    ("agentfsm.agent", "journal"),
-    ("agentfsm.agent", "models"),
+    ("agentfsm.agent.agent", "diagrams"),
+    ("agentfsm.agent.agent", "journal"),
+    ("agentfsm.agent.assembly", "journal"),
+    ("agentfsm.agent.assembly", "models"),
+    ("agentfsm.agent.going_on", "journal"),
 }
 """The doors to adapters: inside a function, opened when somebody asks for a picture, a journal or a model by name."""
 

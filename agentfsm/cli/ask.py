@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import click
 from rich.console import Console
@@ -14,19 +14,52 @@ from rich.table import Table
 from rich.text import Text
 
 from agentfsm.cli.screen import safe
-from agentfsm.core.events import UserInputRequested
 from agentfsm.errors import ReplyError
 from agentfsm.runtime.replies import Allow, Answer, Deny, Edit, GiveUp, ItDidNotRun, ItRan
 
 with contextlib.suppress(ImportError):
     import readline as readline  # its import alone lets people move and paste in the line that they type
 
-__all__ = ["Person", "parse_reply"]
+__all__ = ["Asked", "Person", "parse_reply"]
 
 _FORMS = {
     "approval": 'allow, deny, "deny REASON", or the new arguments as a JSON object',
     "in_doubt": 'ran, "ran RESULT", did-not-run, or give-up',
 }
+
+
+class Asked(Protocol):
+    """What a run asks: an event, a record, or what a store knows."""
+
+    @property
+    def kind(self) -> str:
+        """``question``, ``limit``, ``approval`` or ``in_doubt``."""
+        ...
+
+    @property
+    def question(self) -> str:
+        """What the person is asked."""
+        ...
+
+    @property
+    def context(self) -> str:
+        """More about it."""
+        ...
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Answers to choose from, or empty."""
+        ...
+
+    @property
+    def tool(self) -> str:
+        """The tool that it is about, or an empty string."""
+        ...
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """The arguments of that call."""
+        ...
 
 
 def parse_reply(kind: str, text: str) -> Answer:
@@ -88,7 +121,7 @@ class Person:
     read: Callable[[str], str] = _read
     edit: Callable[[str], str | None] = lambda text: click.edit(text, extension=".json")
 
-    def answer(self, asked: UserInputRequested) -> Answer:
+    def answer(self, asked: Asked) -> Answer:
         """Ask until there is a reply that fits."""
         self.show(asked)
         while True:
@@ -99,7 +132,7 @@ class Person:
             except ReplyError as error:
                 self.console.print(Text(f"  {error}", "red"))
 
-    def show(self, asked: UserInputRequested) -> None:
+    def show(self, asked: Asked) -> None:
         """Show what is asked, in full."""
         self.console.print()
         self.console.print(Text(safe(asked.question), "bold cyan"))
@@ -110,7 +143,7 @@ class Person:
         for number, choice in enumerate(asked.choices, 1):
             self.console.print(Text(f"  {number}) {safe(choice)}"))
 
-    def _reply(self, asked: UserInputRequested) -> Answer | None:
+    def _reply(self, asked: Asked) -> Answer | None:
         match asked.kind:
             case "approval":
                 typed = self.read("[a]llow, [d]eny or [e]dit?").strip()
@@ -121,7 +154,7 @@ class Person:
                 typed = self.read("Your answer:").strip()
                 return _chosen(typed, asked.choices) or None
 
-    def _decision(self, typed: str, asked: UserInputRequested) -> Answer | None:
+    def _decision(self, typed: str, asked: Asked) -> Answer | None:
         if typed.lower() in ("e", "edit"):
             text = self.read("New arguments as JSON (empty: open them in your editor):").strip()
             return Edit(_object(text or self._edited(asked)))
@@ -130,7 +163,7 @@ class Person:
             return Deny(self.read("Why not? (the model is told; may be empty)").strip())
         return reply
 
-    def _edited(self, asked: UserInputRequested) -> str:
+    def _edited(self, asked: Asked) -> str:
         text = json.dumps(dict(asked.arguments), indent=2, ensure_ascii=False)
         edited = self.edit(text)
         if edited is None:
@@ -149,7 +182,7 @@ def _chosen(typed: str, choices: tuple[str, ...]) -> str:
     return choices[int(typed) - 1] if 0 < int(typed) <= len(choices) else typed
 
 
-def _call(asked: UserInputRequested) -> Table:
+def _call(asked: Asked) -> Table:
     """The call in full: whoever allows it must have seen all of it."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), show_header=False, title_justify="left")
     table.add_column(style="dim", no_wrap=True)

@@ -12,16 +12,14 @@ from typing import Any
 import click
 
 from agentfsm.agent import Agent
+from agentfsm.cli.keeping import SECRET, host_for
 from agentfsm.cli.loading import load_graph, load_tools
 from agentfsm.core.guardrails import AgentGuardrails
 from agentfsm.core.presets import PRESETS
 from agentfsm.errors import ConfigurationError
 from agentfsm.models import resolve
-from agentfsm.runtime.host import Host, UsedInFolder
 
-__all__ = ["SECRET", "AgentOptions", "RunOptions", "agent_options", "run_options", "secret"]
-
-SECRET = "AGENTFSM_SECRET"  # noqa: S105  # the variable's name, not what it holds
+__all__ = ["AgentOptions", "RunOptions", "agent_options", "run_options"]
 
 Command = Callable[..., Any]
 
@@ -56,12 +54,18 @@ class AgentOptions:
     graph: str | None
     max_iterations: int | None
     max_time: float | None
+    store: Path | None
+    no_store: bool
 
-    def agent(self) -> Agent:
+    def agent(self, *, from_store: bool = False) -> Agent:
         """The agent.
+
+        Args:
+            from_store: Whether it takes up a run of its store, and so cannot do without.
 
         Raises:
             ConfigurationError: Something does not fit together.
+            agentfsm.errors.StoreError: The store cannot be used.
         """
         preset = PRESETS[self.preset]
         limits = {"max_iterations": self.max_iterations, "max_execution_time_s": self.max_time}
@@ -73,7 +77,7 @@ class AgentOptions:
             preset=preset,
             graph=load_graph(self.graph) if self.graph else None,
             guardrails=AgentGuardrails.model_validate({**preset.guardrails.model_dump(), **given}),
-            host=_host(),
+            host=host_for(self.store, keep=not self.no_store, must=from_store),
         )
 
     def words(self) -> list[str]:
@@ -81,7 +85,10 @@ class AgentOptions:
         words: list[str] = []
         for each in fields(self):
             value: object = getattr(self, each.name)
-            if value in (None, "", "standard"):
+            if value in (None, "", "standard", False):
+                continue
+            if value is True:
+                words.append(f"--{each.name.replace('_', '-')}")
                 continue
             for one in self.tools if each.name == "tools" else (value,):
                 words += [f"--{each.name.replace('_', '-')}", str(one)]
@@ -95,19 +102,6 @@ def _key(variable: str | None) -> str | None:
     if not key:
         raise ConfigurationError(f"the variable {variable}, which should hold the key, is not set")
     return key
-
-
-def secret() -> bytes | None:
-    """What signs suspension records, or None where the environment names nothing."""
-    return os.environ.get(SECRET, "").strip().encode() or None
-
-
-def _host() -> Host:
-    signer = secret()
-    if signer is None:
-        return Host()
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return Host(secret=signer, used=UsedInFolder(state / "agentfsm" / "used"))
 
 
 def agent_options(command: Command) -> Command:
@@ -142,6 +136,13 @@ def agent_options(command: Command) -> Command:
                 "--max-iterations", type=click.IntRange(min=1), metavar="N", help="At most so many model calls."
             ),
             click.option("--max-time", type=float, metavar="SECONDS", help="At most so much active time."),
+            click.option(
+                "--store",
+                type=click.Path(dir_okay=False, path_type=Path),
+                metavar="PATH",
+                help="The file that keeps the run; agentfsm.db in your data folder unless given.",
+            ),
+            click.option("--no-store", is_flag=True, help="Keep nothing of the run."),
         ],
     )(command)
 
@@ -166,7 +167,7 @@ def run_options(command: Command) -> Command:
             click.option(
                 "--record",
                 type=path,
-                help=f"Where to save the record, should the run wait for somebody. Needs {SECRET} to be set.",
+                help=f"Save a record there, should the run wait for somebody; {SECRET} signs it.",
             ),
             click.option("--diagram", type=path, help="Draw the run's path there: .svg, .png, .dot, .mmd or .md."),
             click.option("--json", "as_json", is_flag=True, help="Print the outcome and every transition as JSON."),

@@ -32,6 +32,7 @@ class Story:
         seconds: How long it took, people included.
         signal: The signal that interrupted it, or None.
         files: What was written, by what it is (``picture``, ``record``).
+        kept: Whether a store has it.
     """
 
     result: RunResult
@@ -39,6 +40,7 @@ class Story:
     seconds: float
     signal: int | None = None
     files: dict[str, str] = field(default_factory=dict[str, str])
+    kept: bool = False
 
     @property
     def recoveries(self) -> int:
@@ -66,6 +68,8 @@ def show_outcome(screen: Screen, story: Story) -> None:
         screen.err.print(Text(f"  {short(line, 2000)}"))
     for what, where in story.files.items():
         screen.err.print(f"  {what}: {where}", soft_wrap=True)
+    if story.kept:
+        screen.err.print(f"  run: {story.result.run.run_id}", soft_wrap=True)
     if isinstance(story.result.outcome, RunCompleted):
         screen.err.print()
         _show_answer(screen, story.result.output)

@@ -1,4 +1,4 @@
-"""``agentfsm resume``: a suspended run goes on with a reply."""
+"""``agentfsm resume``: a suspended run goes on with a reply, or one that was cut off just goes on."""
 
 from __future__ import annotations
 
@@ -6,27 +6,29 @@ from pathlib import Path
 
 import click
 
-from agentfsm.cli.ask import Person, parse_reply
+from agentfsm.agent import Agent
+from agentfsm.cli.ask import Asked, Person, parse_reply
 from agentfsm.cli.options import AgentOptions, RunOptions, agent_options, run_options
 from agentfsm.cli.screen import open_screen
 from agentfsm.cli.telling import need_secret, tell
-from agentfsm.core.events import UserInputRequested
 from agentfsm.core.suspension import SuspensionRecord
+from agentfsm.journal.restore import restore
 from agentfsm.runtime.replies import Answer
+from agentfsm.runtime.run import Run
 
 __all__ = ["resume"]
 
-
 _EXAMPLES = """\b
 Examples:
-  agentfsm resume wait.json allow -m gpt-5-mini -t my_tools.py
+  agentfsm resume 3f9c0a1b2c3d4e5f allow -m gpt-5-mini -t my_tools.py
   agentfsm resume wait.json "deny not on a Friday" -m gpt-5-mini -t my_tools.py
-  agentfsm resume wait.json --dismiss "no longer needed" -m gpt-5-mini -t my_tools.py
+  agentfsm resume 3f9c0a1b2c3d4e5f -m gpt-5-mini          it was cut off
+  agentfsm resume wait.json --dismiss "no longer needed" -m gpt-5-mini
 """
 
 
 @click.command(epilog=_EXAMPLES, short_help="Go on with a suspended run.")
-@click.argument("record_file", metavar="RECORD", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("which", metavar="RUN")
 @click.argument("reply", required=False)
 @click.option("--dismiss", metavar="REASON", help="End the run without a reply.")
 @agent_options
@@ -34,38 +36,58 @@ Examples:
 @click.pass_context
 def resume(
     ctx: click.Context,
-    record_file: Path,
+    which: str,
     reply: str | None,
     dismiss: str | None,
     agent_is: AgentOptions,
     how: RunOptions,
 ) -> None:
-    """Go on with the suspended run in RECORD, with REPLY; without one you are asked at the terminal.
+    """Go on with RUN, with REPLY; where it waits for one and there is none, you are asked at the terminal.
+
+    RUN is the id of a run in the store (agentfsm runs lists them), or the file of a record. A record must have
+    been signed with the same AGENTFSM_SECRET, and is good for one reply.
 
     To a question, REPLY is the answer. To an approval it is: allow, deny, "deny REASON", or the new arguments
     as a JSON object. To a call that may or may not have run: ran, "ran RESULT", did-not-run, or give-up.
 
-    Give the model, tools and other options of the run; a record holds none of them. AGENTFSM_SECRET must be
-    what it was when the record was written. Each record is good for one reply.
+    Give the model, tools and other options of the run; neither store nor record holds them.
     """
-    need_secret("resume")
     if dismiss is not None and reply is not None:
         raise click.UsageError("give a REPLY or --dismiss, not both")
-    opened = SuspensionRecord.from_json(record_file.read_bytes())
-    agent = agent_is.agent()
+    file = Path(which)
+    if file.suffix == ".json" or file.is_file():
+        need_secret("resume with a record")
+        record = SuspensionRecord.from_json(file.read_bytes())
+        agent = agent_is.agent()
+        ctx.exit(tell(agent, _from_record(agent, record, reply, dismiss), agent_is, how))
+    agent = agent_is.agent(from_store=True)
+    ctx.exit(tell(agent, _from_store(agent, which, reply, dismiss), agent_is, how))
+
+
+def _from_record(agent: Agent, record: SuspensionRecord, reply: str | None, dismiss: str | None) -> Run:
     if dismiss is not None:
-        run = agent.dismiss(opened, dismiss)
-    else:
-        run = agent.resume(opened, _asked(opened) if reply is None else parse_reply(opened.kind, reply))
-    ctx.exit(tell(agent, run, agent_is, how))
+        return agent.dismiss(record, dismiss)
+    return agent.resume(record, _answer(record, reply))
 
 
-def _asked(record: SuspensionRecord) -> Answer:
+def _from_store(agent: Agent, run_id: str, reply: str | None, dismiss: str | None) -> Run:
+    store = agent.parts.host.store
+    if store is None:
+        raise click.UsageError(f"{run_id!r} is no file, and without a store there are no runs")
+    if dismiss is not None:
+        return agent.dismiss(run_id, dismiss)
+    past = restore(store.rows(run_id))
+    waiting = past.run.waiting if past.suspended is not None else None
+    if waiting is None:
+        return agent.resume(run_id, reply)  # cut off, or over: it says so, should it not go on
+    return agent.resume(run_id, _answer(waiting, reply))
+
+
+def _answer(asked: Asked, reply: str | None) -> Answer:
+    """The reply that was given, or the one that is given at the terminal."""
+    if reply is not None:
+        return parse_reply(asked.kind, reply)
     screen = open_screen()
     if not screen.person:
-        raise click.UsageError(f"there is no terminal to ask at: give a REPLY to {record.question!r}")
-    shared = ("run_id", "kind", "question", "context", "choices", "tool", "arguments", "originating_failure_kind")
-    told = {name: getattr(record, name) for name in shared}
-    return Person(screen.err).answer(
-        UserInputRequested(seq=0, time=record.created_at, suspension_record=record, **told)
-    )
+        raise click.UsageError(f"there is no terminal to ask at: give a REPLY to {asked.question!r}")
+    return Person(screen.err).answer(asked)

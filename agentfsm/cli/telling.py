@@ -10,7 +10,8 @@ import click
 
 from agentfsm.agent import Agent
 from agentfsm.cli.ask import Person
-from agentfsm.cli.options import SECRET, AgentOptions, RunOptions, secret
+from agentfsm.cli.keeping import SECRET, secret
+from agentfsm.cli.options import AgentOptions, RunOptions
 from agentfsm.cli.outcome import Story, exit_code, show_json, show_outcome
 from agentfsm.cli.picture import check_drawable, draw_run
 from agentfsm.cli.screen import Screen, open_screen
@@ -48,7 +49,13 @@ def tell(agent: Agent, run: Run, agent_is: AgentOptions, how: RunOptions) -> int
     _check(how)
     screen = open_screen(quiet=how.quiet)
     ask = Person(screen.err).answer if screen.person else _leave
-    story = see_through(agent, run, Watcher(screen, agent.graph, agent.model.name), ask)
+    store = agent.parts.host.store
+    try:
+        story = see_through(agent, run, Watcher(screen, agent.graph, agent.model.name), ask)
+    finally:
+        if store is not None:
+            store.close()
+    story.kept = store is not None
     if how.diagram:
         story.files["picture"] = str(draw_run(story, Path(how.diagram)))
     asked = story.result.outcome
@@ -93,17 +100,17 @@ def _private(path: str, flags: int) -> int:
 
 
 def _say_how_to_go_on(screen: Screen, story: Story, asked: UserInputRequested, agent_is: AgentOptions) -> None:
-    """Nobody could answer here: where the record is, and what goes on with it."""
-    if secret() is None:
+    """Nobody could answer here: what goes on with the run."""
+    record = story.files.get("record")
+    if record is None and not story.kept and secret() is None:
         click.echo(
-            f"agentfsm: nobody is here to answer, and this run cannot be resumed, since {SECRET} is not set. Set it "
-            "to a long random text and run again with --record FILE, or run at a terminal.",
+            f"agentfsm: nobody is here to answer, and this run cannot be resumed: no store has it, and {SECRET}, which "
+            "would sign a record, is not set",
             err=True,
         )
         return
-    record = story.files.get("record")
-    if record is None:
+    if record is None and not story.kept:
         click.echo(asked.suspension_record.to_json())
-    reply = _REPLIES.get(asked.kind, "YOUR ANSWER")
-    words = ["agentfsm", "resume", record or "RECORD.json", reply, *agent_is.words()]
+        record = "RECORD.json"
+    words = ["agentfsm", "resume", record or asked.run_id, _REPLIES.get(asked.kind, "YOUR ANSWER"), *agent_is.words()]
     screen.err.print(f"  go on with: {shlex.join(words)}", soft_wrap=True)

@@ -20,7 +20,7 @@ from agentfsm.errors import ConfigurationError
 from agentfsm.machine.graph import Graph, Transition
 from agentfsm.testing.covers import COVERS, Goal, Infeasible, feasible, goals, why_not
 
-__all__ = ["SHORT", "Path", "Paths", "paths"]
+__all__ = ["SHORT", "Path", "Paths", "paths", "product_of", "short"]
 
 SHORT = AgentGuardrails(
     max_iterations=2,
@@ -32,6 +32,15 @@ SHORT = AgentGuardrails(
     repeated_error_threshold=2,
 )
 """Budgets under which every row can be reached in a few moves."""
+
+SHORT_SINGLE = SHORT.model_copy(update={"loop_hard_threshold": 2})
+"""The same where a reply makes one call at most, so that it takes two replies to repeat one."""
+
+
+def short(rules: Rules | None = None) -> AgentGuardrails:
+    """Budgets under which every row can be reached in a few moves, for some rules."""
+    return SHORT_SINGLE if rules is not None and rules.envelope else SHORT
+
 
 LONGEST = 40
 """A run that is this long goes on to its end, unless the next thing to cover is where it stands."""
@@ -113,7 +122,7 @@ def paths(
     graph: Graph,
     cover: str = "pairs",
     *,
-    guardrails: AgentGuardrails = SHORT,
+    guardrails: AgentGuardrails | None = None,
     rules: Rules | None = None,
     structured: bool | None = None,
     facts: Facts | None = None,
@@ -125,7 +134,7 @@ def paths(
         cover: ``transitions``; ``pairs`` of rows that follow each other; ``triples``; or ``prime``: every
             path of states that comes to none twice, unless it ends where it began, and is no part of a
             longer one. Each round trip is one of these.
-        guardrails: The limits of the runs.
+        guardrails: The limits of the runs; short ones unless given.
         rules: The rules of the runs; None leaves open in what they differ.
         structured: Whether the agent has an output type; None leaves it open.
         facts: What is known of guards of your own.
@@ -135,8 +144,8 @@ def paths(
     """
     if cover not in COVERS:
         raise ConfigurationError(f"there is no criterion {cover!r}; there are: {', '.join(COVERS)}")
-    known = loop_facts(guardrails, rules, structured=structured, calls_per_reply=2) + (facts or Facts())
-    product = Product(graph, known)
+    limits = guardrails or short(rules)
+    product = product_of(graph, limits, rules, structured, facts)
     wanted = goals(graph, cover)
     found = feasible(product, wanted)
     possible = [goal for goal in wanted if found[goal]]
@@ -145,7 +154,7 @@ def paths(
         graph,
         cover,
         tuple(
-            Path(i, tuple(graph.transitions[r] for r in rows), covers, guardrails, rules)
+            Path(i, tuple(graph.transitions[r] for r in rows), covers, limits, rules)
             for i, (rows, covers) in enumerate(runs, 1)
         ),
         len(wanted),
@@ -156,6 +165,18 @@ def paths(
             for why in (why_not(product, goal, found),)
         ),
     )
+
+
+def product_of(
+    graph: Graph,
+    guardrails: AgentGuardrails,
+    rules: Rules | None = None,
+    structured: bool | None = None,
+    facts: Facts | None = None,
+) -> Product:
+    """The product in which paths are found: a reply makes two calls at most."""
+    known = loop_facts(guardrails, rules, structured=structured, calls_per_reply=2)
+    return Product(graph, known + (facts or Facts()))
 
 
 _Node = tuple[Config, Goal]

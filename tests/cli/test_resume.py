@@ -21,7 +21,7 @@ def agent(cli: Cli, tmp_path: Path) -> list[str]:
     (tmp_path / "tools.py").write_text(TOOLS)
     with little(calls(("remove", {"path": "old.txt"}))) as server:
         options = ["-m", "some-model", "--base-url", server.url, "-t", "tools.py"]
-        assert cli("run", "tidy", *options, "--record", "wait.json", **ENVIRONMENT).exit_code == 3
+        assert cli("run", "tidy", *options, "--no-store", "--record", "wait.json", **ENVIRONMENT).exit_code == 3
     return options
 
 
@@ -118,3 +118,43 @@ def test_at_a_terminal_the_person_is_asked(agent: list[str], tmp_path: Path) -> 
             terminal.expect("Done.")
             assert terminal.wait() == 0
     assert server.requests[0]["messages"][-1]["content"] == "Denied by the user: keep it"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["no-such-run"], "no-such-run"),
+        (["no-such-run", "--no-store"], "without a store there are no runs"),
+        (["none.json", "allow"], "none.json"),
+    ],
+)
+def test_a_run_that_is_nowhere_is_said_to_be(cli: Cli, words: list[str], said: str) -> None:
+    result = cli("resume", *words, "-m", "ollama:x", **ENVIRONMENT)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_from_the_store_the_person_is_asked_at_the_terminal(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(TOOLS)
+    with little(calls(("remove", {"path": "old.txt"})), text("Done.")) as server:
+        options = ["-m", "some-model", "--base-url", server.url, "-t", "tools.py"]
+        assert cli("run", "tidy", *options).exit_code == 3
+        run_id = cli("runs").stdout.split()[0]
+        with AtTerminal(["resume", run_id, *options], tmp_path) as terminal:
+            terminal.expect("May 'remove' run with these arguments?")
+            terminal.type("a")
+            terminal.expect("Done.")
+            assert terminal.wait() == 0
+
+
+def test_a_run_of_the_store_may_be_ended_without_a_reply(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(TOOLS)
+    with little(calls(("remove", {"path": "old.txt"}))) as server:
+        options = ["-m", "some-model", "--base-url", server.url, "-t", "tools.py"]
+        cli("run", "tidy", *options)
+        run_id = cli("runs").stdout.split()[0]
+        result = cli("resume", run_id, "--dismiss", "never mind", *options)
+    assert result.exit_code == 1
+    assert "never mind" in result.stderr
+    assert cli("runs").stdout.split()[1] == "finished"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agentfsm.journal.filelock import FileLock
 from tests.cli.conftest import Cli
 from tests.cli.server import Body, Said, calls, little, text
 from tests.cli.terminal import AtTerminal, without_terminal
@@ -186,23 +187,72 @@ def test_without_a_terminal_a_question_leaves_the_run_suspended_and_its_record_s
         assert server.requests[-1]["messages"][-1]["content"] == "removed old.txt"
 
 
-def test_without_a_file_for_it_the_record_goes_to_stdout(cli: Cli) -> None:
+def test_without_a_file_or_a_store_for_it_the_record_goes_to_stdout(cli: Cli) -> None:
     with little(calls(("remove", {"path": "old.txt"}))) as server:
-        code, out, err = suspend(cli, server.url, AGENTFSM_SECRET=SECRET)
+        code, out, err = suspend(cli, server.url, "--no-store", AGENTFSM_SECRET=SECRET)
         assert code == 3
         assert json.loads(out)["tool"] == "remove"
         assert "resume RECORD.json allow" in err
-        code, out, _ = suspend(cli, server.url, "--json", AGENTFSM_SECRET=SECRET)
+        code, out, _ = suspend(cli, server.url, "--json", "--no-store", AGENTFSM_SECRET=SECRET)
         data = json.loads(out)
         assert (data["outcome"], data["details"]["kind"]) == ("UserInputRequested", "approval")
         assert data["suspension_record"]["tool"] == "remove"
 
 
-def test_without_a_secret_it_says_that_the_run_cannot_be_resumed(cli: Cli) -> None:
+def test_without_a_store_and_a_secret_it_says_that_the_run_cannot_be_resumed(cli: Cli) -> None:
     with little(calls(("remove", {"path": "old.txt"}))) as server:
-        code, out, err = suspend(cli, server.url)
+        code, out, err = suspend(cli, server.url, "--no-store")
     assert (code, out) == (3, "")
-    assert "AGENTFSM_SECRET is not set" in err
+    assert "this run cannot be resumed" in err
+
+
+def test_a_run_goes_on_from_its_store_with_no_record_and_no_secret(cli: Cli) -> None:
+    with little(calls(("remove", {"path": "old.txt"})), text("Done.")) as server:
+        code, _, err = suspend(cli, server.url)
+        assert code == 3
+        (command,) = [line.strip() for line in err.splitlines() if "agentfsm resume" in line]
+        words = command.removeprefix("go on with: agentfsm ").split()
+        (listed,) = cli("runs").stdout.splitlines()
+        assert listed.split()[:2] == [words[1], "suspended"]
+        result = cli(*words)
+        assert (result.exit_code, result.stdout) == (0, "Done.\n")
+        assert cli("runs").stdout.split()[1] == "finished"
+        again = cli(*words)
+        assert again.exit_code == 2
+        assert "is over" in again.stderr
+
+
+def test_a_store_that_another_process_writes_is_done_without_unless_it_was_named(cli: Cli, tmp_path: Path) -> None:
+    lock = FileLock(tmp_path / "named.db-lock")
+    lock.acquire()
+    default = tmp_path / ".local" / "share" / "agentfsm"
+    default.mkdir(parents=True)
+    other = FileLock(default / "agentfsm.db-lock")
+    other.acquire()
+    try:
+        with little(text("Hello.")) as server:
+            words = ("run", "hi", "-m", "some-model", "--base-url", server.url)
+            result = cli(*words)
+            assert (result.exit_code, result.stdout) == (0, "Hello.\n")
+            assert "this run is kept nowhere: another process writes" in result.stderr
+            named = cli(*words, "--store", "named.db")
+            assert named.exit_code == 2
+            assert "another process writes named.db" in named.stderr
+            assert cli("resume", "some-id", "-m", "some-model", "--base-url", server.url).exit_code == 2
+    finally:
+        lock.release()
+        other.release()
+
+
+def test_the_store_is_its_owners_alone_and_quiet_where_nothing_is_to_be_kept(cli: Cli, tmp_path: Path) -> None:
+    with little(text("Hello.")) as server:
+        words = ("run", "hi", "-m", "some-model", "--base-url", server.url)
+        cli(*words, "--no-store")
+        assert not (tmp_path / ".local").exists()
+        result = cli(*words)
+    folder = tmp_path / ".local" / "share" / "agentfsm"
+    assert folder.stat().st_mode & 0o077 == 0
+    assert f"run: {cli('runs').stdout.split()[0]}" in result.stderr
 
 
 def test_a_folder_that_is_not_there_is_found_out_before_the_run_costs_anything(cli: Cli) -> None:
@@ -251,6 +301,22 @@ def test_a_signal_to_end_is_heeded_in_the_same_way(tmp_path: Path) -> None:
             terminal.process.terminate()
             assert terminal.wait() == 143
     assert '"outcome": "RunCancelled"' in terminal.text
+
+
+def test_a_run_that_was_killed_goes_on_from_its_store(tmp_path: Path) -> None:
+    with little(calls(("add", {"a": 2, "b": 3})), text("Five.")) as good, little(hang=True) as bad:
+        first = ["run", "2 + 3?", "-m", "some-model", "--base-url", bad.url, "-t", "tools.py"]
+        with AtTerminal(first, tmp_path) as terminal:
+            assert bad.asked.wait(30)
+            terminal.process.kill()
+            terminal.wait()
+        (listed,) = without_terminal(["runs"], tmp_path).stdout.splitlines()
+        run_id, status = listed.split()[:2]
+        assert status == "running"
+        words = ["resume", run_id, "-m", "some-model", "--base-url", good.url, "-t", "tools.py"]
+        done = without_terminal(words, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "Five.\n")
+    assert good.requests[0]["messages"] == [{"role": "user", "content": "2 + 3?"}]
 
 
 def test_ctrl_c_cuts_off_a_tool_that_hangs(tmp_path: Path) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from agentfsm import Agent, Allow, Deny, Edit, RunResult, ToolStarted, UserInputRequested, tool
 from agentfsm.core.messages import FinishReason, Message, Reply, Role, Usage
 from agentfsm.core.model import ModelRequest
+from agentfsm.core.streaming import Piece, TextPiece
 from agentfsm.errors import ModelError, ProviderError, TransientProviderError
 from agentfsm.models import ModelSettings, resolve
+from agentfsm.runtime.run import Run
 from tests.models.aimock import AiMock, aimock_server  # noqa: F401  # the import makes the fixture known
 from tests.models.helpers import CLASSES, WEATHER, AnyModel, ask, failure
+from tests.models.test_streams import pieces
 
 WIRES = ["openai", "responses", "anthropic", "ollama"]
 ASKED = ModelRequest((Message.system("Be brief."), Message.user("the weather in Paris?")), tools=(WEATHER,))
@@ -35,7 +40,7 @@ def test_a_call_its_result_and_the_answer_go_round(wire: str, aimock: AiMock) ->
             "response": {"toolCalls": [{"id": "toolu_01", "name": "weather", "arguments": {"city": "Paris"}}]},
         },
         {
-            "match": {"toolCallId": "toolu_01", "toolResultContains": "sunny"},
+            "match": {"hasToolResult": True} if wire == "ollama" else {"toolCallId": "toolu_01"},
             "response": {"content": "It is sunny in Paris.", "usage": USAGE},
         },
     )
@@ -76,7 +81,7 @@ def test_two_calls_at_once_and_their_results_go_round(wire: str, aimock: AiMock)
     again = ModelRequest((*ASKED.messages, first.message, *results, Message.user("go on")), tools=(WEATHER,))
     assert ask(model(wire, aimock), again).message.content == "Sunny and wet."
     roles = [message["role"] for message in aimock.requests()[-1]["messages"]]
-    assert sorted(roles) == ["assistant", "system", "tool", "tool", "user", "user"]
+    assert [roles.count(role) for role in ("system", "tool", "user")] == [1, 2, 2]
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -106,7 +111,7 @@ def test_a_wrong_key_is_refused_and_not_shown(wire: str, aimock: AiMock) -> None
     assert "sk-wrong" not in str(error)
 
 
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("wire", [wire for wire in WIRES if wire != "ollama"])  # no such end there
 def test_an_answer_cut_off_is_said_to_be(wire: str, aimock: AiMock) -> None:
     cut = "max_tokens" if wire == "anthropic" else "length"
     aimock.script({"match": {}, "response": {"content": "Once upon", "finishReason": cut}})
@@ -120,3 +125,150 @@ def test_the_environment_alone_is_enough(name: str, aimock: AiMock, monkeypatch:
     aimock.script({"match": {"userMessage": "weather"}, "response": {"content": "hi"}})
     speaker = resolve(name)
     assert asyncio.run(speaker.reply(ASKED)).message.content == "hi"
+
+
+# -- streamed ----------------------------------------------------------------------------------------------
+
+
+RICH = {
+    "content": "It is sunny in Paris, naïve 😀 and \u2028 all. " * 5,
+    "reasoning": "They want to know about the weather.",
+    "toolCalls": [
+        {"id": "toolu_01", "name": "weather", "arguments": {"city": "Paris", "note": "漢字 😀"}},
+        {"id": "toolu_02", "name": "weather", "arguments": {"city": "Rome"}},
+    ],
+}
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_a_streamed_reply_is_the_whole_one(wire: str, size: int, aimock: AiMock) -> None:
+    aimock.script({"match": {}, "response": RICH, "chunkSize": size})
+
+    async def both() -> tuple[Reply, list[Piece], Reply]:
+        speaker = model(wire, aimock)
+        whole = await speaker.reply(ASKED)
+        told, streamed = await pieces(speaker, ASKED)
+        await speaker.aclose()
+        return whole, told, streamed
+
+    whole, told, streamed = asyncio.run(both())
+    assert [(c.name, c.arguments) for c in streamed.message.tool_calls] == [
+        (call["name"], call["arguments"]) for call in RICH["toolCalls"]
+    ]
+    assert streamed.message.content == whole.message.content == RICH["content"]
+    assert "".join(piece.text for piece in told if isinstance(piece, TextPiece)) == RICH["content"]
+    assert (streamed.finish_reason, streamed.usage) == (whole.finish_reason, whole.usage)
+    assert [c.arguments for c in whole.message.tool_calls] == [c.arguments for c in streamed.message.tool_calls]
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("fault", [{"truncateAfterChunks": 3}, {"disconnectAfterMs": 1, "latency": 5}])
+def test_a_stream_that_the_server_cuts_off_is_transient(wire: str, fault: dict[str, int], aimock: AiMock) -> None:
+    aimock.script({"match": {}, "response": RICH, "chunkSize": 1, **fault})
+    with pytest.raises(TransientProviderError):
+        asyncio.run(pieces(model(wire, aimock), ASKED))
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize(
+    ("chaos", "kinds"),
+    [
+        ({"dropRate": 1}, (TransientProviderError,)),
+        ({"disconnectRate": 1}, (TransientProviderError,)),
+        ({"rateLimitRate": 1}, (TransientProviderError,)),
+        ({"malformedRate": 1}, (ProviderError, TransientProviderError)),  # half a JSON text, whole on the wire
+    ],
+)
+def test_faults_that_the_server_makes_have_their_kinds(
+    wire: str, streamed: bool, chaos: dict[str, int], kinds: tuple[type[ModelError], ...], aimock: AiMock
+) -> None:
+    aimock.script({"match": {}, "response": RICH, "chaos": chaos})
+    speaker = model(wire, aimock)
+    with pytest.raises(kinds):
+        asyncio.run(_streamed(speaker) if streamed else speaker.reply(ASKED))
+
+
+async def _streamed(speaker: AnyModel) -> Reply:
+    return (await pieces(speaker, ASKED))[1]
+
+
+# -- whole runs --------------------------------------------------------------------------------------------
+
+
+def asking(tool: str, call_id: str) -> dict[str, Any]:
+    return {"toolCalls": [{"id": call_id, "name": tool, "arguments": {"city": "Paris"}}]}
+
+
+@tool(requires_approval=True)
+def launch(city: str) -> str:
+    """Launch a balloon."""
+    return f"launched over {city}"
+
+
+@tool
+async def wait(city: str) -> str:
+    """Wait for the weather."""
+    await asyncio.Event().wait()
+    return city
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("watched", [True, False])
+@pytest.mark.parametrize("answer", [Allow(), Deny("not today"), Edit({"city": "Rome"})])
+def test_the_transcript_of_a_run_that_waited_for_a_person_is_taken(
+    wire: str, watched: bool, answer: Allow | Deny | Edit, aimock: AiMock
+) -> None:
+    aimock.script(
+        {"match": {"hasToolResult": False}, "response": asking("launch", "toolu_01")},
+        {"match": {"hasToolResult": True}, "response": {"content": "All is done."}},
+    )
+    agent = Agent(model(wire, aimock), tools=[launch])
+
+    async def main() -> RunResult:
+        first = await _over(agent.run("launch a balloon"), watched)
+        assert isinstance(first.outcome, UserInputRequested)
+        return await _over(agent.resume(first.outcome.suspension_record, answer), watched)
+
+    assert asyncio.run(main()).output == "All is done."
+
+
+async def _over(run: Run, watched: bool) -> RunResult:
+    if watched:
+        async for _ in run:
+            pass
+    return await run
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_the_transcript_of_a_cancelled_run_is_taken_by_the_next(wire: str, aimock: AiMock) -> None:
+    aimock.script(
+        {"match": {"hasToolResult": False}, "response": asking("wait", "toolu_01")},
+        {"match": {"userMessage": "never mind"}, "response": {"content": "All right."}},
+    )
+    agent = Agent(model(wire, aimock), tools=[wait])
+
+    async def main() -> str:
+        run = agent.run("wait for it")
+        async for event in run:
+            if isinstance(event, ToolStarted):
+                run.cancel("enough")
+        again = await agent.run("never mind", message_history=(await run).messages)
+        return str(again.output)
+
+    assert asyncio.run(main()) == "All right."
+    sent = aimock.requests()[-1]["messages"]
+    assert sum(message["role"] == "tool" for message in sent) == 1
+
+
+@pytest.mark.parametrize("wire", [wire for wire in WIRES if wire != "ollama"])
+def test_the_transcript_behind_a_truncated_call_is_taken_and_the_call_is_not_run(wire: str, aimock: AiMock) -> None:
+    cut = {"anthropic": "max_tokens"}.get(wire, "length")
+    aimock.script(
+        {"match": {"sequenceIndex": 0}, "response": asking("launch", "toolu_01") | {"finishReason": cut}},
+        {"match": {}, "response": {"content": "All is done."}},
+    )
+    result = asyncio.run(_over(Agent(model(wire, aimock), tools=[launch]).run("launch a balloon"), True))
+    assert result.output == "All is done."
+    assert not any(d.source == "dispatch_tool" for d in result.decisions)

@@ -1,55 +1,52 @@
-"""``Agent``: a model, tools and limits put together on a graph. The one place where the parts meet."""
+"""``Agent``: a model, tools and limits put together on a graph."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import pydantic
-from pydantic import TypeAdapter
-
+from agentfsm.agent.assembly import (
+    chosen_model,
+    chosen_preset,
+    effects_of,
+    hooks_by_state,
+    keep_in_store,
+    output_adapter,
+    output_form,
+)
+from agentfsm.agent.going_on import as_record, from_store, is_run_id, on_record, state_of, store_of, taken_up
 from agentfsm.core.envelope import instructions as envelope_instructions
 from agentfsm.core.guardrails import AgentGuardrails
-from agentfsm.core.messages import Message, Role, answered, canonical_json
+from agentfsm.core.messages import Message, Role, answered
 from agentfsm.core.model import Model
 from agentfsm.core.policy import RecoveryPolicy
-from agentfsm.core.presets import PRESETS, STANDARD, Preset
+from agentfsm.core.presets import STANDARD, Preset
 from agentfsm.core.state import Held, PersonReply, RunState
-from agentfsm.core.suspension import SuspensionRecord, check_reply, open_record
+from agentfsm.core.suspension import SuspensionRecord, check_reply
 from agentfsm.errors import (
     ConfigurationError,
-    GraphError,
     JournalGraphError,
-    RecordExpiredError,
-    RecordUsedError,
-    ReplyError,
     RunError,
     ToolDefinitionError,
 )
 from agentfsm.machine.engine import Machine
 from agentfsm.machine.graph import Graph
-from agentfsm.runtime.context import Effect, Parts
+from agentfsm.runtime.context import Parts
 from agentfsm.runtime.control import control_tools
-from agentfsm.runtime.effects import EFFECTS, custom_effect
 from agentfsm.runtime.errand import Errand
 from agentfsm.runtime.hooks import Hook, Observer
 from agentfsm.runtime.host import Host
 from agentfsm.runtime.logs import log
 from agentfsm.runtime.memory import Memory
-from agentfsm.runtime.recorder import Keeper, TakenUp
 from agentfsm.runtime.replies import Answer, person_reply
 from agentfsm.runtime.result import RunResult
 from agentfsm.runtime.run import Run
 from agentfsm.runtime.subagent import Lender, subagent_tool
 from agentfsm.runtime.tools import Approval, Tool, registry
-
-if TYPE_CHECKING:
-    from agentfsm.journal.resume import Resumable
-    from agentfsm.journal.store import Store
 
 __all__ = ["Agent"]
 
@@ -94,7 +91,7 @@ class Agent:
         output_type: Any = None,
         host: Host | None = None,
     ) -> None:
-        chosen = _preset(preset)
+        chosen = chosen_preset(preset)
         self.guardrails = guardrails or chosen.guardrails
         self.rules = chosen.rules
         self.graph = graph or chosen.graph
@@ -104,29 +101,29 @@ class Agent:
             raise ConfigurationError(f"{', '.join(sorted(clash))}: the preset brings tools of that name itself")
         every = {**own, **control}
         specs = tuple(t.spec for t in every.values())
-        output = None if output_type in (None, str) else _adapter(output_type)
+        output = None if output_type in (None, str) else output_adapter(output_type)
         schema = None if output is None else output.json_schema()
         self.instructions = "\n\n".join(
             part
             for part in (
                 instructions,
                 envelope_instructions(specs) if self.rules.envelope else "",
-                _form(schema) if schema is not None and not self.rules.control_tools else "",
+                output_form(schema) if schema is not None and not self.rules.control_tools else "",
             )
             if part
         )
         lent = host or Host()
         self._parts = Parts(
             machine=Machine(self.graph),
-            model=_model(model),
+            model=chosen_model(model),
             tools=every,
             specs=() if self.rules.envelope else specs,
             policy=policy or chosen.policy,
             host=lent,
-            effects=_effects(self.graph),
+            effects=effects_of(self.graph),
             ends=frozenset(s.name for s in self.graph.states if s.final or s.waits),
-            keep=_keep(lent, every),
-            hooks=_hooks(hooks, self.graph),
+            keep=keep_in_store(lent, every),
+            hooks=hooks_by_state(hooks, self.graph),
             observers=tuple(h for h in hooks if isinstance(h, Observer)),
             memory=memory,
             output=output,
@@ -151,7 +148,7 @@ class Agent:
             guardrails: Its limits, where they are other ones.
         """
         agent = copy.copy(self)
-        agent._parts = replace(parts, keep=_keep(parts.host, parts.tools))
+        agent._parts = replace(parts, keep=keep_in_store(parts.host, parts.tools))
         agent.graph, agent.guardrails = parts.machine.graph, guardrails or self.guardrails
         return agent
 
@@ -212,13 +209,13 @@ class Agent:
             RecordError: The record or the reply is not good; each case has its own class, and the run
                 stays suspended and untouched.
         """
-        if _is_id(record):
-            return self._from_store(str(record), reply)
-        opened = _record(record)
-        state = self._open(opened)
+        if is_run_id(record):
+            return from_store(self._parts, str(record), reply)
+        opened = as_record(record)
+        state = state_of(self._parts, opened)
         answer = person_reply("" if reply is None else reply)
         check_reply(opened.kind, answer)
-        return self._on_record(opened, state, Errand(record=opened, reply=answer))
+        return on_record(self._parts, opened, state, Errand(record=opened, reply=answer))
 
     def dismiss(self, record: SuspensionRecord | str, reason: str = "dismissed") -> Run:
         """The run that a record holds, ended without a reply; an expired one ends as that.
@@ -226,12 +223,12 @@ class Agent:
         Raises:
             RecordError: The record is not good.
         """
-        if _is_id(record):
-            found = self._taken_up(str(record))
+        if is_run_id(record):
+            found = taken_up(self._parts, str(record))
             return Run(self._parts, found.run, Errand(dismiss=reason, taken_up=found.taken_up))
-        opened = _record(record)
-        state = self._open(opened, late=True)
-        return self._on_record(opened, state, Errand(record=opened, dismiss=reason))
+        opened = as_record(record)
+        state = state_of(self._parts, opened, late=True)
+        return on_record(self._parts, opened, state, Errand(record=opened, dismiss=reason))
 
     def as_tool(
         self,
@@ -273,7 +270,7 @@ class Agent:
     def _on(self, host: Host) -> Agent:
         """This agent on another host."""
         agent = copy.copy(self)
-        agent._parts = replace(self._parts, host=host, keep=_keep(host, self._parts.tools))
+        agent._parts = replace(self._parts, host=host, keep=keep_in_store(host, self._parts.tools))
         return agent
 
     def _begin_for(
@@ -284,8 +281,8 @@ class Agent:
         return run
 
     def _go_on_for(self, host: Host, held: Held, answer: PersonReply) -> Run:
-        agent, opened = self._on(host), _record(held.record)
-        state = agent._open(opened, late=True)  # how long an answer is good is for the run above to say
+        agent, opened = self._on(host), as_record(held.record)
+        state = state_of(agent._parts, opened, late=True)  # how long an answer is good is for the run above to say
         return Run(agent._parts, state, Errand(record=opened, reply=answer))
 
     def _stored_for(
@@ -299,7 +296,7 @@ class Agent:
 
             return restore(host.store.rows(run_id)).run
         agent = self._on(host)
-        found = agent._taken_up(run_id)
+        found = taken_up(agent._parts, run_id)
         given = answer if found.suspended is not None and found.suspended == suspension else None
         return Run(agent._parts, found.run, Errand(reply=given, taken_up=found.taken_up))
 
@@ -313,58 +310,15 @@ class Agent:
             ConfigurationError: The host has no store.
         """
         found: list[Run] = []
-        for head in self._store().heads("running"):
+        for head in store_of(self._parts).heads("running"):
             if head.owner is None and head.seq:
                 try:
-                    run = self._from_store(head.run_id, None)
+                    run = from_store(self._parts, head.run_id, None)
                     if run.state.parent is None:
                         found.append(run)
                 except JournalGraphError as error:
                     log.warning("%s", error)
         return found
-
-    def _store(self) -> Store:
-        store = self._parts.host.store
-        if store is None:
-            raise ConfigurationError("the agent's host has no store: Host(store=SqliteStore('runs.db'))")
-        return store
-
-    def _taken_up(self, run_id: str) -> Resumable:
-        from agentfsm.journal.resume import take_up  # the journal loads when a run comes from a store
-
-        return take_up(self._store(), run_id, self.graph)
-
-    def _from_store(self, run_id: str, reply: Answer | None) -> Run:
-        found = self._taken_up(run_id)
-        expires = found.taken_up.expires_at
-        if found.suspended is None:
-            if reply is not None:
-                raise ReplyError(f"run {run_id!r} was cut off and waits for nobody: resume it without a reply")
-            first = found.run.steps == 1
-            prompt = found.run.messages[-1].content if first and found.run.messages else ""
-            return Run(self._parts, found.run, Errand(prompt, taken_up=found.taken_up))
-        if expires is not None and self._parts.host.clock.time() > expires:
-            raise RecordExpiredError(f"nobody answered in time; end the run with agent.dismiss({run_id!r})")
-        answer = person_reply("" if reply is None else reply)
-        check_reply(found.taken_up.kind, answer)
-        return Run(self._parts, found.run, Errand(reply=answer, taken_up=found.taken_up))
-
-    def _on_record(self, record: SuspensionRecord, state: RunState, errand: Errand) -> Run:
-        """A run that a record holds; where the host's store has it too, the store is where it goes on."""
-        store = self._parts.host.store
-        if store is None or store.head(record.run_id) is None:
-            return Run(self._parts, state, errand)
-        found = self._taken_up(record.run_id)
-        if found.suspended != record.record_id:
-            raise RecordUsedError(f"run {record.run_id!r} has gone on since record {record.record_id!r} was written")
-        return Run(self._parts, found.run, replace(errand, taken_up=found.taken_up))
-
-    def _open(self, record: SuspensionRecord, late: bool = False) -> RunState:
-        host = self._parts.host
-        state = open_record(record, graph=self.graph.fingerprint, secret=host.secret, now=host.clock.time(), late=late)
-        if host.used.used(record.record_id):
-            raise RecordUsedError(f"record {record.record_id!r} was resumed already; each is good for one reply")
-        return state
 
     def diagram(self, format: str = "svg") -> str:  # noqa: A002  # the word that everybody expects
         """The agent's graph as a picture, with its hooks at the doors of their states.
@@ -387,92 +341,3 @@ class Agent:
 
 async def _result(run: Run) -> RunResult:
     return await run
-
-
-def _is_id(record: SuspensionRecord | str) -> bool:
-    return isinstance(record, str) and not record.lstrip().startswith("{")
-
-
-def _keep(host: Host, tools: Mapping[str, Tool]) -> Callable[[str, TakenUp | None], Awaitable[Keeper]] | None:
-    store = host.store
-    if store is None:
-        return None
-    secret = {t.name: t.secret for t in tools.values() if t.secret}
-
-    def keep(run_id: str, taken_up: TakenUp | None) -> Awaitable[Keeper]:
-        from agentfsm.journal.keeper import open_keeper
-
-        return open_keeper(store, run_id, taken_up, secret)
-
-    return keep
-
-
-def _record(record: SuspensionRecord | str) -> SuspensionRecord:
-    return SuspensionRecord.from_json(record) if isinstance(record, str) else record
-
-
-def _preset(preset: str | Preset) -> Preset:
-    if isinstance(preset, Preset):
-        return preset
-    if preset not in PRESETS:
-        raise ConfigurationError(f"there is no preset {preset!r}; there are: {', '.join(PRESETS)}")
-    return PRESETS[preset]
-
-
-def _model(model: str | Model) -> Model:
-    if not isinstance(model, str):
-        if not callable(getattr(model, "reply", None)):
-            raise ConfigurationError(f"a model is a name or an object with reply(), not {type(model).__name__}")
-        return model
-    from agentfsm.models import resolve  # providers and httpx load when one is first used
-
-    return resolve(model)
-
-
-def _adapter(output_type: Any) -> TypeAdapter[Any]:
-    try:
-        adapter: TypeAdapter[Any] = TypeAdapter(output_type)
-        adapter.json_schema()
-    except pydantic.errors.PydanticUserError as error:
-        text = str(error).partition("\n")[0]
-        raise ConfigurationError(f"output_type cannot be described as JSON: {text}") from error
-    return adapter
-
-
-def _form(schema: dict[str, Any]) -> str:
-    return f"Give your final answer as JSON, and nothing else, that fits this JSON schema: {canonical_json(schema)}"
-
-
-def _effects(graph: Graph) -> dict[str, Effect]:
-    """The effect of every state of the graph; it must be one that can be cancelled and aborted."""
-    effects: dict[str, Effect] = {}
-    for spec in graph.states:
-        if spec.final or spec.waits:
-            continue
-        if spec.effect is not None:
-            effects[spec.name] = custom_effect(spec.effect)
-        elif spec.name in EFFECTS:
-            effects[spec.name] = EFFECTS[spec.name]
-        else:
-            raise GraphError("the state has no effect", spec.name, "declare it with StateSpec(..., effect=function)")
-        targets = {t.name: t.target for t in graph.rows(spec.name)}
-        for stop in ("cancelled", "aborted"):
-            if stop not in targets or not graph.spec(targets[stop]).final:
-                raise GraphError(
-                    f"an agent's state needs a row {stop!r} that leads to the end",
-                    spec.name,
-                    "add it, in front",
-                )
-    return effects
-
-
-def _hooks(hooks: Sequence[Hook | Observer], graph: Graph) -> dict[str, tuple[Hook, ...]]:
-    by_state: dict[str, tuple[Hook, ...]] = {}
-    for each in hooks:
-        if isinstance(each, Observer):
-            continue
-        if not isinstance(each, Hook):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers
-            raise ConfigurationError(f"a hook is made with @hook(...) or @observer, not {type(each).__name__}")
-        graph.spec(each.at)
-        by_state[each.at] = (*by_state.get(each.at, ()), each)
-    return by_state

@@ -1,0 +1,138 @@
+"""What an agent is given, checked and made into the parts that its runs share."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import pydantic
+from pydantic import TypeAdapter
+
+from agentfsm.core.messages import canonical_json
+from agentfsm.core.model import Model
+from agentfsm.core.presets import PRESETS, Preset
+from agentfsm.errors import (
+    ConfigurationError,
+    GraphError,
+)
+from agentfsm.machine.graph import Graph
+from agentfsm.runtime.context import Effect
+from agentfsm.runtime.effects import EFFECTS, custom_effect
+from agentfsm.runtime.hooks import Hook, Observer
+from agentfsm.runtime.host import Host
+from agentfsm.runtime.recorder import Keeper, TakenUp
+from agentfsm.runtime.tools import Tool
+
+__all__ = [
+    "chosen_model",
+    "chosen_preset",
+    "effects_of",
+    "hooks_by_state",
+    "keep_in_store",
+    "output_adapter",
+    "output_form",
+]
+
+
+def keep_in_store(host: Host, tools: Mapping[str, Tool]) -> Callable[[str, TakenUp | None], Awaitable[Keeper]] | None:
+    """What hands a run's entries to the host's store, or None where it has none."""
+    store = host.store
+    if store is None:
+        return None
+    secret = {t.name: t.secret for t in tools.values() if t.secret}
+
+    def keep(run_id: str, taken_up: TakenUp | None) -> Awaitable[Keeper]:
+        from agentfsm.journal.keeper import open_keeper
+
+        return open_keeper(store, run_id, taken_up, secret)
+
+    return keep
+
+
+def chosen_preset(preset: str | Preset) -> Preset:
+    """The preset of a name.
+
+    Raises:
+        ConfigurationError: There is none of that name.
+    """
+    if isinstance(preset, Preset):
+        return preset
+    if preset not in PRESETS:
+        raise ConfigurationError(f"there is no preset {preset!r}; there are: {', '.join(PRESETS)}")
+    return PRESETS[preset]
+
+
+def chosen_model(model: str | Model) -> Model:
+    """The model of a name.
+
+    Raises:
+        ConfigurationError: It is no model, or no provider knows its name.
+    """
+    if not isinstance(model, str):
+        if not callable(getattr(model, "reply", None)):
+            raise ConfigurationError(f"a model is a name or an object with reply(), not {type(model).__name__}")
+        return model
+    from agentfsm.models import resolve  # providers and httpx load when one is first used
+
+    return resolve(model)
+
+
+def output_adapter(output_type: Any) -> TypeAdapter[Any]:
+    """What checks a structured answer.
+
+    Raises:
+        ConfigurationError: The type cannot be described as JSON.
+    """
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(output_type)
+        adapter.json_schema()
+    except pydantic.errors.PydanticUserError as error:
+        text = str(error).partition("\n")[0]
+        raise ConfigurationError(f"output_type cannot be described as JSON: {text}") from error
+    return adapter
+
+
+def output_form(schema: dict[str, Any]) -> str:
+    """What the model is told of the form of its answer."""
+    return f"Give your final answer as JSON, and nothing else, that fits this JSON schema: {canonical_json(schema)}"
+
+
+def effects_of(graph: Graph) -> dict[str, Effect]:
+    """The effect of every state of the graph; it must be one that can be cancelled and aborted."""
+    effects: dict[str, Effect] = {}
+    for spec in graph.states:
+        if spec.final or spec.waits:
+            continue
+        if spec.effect is not None:
+            effects[spec.name] = custom_effect(spec.effect)
+        elif spec.name in EFFECTS:
+            effects[spec.name] = EFFECTS[spec.name]
+        else:
+            raise GraphError("the state has no effect", spec.name, "declare it with StateSpec(..., effect=function)")
+        targets = {t.name: t.target for t in graph.rows(spec.name)}
+        for stop in ("cancelled", "aborted"):
+            if stop not in targets or not graph.spec(targets[stop]).final:
+                raise GraphError(
+                    f"an agent's state needs a row {stop!r} that leads to the end",
+                    spec.name,
+                    "add it, in front",
+                )
+    return effects
+
+
+def hooks_by_state(hooks: Sequence[Hook | Observer], graph: Graph) -> dict[str, tuple[Hook, ...]]:
+    """The hooks at each state's door, in order.
+
+    Raises:
+        ConfigurationError: Something among them is no hook.
+        GraphError: A hook stands at a state that the graph does not have.
+    """
+    by_state: dict[str, tuple[Hook, ...]] = {}
+    for each in hooks:
+        if isinstance(each, Observer):
+            continue
+        if not isinstance(each, Hook):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers
+            raise ConfigurationError(f"a hook is made with @hook(...) or @observer, not {type(each).__name__}")
+        graph.spec(each.at)
+        by_state[each.at] = (*by_state.get(each.at, ()), each)
+    return by_state

@@ -1,0 +1,103 @@
+"""The forced driver: guards answer as a path says, so that hooks, tools, stores and screens meet every path."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from agentfsm.agent import Agent
+from agentfsm.core.events import UserInputRequested
+from agentfsm.core.failures import Failure, FailureKind
+from agentfsm.core.state import RunState
+from agentfsm.errors import RunError
+from agentfsm.machine.engine import Decision, Machine, Steppable
+from agentfsm.machine.graph import Graph, Transition
+from agentfsm.runtime.replies import Allow, ItDidNotRun
+from agentfsm.runtime.result import RunResult
+from agentfsm.testing.paths import Path
+from agentfsm.testing.stage import Played
+from agentfsm.testing.witness import Walk
+
+__all__ = ["force", "forcing"]
+
+_ANSWERS = {"approval": Allow(), "in_doubt": ItDidNotRun()}
+
+
+def force(agent: Agent, path: Path, prompt: str = "go") -> Walk:
+    """Make an agent take a path, in an event loop of its own; see ``forcing``."""
+    return asyncio.run(forcing(agent, path, prompt))
+
+
+async def forcing(agent: Agent, path: Path, prompt: str = "go") -> Walk:
+    """Make an agent take a path, whatever its guards would say.
+
+    Everything but the guards is the agent's own: model, tools, policy, hooks, store and clock. A move to
+    ``recover`` brings a ``Failure`` of its kind, as its detector would. Waits are answered with whatever
+    lets the run go on.
+
+    Args:
+        agent: The agent; it is left as it is.
+        path: The path, of the agent's graph.
+        prompt: The user's message.
+
+    Raises:
+        RunError: The path is not one of the agent's graph.
+    """
+    machine = _Forced(agent.graph, path)
+    forced = agent.made_of(replace(agent.parts, machine=machine))
+    played = Played(decisions=machine.decisions)
+    run = forced.run(prompt)
+    while True:
+        result = await run
+        played.results.append(result)
+        if not isinstance(result.outcome, UserInputRequested):
+            return Walk(path, None, played, None)
+        run = _go_on(forced, result, machine.next_row)
+
+
+def _go_on(agent: Agent, result: RunResult, row: Transition) -> Any:
+    outcome: Any = result.outcome
+    if row.name in ("cancelled", "expired"):
+        return agent.dismiss(outcome.suspension_record)
+    return agent.resume(outcome.suspension_record, _ANSWERS.get(outcome.kind, "go on"))
+
+
+class _Forced(Machine):
+    """A machine that asks no guard: it takes the rows of a path, one after the other."""
+
+    def __init__(self, graph: Graph, path: Path) -> None:
+        super().__init__(graph)
+        self._path = path
+        self.decisions: list[Decision] = []
+
+    @property
+    def next_row(self) -> Transition:
+        """The row that is taken next."""
+        place = len(self.decisions)
+        if place >= len(self._path.rows):
+            raise RunError(f"{self._path.id} does not lead to an end: {len(self._path.rows)} moves, and none is left")
+        return self._path.rows[place]
+
+    def step(self, run: Steppable) -> Decision:
+        """Take the path's next row."""
+        wanted = self.next_row
+        row = self.graph.transition(wanted.id)
+        if (row.target, run.state) != (wanted.target, wanted.source):
+            raise RunError(f"{self._path.id} is no path of this graph: {wanted} cannot be taken in {run.state!r}")
+        rows = self.graph.rows(run.state)
+        tried = tuple((r.name, False) for r in rows[: rows.index(row)])
+        decision = Decision(row, (*tried, (row.name, True)), _found(row, run))
+        run.state = row.target
+        self.decisions.append(decision)
+        return decision
+
+
+def _found(row: Transition, run: Steppable) -> Failure | bool:
+    """What the row's detector would have found."""
+    kind = {"runaway": "iteration_limit"}.get(row.name, row.name)
+    if kind not in FailureKind.__members__ or kind == "aborted":
+        return True
+    if isinstance(run, RunState) and run.failure is not None and run.failure.kind == kind:
+        return run.failure
+    return Failure(kind=FailureKind(kind), explanation=f"forced: {row.id}")
