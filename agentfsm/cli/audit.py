@@ -30,7 +30,16 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _WORDS = {GOOD: "good", TAMPERED: "TAMPERED", CANNOT: "cannot be verified", OPEN: "good, open"}
 
 
-@click.command(short_help="Check that journals are whole and everything in them was allowed.")
+_VERIFY_EXAMPLES = """\b
+Examples:
+  agentfsm verify                          every run of the store
+  agentfsm verify 3f9c0a1b2c3d4e5f --store runs.db
+  agentfsm verify --file run.jsonl         what agentfsm export wrote
+  agentfsm verify --checkpoint note --key public.pem
+"""
+
+
+@click.command(epilog=_VERIFY_EXAMPLES, short_help="Check that journals are whole and everything in them was allowed.")
 @click.argument("run_ids", metavar="[RUN]...", nargs=-1)
 @click.option("--file", "exported", type=_FILE, help="Check an exported journal in place of a store.")
 @click.option("--checkpoint", "note", type=_FILE, help="A signed checkpoint to hold the runs against.")
@@ -92,7 +101,16 @@ def _tell(report: Report, as_json: bool) -> None:
     click.echo(f"{report.run_id}  {_WORDS[report.code]} ({report.records} records){what}")
 
 
-@click.command(short_help="Run the machine on recorded outcomes.")
+_REPLAY_EXAMPLES = """\b
+Examples:
+  agentfsm replay                          every run, as it was
+  agentfsm replay 3f9c0a1b2c3d4e5f --policy strict
+  agentfsm replay --guardrails '{"max_iterations": 5}'
+  agentfsm replay --graph my_graphs.py:MINE
+"""
+
+
+@click.command(epilog=_REPLAY_EXAMPLES, short_help="Run the machine on recorded outcomes.")
 @click.argument("run_ids", metavar="[RUN]...", nargs=-1)
 @click.option("--graph", "graph_name", metavar="NAME", help="Another graph: a file or module with one, as for diagram.")
 @click.option("--policy", "policy_name", metavar="PRESET", type=click.Choice(sorted(PRESETS)), help="Another's policy.")
@@ -146,7 +164,14 @@ def _object(text: str) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-@click.command(short_help="Begin a new run with the past of another.")
+_FORK_EXAMPLES = """\b
+Examples:
+  agentfsm fork 3f9c0a1b2c3d4e5f --at 12
+  agentfsm fork 3f9c0a1b2c3d4e5f --at 12 --as another-try
+"""
+
+
+@click.command(epilog=_FORK_EXAMPLES, short_help="Begin a new run with the past of another.")
 @click.argument("run_id", metavar="RUN")
 @click.option("--at", required=True, type=int, metavar="SEQ", help="The last record that both have.")
 @click.option("--as", "new_id", metavar="ID", help="The new run's id; a random one unless given.")
@@ -163,7 +188,14 @@ def fork(run_id: str, at: int, new_id: str | None, path: Path | None) -> None:
     click.echo(made)
 
 
-@click.command(short_help="Delete what was said, for good.")
+_REDACT_EXAMPLES = """\b
+Examples:
+  agentfsm redact 3f9c0a1b2c3d4e5f 4 --by "Ann, on request"
+  agentfsm redact 3f9c0a1b2c3d4e5f 4.out.replied.reply.message.content
+"""
+
+
+@click.command(epilog=_REDACT_EXAMPLES, short_help="Delete what was said, for good.")
 @click.argument("run_id", metavar="RUN")
 @click.argument("field", metavar="FIELD")
 @click.option("--by", default="", metavar="NAME", help="Who wants it so; it is recorded.")
@@ -179,7 +211,14 @@ def redact(run_id: str, field: str, by: str, path: Path | None) -> None:
     click.echo(f"{gone} value{'s' * (gone != 1)} deleted")
 
 
-@click.command(short_help="Write a signed note of where all runs stand.")
+_CHECKPOINT_EXAMPLES = """\b
+Examples:
+  agentfsm checkpoint --key key.pem > note
+  agentfsm checkpoint --key key.pem --name payroll --store runs.db > note
+"""
+
+
+@click.command(epilog=_CHECKPOINT_EXAMPLES, short_help="Write a signed note of where all runs stand.")
 @click.option("--key", required=True, type=_FILE, help="An Ed25519 private key, as PEM.")
 @click.option("--name", default="agentfsm", metavar="NAME", help="Whose store and key this is.")
 @store_option

@@ -140,6 +140,8 @@ def agent_options(command: Command) -> Command:
                 "--store",
                 type=click.Path(dir_okay=False, path_type=Path),
                 metavar="PATH",
+                envvar="AGENTFSM_STORE",
+                show_envvar=True,
                 help="The file that keeps the run; agentfsm.db in your data folder unless given.",
             ),
             click.option("--no-store", is_flag=True, help="Keep nothing of the run."),

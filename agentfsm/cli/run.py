@@ -30,7 +30,9 @@ def run(ctx: click.Context, prompt: str, agent_is: AgentOptions, how: RunOptions
     """Run an agent on PROMPT ("-" reads it from stdin).
 
     The answer goes to stdout, and everything that is said about it to stderr. At a terminal you are asked
-    what the run asks; elsewhere it is left suspended, and its record can be resumed.
+    what the run asks; elsewhere it is left suspended, and agentfsm resume goes on with it.
+
+    The run is kept in a store on your disk, with all that is said in it: see agentfsm runs and agentfsm show.
 
     Keys come from OPENAI_API_KEY, ANTHROPIC_API_KEY and the like.
     """

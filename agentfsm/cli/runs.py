@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from agentfsm.cli.screen import safe
 from agentfsm.journal.export import export_lines
 from agentfsm.journal.records import Record
 from agentfsm.journal.restore import records, restore
@@ -40,6 +41,8 @@ def store_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "path",
         metavar="PATH",
         type=click.Path(dir_okay=False, path_type=Path),
+        envvar="AGENTFSM_STORE",
+        show_envvar=True,
         help="The file with the runs; agentfsm.db in your data folder unless given.",
     )(command)
 
@@ -56,7 +59,15 @@ def open_store(path: Path | None) -> SqliteStore:
     return SqliteStore(where)
 
 
-@click.command(short_help="List the runs of a store.")
+_RUNS_EXAMPLES = """\b
+Examples:
+  agentfsm runs
+  agentfsm runs --status suspended
+  agentfsm runs --store runs.db --json
+"""
+
+
+@click.command(epilog=_RUNS_EXAMPLES, short_help="List the runs of a store.")
 @click.option("--status", type=click.Choice(["running", "suspended", "finished"]), help="Only runs that stand so.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @store_option
@@ -71,7 +82,14 @@ def runs(status: Any, as_json: bool, path: Path | None) -> None:
             click.echo(f"{head.run_id}  {head.status:<9}  {head.seq} records{held}")
 
 
-@click.command(short_help="Show what happened in a run.")
+_SHOW_EXAMPLES = """\b
+Examples:
+  agentfsm show 3f9c0a1b2c3d4e5f
+  agentfsm show 3f9c0a1b2c3d4e5f --json --store runs.db
+"""
+
+
+@click.command(epilog=_SHOW_EXAMPLES, short_help="Show what happened in a run.")
 @click.argument("run_id", metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a record.")
 @store_option
@@ -83,7 +101,7 @@ def show(run_id: str, as_json: bool, path: Path | None) -> None:
         if as_json:
             click.echo(json.dumps({**record.data, "run": run_id, "hash": record.hash}, default=lambda _: None))
         else:
-            click.echo(_line(record, found[0].data["graph"]))
+            click.echo(safe(_line(record, found[0].data["graph"])))
     if not as_json and found and not any(record.redacted for record in found):
         usage = restore(rows).run.usage
         click.echo(f"{usage.input_tokens} tokens in, {usage.output_tokens} out, {usage.cost_usd:.4f} USD")
@@ -129,7 +147,14 @@ def _short(text: Any, most: int = 80) -> str:
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
-@click.command(short_help="Write a run's journal as JSON lines.")
+_EXPORT_EXAMPLES = """\b
+Examples:
+  agentfsm export 3f9c0a1b2c3d4e5f > run.jsonl
+  agentfsm export 3f9c0a1b2c3d4e5f --store runs.db | gzip > run.jsonl.gz
+"""
+
+
+@click.command(epilog=_EXPORT_EXAMPLES, short_help="Write a run's journal as JSON lines.")
 @click.argument("run_id", metavar="RUN")
 @click.option("--jsonl", is_flag=True, default=True, help="As JSON lines (the only form there is).")
 @store_option

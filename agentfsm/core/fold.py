@@ -44,9 +44,10 @@ def apply(run: RunState, outcome: o.Outcome, took_s: float = 0.0, silence_s: flo
         took_s: Seconds that the effect took.
         silence_s: Seconds between the end of the last effect and the start of this one.
     """
-    if run.state != SUSPENDED:
+    if (took_s or silence_s) and run.state != SUSPENDED:
         run.elapsed_s += took_s + silence_s
-        run.silence_s = max(run.silence_s, silence_s)
+        if silence_s > run.silence_s:
+            run.silence_s = silence_s
     _APPLY[type(outcome)](run, outcome)
 
 

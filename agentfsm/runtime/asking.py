@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -107,17 +107,18 @@ async def ask(context: Context, request: ModelRequest) -> Reply:
         agentfsm.errors.ModelError: The call failed.
     """
     model = context.parts.model
-    if not has_admission(model):
-        return await _within(context, model, request)
-    async with model.admission(request) as admitted:
-        return await _within(context, admitted, request)
-
-
-async def _within(context: Context, model: Model, request: ModelRequest) -> Reply:
+    if has_admission(model):
+        async with model.admission(request) as admitted:
+            with context.watchdog.limit(request.timeout_s):
+                return await _answer(context, admitted, request)
     with context.watchdog.limit(request.timeout_s):
-        if context.watched and can_stream(model):
-            return await _watched(context, model.stream(request), model.name, request.heartbeat_s)
-        return await model.reply(request)
+        return await _answer(context, model, request)
+
+
+def _answer(context: Context, model: Model, request: ModelRequest) -> Coroutine[Any, Any, Reply]:
+    if context.watched and can_stream(model):
+        return _watched(context, model.stream(request), model.name, request.heartbeat_s)
+    return model.reply(request)
 
 
 async def _watched(context: Context, pieces: AsyncIterator[Piece | Reply], name: str, heartbeat_s: float) -> Reply:

@@ -65,7 +65,9 @@ async def run_calls(context: Context) -> Outcome:
             _finish(context, verdict)
         else:
             ready.append((entry, tool, arguments))
-    attempts = await _write_down(context, ready)
+    attempts = _write_down(context, ready)
+    if context.recorder.keeper is not None:  # one commit for all that run together
+        await context.recorder.commit()
     if len(ready) == 1:
         await _run_one(context, *ready[0], attempts[0], limiter=context.watchdog)
     elif ready:
@@ -120,7 +122,8 @@ def _doubt(call: ToolCall) -> Waiting:
 
 def _eid(run: RunState, entry: CallState) -> str:
     """The id of a call's effect: which reply asked for it, and where it stands there."""
-    place = next(i for i, c in enumerate(run.batch) if c is entry)
+    batch = run.batch
+    place = 0 if batch[0] is entry else next(i for i, c in enumerate(batch) if c is entry)
     return f"{run.model_calls}.{place}"
 
 
@@ -129,8 +132,8 @@ def _repeatable(context: Context, tool: Tool) -> bool:
     return tool.idempotent or (tool.delegate is not None and context.parts.host.store is not None)
 
 
-async def _write_down(context: Context, ready: list[tuple[CallState, Tool, dict[str, Any]]]) -> list[int]:
-    """Say which tools are about to run, and wait until that is durable: one commit for all that run together.
+def _write_down(context: Context, ready: list[tuple[CallState, Tool, dict[str, Any]]]) -> list[int]:
+    """Say which tools are about to run.
 
     Returns:
         Which attempt each of them is, from 1.
@@ -143,8 +146,6 @@ async def _write_down(context: Context, ready: list[tuple[CallState, Tool, dict[
         else:
             again = "again" if _repeatable(context, tool) else "once"
             attempts.append(recorder.intend(_eid(context.run, entry), tool.name, again))
-    if recorder.keeper is not None:
-        await recorder.commit()
     return attempts
 
 

@@ -238,7 +238,10 @@ class Driver:
             # whole microseconds, so that a journal says exactly what was added up
             took_us, silence_us = round((ended - started) * 1e6), round(silence * 1e6)
         try:
-            apply(run, outcome, took_us / 1e6, silence_us / 1e6)
+            if took_us or silence_us:
+                apply(run, outcome, took_us / 1e6, silence_us / 1e6)
+            else:
+                apply(run, outcome)
         except Exception as error:  # a model or an effect of the user's gave what cannot be folded in
             outcome, took_us, silence_us = self._raised(run.state, error), 0, 0
             apply(run, outcome)

@@ -46,10 +46,10 @@ class Watchdog:
         return self._expired
 
     def __enter__(self) -> Watchdog:
-        task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task(loop)
         if task is None or self._task is not None:
             raise RuntimeError("a watchdog limits one await at a time, inside a task")
-        loop = asyncio.get_running_loop()
         self._task, self._cancelling, self._expired = task, task.cancelling(), False
         self._deadline = deadline = loop.time() + self.seconds
         if self._timer is None or self._loop is not loop or self._timer.when() > deadline:

@@ -8,11 +8,11 @@ from typing import Any
 
 from agentfsm.agent import Agent
 from agentfsm.core.events import UserInputRequested
-from agentfsm.core.failures import Failure, FailureKind
+from agentfsm.core.failures import Action, Failure, FailureKind
 from agentfsm.core.state import RunState
 from agentfsm.errors import RunError
 from agentfsm.machine.engine import Decision, Machine, Steppable
-from agentfsm.machine.graph import Graph, Transition
+from agentfsm.machine.graph import Graph, State, Transition
 from agentfsm.runtime.replies import Allow, ItDidNotRun
 from agentfsm.runtime.result import RunResult
 from agentfsm.testing.paths import Path
@@ -21,6 +21,7 @@ from agentfsm.testing.witness import Walk
 
 __all__ = ["force", "forcing"]
 
+_ENDINGS = {"declared_done": "done", "declared_unable": "unable"}
 _ANSWERS = {"approval": Allow(), "in_doubt": ItDidNotRun()}
 
 
@@ -87,10 +88,24 @@ class _Forced(Machine):
             raise RunError(f"{self._path.id} is no path of this graph: {wanted} cannot be taken in {run.state!r}")
         rows = self.graph.rows(run.state)
         tried = tuple((r.name, False) for r in rows[: rows.index(row)])
+        if isinstance(run, RunState):
+            _arrange(row, run)
         decision = Decision(row, (*tried, (row.name, True)), _found(row, run))
         run.state = row.target
         self.decisions.append(decision)
         return decision
+
+
+def _arrange(row: Transition, run: RunState) -> None:
+    """Let the run know what the row's guard would have seen, so that it ends as such a run does."""
+    if row.name == "cancelled":
+        run.cancelled = run.cancelled or "forced"
+    elif row.name == "aborted":
+        run.abort(row.id, RuntimeError("forced"))
+    elif row.name in _ENDINGS:
+        run.ending = _ENDINGS[row.name]
+    elif row.source == State.RECOVER and row.name in Action.__members__:
+        run.action = Action(row.name)
 
 
 def _found(row: Transition, run: Steppable) -> Failure | bool:

@@ -147,27 +147,37 @@ class Witness:
         self._examples = dict(examples or {})
         self._stage = Stage(self._agent, answer=self._answer)
 
-    def walk(self, path: Path, *, instead: Mapping[int, Example] | None = None) -> Walk:
+    def walk(
+        self,
+        path: Path,
+        *,
+        instead: Mapping[int, Example] | None = None,
+        watch: frozenset[int] = frozenset(),
+    ) -> Walk:
         """Take a path, in an event loop of its own.
 
         Args:
             path: The path.
             instead: Examples to use at some moves in place of the guard's first.
+            watch: Numbers of moves; before each of these, every guard of the state is asked, for the record.
 
         Raises:
             agentfsm.testing.compose.NoExampleError: A guard has no example.
         """
         script = self.script(path, instead=instead)
-        played = self._stage.play(script)
+        played = self._stage.play(script, watch=watch)
         return Walk(path, script, played, clash(path, played.decisions))
+
+    def examples(self, path: Path) -> Witnesses:
+        """The examples from which scripts for a path are put together."""
+        return Witnesses(path.guardrails, self._agent.rules, self._examples, self._output)
 
     def script(self, path: Path, *, instead: Mapping[int, Example] | None = None) -> Script:
         """What must happen outside for a path to be taken."""
-        rules = self._agent.rules
         return compose(
             path,
-            Witnesses(path.guardrails, rules, self._examples, self._output),
-            envelope=rules.envelope,
+            self.examples(path),
+            envelope=self._agent.rules.envelope,
             answer=self._answer,
             instead=instead,
         )

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 import agentfsm
+from agentfsm.cli.app import app
 from tests.cli.conftest import Cli
 from tests.cli.terminal import clean_environment, without_terminal
 
-COMMANDS = ["demo", "run", "resume", "diagram", "completion"]
+AUDIT = ["runs", "show", "verify", "replay", "fork", "export", "redact", "checkpoint"]
+COMMANDS = ["demo", "run", "resume", "diagram", "completion", *AUDIT]
 
 
 def test_without_a_word_it_shows_its_help(cli: Cli) -> None:
@@ -24,7 +26,7 @@ def test_without_a_word_it_shows_its_help(cli: Cli) -> None:
     assert "Exit codes" in result.stdout
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", sorted(app.commands))
 def test_every_command_has_help_with_examples(cli: Cli, command: str) -> None:
     result = cli(command, "--help")
     assert result.exit_code == 0
@@ -32,6 +34,7 @@ def test_every_command_has_help_with_examples(cli: Cli, command: str) -> None:
     assert f"  agentfsm {command}" in examples
     assert cli(command, "-h").stdout == result.stdout
     assert all(len(line) <= 90 for line in result.stdout.splitlines())
+    assert app.commands[command].short_help
 
 
 def test_the_commands_stand_in_the_order_in_which_a_newcomer_needs_them(cli: Cli) -> None:

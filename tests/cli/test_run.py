@@ -348,3 +348,11 @@ def test_a_locale_that_knows_no_arrows_gets_question_marks(tmp_path: Path) -> No
         words = ["run", "hi", "-m", "some-model", "--base-url", server.url]
         done = without_terminal(words, tmp_path, PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stdout) == (0, "? gr??e\n")
+
+
+def test_what_was_said_cannot_steer_the_terminal_when_it_is_shown_later(cli: Cli) -> None:
+    with little(calls(("remove", {"path": "\x1b[2J\u202eold.txt"}))) as server:
+        suspend(cli, server.url)
+    shown = cli("show", cli("runs").stdout.split()[0]).stdout
+    assert "post_llm.tool_calls -> dispatch_tool" in shown
+    assert "\x1b" not in shown

@@ -1,0 +1,136 @@
+"""``agentfsm run`` killed in the middle of a tool's effect: what the store has of it, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentfsm.journal.filelock import FileLock
+from tests.cli.conftest import Cli
+from tests.cli.server import calls, little, text
+from tests.cli.terminal import COMMAND, clean_environment, without_terminal
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+
+TOOLS = '''
+import os
+import threading
+from pathlib import Path
+
+from agentfsm import ToolContext, tool
+
+def effect(context: ToolContext) -> str:
+    with Path("effects").open("a") as file:
+        file.write(context.idempotency_key + "\\n")
+    if "HANG" in os.environ:
+        print("in the middle", flush=True)
+        threading.Event().wait()
+    return "paid"
+
+@tool(idempotent=True)
+def pay_once_per_key(context: ToolContext) -> str:
+    """Pay; the bank knows the key."""
+    return effect(context)
+
+@tool
+def pay(context: ToolContext) -> str:
+    """Pay."""
+    return effect(context)
+
+tools = [pay, pay_once_per_key]
+'''
+
+
+def killed_in(tool: str, url: str, folder: Path) -> str:
+    """The id of a run that was killed while a tool was at it."""
+    (folder / "tools.py").write_text(TOOLS)
+    process = subprocess.Popen(
+        [*COMMAND, "run", "pay", *options(url)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=folder,
+        env=clean_environment(folder, HANG="1"),
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "in the middle\n"
+        process.kill()
+    (listed,) = without_terminal(["runs", "--store", "runs.db", "--json"], folder).stdout.splitlines()
+    head = json.loads(listed)
+    assert (head["status"], head["owner"]) == ("running", None)
+    return str(head["run_id"])
+
+
+def options(url: str) -> list[str]:
+    return ["-m", "some-model", "--base-url", url, "-t", "tools.py", "--store", "runs.db"]
+
+
+def effects(folder: Path) -> list[str]:
+    return (folder / "effects").read_text().splitlines()
+
+
+def test_an_idempotent_tool_runs_again_with_the_same_key(tmp_path: Path) -> None:
+    with little(calls(("pay_once_per_key", {})), text("Paid.")) as server:
+        run_id = killed_in("pay_once_per_key", server.url, tmp_path)
+        done = without_terminal(["resume", run_id, *options(server.url)], tmp_path)
+    assert (done.returncode, done.stdout) == (0, "Paid.\n"), done.stderr
+    first, second = effects(tmp_path)
+    assert first == second
+    assert len(server.requests) == 2  # the reply that was durable is not asked for again
+    assert server.requests[-1]["messages"][-1]["content"] == "paid"
+    assert without_terminal(["verify", run_id, "--store", "runs.db"], tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("reply", "times", "result"), [("ran paid by hand", 1, "paid by hand"), ("did-not-run", 2, "paid")]
+)
+def test_any_other_tool_is_in_doubt_until_a_person_has_looked(
+    tmp_path: Path, reply: str, times: int, result: str
+) -> None:
+    with little(calls(("pay", {})), text("Paid.")) as server:
+        run_id = killed_in("pay", server.url, tmp_path)
+        asked = without_terminal(["resume", run_id, *options(server.url)], tmp_path)
+        assert asked.returncode == 3
+        assert "in_doubt" in asked.stderr
+        assert f"agentfsm resume {run_id} " in asked.stderr
+        assert len(effects(tmp_path)) == 1
+        assert len(server.requests) == 1
+        done = without_terminal(["resume", run_id, reply, *options(server.url)], tmp_path)
+    assert (done.returncode, done.stdout) == (0, "Paid.\n"), done.stderr
+    assert len(effects(tmp_path)) == times
+    assert server.requests[-1]["messages"][-1]["content"].partition("\n")[0] == result
+    assert without_terminal(["verify", run_id, "--store", "runs.db"], tmp_path).returncode == 0
+
+
+def test_a_run_that_was_cut_off_takes_no_reply_and_stays_as_it_is(tmp_path: Path) -> None:
+    with little(calls(("pay_once_per_key", {})), text("Paid.")) as server:
+        run_id = killed_in("pay_once_per_key", server.url, tmp_path)
+        refused = without_terminal(["resume", run_id, "ran", *options(server.url)], tmp_path)
+        assert refused.returncode == 2
+        assert "resume it without a reply" in refused.stderr
+        assert len(effects(tmp_path)) == 1
+        assert without_terminal(["resume", run_id, *options(server.url)], tmp_path).returncode == 0
+
+
+def test_the_store_may_be_named_in_the_environment_and_is_then_one_that_must_do(cli: Cli, tmp_path: Path) -> None:
+    with little(text("Hello.")) as server:
+        words = ("run", "hi", "-m", "some-model", "--base-url", server.url)
+        assert cli(*words, AGENTFSM_STORE="mine.db").exit_code == 0
+        (listed,) = cli("runs", AGENTFSM_STORE="mine.db").stdout.splitlines()
+        assert listed.split()[1] == "finished"
+        assert cli("runs", "--store", "mine.db").stdout.splitlines() == [listed]
+        lock = FileLock(tmp_path / "other.db-lock")
+        lock.acquire()
+        try:
+            refused = cli(*words, AGENTFSM_STORE="other.db")
+        finally:
+            lock.release()
+    assert refused.exit_code == 2
+    assert "other.db" in refused.stderr
+    assert len(server.requests) == 1
