@@ -29,6 +29,7 @@ lint: .venv/.dev  ## Check style and types
 
 bench: .venv/.dev  ## Measure speed, next to hand-written loops
 	$(BIN)/python tests/benchmarks/run.py
+	$(BIN)/python tests/benchmarks/streaming.py
 
 soak: .venv/.dev  ## Run the long tests with faults
 	$(BIN)/python -m pytest -n $(JOBS) -m soak

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from agentfsm import LOOP
+from agentfsm import LOOP, SqliteStore
+from agentfsm.cli.app import app
+from agentfsm.journal.restore import records
 from tests.cli.server import little, text
 from tests.readme_table import README, parts, table
 
@@ -65,6 +68,7 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
             "ANTHROPIC_BASE_URL": server.host,
             "ANTHROPIC_API_KEY": "sk-test",
             "OLLAMA_HOST": server.host,
+            "AGENTFSM_STORE": str(folder / "agentfsm.db"),  # and not the data folder of whoever runs the tests
         }
         return subprocess.run(
             command,
@@ -100,6 +104,8 @@ def test_the_shell_blocks_only_install() -> None:
 
 @pytest.mark.parametrize("block", of("python"), ids=str)
 def test_a_python_block_runs_and_prints_what_the_readme_says(block: Block, tmp_path: Path) -> None:
+    if "os.fork" in block.text and not hasattr(os, "fork"):
+        pytest.skip("there is no fork")
     done = run([sys.executable, "-W", "error", "-c", block.text], tmp_path)
     assert done.returncode == 0, done.stderr
     if block.prints is not None:
@@ -115,6 +121,25 @@ def test_a_command_runs(command: str, tmp_path: Path) -> None:
     assert program == "agentfsm"
     done = run([sys.executable, "-m", "agentfsm.cli", *words], tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_run_that_is_killed_is_in_the_store_once_and_whole(tmp_path: Path) -> None:
+    (block,) = [block for block in of("python") if "SIGKILL" in block.text]
+    done = run([sys.executable, "-W", "error", "-c", block.text], tmp_path)
+    assert done.returncode == 0, done.stderr
+    store = SqliteStore(tmp_path / "runs.db")
+    (head,) = store.heads()
+    kinds = [record.kind for record in records(store.rows(head.run_id), head.run_id)]
+    assert (head.status, kinds.count("run.created"), kinds.count("run.resumed")) == ("finished", 1, 1)
+    asked = [json.loads(row.body) for row in store.rows(head.run_id)]
+    begun = [body["eid"] for body in asked if body["kind"] == "effect.intent"]
+    assert begun == ["1", "1.0", "1.0", "2"]  # the tool was begun twice, the model asked once for each reply
+    store.close()
+
+
+def test_commands_of_the_text_are_there() -> None:
+    named = set(re.findall(r"`agentfsm (\w+)", README.read_text(encoding="utf-8")))
+    assert named <= set(app.commands)
 
 
 def test_the_first_example_is_short() -> None:

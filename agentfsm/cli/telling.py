@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import click
+from rich.text import Text
 
 from agentfsm.agent import Agent
 from agentfsm.cli.ask import Person
@@ -50,6 +51,8 @@ def tell(agent: Agent, run: Run, agent_is: AgentOptions, how: RunOptions) -> int
     screen = open_screen(quiet=how.quiet)
     ask = Person(screen.err).answer if screen.person else _leave
     store = agent.parts.host.store
+    if store is not None:  # said before anything can happen to it, for whoever must go on with it
+        screen.err.print(Text(f"run {run.state.run_id}", "dim"), soft_wrap=True)
     try:
         story = see_through(agent, run, Watcher(screen, agent.graph, agent.model.name), ask)
     finally:

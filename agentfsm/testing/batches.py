@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentfsm.core.detectors import calls_pending, declared_done, invalid_arguments, retry_tool, unknown_tool
+from agentfsm.core.detectors import calls_pending, declared_done, retry_tool
 from agentfsm.core.examples import FINE, Example
-from agentfsm.core.messages import ToolCall
+from agentfsm.core.messages import ToolCall, ToolResult
 from agentfsm.machine.graph import State, Transition
+from agentfsm.runtime.calls import check_call
 from agentfsm.runtime.replies import ItDidNotRun, ItRan
+from agentfsm.runtime.tools import Tool
 
 __all__ = ["Batch", "Cell"]
 
@@ -53,13 +55,28 @@ class Batch:
         usual: The call to make where no example names one, or None for the bench's own.
         rows: The path.
         examples: The example of each of its rows.
+        tools: The agent's tools.
         single: Whether a reply makes one call at most.
+        spare: Whether each batch has a call more than the path runs.
+
+    Attributes:
+        cells: What the tools bring, in the order in which they run.
+        answers: By place, what a person answers where that depends on what comes.
     """
 
     def __init__(
-        self, usual: ToolCall | None, rows: Sequence[Transition], examples: Sequence[Example], *, single: bool
+        self,
+        usual: ToolCall | None,
+        rows: Sequence[Transition],
+        examples: Sequence[Example],
+        tools: Mapping[str, Tool],
+        *,
+        single: bool,
+        spare: bool = False,
     ) -> None:
         self._usual = usual
+        self._spare = spare
+        self._tools = tools
         self._rows = rows
         self._examples = examples
         self._single = single
@@ -82,6 +99,8 @@ class Batch:
         if not any(self._rows[i].source == State.DISPATCH_TOOL for i in range(start, until)):
             return []
         slots = _Plan(self, start, until).slots()
+        if self._spare:
+            slots.append(_Slot())
         calls: list[ToolCall] = []
         for slot in slots:
             calls += self._calls(slot)
@@ -140,6 +159,10 @@ class Batch:
             cell = Cell(value)
             self.cells.append(cell)
             slot.cells.append(cell)
+
+    def can_run(self, call: ToolCall) -> bool:
+        """Whether a call names a tool that is there, with arguments that fit."""
+        return not isinstance(check_call(call, self._tools), ToolResult)
 
     def repeat(self, slot: _Slot, value: Any) -> None:
         """Say that a slot brings what was brought before, to the letter."""
@@ -231,7 +254,7 @@ class _Plan:
         *others, slot = self._due
         for other in others:
             batch.bring(other, FINE)
-        unaskable = row is not None and row.guard in (unknown_tool, invalid_arguments)
+        unaskable = need.call is not None and not batch.can_run(need.call)
         if unaskable and not slot.asked:
             slot.call, slot.runs = need.call, False
         elif unaskable:  # then it was an earlier call of the batch
@@ -250,7 +273,7 @@ class _Plan:
             slot.call = ToolCall("", finish, {"n": 1}) if again or slot.together else need.call
             if slot.call.name == finish:
                 batch.bring(slot, 1)
-            elif not slot.call.name in CONTROL:
+            elif slot.call.name not in CONTROL:
                 batch.bring(slot, need.result)
         else:
             slot.times = max(slot.times, need.times)

@@ -7,17 +7,19 @@ through, then the reply that makes those calls.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentfsm.core.examples import Example
 from agentfsm.core.failures import Action
-from agentfsm.core.messages import canonical_json
+from agentfsm.core.messages import Message, Reply, ToolCall, canonical_json
 from agentfsm.errors import AgentfsmError
 from agentfsm.machine.graph import State, Transition
+from agentfsm.runtime.tools import Tool
 from agentfsm.testing.batches import Batch
 from agentfsm.testing.paths import Path
-from agentfsm.testing.scripts import DISMISSED, EXPIRED, Moment, Said, Script
+from agentfsm.testing.scripts import DISMISSED, EXPIRED, QUIET, Moment, Said, Script
 from agentfsm.testing.witnesses import Witnesses
 
 __all__ = ["NoExampleError", "compose"]
@@ -31,25 +33,28 @@ def compose(
     path: Path,
     witnesses: Witnesses,
     *,
+    tools: Mapping[str, Tool],
     envelope: bool,
     answer: Any,
     instead: Mapping[int, Example] | None = None,
-    beside: Mapping[int, Example] | None = None,
+    spare: bool = False,
 ) -> Script:
     """The script that makes a run take a path.
 
     Args:
         path: The path.
         witnesses: The examples.
+        tools: The agent's tools.
         envelope: Whether the model answers in envelopes.
         answer: A final answer of the model.
         instead: Examples to use at some moves in place of the guard's first.
-        beside: What else is to happen at some moves.
+        spare: Whether each batch has a call more than the path runs.
 
     Raises:
         NoExampleError: A guard has no example.
     """
-    return _Composer(path, witnesses, envelope, answer, instead or {}, beside or {}).script()
+    batch = (tools, envelope, spare)
+    return _Composer(path, witnesses, batch, answer, instead or {}).script()
 
 
 class _Composer:
@@ -57,22 +62,21 @@ class _Composer:
         self,
         path: Path,
         witnesses: Witnesses,
-        envelope: bool,
+        batch: tuple[Mapping[str, Tool], bool, bool],
         answer: Any,
         instead: Mapping[int, Example],
-        beside: Mapping[int, Example],
     ) -> None:
+        tools, envelope, spare = batch
         self._path = path
         self._rows = path.rows
         self._witnesses = witnesses
         self._envelope = envelope
         self._answer = answer
         self._examples = [self._example(i, row, instead) for i, row in enumerate(path.rows)]
-        self._beside = beside
         self._moments: dict[int, Moment] = {}
         self._replies: list[Said] = []
         self._last_reply: int | None = None
-        self._batch = Batch(witnesses.call(), self._rows, self._examples, single=envelope)
+        self._batch = Batch(witnesses.call(), self._rows, self._examples, tools, single=envelope, spare=spare)
 
     def _example(self, place: int, row: Transition, instead: Mapping[int, Example]) -> Example:
         if place in instead:
@@ -117,21 +121,17 @@ class _Composer:
         return row.source == State.SUSPENDED
 
     def _moment(self, place: int, example: Example) -> None:
-        more = self._beside.get(place, Example())
-        both = (example, more)
         moment = Moment(
-            took_s=max(e.took_s for e in both),
-            silent_s=max(e.silent_s for e in both),
-            cancel=any(e.cancel for e in both),
-            abort=any(e.abort for e in both),
-            asks=any(e.asks for e in both),
-            cut=any(e.cut for e in both),
-            notes=example.notes,
+            example.took_s,
+            example.silent_s,
+            example.cancel,
+            example.abort,
+            example.asks,
+            example.cut,
+            example.notes,
         )
-        if moment != Moment():
+        if moment != QUIET:
             self._moments[place] = moment
-        if more.tokens or more.cost_usd:
-            self._spend(more)
 
     def _spend(self, example: Example) -> None:
         if self._last_reply is not None:
@@ -156,16 +156,14 @@ class _Composer:
             (i for i in range(place + 1, len(self._rows)) if self._rows[i].source == State.CALL_LLM), len(self._rows)
         )
         entry = example.reply
-        for i in range(place + 1, until):
-            for each in (self._examples[i], self._beside.get(i)):
-                if each is not None and each.reply is not None and entry is None:
-                    entry = each.reply
+        if entry is None:
+            entry = next((e.reply for e in self._examples[place + 1 : until] if e.reply is not None), None)
         calls = self._batch.plan(place + 1, until)
         if not calls:
             return Said(self._enveloped_text(entry))
         if self._envelope:
-            call = calls[0]
-            return Said(canonical_json({"kind": "tool_call", "tool_name": call.name, "arguments": dict(call.arguments)}))
+            name, arguments = calls[0].name, dict(calls[0].arguments)
+            return Said(canonical_json({"kind": "tool_call", "tool_name": name, "arguments": arguments}))
         return Said(_with_calls(entry, calls))
 
     def _enveloped_text(self, entry: Any) -> Any:
@@ -176,14 +174,11 @@ class _Composer:
         return entry
 
 
-def _with_calls(entry: Any, calls: list[Any]) -> Any:
+def _with_calls(entry: Any, calls: Sequence[ToolCall]) -> Any:
     """A reply that also makes calls."""
-    from dataclasses import replace
-
-    from agentfsm.core.messages import Message, Reply
-
     numbered = tuple(replace(call, id=f"{call.name}_{i}") for i, call in enumerate(calls, 1))
     if entry is None:
         return list(numbered)
-    reply = entry if isinstance(entry, Reply) else Reply(entry if isinstance(entry, Message) else Message.assistant(str(entry)))
+    message = entry if isinstance(entry, Message) else Message.assistant(str(entry))
+    reply = entry if isinstance(entry, Reply) else Reply(message)
     return replace(reply, message=replace(reply.message, tool_calls=numbered))

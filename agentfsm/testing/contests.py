@@ -13,11 +13,11 @@ from itertools import combinations
 from agentfsm.analysis.product import Config, Product
 from agentfsm.analysis.search import path_to
 from agentfsm.core.detectors import calls_pending
-from agentfsm.core.examples import Example
+from agentfsm.core.examples import FINE, Example
 from agentfsm.core.messages import FinishReason, Message, Reply
 from agentfsm.core.rules import Rules
 from agentfsm.machine.graph import Graph, State, Transition
-from agentfsm.testing.paths import Path, product_of, short
+from agentfsm.testing.paths import Path, product_of, short, way_home
 from agentfsm.testing.witness import Walk, Witness
 
 __all__ = ["Contest", "contests", "stage"]
@@ -70,7 +70,9 @@ def stage(witness: Witness, contest: Contest) -> Walk | None:
     for mine in ours.fires_on:
         for other in theirs.fires_on:
             for changes in _ways(contest, mine, other):
-                walk = witness.walk(contest.path, instead=changes, watch=frozenset((contest.place,)))
+                walk = witness.walk(
+                    contest.path, instead=changes, watch=frozenset((contest.place,)), spare=rival.guard is calls_pending
+                )
                 asked = walk.played.asked
                 held = asked.get((contest.place, first.id)) and asked.get((contest.place, rival.id))
                 if held:
@@ -94,13 +96,19 @@ def _ways(contest: Contest, mine: Example, other: Example) -> Iterator[dict[int,
 def _both(a: Example, b: Example) -> Example | None:
     """One example in which two things happen; None where they exclude each other."""
     reply = _one(a.reply, b.reply)
-    if reply is _CLASH or (a.call and b.call) or (a.action and b.action) or (a.answer and b.answer):
+    if (
+        reply is _CLASH
+        or (a.call and b.call and a.times == b.times)
+        or (a.action and b.action)
+        or (a.answer and b.answer)
+    ):
         return None
     return replace(
         a,
         reply=reply,
-        call=a.call or b.call,
+        call=a.call if b.call is None or a.times > b.times else b.call,
         times=max(a.times, b.times),
+        result=b.result if a.result is FINE else a.result,
         took_s=max(a.took_s, b.took_s),
         silent_s=max(a.silent_s, b.silent_s),
         tokens=max(a.tokens, b.tokens),
@@ -144,8 +152,8 @@ def _way(product: Product, first: Transition, rival: Transition) -> tuple[tuple[
     graph = product.graph
     compiled = {row.transition.id: row for rows in product.rows for row in rows}
     one, other = compiled[first.id], compiled[rival.id]
-    pending = first.source == State.POST_TOOL and first.guard is not calls_pending
-    start = (product.start, 0)
+    pending = first.source == State.POST_TOOL and calls_pending not in (first.guard, rival.guard)
+    start: tuple[Config, int] = (product.start, 0)
     back: dict[tuple[Config, int], tuple[tuple[Config, int], int] | None] = {start: None}
     todo = [start]
     for node in todo:
@@ -153,7 +161,7 @@ def _way(product: Product, first: Transition, rival: Transition) -> tuple[tuple[
         for row, after in product.moves(config):
             if row == one.place and other.may(config) and (since == 2 or not pending):
                 rows = (*path_to(back, node), row)
-                home = _home(product, after)
+                home = way_home(product, after)
                 return tuple(graph.transitions[r] for r in (*rows, *home)), len(rows) - 1
             taken = graph.transitions[row]
             then = (after, 1 if taken.guard is calls_pending else 2 if since == 1 and _runs(taken) else 0)
@@ -165,16 +173,3 @@ def _way(product: Product, first: Transition, rival: Transition) -> tuple[tuple[
 
 def _runs(row: Transition) -> bool:
     return row.source == State.DISPATCH_TOOL and row.guard is None
-
-
-def _home(product: Product, config: Config) -> tuple[int, ...]:
-    back: dict[Config, tuple[Config, int] | None] = {config: None}
-    todo = [config]
-    for here in todo:
-        if here[0] in product.finals:
-            return path_to(back, here)
-        for row, after in product.moves(here):
-            if after not in back:
-                back[after] = (here, row)
-                todo.append(after)
-    return ()

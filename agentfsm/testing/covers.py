@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from agentfsm.analysis.product import Config, Product
 from agentfsm.machine.graph import Graph
@@ -53,8 +54,7 @@ def goals(graph: Graph, cover: str) -> list[Goal]:
 def _between(graph: Graph, path: tuple[str, ...]) -> Goal:
     """The rows that lead from each state of a path to the next."""
     return tuple(
-        tuple(i for i, t in enumerate(graph.transitions) if (t.source, t.target) == step)
-        for step in zip(path, path[1:], strict=False)
+        tuple(i for i, t in enumerate(graph.transitions) if (t.source, t.target) == step) for step in pairwise(path)
     )
 
 
@@ -78,9 +78,7 @@ def _prime(graph: Graph) -> list[tuple[str, ...]]:
 
 
 def _inside(path: tuple[str, ...], other: tuple[str, ...]) -> bool:
-    return len(path) < len(other) and any(
-        other[i : i + len(path)] == path for i in range(len(other) - len(path) + 1)
-    )
+    return len(path) < len(other) and any(other[i : i + len(path)] == path for i in range(len(other) - len(path) + 1))
 
 
 def feasible(product: Product, wanted: list[Goal]) -> dict[Goal, set[Config]]:
@@ -121,15 +119,17 @@ def why_not(product: Product, goal: Goal, found: dict[Goal, set[Config]]) -> str
     names = product.graph.transitions
     wanted = goal[length - 1]
     here = found[goal[: length - 1]] if length > 1 else set(_reachable(product))
-    reasons: dict[str, None] = {}
-    for config in sorted(here):
+    off: dict[str, None] = {}
+    own: dict[str, None] = {}
+    others: dict[str, None] = {}
+    sources = {product.index[names[row].source] for row in wanted}
+    for config in sorted(c for c in here if c[0] in sources):
         for row in product.rows[config[0]]:
             if row.place in wanted:
-                reasons.update((f"{row.transition.name}: {k.why}", None) for k in row.known if not row.allows(k, config))
+                for known in (k for k in row.known if not row.allows(k, config)):
+                    (off if known.may == "never" else own)[f"{row.transition.name}: {known.why or known.may}"] = None
                 break
             if row.must(config):
-                reasons[f"{row.transition.id} holds first"] = None
+                others[f"{row.transition.id} holds first"] = None
                 break
-    if not reasons:
-        return f"no run comes to {names[wanted[0]].source}"
-    return "; ".join(reasons)
+    return "; ".join(off or own or others) or f"no run comes to {names[wanted[0]].source}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +14,9 @@ from agentfsm.core.state import RunState
 from agentfsm.errors import RunError
 from agentfsm.machine.engine import Decision, Machine, Steppable
 from agentfsm.machine.graph import Graph, State, Transition
-from agentfsm.runtime.replies import Allow, ItDidNotRun
+from agentfsm.runtime.replies import Allow, Answer, ItDidNotRun
 from agentfsm.runtime.result import RunResult
+from agentfsm.runtime.run import Run
 from agentfsm.testing.paths import Path
 from agentfsm.testing.stage import Played
 from agentfsm.testing.witness import Walk
@@ -22,7 +24,7 @@ from agentfsm.testing.witness import Walk
 __all__ = ["force", "forcing"]
 
 _ENDINGS = {"declared_done": "done", "declared_unable": "unable"}
-_ANSWERS = {"approval": Allow(), "in_doubt": ItDidNotRun()}
+_ANSWERS: Mapping[str, Answer] = {"approval": Allow(), "in_doubt": ItDidNotRun()}
 
 
 def force(agent: Agent, path: Path, prompt: str = "go") -> Walk:
@@ -33,9 +35,9 @@ def force(agent: Agent, path: Path, prompt: str = "go") -> Walk:
 async def forcing(agent: Agent, path: Path, prompt: str = "go") -> Walk:
     """Make an agent take a path, whatever its guards would say.
 
-    Everything but the guards is the agent's own: model, tools, policy, hooks, store and clock. A move to
-    ``recover`` brings a ``Failure`` of its kind, as its detector would. Waits are answered with whatever
-    lets the run go on.
+    Everything but the guards and the clock is the agent's own: model, tools, policy, hooks and store. A
+    move to ``recover`` brings a ``Failure`` of its kind, as its detector would. Waits are answered with
+    whatever lets the run go on, and no time passes.
 
     Args:
         agent: The agent; it is left as it is.
@@ -46,8 +48,9 @@ async def forcing(agent: Agent, path: Path, prompt: str = "go") -> Walk:
         RunError: The path is not one of the agent's graph.
     """
     machine = _Forced(agent.graph, path)
-    forced = agent.made_of(replace(agent.parts, machine=machine))
     played = Played(decisions=machine.decisions)
+    host = replace(agent.parts.host, clock=played.clock)
+    forced = agent.made_of(replace(agent.parts, machine=machine, host=host))
     run = forced.run(prompt)
     while True:
         result = await run
@@ -57,7 +60,7 @@ async def forcing(agent: Agent, path: Path, prompt: str = "go") -> Walk:
         run = _go_on(forced, result, machine.next_row)
 
 
-def _go_on(agent: Agent, result: RunResult, row: Transition) -> Any:
+def _go_on(agent: Agent, result: RunResult, row: Transition) -> Run:
     outcome: Any = result.outcome
     if row.name in ("cancelled", "expired"):
         return agent.dismiss(outcome.suspension_record)
@@ -102,6 +105,8 @@ def _arrange(row: Transition, run: RunState) -> None:
         run.cancelled = run.cancelled or "forced"
     elif row.name == "aborted":
         run.abort(row.id, RuntimeError("forced"))
+    elif row.source == State.CALL_LLM and row.guard is None:
+        run.failure = None  # should the model have failed, it did not
     elif row.name in _ENDINGS:
         run.ending = _ENDINGS[row.name]
     elif row.source == State.RECOVER and row.name in Action.__members__:

@@ -9,7 +9,7 @@ from typing import Any
 from agentfsm.core.failures import Action
 from agentfsm.core.guardrails import AgentGuardrails
 
-__all__ = ["DISMISSED", "EXPIRED", "Moment", "Said", "Script"]
+__all__ = ["DISMISSED", "EXPIRED", "QUIET", "Moment", "Said", "Script"]
 
 
 class _Silence:
@@ -68,6 +68,7 @@ class Moment:
 
 
 QUIET = Moment()
+"""A visit in which nothing happens beside."""
 
 
 @dataclass(frozen=True, slots=True)

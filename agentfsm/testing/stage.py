@@ -22,6 +22,7 @@ from agentfsm.core.model import ModelRequest
 from agentfsm.core.outcomes import Noted
 from agentfsm.core.policy import RecoveryPolicy
 from agentfsm.core.state import RunState
+from agentfsm.errors import NoTransitionError, ReplyError
 from agentfsm.journal.memory import MemoryStore
 from agentfsm.machine.engine import Decision, Machine, Steppable
 from agentfsm.machine.graph import Graph, State
@@ -29,6 +30,7 @@ from agentfsm.runtime.context import Context, Effect
 from agentfsm.runtime.hooks import AbortRun, AskApproval, Hook, HookContext, Observer, Verdict
 from agentfsm.runtime.host import Host
 from agentfsm.runtime.result import RunResult
+from agentfsm.runtime.run import Run
 from agentfsm.runtime.tools import Tool
 from agentfsm.testing.clock import FakeClock
 from agentfsm.testing.models import ScriptedModel
@@ -37,7 +39,11 @@ from agentfsm.testing.scripts import DISMISSED, EXPIRED, QUIET, Moment, Said, Sc
 __all__ = ["Played", "Stage"]
 
 MOST_MOVES = 100_000
-"""A run of more moves than this is not going to end."""
+"""A run of more moves than this is not going to end, unless somebody says otherwise."""
+
+
+class TooLongError(Exception):
+    """The run has made more moves than it may; never leaves the stage."""
 
 
 class PowerCutError(BaseException):
@@ -50,7 +56,7 @@ class Played:
 
     Attributes:
         decisions: Every move, across waits and power cuts.
-        results: What the run came to at each wait, and at its end.
+        results: What the run came to at each wait, and at its end, unless it was left alone before.
         asked: For each guard that was to be watched, its answers by the number of moves made before.
         clock: The clock, as the run left it.
         store: The store with the run's journal.
@@ -76,7 +82,8 @@ class Played:
 class _Show:
     """One script being played: how far each of its lists has come."""
 
-    def __init__(self, script: Script, watch: frozenset[int]) -> None:
+    def __init__(self, script: Script, watch: frozenset[int], most: int) -> None:
+        self.most = most
         self.script = script
         self.played = Played()
         self.watch = watch
@@ -110,10 +117,13 @@ class Stage:
         self._agent = agent
         self._answer = answer
         parts = agent.parts
-        self._show = _Show(Script(), frozenset())
+        self._show = _Show(Script(), frozenset(), 0)
         graph = parts.machine.graph
         doors = [s.name for s in graph.states if not (s.final or s.waits)]
-        hooks = {door: (Hook(door, self._at_door, fail_open=False, name="script"), *parts.hooks.get(door, ())) for door in doors}
+        hooks = {
+            door: (Hook(door, self._at_door, fail_open=False, name="script"), *parts.hooks.get(door, ()))
+            for door in doors
+        }
         self._parts = replace(
             parts,
             machine=_Watched(graph, self._step),
@@ -130,36 +140,34 @@ class Stage:
         """The graph."""
         return self._parts.machine.graph
 
-    def play(self, script: Script, *, watch: frozenset[int] = frozenset()) -> Played:
-        """Play a script to its end, in an event loop of its own.
+    def play(self, script: Script, *, watch: frozenset[int] = frozenset(), most: int = MOST_MOVES) -> Played:
+        """Play a script to its end, in an event loop of its own; see ``perform``."""
+        return asyncio.run(self.perform(script, watch=watch, most=most))
 
-        Args:
-            script: What the outside does.
-            watch: Numbers of moves; before each of these, every guard of the state is asked, for the record.
-        """
-        return asyncio.run(self.perform(script, watch=watch))
-
-    async def perform(self, script: Script, *, watch: frozenset[int] = frozenset()) -> Played:
+    async def perform(self, script: Script, *, watch: frozenset[int] = frozenset(), most: int = MOST_MOVES) -> Played:
         """Play a script to its end.
 
         Args:
             script: What the outside does.
             watch: Numbers of moves; before each of these, every guard of the state is asked, for the record.
+            most: After so many moves the run is left alone, ended or not.
         """
-        show = self._show = _Show(script, watch)
+        show = self._show = _Show(script, watch, most)
         played = show.played
         host = Host(clock=played.clock, secret=b"a stage's secret", seed=1, store=played.store)
         agent = self._agent.made_of(replace(self._parts, host=host), script.guardrails)
-        run = agent.run("play", run_id="played")
+        run: Run | None = agent.run("play", run_id="played")
         while True:
-            show.cancel = run.cancel
-            try:
-                result = await run
-            except PowerCutError:
-                run = show.cancel = None  # its lease goes with it
             if run is None:
                 await asyncio.sleep(0)  # what the old process had handed over comes to its end
                 run = agent.resume("played")
+            show.cancel = run.cancel
+            try:
+                result = await run
+            except (TooLongError, NoTransitionError):  # the second: it waits for what this table knows nothing of
+                return played
+            except PowerCutError:
+                run = show.cancel = None  # its lease goes with it
                 continue
             played.results.append(result)
             if self.graph.spec(result.state).final:
@@ -167,16 +175,19 @@ class Stage:
             del run
             run = self._go_on(agent, result)
 
-    def _go_on(self, agent: Agent, result: RunResult) -> Any:
+    def _go_on(self, agent: Agent, result: RunResult) -> Run:
         show = self._show
-        answer = show.script.people[show.waited] if show.waited < len(show.script.people) else DISMISSED
+        answer: Any = show.script.people[show.waited] if show.waited < len(show.script.people) else DISMISSED
         show.waited += 1
         if answer is DISMISSED:
             return agent.dismiss("played")
         if answer is EXPIRED:
             show.played.clock.advance(result.run.guardrails.validity_s + 1)
             return agent.dismiss("played")
-        return agent.resume("played", answer)
+        try:
+            return agent.resume("played", answer)
+        except ReplyError:  # the run waits for something else: it has left its path
+            return agent.dismiss("played")
 
     # -- what the run meets ---------------------------------------------------------------------------
 
@@ -197,8 +208,8 @@ class Stage:
 
     def _step(self, machine: Machine, run: Steppable) -> Decision:
         show = self._show
-        if show.moves > MOST_MOVES:
-            raise AssertionError(f"the run does not end: {MOST_MOVES:,} moves")
+        if show.moves >= show.most:
+            raise TooLongError
         if show.moves in show.watch:
             for row in machine.graph.rows(run.state):
                 if row.guard is not None:

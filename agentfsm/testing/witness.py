@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentfsm.agent import Agent
@@ -13,11 +13,11 @@ from agentfsm.core.presets import Preset
 from agentfsm.core.rules import Rules
 from agentfsm.errors import AgentfsmError
 from agentfsm.machine.engine import Decision
-from agentfsm.machine.graph import Graph, Guard
+from agentfsm.machine.graph import Graph, Guard, State
 from agentfsm.runtime.result import RunResult
 from agentfsm.testing.compose import compose
 from agentfsm.testing.models import ScriptedModel
-from agentfsm.testing.paths import Path
+from agentfsm.testing.paths import Path, first_way, product_of, short
 from agentfsm.testing.scripts import Script
 from agentfsm.testing.stage import Played, Stage
 from agentfsm.testing.witnesses import BENCH, Examples, Witnesses
@@ -140,8 +140,8 @@ class Witness:
         answer: Any = None,
     ) -> None:
         own = bench(agent) if isinstance(agent, Graph) else agent
-        tools = {t.name: t for t in BENCH}
-        self._agent = own.made_of(_with_tools(own, tools))
+        tools = {**{t.name: t for t in BENCH}, **own.parts.tools}
+        self._agent = own.made_of(replace(own.parts, tools=tools))
         self._answer = answer if answer is not None else "1"
         self._output = "1" if own.parts.output is None else parse_json(self._answer)
         self._examples = dict(examples or {})
@@ -153,6 +153,7 @@ class Witness:
         *,
         instead: Mapping[int, Example] | None = None,
         watch: frozenset[int] = frozenset(),
+        spare: bool = False,
     ) -> Walk:
         """Take a path, in an event loop of its own.
 
@@ -160,31 +161,59 @@ class Witness:
             path: The path.
             instead: Examples to use at some moves in place of the guard's first.
             watch: Numbers of moves; before each of these, every guard of the state is asked, for the record.
+            spare: Whether each batch has a call more than the path runs.
 
         Raises:
             agentfsm.testing.compose.NoExampleError: A guard has no example.
         """
-        script = self.script(path, instead=instead)
-        played = self._stage.play(script, watch=watch)
+        script = self.script(path, instead=instead, spare=spare)
+        played = self._stage.play(script, watch=watch, most=len(path.rows) + 1)
         return Walk(path, script, played, clash(path, played.decisions))
+
+    def check_examples(self) -> int:
+        """Ask every guard on each of its examples, in a run of the real loop that comes to its row.
+
+        Returns:
+            How many examples were asked about.
+
+        Raises:
+            AssertionError: A guard does not hold with an example of it, or holds with one of what it is not.
+        """
+        asked = 0
+        rules = self._agent.rules
+        product = product_of(self._agent.graph, short(rules), rules, self._agent.parts.output is not None)
+        for row in self._agent.graph:
+            way = first_way(product, row)
+            if row.guard is None or way is None:
+                continue
+            rows, place = way
+            if row.source not in (State.DISPATCH_TOOL, State.POST_TOOL):  # what comes later must not shape the reply
+                rows = rows[: place + 1]
+            path = Path(0, rows, 1, short(rules), rules)
+            examples = self.examples(path).of(row)
+            if examples is None:
+                continue
+            for wanted, each in ((True, examples.fires_on), (False, examples.silent_on)):
+                for number, example in enumerate(each, 1):
+                    walk = self.walk(path, instead={place: example}, watch=frozenset((place,)))
+                    asked += 1
+                    if bool(walk.played.asked.get((place, row.id))) is not wanted:
+                        text = "does not fire on its example" if wanted else "fires on its silent example"
+                        raise AssertionError(f"{row.id} {text} {number}: {example}")
+        return asked
 
     def examples(self, path: Path) -> Witnesses:
         """The examples from which scripts for a path are put together."""
         return Witnesses(path.guardrails, self._agent.rules, self._examples, self._output)
 
-    def script(self, path: Path, *, instead: Mapping[int, Example] | None = None) -> Script:
-        """What must happen outside for a path to be taken."""
+    def script(self, path: Path, *, instead: Mapping[int, Example] | None = None, spare: bool = False) -> Script:
+        """What must happen outside for a path to be taken; see ``walk``."""
         return compose(
             path,
             self.examples(path),
+            tools=self._agent.parts.tools,
             envelope=self._agent.rules.envelope,
             answer=self._answer,
             instead=instead,
+            spare=spare,
         )
-
-
-def _with_tools(agent: Agent, tools: Mapping[str, Any]) -> Any:
-    from dataclasses import replace
-
-    parts = agent.parts
-    return replace(parts, tools={**tools, **parts.tools})

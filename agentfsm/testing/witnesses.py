@@ -109,6 +109,10 @@ class Witnesses:
         return given.fires_on[0].call if given is not None else None
 
 
+COUNTED = Examples((Example(),), ())
+"""Of a guard that holds by what came before on its path, with nothing to be said at the moment itself."""
+
+
 def _call(name: str, **arguments: Any) -> ToolCall:
     return ToolCall("", name, arguments)
 
@@ -120,9 +124,10 @@ def _only(*fires_on: Example, silent_on: tuple[Example, ...] = (Example(),)) -> 
 def _loop(g: AgentGuardrails, rules: Rules, output: Any) -> dict[Guard | str, Examples]:
     return {
         d.cancelled: _only(Example(cancel=True)),
+        f"{State.SUSPENDED}.cancelled": COUNTED,  # it is dismissed
         d.aborted: _only(Example(abort=True)),
-        d.runaway: _only(Example()),
-        d.iteration_limit: _only(Example()),
+        d.runaway: COUNTED,
+        d.iteration_limit: COUNTED,
         **_budgets(g),
         **_provider(),
         **_reply(g),
@@ -132,7 +137,7 @@ def _loop(g: AgentGuardrails, rules: Rules, output: Any) -> dict[Guard | str, Ex
         d.handoff: _only(Example(action=Action.handoff), silent_on=(Example(action=Action.retry),)),
         d.stop: _only(Example(action=Action.stop), silent_on=(Example(action=Action.narrow_scope),)),
         d.retry_tool: _only(Example(action=Action.retry), silent_on=(Example(action=Action.narrow_scope),)),
-        d.expired: _only(Example()),
+        d.expired: COUNTED,
         d.approval_decided: _only(Example(answer=Allow())),
         d.doubt_settled: _only(Example(answer=ItDidNotRun())),
         d.replied: _only(Example(answer="go on")),
@@ -140,7 +145,12 @@ def _loop(g: AgentGuardrails, rules: Rules, output: Any) -> dict[Guard | str, Ex
 
 
 def _budgets(g: AgentGuardrails) -> dict[Guard | str, Examples]:
-    time_s, tokens, cost, stall = g.max_execution_time_s or 0, g.max_tokens or 0, g.max_cost_usd or 0, g.stall_threshold_s
+    time_s, tokens, cost, stall = (
+        g.max_execution_time_s or 0,
+        g.max_tokens or 0,
+        g.max_cost_usd or 0,
+        g.stall_threshold_s,
+    )
     return {
         d.time_limit: _only(Example(took_s=time_s), silent_on=(Example(took_s=time_s * 0.99),)),
         d.token_limit: _only(Example(tokens=tokens), silent_on=(Example(tokens=tokens - 1),)),
@@ -184,7 +194,7 @@ def _reply(g: AgentGuardrails) -> dict[Guard | str, Examples]:
             silent_on=(Example(call=_call("fsm_act", n=0), times=g.loop_hard_threshold - 1),),
         ),
         f"{State.POST_LLM}.no_progress": _only(Example(reply="  "), silent_on=(Example(call=_call("fsm_act", n=0)),)),
-        d.tool_calls: _only(Example(), silent_on=(Example(reply="1"),)),
+        d.tool_calls: _only(Example(call=_call("fsm_act", n=0)), silent_on=(Example(reply="1"),)),
         f"{State.POST_LLM}.otherwise": _only(Example()),
     }
 
@@ -210,9 +220,11 @@ def _batch(rules: Rules, output: Any) -> dict[Guard | str, Examples]:
         d.declared_done: _only(Example(call=finish)),
         d.declared_unable: _only(Example(call=_call("return_unable", rationale="it cannot be done"))),
         d.question_asked: _only(Example(call=_call("ask_user", question="Which one?"))),
-        d.calls_pending: _only(Example()),
-        **{g: _only(Example(result=ToolError(kind, kind=kind)), silent_on=(Example(), Example(result=plain)))
-           for g, kind in kinds.items()},
+        d.calls_pending: COUNTED,
+        **{
+            g: _only(Example(result=ToolError(kind, kind=kind)), silent_on=(Example(), Example(result=plain)))
+            for g, kind in kinds.items()
+        },
         d.repeated_error: _only(Example(result=plain, times=2), silent_on=(Example(), Example(result=plain))),
         d.unknown_tool: _only(Example(call=_call("fsm_nowhere", n=0))),
         d.invalid_arguments: _only(Example(call=_call("fsm_act", n="many"))),
@@ -221,7 +233,10 @@ def _batch(rules: Rules, output: Any) -> dict[Guard | str, Examples]:
             Example(result=FileNotFoundError("no such file")),
             silent_on=(Example(), Example(result=plain)),
         ),
-        d.tool_error: _only(Example(result=plain), Example(result=TimeoutError("too slow")),
-                            Example(result=ToolError("it says so")),
-                            silent_on=(Example(), Example(result=OSError("the disk is full")))),
+        d.tool_error: _only(
+            Example(result=plain),
+            Example(result=TimeoutError("too slow")),
+            Example(result=ToolError("it says so")),
+            silent_on=(Example(), Example(result=OSError("the disk is full"))),
+        ),
     }

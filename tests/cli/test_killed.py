@@ -48,22 +48,26 @@ tools = [pay, pay_once_per_key]
 def killed_in(tool: str, url: str, folder: Path) -> str:
     """The id of a run that was killed while a tool was at it."""
     (folder / "tools.py").write_text(TOOLS)
-    process = subprocess.Popen(
-        [*COMMAND, "run", "pay", *options(url)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=folder,
-        env=clean_environment(folder, HANG="1"),
-    )
-    with process:
+    said = folder / "said"
+    with (
+        said.open("w") as stderr,
+        subprocess.Popen(
+            [*COMMAND, "run", "pay", *options(url)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            cwd=folder,
+            env=clean_environment(folder, HANG="1"),
+        ) as process,
+    ):
         assert process.stdout is not None
         assert process.stdout.readline() == "in the middle\n"
         process.kill()
     (listed,) = without_terminal(["runs", "--store", "runs.db", "--json"], folder).stdout.splitlines()
     head = json.loads(listed)
     assert (head["status"], head["owner"]) == ("running", None)
+    assert said.read_text().splitlines()[0] == f"run {head['run_id']}"
     return str(head["run_id"])
 
 

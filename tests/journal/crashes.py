@@ -46,12 +46,13 @@ from agentfsm import (
 from agentfsm.core.messages import FinishReason
 from agentfsm.core.presets import PRESETS
 from agentfsm.journal import keeper, sqlite
+from agentfsm.journal.forks import fork
 from agentfsm.journal.replay import replay
 from agentfsm.journal.restore import records, restore
 from agentfsm.journal.verify import GOOD, OPEN, verify
 from agentfsm.testing import FakeClock, call
 
-RUN = "run"
+RUN, PAST = "run", "past"
 
 
 class World:
@@ -157,6 +158,7 @@ SCENARIOS = {
     "backoff": ("standard", [(BUSY, LONG, call("once", n=1)), "done"]),
     "failing": ("standard", [call("flaky", n=1), call("nobody", n=2), call("flaky", n=2), "done"]),
     "limit": ("standard", [call("again", n=1), call("again", n=2), call("once", n=3), "done"]),
+    "fork": ("standard", [call("once", n=1), call("again", n=2), call("once", n=3), "done"]),
 }
 IDEMPOTENT = {"again", "beside", "flaky"}
 
@@ -168,13 +170,14 @@ def agent(world: World, scenario: str, store) -> Agent:
     return Agent(ByTranscript(world, script), tools=tools(world), preset=preset, guardrails=limits, host=host)
 
 
-def answer(world: World, asked: UserInputRequested):
+def answer(world: World, run_id: str, asked: UserInputRequested):
     match asked.kind:
         case "approval":
             return Edit({"n": 9}) if asked.arguments == {"n": 2} else Allow()
         case "in_doubt":  # the person looks
             key = asked.arguments["n"]
-            done = [r for name, _, r in map(json.loads, world.lines("effects")) if r == f"{asked.tool} {key}"]
+            effects = [r for _, by, r in map(json.loads, world.lines("effects")) if by.startswith(f"{run_id}:")]
+            done = [r for r in effects if r == f"{asked.tool} {key}"]
             return ItRan(done[0]) if done else ItDidNotRun()
         case _:
             return "go on"
@@ -184,14 +187,33 @@ async def life(world: World, scenario: str) -> None:
     """One process: begin the run, or take it up, and go on to its end."""
     store = SqliteStore(world.folder / "runs.db")
     one = agent(world, scenario, store)
-    head = store.head(RUN)
+    if scenario == "fork":
+        await to_its_end(world, one, store, PAST)
+        head = store.head(RUN)
+        if head is None or not head.seq:
+            world.passing("before the fork")
+            await fork(store, PAST, turning_point(store), RUN)
+            world.write("acked", "1")
+            world.passing("after the fork")
+    await to_its_end(world, one, store, RUN)
+    store.close()
+
+
+def turning_point(store) -> int:
+    """The record behind which the fork leaves its parent: the first that goes back to ask the model again."""
+    moves = [r for r in records(store.rows(PAST), PAST) if r.kind == "transition"]
+    return next(r.seq for r in moves if r.data["transition"].startswith("post_tool.") and r.data["to"] == "pre_step")
+
+
+async def to_its_end(world: World, one: Agent, store, run_id: str) -> None:
+    head = store.head(run_id)
     if head is None or not head.seq:
-        result = await one.run("go", run_id=RUN)
+        result = await one.run("go", run_id=run_id)
     elif head.status == "suspended":
-        waits = restore(store.rows(RUN)).run.waiting
+        waits = restore(store.rows(run_id)).run.waiting
         assert waits is not None
         asked = UserInputRequested(
-            run_id=RUN,
+            run_id=run_id,
             seq=0,
             time=0.0,
             kind=waits.kind,
@@ -200,15 +222,15 @@ async def life(world: World, scenario: str) -> None:
             arguments=waits.arguments,
             suspension_record=None,  # type: ignore[arg-type]
         )
-        result = await one.resume(RUN, answer(world, asked))
+        result = await one.resume(run_id, answer(world, run_id, asked))
     elif head.status == "running":
         (run,) = one.recover()
+        assert run.state.run_id == run_id
         result = await run
     else:
         return
     while isinstance(result.outcome, UserInputRequested):
-        result = await one.resume(RUN, answer(world, result.outcome))
-    store.close()
+        result = await one.resume(run_id, answer(world, run_id, result.outcome))
 
 
 def instrument(world: World) -> None:
@@ -225,7 +247,7 @@ def instrument(world: World) -> None:
         world.passing("in a transaction")
 
     async def settling(self):
-        handed = self._scribe.seq
+        handed = self._scribe.seq if self._lease is not None and self._lease.run_id == RUN else 0
         await settle(self)
         world.write("acked", str(handed))
         world.passing("acknowledged")
@@ -259,6 +281,8 @@ def outcome(folder: Path, scenario: str) -> dict:
     rows = store.rows(RUN)
     past = restore(rows)
     told = verify(RUN, rows, store.head(RUN))
+    before = store.head(PAST)
+    assert before is None or verify(PAST, store.rows(PAST), before).code == GOOD, f"the parent, in {folder}"
     store.close()
     assert told.code in (GOOD, OPEN), f"{told}, in {folder}"
     assert told.code == GOOD or not past.finished, told
@@ -270,6 +294,7 @@ def outcome(folder: Path, scenario: str) -> dict:
         "messages": [str(m) for m in past.run.messages],
         "answer": past.run.answer or past.run.ending_value,
         "moves": [m for m in moves if m not in ("dispatch_tool.in_doubt", "suspended.doubt_settled")],
+        "effects": sorted({(name, key) for name, key, _ in map(json.loads, World(folder, 0).lines("effects"))}),
         "records": len(rows),
         "doubts": moves.count("dispatch_tool.in_doubt"),
     }
@@ -285,7 +310,7 @@ def check(folder: Path, kills: int, expected: dict, scenario: str) -> dict:
     got = outcome(folder, scenario)
     if got["doubts"]:  # a person gave the call's result, so it took no visit of its own to dispatch_tool
         got["moves"], expected = visits(got["moves"]), {**expected, "moves": visits(expected["moves"])}
-    for what in ("finished", "messages", "answer", "moves"):
+    for what in ("finished", "messages", "answer", "moves", "effects"):
         assert got[what] == expected[what], f"{scenario}: {what}: {got[what]} != {expected[what]}, in {folder}"
     world = World(folder, 0)
     acked = [int(x) for x in world.lines("acked")]

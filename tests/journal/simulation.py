@@ -23,7 +23,7 @@ from agentfsm.journal.verify import GOOD, verify
 from agentfsm.testing import FakeClock
 from tests.journal import crashes
 
-SCENARIOS = [name for name in crashes.SCENARIOS if name not in ("question", "limit", "race")]
+SCENARIOS = [name for name in crashes.SCENARIOS if name not in ("question", "limit", "race", "fork")]
 
 
 GRAVE: list[Any] = []
@@ -155,7 +155,8 @@ async def _once(world: World, scenario: str, store: SlowStore, clock: FakeClock,
         elif head.status == "suspended":
             waits = restore(store.rows(run_id)).run.waiting
             asked: Any = dataclasses.make_dataclass("Asked", ["kind", "tool", "arguments"])
-            result = await agent.resume(run_id, crashes.answer(world, asked(waits.kind, waits.tool, waits.arguments)))
+            waiting = asked(waits.kind, waits.tool, waits.arguments)
+            result = await agent.resume(run_id, crashes.answer(world, run_id, waiting))
         else:
             return
         if not isinstance(result.outcome, UserInputRequested):

@@ -26,6 +26,7 @@ def test_a_run_that_is_killed_at_any_point_comes_to_the_same_end():
     told = crashes("matrix", "5")
     assert told["points"] >= 60
     assert len(told["where"]) >= 7
+    assert told["kills"]["fork"] >= 15
     assert told["doubts"] >= 3
 
 

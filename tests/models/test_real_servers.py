@@ -60,7 +60,8 @@ def test_a_call_its_result_and_the_answer_go_round(wire: str, aimock: AiMock) ->
     assert first.finish_reason is FinishReason.TOOL_CALLS
     assert second.message == Message.assistant("It is sunny in Paris.")
     assert second.finish_reason is FinishReason.STOP
-    assert second.usage == Usage(input_tokens=20, output_tokens=6)
+    if wire != "ollama":  # it counts nothing there
+        assert second.usage == Usage(input_tokens=20, output_tokens=6)
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -244,7 +245,7 @@ async def _over(run: Run, watched: bool) -> RunResult:
 @pytest.mark.parametrize("wire", WIRES)
 def test_the_transcript_of_a_cancelled_run_is_taken_by_the_next(wire: str, aimock: AiMock) -> None:
     aimock.script(
-        {"match": {"hasToolResult": False}, "response": asking("wait", "toolu_01")},
+        {"match": {"userMessage": "wait for it"}, "response": asking("wait", "toolu_01")},
         {"match": {"userMessage": "never mind"}, "response": {"content": "All right."}},
     )
     agent = Agent(model(wire, aimock), tools=[wait])

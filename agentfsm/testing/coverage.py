@@ -1,0 +1,130 @@
+"""What tests covered of a graph: rows, pairs and triples of rows, and each guard seen true and false."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentfsm.core.rules import Rules
+from agentfsm.machine.engine import Decision
+from agentfsm.machine.graph import Graph
+from agentfsm.testing.paths import paths
+
+__all__ = ["Covered", "Share", "shares"]
+
+RUNS_AT_ONCE = 10_000
+"""Of so many runs, the last rows are remembered."""
+
+
+@dataclass
+class Covered:
+    """Counts of what runs of one graph did.
+
+    Attributes:
+        windows: How often rows were taken in a row, one to three of them, by their ids.
+        true: How often each guard held, by its row's id.
+        false: How often each guard did not.
+    """
+
+    windows: Counter[tuple[str, ...]] = field(default_factory=Counter[tuple[str, ...]])
+    true: Counter[str] = field(default_factory=Counter[str])
+    false: Counter[str] = field(default_factory=Counter[str])
+    _last: OrderedDict[str, tuple[str, ...]] = field(
+        default_factory=OrderedDict[str, tuple[str, ...]], repr=False, compare=False
+    )
+
+    def saw(self, run_id: str, decision: Decision) -> None:
+        """Count one move of a run."""
+        row = decision.transition
+        last = self._last.pop(run_id, ())
+        if last and not last[-1].endswith(f">{row.source}"):
+            last = ()  # another run with the same name
+        here = (*last[-2:], f"{row.id}>{row.target}")
+        self._last[run_id] = here
+        if len(self._last) > RUNS_AT_ONCE:
+            self._last.popitem(last=False)
+        ids = tuple(each.partition(">")[0] for each in here)
+        for start in range(len(ids)):
+            self.windows[ids[start:]] += 1
+        for guard, answer in decision.tried:
+            (self.true if answer else self.false)[f"{row.source}.{guard}"] += 1
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """How often each row was taken."""
+        return {window[0]: n for window, n in self.windows.items() if len(window) == 1}
+
+    def add(self, other: Covered) -> None:
+        """Count what another process saw, too."""
+        self.windows.update(other.windows)
+        self.true.update(other.true)
+        self.false.update(other.false)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All counts as JSON data, in a fixed order."""
+        return {
+            "windows": {" > ".join(window): n for window, n in sorted(self.windows.items())},
+            "true": dict(sorted(self.true.items())),
+            "false": dict(sorted(self.false.items())),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Mapping[str, int]]) -> Covered:
+        """The counts that ``to_dict`` wrote down."""
+        windows = {tuple(text.split(" > ")): n for text, n in data["windows"].items()}
+        return cls(Counter(windows), Counter(data["true"]), Counter(data["false"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How much of one thing was covered.
+
+    Attributes:
+        what: ``transitions``, ``pairs``, ``triples`` or ``guards both ways``.
+        covered: How many were.
+        of: How many can be.
+        missing: Those that were not, in the order of the table.
+    """
+
+    what: str
+    covered: int
+    of: int
+    missing: tuple[str, ...]
+
+    @property
+    def percent(self) -> float:
+        """The share in percent."""
+        return 100.0 * self.covered / self.of if self.of else 100.0
+
+
+def shares(graph: Graph, covered: Covered, cover: str = "pairs", rules: Rules | None = None) -> list[Share]:
+    """How much of a graph was covered, of what can be: its rows, what ``cover`` asks for, and its guards.
+
+    Args:
+        graph: The graph.
+        covered: The counts.
+        cover: ``transitions``, ``pairs`` or ``triples``.
+        rules: The rules of the runs; None leaves open in what they differ.
+    """
+    found: list[Share] = []
+    for what in dict.fromkeys(("transitions", cover)):
+        found.append(_share(graph, covered, what, rules))
+    dead = {i.rows[0] for i in paths(graph, "transitions", rules=rules).infeasible}
+    guards = [t.id for t in graph if t.guard is not None and t.id not in dead]
+    half = [
+        f"{i} (never {'true' if not covered.true[i] else 'false'})"
+        for i in guards
+        if not (covered.true[i] and covered.false[i])
+    ]
+    return [*found, Share("guards both ways", len(guards) - len(half), len(guards), tuple(half))]
+
+
+def _share(graph: Graph, covered: Covered, what: str, rules: Rules | None) -> Share:
+    length = {"transitions": 1, "pairs": 2, "triples": 3}[what]
+    wanted: dict[tuple[str, ...], None] = {}
+    for path in paths(graph, what, rules=rules):
+        wanted.update((path.ids[i : i + length], None) for i in range(len(path.ids) - length + 1))
+    missing = tuple(" > ".join(w) for w in wanted if not covered.windows[w])
+    return Share(what, len(wanted) - len(missing), len(wanted), missing)

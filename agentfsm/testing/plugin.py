@@ -1,0 +1,220 @@
+"""The pytest plugin: tests over the paths of a graph, and how much of it a whole test suite covers.
+
+A test that takes ``fsm_path`` runs once for each path of a graph (the loop's own, unless ``--fsm-graph`` or
+``@pytest.mark.fsm(graph=...)`` names another). With ``--fsm-report`` or ``--fsm-fail-under``, every step of
+that graph's runs is counted, in all tests and all workers; steps of forced runs are not.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path as FilePath
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from agentfsm.core.rules import Rules
+    from agentfsm.machine.graph import Graph
+    from agentfsm.testing.coverage import Share
+    from agentfsm.testing.paths import Paths
+
+# Nothing of agentfsm is imported before it is asked for: a plugin is loaded by every run of pytest.
+
+REPORTS = {"term": "", "json": "fsm-coverage.json", "lcov": "fsm-coverage.lcov", "svg": "fsm-coverage.svg"}
+DEFAULT = "agentfsm.core.loop:LOOP"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    group = parser.getgroup("agentfsm", "paths over a graph, and its coverage")
+    group.addoption("--fsm-graph", metavar="MODULE:NAME", help=f"a graph, a preset or an agent; {DEFAULT} unless given")
+    group.addoption("--fsm-cover", choices=("transitions", "pairs", "triples", "prime"), help="pairs unless given")
+    group.addoption(
+        "--fsm-report",
+        action="append",
+        metavar="FORM[:FILE]",
+        help=f"how much of the graph the tests took, as {', '.join(REPORTS)}; more than once for several",
+    )
+    group.addoption(
+        "--fsm-fail-under", type=float, metavar="PERCENT", help="fail where less of what --fsm-cover asks for is taken"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker, and count where a report is wanted."""
+    config.addinivalue_line("markers", "fsm(graph, cover): the graph whose paths fsm_path takes, and the criterion")
+    if config.getoption("--fsm-report") or config.getoption("--fsm-fail-under") is not None:
+        config.pluginmanager.register(_Reporter(config), "agentfsm-coverage")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test that takes ``fsm_path`` once for each path."""
+    if "fsm_path" not in metafunc.fixturenames:
+        return
+    marker = metafunc.definition.get_closest_marker("fsm")
+    given: dict[str, Any] = dict(marker.kwargs) if marker is not None else {}
+    if marker is not None and marker.args:
+        given["graph"] = marker.args[0]
+    cover = given.get("cover") or metafunc.config.getoption("--fsm-cover") or "pairs"
+    graph = given.get("graph")
+    if graph is None:
+        graph = _named(metafunc.config)[0]
+    found = _paths(graph, cover)
+    metafunc.parametrize("fsm_path", list(found), ids=[path.id for path in found])
+
+
+def _named(config: pytest.Config) -> tuple[Any, ModuleType]:
+    """What ``--fsm-graph`` names, and its module."""
+    name = config.getoption("--fsm-graph") or DEFAULT
+    module_name, _, attribute = name.partition(":")
+    if not attribute:
+        raise pytest.UsageError(f"--fsm-graph={name}: write it as MODULE:NAME")
+    if str(config.rootpath) not in sys.path:
+        sys.path.insert(0, str(config.rootpath))
+    try:
+        module = importlib.import_module(module_name)
+        return getattr(module, attribute), module
+    except (ImportError, AttributeError) as error:
+        raise pytest.UsageError(f"--fsm-graph={name}: {error}") from error
+
+
+def _parts(named: Any) -> tuple[Graph, Rules | None, bool | None]:
+    """The graph of a graph, a preset or an agent; with its rules, and whether it has an output type."""
+    from agentfsm.agent import Agent
+    from agentfsm.core.presets import Preset
+    from agentfsm.machine.graph import Graph
+
+    match named:
+        case Graph():
+            return named, None, None
+        case Preset():
+            return named.graph, named.rules, None
+        case Agent():
+            return named.graph, named.rules, named.parts.output is not None
+        case _:
+            raise pytest.UsageError(f"this is neither a graph nor a preset nor an agent: {named!r}")
+
+
+def _paths(named: Any, cover: str) -> Paths:
+    from agentfsm.testing.paths import paths
+
+    graph, rules, structured = _parts(named)
+    return paths(graph, cover, rules=rules, structured=structured)
+
+
+class _Reporter:
+    """Counts every step of one graph's runs, and reports."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        from agentfsm.testing.coverage import Covered
+
+        self._config = config
+        named, self._module = _named(config)
+        self._graph, self._rules, _ = _parts(named)
+        self._covered = Covered()
+        self._shares: list[Share] = []
+        self._reports = [r.partition(":")[::2] for r in config.getoption("--fsm-report") or []]
+        for form, _ in self._reports:
+            if form not in REPORTS:
+                raise pytest.UsageError(f"--fsm-report={form}: there are {', '.join(REPORTS)}")
+        self._undo = self._watch()
+
+    def _watch(self) -> Any:
+        """See every step that any machine makes of the graph, for as long as pytest runs."""
+        from agentfsm.machine.engine import Decision, Machine, Steppable
+
+        original, covered, wanted = Machine.step, self._covered, self._graph.fingerprint
+
+        def step(machine: Machine, run: Steppable) -> Decision:
+            decision = original(machine, run)
+            if machine.graph.fingerprint == wanted:
+                covered.saw(str(getattr(run, "run_id", id(run))), decision)
+            return decision
+
+        Machine.step = step  # type: ignore[method-assign]
+
+        def undo() -> None:
+            Machine.step = original  # type: ignore[method-assign]
+
+        return undo
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Add what a worker of pytest-xdist saw."""
+        from agentfsm.testing.coverage import Covered
+
+        data = getattr(node, "workeroutput", {}).get("agentfsm")
+        if data is not None:
+            self._covered.add(Covered.from_dict(data))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Hand over what a worker saw; or write the reports, and fail where too little was taken."""
+        from agentfsm.testing.coverage import shares
+
+        self._undo()
+        output: dict[str, Any] | None = getattr(self._config, "workeroutput", None)
+        if output is not None:
+            output["agentfsm"] = self._covered.to_dict()
+            return
+        self._shares = shares(self._graph, self._covered, self._cover, self._rules)
+        for form, file in self._reports:
+            text = self._text(form)
+            if text is not None:
+                FilePath(self._config.rootpath, file or REPORTS[form]).write_text(text, encoding="utf-8")
+        if self._short and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @property
+    def _cover(self) -> str:
+        cover = self._config.getoption("--fsm-cover") or "pairs"
+        return "pairs" if cover == "prime" else cover
+
+    @property
+    def _share(self) -> Share:
+        return next(s for s in self._shares if s.what == self._cover)
+
+    @property
+    def _short(self) -> bool:
+        least = self._config.getoption("--fsm-fail-under")
+        return least is not None and self._share.percent < least
+
+    def _text(self, form: str) -> str | None:
+        if form == "json":
+            told = [
+                {"what": s.what, "covered": s.covered, "of": s.of, "percent": s.percent, "missing": s.missing}
+                for s in self._shares
+            ]
+            data = {"graph": self._graph.name, "fingerprint": self._graph.fingerprint, "shares": told}
+            return json.dumps({**data, **self._covered.to_dict()}, indent=1) + "\n"
+        if form == "lcov":
+            from agentfsm.testing.lines import lcov
+
+            return lcov(self._graph, self._covered, self._module)
+        if form == "svg":
+            from agentfsm.diagrams import Coverage, diagram
+
+            return diagram(self._graph, "svg", overlay=Coverage(self._covered.rows))
+        return None
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print what was taken and what never was."""
+        write = terminalreporter.write_line
+        if any(form == "term" for form, _ in self._reports):
+            terminalreporter.write_sep("-", f"coverage of graph {self._graph.name!r}")
+            for share in self._shares:
+                write(f"{share.what:<17} {share.covered:>4} of {share.of:<4} {share.percent:5.1f} %")
+                for missing in share.missing[:20]:
+                    write(f"    never: {missing}")
+                if len(share.missing) > 20:
+                    write(f"    ... and {len(share.missing) - 20} more")
+        for form, file in self._reports:
+            if form != "term":
+                write(f"coverage of graph {self._graph.name!r} written to {file or REPORTS[form]}")
+        if self._short:
+            least = self._config.getoption("--fsm-fail-under")
+            write(f"FAIL: {self._share.percent:.1f} % of the {self._cover} were taken, less than {least:g} %", red=True)

@@ -1,0 +1,58 @@
+"""The examples of models (``streaming.py``, ``hosted_models.py``) run and print what they should."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.server import calls, little, text
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(example: str, folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / f"{example}.py"), *words],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8", **environment},
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("model", ["openai:m", "openai-responses:m", "anthropic:m", "ollama:m"])
+def test_streaming_shows_what_is_said_while_it_is_said(model: str, tmp_path: Path) -> None:
+    with little(calls(("clock", {})), text("A haiku.")) as server:
+        keys = {"OPENAI_API_KEY": "k" * 20, "ANTHROPIC_API_KEY": "k" * 20}
+        homes = {"OPENAI_BASE_URL": server.url, "ANTHROPIC_BASE_URL": server.host, "OLLAMA_HOST": server.host}
+        done = run("streaming", tmp_path, "-m", model, "Write a haiku.", **keys, **homes)
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert "[clock]" in done.stdout
+    assert done.stdout.endswith("A haiku.\n")
+    assert all(request["stream"] is True for request in server.requests)
+
+
+def test_hosted_models_falls_back_and_says_what_it_cost(tmp_path: Path) -> None:
+    with little(529) as busy, little(text("For a lot.")) as server:
+        done = run(
+            "hosted_models",
+            tmp_path,
+            "Paris",
+            "Rome",
+            ANTHROPIC_API_KEY="k" * 20,
+            ANTHROPIC_BASE_URL=busy.host,
+            OPENAI_API_KEY="k" * 20,
+            OPENAI_BASE_URL=server.url,
+        )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        line
+        for town in ("Paris", "Rome")
+        for line in (f"{town}: For a lot.", "  10 + 5 tokens, 0.000013 USD")  # 10 x 0.25 + 5 x 2.00 per million
+    ]

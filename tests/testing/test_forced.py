@@ -1,0 +1,95 @@
+"""The forced driver: hooks, tools and screens meet every path, whatever the guards would say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from agentfsm import Agent, Handoff, PartialRunSummary, RunCancelled, RunCompleted, hook, observer
+from agentfsm.core.events import Transitioned, UserInputRequested
+from agentfsm.core.loop import LOOP
+from agentfsm.errors import RunError
+from agentfsm.machine.graph import Transition
+from agentfsm.testing import FakeClock, Path, ScriptedModel, bench, force, paths
+from agentfsm.testing.paths import short
+from agentfsm.runtime.host import Host
+from tests.testing.spec import reference
+
+
+def test_every_path_is_taken_and_seen_by_observers() -> None:
+    seen: list[str] = []
+
+    @observer
+    def watch(event) -> None:
+        if isinstance(event, Transitioned):
+            seen.append(event.decision.transition.id)
+
+    agent = Agent(ScriptedModel(), graph=LOOP, hooks=[watch], host=Host(clock=FakeClock()))
+    covered = set()
+    for path in paths(reference()):
+        seen.clear()
+        walk = force(agent, path)
+        assert tuple(seen) == path.ids
+        assert tuple(d.transition.id for d in walk.decisions) == path.ids
+        covered |= set(pairwise(path.ids))
+    assert len(covered) == 235
+
+
+def test_a_run_ends_as_its_last_row_says() -> None:
+    ends = {
+        "pre_step.cancelled": RunCancelled,
+        "pre_step.aborted": PartialRunSummary,
+        "pre_step.runaway": PartialRunSummary,
+        "post_llm.otherwise": RunCompleted,
+        "post_tool.declared_done": RunCompleted,
+        "post_tool.declared_unable": Handoff,
+        "recover.handoff": Handoff,
+        "recover.stop": PartialRunSummary,
+        "suspended.cancelled": RunCancelled,
+    }
+    agent = bench(LOOP)
+    met: Counter[str] = Counter()
+    for path in paths(LOOP):
+        expected = ends.get(path.rows[-1].id)
+        if expected is not None:
+            met[path.rows[-1].id] += 1
+            assert isinstance(force(agent, path).result.outcome, expected), path.id
+    assert met.keys() == ends.keys()
+
+
+def test_every_wait_on_the_path_is_a_wait_of_the_run() -> None:
+    agent = bench(LOOP)
+    for path in paths(LOOP, "transitions"):
+        walk = force(agent, path)
+        waits = sum(isinstance(r.outcome, UserInputRequested) for r in walk.played.results)
+        assert waits == sum(row.target == "suspended" for row in path.rows)
+
+
+def test_hooks_stand_at_every_door_that_the_path_passes() -> None:
+    doors: list[str] = []
+
+    @hook("recover")
+    def at_recover(seen) -> None:
+        doors.append(str(seen.run.failure.kind))
+
+    agent = Agent(ScriptedModel(), hooks=[at_recover])
+    for path in paths(LOOP, "transitions"):
+        doors.clear()
+        force(agent, path)
+        entered = [row.name for row in path.rows if row.target == "recover"]
+        assert doors == entered  # each failure is of the kind that its row stands for
+
+
+def test_a_path_of_another_graph_is_refused() -> None:
+    agent = bench(LOOP)
+    astray = Path(1, (LOOP.transition("post_llm.otherwise"),), 1, short())
+    with pytest.raises(RunError, match="cannot be taken in"):
+        force(agent, astray)
+    other = Path(2, (Transition("pre_step", None, "terminal"),), 1, short())
+    with pytest.raises(RunError, match="is no path of this graph"):
+        force(agent, other)
+    short_one = Path(3, (LOOP.transition("pre_step.otherwise"),), 1, short())
+    with pytest.raises(RunError, match="does not lead to an end"):
+        force(agent, short_one)

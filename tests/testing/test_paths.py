@@ -1,0 +1,166 @@
+"""``paths``: what the lists cover, that they are small, the same everywhere, and honest about what is left out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+
+from agentfsm.analysis import Facts, Known
+from agentfsm.core.guardrails import AgentGuardrails
+from agentfsm.core.loop import LOOP
+from agentfsm.core.presets import PRESETS
+from agentfsm.errors import ConfigurationError
+from agentfsm.machine.graph import Graph, StateSpec, Transition
+from agentfsm.testing import paths
+from tests.testing.spec import rows
+
+
+def hand_counted_pairs() -> set[tuple[str, str]]:
+    """Every two rows of the hand-written table of which the second leaves the state that the first enters."""
+    table = rows()
+    return {(f"{a}.{g}", f"{b}.{h}") for a, g, to in table for b, h, _ in table if to == b}
+
+
+def impossible_pairs() -> set[tuple[str, str]]:
+    """Those that the rules exclude, by hand: 30 of the 265."""
+    table = rows()
+    entries = [f"{a}.{g}" for a, g, to in table if to == "recover"]
+    found = {
+        (e, "recover.retry_tool") for e in entries if e not in ("post_tool.tool_error", "post_tool.environment_error")
+    }
+    answers = {
+        "dispatch_tool.approval_required": "approval_decided",
+        "dispatch_tool.in_doubt": "doubt_settled",
+        "post_tool.question_asked": "replied",
+        "recover.ask_user": "replied",
+    }
+    for asked, fitting in answers.items():
+        for other in ("approval_decided", "doubt_settled", "replied"):
+            if other != fitting:
+                found.add((asked, f"suspended.{other}"))
+    found.add(("recover.retry_tool", "dispatch_tool.in_doubt"))  # only idempotent calls are run again
+    return found
+
+
+def covered(found) -> set[tuple[str, str]]:
+    return {pair for path in found for pair in pairwise(path.ids)}
+
+
+def test_pairs_of_the_loop_are_covered_but_for_those_that_the_rules_exclude() -> None:
+    found = paths(LOOP)
+    assert covered(found) == hand_counted_pairs() - impossible_pairs()
+    assert {tuple(i.rows) for i in found.infeasible} == impossible_pairs()
+    assert all(i.why for i in found.infeasible)
+    assert (found.wanted, len(found.infeasible)) == (265, 30)
+    print(found)
+
+
+def test_every_path_is_a_run_from_the_start_to_the_end() -> None:
+    for path in paths(LOOP):
+        assert path.rows[0].source == "pre_step"
+        assert path.rows[-1].target == "terminal"
+        assert all(a.target == b.source for a, b in pairwise(path.rows))
+        assert path.covers or path.number == 1
+
+
+def test_the_list_is_small() -> None:
+    """128 of the pairs end a run, so no list can be shorter than that."""
+    ends = {pair for pair in hand_counted_pairs() - impossible_pairs() if pair[1] in ending_rows()}
+    assert len(ends) == 128
+    assert len(paths(LOOP)) <= 1.1 * len(ends)
+    assert max(len(p.rows) for p in paths(LOOP)) < 50
+
+
+def ending_rows() -> set[str]:
+    return {f"{a}.{g}" for a, g, to in rows() if to == "terminal"}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_has_its_pairs(name: str) -> None:
+    preset = PRESETS[name]
+    found = paths(preset.graph, rules=preset.rules)
+    feasible = found.wanted - len(found.infeasible)
+    assert len(covered(found)) == feasible
+    assert len(covered(found)) > 180
+    print(found)
+
+
+def test_what_a_preset_rules_out_is_said() -> None:
+    funnel = PRESETS["funnel"]
+    why = {i.rows: i.why for i in paths(funnel.graph, "transitions", rules=funnel.rules).infeasible}
+    assert why[("post_llm.otherwise",)] == "otherwise: a text is no answer here"
+    strict = PRESETS["standard"]
+    why = {i.rows: i.why for i in paths(strict.graph, "transitions", rules=strict.rules).infeasible}
+    assert why[("post_tool.declared_unable",)] == "declared_unable: the control tools are not registered"
+
+
+def test_other_criteria_ask_for_more_or_less() -> None:
+    rows_ = paths(LOOP, "transitions")
+    assert {r for p in rows_ for r in p.ids} == {f"{a}.{g}" for a, g, _ in rows()}
+    assert len(rows_) < 30
+    triples = paths(LOOP, "triples")
+    assert triples.wanted - len(triples.infeasible) > 600
+    windows = {w for p in triples for w in zip(p.ids, p.ids[1:], p.ids[2:], strict=False)}
+    assert len(windows) >= triples.wanted - len(triples.infeasible)
+
+
+def test_prime_paths_of_a_small_graph_are_those_of_the_book() -> None:
+    """A figure of eight: counted by hand. Round trips begin and end in the same state."""
+
+    def no(run: object) -> bool:
+        return False
+
+    graph = Graph(
+        tuple(StateSpec(n, spends="x") for n in "ab") + (StateSpec("end", final=True),),
+        (Transition("a", no, "b"), Transition("a", None, "end"), Transition("b", None, "a")),
+    )
+    found = paths(graph, "prime")
+    assert (found.wanted, len(found.infeasible)) == (3, 0)  # a-b-a, b-a-b, b-a-end
+    assert [" ".join(p.ids) for p in found] == ["a.no b.otherwise a.no b.otherwise a.otherwise"]
+
+
+def test_a_limit_that_is_not_set_makes_its_row_impossible_with_the_reason() -> None:
+    limits = AgentGuardrails(max_iterations=2, max_steps=4, repeated_error_threshold=2)
+    why = {i.rows: i.why for i in paths(LOOP, "transitions", guardrails=limits).infeasible}
+    assert why == {
+        ("pre_step.token_limit",): "token_limit: max_tokens is not set",
+        ("pre_step.cost_limit",): "cost_limit: max_cost_usd is not set",
+    }
+
+
+def test_facts_of_your_own_rule_paths_out() -> None:
+    facts = Facts((), (Known("tool_error", may="never", why="tools here never fail"),))
+    why = {i.rows: i.why for i in paths(LOOP, "transitions", facts=facts).infeasible}
+    assert why == {("post_tool.tool_error",): "tool_error: tools here never fail"}
+
+
+def test_more_generous_budgets_make_no_other_pair_possible() -> None:
+    """So the short budgets under which paths are found hide nothing."""
+    generous = AgentGuardrails(
+        max_iterations=4, max_steps=9, max_tokens=9, max_cost_usd=1, max_continues=2, max_tool_retries=2
+    )
+    short, wide = paths(LOOP), paths(LOOP, guardrails=generous)
+    assert {i.rows for i in short.infeasible} == {i.rows for i in wide.infeasible}
+
+
+def test_there_are_four_criteria() -> None:
+    with pytest.raises(ConfigurationError, match="no criterion 'everything'; there are: transitions, pairs"):
+        paths(LOOP, "everything")
+
+
+def test_it_is_the_same_list_under_any_hash_seed() -> None:
+    code = (
+        "from agentfsm.testing import paths; from agentfsm.core.loop import LOOP;"
+        "p = paths(LOOP); print(*p, *p.infeasible, sep='\\n')"
+    )
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout
+        for seed in ("0", "1", "4242")
+    }
+    assert len(texts) == 1
+    assert texts.pop().startswith("001-")

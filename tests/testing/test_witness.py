@@ -1,0 +1,150 @@
+"""The witnessed driver: the real loop takes every path, because model, tools, clock and people play their parts."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentfsm import Agent, Failure, FailureKind, tool
+from agentfsm.core.examples import Example, detector
+from agentfsm.core.loop import LOOP
+from agentfsm.core.presets import PRESETS
+from agentfsm.journal.verify import verify
+from agentfsm.machine.graph import Transition
+from agentfsm.testing import ClashError, Examples, NoExampleError, ScriptedModel, Witness, bench, call, paths
+from agentfsm.testing.paths import Path, short
+from tests.testing.spec import reference
+
+
+def test_every_pair_of_the_loop_is_witnessed() -> None:
+    """The paths come from the table that was typed in by hand; the runs from the real one."""
+    found = paths(reference())
+    witness = Witness(LOOP)
+    for path in found:
+        witness.walk(path).check()
+    print(f"{len(found)} paths witnessed: {found}")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("cover", ["pairs", "prime"])
+def test_every_pair_and_prime_path_of_the_presets_is_witnessed(name: str, cover: str) -> None:
+    preset = PRESETS[name]
+    witness = Witness(bench(preset.graph, preset.rules))
+    for path in paths(preset.graph, cover, rules=preset.rules):
+        witness.walk(path).check()
+
+
+def test_every_triple_of_the_loop_is_witnessed() -> None:
+    witness = Witness(LOOP)
+    for path in paths(LOOP, "triples"):
+        witness.walk(path).check()
+
+
+def test_on_every_path_the_journal_is_whole_and_every_call_has_one_result() -> None:
+    witness = Witness(LOOP)
+    for path in paths(LOOP):
+        walk = witness.walk(path).check()
+        store = walk.played.store
+        told = verify("played", store.rows("played"), store.head("played"))
+        assert told.code == 0, f"{path.id}: {told}"
+        calls = [c.id for m in walk.result.messages for c in m.tool_calls]
+        results = [m.tool_call_id for m in walk.result.messages if m.tool_call_id is not None]
+        assert sorted(calls) == sorted(results), path.id
+
+
+def test_a_path_that_the_examples_cannot_bring_about_is_a_clash_with_the_guard_that_stole_it() -> None:
+    """The example given for ``tool_error`` is an OSError, which another detector takes first."""
+    (path,) = [p for p in paths(LOOP, "transitions") if "post_tool.tool_error" in p.ids][:1]
+    walk = Witness(LOOP, examples={"tool_error": Example(result=OSError("disk"))}).walk(path)
+    assert walk.clash is not None
+    assert walk.clash.wanted == "post_tool.tool_error -> recover"
+    assert walk.clash.stolen_by == "environment_error"
+    with pytest.raises(ClashError, match=r"post_tool.tool_error -> recover, but it was post_tool.environment_error"):
+        walk.check()
+
+
+# -- an agent with a detector of its own --------------------------------------------------------------
+
+
+@tool
+def pay(amount: int, to: str) -> str:
+    """Pay somebody."""
+    return "paid"
+
+
+@detector(
+    fires_on=[Example(call=call("pay", amount=900, to="anybody"))],
+    silent_on=[Example(call=call("pay", amount=90, to="anybody")), Example(reply="done")],
+)
+def too_much(run):
+    """More is to be paid than anybody may without asking."""
+    if any(c.call.name == "pay" and c.call.arguments.get("amount", 0) > 500 for c in run.batch):
+        return Failure(kind=FailureKind.policy_violation, explanation="too much")
+    return None
+
+
+def paying(graph=None) -> Agent:
+    return Agent(ScriptedModel(), tools=[pay], graph=graph or PAYING)
+
+
+PAYING = LOOP.with_detector("post_llm", too_much, before="tool_calls")
+
+
+def test_a_detector_of_your_own_is_walked_to_by_its_examples() -> None:
+    found = paths(PAYING, rules=paying().rules, structured=False)
+    assert any("post_llm.too_much" in p.ids for p in found)
+    witness = Witness(paying())
+    for path in found:
+        witness.walk(path).check()
+
+
+def test_its_examples_are_tests_of_it() -> None:
+    Witness(paying()).check_examples()
+
+
+def test_an_example_that_does_not_make_it_fire_is_found() -> None:
+    wrong = Examples(fires_on=(Example(call=call("pay", amount=50, to="me")),))
+    with pytest.raises(AssertionError, match=r"post_llm.too_much does not fire on its example 1"):
+        Witness(paying(), examples={too_much: wrong}).check_examples()
+    wrong = Examples(
+        fires_on=(Example(call=call("pay", amount=900, to="me")),),
+        silent_on=(Example(call=call("pay", amount=901, to="me")),),
+    )
+    with pytest.raises(AssertionError, match=r"post_llm.too_much fires on its silent example 1"):
+        Witness(paying(), examples={too_much: wrong}).check_examples()
+
+
+def test_a_row_in_the_wrong_place_is_a_clash() -> None:
+    """The approval rule stands behind ``tool_calls``, which takes every call first."""
+    late = LOOP.with_detector("post_llm", too_much)  # in front of the last row, so behind tool_calls
+    (path,) = [p for p in paths(PAYING, "transitions") if "post_llm.too_much" in p.ids][:1]
+    walk = Witness(paying(late)).walk(path)
+    assert walk.clash is not None
+    assert walk.clash.stolen_by == "tool_calls"
+
+
+def test_a_guard_without_examples_is_named() -> None:
+    def silent(run):
+        return None
+
+    graph = LOOP.with_detector("post_llm", silent)
+    (path,) = [p for p in paths(graph, "transitions") if "post_llm.silent" in p.ids][:1]
+    with pytest.raises(NoExampleError, match=r"post_llm.silent has no example: declare @detector"):
+        Witness(graph).walk(path)
+
+
+def test_the_examples_of_the_loops_own_guards_are_tests_of_them() -> None:
+    Witness(LOOP).check_examples()
+
+
+def test_a_path_that_stops_short_is_told_apart_from_one_that_goes_on() -> None:
+    rows = [LOOP.transition(i) for i in ("pre_step.otherwise", "call_llm.otherwise", "post_llm.otherwise")]
+    whole = Path(1, tuple(rows), 1, short())
+    assert Witness(LOOP).walk(whole).clash is None
+    less = Path(2, tuple(rows[:2]), 1, short())
+    clash = Witness(LOOP).walk(less).clash
+    assert clash is not None
+    assert (clash.place, clash.wanted) == (2, "the end")
+    more = Path(3, (*rows, Transition("terminal", None, "pre_step")), 1, short())
+    clash = Witness(LOOP).walk(more).clash
+    assert clash is not None
+    assert clash.took == ""
