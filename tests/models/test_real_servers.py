@@ -208,7 +208,7 @@ def launch(city: str) -> str:
     return f"launched over {city}"
 
 
-@tool
+@tool(timeout=20)
 async def wait(city: str) -> str:
     """Wait for the weather."""
     await asyncio.Event().wait()
@@ -245,8 +245,8 @@ async def _over(run: Run, watched: bool) -> RunResult:
 @pytest.mark.parametrize("wire", WIRES)
 def test_the_transcript_of_a_cancelled_run_is_taken_by_the_next(wire: str, aimock: AiMock) -> None:
     aimock.script(
-        {"match": {"userMessage": "wait for it"}, "response": asking("wait", "toolu_01")},
         {"match": {"userMessage": "never mind"}, "response": {"content": "All right."}},
+        {"match": {"userMessage": "wait for it"}, "response": asking("wait", "toolu_01")},
     )
     agent = Agent(model(wire, aimock), tools=[wait])
 
