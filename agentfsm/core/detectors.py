@@ -232,7 +232,7 @@ def policy_violation(run: RunState) -> Failure | None:
             explanation=f"{run.denials} tool calls in a row were denied",
             blockers=(f"{run.denials} denials in a row",),
         )
-    return _failed(run, FailureKind.policy_violation)
+    return _failed(run, FailureKind.policy_violation) if run.call_failures else None
 
 
 def repeated_error(run: RunState) -> Failure | None:
@@ -249,32 +249,32 @@ def repeated_error(run: RunState) -> Failure | None:
 
 def ambiguous_input(run: RunState) -> Failure | None:
     """A tool says that the request is underspecified."""
-    return _failed(run, FailureKind.ambiguous_input)
+    return _failed(run, FailureKind.ambiguous_input) if run.call_failures else None
 
 
 def scope_too_large(run: RunState) -> Failure | None:
     """A tool says that the task is too big for one step."""
-    return _failed(run, FailureKind.scope_too_large)
+    return _failed(run, FailureKind.scope_too_large) if run.call_failures else None
 
 
 def capability_gap(run: RunState) -> Failure | None:
     """A tool says that nothing here can do what is asked."""
-    return _failed(run, FailureKind.capability_gap)
+    return _failed(run, FailureKind.capability_gap) if run.call_failures else None
 
 
 def kernel_invalidated(run: RunState) -> Failure | None:
     """A tool says that the state of its execution kernel went bad."""
-    return _failed(run, FailureKind.kernel_invalidated)
+    return _failed(run, FailureKind.kernel_invalidated) if run.call_failures else None
 
 
 def unknown_tool(run: RunState) -> Failure | None:
     """A call names a tool that is not registered."""
-    return _failed(run, FailureKind.unknown_tool)
+    return _failed(run, FailureKind.unknown_tool) if run.call_failures else None
 
 
 def invalid_arguments(run: RunState) -> Failure | None:
     """A call's arguments do not parse or validate; the tool was not run."""
-    return _failed(run, FailureKind.invalid_arguments)
+    return _failed(run, FailureKind.invalid_arguments) if run.call_failures else None
 
 
 def environment_error(run: RunState) -> Failure | None:
@@ -287,7 +287,7 @@ def environment_error(run: RunState) -> Failure | None:
 
 def tool_error(run: RunState) -> Failure | None:
     """A tool raised, returned a failure, or took too long."""
-    return _failed(run, FailureKind.tool_error)
+    return _failed(run, FailureKind.tool_error) if run.call_failures else None
 
 
 # -- recover: what the policy decided -----------------------------------------------------------------

@@ -72,7 +72,9 @@ class ToolCall:
             TypeError: The arguments hold what JSON cannot.
             ValueError: So they do.
         """
-        arguments = {k: v for k, v in self.arguments.items() if k != "_ui_message"}
+        arguments = self.arguments
+        if "_ui_message" in arguments or type(arguments) is not dict:
+            arguments = {k: v for k, v in arguments.items() if k != "_ui_message"}
         return f"{self.name}:{hashlib.sha256(_ENCODE(arguments).encode()).hexdigest()[:8]}"
 
 

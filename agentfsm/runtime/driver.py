@@ -63,6 +63,7 @@ class Driver:
         self._errand = errand
         self._now = parts.host.clock.monotonic
         self._step = parts.machine.step
+        self._moved = self.context.recorder.moved
         self._finals = frozenset(s.name for s in parts.machine.graph.states if s.final)
         self._begun = False
         self._mark = 0.0
@@ -255,7 +256,7 @@ class Driver:
         decision = self._step(run)
         self.decisions.append(decision)
         raised = run.aborted if run.aborted is not aborted else None  # by a guard, while it was asked
-        context.recorder.moved(outcome, cancel, took_us, silence_us, decision, raised)
+        self._moved(outcome, cancel, took_us, silence_us, decision, raised)
         if context.heard:
             told = self._now()
             self._tell(outcome, decision)
