@@ -15,7 +15,13 @@ LOG = '#!{bash}\necho "{name} $*" >> "$LOG"\nexit {code}\n'
 
 
 def run(
-    folder: Path, *, there: tuple[str, ...] = (), make: int = 0, root: bool = True, apt: int = 0, python: str = "python3"
+    folder: Path,
+    *,
+    there: tuple[str, ...] = (),
+    make: int = 0,
+    root: bool = True,
+    apt: int = 0,
+    python: str = "python3",
 ) -> tuple[int, list[str], str]:
     """Its exit code, the commands that it gave, and what it printed, on a machine with nothing but these."""
     programs = folder / "bin"

@@ -2,6 +2,7 @@
 
 from agentfsm.analysis.analyse import Analysis, Dead, Verdict, analyse
 from agentfsm.analysis.bounds import Bounds
+from agentfsm.analysis.diff import Decides, Difference, Moved, diff, from_table
 from agentfsm.analysis.facts import Change, Counter, Facts, Known, exactly
 from agentfsm.analysis.known import loop_facts
 from agentfsm.analysis.properties import Property, must_pass, never_after
@@ -12,12 +13,17 @@ __all__ = [
     "Change",
     "Counter",
     "Dead",
+    "Decides",
+    "Difference",
     "Facts",
     "Known",
+    "Moved",
     "Property",
     "Verdict",
     "analyse",
+    "diff",
     "exactly",
+    "from_table",
     "loop_facts",
     "must_pass",
     "never_after",

@@ -11,9 +11,11 @@ from pydantic import ValidationError
 
 from agentfsm import __version__
 from agentfsm.cli.audit import checkpoint, fork, redact, replay, verify
+from agentfsm.cli.check import check
 from agentfsm.cli.completion import completion
 from agentfsm.cli.demo import demo
 from agentfsm.cli.diagram import diagram
+from agentfsm.cli.diff import diff
 from agentfsm.cli.resume import resume
 from agentfsm.cli.run import run
 from agentfsm.cli.runs import export, runs, show
@@ -111,6 +113,8 @@ for _command in (
     run,
     resume,
     diagram,
+    check,
+    diff,
     completion,
     runs,
     show,

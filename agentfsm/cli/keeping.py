@@ -58,4 +58,6 @@ def _open(path: Path) -> SqliteStore:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if FileLock(path.with_name(f"{path.name}-lock")).held():
         raise StoreLockedError(f"another process writes {path}")
-    return SqliteStore(path)
+    store = SqliteStore(path)
+    click.get_current_context().call_on_close(store.close)  # however the command ends
+    return store

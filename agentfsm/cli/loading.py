@@ -16,7 +16,7 @@ from agentfsm.errors import ConfigurationError
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.tools import Tool
 
-__all__ = ["load_graph", "load_tools"]
+__all__ = ["load_graph", "load_graph_of", "load_tools"]
 
 
 def load_tools(path: str | Path) -> list[Callable[..., Any]]:
@@ -47,6 +47,15 @@ def load_graph(name: str) -> Graph:
     Raises:
         ConfigurationError: There is no such module or name, it raises, or it is no graph.
     """
+    return load_graph_of(name)[0]
+
+
+def load_graph_of(name: str) -> tuple[Graph, object]:
+    """The graph that ``MODULE:NAME`` or ``FILE.py:NAME`` means, and what it is the graph of: a preset, an agent...
+
+    Raises:
+        ConfigurationError: There is no such module or name, it raises, or it is no graph.
+    """
     where, colon, attribute = name.rpartition(":")
     if not colon or not where or not attribute:
         raise ConfigurationError(f"{name!r} is no MODULE:GRAPH; write agentfsm.core.loop:LOOP, or my_graphs.py:GRAPH")
@@ -59,7 +68,7 @@ def load_graph(name: str) -> Graph:
     graph = value if isinstance(value, Graph) else getattr(value, "graph", None)
     if not isinstance(graph, Graph):
         raise ConfigurationError(f"{name} is a {type(value).__name__}, no graph{_offer(module)}")
-    return graph
+    return graph, value
 
 
 def _offer(module: ModuleType) -> str:

@@ -48,7 +48,7 @@ def store_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def open_store(path: Path | None) -> SqliteStore:
-    """The store at a path that must be there, or the default one.
+    """The store at a path that must be there, or the default one; closed when the command ends, however it ends.
 
     Raises:
         click.UsageError: There is no such file.
@@ -56,7 +56,9 @@ def open_store(path: Path | None) -> SqliteStore:
     where = path or default_store()
     if not where.exists():
         raise click.UsageError(f"there is no store at {where}")
-    return SqliteStore(where)
+    store = SqliteStore(where)
+    click.get_current_context().call_on_close(store.close)
+    return store
 
 
 _RUNS_EXAMPLES = """\b

@@ -53,11 +53,7 @@ def tell(agent: Agent, run: Run, agent_is: AgentOptions, how: RunOptions) -> int
     store = agent.parts.host.store
     if store is not None:  # said before anything can happen to it, for whoever must go on with it
         screen.err.print(Text(f"run {run.state.run_id}", "dim"), soft_wrap=True)
-    try:
-        story = see_through(agent, run, Watcher(screen, agent.graph, agent.model.name), ask)
-    finally:
-        if store is not None:
-            store.close()
+    story = see_through(agent, run, Watcher(screen, agent.graph, agent.model.name), ask)
     story.kept = store is not None
     if how.diagram:
         story.files["picture"] = str(draw_run(story, Path(how.diagram)))

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentfsm.core.detectors import calls_pending, declared_done, retry_tool
+from agentfsm.core.detectors import approval_required, calls_pending, declared_done, retry_tool
 from agentfsm.core.examples import FINE, Example
 from agentfsm.core.messages import ToolCall, ToolResult
 from agentfsm.machine.graph import State, Transition
@@ -234,7 +234,7 @@ class _Plan:
     def _dispatch(self, place: int, row: Transition) -> None:
         example = self._batch.example(place)
         slot = self._at_hand()
-        if example.asks:
+        if example.asks or row.guard is approval_required:
             if slot.allowed:  # it runs together with the next, which is asked about now
                 slot.together = True
                 slot = self._new()

@@ -18,7 +18,7 @@ from agentfsm.errors import AgentfsmError
 from agentfsm.machine.graph import State, Transition
 from agentfsm.runtime.tools import Tool
 from agentfsm.testing.batches import Batch
-from agentfsm.testing.paths import Path
+from agentfsm.testing.pathfinder import Path
 from agentfsm.testing.scripts import DISMISSED, EXPIRED, QUIET, Moment, Said, Script
 from agentfsm.testing.witnesses import Witnesses
 

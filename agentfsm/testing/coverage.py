@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from agentfsm.core.rules import Rules
 from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import Graph
-from agentfsm.testing.paths import paths
+from agentfsm.testing.pathfinder import paths
 
 __all__ = ["Covered", "Share", "shares"]
 
@@ -99,7 +99,13 @@ class Share:
         return 100.0 * self.covered / self.of if self.of else 100.0
 
 
-def shares(graph: Graph, covered: Covered, cover: str = "pairs", rules: Rules | None = None) -> list[Share]:
+def shares(
+    graph: Graph,
+    covered: Covered,
+    cover: str = "pairs",
+    rules: Rules | None = None,
+    structured: bool | None = None,
+) -> list[Share]:
     """How much of a graph was covered, of what can be: its rows, what ``cover`` asks for, and its guards.
 
     Args:
@@ -107,24 +113,29 @@ def shares(graph: Graph, covered: Covered, cover: str = "pairs", rules: Rules | 
         covered: The counts.
         cover: ``transitions``, ``pairs`` or ``triples``.
         rules: The rules of the runs; None leaves open in what they differ.
+        structured: Whether the agent has an output type; None leaves it open.
     """
     found: list[Share] = []
+    dead: set[str] = set()
     for what in dict.fromkeys(("transitions", cover)):
-        found.append(_share(graph, covered, what, rules))
-    dead = {i.rows[0] for i in paths(graph, "transitions", rules=rules).infeasible}
+        possible = paths(graph, what, rules=rules, structured=structured)
+        found.append(_share(covered, what, [path.ids for path in possible]))
+        if what == "transitions":
+            dead = {i.rows[0] for i in possible.infeasible}
     guards = [t.id for t in graph if t.guard is not None and t.id not in dead]
+    last = {graph.rows(s.name)[-1].id for s in graph.states if s.waits}  # where it is false, nothing has come
     half = [
         f"{i} (never {'true' if not covered.true[i] else 'false'})"
         for i in guards
-        if not (covered.true[i] and covered.false[i])
+        if not (covered.true[i] and (covered.false[i] or i in last))
     ]
     return [*found, Share("guards both ways", len(guards) - len(half), len(guards), tuple(half))]
 
 
-def _share(graph: Graph, covered: Covered, what: str, rules: Rules | None) -> Share:
+def _share(covered: Covered, what: str, possible: Iterable[tuple[str, ...]]) -> Share:
     length = {"transitions": 1, "pairs": 2, "triples": 3}[what]
     wanted: dict[tuple[str, ...], None] = {}
-    for path in paths(graph, what, rules=rules):
-        wanted.update((path.ids[i : i + length], None) for i in range(len(path.ids) - length + 1))
+    for ids in possible:
+        wanted.update((ids[i : i + length], None) for i in range(len(ids) - length + 1))
     missing = tuple(" > ".join(w) for w in wanted if not covered.windows[w])
     return Share(what, len(wanted) - len(missing), len(wanted), missing)

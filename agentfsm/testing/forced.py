@@ -17,7 +17,7 @@ from agentfsm.machine.graph import Graph, State, Transition
 from agentfsm.runtime.replies import Allow, Answer, ItDidNotRun
 from agentfsm.runtime.result import RunResult
 from agentfsm.runtime.run import Run
-from agentfsm.testing.paths import Path
+from agentfsm.testing.pathfinder import Path
 from agentfsm.testing.stage import Played
 from agentfsm.testing.witness import Walk
 

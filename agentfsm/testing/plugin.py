@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agentfsm.core.rules import Rules
     from agentfsm.machine.graph import Graph
     from agentfsm.testing.coverage import Share
-    from agentfsm.testing.paths import Paths
+    from agentfsm.testing.pathfinder import Paths
 
 # Nothing of agentfsm is imported before it is asked for: a plugin is loaded by every run of pytest.
 
@@ -59,7 +59,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     given: dict[str, Any] = dict(marker.kwargs) if marker is not None else {}
     if marker is not None and marker.args:
         given["graph"] = marker.args[0]
-    cover = given.get("cover") or metafunc.config.getoption("--fsm-cover") or "pairs"
+    cover: str = given.get("cover") or metafunc.config.getoption("--fsm-cover") or "pairs"
     graph = given.get("graph")
     if graph is None:
         graph = _named(metafunc.config)[0]
@@ -69,7 +69,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def _named(config: pytest.Config) -> tuple[Any, ModuleType]:
     """What ``--fsm-graph`` names, and its module."""
-    name = config.getoption("--fsm-graph") or DEFAULT
+    name: str = config.getoption("--fsm-graph") or DEFAULT
     module_name, _, attribute = name.partition(":")
     if not attribute:
         raise pytest.UsageError(f"--fsm-graph={name}: write it as MODULE:NAME")
@@ -100,7 +100,7 @@ def _parts(named: Any) -> tuple[Graph, Rules | None, bool | None]:
 
 
 def _paths(named: Any, cover: str) -> Paths:
-    from agentfsm.testing.paths import paths
+    from agentfsm.testing.pathfinder import paths
 
     graph, rules, structured = _parts(named)
     return paths(graph, cover, rules=rules, structured=structured)
@@ -114,10 +114,11 @@ class _Reporter:
 
         self._config = config
         named, self._module = _named(config)
-        self._graph, self._rules, _ = _parts(named)
+        self._graph, self._rules, self._structured = _parts(named)
         self._covered = Covered()
         self._shares: list[Share] = []
-        self._reports = [r.partition(":")[::2] for r in config.getoption("--fsm-report") or []]
+        asked: list[str] = config.getoption("--fsm-report") or []
+        self._reports: list[tuple[str, str]] = [(r.partition(":")[0], r.partition(":")[2]) for r in asked]
         for form, _ in self._reports:
             if form not in REPORTS:
                 raise pytest.UsageError(f"--fsm-report={form}: there are {', '.join(REPORTS)}")
@@ -135,12 +136,8 @@ class _Reporter:
                 covered.saw(str(getattr(run, "run_id", id(run))), decision)
             return decision
 
-        Machine.step = step  # type: ignore[method-assign]
-
-        def undo() -> None:
-            Machine.step = original  # type: ignore[method-assign]
-
-        return undo
+        setattr(Machine, "step", step)  # noqa: B010  # a plain assignment is one that type checkers refuse
+        return lambda: setattr(Machine, "step", original)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -161,7 +158,7 @@ class _Reporter:
         if output is not None:
             output["agentfsm"] = self._covered.to_dict()
             return
-        self._shares = shares(self._graph, self._covered, self._cover, self._rules)
+        self._shares = shares(self._graph, self._covered, self._cover, self._rules, self._structured)
         for form, file in self._reports:
             text = self._text(form)
             if text is not None:
@@ -171,7 +168,7 @@ class _Reporter:
 
     @property
     def _cover(self) -> str:
-        cover = self._config.getoption("--fsm-cover") or "pairs"
+        cover: str = self._config.getoption("--fsm-cover") or "pairs"
         return "pairs" if cover == "prime" else cover
 
     @property
@@ -180,7 +177,7 @@ class _Reporter:
 
     @property
     def _short(self) -> bool:
-        least = self._config.getoption("--fsm-fail-under")
+        least: float | None = self._config.getoption("--fsm-fail-under")
         return least is not None and self._share.percent < least
 
     def _text(self, form: str) -> str | None:
@@ -216,5 +213,5 @@ class _Reporter:
             if form != "term":
                 write(f"coverage of graph {self._graph.name!r} written to {file or REPORTS[form]}")
         if self._short:
-            least = self._config.getoption("--fsm-fail-under")
+            least: Any = self._config.getoption("--fsm-fail-under")
             write(f"FAIL: {self._share.percent:.1f} % of the {self._cover} were taken, less than {least:g} %", red=True)

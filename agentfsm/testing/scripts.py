@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,14 +79,16 @@ class Script:
         replies: The model's, one a call; then it gives a last answer.
         results: The tools', one a call that runs; exceptions are raised; then all is fine.
         actions: The policy's, one a visit to ``recover``; then (and for None) the agent's own decides.
-        people: Their answers, one a suspension, or ``DISMISSED`` or ``EXPIRED``; then the run is dismissed.
+        people: Their answers, one a suspension, or ``DISMISSED`` or ``EXPIRED``, or a mapping from what the
+            run may wait for (``question``, ``limit``, ``approval``, ``in_doubt``) to one of these; then the
+            run is dismissed, as it is where an answer does not fit.
         moments: What happens beside, by the number of moves made before.
         guardrails: The run's limits, or None for the agent's own.
     """
 
-    replies: tuple[Said, ...] = ()
-    results: tuple[Any, ...] = ()
-    actions: tuple[Action | None, ...] = ()
-    people: tuple[Any, ...] = ()
+    replies: Sequence[Said] = ()
+    results: Sequence[Any] = ()
+    actions: Sequence[Action | None] = ()
+    people: Sequence[Any] = ()
     moments: Mapping[int, Moment] = field(default_factory=dict[int, Moment])
     guardrails: AgentGuardrails | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from inspect import isawaitable
 from typing import Any
 
@@ -22,86 +22,17 @@ from agentfsm.core.model import ModelRequest
 from agentfsm.core.outcomes import Noted
 from agentfsm.core.policy import RecoveryPolicy
 from agentfsm.core.state import RunState
-from agentfsm.errors import NoTransitionError, ReplyError
-from agentfsm.journal.memory import MemoryStore
 from agentfsm.machine.engine import Decision, Machine, Steppable
 from agentfsm.machine.graph import Graph, State
 from agentfsm.runtime.context import Context, Effect
 from agentfsm.runtime.hooks import AbortRun, AskApproval, Hook, HookContext, Observer, Verdict
 from agentfsm.runtime.host import Host
-from agentfsm.runtime.result import RunResult
-from agentfsm.runtime.run import Run
 from agentfsm.runtime.tools import Tool
-from agentfsm.testing.clock import FakeClock
 from agentfsm.testing.models import ScriptedModel
-from agentfsm.testing.scripts import DISMISSED, EXPIRED, QUIET, Moment, Said, Script
+from agentfsm.testing.playing import MOST_MOVES, Played, Playing, PowerCutError, Show, Started, TooLongError
+from agentfsm.testing.scripts import QUIET, Said, Script
 
 __all__ = ["Played", "Stage"]
-
-MOST_MOVES = 100_000
-"""A run of more moves than this is not going to end, unless somebody says otherwise."""
-
-
-class TooLongError(Exception):
-    """The run has made more moves than it may; never leaves the stage."""
-
-
-class PowerCutError(BaseException):
-    """The process is gone: nothing of the run's own code catches this."""
-
-
-@dataclass
-class Played:
-    """What became of a script.
-
-    Attributes:
-        decisions: Every move, across waits and power cuts.
-        results: What the run came to at each wait, and at its end, unless it was left alone before.
-        asked: For each guard that was to be watched, its answers by the number of moves made before.
-        clock: The clock, as the run left it.
-        store: The store with the run's journal.
-    """
-
-    decisions: list[Decision] = field(default_factory=list[Decision])
-    results: list[RunResult] = field(default_factory=list[RunResult])
-    asked: dict[tuple[int, str], object] = field(default_factory=dict[tuple[int, str], object])
-    clock: FakeClock = field(default_factory=FakeClock)
-    store: MemoryStore = field(default_factory=MemoryStore)
-
-    @property
-    def result(self) -> RunResult:
-        """What the run came to in the end."""
-        return self.results[-1]
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """The ids of the rows taken."""
-        return tuple(d.transition.id for d in self.decisions)
-
-
-class _Show:
-    """One script being played: how far each of its lists has come."""
-
-    def __init__(self, script: Script, watch: frozenset[int], most: int) -> None:
-        self.most = most
-        self.script = script
-        self.played = Played()
-        self.watch = watch
-        self.heard = self.ran = self.decided = self.waited = 0
-        self.done: set[tuple[int, str]] = set()
-        self.cancel: Callable[[str], None] | None = None
-
-    @property
-    def moves(self) -> int:
-        return len(self.played.decisions)
-
-    def moment(self, what: str) -> Moment:
-        """What happens beside in this visit; each thing happens once."""
-        key = (self.moves, what)
-        if key in self.done:
-            return QUIET
-        self.done.add(key)
-        return self.script.moments.get(self.moves, QUIET)
 
 
 class Stage:
@@ -110,14 +41,15 @@ class Stage:
     Args:
         agent: The agent; it is left as it is.
         answer: What its model says where a script says nothing more.
-        guardrails: Its limits, where a script brings none.
+        from_records: Whether runs are taken up from their suspension records alone, in place of the store.
     """
 
-    def __init__(self, agent: Agent, *, answer: Any = "done") -> None:
+    def __init__(self, agent: Agent, *, answer: Any = "done", from_records: bool = False) -> None:
         self._agent = agent
+        self._from_records = from_records
         self._answer = answer
         parts = agent.parts
-        self._show = _Show(Script(), frozenset(), 0)
+        self._show = Show(Script(), frozenset(), 0)
         graph = parts.machine.graph
         doors = [s.name for s in graph.states if not (s.final or s.waits)]
         hooks = {
@@ -152,42 +84,19 @@ class Stage:
             watch: Numbers of moves; before each of these, every guard of the state is asked, for the record.
             most: After so many moves the run is left alone, ended or not.
         """
-        show = self._show = _Show(script, watch, most)
-        played = show.played
-        host = Host(clock=played.clock, secret=b"a stage's secret", seed=1, store=played.store)
-        agent = self._agent.made_of(replace(self._parts, host=host), script.guardrails)
-        run: Run | None = agent.run("play", run_id="played")
-        while True:
-            if run is None:
-                await asyncio.sleep(0)  # what the old process had handed over comes to its end
-                run = agent.resume("played")
-            show.cancel = run.cancel
-            try:
-                result = await run
-            except (TooLongError, NoTransitionError):  # the second: it waits for what this table knows nothing of
-                return played
-            except PowerCutError:
-                run = show.cancel = None  # its lease goes with it
-                continue
-            played.results.append(result)
-            if self.graph.spec(result.state).final:
-                return played
-            del run
-            run = self._go_on(agent, result)
+        playing = self.open(script, watch=watch, most=most)
+        while await playing.go_on():
+            pass
+        return playing.played
 
-    def _go_on(self, agent: Agent, result: RunResult) -> Run:
-        show = self._show
-        answer: Any = show.script.people[show.waited] if show.waited < len(show.script.people) else DISMISSED
-        show.waited += 1
-        if answer is DISMISSED:
-            return agent.dismiss("played")
-        if answer is EXPIRED:
-            show.played.clock.advance(result.run.guardrails.validity_s + 1)
-            return agent.dismiss("played")
-        try:
-            return agent.resume("played", answer)
-        except ReplyError:  # the run waits for something else: it has left its path
-            return agent.dismiss("played")
+    def open(self, script: Script, *, watch: frozenset[int] = frozenset(), most: int = MOST_MOVES) -> Playing:
+        """Begin to play a script, a wait or a move at a time; see ``perform``."""
+        show = self._show = Show(script, watch, most)
+        store = None if self._from_records else show.played.store
+        host = Host(clock=show.played.clock, secret=b"a stage's secret", seed=1, store=store)
+        agent = self._agent.made_of(replace(self._parts, host=host), script.guardrails)
+        self._playing = Playing(agent, show, from_records=self._from_records)
+        return self._playing
 
     # -- what the run meets ---------------------------------------------------------------------------
 
@@ -203,7 +112,12 @@ class Stage:
         return AskApproval() if beside.asks and seen.call is not None else None
 
     def _see(self, event: Event) -> None:
-        if isinstance(event, ToolStarted) and self._show.moment("power").cut:
+        if not isinstance(event, ToolStarted):
+            return
+        show, state = self._show, self._playing.state
+        approved = any(c.approved for c in state.batch if c.call.id == event.call.id)
+        show.played.started.append(Started(event.call.name, dict(event.call.arguments), approved))
+        if show.moment("power").cut and not self._from_records:
             raise PowerCutError
 
     def _step(self, machine: Machine, run: Steppable) -> Decision:

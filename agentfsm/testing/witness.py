@@ -17,7 +17,7 @@ from agentfsm.machine.graph import Graph, Guard, State
 from agentfsm.runtime.result import RunResult
 from agentfsm.testing.compose import compose
 from agentfsm.testing.models import ScriptedModel
-from agentfsm.testing.paths import Path, first_way, product_of, short
+from agentfsm.testing.pathfinder import Path, first_way, product_of, short
 from agentfsm.testing.scripts import Script
 from agentfsm.testing.stage import Played, Stage
 from agentfsm.testing.witnesses import BENCH, Examples, Witnesses

@@ -127,7 +127,7 @@ def test_the_loop_without_its_step_budget_is_endless_for_both(tmp_path: Path) ->
 def test_the_exported_model_says_the_same_of_the_default_limits(tmp_path: Path) -> None:
     """As a user would run it, and with the default budgets: over the counters that the proof needs."""
     facts = loop_facts(AgentGuardrails())
-    names = ("steps", "calls", "tool_retries", "about", "allowed")
+    names = ("steps", "calls", "tool_retries", "about", "allowed", "together", "ran", "gated", "asked")
     needed = Facts(tuple(c for c in facts.counters if c.name in names), tuple(k for k in facts.known if uses(k, names)))
     (tmp_path / "loop.pml").write_text(to_promela(LOOP, needed), encoding="utf-8")
     command = [spin(), "-search", "-O1", "-a", "-m1000000", "loop.pml"]

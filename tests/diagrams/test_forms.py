@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -305,15 +304,6 @@ def test_the_svg_can_be_read_in_grey() -> None:
     happy, recover = (float(match[1]) for match in weights if match)
     assert happy > recover
     assert re.search(r"\.otherwise{font-style:italic}", text)
-
-
-def test_the_svg_of_the_loop_takes_milliseconds() -> None:
-    def once() -> float:
-        start = time.perf_counter()
-        diagram(LOOP)
-        return time.perf_counter() - start
-
-    assert min(once() for _ in range(20)) < 0.010  # 2 ms here; 5 ms promised, twice that for a busy machine
 
 
 def test_unknown_forms_name_those_that_exist(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from agentfsm.core.events import Transitioned, UserInputRequested
 from agentfsm.core.loop import LOOP
 from agentfsm.errors import RunError
 from agentfsm.machine.graph import Transition
-from agentfsm.testing import FakeClock, Path, ScriptedModel, bench, force, paths
-from agentfsm.testing.paths import short
 from agentfsm.runtime.host import Host
+from agentfsm.testing import FakeClock, Path, ScriptedModel, bench, force, paths
+from agentfsm.testing.pathfinder import short
 from tests.testing.spec import reference
 
 

@@ -11,17 +11,28 @@ from dataclasses import replace
 from agentfsm.core.loop import LOOP
 from agentfsm.machine.graph import Graph
 from agentfsm.testing import Witness, contests, paths
-from agentfsm.testing.contests import stage
+from agentfsm.testing.contest import stage
 from tests.testing.spec import reference
 
 DROPPED = """
-pre_step.runaway pre_step.iteration_limit pre_step.token_limit pre_step.no_progress
-call_llm.transient_provider call_llm.context_overflow
-post_llm.output_truncated post_llm.loop_detected post_llm.no_progress
+pre_step.runaway
+pre_step.iteration_limit
+pre_step.token_limit
+pre_step.no_progress
+call_llm.transient_provider
+call_llm.context_overflow
+post_llm.output_truncated
+post_llm.loop_detected
+post_llm.no_progress
 dispatch_tool.in_doubt
-post_tool.declared_unable post_tool.policy_violation post_tool.calls_pending post_tool.repeated_error
-recover.stop recover.retry_tool suspended.expired
-""".split()
+post_tool.declared_unable
+post_tool.policy_violation
+post_tool.calls_pending
+post_tool.repeated_error
+recover.stop
+recover.retry_tool
+suspended.expired
+"""
 
 SWAPPED = """
 pre_step.cancelled/pre_step.aborted
@@ -39,7 +50,7 @@ post_tool.policy_violation/post_tool.calls_pending
 post_tool.unknown_tool/post_tool.tool_error
 post_tool.repeated_error/post_tool.tool_error
 recover.cancelled/recover.ask_user
-""".split()
+"""
 
 MOVED = """
 pre_step.runaway>recover
@@ -58,7 +69,7 @@ recover.retry_tool>pre_step
 recover.otherwise>call_llm
 suspended.approval_decided>pre_step
 suspended.replied>call_llm
-""".split()
+"""
 
 
 def dropped(row: str) -> Graph:
@@ -78,9 +89,9 @@ def moved(where: str) -> Graph:
 
 
 MUTANTS = {
-    **{f"drop {row}": dropped(row) for row in DROPPED},
-    **{f"swap {pair}": swapped(pair) for pair in SWAPPED},
-    **{f"move {where}": moved(where) for where in MOVED},
+    **{f"drop {row}": dropped(row) for row in DROPPED.split()},
+    **{f"swap {pair}": swapped(pair) for pair in SWAPPED.split()},
+    **{f"move {where}": moved(where) for where in MOVED.split()},
 }
 
 PATHS = paths(reference())

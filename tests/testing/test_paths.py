@@ -114,7 +114,7 @@ def test_prime_paths_of_a_small_graph_are_those_of_the_book() -> None:
         return False
 
     graph = Graph(
-        tuple(StateSpec(n, spends="x") for n in "ab") + (StateSpec("end", final=True),),
+        (StateSpec("a", spends="x"), StateSpec("b", spends="x"), StateSpec("end", final=True)),
         (Transition("a", no, "b"), Transition("a", None, "end"), Transition("b", None, "a")),
     )
     found = paths(graph, "prime")

@@ -11,7 +11,7 @@ from agentfsm.core.presets import PRESETS
 from agentfsm.journal.verify import verify
 from agentfsm.machine.graph import Transition
 from agentfsm.testing import ClashError, Examples, NoExampleError, ScriptedModel, Witness, bench, call, paths
-from agentfsm.testing.paths import Path, short
+from agentfsm.testing.pathfinder import Path, short
 from tests.testing.spec import reference
 
 

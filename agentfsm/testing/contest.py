@@ -17,7 +17,7 @@ from agentfsm.core.examples import FINE, Example
 from agentfsm.core.messages import FinishReason, Message, Reply
 from agentfsm.core.rules import Rules
 from agentfsm.machine.graph import Graph, State, Transition
-from agentfsm.testing.paths import Path, product_of, short, way_home
+from agentfsm.testing.pathfinder import Path, product_of, short, way_home
 from agentfsm.testing.witness import Walk, Witness
 
 __all__ = ["Contest", "contests", "stage"]
@@ -155,7 +155,7 @@ def _way(product: Product, first: Transition, rival: Transition) -> tuple[tuple[
     pending = first.source == State.POST_TOOL and calls_pending not in (first.guard, rival.guard)
     start: tuple[Config, int] = (product.start, 0)
     back: dict[tuple[Config, int], tuple[tuple[Config, int], int] | None] = {start: None}
-    todo = [start]
+    todo: list[tuple[Config, int]] = [start]
     for node in todo:
         config, since = node
         for row, after in product.moves(config):

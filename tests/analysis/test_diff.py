@@ -1,0 +1,164 @@
+"""``diff``: rows and decisions, held to a count over the whole truth table by hand and by brute force."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from agentfsm.analysis import diff, from_table
+from agentfsm.core.loop import LOOP
+from agentfsm.core.presets import PRESETS, STRICT
+from agentfsm.errors import ConfigurationError, GraphError
+from agentfsm.machine.graph import Graph, StateSpec, Transition
+from tests.analysis.graphs import guard, random_case
+
+RISKY, NORMAL, LATE = guard("risky"), guard("normal"), guard("late")
+
+
+def small(*rows: Transition, **states: bool) -> Graph:
+    wait = StateSpec("ask", waits=True)
+    return Graph((StateSpec("go", **states), wait, StateSpec("end", final=True)), (*rows, *ASK), "small")
+
+
+ASK = (Transition("ask", guard("allowed"), "end"),)
+FIRST = small(Transition("go", RISKY, "ask"), Transition("go", NORMAL, "end"), Transition("go", None, "end"))
+SWAPPED = small(Transition("go", NORMAL, "end"), Transition("go", RISKY, "ask"), Transition("go", None, "end"))
+
+
+def test_a_table_does_not_differ_from_itself() -> None:
+    for preset in PRESETS.values():
+        found = diff(preset.graph, preset.graph)
+        assert found.same
+        assert found.behaves_alike
+    assert str(diff(LOOP, LOOP)) == "the two tables are the same"
+
+
+def test_swapping_two_rows_keeps_every_edge_and_shows() -> None:
+    found = diff(FIRST, SWAPPED)
+    assert (found.added, found.removed, found.retargeted) == ((), (), ())
+    assert [(m.row, m.old, m.new) for m in found.moved] == [("go.normal", 2, 1)]
+    (changed,) = found.decisions
+    assert (changed.where, changed.old, changed.new) == (("risky", "normal"), "risky -> ask", "normal -> end")
+    assert (changed.cases, changed.of) == (1, 4)
+    assert not found.behaves_alike
+    assert str(changed) == "go, where risky and normal hold: was risky -> ask, is normal -> end"
+
+
+def test_a_row_that_is_gone_and_one_that_is_new() -> None:
+    old = FIRST
+    new = small(Transition("go", RISKY, "ask"), Transition("go", LATE, "end"), Transition("go", None, "end"))
+    found = diff(old, new)
+    assert found.added == ("go.late -> end",)
+    assert found.removed == ("go.normal -> end",)
+    cases = {(d.where, d.old, d.new): d.cases for d in found.decisions}
+    assert cases == {
+        (("normal", "late"), "normal -> end", "late -> end"): 1,
+        (("normal",), "normal -> end", "otherwise -> end"): 1,
+        (("late",), "otherwise -> end", "late -> end"): 1,
+    }
+
+
+def test_a_row_that_leads_elsewhere() -> None:
+    new = small(Transition("go", RISKY, "end"), Transition("go", NORMAL, "ask"), Transition("go", None, "end"))
+    found = diff(FIRST, new)
+    assert found.retargeted == (("go.risky", "ask", "end"), ("go.normal", "end", "ask"))
+    assert sum(d.cases for d in found.decisions) == 3  # of four: only where neither holds is all as it was
+
+
+def test_rows_in_another_order_that_can_never_both_decide_otherwise_change_nothing() -> None:
+    """Swapping rows of different states in the file is no difference at all; the fingerprint agrees."""
+    shuffled = replace(LOOP, transitions=tuple(sorted(LOOP.transitions, key=lambda t: t.source)))
+    assert diff(LOOP, shuffled).same
+    assert LOOP.fingerprint == shuffled.fingerprint
+
+
+def test_states_that_come_go_or_are_declared_otherwise() -> None:
+    more = LOOP.with_state(
+        StateSpec("review", effect=print),
+        [Transition("review", None, "post_tool")],
+        entered_by=Transition("post_llm", guard("reviewable"), "review"),
+        before="tool_calls",
+    )
+    found = diff(LOOP, more)
+    assert found.states_added == ("review",)
+    assert not found.behaves_alike
+    assert diff(more, LOOP).states_removed == ("review",)
+    waiting = replace(FIRST, states=tuple(replace(s, waits=True) if s.name == "go" else s for s in FIRST.states))
+    assert diff(FIRST, waiting).states_changed == ("go",)
+
+
+def test_what_strict_takes_out_of_the_loop_is_told() -> None:
+    text = str(diff(LOOP, STRICT.graph))
+    assert "- post_tool.tool_error -> recover" in text
+    assert "post_tool, where tool_error holds: was tool_error -> recover, is otherwise -> pre_step" in text
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_decisions_are_those_of_the_whole_truth_table(seed: int) -> None:
+    """Brute force: each table is asked for every answer of its guards, and the differences are counted."""
+    old, _ = random_case(seed)
+    new = mutated(old, seed)
+    found = diff(old, new)
+    for spec in old.states:
+        mine = [d for d in found.decisions if d.state == spec.name]
+        names = sorted({t.name for g in (old, new) for t in g.rows(spec.name) if t.guard is not None})
+        differing = []
+        for answers in product((False, True), repeat=len(names)):
+            holds = dict(zip(names, answers, strict=True))
+            before, after = decide(old, spec.name, holds), decide(new, spec.name, holds)
+            if before != after:
+                differing.append((holds, before, after))
+        assert sum(d.cases for d in mine) == len(differing)
+        for holds, before, after in differing:
+            (told,) = [d for d in mine if all(holds[n] for n in d.where) and not any(holds[n] for n in d.unless)]
+            assert (told.old, told.new) == (before, after)
+
+
+def decide(graph: Graph, state: str, holds: dict[str, bool]) -> str:
+    for row in graph.rows(state):
+        if row.guard is None or holds[row.name]:
+            return f"{row.name} -> {row.target}"
+    return ""
+
+
+def mutated(graph: Graph, seed: int) -> Graph:
+    """The same table with two rows of a state swapped, or one taken out, or led elsewhere: whatever is valid first."""
+    rows = list(graph.transitions)
+    options = []
+    for i, row in enumerate(rows):
+        for j in range(i + 1, len(rows)):
+            if rows[j].source == row.source and row.guard and rows[j].guard:
+                options.append([*rows[:i], rows[j], *rows[i + 1 : j], row, *rows[j + 1 :]])
+        if row.guard:
+            options.append([*rows[:i], *rows[i + 1 :]])
+        options += [[*rows[:i], replace(row, target=s.name), *rows[i + 1 :]] for s in graph.states]
+    for shift in range(len(options)):
+        table = options[(seed * 7 + shift) % len(options)]
+        try:
+            return replace(graph, transitions=tuple(table))
+        except GraphError:
+            continue
+    return graph
+
+
+def test_a_table_as_data_is_the_table() -> None:
+    for preset in PRESETS.values():
+        data = json.loads(json.dumps(preset.graph.table))
+        assert diff(preset.graph, from_table(data)).same
+    assert from_table(LOOP.table, "pinned").name == "pinned"
+
+
+@pytest.mark.parametrize("data", [{}, {"states": []}, {"states": [["a"]], "transitions": []}, {"states": 1}])
+def test_data_that_is_no_table_is_refused(data: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match="no table of a graph"):
+        from_table(data)
+
+
+def test_it_becomes_json() -> None:
+    data = json.loads(json.dumps(diff(FIRST, SWAPPED).to_dict()))
+    assert data["behaves_alike"] is False
+    assert data["moved"] == [{"row": "go.normal", "old": 2, "new": 1}]
+    assert data["decisions"][0]["where"] == ["risky", "normal"]

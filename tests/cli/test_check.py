@@ -1,0 +1,146 @@
+"""``agentfsm check`` and ``agentfsm diff``: what they print, draw and exit with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from agentfsm import LOOP, Agent, Host, SqliteStore
+from agentfsm.testing import ScriptedModel
+from tests.cli.conftest import Cli
+
+MINE = """
+from dataclasses import replace
+from agentfsm.core.loop import LOOP
+from agentfsm.core.detectors import policy_violation
+from agentfsm.machine.graph import Transition
+
+
+def needs_approval(run):
+    return False
+
+
+ASKS = LOOP.with_transition(Transition("post_llm", needs_approval, "suspended"), before="tool_calls")
+HURRIED = LOOP.with_transition(Transition("post_llm", needs_approval, "suspended"))
+DODGES = replace(
+    LOOP,
+    transitions=tuple(
+        replace(t, target="call_llm", spends="a retry") if t.id == "recover.otherwise" else t for t in LOOP
+    ),
+)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    (tmp_path / "mine.py").write_text(MINE)
+    return "mine.py"
+
+
+def test_the_default_loop_holds(cli: Cli) -> None:
+    result = cli("check")
+    assert result.exit_code == 0
+    assert "holds   every run ends, or waits for a person" in result.stdout
+    assert "at most 1,351 moves" in result.stdout
+    assert "BROKEN" not in result.stdout
+
+
+def test_a_broken_property_comes_with_its_run_and_its_picture(cli: Cli, mine: str, tmp_path: Path) -> None:
+    result = cli("check", f"{mine}:DODGES", "--must-pass", "call_llm:pre_step", "--output", "broken.svg")
+    assert result.exit_code == 1
+    assert "by: pre_step.otherwise, call_llm.transient_provider, recover.otherwise" in result.stdout
+    assert "and then for ever: recover.otherwise, call_llm.transient_provider" in result.stdout
+    assert ET.fromstring((tmp_path / "broken.svg").read_text()).tag.endswith("svg")
+    assert "broken.svg" in result.stderr
+
+
+def test_limits_and_rules_come_from_what_is_named_and_from_options(cli: Cli) -> None:
+    small = ("--guardrails", "max_iterations=2", "-g", "max_steps=2", "-g", "max_tool_retries=0")
+    data = json.loads(cli("check", "--json", *small, "--calls-per-reply", "3").stdout)
+    assert data["ok"] is True
+    assert (data["bounds"]["model_calls"], data["bounds"]["tool_calls"]) == (2, 6)
+    feedback = json.loads(cli("check", "--preset", "feedback", "--json").stdout)
+    assert feedback["bounds"]["model_calls"] == 5
+    assert {d["row"] for d in feedback["dead"]} >= {"post_tool.question_asked"}
+
+
+def test_what_is_declared_may_hold(cli: Cli) -> None:
+    result = cli("check", "--never-after", "dispatch_tool:output_truncated:pre_step", "--output", "nothing.svg")
+    assert result.exit_code == 0
+    assert "holds   never dispatch_tool after output_truncated until pre_step" in result.stdout
+    assert "nothing is drawn" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--guardrails", "max_iterations"), "NAME=VALUE"),
+        (("--guardrails", "max_iterations=0"), "max_iterations"),
+        (("--guardrails", "max_wishes=3"), "max_wishes"),
+        (("--must-pass", "call_llm"), "two names or three"),
+        (("--must-pass", "call_llm:nowhere"), "'nowhere' is no state, guard or row"),
+        (("nowhere:GRAPH",), "no module 'nowhere'"),
+        (("a:B", "--preset", "strict"), "not both"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(cli: Cli, words: tuple[str, ...], message: str) -> None:
+    result = cli("check", *words)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_diff_tells_rows_and_behaviour(cli: Cli, mine: str, tmp_path: Path) -> None:
+    result = cli("diff", f"{mine}:ASKS", f"{mine}:HURRIED", "--output", "difference.svg")
+    assert result.exit_code == 1
+    assert "~ post_llm.tool_calls is asked at place 8, was at 9" in result.stdout
+    changed = "post_llm, where needs_approval and tool_calls hold: was needs_approval -> suspended, is tool_calls ->"
+    assert changed in result.stdout
+    assert (tmp_path / "difference.svg").read_text().startswith("<svg")
+    same = cli("diff", f"{mine}:ASKS", f"{mine}:ASKS")
+    assert (same.exit_code, same.stdout) == (0, "the two tables are the same\n")
+
+
+def test_a_table_may_come_from_a_file_a_preset_or_a_run(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "reviewed.json").write_text(json.dumps(LOOP.table))
+    assert cli("diff", "reviewed.json", "standard").exit_code == 0
+    assert cli("diff", "standard", "strict").exit_code == 1
+    store = SqliteStore(tmp_path / "runs.db")
+
+    async def keep() -> None:
+        await Agent(ScriptedModel(["hello"]), host=Host(store=store)).run("hi", run_id="one")
+
+    asyncio.run(keep())
+    store.close()
+    result = cli("diff", "one", "strict", "--store", "runs.db", "--json")
+    assert result.exit_code == 1
+    assert "post_tool.tool_error -> recover" in json.loads(result.stdout)["removed"]
+    unknown = cli("diff", "two", "strict", "--store", "runs.db")
+    assert unknown.exit_code == 2
+    assert "there is no run 'two'" in unknown.stderr
+    (tmp_path / "empty.json").write_text("{}")
+    assert cli("diff", "empty.json", "strict").exit_code == 2
+    (tmp_path / "broken.json").write_text("{")
+    assert cli("diff", "broken.json", "strict").exit_code == 2
+
+
+def test_only_rows_that_differ_fail_where_that_is_asked_for(cli: Cli, tmp_path: Path) -> None:
+    """An error in front of another kind of error leads to the same place, but is another decision; so is told."""
+    (tmp_path / "two.py").write_text(
+        "from dataclasses import replace\n"
+        "from agentfsm.core.loop import LOOP\n"
+        "SAME = replace(LOOP, transitions=tuple(sorted(LOOP, key=lambda t: t.source)))\n"
+    )
+    assert cli("diff", "two.py:LOOP", "two.py:SAME", "--any").exit_code == 0
+
+
+def test_both_say_what_they_do(cli: Cli) -> None:
+    for command in ("check", "diff"):
+        text = cli(command, "--help").stdout
+        assert "Examples:" in text
+        assert "Exit codes:" in text
+        assert command in cli("--help").stdout

@@ -1,0 +1,163 @@
+"""The pytest plugin: parametrized tests, ids, reports, and what xdist's workers saw together."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from agentfsm.testing import plugin
+
+pytest_plugins = ["pytester"]
+
+SMALL = '''
+from agentfsm.core.detectors import aborted, cancelled
+from agentfsm.core.loop import LOOP
+from agentfsm.machine.graph import Graph, StateSpec, Transition as Row
+
+
+def sunny(run):
+    """It shines."""
+    return False
+
+
+GRAPH = Graph(
+    (StateSpec("pre_step", spends="a step"), StateSpec("terminal", final=True)),
+    (
+        Row("pre_step", cancelled, "terminal"),
+        Row("pre_step", aborted, "terminal"),
+        Row("pre_step", sunny, "pre_step"),
+        Row("pre_step", None, "terminal"),
+    ),
+    "small",
+)
+'''
+
+TESTS = """
+import pytest
+from agentfsm.testing import Example, Witness, bench
+from tables import GRAPH
+
+
+@pytest.mark.fsm(graph=GRAPH)
+def test_path(fsm_path):
+    Witness(GRAPH, examples={"sunny": Example()}).walk(fsm_path)
+"""
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    pytester.makepyfile(tables=SMALL, test_it=TESTS)
+    pytester.makeini("[pytest]\npythonpath = .\nmarkers =\n")
+    return pytester
+
+
+def run(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    loaded = () if "agentfsm.testing.plugin" in entry_points() else ("-p", "agentfsm.testing.plugin")
+    return project.runpytest_subprocess(*loaded, "-p", "no:cacheprovider", *arguments)
+
+
+def entry_points() -> set[str]:
+    from importlib.metadata import entry_points as found
+
+    return {e.value for e in found(group="pytest11")}
+
+
+def test_a_test_runs_once_for_each_path_with_a_readable_id(project: pytest.Pytester) -> None:
+    result = run(project, "-v")
+    ids = re.findall(r"test_path\[(.+?)\] PASSED", result.stdout.str())
+    # by hand: sunny > sunny > otherwise covers three pairs; cancelled and aborted end a run of their own each
+    assert ids == ["001-3moves-pre_step.cancelled", "002-2moves-pre_step.aborted", "003-2moves-pre_step.otherwise"]
+
+
+def test_the_criterion_is_an_option(project: pytest.Pytester) -> None:
+    run(project, "--fsm-cover=transitions").assert_outcomes(passed=3)
+    run(project, "--fsm-cover=triples").assert_outcomes(passed=3)
+
+
+def test_the_loop_is_what_is_walked_where_nobody_says_otherwise(project: pytest.Pytester) -> None:
+    project.makepyfile(
+        test_loop="from agentfsm.testing import force, bench\nfrom agentfsm import LOOP\n"
+        "def test_it(fsm_path):\n    force(bench(LOOP), fsm_path)\n"
+    )
+    run(project, "test_loop.py", "--fsm-cover=transitions").assert_outcomes(passed=20)
+    run(project, "test_loop.py", "--fsm-graph=agentfsm.core.presets:STRICT", "--fsm-cover=transitions")
+
+
+def test_the_report_tells_what_was_never_taken(project: pytest.Pytester) -> None:
+    result = run(project, "--fsm-graph=tables:GRAPH", "--fsm-report=term", "--fsm-cover=pairs")
+    text = result.stdout.str()
+    # `sunny` never holds in truth, so each of the three paths goes straight to the end
+    assert re.search(r"transitions +1 of 4 +25.0 %\n +never: pre_step.sunny\n", text)
+    assert re.search(r"pairs +0 of 4 +0.0 %", text)
+    assert "never: pre_step.sunny (never true)" in text
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_counts_are_the_same_in_one_process_and_in_two(project: pytest.Pytester, workers: int) -> None:
+    arguments = ["-n", str(workers)] if workers else []
+    run(project, "--fsm-graph=tables:GRAPH", "--fsm-report=json:found.json", *arguments)
+    data = json.loads((project.path / "found.json").read_text())
+    assert data["graph"] == "small"
+    assert data["windows"] == data["true"] == {"pre_step.otherwise": 3}
+    assert data["false"] == {"pre_step.aborted": 3, "pre_step.cancelled": 3, "pre_step.sunny": 3}
+
+
+def test_lcov_points_at_the_lines_of_the_table(project: pytest.Pytester) -> None:
+    run(project, "--fsm-graph=tables:GRAPH", "--fsm-report=lcov")
+    text = (project.path / "fsm-coverage.lcov").read_text()
+    source = (project.path / "tables.py").read_text().splitlines()
+    assert f"SF:{project.path / 'tables.py'}\n" in text
+    taken = {source[int(line) - 1].strip(): int(n) for line, n in re.findall(r"^DA:(\d+),(\d+)$", text, re.M)}
+    assert taken == {
+        'Row("pre_step", cancelled, "terminal"),': 0,
+        'Row("pre_step", aborted, "terminal"),': 0,
+        'Row("pre_step", sunny, "pre_step"),': 0,
+        'Row("pre_step", None, "terminal"),': 3,
+    }
+    branches = re.findall(r"^BRDA:(\d+),0,(\d),(\d+|-)$", text, re.M)
+    sunny = next(i for i, line in enumerate(source, 1) if line.strip().startswith('Row("pre_step", sunny'))
+    assert [(n, count) for line, n, count in branches if int(line) == sunny] == [("0", "0"), ("1", "3")]
+    assert "LF:4\nLH:1\nend_of_record" in text
+    assert "BRF:6\nBRH:3" in text
+
+
+def test_the_picture_shows_the_counts(project: pytest.Pytester) -> None:
+    run(project, "--fsm-graph=tables:GRAPH", "--fsm-report=svg:covered.svg")
+    text = (project.path / "covered.svg").read_text()
+    assert text.startswith("<svg")
+    assert "never" in text
+
+
+def test_too_little_coverage_fails_the_run(project: pytest.Pytester) -> None:
+    good = run(project, "--fsm-graph=tables:GRAPH", "--fsm-cover=transitions", "--fsm-fail-under=50")
+    assert good.ret == 0
+    bad = run(project, "--fsm-graph=tables:GRAPH", "--fsm-cover=transitions", "--fsm-fail-under=51")
+    assert bad.ret == 1
+    bad.stdout.fnmatch_lines(["FAIL: 50.0 % of the transitions were taken, less than 51 %"])
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--fsm-graph=tables", "write it as MODULE:NAME"),
+        ("--fsm-graph=tables:NOTHING", "has no attribute 'NOTHING'"),
+        ("--fsm-graph=nowhere:GRAPH", "No module named 'nowhere'"),
+        ("--fsm-graph=tables:sunny", "neither a graph nor a preset nor an agent"),
+        ("--fsm-report=pdf", "there are term, json, lcov, svg"),
+    ],
+)
+def test_wrong_usage_is_one_clear_line(project: pytest.Pytester, argument: str, message: str) -> None:
+    result = run(project, argument, "--fsm-report=term")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert message in result.stderr.str()
+    assert "Traceback" not in result.stderr.str()
+
+
+def test_without_its_options_the_plugin_loads_nothing(project: pytest.Pytester) -> None:
+    loaded = "any(m.startswith('agentfsm.machine') for m in sys.modules)"
+    project.makepyfile(test_plain=f"import sys\ndef test_it():\n    assert not {loaded}\n")
+    run(project, "test_plain.py").assert_outcomes(passed=1)
+    assert Path(plugin.__file__).read_text().count("\nimport agentfsm") == 0

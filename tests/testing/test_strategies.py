@@ -1,0 +1,136 @@
+"""Hypothesis over whole runs: what is drawn fits, all of it ends well, and faults shrink to short runs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, find, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import NoSuchExample
+
+from agentfsm import Agent, AgentGuardrails, tool
+from agentfsm.core.loop import LOOP
+from agentfsm.core.presets import PRESETS
+from agentfsm.testing import ScriptedModel, Stage, bench
+from agentfsm.testing import invariants as must
+from agentfsm.testing.strategies import AgentRules, arguments, scripts
+
+FEW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+SOAK = settings(max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@tool
+def look(place: str, deep: bool = False) -> str:
+    """Look somewhere."""
+    return place
+
+
+@tool(requires_approval=lambda given: given["amount"] > 100)
+def pay(amount: int) -> str:
+    """Pay."""
+    return "paid"
+
+
+@tool(idempotent=True, retryable=True, parallel=True)
+def fetch(url: str, tries: int | None = None, tags: list[str] | None = None) -> str:
+    """Fetch."""
+    return url
+
+
+LIMITS = AgentGuardrails(max_iterations=5, max_tokens=6_000, repeated_error_threshold=3, loop_hard_threshold=4)
+
+
+def agent(preset: str = "funnel") -> Agent:
+    return Agent(ScriptedModel(), tools=[look, pay, fetch], preset=preset, guardrails=LIMITS)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_whatever_happens_a_run_of_any_preset_keeps_its_promises(name: str) -> None:
+    played_by = agent(name)
+    ends: Counter[str] = Counter()
+
+    @FEW
+    @given(scripts(played_by))
+    def check(script) -> None:
+        played = Stage(played_by).play(script)
+        ends[type(played.result.outcome).__name__] += 1
+        must.ended(played)
+        must.within_budgets(played.result.run)
+        must.approved_first(played_by, played)
+        must.journal_verifies(played)
+        if not played_by.rules.envelope:
+            must.answered_once(played.result.run)
+
+    check()
+    assert len(ends) >= 3, ends  # the draws go to many places
+
+
+@FEW
+@given(scripts(agent()))
+def test_a_run_taken_up_from_its_store_is_the_one_taken_up_from_its_records(script) -> None:
+    must.resumes_alike(agent(), script)
+
+
+class Rules(AgentRules):
+    agent = agent()
+
+
+TestRules = Rules.TestCase
+TestRules.settings = SOAK
+
+
+class LoopRules(AgentRules):
+    agent = bench(LOOP)
+
+
+TestLoopRules = LoopRules.TestCase
+TestLoopRules.settings = SOAK
+
+CHOICE = st.sampled_from([look, pay, fetch]).flatmap(lambda t: st.tuples(st.just(t), arguments(t.spec.parameters)))
+
+
+@FEW
+@given(CHOICE)
+def test_drawn_arguments_fit_the_tool(drawn) -> None:
+    chosen, given_ = drawn
+    json.dumps(given_)
+    assert set(chosen.arguments(given_)) >= set(chosen.spec.parameters.get("required", ()))
+
+
+def test_a_fault_shrinks_to_the_shortest_run() -> None:
+    """The fault: a run in which a payment above the limit was made. The shortest: one reply with one call, allowed."""
+    payer = agent("standard")
+
+    def paid(script) -> bool:
+        played = Stage(payer).play(script)
+        return any(s.tool == "pay" and s.arguments["amount"] > 100 for s in played.started)
+
+    script = find(scripts(payer, longest=2), paid, settings=settings(max_examples=5_000, deadline=None))
+    assert len(script.replies) == 1
+    ((call,),) = [script.replies[0].entry]
+    assert (call.name, call.arguments) == ("pay", {"amount": 101})
+    assert (list(script.results), script.moments, len(script.people)) == ([], {}, 1)
+
+
+def test_a_gate_that_fails_open_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check itself is checked: without its gate, the loop runs what nobody has allowed."""
+
+    async def open_gate(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr("agentfsm.runtime.dispatch.ask_gates", open_gate)
+    payer = agent("standard")
+
+    def caught(script) -> bool:
+        try:
+            must.approved_first(payer, Stage(payer).play(script))
+        except AssertionError:
+            return True
+        return False
+
+    try:
+        find(scripts(payer, longest=2), caught, settings=settings(max_examples=5_000, deadline=None))
+    except NoSuchExample:
+        pytest.fail("a gate that stands open was not noticed")
