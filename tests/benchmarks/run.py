@@ -214,7 +214,8 @@ def bench_picture() -> None:
     """The SVG of the loop, next to what Python takes to write as much text as JSON."""
     svg = LOOP.diagram()
     drawn, dumped = best(LOOP.diagram), best(partial(json.dumps, svg.split()))
-    print(f"The SVG of the loop: {drawn * 1e3:.1f} ms for {len(svg) // 1000} kB, {drawn / dumped:.0f}x its json.dumps\n")
+    size, ratio = len(svg) // 1000, drawn / dumped
+    print(f"The SVG of the loop: {drawn * 1e3:.1f} ms for {size} kB, {ratio:.0f}x its json.dumps\n")
 
 
 if __name__ == "__main__":
