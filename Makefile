@@ -25,7 +25,7 @@ lint: .venv/.dev  ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: .venv/.dev  ## Measure speed, next to hand-written loops
 	$(BIN)/python tests/benchmarks/run.py

@@ -17,7 +17,8 @@ from agentfsm.core.examples import FINE, Example
 from agentfsm.core.messages import FinishReason, Message, Reply
 from agentfsm.core.rules import Rules
 from agentfsm.machine.graph import Graph, State, Transition
-from agentfsm.testing.pathfinder import Path, product_of, short, way_home
+from agentfsm.testing.pathfinder import Path, short
+from agentfsm.testing.ways import product_of, way_home
 from agentfsm.testing.witness import Walk, Witness
 
 __all__ = ["Contest", "contests", "stage"]

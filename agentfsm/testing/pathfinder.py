@@ -12,16 +12,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from agentfsm.analysis import Facts, loop_facts
+from agentfsm.analysis import Facts
 from agentfsm.analysis.product import Config, Product
-from agentfsm.analysis.search import path_to, run_to
 from agentfsm.core.guardrails import AgentGuardrails
 from agentfsm.core.rules import Rules
 from agentfsm.errors import ConfigurationError
 from agentfsm.machine.graph import Graph, Transition
 from agentfsm.testing.covers import COVERS, Goal, Infeasible, feasible, goals, why_not
+from agentfsm.testing.ways import product_of
 
-__all__ = ["SHORT", "Path", "Paths", "first_way", "paths", "product_of", "short", "way_home"]
+__all__ = ["SHORT", "Path", "Paths", "paths", "short"]
 
 SHORT = AgentGuardrails(
     max_iterations=2,
@@ -166,46 +166,6 @@ def paths(
             for why in (why_not(product, goal, found),)
         ),
     )
-
-
-def first_way(product: Product, row: Transition) -> tuple[tuple[Transition, ...], int] | None:
-    """The rows of a shortest run that takes a row and goes home, and that row's place; None where none does."""
-    graph = product.graph
-    place = next(i for i, t in enumerate(graph.transitions) if t is row)
-    found = run_to(product, 0, lambda _, taken: int(taken == place), goal=1)
-    if found is None:
-        return None
-    here = {product.start}
-    for taken in found:
-        here = {after for config in here for r, after in product.moves(config) if r == taken}
-    rows = (*found, *way_home(product, min(here)))
-    return tuple(graph.transitions[r] for r in rows), len(found) - 1
-
-
-def way_home(product: Product, config: Config) -> tuple[int, ...]:
-    """The rows of a shortest way to the end."""
-    back: dict[Config, tuple[Config, int] | None] = {config: None}
-    todo = [config]
-    for here in todo:
-        if here[0] in product.finals:
-            return path_to(back, here)
-        for row, after in product.moves(here):
-            if after not in back:
-                back[after] = (here, row)
-                todo.append(after)
-    return ()
-
-
-def product_of(
-    graph: Graph,
-    guardrails: AgentGuardrails,
-    rules: Rules | None = None,
-    structured: bool | None = None,
-    facts: Facts | None = None,
-) -> Product:
-    """The product in which paths are found: a reply makes two calls at most."""
-    known = loop_facts(guardrails, rules, structured=structured, calls_per_reply=2)
-    return Product(graph, known + (facts or Facts()))
 
 
 _Node = tuple[Config, Goal]

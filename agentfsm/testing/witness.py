@@ -17,9 +17,10 @@ from agentfsm.machine.graph import Graph, Guard, State
 from agentfsm.runtime.result import RunResult
 from agentfsm.testing.compose import compose
 from agentfsm.testing.models import ScriptedModel
-from agentfsm.testing.pathfinder import Path, first_way, product_of, short
+from agentfsm.testing.pathfinder import Path, short
 from agentfsm.testing.scripts import Script
 from agentfsm.testing.stage import Played, Stage
+from agentfsm.testing.ways import first_way, product_of
 from agentfsm.testing.witnesses import BENCH, Examples, Witnesses
 
 __all__ = ["Clash", "ClashError", "Walk", "Witness", "bench"]
