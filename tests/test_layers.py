@@ -33,6 +33,7 @@ FREE = {"cli", "testing", "viewer"}
 """Where the parts are put together for somebody: these may import what they need."""
 
 LATER = {
+    ("agentfsm.machine.graph", "analysis"),
     ("agentfsm.machine.graph", "diagrams"),
     ("agentfsm.runtime.result", "diagrams"),
     ("agentfsm.runtime.run", "journal"),
@@ -42,7 +43,8 @@ LATER = {
     ("agentfsm.agent.assembly", "models"),
     ("agentfsm.agent.going_on", "journal"),
 }
-"""The doors to adapters: inside a function, opened when somebody asks for a picture, a journal or a model by name."""
+"""The doors to adapters: inside a function, opened when somebody asks for a proof, a picture, a journal or a
+model by name."""
 
 FOR_TYPES = {"agentfsm.agent": {"journal"}, "agentfsm.runtime": {"journal"}}
 """Who may name an adapter's types."""

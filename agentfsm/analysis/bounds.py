@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agentfsm.analysis.facts import Facts
 from agentfsm.analysis.laps import Cost, EndlessError, Lap, Laps, Shift, add, larger
+from agentfsm.analysis.longest import costliest
 from agentfsm.analysis.product import Config, Product
 from agentfsm.machine.graph import Graph, State
 
@@ -84,7 +84,6 @@ class _Goal:
     straight: Lap | None = None
     onward: Lap | None = None
     tail: Lap | None = None
-    lead: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -114,11 +113,16 @@ class _Bounding:
         """
         self._explore()
         most, run = self._longest()
-        in_all: tuple[int, int] | tuple[None, None] = (None, None)
-        if not self._laps.unbounded:
-            with suppress(EndlessError):
-                in_all = self._values("onward")[self._start][0][1:]
+        total = None if self._laps.unbounded else costliest(self._start, self._onward())
+        in_all = (None, None) if total is None else total[1:]
         return Bounds(most[0], most[1], most[2], in_all[0], in_all[1], run, frozenset(self._laps.taken))
+
+    def _onward(self) -> dict[_Here, list[tuple[_Here | None, Cost]]]:
+        """What can follow each hub, waits passed."""
+        return {
+            here: [(after if g.hub >= 0 else None, g.onward.cost) for g, after in nexts if g.onward is not None]
+            for here, nexts in self._nexts.items()
+        }
 
     def _hub(self, node: Config) -> int:
         if node not in self._number:
@@ -148,16 +152,14 @@ class _Bounding:
                     goal.tail = goal.straight
             for (node, shift), way in laps.reached(step.node).items():
                 lead = Lap(node, shift, way.most, way.rows)
-                if laps.hub(node):
-                    goal = self._goal(goals, first, lead)
+                if laps.hub(node) or node[0] in laps.product.finals:
+                    goal = self._goal(goals, first, lead if laps.hub(node) else replace(lead, node=None))
                     goal.onward = _most(goal.onward, laps.join(first, lead))
                 if way.waited is not None:
                     before = Lap(node, laps.then(step.shift, shift), way.waited, (step.row, *way.rows))
                     for rest in self._rest(node):
                         goal = self._goal(goals, before, rest)
                         tail = laps.join(before, rest)
-                        if goal.tail is None or tail.cost[0] > goal.tail.cost[0]:
-                            goal.lead = before.rows
                         goal.tail = _most(goal.tail, tail)
         return list(goals.values())
 
@@ -186,12 +188,12 @@ class _Bounding:
             here = todo.popleft()
             found = nexts[here] = [(goal, goal.move(here)) for goal in self._goals(here)]
             for goal, after in found:
-                if goal.onward is not None and after not in back:
+                if goal.onward is not None and goal.hub >= 0 and after not in back:
                     back[after] = (here, goal.onward.rows)
                     todo.append(after)
 
-    def _values(self, kind: str) -> dict[_Here, tuple[Cost, _Goal | None]]:
-        """The most of each measure from each configuration on, and the first goal of a longest way.
+    def _values(self) -> dict[_Here, tuple[Cost, _Goal | None]]:
+        """The most of each measure from each configuration on with nobody waited for, and the first goal of a longest.
 
         Raises:
             EndlessError: There is a cycle, so there is no most.
@@ -208,7 +210,7 @@ class _Bounding:
             choice: _Goal | None = None
             missing: list[_Here] = []
             for goal, after in self._nexts[here]:
-                lap: Lap | None = getattr(goal, kind)
+                lap = goal.straight
                 if lap is None:
                     continue
                 cost = lap.cost
@@ -231,28 +233,27 @@ class _Bounding:
         return values
 
     def _longest(self) -> tuple[Cost, tuple[int, ...]]:
-        values = self._values("straight")
-        most = values[self._start][0]
-        start, first = self._start, values[self._start][1]
-        for here, nexts in self._nexts.items():
-            for goal, after in nexts:
-                if goal.tail is None:
+        """The most between two waits, and the rows of a run that ends with the longest such stretch."""
+        values = self._values()
+        here, most = self._start, values[self._start][0]
+        goal = values[here][1]
+        lap = None if goal is None else goal.straight
+        for place, nexts in self._nexts.items():
+            for each, after in nexts:
+                if each.tail is None:
                     continue
-                cost = goal.tail.cost if goal.hub < 0 else add(goal.tail.cost, values[after][0])
+                cost = each.tail.cost if each.hub < 0 else add(each.tail.cost, values[after][0])
                 if cost[0] > most[0]:
-                    start, first = here, goal
+                    here, goal, lap = place, each, each.tail
                 most = larger(most, cost)
-        rows = self._way_to(start)
-        if first is not None:
-            behind_wait = first is not values[start][1] and first.tail is not None
-            lap = first.tail if behind_wait else first.straight
-            rows += [*first.lead, *lap.rows[len(first.lead) :]] if behind_wait and lap else lap.rows if lap else ()
-        here, goal_ = start, first
-        while goal_ is not None and goal_.hub >= 0:
-            here = goal_.move(here)
-            goal_ = values[here][1]
-            if goal_ is not None and goal_.straight is not None:
-                rows += goal_.straight.rows
+        rows = self._way_to(here)
+        while goal is not None and lap is not None:
+            rows += lap.rows
+            if goal.hub < 0:
+                break
+            here = goal.move(here)
+            goal = values[here][1]
+            lap = None if goal is None else goal.straight
         return most, tuple(rows)
 
     def _way_to(self, here: _Here) -> list[int]:

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product as combinations
 
-from agentfsm.analysis.facts import Change, Condition, condition
+from agentfsm.analysis.facts import Condition, Counter, condition
 from agentfsm.analysis.product import Config, Product, Row
 
 __all__ = ["LARGE", "Cost", "EndlessError", "Lap", "Laps", "Reached", "Shift", "Step", "add", "larger"]
 
-LARGE = 16
-"""A counter with a larger limit than this is folded away."""
+LARGE = 4
+"""A counter with a larger limit than this is folded away, unless it only has labels."""
 
 Cost = tuple[int, int, int]
 """Moves, model calls and tool calls."""
@@ -74,14 +74,6 @@ class Reached:
     most: Cost
     waited: Cost | None
 
-    def merged(self, other: Reached) -> Reached:
-        """Of two ways, the shorter rows and the larger costs."""
-        waited = self.waited if other.waited is None else other.waited
-        if self.waited is not None and other.waited is not None:
-            waited = larger(self.waited, other.waited)
-        rows = self.rows if len(self.rows) <= len(other.rows) else other.rows
-        return Reached(rows, larger(self.most, other.most), waited)
-
 
 def add(a: Cost, b: Cost) -> Cost:
     """What two stretches cost together."""
@@ -108,7 +100,7 @@ class Laps:
     def __init__(self, product: Product, measure: Callable[[int], Cost]) -> None:
         self.product = product
         self._measure = measure
-        self.large = tuple(i for i, c in enumerate(product.counters, 1) if c.limit > LARGE and _only_grows(c.changes))
+        self.large = tuple(i for i, c in enumerate(product.counters, 1) if _folds(c))
         self.limits = tuple(product.counters[i - 1].limit for i in self.large)
         self.same: Shift = (0,) * len(self.large)
         self._tests = tuple(self._large_tests(rows) for rows in product.rows)
@@ -144,6 +136,9 @@ class Laps:
 
     def unfold(self, node: Config, values: Config) -> Config:
         """The configuration again."""
+        if len(self.large) == 2:  # the common case
+            a, b = self.large
+            return (*node[:a], values[0], *node[a + 1 : b], values[1], *node[b + 1 :])
         config = list(node)
         for slot, value in zip(self.large, values, strict=True):
             config[slot] = value
@@ -151,7 +146,7 @@ class Laps:
 
     def case(self, config: Config) -> tuple[bool, ...]:
         """How the large counters' comparisons come out; within one case, a hub's moves are the same."""
-        return tuple(check(config) for check in self._tests[config[0]])
+        return tuple([check(config) for check in self._tests[config[0]]])  # a list is faster than a generator
 
     def shifted(self, shift: Shift, values: Config) -> Config:
         """The values of the large counters after a shift."""
@@ -252,31 +247,52 @@ class Laps:
         """
         start = (node, self.same)
         found = {start: Reached((), (0, 0, 0), None)}
+        edges: list[tuple[tuple[Config, Shift], tuple[Config, Shift], Cost]] = []
         todo = deque([start])
-        visits: dict[tuple[Config, Shift], int] = {}
         while todo:
             here = todo.popleft()
             if self.hub(here[0]):
                 continue
-            visits[here] = visits.get(here, 0) + 1
-            if visits[here] > len(found) + 1:
-                self.unbounded = True
-                continue
-            old = found[here]
             waits = here[0][0] in self.product.waits
             for step in self.steps(here[0]):
                 then = (step.node, self.then(here[1], step.shift))
-                most = (0, *add(old.most, step.cost)[1:])  # moves are not bounded across waits
-                new = Reached((*old.rows, step.row), most, step.cost if waits else None)
-                merged = new if then not in found else found[then].merged(new)
-                if then not in found or merged != found[then]:
-                    found[then] = merged
+                edges.append((here, then, step.cost))
+                old = found.get(then)
+                if old is None:
+                    old = Reached((*found[here].rows, step.row), (0, 0, 0), None)
                     todo.append(then)
+                if waits:
+                    old = replace(old, waited=step.cost if old.waited is None else larger(old.waited, step.cost))
+                found[then] = old
+        return self._most(start, found, edges)
+
+    def _most(
+        self,
+        start: tuple[Config, Shift],
+        found: dict[tuple[Config, Shift], Reached],
+        edges: list[tuple[tuple[Config, Shift], tuple[Config, Shift], Cost]],
+    ) -> dict[tuple[Config, Shift], Reached]:
+        """With the most of each measure on any way to each node: Bellman and Ford, for longest ways."""
+        most: dict[tuple[Config, Shift], Cost] = {start: (0, 0, 0)}
+        for _ in range(len(found) + 1):
+            changed = False
+            for here, then, cost in edges:
+                if here not in most:
+                    continue
+                new = (0, *add(most[here], cost)[1:])  # moves are not bounded across waits
+                old = most.get(then)
+                if old is None or new[1] > old[1] or new[2] > old[2]:
+                    most[then] = new if old is None else larger(old, new)
+                    changed = True
+            if not changed:
+                return {key: replace(way, most=most[key]) for key, way in found.items()}
+        self.unbounded = True
         return found
 
 
-def _only_grows(changes: tuple[Change, ...]) -> bool:
-    return all(change.add >= 0 for change in changes)
+def _folds(counter: Counter) -> bool:
+    """Whether a counter is large, and such that its changes add up: it is only added to, and set."""
+    return counter.limit > LARGE and not counter.labels and all(change.add >= 0 for change in counter.changes)
 
 
 def _best(laps: list[Lap]) -> tuple[Lap, ...]:

@@ -188,6 +188,17 @@ class Graph:
 
         return diagram(self, format)
 
+    def analyse(self, *properties: Any, guardrails: Any = None) -> Any:
+        """What can be proved of the graph, as an ``agentfsm.analysis.Analysis``; ``analyse`` there takes more.
+
+        Args:
+            *properties: What you declare of it: ``must_pass(...)``, ``never_after(...)``.
+            guardrails: The ``AgentGuardrails`` of its runs; the defaults unless given.
+        """
+        from agentfsm.analysis import analyse  # a reader of graphs, loaded when one is analysed
+
+        return analyse(self, *properties, guardrails=guardrails)
+
     # Each of the following gives a new, checked graph; this one never changes.
 
     def with_transition(self, transition: Transition, *, before: str | None = None) -> Graph:

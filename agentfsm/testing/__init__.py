@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from agentfsm.core.examples import Example, detector
     from agentfsm.testing.clock import FakeClock
     from agentfsm.testing.compose import NoExampleError
-    from agentfsm.testing.contest import Contest, contests
+    from agentfsm.testing.contest import Contest, contests, hold
     from agentfsm.testing.forced import force, forcing
     from agentfsm.testing.models import RecordingModel, ScriptedModel, ScriptExhaustedError, call
     from agentfsm.testing.pathfinder import Path, Paths, paths
@@ -49,6 +49,7 @@ __all__ = [
     "detector",
     "force",
     "forcing",
+    "hold",
     "paths",
 ]
 
@@ -80,6 +81,7 @@ _WHERE = {
     "detector": "agentfsm.core.examples",
     "force": "agentfsm.testing.forced",
     "forcing": "agentfsm.testing.forced",
+    "hold": "agentfsm.testing.contest",
     "paths": "agentfsm.testing.pathfinder",
 }
 

@@ -21,7 +21,7 @@ from agentfsm.testing.pathfinder import Path, short
 from agentfsm.testing.ways import product_of, way_home
 from agentfsm.testing.witness import Walk, Witness
 
-__all__ = ["Contest", "contests", "stage"]
+__all__ = ["Contest", "contests", "hold"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def contests(graph: Graph, rules: Rules | None = None) -> list[Contest]:
     return found
 
 
-def stage(witness: Witness, contest: Contest) -> Walk | None:
+def hold(witness: Witness, contest: Contest) -> Walk | None:
     """Hold a contest with the real loop: the walk, or None where the two guards do not hold together.
 
     It is held in each way that the guards' examples allow, until both hold.

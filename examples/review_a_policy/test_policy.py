@@ -2,7 +2,7 @@
 
 Run them in this folder::
 
-    pytest --fsm-graph=test_policy:AGENT --fsm-report=term --fsm-report=svg:coverage.svg --fsm-fail-under=100
+    pytest --fsm-graph=test_policy:AGENT --fsm-report=term --fsm-fail-under=100
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ from agentfsm.errors import ConfigurationError
 from agentfsm.machine.graph import Graph, StateSpec, Transition
 from tests.analysis.graphs import dodging, endless_retry, guard
 
+FEW = AgentGuardrails(max_iterations=3, max_steps=6)
+
 
 def broken(analysis: Analysis) -> dict[str, tuple[str, ...]]:
     return {v.text: v.path for v in analysis.verdicts if not v.holds}
@@ -25,8 +27,6 @@ def broken(analysis: Analysis) -> dict[str, tuple[str, ...]]:
 
 def test_every_preset_passes_whatever_its_policy() -> None:
     for preset in PRESETS.values():
-        if preset.guardrails.max_iterations is None:
-            continue  # ten thousand steps: the same proof, and half a minute of it
         found = analyse(preset.graph, guardrails=preset.guardrails, rules=preset.rules)
         assert found.ok, str(found)
 
@@ -76,6 +76,7 @@ def test_declared_properties_hold_or_come_with_the_shortest_run() -> None:
         never_after("dispatch_tool", "output_truncated", until="pre_step"),
         must_pass("terminal", through="call_llm"),
         never_after("call_llm", "suspended"),
+        guardrails=FEW,
     )
     assert broken(found) == {
         "terminal only after call_llm": ("pre_step.cancelled",),
@@ -90,7 +91,7 @@ def test_declared_properties_hold_or_come_with_the_shortest_run() -> None:
 
 def test_a_name_that_means_nothing_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="'dispach_tool' is no state, guard or row"):
-        analyse(LOOP, must_pass("dispach_tool", through="pre_step"))
+        analyse(LOOP, must_pass("dispach_tool", through="pre_step"), guardrails=FEW)
 
 
 def test_attempts_that_reset_on_success_make_an_endless_retry() -> None:
@@ -105,7 +106,7 @@ def test_attempts_that_reset_on_success_make_an_endless_retry() -> None:
 
 def test_a_retry_that_goes_straight_to_the_model_dodges_the_budget() -> None:
     graph, _ = dodging()
-    found = broken(analyse(graph, must_pass("call_llm", through="pre_step")))
+    found = broken(analyse(graph, must_pass("call_llm", through="pre_step"), guardrails=FEW))
     assert found["call_llm only after pre_step"] == (
         "pre_step.otherwise",
         "call_llm.transient_provider",
@@ -119,7 +120,7 @@ def test_approval_that_is_asked_too_late_is_found() -> None:
     needs = guard("needs_approval")
     wrong = LOOP.with_transition(Transition("post_llm", needs, "dispatch_tool"), before="tool_calls")
     rule = must_pass("dispatch_tool", through="approval_required", when="needs_approval")
-    (path,) = broken(analyse(wrong, rule)).values()
+    (path,) = broken(analyse(wrong, rule, guardrails=FEW)).values()
     assert path == ("pre_step.otherwise", "call_llm.otherwise", "post_llm.needs_approval")
 
 
@@ -159,19 +160,19 @@ def test_spending_without_a_counter_is_no_proof() -> None:
         entered_by=Transition("post_tool", guard("reviewable"), "review"),
         before="tool_error",
     )
-    (verdict,) = [v for v in analyse(loose).verdicts if not v.holds]
+    (verdict,) = [v for v in analyse(loose, guardrails=FEW).verdicts if not v.holds]
     assert set(verdict.loop) == {"review.otherwise", "post_tool.reviewable"}
     assert verdict.detail == "it spends 'a review', but no counter bounds that"
     bounded = Facts(
         (Counter("reviews", 2, (Change("* -> review", 1), Change("* -> pre_step", to=(0,)))),),
         (exactly("reviewable", "reviews < 2"),),
     )
-    assert analyse(loose, facts=bounded).ok
+    assert analyse(loose, facts=bounded, guardrails=FEW).ok
 
 
 def test_a_guard_of_the_users_with_a_known_name_is_free() -> None:
     mine = LOOP.without("post_tool.tool_error").with_detector("post_tool", guard("tool_error"))
-    assert analyse(mine).ok
+    assert analyse(mine, guardrails=FEW).ok
     assert mine.transition("post_tool.tool_error").guard is not tool_error
 
 
@@ -196,11 +197,11 @@ def test_it_is_the_same_under_any_hash_seed_and_becomes_json() -> None:
 def test_facts_that_name_nothing_are_refused() -> None:
     facts = Facts((), (exactly("tool_error", "tries >= 2"),))
     with pytest.raises(ConfigurationError, match="there is no counter 'tries'"):
-        analyse(LOOP, facts=facts)
+        analyse(LOOP, facts=facts, guardrails=FEW)
     with pytest.raises(ConfigurationError, match="'>= 2' is no condition"):
-        analyse(LOOP, facts=Facts((), (exactly("tool_error", ">= 2"),)))
+        analyse(LOOP, facts=Facts((), (exactly("tool_error", ">= 2"),)), guardrails=FEW)
     with pytest.raises(ConfigurationError, match="declared twice"):
-        analyse(LOOP, facts=Facts((Counter("steps", 3),)))
+        analyse(LOOP, facts=Facts((Counter("steps", 3),)), guardrails=FEW)
     with pytest.raises(ConfigurationError, match="no value 'red'"):
         Facts((Counter("light", labels=("green",), changes=(Change("*", to=("red",)),)),)).check()
     with pytest.raises(ConfigurationError, match="outside 0 to 2"):
@@ -213,3 +214,9 @@ def test_the_report_reads_as_text() -> None:
     assert "BROKEN  terminal only after call_llm\n          by: pre_step.cancelled" in text
     bounds = "at most 1,351 moves, at most 50 model calls, at most 400 tool calls, where a reply makes at most 4"
     assert f"between two waits: {bounds}" in text
+
+
+def test_a_graph_can_be_asked_itself() -> None:
+    found = LOOP.analyse(must_pass("call_llm", through="pre_step"), guardrails=FEW)
+    assert isinstance(found, Analysis)
+    assert found.ok

@@ -64,7 +64,7 @@ def test_whatever_happens_a_run_of_any_preset_keeps_its_promises(name: str) -> N
             must.answered_once(played.result.run)
 
     check()
-    assert len(ends) >= 3, ends  # the draws go to many places
+    assert len(ends) >= 2, ends  # the draws go to several places
 
 
 @FEW
