@@ -10,13 +10,14 @@ from dataclasses import replace
 import pytest
 
 from agentfsm.analysis import Analysis, Change, Counter, Facts, analyse, exactly, must_pass, never_after
+from agentfsm.analysis.product import Product
 from agentfsm.core.detectors import tool_error
 from agentfsm.core.guardrails import AgentGuardrails
 from agentfsm.core.loop import LOOP
 from agentfsm.core.presets import PRESETS
 from agentfsm.errors import ConfigurationError
 from agentfsm.machine.graph import Graph, StateSpec, Transition
-from tests.analysis.graphs import dodging, endless_retry, guard
+from tests.analysis.graphs import dodging, endless_retry, guard, random_case
 
 FEW = AgentGuardrails(max_iterations=3, max_steps=6)
 
@@ -220,3 +221,26 @@ def test_a_graph_can_be_asked_itself() -> None:
     found = LOOP.analyse(must_pass("call_llm", through="pre_step"), guardrails=FEW)
     assert isinstance(found, Analysis)
     assert found.ok
+
+
+def test_whether_the_end_can_be_reached_is_what_a_walk_from_everywhere_finds() -> None:
+    lost = 0
+    for seed in range(60):
+        graph, facts = random_case(seed)
+        product = Product(graph, facts)
+        everywhere = walk(product, product.start)
+        expected = all(any(c[0] in product.finals for c in walk(product, config)) for config in everywhere)
+        (verdict,) = [v for v in analyse(graph, facts=facts).verdicts if v.text.startswith("from everywhere")]
+        assert verdict.holds is expected, graph.name
+        lost += not expected
+    assert 5 < lost < 55  # both answers come up
+
+
+def walk(product: Product, start: tuple[int, ...]) -> set[tuple[int, ...]]:
+    seen, todo = {start}, [start]
+    while todo:
+        for _, after in product.moves(todo.pop()):
+            if after not in seen:
+                seen.add(after)
+                todo.append(after)
+    return seen

@@ -125,11 +125,6 @@ def test_the_table_itself_is_caught_by_nothing() -> None:
     assert caught_by(LOOP) == ""
 
 
-def test_a_sample_of_the_mutants_is_caught() -> None:
-    sample = list(MUTANTS.items())[::8]
-    assert [name for name, graph in sample if not caught_by(graph)] == []
-
-
 def test_every_mutant_is_caught() -> None:
     caught = {name: caught_by(graph) for name, graph in MUTANTS.items()}
     by_order = sum("-before-" in path for path in caught.values())
