@@ -159,10 +159,10 @@ def loop_detected(run: RunState) -> Failure | None:
     if not run.batch:
         return None
     window, limit = run.guardrails.loop_window, run.guardrails.loop_hard_threshold
-    calls = [*run.recent_calls, *(c.signature for c in run.batch)]
-    if len(calls) < limit:
-        return None
+    calls = [*run.recent_calls, *[c.signature for c in run.batch]]
     for place in range(len(run.recent_calls), len(calls)):
+        if calls.count(calls[place]) < limit:
+            continue
         count = calls[max(0, place + 1 - window) : place + 1].count(calls[place])
         if count >= limit:
             tool = calls[place].rpartition(":")[0]
@@ -212,7 +212,10 @@ def question_asked(run: RunState) -> bool:
 
 def calls_pending(run: RunState) -> bool:
     """Some call of the batch has no result yet."""
-    return any(c.result is None for c in run.batch)
+    for call in run.batch:  # noqa: SIM110  # asked in every step: a generator costs more than the question
+        if call.result is None:
+            return True
+    return False
 
 
 def _failed(run: RunState, kind: FailureKind) -> Failure | None:

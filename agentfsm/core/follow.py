@@ -37,7 +37,7 @@ def follow(run: RunState, decision: Decision, final: bool = False) -> None:
         _settle_wait(run, row.target)
     if row.target == PRE_STEP:
         run.steps += 1
-    if final or row.target in _REQUEST_OR_END:
+    if run.batch and (final or row.target in _REQUEST_OR_END):
         close_batch(run)
 
 
@@ -51,8 +51,9 @@ def _settle_reply(run: RunState, target: str) -> None:
         return
     _forgive(run, OUTPUT_KINDS)
     if run.batch:
-        window = run.guardrails.loop_window
-        run.recent_calls = [*run.recent_calls, *(c.signature for c in run.batch)][-window:]
+        recent = run.recent_calls
+        recent.extend([c.signature for c in run.batch])
+        del recent[: -run.guardrails.loop_window]
 
 
 def _settle_batch(run: RunState, target: str) -> None:

@@ -96,8 +96,10 @@ def _due(context: Context) -> list[CallState]:
 
 def _lost_secrets(call: ToolCall, tools: Mapping[str, Tool]) -> Waiting | None:
     """What a person is asked where a run was taken up from a journal, which holds no secrets."""
-    secret = tools[call.name].secret if call.name in tools else frozenset[str]()
-    lost = sorted(name for name in secret if is_withheld(call.arguments.get(name)))
+    tool = tools.get(call.name)
+    if tool is None or not tool.secret:
+        return None
+    lost = sorted(name for name in tool.secret if is_withheld(call.arguments.get(name)))
     if not lost:
         return None
     return Waiting(

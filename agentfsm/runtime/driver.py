@@ -68,6 +68,7 @@ class Driver:
         self._begun = False
         self._mark = 0.0
         self._cancel: str | None = None
+        self._owner: asyncio.Task[Any]
         self._task: asyncio.Task[Any] | None = None
         self._struck = False
 
@@ -89,8 +90,21 @@ class Driver:
         now = self._now()
         self._mark += max(0.0, now - max(since, self._mark))
 
+    async def to_the_end(self) -> None:
+        """Advance until the run has ended or waits for a person, all in the task at hand."""
+        self._belong_to_this_task()
+        while self.outcome is None:
+            await self._advance()
+
     async def advance(self) -> None:
         """Await one effect, fold it in and step."""
+        self._belong_to_this_task()
+        await self._advance()
+
+    def _belong_to_this_task(self) -> None:
+        self._owner = self.context.watchdog.owner = cast("asyncio.Task[Any]", asyncio.current_task())
+
+    async def _advance(self) -> None:
         run = self._run
         keeper = self.context.recorder.keeper
         if keeper is not None and keeper.error is not None:  # what was not kept did not happen: nothing comes behind
@@ -179,7 +193,7 @@ class Driver:
 
         Whatever user code raises becomes an outcome; only a cancellation from outside passes through.
         """
-        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        task = self._owner
         before = task.cancelling()
         self._task = task
         if self._cancel is not None:  # another thread asked just now, when there was no task to cut off

@@ -106,8 +106,7 @@ class Run:
         try:
             if self._step is not None:
                 await self._settled(self._step)
-            while driver.outcome is None:
-                await driver.advance()
+            await driver.to_the_end()
         finally:
             self._busy = False
         return self.result

@@ -5,6 +5,8 @@ a sixth of what a step costs. Here the timer that is armed stays; when it goes o
 await for which it was armed has long ended, it is armed again for the deadline at hand. In every other
 way a limit works as ``asyncio.timeout`` does: the task is cancelled, the cancellation is taken back, and
 ``TimeoutError`` is raised, while a cancellation that comes from outside stays what it is.
+
+Whoever knows the task says so: Python 3.11 asks the operating system each time which loop and task run.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ class Watchdog:
     """Limits one await at a time: ``with watchdog.limit(seconds): await ...``, never nested.
 
     Attributes:
+        owner: The task that enters, where it is known; else the one that runs then.
         seconds: The limit of the block at hand.
 
     Raises:
@@ -27,6 +30,7 @@ class Watchdog:
     """
 
     def __init__(self) -> None:
+        self.owner: asyncio.Task[Any] | None = None
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
         self._deadline = 0.0
@@ -46,10 +50,10 @@ class Watchdog:
         return self._expired
 
     def __enter__(self) -> Watchdog:
-        loop = asyncio.get_running_loop()
-        task = asyncio.current_task(loop)
+        task = self.owner or asyncio.current_task()
         if task is None or self._task is not None:
             raise RuntimeError("a watchdog limits one await at a time, inside a task")
+        loop = task.get_loop()
         self._task, self._cancelling, self._expired = task, task.cancelling(), False
         self._deadline = deadline = loop.time() + self.seconds
         if self._timer is None or self._loop is not loop or self._timer.when() > deadline:
