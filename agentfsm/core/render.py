@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from typing import cast, overload
-from xml.sax.saxutils import quoteattr
 
 from agentfsm.core.failures import Failure
 from agentfsm.core.messages import Message, Role
@@ -109,6 +108,8 @@ def addendum(lessons: Sequence[Failure]) -> str:
 
 def _attribute(text: str) -> str:
     """A quoted attribute; characters that XML has no way to write are replaced."""
+    from xml.sax.saxutils import quoteattr  # it loads urllib, which a run without lessons does not need
+
     legal = (
         c if c in "\t\n\r" or " " <= c <= "\ud7ff" or "\ue000" <= c <= "\ufffd" or c > "\uffff" else "�" for c in text
     )
@@ -116,5 +117,5 @@ def _attribute(text: str) -> str:
 
 
 def _elided(run: RunState) -> list[Message]:
-    old = [replace(m, content=ELIDED) if m.role is Role.TOOL else m for m in run.messages[: run.elided]]
+    old = [replace(m, content=ELIDED, images=()) if m.role is Role.TOOL else m for m in run.messages[: run.elided]]
     return [*old, *run.messages[run.elided :]]
