@@ -23,14 +23,28 @@ __all__ = ["MAX_INT", "decode", "encode"]
 MAX_INT = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly."""
 
-_FAST = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+_STRICT = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 _STRING = json.encoder.encode_basestring
 _ORDERED = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
-# A number in compact JSON stands behind one of these; a hit inside a string costs time and nothing else.
+# A number in compact JSON stands behind one of these; a hit inside a string would cost time and nothing else.
 _NUMBER = re.compile(r"[:,\[]-?(?:\d{16}|\d+(?:\.0(?!\d)|(?:\.\d+)?e))")
-_WIDE = re.compile("[\ud800-\udfff\U00010000-\U0010ffff]")
-_LONE = re.compile("[\ud800-\udfff]")
+
+
+def _kept() -> Callable[[Any], str]:
+    """The encoder of ``_STRICT``, made once.
+
+    The standard library makes one for each call, which costs as much as to encode a small record. This one looks
+    for no circle, so ``encode`` asks ``_STRICT`` where there is no end.
+    """
+    make: Any = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:  # an interpreter without the C encoder
+        return _STRICT.encode
+    run = make(None, _STRICT.default, _STRING, None, ":", ",", True, False, False)
+    return lambda value: "".join(run(value, 0))
+
+
+_FAST = _kept()
 
 
 def encode(value: Any) -> str:
@@ -44,7 +58,7 @@ def encode(value: Any) -> str:
         TypeError: The value is none of these.
         ValueError: The value holds itself, or is nested too deeply.
     """
-    if type(value) is str and (value.isascii() or _LONE.search(value) is None):
+    if type(value) is str and not _lone(value):
         return _STRING(value)
     try:
         text = _FAST(value)
@@ -55,20 +69,50 @@ def encode(value: Any) -> str:
     except TypeError:
         text = None  # a mapping that is no dict, or no JSON at all
     except RecursionError:
-        raise ValueError("the value is nested too deeply for JSON") from None
+        raise _endless(value) from None
     if text is not None and not _odd(text):
         return text
     return _ORDERED(_tagged(value))
 
 
+def _endless(value: Any) -> ValueError:
+    """Why a value has no end: it holds itself, or is nested too deeply."""
+    try:
+        _STRICT.encode(value)
+    except ValueError as error:
+        return error
+    except RecursionError:
+        pass
+    return ValueError("the value is nested too deeply for JSON")
+
+
 def _odd(text: str) -> bool:
     """Whether a text may hold what must be tagged, or keys that Python sorts otherwise than RFC 8785."""
-    return (
-        text[:1] not in "{["
-        or '"$' in text
-        or _NUMBER.search(text) is not None
-        or (not text.isascii() and _WIDE.search(text) is not None)
-    )
+    # A text is searched for one character in no time, for two it takes longer, and a pattern is slow to look
+    # through all that people said: it sees what stands outside the strings.
+    if text[:1] not in "{[" or ("$" in text and '"$' in text) or (not text.isascii() and _wide(text)):
+        return True
+    outside = text if "\\" in text and '\\"' in text else "".join(text.split('"')[::2])
+    return _NUMBER.search(outside) is not None
+
+
+def _wide(text: str) -> bool:
+    """Whether a text has characters that UTF-16 writes as two, or lone surrogates."""
+    try:
+        return len(text.encode("utf-16-le")) > 2 * len(text)
+    except UnicodeEncodeError:
+        return True
+
+
+def _lone(text: str) -> bool:
+    """Whether a text has lone surrogates."""
+    if text.isascii():
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _tagged(value: Any) -> Any:
@@ -76,7 +120,7 @@ def _tagged(value: Any) -> Any:
         return value
     if isinstance(value, str):
         text = str.__str__(value)
-        return {"$str": text.encode("utf-8", "surrogatepass").hex()} if _LONE.search(text) else text
+        return {"$str": text.encode("utf-8", "surrogatepass").hex()} if _lone(text) else text
     if isinstance(value, int):
         number = int(value)
         return number if -MAX_INT <= number <= MAX_INT else {"$int": str(number)}
@@ -96,7 +140,7 @@ def _tagged_object(value: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # what callers promise
             raise TypeError(f"the key {key!r} of an object is no string")
     names = sorted(value, key=lambda key: key.encode("utf-16-be", "surrogatepass"))
-    if any(name.startswith("$") or _LONE.search(name) for name in names):
+    if any(name.startswith("$") or _lone(name) for name in names):
         return {"$items": [[_tagged(name), _tagged(value[name])] for name in names]}
     return {str.__str__(name): _tagged(value[name]) for name in names}
 

@@ -6,11 +6,15 @@ import contextlib
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 
 from agentfsm.errors import StoreError, StoreLockedError
 
 __all__ = ["FileLock"]
+
+TRIES, ENOUGH, WAIT_S = 50, 3, 0.001
+"""How often a lock is tried, how often it is where a name stands in the file, and the seconds in between."""
 
 if sys.platform == "win32":
     import msvcrt
@@ -19,11 +23,16 @@ if sys.platform == "win32":
         os.lseek(descriptor, 1 << 20, os.SEEK_SET)  # far behind the text, which others may then read
         msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
 
+    _ask = _lock
+
 else:
     import fcntl
 
     def _lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _ask(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # any number may ask at once
 
 
 class FileLock:
@@ -48,17 +57,16 @@ class FileLock:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise StoreError(f"{self._path} cannot be written: {error.strerror}") from error
-        try:
-            _lock(descriptor)
-        except OSError:
-            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() if hasattr(os, "pread") else ""
+        name = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
+        holder = _locked(descriptor)
+        if holder is not None:
             os.close(descriptor)
             raise StoreLockedError(
                 f"{self._path.name.removesuffix('-lock')} is written by {holder or 'another process'}: one process at "
                 "a time writes a SQLite store; use a store on a server for more"
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            )
+        os.write(descriptor, name)  # over what a dead process may have left; others read the first line
+        os.ftruncate(descriptor, len(name))
         self._descriptor = descriptor
 
     def held(self) -> bool:
@@ -68,7 +76,7 @@ class FileLock:
         except OSError:
             return False
         try:
-            _lock(descriptor)
+            _ask(descriptor)
         except OSError:
             return True
         finally:
@@ -79,5 +87,33 @@ class FileLock:
         """Let go of it."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, 0)  # who comes next is not to be taken for us
+            with contextlib.suppress(OSError):
                 os.close(self._descriptor)
             self._descriptor = None
+
+
+def _locked(descriptor: int) -> str | None:
+    """Lock a file, or tell the name that stands in it.
+
+    We try for a moment: somebody may only be asking whether it is held, and whoever has just got it is about to
+    write its name over that of a dead process.
+    """
+    for attempt in range(1, TRIES + 1):
+        try:
+            _lock(descriptor)
+        except OSError:
+            holder = _holder(descriptor)
+            if holder and attempt >= ENOUGH:
+                return holder
+            time.sleep(WAIT_S)
+        else:
+            return None
+    return ""
+
+
+def _holder(descriptor: int) -> str:
+    if not hasattr(os, "pread"):
+        return ""
+    line, ended, _ = os.pread(descriptor, 200, 0).partition(b"\n")
+    return line.decode(errors="replace") if ended else ""

@@ -8,9 +8,10 @@ outcome only repeats them, and a tool's result stands in its own record, to whic
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
+from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -31,9 +32,11 @@ HIDDEN = frozenset(
         "answer",
         "arguments",
         "blockers",
+        "by",
         "choices",
         "content",
         "context",
+        "data",
         "denied",
         "ending_value",
         "explanation",
@@ -54,59 +57,82 @@ HIDDEN = frozenset(
 _NO_DEFAULT = object()
 
 
-class _Field(NamedTuple):
-    name: str
-    default: Any
-    hidden: bool
+class _Shape(NamedTuple):
+    """What there is to write of a class.
+
+    Attributes:
+        fields: Each field's name, its default and whether it is hidden.
+        get: Gives the fields of a value, all at once.
+        single: Whether there is one field, which ``get`` gives as it is.
+    """
+
+    fields: tuple[tuple[str, Any, bool], ...]
+    get: Callable[[Any], Any]
+    single: bool
 
 
 @cache
-def _fields(kind: type[object]) -> tuple[_Field, ...]:
+def _shape(kind: type[object]) -> _Shape | None:
+    """The shape of a dataclass or of a model of pydantic; None for any other class."""
     if issubclass(kind, BaseModel):
-        own = {n: f.get_default(call_default_factory=False) for n, f in kind.model_fields.items()}
-        return tuple(_Field(name, default, name in HIDDEN) for name, default in own.items())
-    fields: list[_Field] = []
-    for each in dataclasses.fields(cast("Any", kind)):
-        default = each.default
-        if default is dataclasses.MISSING:
-            made = each.default_factory
-            default = _NO_DEFAULT if made is dataclasses.MISSING else made()
-        fields.append(_Field(each.name, default, each.name in HIDDEN))
-    return tuple(fields)
+        defaults = {n: f.get_default(call_default_factory=False) for n, f in kind.model_fields.items()}
+    elif dataclasses.is_dataclass(kind):
+        defaults = {f.name: _default(f) for f in dataclasses.fields(kind)}
+    else:
+        return None
+    get = attrgetter(*defaults) if defaults else _nothing
+    return _Shape(tuple((n, default, n in HIDDEN) for n, default in defaults.items()), get, len(defaults) == 1)
+
+
+def _nothing(value: object) -> tuple[()]:
+    return ()
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    return _NO_DEFAULT if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def written(value: Any, hider: Hider) -> Any:
     """A value of the loop's as JSON data, with what is to be hidden put aside."""
-    if value is None or isinstance(value, (bool, int, float)):
+    kind = value.__class__
+    if kind in _AS_IT_IS:
         return value
+    if kind is tuple or kind is list:
+        return [written(item, hider) for item in value]
+    if _shape(kind) is not None:
+        return _object(value, hider)
     if isinstance(value, Enum):
         return value.value
-    if isinstance(value, str):
+    if isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):
         return [written(item, hider) for item in cast("Sequence[Any]", value)]
-    if isinstance(value, Mapping):
-        return hider.hide(dict(cast("Mapping[str, Any]", value)))
-    if dataclasses.is_dataclass(value) or isinstance(value, BaseModel):
-        return _object(value, hider)
-    return hider.hide(value)
+    return hider.hide(dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else value)
 
 
-def _object(value: Any, hider: Hider) -> Data:
+def _object(value: Any, hider: Hider, without: str = "") -> Data:
+    """A value's fields that are not what they are by default.
+
+    Args:
+        value: A dataclass or a model of pydantic.
+        hider: Takes what is to be hidden.
+        without: A field to leave out.
+    """
+    fields, get, single = cast("_Shape", _shape(value.__class__))
     data: Data = {}
-    for name, default, hidden in _fields(value.__class__):
-        held = getattr(value, name)
-        if held is default:
+    for (name, default, hidden), held in zip(fields, (get(value),) if single else get(value), strict=True):
+        if held is default or name == without:
             continue
-        if hidden:
-            if name == "arguments":
-                held = hider.arguments(str(getattr(value, "tool", "") or getattr(value, "name", "")), held)
-            elif isinstance(held, (BaseModel, PersonReply)):
-                held = written(held, hider)
-            else:
-                held = hider.hide(held)
-        else:
+        if not hidden:
             held = written(held, hider)
+        elif name == "arguments":
+            held = hider.arguments(str(getattr(value, "tool", "") or getattr(value, "name", "")), held)
+        elif isinstance(held, (BaseModel, PersonReply)):
+            held = written(held, hider)
+        else:
+            held = hider.hide(held)
         if not _is_default(held, default):
             data[name] = held
     if isinstance(value, Failure) and value.suggested_action is DEFAULT_ACTIONS[value.kind]:
@@ -114,7 +140,12 @@ def _object(value: Any, hider: Hider) -> Data:
     return data
 
 
+_AS_IT_IS = frozenset({type(None), bool, int, float, str})
+
+
 def _is_default(held: Any, default: Any) -> bool:
+    if held:
+        return bool(held == default)
     if held == {}:
         return default == {} or dataclasses.is_dataclass(default)
     if held == []:
@@ -164,6 +195,26 @@ class OutcomeWriter:
         self._results[id(result)] = (eid, result)
         return _object(result, hider)
 
+    def repeated(self, outcome: o.Outcome) -> str | None:
+        """The JSON of an outcome that says nothing, or only what was written before; None for any other."""
+        if isinstance(outcome, o.Judged):
+            return '{"judged":{}}'
+        if isinstance(outcome, o.Checked):
+            return None if outcome.recalled else '{"checked":{}}'
+        if isinstance(outcome, o.Read):
+            return '{"read":{"calls":"reply"}}' if self._repeats_calls(outcome) and outcome.malformed is None else None
+        if isinstance(outcome, o.Ran) and outcome.results:
+            known = [self._results.get(id(result)) for result in outcome.results]
+            eids = [f'"{pair[0]}"' for pair in known if pair is not None]
+            if len(eids) == len(known):
+                self._results.clear()
+                return f'{{"ran":{{"results":[{",".join(eids)}]}}}}'
+        return None
+
+    def _repeats_calls(self, read: o.Read) -> bool:
+        reply = self._reply
+        return reply is not None and bool(read.calls) and read.calls is reply.message.tool_calls and read.answer is None
+
     def write(self, outcome: o.Outcome, hider: Hider) -> Data:
         """An outcome as an object of one field: its kind."""
         kind = _NAMES[type(outcome)]
@@ -174,7 +225,7 @@ class OutcomeWriter:
         results: Sequence[ToolResult] = getattr(outcome, "results", ())
         if isinstance(outcome, o.Replied):
             self._reply = outcome.reply
-        data = _object(dataclasses.replace(cast("Any", outcome), results=()) if results else outcome, hider)
+        data = _object(outcome, hider, without="results" if results else "")
         if results:
             data["results"] = [self._pointer(result, hider) for result in results]
         if hasattr(outcome, "results"):
@@ -187,17 +238,17 @@ class OutcomeWriter:
 
     def _read(self, read: o.Read, hider: Hider) -> Data:
         message = None if self._reply is None else self._reply.message
-        if message is not None and read.calls and read.calls is message.tool_calls and read.answer is None:
-            return {**_object(dataclasses.replace(read, calls=()), hider), "calls": "reply"}
+        if self._repeats_calls(read):
+            return {**_object(read, hider, without="calls"), "calls": "reply"}
         if message is not None and read.answer is message.content and not read.calls:
-            return {**_object(dataclasses.replace(read, answer=None), hider), "answer": {"is": "text"}}
-        data = _object(dataclasses.replace(read, answer=None), hider)
+            return {**_object(read, hider, without="answer"), "answer": {"is": "text"}}
+        data = _object(read, hider, without="answer")
         if read.answer is not None:
             data["answer"] = {"value": hider.hide(read.answer)}
         return data
 
     def _person(self, reply: PersonReply, hider: Hider) -> Data:
-        data = _object(dataclasses.replace(reply, arguments={}), hider)
+        data = _object(reply, hider, without="arguments")
         if reply.arguments:
             data["arguments"] = hider.arguments(self._asked, reply.arguments)
         return data

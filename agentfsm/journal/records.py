@@ -116,9 +116,20 @@ class Hider:
         """All that was put aside, as ``Row.hidden``."""
         return f"[{','.join(self._kept)}]" if self._kept else ""
 
+    def taken(self) -> str:
+        """The same, for a record that is whole: the next one begins with nothing put aside."""
+        if not self._kept:
+            return ""
+        kept = self.kept()
+        self._kept.clear()
+        return kept
+
 
 class Missing:
     """Stands where a hidden value was redacted."""
+
+    def __repr__(self) -> str:
+        return "(redacted)"
 
 
 MISSING = Missing()
@@ -133,7 +144,7 @@ def open_row(row: Row) -> dict[str, Any]:
     try:
         body: dict[str, Any] = decode(row.body)
         if row.hidden:
-            body = reveal(body, json.loads(row.hidden))
+            body = reveal(body, json.loads(row.hidden), tagged='"$' in row.hidden)
         return body
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise JournalError(f"record {row.seq} cannot be read: {error}") from error
@@ -144,14 +155,22 @@ def was_redacted(row: Row) -> bool:
     return "null" in row.hidden and None in json.loads(row.hidden)
 
 
-def reveal(value: Any, hidden: Sequence[Any]) -> Any:
-    """A value with what is hidden in it put back; ``MISSING`` where it was redacted."""
+def reveal(value: Any, hidden: Sequence[Any], *, tagged: bool = True) -> Any:
+    """A value with what is hidden in it put back; ``MISSING`` where it was redacted.
+
+    Args:
+        value: The body of a record, or a part of it.
+        hidden: What stands beside it, read as JSON.
+        tagged: Whether there may be tagged objects in that.
+    """
     if isinstance(value, list):
-        return [reveal(item, hidden) for item in cast("list[object]", value)]
+        return [reveal(item, hidden, tagged=tagged) for item in cast("list[object]", value)]
     if not isinstance(value, dict):
         return value
     found = cast("dict[str, Any]", value)
     if len(found) == 1 and "#" in found:
         kept = hidden[found["#"][0]]
-        return MISSING if kept is None else decode(json.dumps(kept[1]))
-    return {name: reveal(item, hidden) for name, item in found.items()}
+        if kept is None:
+            return MISSING
+        return decode(json.dumps(kept[1])) if tagged else kept[1]
+    return {name: reveal(item, hidden, tagged=tagged) for name, item in found.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -14,6 +14,7 @@ from agentfsm.core.messages import ToolResult
 from agentfsm.core.outcomes import Cancelled, Outcome
 from agentfsm.core.state import RunState, Waiting
 from agentfsm.errors import JournalError
+from agentfsm.journal.names import Names
 from agentfsm.journal.outcomes import OutcomeReader, load_failure
 from agentfsm.journal.records import FORM, START, Record, Row, open_row, was_redacted
 from agentfsm.machine.engine import Decision
@@ -31,18 +32,24 @@ class Past:
         run: What the run knew behind the last record.
         head: Number and hash of the last record, and the epoch in which it was written.
         created: The first record.
+        graph: The table that the run runs on, with its name and fingerprint.
         suspended: The last record where the run waits, or None.
+        asked: Number and hash of that record.
         finished: Whether the run's last record is there.
         attempts: Attempts at each effect.
+        left: The states that it has left.
         outcome: The outcome that the last transition folded in.
     """
 
     def __init__(self) -> None:
         self.seq, self.hash, self.epoch = 0, START, 0
         self.created: Data = {}
+        self.graph: Data = {}
+        self.asked: tuple[int, str] | None = None
         self.suspended: Data | None = None
         self.finished = False
         self.attempts: dict[str, int] = {}
+        self.left: set[str] = set()
         self.outcome: Outcome | None = None
         self._run: RunState | None = None
         self._reader = OutcomeReader()
@@ -57,11 +64,6 @@ class Past:
         if self._run is None:
             raise JournalError("the journal is empty")
         return self._run
-
-    @property
-    def graph(self) -> Data:
-        """The pinned table, with its name and fingerprint."""
-        return cast("Data", self.created["graph"])
 
     def add(self, row: Row) -> None:
         """Fold one record in.
@@ -79,6 +81,8 @@ class Past:
         except (KeyError, ValueError, TypeError, AttributeError, IndexError, JournalError) as error:
             raise JournalError(f"record {row.seq} cannot be folded in: {error}") from error
         self.seq, self.hash, self.epoch = row.seq, row.hash, body["epoch"]
+        if body["kind"] == "run.suspended":
+            self.asked = row.seq, row.hash
 
     @property
     def loose(self) -> dict[str, ToolResult]:
@@ -90,7 +94,7 @@ class Past:
     def _created(self, body: Data) -> None:
         if body["form"] != FORM:
             raise JournalError(f"the journal is of form {body['form']}; this release reads form {FORM}")
-        self.created = body
+        self.created, self.graph = body, body["graph"]
         if "state" in body:
             self._run = load_state(body["state"])
             return
@@ -123,6 +127,7 @@ class Past:
         if source != run.state:
             raise JournalError(f"it leaves {source!r}, and the run is in {run.state!r}")
         run.state = body["to"]
+        self.left.add(source)
         found = load_failure(body["failure"]) if "failure" in body else None
         final = any(name == body["to"] and ends for name, _, ends, _ in self.graph["states"])
         follow(run, Decision(Transition(source, None, body["to"]), (), found), final)
@@ -144,7 +149,12 @@ class Past:
         self.run.waiting = _WAITING.validate_python(body["waiting"])
 
     def _resume(self, body: Data) -> None:
-        self.suspended = None
+        self.suspended = self.asked = None
+
+    def _migrate(self, body: Data) -> None:
+        names, self.graph = Names.read(body), body["graph"]
+        names.rename(self.run)
+        self.left = {names.state(name) for name in self.left}
 
     def _finish(self, body: Data) -> None:
         self.finished = True
@@ -165,6 +175,7 @@ _FOLD: Mapping[str, str] = {
     "effect.result": "_result",
     "run.suspended": "_suspend",
     "run.resumed": "_resume",
+    "run.migrated": "_migrate",
     "run.finished": "_finish",
 }
 """The method that folds each kind of record in; other kinds change nothing that a run knows."""

@@ -7,13 +7,14 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
 from agentfsm.core.failures import Failure
 from agentfsm.core.messages import ToolResult
 from agentfsm.core.model import ToolSpec
-from agentfsm.core.outcomes import Checked, Judged, Outcome
+from agentfsm.core.outcomes import Outcome
 from agentfsm.core.state import Waiting
 from agentfsm.journal.canonical import encode
 from agentfsm.journal.outcomes import OutcomeWriter, written
@@ -42,8 +43,14 @@ class Scribe:
         self.head = head
         self.epoch = epoch
         self._secrets = secrets
+        self._hider = Hider(secrets)
         self._outcomes = OutcomeWriter()
         self._moves: dict[int, tuple[Any, str]] = {}
+        self._by_hand: Mapping[str, Callable[[Entry], str | None]] = {
+            "transition": self._move,
+            "effect.intent": self._intent,
+            "effect.result": self._result,
+        }
 
     def go_on(self, asked: str, results: Mapping[str, ToolResult]) -> None:
         """Go on with a run that somebody else wrote.
@@ -59,18 +66,20 @@ class Scribe:
         return [self._row(entry) for entry in entries]
 
     def _row(self, entry: Entry) -> Row:
-        kind = entry[0]
-        hider = Hider(self._secrets)
-        text = self._move(entry, hider) if kind == "transition" else None
+        by_hand = self._by_hand.get(entry[0])
+        text = by_hand(entry) if by_hand is not None else None
         if text is None:
-            text = self._body(kind, entry, hider)
-        if self._secrets is not None:
-            text = self._secrets.scrub(text)
-        self.head = seal(self.head, text)
-        return Row(self.seq, text, self.head, hider.kept())
+            text = self._body(entry)
+        self.head = head = seal(self.head, text)
+        return Row(self.seq, text, head, self._hider.taken())
 
-    def _move(self, entry: Entry, hider: Hider) -> str | None:
-        """The body of an ordinary move, put together by hand: most records are one, and the text is known."""
+    def _clean(self, text: str) -> str:
+        return text if self._secrets is None else self._secrets.scrub(text)
+
+    # The records of a step are put together by hand: their fields are known, and each stands where its name sorts.
+
+    def _move(self, entry: Entry) -> str | None:
+        """The body of an ordinary move, or None where the move is another: most records are one."""
         _, time, outcome, cancel, took, silence, decision, aborted = entry
         if cancel is not None or aborted is not None or isinstance(decision.found, Failure):
             return None
@@ -78,23 +87,44 @@ class Scribe:
         known = self._moves.get(id(row))
         if known is None:
             known = self._moves[id(row)] = (row, encode(_row_fields(decision))[1:-1])
-        out = _NOTHING.get(outcome) if type(outcome) in _PLAIN else None
-        if out is None:
-            out = encode(self._outcomes.write(outcome, hider))
+        said = self._outcomes.repeated(outcome)
+        out = encode(self._outcomes.write(outcome, self._hider)) if said is None else said
         self.seq += 1
         us = f',"us":[{took},{silence}]' if took or silence else ""
-        return (
+        text = (
             f'{{"epoch":{self.epoch},"kind":"transition","out":{out},"seq":{self.seq},'
             f'{known[1]},"ts":{int(time * 1000)}{us}}}'
         )
+        return self._clean(text) if said is None else text  # else all of it is our own words
 
-    def _body(self, kind: str, entry: Entry, hider: Hider) -> str:
+    def _intent(self, entry: Entry) -> str:
+        _, time, eid, name, attempt, policy = entry
+        self.seq += 1
+        again = f'"attempt":{attempt},' if attempt > 1 else ""
+        return self._clean(
+            f'{{{again}"eid":{encode(eid)},"epoch":{self.epoch},"kind":"effect.intent","name":{encode(name)},'
+            f'"policy":{encode(policy)},"seq":{self.seq},"ts":{int(time * 1000)}}}'
+        )
+
+    def _result(self, entry: Entry) -> str:
+        _, time, eid, result = entry
+        out = encode(self._outcomes.result(eid, result, self._hider))
+        self.seq += 1
+        return self._clean(
+            f'{{"eid":{encode(eid)},"epoch":{self.epoch},"kind":"effect.result","out":{out},'
+            f'"seq":{self.seq},"ts":{int(time * 1000)}}}'
+        )
+
+    def _body(self, entry: Entry) -> str:
+        kind, hider = entry[0], self._hider
         body = _FIELDS.get(kind, _plain)(self._outcomes, entry, hider)
         if self._secrets is not None and kind in _BEGINNINGS:
             body["salt"] = hider.hide(self._secrets.salt)
+        texts = {name: encode(value) for name, value in body.items()}  # each by itself: few hold what must be tagged
         self.seq += 1
-        body["epoch"], body["kind"], body["seq"], body["ts"] = self.epoch, kind, self.seq, int(entry[1] * 1000)
-        return encode(body)
+        texts |= {"epoch": str(self.epoch), "kind": f'"{kind}"', "seq": str(self.seq), "ts": str(int(entry[1] * 1000))}
+        fields = [f'"{name}":{texts[name]}' for name in sorted(texts)]
+        return self._clean(f"{{{','.join(fields)}}}")
 
 
 def _plain(outcomes: OutcomeWriter, entry: Entry, hider: Hider) -> Data:
@@ -122,23 +152,6 @@ def _row_fields(decision: Decision) -> Data:
     """Which row was taken; ``tried`` has a digit for each guard that was asked, in order: 1 where it held."""
     row = decision.transition
     return {"to": str(row.target), "transition": row.id, "tried": "0" * (len(decision.tried) - 1) + "1"}
-
-
-_NOTHING = {Checked(): '{"checked":{}}', Judged(): '{"judged":{}}'}
-_PLAIN = frozenset({Checked, Judged})
-
-
-def _intent(outcomes: OutcomeWriter, entry: Entry, hider: Hider) -> Data:
-    _, _, eid, name, attempt, policy = entry
-    body: Data = {"eid": eid, "name": name, "policy": policy}
-    if attempt > 1:
-        body["attempt"] = attempt
-    return body
-
-
-def _result(outcomes: OutcomeWriter, entry: Entry, hider: Hider) -> Data:
-    eid, result = cast("tuple[str, ToolResult]", entry[2:])
-    return {"eid": eid, "out": outcomes.result(eid, result, hider)}
 
 
 def _suspended(outcomes: OutcomeWriter, entry: Entry, hider: Hider) -> Data:
@@ -175,8 +188,6 @@ def _created(outcomes: OutcomeWriter, entry: Entry, hider: Hider) -> Data:
 
 _FIELDS: dict[str, Callable[[OutcomeWriter, Entry, Hider], Data]] = {
     "transition": _transition,
-    "effect.intent": _intent,
-    "effect.result": _result,
     "run.created": _created,
     "run.forked": _created,
     "run.suspended": _suspended,
@@ -209,6 +220,7 @@ def described(policy: Any) -> Data:
     return data
 
 
+@cache
 def _versions() -> Data:
     try:
         own = version("agentfsm")

@@ -21,7 +21,8 @@ SHORTEST = 8
 
 def keys_in_environment() -> list[str]:
     """The values of environment variables whose names say that they are keys, tokens or passwords."""
-    return [v for name, v in os.environ.items() if len(v) >= SHORTEST and _NAME.search(name.upper())]
+    named = [os.environ.get(name, "") for name in os.environ if _NAME.search(name.upper())]
+    return [value for value in named if len(value) >= SHORTEST]
 
 
 class Secrets:

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from agentfsm import Agent, Allow, Edit, Host, SqliteStore, ToolDefinitionError, UserInputRequested, tool
+from agentfsm import Agent, Allow, Edit, Host, ProviderError, SqliteStore, ToolDefinitionError, UserInputRequested, tool
+from agentfsm.core.model import secrets_of
 from agentfsm.journal.secrets import Secrets
 from agentfsm.journal.verify import GOOD, verify
+from agentfsm.models import ConcurrencyLimit, FallbackModel, Limited, Priced, resolve
 from agentfsm.testing import FakeClock, ScriptedModel, call
 
 PASSWORD, PIN, KEY = "correct horse battery", "471108150", "sk-env-0123456789abcdef"
@@ -91,6 +93,54 @@ def test_a_run_without_a_store_keeps_its_secrets_out_of_its_journal(monkeypatch)
     text = json.dumps([r.data for r in asyncio.run(live()).journal])
     assert PASSWORD not in text
     assert "[secret " in text
+
+
+class Knowing(ScriptedModel):
+    """A model that was given a key in code."""
+
+    secrets = (SecretStr("sk-in-code-0123456789"), SecretStr("short"))
+
+
+def through(model, how):
+    """A model, alone or behind others that pass its calls on."""
+    match how:
+        case "alone":
+            return model
+        case "fallback":
+            return FallbackModel(ScriptedModel([ProviderError("down")] * 9), model)
+        case "limited":
+            return Limited(model, ConcurrencyLimit(1))
+        case _:
+            return Priced(model, {})
+
+
+@pytest.mark.parametrize("how", ["alone", "fallback", "limited", "priced"])
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_key_that_a_model_was_given_in_code_is_not_written(store, tmp_path, how, kept):
+    model = through(Knowing(["my key is sk-in-code-0123456789"]), how)
+    host = Host(clock=FakeClock(), store=store if kept else None)
+
+    async def live():
+        return await Agent(model, host=host).run("what is sk-in-code-0123456789?", run_id="r")
+
+    result = asyncio.run(live())
+    assert result.output == "my key is sk-in-code-0123456789"
+    text = json.dumps([r.data for r in result.journal])
+    assert "sk-in-code" not in text
+    assert "[secret " in text
+    store.close()
+    assert b"sk-in-code" not in files(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["openai:m", "openai-responses:m", "anthropic:m", "ollama:m"])
+def test_every_wire_says_what_its_key_is(name):
+    model = resolve(name, base_url="http://127.0.0.1:1/v1", api_key="sk-of-the-wire-1")
+    assert [s.get_secret_value() for s in secrets_of(model)] == ["sk-of-the-wire-1"]
+    assert "sk-of-the-wire" not in repr(secrets_of(model))
+
+
+def test_a_model_that_says_nothing_of_secrets_has_none():
+    assert secrets_of(ScriptedModel(["x"])) == ()
 
 
 def test_equal_secrets_of_a_run_are_seen_to_be_equal_and_those_of_two_runs_are_not():

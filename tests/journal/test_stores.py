@@ -10,8 +10,10 @@ import threading
 import pytest
 
 from agentfsm import StoreError, StoreFormatError, StoreLockedError, UnknownRunError
+from agentfsm.journal import sqlite_file, sqlite_writer
 from agentfsm.journal.memory import MemoryStore
 from agentfsm.journal.sqlite import SCHEMA_VERSION, SqliteStore
+from agentfsm.journal.sqlite_writer import Writer
 from agentfsm.testing.store_conformance import CHECKS, rows
 
 
@@ -118,6 +120,14 @@ def test_a_folder_that_is_not_there_is_a_clear_error(tmp_path):
         asyncio.run(store.take("a", "me", new=True))
 
 
+def reachable(folder):
+    """Let another user come to a folder."""
+    folder.chmod(0o755)
+    for above in folder.parents:
+        if above.owner() == "root" and above != above.parent and str(above).startswith("/tmp/"):
+            above.chmod(0o755)
+
+
 def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
     folder = tmp_path / "locked"
     folder.mkdir()
@@ -127,10 +137,7 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
         "try: asyncio.run(SqliteStore(sys.argv[1]).take('a', 'me', new=True))\n"
         "except Exception as e: print(type(e).__name__, e)"
     )
-    tmp_path.chmod(0o755)
-    for above in tmp_path.parents:
-        if above.owner() == "root" and above != above.parent and str(above).startswith("/tmp/"):
-            above.chmod(0o755)
+    reachable(tmp_path)
     folder.chmod(0o555)
     got = subprocess.run([sys.executable, "-c", code, folder / "runs.db"], capture_output=True, text=True)
     assert got.stdout.startswith("StoreError"), got.stderr
@@ -138,10 +145,25 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
     assert list(folder.iterdir()) == []
 
 
-def test_a_database_that_another_program_locks_is_a_clear_error_and_changes_nothing(tmp_path, monkeypatch):
-    import agentfsm.journal.sqlite as module
+def test_a_folder_that_cannot_be_searched_is_a_clear_error(tmp_path):
+    folder = tmp_path / "shut"
+    folder.mkdir()
+    code = (
+        "import asyncio, os, sys; from agentfsm.journal.sqlite import SqliteStore\n"
+        "os.setuid(65534) if os.getuid() == 0 else None\n"
+        "try: SqliteStore(sys.argv[1])\n"
+        "except Exception as e: print(type(e).__name__, e)"
+    )
+    reachable(tmp_path)
+    folder.chmod(0o000)
+    got = subprocess.run([sys.executable, "-c", code, folder / "runs.db"], capture_output=True, text=True)
+    folder.chmod(0o755)
+    assert got.stdout.startswith("StoreError"), got.stderr
+    assert "runs.db cannot be read: Permission denied" in got.stdout
 
-    monkeypatch.setattr(module, "BUSY_S", 0.05)
+
+def test_a_database_that_another_program_locks_is_a_clear_error_and_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(sqlite_file, "BUSY_S", 0.05)
     store, lease = asyncio.run(keep(tmp_path / "runs.db"))
     other = sqlite3.connect(tmp_path / "runs.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -176,8 +198,8 @@ def test_a_store_serves_several_event_loops_at_once(tmp_path):
 def test_runs_that_write_at_once_share_commits(tmp_path, monkeypatch):
     store = SqliteStore(tmp_path / "runs.db")
     commits = []
-    real = SqliteStore._commit
-    monkeypatch.setattr(SqliteStore, "_commit", lambda *args: commits.append(len(args[2])) or real(*args))
+    real = Writer._commit
+    monkeypatch.setattr(Writer, "_commit", lambda *args: commits.append(len(args[2])) or real(*args))
 
     async def many():
         leases = [await store.take(f"run{n}", "me", new=True) for n in range(100)]
@@ -188,3 +210,67 @@ def test_runs_that_write_at_once_share_commits(tmp_path, monkeypatch):
     store.close()
     assert sum(commits) == 100
     assert len(commits) <= 50
+
+
+@pytest.mark.parametrize("level", ["full", "normal"])
+def test_what_nobody_awaits_is_written_too(tmp_path, level):
+    async def live():
+        store = SqliteStore(tmp_path / "runs.db", synchronous=level)
+        lease = await store.take("a", "me", new=True)
+        some = rows(6)
+        store.append(lease, some[:2], "running")
+        await asyncio.sleep(0)
+        store.append(lease, some[2:4], "running")
+        store.append(lease, some[4:], "running")
+        await asyncio.sleep(0)
+        store.close()
+        return some
+
+    some = asyncio.run(live())
+    again = SqliteStore(tmp_path / "runs.db")
+    assert again.rows("a") == some
+    again.close()
+
+
+def test_a_run_that_writes_alone_waits_for_the_store_and_for_nothing_else(tmp_path):
+    store = SqliteStore(tmp_path / "runs.db", synchronous="normal")
+
+    async def live():
+        lease = await store.take("a", "me", new=True)
+        turns = []
+        asyncio.get_running_loop().call_soon(turns.append, "a turn of the event loop")
+        for row in rows(3):
+            await store.append(lease, [row], "running")
+        assert turns == []
+        assert len(store.rows("a")) == 3
+
+    asyncio.run(live())
+    store.close()
+
+
+def test_the_log_of_a_store_that_waits_for_no_disk_is_brought_into_the_file_now_and_then(tmp_path, monkeypatch):
+    monkeypatch.setattr(sqlite_writer, "TIDY_AFTER", 10)
+    path = tmp_path / "runs.db"
+    store = SqliteStore(path, synchronous="normal")
+
+    async def live():
+        lease = await store.take("a", "me", new=True)
+        for row in rows(50, hidden='["' + "x" * 4000 + '"]'):
+            await store.append(lease, [row], "running")
+
+    asyncio.run(live())
+    assert path.stat().st_size > 30 * 4000
+    assert path.with_name("runs.db-wal").stat().st_size < 100 * 4096  # of some 200 pages that were written
+    store.close()
+
+
+def test_who_claims_a_store_has_it_before_the_first_write(tmp_path):
+    store, other = SqliteStore(tmp_path / "runs.db"), SqliteStore(tmp_path / "runs.db")
+    store.claim()
+    store.claim()
+    with pytest.raises(StoreLockedError, match=str(os.getpid())):
+        other.claim()
+    store.close()
+    other.claim()
+    assert other.heads() == []
+    other.close()

@@ -1,0 +1,95 @@
+"""The lock on a store's file: one has it, the others are told who, and whoever only asks takes it from nobody."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+import pytest
+
+from agentfsm import StoreLockedError
+from agentfsm.journal import filelock
+from agentfsm.journal.filelock import FileLock
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="flock")
+
+US = f"process {os.getpid()} on {socket.gethostname()}"
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "runs.db-lock"
+
+
+def refusal(path) -> str:
+    with pytest.raises(StoreLockedError) as refused:
+        FileLock(path).acquire()
+    return str(refused.value)
+
+
+def test_the_second_is_told_who_has_it(path):
+    first = FileLock(path)
+    first.acquire()
+    assert f"runs.db is written by {US}: " in refusal(path)
+    first.release()
+    FileLock(path).acquire()
+
+
+def test_a_name_that_a_dead_process_left_is_told_to_nobody(path):
+    path.write_text("process 123456789 on a machine with a very long name that is gone\n")
+    lock = FileLock(path)
+    lock.acquire()
+    assert f"is written by {US}: " in refusal(path)
+    assert path.read_text() == f"{US}\n"
+    lock.release()
+    assert path.read_text() == ""
+
+
+def test_whoever_has_it_and_has_not_written_its_name_yet_is_waited_for(path, monkeypatch):
+    lock = FileLock(path)
+    lock.acquire()
+    path.write_text("")
+    waits = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 9:
+            path.write_text("process 7 on earth\n")
+
+    monkeypatch.setattr(filelock.time, "sleep", sleep)
+    assert "is written by process 7 on earth: " in refusal(path)
+    path.write_text("")
+    monkeypatch.setattr(filelock.time, "sleep", lambda seconds: waits.append(seconds))
+    assert "is written by another process: " in refusal(path)
+    assert sum(waits) < 0.2
+
+
+@pytest.mark.parametrize("left", ["", "process 1 on earth\n"])
+def test_one_that_only_asks_in_this_moment_is_no_holder(path, monkeypatch, left):
+    import fcntl
+
+    path.write_text(left)
+    asking = os.open(path, os.O_RDWR)
+    fcntl.flock(asking, fcntl.LOCK_EX)  # what ``held`` does for an instant
+    monkeypatch.setattr(filelock.time, "sleep", lambda seconds: fcntl.flock(asking, fcntl.LOCK_UN))
+    FileLock(path).acquire()
+    os.close(asking)
+    assert path.read_text() == f"{US}\n"
+
+
+def test_two_that_ask_at_once_take_each_other_for_no_holder(path, monkeypatch):
+    path.touch()
+    one, told = filelock.FileLock(path), []
+    close = os.close
+
+    def closing(descriptor: int) -> None:  # the first one is still asking when the second does
+        monkeypatch.setattr(filelock.os, "close", close)
+        told.append(FileLock(path).held())
+        close(descriptor)
+
+    monkeypatch.setattr(filelock.os, "close", closing)
+    told.append(one.held())
+    assert told == [False, False]
+    one.acquire()
+    assert FileLock(path).held()

@@ -1,0 +1,59 @@
+"""A run that is read while its holder writes is read as it stood at one moment; what was tampered with is seen."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from agentfsm import MemoryStore
+from agentfsm.core.loop import LOOP
+from agentfsm.journal.moment import as_it_stands
+from agentfsm.journal.resume import take_up
+from agentfsm.journal.verify import OPEN, TAMPERED, verify
+from tests.journal.samples import a_whole_run
+
+WHOLE = a_whole_run()[0].rows("sample")
+
+
+class Growing(MemoryStore):
+    """A store whose run has one more record, by its holder, each time that anything of it was read, up to a point."""
+
+    def __init__(self, first: int, last: int) -> None:
+        super().__init__()
+        self.now, self.last = first, last
+        self.whole, whole_head = WHOLE, a_whole_run()[0].head("sample")
+        assert whole_head is not None
+        self.whole_head = whole_head
+
+    def head(self, run_id):
+        row = self.whole[self.now - 1]
+        told = dataclasses.replace(self.whole_head, seq=row.seq, hash=row.hash, status="running")
+        self.now = min(self.now + 1, self.last)
+        return told
+
+    def rows(self, run_id, after=0):
+        told = self.whole[after : self.now]
+        self.now = min(self.now + 1, self.last)
+        return told
+
+
+@pytest.mark.parametrize("last", [4, 5, 6, 9, 20])
+def test_records_that_are_added_while_a_run_is_read_are_no_tampering(last):
+    store = Growing(4, last)
+    rows, head = as_it_stands(store, "sample")
+    assert (head.seq, head.hash) == (len(rows), rows[-1].hash)
+    assert len(rows) >= 4
+    assert verify("sample", rows, head).code == OPEN
+
+
+def test_a_run_that_is_being_written_is_taken_up_as_it_stood():
+    taken = take_up(Growing(4, 20), "sample", LOOP).taken_up
+    assert taken.hash == WHOLE[taken.seq - 1].hash  # whoever holds it is found when it is to go on
+
+
+@pytest.mark.parametrize("shown", [3, 5])
+def test_records_that_the_store_has_no_note_of_are_tampering(shown):
+    store = Growing(4, 4)
+    store.rows = lambda run_id, after=0: WHOLE[after:shown]
+    assert verify("sample", *as_it_stands(store, "sample")).code == TAMPERED
