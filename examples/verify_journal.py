@@ -1,6 +1,7 @@
-"""Verify an exported journal with nothing but the standard library: ``python verify_journal.py run.jsonl``.
+"""Verify an exported journal with nothing but the standard library: ``python verify_journal.py run.jsonl [note]``.
 
-For an auditor who trusts nobody: read these lines, then run them. Exit code 0: good; 1: not.
+For an auditor who trusts nobody: read these lines, then run them. Exit code 0: good; 1: not. Where a checkpoint's
+note is named too, the journal must hold the record that it names; openssl can check the note's Ed25519 signature.
 """
 
 import hashlib
@@ -9,8 +10,13 @@ import re
 import sys
 from pathlib import Path
 
-HIDDEN = re.compile(r'\{"#":\[(\d+),"([0-9a-f]{64})"\]\}')
-SALT = re.compile(r'\["((?:[0-9a-f]{2})*)",')
+
+def dumps(value):
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def sha256(data, text):
+    return hashlib.sha256(data + text.encode()).hexdigest()
 
 
 def need(good, why):
@@ -18,61 +24,56 @@ def need(good, why):
         raise ValueError(why)
 
 
-def split(line):
-    """The hash, the values beside the record, and the record itself as it was hashed."""
-    begin = line.index('"hidden":') + len('"hidden":')
-    _, end = json.JSONDecoder().raw_decode(line, begin)
-    need(line.startswith('{"hash":"') and line.startswith(',"record":', end) and line.endswith("}"), "no such line")
-    return line[9:73], line[begin:end], line[end + len(',"record":') : -1]
-
-
-def values(text):
-    """(salt, value) of everything that stands beside a record, the value as it was hashed; None where redacted."""
-    found, place = [], 1
-    while text[place] != "]":
-        place += text[place] == ","
-        if text.startswith("null", place):
-            found, place = [*found, None], place + 4
-            continue
-        salt = SALT.match(text, place)
-        _, end = json.JSONDecoder().raw_decode(text, salt.end())
-        found, place = [*found, (bytes.fromhex(salt[1]), text[salt.end() : end])], end + 1
-    return found
-
-
-def verify(lines):
-    previous, state, rows, gone, redacted = b"\0" * 32, None, {}, set(), set()
+def verify(lines, note=""):
+    seals, gone, redacted, epoch, over = ["00" * 32], set(), set(), 0, False
+    state, table, fingerprint, asked, begun, ended = None, {}, None, None, set(), set()
     for number, line in enumerate(lines, 1):
         try:
-            seal, beside, text = split(line.strip())
-            digest = hashlib.sha256(b"\0" + previous + text.encode()).digest()
-            need(digest.hex() == seal, "its hash does not fit it and the record before")
-            record, previous, kept = json.loads(text), digest, values(beside)
-            need(record["seq"] == number, "it has another number")
-            for place, promised in HIDDEN.findall(text):
-                salt, value = kept[int(place)] or (None, "")
-                gone |= {(number, int(place))} if salt is None else set()
-                good = salt is None or hashlib.sha256(salt + value.encode()).hexdigest() == promised
-                need(good, "a hidden value was changed")
-            if "graph" in record:  # the table under which the run runs; its fingerprint is its hash
-                graph, places = record["graph"], {}
+            entry = json.loads(line)
+            record, kind = entry["record"], entry["record"]["kind"]
+            need(dumps(entry) == line.strip(), "it is not written as a journal is")
+            seals.append(sha256(b"\0" + bytes.fromhex(seals[-1]), dumps(record)))
+            need((seals[-1], number) == (entry["hash"], record["seq"]), "its hash or its number does not fit")
+            for place, promised in re.findall(r'\{"#":\[(\d+),"([0-9a-f]{64})"\]\}', dumps(record)):
+                salt, value = entry["hidden"][int(place)] or (None, gone.add((number, int(place))))
+                need(salt is None or sha256(bytes.fromhex(salt), dumps(value)) == promised, "a value was changed")
+            redacted |= {(record["of"], place) for place in record.get("places", ())}
+            aside, taken = kind in ("redaction", "checkpoint"), kind.startswith("run.") and kind != "run.finished"
+            need(aside or not over, "the run had ended")
+            need(record["epoch"] == epoch or (record["epoch"] > epoch and (aside or taken)), "its epoch is wrong")
+            epoch, over = record["epoch"], over or kind == "run.finished"
+            if "graph" in record:  # the table under which the run goes on; its fingerprint is its hash
+                graph, places, table = record["graph"], {}, {}
                 text = json.dumps({k: graph[k] for k in ("states", "transitions")}, separators=(",", ":"))
-                need(hashlib.sha256(text.encode()).hexdigest() == graph["fingerprint"], "the graph was changed")
+                need(sha256(b"", text) == graph["fingerprint"], "the graph was changed")
+                need(record.get("from") == fingerprint, "the run was on another graph")
+                fingerprint = graph["fingerprint"]
                 for source, guard, target, _ in graph["transitions"]:
                     places[source] = places.get(source, -1) + 1
-                    rows[f"{source}.{guard}"] = (source, target, "0" * places[source] + "1")
-                state = state or record.get("at") or graph["states"][0][0]
-            if record["kind"] == "transition":  # in each state, the first row whose guard held
-                row = (state, state := record["to"], record["tried"])
-                need(rows.get(record["transition"]) == row, f"{record['transition']} is not allowed in {row[0]}")
-            if record["kind"] == "redaction":
-                redacted.update((record["of"], place) for place in record["places"])
+                    table[f"{source}.{guard}"] = (source, target, "0" * places[source] + "1")
+                state = record.get("to") or record.get("at") or graph["states"][0][0]
+            if kind == "transition":  # in each state, the first row whose guard held, on results of effects
+                row, ((_, out),) = (state, state := record["to"], record["tried"]), record["out"].items()
+                need(table.get(record["transition"]) == row, f"{record['transition']} is not allowed in {row[0]}")
+                need(ended.issuperset(r for r in out.get("results", ()) if isinstance(r, str)), "a result is missing")
+            begun |= {record["eid"]} if kind == "effect.intent" else set()
+            if kind == "effect.result":
+                need(record["eid"] in begun, "the effect had not begun, or has a result already")
+                begun, ended = begun - {record["eid"]}, ended | {record["eid"]}
+            need(kind != "run.resumed" or record.get("to", asked) == asked, "it answers what nobody asks")
+            if kind in ("run.suspended", "run.resumed"):
+                asked = {"seq": number, "hash": seals[-1]} if kind == "run.suspended" else None
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             return f"record {number}: {error}"
-    return f"record {min(gone - redacted)[0]}: a value is gone that was not redacted" if gone - redacted else None
+    bad = [f"record {of}: a value is gone that nobody redacted" for of, _ in sorted(gone - redacted)]
+    for seq, seal, name in re.findall(r'(?m)^(\d+) ([0-9a-f]{64}) (".*")$', note):
+        if json.loads(name) == json.loads(lines[0])["record"]["run"] and seals[int(seq) : int(seq) + 1] != [seal]:
+            bad.append(f"record {seq}: the note knows another one: the end was cut off, or all was written anew")
+    return bad[0] if bad else None
 
 
 if __name__ == "__main__":
-    bad = verify(Path(sys.argv[1]).read_text("utf-8").rstrip("\n").split("\n"))
-    print(bad or "good")
-    sys.exit(bool(bad))
+    journal, *more = (Path(name).read_text("utf-8") for name in sys.argv[1:])
+    told = verify(journal.rstrip("\n").split("\n"), *more)
+    print(told or "good")
+    sys.exit(bool(told))

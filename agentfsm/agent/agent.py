@@ -7,26 +7,29 @@ import copy
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentfsm.agent.assembly import (
     chosen_model,
     chosen_preset,
+    each_of_its_kind,
     effects_of,
+    fitting,
     hooks_by_state,
     keep_in_store,
     output_adapter,
     output_form,
 )
-from agentfsm.agent.going_on import as_record, from_store, is_run_id, on_record, state_of, store_of, taken_up
+from agentfsm.agent.going_on import Reply, dismissed, resumed, store_of
+from agentfsm.agent.lending import lender_of
 from agentfsm.core.envelope import instructions as envelope_instructions
 from agentfsm.core.guardrails import AgentGuardrails
 from agentfsm.core.messages import Message, Role, answered
 from agentfsm.core.model import Model
 from agentfsm.core.policy import RecoveryPolicy
 from agentfsm.core.presets import STANDARD, Preset
-from agentfsm.core.state import Held, PersonReply, RunState
-from agentfsm.core.suspension import SuspensionRecord, check_reply
+from agentfsm.core.state import RunState
+from agentfsm.core.suspension import SuspensionRecord
 from agentfsm.errors import (
     ConfigurationError,
     JournalGraphError,
@@ -42,11 +45,14 @@ from agentfsm.runtime.hooks import Hook, Observer
 from agentfsm.runtime.host import Host
 from agentfsm.runtime.logs import log
 from agentfsm.runtime.memory import Memory
-from agentfsm.runtime.replies import Answer, person_reply
+from agentfsm.runtime.replies import Answer
 from agentfsm.runtime.result import RunResult
 from agentfsm.runtime.run import Run
-from agentfsm.runtime.subagent import Lender, subagent_tool
+from agentfsm.runtime.subagent import subagent_tool
 from agentfsm.runtime.tools import Approval, Tool, registry
+
+if TYPE_CHECKING:
+    from agentfsm.journal.migration import Migration
 
 __all__ = ["Agent"]
 
@@ -67,6 +73,7 @@ class Agent:
         memory: What the agent remembers between runs.
         output_type: The type of the answer (a pydantic model, say); text unless given.
         host: Clock, secret, seed and store, where the embedding program brings its own.
+        migrations: Which stored runs of earlier graphs may go on under this one; see ``agentfsm.Migration``.
 
     Raises:
         ConfigurationError: Something does not fit together; each case has its own class.
@@ -90,7 +97,20 @@ class Agent:
         memory: Memory | None = None,
         output_type: Any = None,
         host: Host | None = None,
+        migrations: Sequence[Migration] = (),
     ) -> None:
+        each_of_its_kind(
+            {
+                "tools": tools,
+                "instructions": instructions,
+                "guardrails": guardrails,
+                "policy": policy,
+                "graph": graph,
+                "hooks": hooks,
+                "memory": memory,
+                "host": host,
+            }
+        )
         chosen = chosen_preset(preset)
         self.guardrails = guardrails or chosen.guardrails
         self.rules = chosen.rules
@@ -113,21 +133,23 @@ class Agent:
             if part
         )
         lent = host or Host()
+        asked = chosen_model(model)
         self._parts = Parts(
             machine=Machine(self.graph),
-            model=chosen_model(model),
+            model=asked,
             tools=every,
             specs=() if self.rules.envelope else specs,
             policy=policy or chosen.policy,
             host=lent,
             effects=effects_of(self.graph),
             ends=frozenset(s.name for s in self.graph.states if s.final or s.waits),
-            keep=keep_in_store(lent, every),
+            keep=keep_in_store(lent, every, asked),
             hooks=hooks_by_state(hooks, self.graph),
             observers=tuple(h for h in hooks if isinstance(h, Observer)),
             memory=memory,
             output=output,
             output_schema=None if self.rules.control_tools else schema,
+            migrations=fitting(migrations, self.graph),
         )
 
     @property
@@ -141,14 +163,14 @@ class Agent:
         return self._parts
 
     def made_of(self, parts: Parts, guardrails: AgentGuardrails | None = None) -> Agent:
-        """An agent like this one, made of other parts: for tests, which lend it a clock, a store and scripts.
+        """An agent like this one, made of other parts: on another host, say, or with a script in the model's seat.
 
         Args:
             parts: Its parts; ``dataclasses.replace(agent.parts, ...)``.
             guardrails: Its limits, where they are other ones.
         """
         agent = copy.copy(self)
-        agent._parts = replace(parts, keep=keep_in_store(parts.host, parts.tools))
+        agent._parts = replace(parts, keep=keep_in_store(parts.host, parts.tools, parts.model))
         agent.graph, agent.guardrails = parts.machine.graph, guardrails or self.guardrails
         return agent
 
@@ -197,25 +219,25 @@ class Agent:
             return asyncio.run(_result(self.run(prompt, message_history=message_history, session_id=session_id)))
         raise RunError("run_sync cannot be used inside a running event loop: use 'await agent.run(...)' there")
 
-    def resume(self, record: SuspensionRecord | str, reply: Answer | None = None) -> Run:
+    def resume(self, record: SuspensionRecord | str, reply: Answer | None = None, *, to: str = "", by: str = "") -> Run:
         """A suspended run, going on with a person's reply; or one that was cut off, going on.
 
         Args:
             record: The record, or its JSON text; or, where the host has a store, the run's id.
             reply: A text; for an approval ``Allow()``, ``Deny(reason)`` or ``Edit(arguments)``; for a doubt
                 ``ItRan(result)``, ``ItDidNotRun()`` or ``GiveUp()``; None for a run that was cut off.
+            to: What the person was shown, as ``UserInputRequested.digest`` of a stored run, or at least its
+                first 12 digits: the reply is refused where the run asks something else by now (another call,
+                other arguments).
+            by: Who replied, for the journal.
 
         Raises:
             RecordError: The record or the reply is not good; each case has its own class, and the run
                 stays suspended and untouched.
+            agentfsm.errors.JournalGraphError: The stored run is of another graph, and no migration lets it in.
+            agentfsm.errors.StoreError: The store does not have it, or cannot be read.
         """
-        if is_run_id(record):
-            return from_store(self._parts, str(record), reply)
-        opened = as_record(record)
-        state = state_of(self._parts, opened)
-        answer = person_reply("" if reply is None else reply)
-        check_reply(opened.kind, answer)
-        return on_record(self._parts, opened, state, Errand(record=opened, reply=answer))
+        return resumed(self._parts, record, Reply(reply, to, by))
 
     def dismiss(self, record: SuspensionRecord | str, reason: str = "dismissed") -> Run:
         """The run that a record holds, ended without a reply; an expired one ends as that.
@@ -223,12 +245,7 @@ class Agent:
         Raises:
             RecordError: The record is not good.
         """
-        if is_run_id(record):
-            found = taken_up(self._parts, str(record))
-            return Run(self._parts, found.run, Errand(dismiss=reason, taken_up=found.taken_up))
-        opened = as_record(record)
-        state = state_of(self._parts, opened, late=True)
-        return on_record(self._parts, opened, state, Errand(record=opened, dismiss=reason))
+        return dismissed(self._parts, record, reason)
 
     def as_tool(
         self,
@@ -251,54 +268,20 @@ class Agent:
             timeout: Seconds for one call, waiting for people not counted; the calling run's
                 ``tool_timeout_s`` unless given.
             requires_approval: True, or a function of the arguments: whether a person must allow a call.
-            parallel: Whether calls may run together with others that may. Each then has all that is left.
+            parallel: Whether calls may run together with others that may. Sub-agents that begin together then share
+                equally what is left of tokens and USD.
 
         Raises:
             ToolDefinitionError: The name is none for a tool, or the timeout is not more than 0.
         """
         if timeout is not None and not timeout > 0:
             raise ToolDefinitionError(f"tool {name!r}: timeout must be more than 0 seconds, not {timeout}")
-        secret = {t.name: t.secret for t in self._parts.tools.values() if t.secret}
-        lender = Lender(self._begin_for, self._go_on_for, self._stored_for, self.guardrails, secret)
         return replace(
-            subagent_tool(name, description, lender),
+            subagent_tool(name, description, lender_of(self)),
             timeout=timeout,
             requires_approval=requires_approval,
             parallel=parallel,
         )
-
-    def _on(self, host: Host) -> Agent:
-        """This agent on another host."""
-        agent = copy.copy(self)
-        agent._parts = replace(self._parts, host=host, keep=keep_in_store(host, self._parts.tools))
-        return agent
-
-    def _begin_for(
-        self, host: Host, limits: AgentGuardrails, task: str, run_id: str, session_id: str, parent: tuple[str, str]
-    ) -> Run:
-        run = self._on(host).run(task, session_id=session_id, run_id=run_id)
-        run.state.guardrails, run.state.parent = limits, parent
-        return run
-
-    def _go_on_for(self, host: Host, held: Held, answer: PersonReply) -> Run:
-        agent, opened = self._on(host), as_record(held.record)
-        state = state_of(agent._parts, opened, late=True)  # how long an answer is good is for the run above to say
-        return Run(agent._parts, state, Errand(record=opened, reply=answer))
-
-    def _stored_for(
-        self, host: Host, run_id: str, suspension: str, answer: PersonReply | None
-    ) -> Run | RunState | None:
-        head = None if host.store is None else host.store.head(run_id)
-        if host.store is None or head is None or not head.seq:
-            return None
-        if head.status == "finished":
-            from agentfsm.journal.restore import restore
-
-            return restore(host.store.rows(run_id)).run
-        agent = self._on(host)
-        found = taken_up(agent._parts, run_id)
-        given = answer if found.suspended is not None and found.suspended == suspension else None
-        return Run(agent._parts, found.run, Errand(reply=given, taken_up=found.taken_up))
 
     def recover(self) -> list[Run]:
         """The runs of the host's store that were cut off, each to be awaited; it then goes on from its last record.
@@ -313,7 +296,7 @@ class Agent:
         for head in store_of(self._parts).heads("running"):
             if head.owner is None and head.seq:
                 try:
-                    run = from_store(self._parts, head.run_id, None)
+                    run = self.resume(head.run_id)
                     if run.state.parent is None:
                         found.append(run)
                 except JournalGraphError as error:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pydantic
 from pydantic import TypeAdapter
 
+from agentfsm.core.guardrails import AgentGuardrails
 from agentfsm.core.messages import canonical_json
-from agentfsm.core.model import Model
+from agentfsm.core.model import Model, secrets_of
 from agentfsm.core.presets import PRESETS, Preset
 from agentfsm.errors import (
     ConfigurationError,
@@ -23,10 +24,15 @@ from agentfsm.runtime.host import Host
 from agentfsm.runtime.recorder import Keeper, TakenUp
 from agentfsm.runtime.tools import Tool
 
+if TYPE_CHECKING:
+    from agentfsm.journal.migration import Migration
+
 __all__ = [
     "chosen_model",
     "chosen_preset",
+    "each_of_its_kind",
     "effects_of",
+    "fitting",
     "hooks_by_state",
     "keep_in_store",
     "output_adapter",
@@ -34,19 +40,56 @@ __all__ = [
 ]
 
 
-def keep_in_store(host: Host, tools: Mapping[str, Tool]) -> Callable[[str, TakenUp | None], Awaitable[Keeper]] | None:
+def keep_in_store(
+    host: Host, tools: Mapping[str, Tool], model: Model
+) -> Callable[[str, TakenUp | None], Awaitable[Keeper]] | None:
     """What hands a run's entries to the host's store, or None where it has none."""
     store = host.store
     if store is None:
         return None
     secret = {t.name: t.secret for t in tools.values() if t.secret}
+    known = secrets_of(model)
 
     def keep(run_id: str, taken_up: TakenUp | None) -> Awaitable[Keeper]:
         from agentfsm.journal.keeper import open_keeper
 
-        return open_keeper(store, run_id, taken_up, secret)
+        return open_keeper(store, run_id, taken_up, secret, known)
 
     return keep
+
+
+_KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "tools": (
+        "a list of functions, as in tools=[look]",
+        lambda v: isinstance(v, Iterable) and not isinstance(v, (str, bytes)),
+    ),
+    "instructions": ("a text", lambda v: isinstance(v, str)),
+    "guardrails": ("an AgentGuardrails", lambda v: v is None or isinstance(v, AgentGuardrails)),
+    "policy": ("an object with decide() and backoff()", lambda v: v is None or _can(v, "decide", "backoff")),
+    "graph": ("a Graph", lambda v: v is None or isinstance(v, Graph)),
+    "hooks": ("a list of hooks and observers", lambda v: isinstance(v, Iterable)),
+    "memory": ("an object with recall() and remember()", lambda v: v is None or _can(v, "recall", "remember")),
+    "host": ("a Host", lambda v: v is None or isinstance(v, Host)),
+}
+"""What each part of an agent must be, and what tells that it is."""
+
+
+def _can(value: object, *methods: str) -> bool:
+    return all(callable(getattr(value, method, None)) for method in methods)
+
+
+def each_of_its_kind(parts: Mapping[str, object]) -> None:
+    """Make sure that an agent's parts are what they must be: what is not would fail late, in the middle of a run.
+
+    Raises:
+        ConfigurationError: One is of another kind; the message names it, and what it must be.
+    """
+    for name, value in parts.items():
+        wanted, fits = _KINDS[name]
+        if isinstance(value, type):
+            raise ConfigurationError(f"{name} must be an object, not the class {value.__name__}")
+        if not fits(value):
+            raise ConfigurationError(f"{name} must be {wanted}, not {type(value).__name__}")
 
 
 def chosen_preset(preset: str | Preset) -> Preset:
@@ -118,6 +161,17 @@ def effects_of(graph: Graph) -> dict[str, Effect]:
                     "add it, in front",
                 )
     return effects
+
+
+def fitting(migrations: Sequence[Migration], graph: Graph) -> tuple[Migration, ...]:
+    """Migrations, once it is sure that what they name is there.
+
+    Raises:
+        GraphError: A state or a transition that one of them names is not.
+    """
+    for each in migrations:
+        each.check(graph)
+    return tuple(migrations)
 
 
 def hooks_by_state(hooks: Sequence[Hook | Observer], graph: Graph) -> dict[str, tuple[Hook, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +20,8 @@ from agentfsm.journal.canonical import decode
 from agentfsm.journal.checkpoint import read_checkpoint, write_checkpoint
 from agentfsm.journal.export import read_lines
 from agentfsm.journal.forks import fork as fork_run
+from agentfsm.journal.moment import as_it_stands
+from agentfsm.journal.records import Row
 from agentfsm.journal.redact import redact as redact_run
 from agentfsm.journal.replay import replay as replay_run
 from agentfsm.journal.verify import CANNOT, GOOD, OPEN, TAMPERED, Report
@@ -76,11 +79,11 @@ def verify(
         store = open_store(path)
         wanted = run_ids or tuple(dict.fromkeys([*(h.run_id for h in store.heads()), *known]))
         for run_id in wanted:
-            head = store.head(run_id)
-            if head is None and run_id in known:
+            if run_id in known and store.head(run_id) is None:
                 reports.append(Report(run_id, TAMPERED, 0, None, "a checkpoint knows it, and the store does not"))
             else:
-                reports.append(verify_run(run_id, store.rows(run_id), head, _sealed(known, run_id)))
+                rows, head = as_it_stands(store, run_id)
+                reports.append(verify_run(run_id, rows, head, _sealed(known, run_id)))
     for report in reports:
         _tell(report, as_json)
     codes = {report.code for report in reports}
@@ -127,7 +130,8 @@ def replay(
 ) -> None:
     """Run the real machine on what RUNs recorded (all runs unless named); no model and no tool is called.
 
-    Names the first record of each run that would go elsewhere. Exit codes: 0 all the same, 1 some elsewhere.
+    Names the first record of each run that would go elsewhere. Exit codes: 0 all the same; 1 some would go
+    elsewhere, or cannot be replayed; 2 wrong usage.
     """
     store = open_store(path)
     policy = None if policy_name is None else PRESETS[policy_name].policy
@@ -135,23 +139,31 @@ def replay(
     for run_id in run_ids or tuple(h.run_id for h in store.heads() if h.seq):
         rows = store.rows(run_id)
         pinned: dict[str, Any] = decode(rows[0].body) if rows else {}
-        graph = load_graph(graph_name) if graph_name else _known_graph(pinned)
         limits = None
         if guardrails is not None:
             limits = AgentGuardrails.model_validate({**pinned.get("guardrails", {}), **_object(guardrails)})
-        told = replay_run(rows, graph, policy=policy, guardrails=limits)
+        try:
+            graph = load_graph(graph_name) if graph_name else _known_graph(rows)
+            told = replay_run(rows, graph, policy=policy, guardrails=limits)
+        except JournalError as error:
+            elsewhere += 1
+            click.echo(f"{run_id}  cannot be replayed: {error}")
+            continue
         elsewhere += not told.same
         went = "the same" if told.same else f"record {told.seq}: {told.instead} in place of {told.recorded}"
-        click.echo(f"{run_id}  {told.moves} moves  {went}")
+        since = f", from record {told.since} on (what is in front is vouched for)" if told.since > 1 else ""
+        click.echo(f"{run_id}  {told.moves} moves{since}  {went}")
     ctx.exit(1 if elsewhere else 0)
 
 
-def _known_graph(pinned: dict[str, Any]) -> Any:
-    fingerprint = pinned.get("graph", {}).get("fingerprint")
+def _known_graph(rows: Sequence[Row]) -> Any:
+    """The graph that a run was on last, where a preset has it."""
+    pins = [row for row in rows if row.seq == 1 or '"kind":"run.migrated"' in row.body]
+    fingerprint = decode(pins[-1].body)["graph"]["fingerprint"] if pins else None
     for preset in PRESETS.values():
         if preset.graph.fingerprint == fingerprint:
             return preset.graph
-    raise click.UsageError("the run has a graph of its own: name it with --graph")
+    raise JournalError("it has a graph of its own: name it with --graph")
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -203,7 +215,8 @@ Examples:
 def redact(run_id: str, field: str, by: str, path: Path | None) -> None:
     """Delete FIELD of RUN: a record's number and where in it, as in 4.out.replied.reply.message.content.
 
-    The number alone stands for all that was said there. The journal stays whole, and says what is gone.
+    agentfsm show RUN --json shows every record's fields. The number alone stands for all that was said there.
+    The journal stays whole, and says what is gone. Nobody can go on with the run, or replay it, behind that.
     """
     store = open_store(path)
     gone = asyncio.run(redact_run(store, run_id, field, by))

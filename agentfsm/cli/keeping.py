@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from agentfsm.cli.runs import default_store
-from agentfsm.errors import StoreLockedError
+from agentfsm.errors import StoreError, StoreFormatError, StoreLockedError
 from agentfsm.journal.filelock import FileLock
 from agentfsm.journal.sqlite import SqliteStore
 from agentfsm.runtime.host import Host, UsedInFolder
@@ -26,8 +26,8 @@ def secret() -> bytes | None:
 def host_for(path: Path | None, *, keep: bool, must: bool = False) -> Host:
     """The host of a run at the command line.
 
-    Where nobody named a store, one that cannot be used is done without, with a warning: two commands at a time
-    are nothing unusual, and one file has one writer.
+    Where nobody named a store, one that cannot be written is done without, with a warning: two commands at a time
+    are nothing unusual, and one file has one writer; a data folder may be there to read only.
 
     Args:
         path: The store that was named, or None for the default one.
@@ -35,6 +35,7 @@ def host_for(path: Path | None, *, keep: bool, must: bool = False) -> Host:
         must: Whether it cannot do without the store, because the run is in it.
 
     Raises:
+        agentfsm.errors.StoreFormatError: The file is none of ours.
         agentfsm.errors.StoreError: The store that was named, or that must be used, cannot be.
         OSError: Its folder cannot be made.
     """
@@ -42,7 +43,9 @@ def host_for(path: Path | None, *, keep: bool, must: bool = False) -> Host:
     if keep:
         try:
             store = _open(path or default_store())
-        except (StoreLockedError, OSError) as error:
+        except StoreFormatError:
+            raise
+        except (StoreError, OSError) as error:
             if must or path is not None:
                 raise
             click.echo(f"agentfsm: this run is kept nowhere: {error}", err=True)
@@ -60,4 +63,5 @@ def _open(path: Path) -> SqliteStore:
         raise StoreLockedError(f"another process writes {path}")
     store = SqliteStore(path)
     click.get_current_context().call_on_close(store.close)  # however the command ends
+    store.claim()  # before anything is asked of a model
     return store

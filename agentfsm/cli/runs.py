@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from agentfsm.cli.screen import safe
+from agentfsm.cli.screen import safe, short
+from agentfsm.journal.asking import asked
 from agentfsm.journal.export import export_lines
 from agentfsm.journal.records import Record
 from agentfsm.journal.restore import records, restore
@@ -74,14 +75,24 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @store_option
 def runs(status: Any, as_json: bool, path: Path | None) -> None:
-    """List the runs of a store: id, how each stands, how many records it has, and who holds it."""
-    for head in open_store(path).heads(status):
+    """List the runs of a store: id, how each stands, how many records it has, who holds it, what it waits for.
+
+    A run that is "running" and held by nobody was cut off: agentfsm resume goes on with it.
+    """
+    store = open_store(path)
+    for head in store.heads(status):
+        waits = asked(store, head)
         if as_json:
             fields = ("run_id", "status", "seq", "hash", "epoch", "owner")
-            click.echo(json.dumps({name: getattr(head, name) for name in fields}))
+            told: dict[str, Any] = {name: getattr(head, name) for name in fields}
+            if waits is not None:
+                told |= {"kind": waits.kind, "question": waits.question, "digest": waits.digest}
+            click.echo(json.dumps(told))
         else:
-            held = f"  held by {head.owner}" if head.owner else ""
-            click.echo(f"{head.run_id}  {head.status:<9}  {head.seq} records{held}")
+            cut_off = "  cut off" if head.status == "running" else ""
+            held = f"  held by {head.owner}" if head.owner else cut_off
+            about = f"  {short(waits, 200)}" if waits is not None else ""
+            click.echo(f"{head.run_id}  {head.status:<9}  {head.seq} record{'s' * (head.seq != 1)}{held}{about}")
 
 
 _SHOW_EXAMPLES = """\b
@@ -99,11 +110,13 @@ def show(run_id: str, as_json: bool, path: Path | None) -> None:
     """Show RUN record by record: moves with the guards that said no before them, failures, effects, times."""
     rows = open_store(path).rows(run_id)
     found = records(rows, run_id)
+    graph: Any = {}
     for record in found:
+        graph = record.data.get("graph", graph)
         if as_json:
             click.echo(json.dumps({**record.data, "run": run_id, "hash": record.hash}, default=lambda _: None))
         else:
-            click.echo(safe(_line(record, found[0].data["graph"])))
+            click.echo(safe(_line(record, graph)))
     if not as_json and found and not any(record.redacted for record in found):
         usage = restore(rows).run.usage
         click.echo(f"{usage.input_tokens} tokens in, {usage.output_tokens} out, {usage.cost_usd:.4f} USD")
@@ -122,10 +135,11 @@ def _words(record: Record, graph: Any) -> str:
             asked = [guard for state, guard, _, _ in graph["transitions"] if state == source][: len(data["tried"]) - 1]
             said_no = f"  not: {', '.join(asked)}" if asked else ""
             failure = f"  {data['failure']['kind']}: {data['failure'].get('explanation')}" if "failure" in data else ""
-            ((_, outcome),) = data["out"].items()
+            ((what, outcome),) = data["out"].items()
+            said = f"  {_said(outcome['reply'])}" if what == "answered" else ""
             action = f"  action: {outcome['action']}" if "action" in outcome else ""
             took = f"  {data['us'][0] / 1000:.1f} ms" if "us" in data else ""
-            return f"{data['transition']} -> {data['to']}{took}{failure}{action}{said_no}"
+            return f"{data['transition']} -> {data['to']}{took}{said}{failure}{action}{said_no}"
         case "effect.intent":
             again = f", attempt {data['attempt']}" if "attempt" in data else ""
             return f"effect {data['eid']} of {data['name']} begins{again}"
@@ -134,7 +148,21 @@ def _words(record: Record, graph: Any) -> str:
             return f"effect {data['eid']} of {out['name']}: {out.get('status', 'done')}: {_short(out.get('content'))}"
         case "run.suspended":
             waiting = data["waiting"]
-            return f"waits for a person ({waiting['kind']}): {_short(waiting.get('question'))}"
+            about = f"  {waiting['tool']} {_short(waiting.get('arguments'))}" if waiting.get("tool") else ""
+            question = _short(waiting.get("question"))
+            return f"waits for a person ({waiting['kind']}): {question}{about}  (--to {record.hash[:12]})"
+        case "run.resumed":
+            to = f", answering record {data['to']['seq']} ({data['to']['hash'][:12]})" if "to" in data else ""
+            return f"taken up ({data['from']}){to}"
+        case "run.migrated":
+            judged = f"its path was replayed, {data['moves']} moves" if "moves" in data else "its path is vouched for"
+            names = ", ".join(
+                f"{old} is {new}" for part in ("states", "transitions") for old, new in data.get(part, ())
+            )
+            return (
+                f"run.migrated to graph {graph['name']} ({graph['fingerprint'][:12]}) from {data['from'][:12]}, "
+                f"in {data['to']}: {judged}{'; ' * bool(names)}{names}"
+            )
         case "run.created" | "run.forked":
             parent = data.get("parent")
             past = f" from {parent['run']}" + (f" at {parent['seq']}" if "seq" in parent else "") if parent else ""
@@ -144,8 +172,15 @@ def _words(record: Record, graph: Any) -> str:
             return f"{record.kind} {json.dumps(rest, default=str) if rest else ''}".rstrip()
 
 
-def _short(text: Any, most: int = 80) -> str:
-    line = " ".join(str(text).split())
+def _said(reply: Any) -> str:
+    """What a person answered, and who they are."""
+    about = "".join(f" {_short(reply[name])}" for name in ("text", "arguments") if name in reply)
+    return f"{reply['kind']}{about}" + (f" by {_short(reply['by'])}" if "by" in reply else "")
+
+
+def _short(value: Any, most: int = 80) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=repr) if isinstance(value, dict) else str(value)
+    line = " ".join(text.split())
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 

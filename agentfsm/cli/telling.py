@@ -24,7 +24,7 @@ from agentfsm.core.suspension import SuspensionRecord
 from agentfsm.errors import ConfigurationError
 from agentfsm.runtime.run import Run
 
-__all__ = ["need_secret", "tell"]
+__all__ = ["command_for", "need_secret", "tell", "watch_through"]
 
 _REPLIES = {"approval": "allow", "in_doubt": "did-not-run"}
 
@@ -49,12 +49,7 @@ def tell(agent: Agent, run: Run, agent_is: AgentOptions, how: RunOptions) -> int
     """
     _check(how)
     screen = open_screen(quiet=how.quiet)
-    ask = Person(screen.err).answer if screen.person else _leave
-    store = agent.parts.host.store
-    if store is not None:  # said before anything can happen to it, for whoever must go on with it
-        screen.err.print(Text(f"run {run.state.run_id}", "dim"), soft_wrap=True)
-    story = see_through(agent, run, Watcher(screen, agent.graph, agent.model.name), ask)
-    story.kept = store is not None
+    story = watch_through(agent, run, screen)
     if how.diagram:
         story.files["picture"] = str(draw_run(story, Path(how.diagram)))
     asked = story.result.outcome
@@ -70,6 +65,17 @@ def tell(agent: Agent, run: Run, agent_is: AgentOptions, how: RunOptions) -> int
     if isinstance(asked, UserInputRequested):
         _say_how_to_go_on(screen, story, asked, agent_is)
     return exit_code(story)
+
+
+def watch_through(agent: Agent, run: Run, screen: Screen) -> Story:
+    """See a run through, showing what happens; a person at the terminal is asked what it asks."""
+    ask = Person(screen.err).answer if screen.person else _leave
+    store = agent.parts.host.store
+    if store is not None:  # said before anything can happen to it, for whoever must go on with it
+        screen.err.print(Text(f"run {run.state.run_id}", "dim"), soft_wrap=True)
+    story = see_through(agent, run, Watcher(screen, agent.graph, agent.model.name), ask)
+    story.kept = store is not None
+    return story
 
 
 def _check(how: RunOptions) -> None:
@@ -111,5 +117,18 @@ def _say_how_to_go_on(screen: Screen, story: Story, asked: UserInputRequested, a
     if record is None and not story.kept:
         click.echo(asked.suspension_record.to_json())
         record = "RECORD.json"
-    words = ["agentfsm", "resume", record or asked.run_id, _REPLIES.get(asked.kind, "YOUR ANSWER"), *agent_is.words()]
-    screen.err.print(f"  go on with: {shlex.join(words)}", soft_wrap=True)
+    line = command_for(record or asked.run_id, asked.kind, "" if record else asked.digest, agent_is)
+    screen.err.print(Text(f"  go on with: {line}"), soft_wrap=True)
+
+
+def command_for(which: str, kind: str, digest: str, agent_is: AgentOptions) -> str:
+    """The command that goes on with a run.
+
+    Args:
+        which: Its id, or the file of its record.
+        kind: What it waits for.
+        digest: What the person is shown, to which the reply is bound; empty where that is not known.
+        agent_is: The agent's options.
+    """
+    bound = ["--to", digest[:12]] if digest else []
+    return shlex.join(["agentfsm", "resume", which, _REPLIES.get(kind, "YOUR ANSWER"), *bound, *agent_is.words()])

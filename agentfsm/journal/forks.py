@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from agentfsm.core.codec import dump_state
 from agentfsm.core.fold import apply
 from agentfsm.core.outcomes import Ran
-from agentfsm.errors import JournalError, UnknownRunError
+from agentfsm.errors import JournalError, StoreError, UnknownRunError
 from agentfsm.journal.canonical import encode
 from agentfsm.journal.keeper import owner_name
 from agentfsm.journal.records import Hider, Row, seal
@@ -48,10 +49,11 @@ async def fork(store: Store, run_id: str, at: int, new_id: str) -> Past:
         apply(run, Ran(tuple(past.loose.values())))
     run.run_id, run.parent = new_id, None
     hider = Hider()
-    kept = ("form", "graph", "guardrails", "rules", "policy", "versions", "session", "seed")
+    kept = ("form", "guardrails", "rules", "policy", "versions", "session", "seed")
     first = {
         **{name: past.created[name] for name in kept if name in past.created},
         "run": new_id,
+        "graph": past.graph,
         "at": run.state,
         "state": hider.hide(dump_state(run)),
         "parent": {"run": run_id, "seq": at, "hash": rows[at - 1].hash},
@@ -70,9 +72,11 @@ async def fork(store: Store, run_id: str, at: int, new_id: str) -> Past:
         body = encode({**fields, "kind": kind, "seq": seq, "epoch": lease.epoch, "ts": int(time.time() * 1000)})
         head = seal(head, body)
         made.append(Row(seq, body, head, hidden))
-    await store.append(lease, made, "running" if past.suspended is None else "suspended")
-    if past.suspended is None:
-        await store.release(lease)
+    try:
+        await store.append(lease, made, "running" if past.suspended is None else "suspended")
+    finally:
+        with contextlib.suppress(StoreError):  # whatever came of it, nobody holds the run
+            await store.release(lease)
     return restore(made)
 
 

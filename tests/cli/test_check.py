@@ -128,6 +128,15 @@ def test_a_table_may_come_from_a_file_a_preset_or_a_run(cli: Cli, tmp_path: Path
     assert cli("diff", "broken.json", "strict").exit_code == 2
 
 
+def test_a_word_that_names_no_graph_is_told_what_it_could_be(cli: Cli, mine: str) -> None:
+    file = cli("diff", mine, f"{mine}:ASKS")
+    assert file.exit_code == 2
+    assert "'mine.py' is no MODULE:GRAPH" in file.stderr
+    word = cli("diff", "standart", "strict", "--store", "nowhere.db")
+    assert word.exit_code == 2
+    assert "'standart' is no graph (MODULE:GRAPH), no JSON file, no preset and no run of the store" in word.stderr
+
+
 def test_only_rows_that_differ_fail_where_that_is_asked_for(cli: Cli, tmp_path: Path) -> None:
     """An error in front of another kind of error leads to the same place, but is another decision; so is told."""
     (tmp_path / "two.py").write_text(

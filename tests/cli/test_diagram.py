@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 
-from agentfsm import LOOP
+from agentfsm import LOOP, Agent, Graph, Host, SqliteStore, tool
 from agentfsm.core.presets import STRICT
-from agentfsm.diagrams import COMMITTED, FORMATS, diagram
+from agentfsm.diagrams import COMMITTED, FORMATS, Coverage, RunPath, diagram
+from agentfsm.testing import ScriptedModel, call
 from tests.cli.conftest import Cli
 from tests.cli.terminal import AtTerminal
 
@@ -75,12 +78,74 @@ def test_a_folder_gets_the_forms_that_are_kept_and_check_compares_them(cli: Cli,
         (("--output", "loop.doc"), "names no form"),
         (("--format", "doc"), "Invalid value for '-f'"),
         (("agentfsm:LOOP", "--preset", "strict"), "not both"),
+        (("--run", "one", "--coverage", __file__), "not both"),
+        (("--run", "one", "--store", "nowhere.db"), "there is no store at nowhere.db"),
+        (("--coverage", __file__), "holds no coverage: write it with pytest --fsm-report=json"),
     ],
 )
 def test_wrong_usage_says_what_is_right(cli: Cli, words: tuple[str, ...], said: str) -> None:
     result = cli("diagram", *words)
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+@tool(requires_approval=True)
+def pay(amount: int) -> str:
+    """Pay."""
+    return "paid"
+
+
+def odd(run: object) -> bool:
+    """Never."""
+    return False
+
+
+MINE = LOOP.with_detector("post_llm", odd, before="tool_calls")
+
+
+def keep(store: Path, graph: Graph = LOOP) -> None:
+    """A run that waits for leave to pay."""
+
+    async def wait() -> None:
+        model = ScriptedModel([call("pay", amount=5)])
+        await Agent(model, tools=[pay], graph=graph, host=Host(store=runs)).run("Pay.", run_id="one")
+
+    runs = SqliteStore(store)
+    asyncio.run(wait())
+    runs.close()
+
+
+WAY = ["pre_step.otherwise", "call_llm.otherwise", "post_llm.tool_calls", "dispatch_tool.approval_required"]
+
+
+def test_the_way_of_a_run_of_the_store_is_laid_over_its_graph(cli: Cli, tmp_path: Path) -> None:
+    keep(tmp_path / "runs.db")
+    expected = diagram(LOOP, "svg", overlay=RunPath.of(WAY, "suspended"))
+    assert cli("diagram", "--run", "one", "--store", "runs.db", "-o", "run.svg").exit_code == 0
+    assert (tmp_path / "run.svg").read_text() == expected
+    text = cli("diagram", "--run", "one", "--store", "runs.db").stdout
+    assert "a run of 4 transitions, now in suspended" in text
+
+
+def test_a_run_on_a_graph_that_is_not_at_hand_is_drawn_on_what_its_journal_pins(cli: Cli, tmp_path: Path) -> None:
+    keep(tmp_path / "runs.db", MINE)
+    result = cli("diagram", "--run", "one", "--store", "runs.db", "-f", "svg")
+    assert result.stdout.rstrip("\n") == diagram(MINE, overlay=RunPath.of(WAY, "suspended")).rstrip("\n")
+    (tmp_path / "mine.py").write_text("from agentfsm import LOOP\nSHORT = LOOP.without('post_llm.tool_calls')\n")
+    other = cli("diagram", "mine.py:SHORT", "--run", "one", "--store", "runs.db")
+    assert other.exit_code == 2
+    assert "the run took post_llm.tool_calls, and graph 'loop' has no such row" in other.stderr
+    unknown = cli("diagram", "--run", "two", "--store", "runs.db")
+    assert (unknown.exit_code, unknown.stderr.count("\n")) == (2, 1)
+    assert "there is no run 'two'" in unknown.stderr
+
+
+def test_what_tests_took_is_laid_over_the_graph(cli: Cli, tmp_path: Path) -> None:
+    windows = {"pre_step.otherwise": 3, "pre_step.otherwise > call_llm.otherwise": 2, "call_llm.otherwise": 2}
+    (tmp_path / "fsm-coverage.json").write_text(json.dumps({"windows": windows}))
+    printed = cli("diagram", "--coverage", "fsm-coverage.json").stdout
+    counts = {"pre_step.otherwise": 3, "call_llm.otherwise": 2}
+    assert printed.rstrip("\n") == diagram(LOOP, "text", overlay=Coverage(counts)).rstrip("\n")
 
 
 @pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz paints images, and dot is not on the path")

@@ -38,7 +38,7 @@ def resumed(cli: Cli, agent: list[str], *words: str, **environment: str) -> tupl
     [
         ("allow", "removed old.txt"),
         ("deny too dear", "Denied by the user: too dear"),
-        ('{"path": "new.txt"}', "removed new.txt\n[Note: a person changed the arguments of this call before it ran.]"),
+        ('{"path": "new.txt"}', "removed new.txt\n[Note: a person changed the arguments of this call.]"),
     ],
 )
 def test_the_reply_decides(cli: Cli, agent: list[str], reply: str, result: str) -> None:

@@ -244,6 +244,23 @@ def test_a_store_that_another_process_writes_is_done_without_unless_it_was_named
         other.release()
 
 
+def test_a_store_that_cannot_be_written_is_done_without_unless_it_was_named(cli: Cli, tmp_path: Path) -> None:
+    default = tmp_path / ".local" / "share" / "agentfsm"
+    (default / "agentfsm.db-lock").mkdir(parents=True)  # where its lock would be: nobody, root neither, can write it
+    (tmp_path / "named.db-lock").mkdir()
+    with little(text("Hello."), text("Hello.")) as server:
+        words = ("run", "hi", "-m", "some-model", "--base-url", server.url)
+        result = cli(*words)
+        assert (result.exit_code, result.stdout) == (0, "Hello.\n")
+        (line,) = [line for line in result.stderr.splitlines() if "kept nowhere" in line]
+        assert "agentfsm.db-lock cannot be written" in line
+        named = cli(*words, "--store", "named.db")
+        assert named.exit_code == 2
+        assert "named.db-lock cannot be written" in named.stderr
+        assert named.stdout == ""
+        assert cli("resume", "some-id", "-m", "some-model", "--base-url", server.url).exit_code == 2
+
+
 def test_the_store_is_its_owners_alone_and_quiet_where_nothing_is_to_be_kept(cli: Cli, tmp_path: Path) -> None:
     with little(text("Hello.")) as server:
         words = ("run", "hi", "-m", "some-model", "--base-url", server.url)

@@ -132,3 +132,23 @@ def test_fork_and_redact(path):
     command("redact", "whole", "1", "--store", path, code=2)
     assert "(redacted)" in command("show", "whole", "--store", path)
     command("verify", "whole", "--store", path)
+
+
+def test_a_run_that_cannot_be_replayed_does_not_hide_the_others(path):
+    command("redact", "whole", "1", "--store", path)
+    lines = command("replay", "--store", path, code=1).splitlines()
+    assert lines[0].startswith("whole  cannot be replayed: record 1")
+    assert lines[1].startswith("waits  ")
+    assert lines[1].endswith("the same")
+    shown = command("show", "whole", "--store", path)
+    assert "object at" not in shown
+
+
+def test_what_is_shown_of_a_wait_and_of_its_answer(path):
+    shown = command("show", "waits", "--store", path)
+    asks = next(line for line in shown.splitlines() if "waits for a person" in line)
+    assert 'pay {"amount": 1.0, "to": "Ann"}' in asks
+    assert "(--to " in asks
+    whole = command("show", "whole", "--store", path)
+    assert "taken up (approval), answering record" in whole
+    assert 'edit {"amount": 2.0, "to": "Bob"}' in whole

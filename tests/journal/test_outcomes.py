@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from agentfsm.core import outcomes as o
 from agentfsm.core.failures import Failure
+from agentfsm.core.images import MEDIA_TYPES, Image
 from agentfsm.core.messages import Message, Reply, Role, ToolCall, ToolResult
 from agentfsm.journal.canonical import decode, encode
 from agentfsm.journal.outcomes import OutcomeReader, OutcomeWriter
@@ -55,6 +56,8 @@ def any_of(shape: Any, name: str = "") -> st.SearchStrategy[Any]:
         return st.sampled_from(list(shape))
     if isinstance(shape, type) and issubclass(shape, Failure):
         return st.builds(Failure, **{n: any_of(f.annotation, n) for n, f in Failure.model_fields.items()})
+    if shape is Image:
+        return st.builds(Image.of, st.binary(min_size=1, max_size=9), st.sampled_from(list(MEDIA_TYPES)))
     assert dataclasses.is_dataclass(shape), shape
     hints = typing.get_type_hints(shape)
     return st.builds(shape, **{f.name: any_of(hints[f.name], f.name) for f in dataclasses.fields(shape)})

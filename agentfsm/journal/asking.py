@@ -1,0 +1,76 @@
+"""What a stored run waits for, read from the record that asks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentfsm.journal.canonical import decode
+from agentfsm.journal.records import Missing, open_row
+from agentfsm.journal.store import Head, Store
+
+__all__ = ["Asked", "asked"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a person is asked by a run.
+
+    Attributes:
+        run_id: The run.
+        seq: The record that asks.
+        digest: That record's hash, to which an answer can be bound.
+        kind: ``question``, ``approval``, ``limit`` or ``in_doubt``.
+        question: The question; an empty string where it was redacted.
+        tool: The tool that it is about, or an empty string.
+        arguments: The arguments of its call, as the journal has them.
+        expires_at: Until when an answer is good, in seconds since the epoch.
+        below: Whether a sub-agent's run asks; the run for which it works asks the same.
+    """
+
+    run_id: str
+    seq: int
+    digest: str
+    kind: str
+    question: str
+    tool: str
+    arguments: Mapping[str, Any]
+    expires_at: float
+    below: bool
+
+    def __str__(self) -> str:
+        about = f"  {self.tool} {json.dumps(self.arguments, ensure_ascii=False, default=repr)}" if self.tool else ""
+        return f"{self.kind}: {self.question}{about}"
+
+
+def asked(store: Store, head: Head) -> Asked | None:
+    """What a run of a store asks, or None where it does not wait for anybody.
+
+    Raises:
+        agentfsm.errors.JournalError: A record cannot be read.
+        agentfsm.errors.StoreError: The store cannot be read.
+    """
+    if head.status != "suspended":
+        return None
+    rows = store.rows(head.run_id)
+    for row in reversed(rows):
+        if '"kind":"run.suspended"' in row.body:
+            break
+    else:
+        return None
+    body, first = open_row(row), decode(rows[0].body)
+    waiting = body["waiting"]
+    question, arguments = waiting.get("question", ""), waiting.get("arguments", {})
+    return Asked(
+        head.run_id,
+        row.seq,
+        row.hash,
+        waiting["kind"],
+        "" if isinstance(question, Missing) else question,
+        waiting.get("tool", ""),
+        {} if isinstance(arguments, Missing) else arguments,
+        body["expires"] / 1000,
+        "call" in first.get("parent", ()),
+    )

@@ -1,0 +1,124 @@
+"""Checks that nothing in a journal was changed: numbers, hashes, what stands hidden, what was redacted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentfsm.journal.records import START, Row
+from agentfsm.journal.store import Head
+
+__all__ = ["BadError", "Chain"]
+
+Data = dict[str, Any]
+
+_HIDDEN = re.compile(r'\{"#":\[(\d+),"([0-9a-f]{64})"\]\}')
+_SALTED = re.compile(r'\["((?:[0-9a-f]{2})*)",')
+_value_at = json.JSONDecoder().raw_decode
+
+
+class BadError(Exception):
+    """A record is not what it should be."""
+
+
+class Chain:
+    """The records of one run, as far as they were looked at.
+
+    Attributes:
+        hash: The last record's, in hex.
+    """
+
+    def __init__(self) -> None:
+        self.hash = START
+        self._missing: dict[tuple[int, int], None] = {}  # hidden values that are gone
+        self._redacted: set[tuple[int, int]] = set()
+
+    def row(self, row: Row, seq: int) -> Data:
+        """The record of a row, as it was hashed.
+
+        Raises:
+            BadError: It is not the one that was written there.
+        """
+        if row.seq != seq:
+            raise BadError(f"it has number {row.seq} where {seq} was to come: a record is missing, or out of order")
+        own = hashlib.sha256(b"\0" + bytes.fromhex(self.hash) + row.body.encode()).hexdigest()
+        if own != row.hash:
+            raise BadError("its hash does not fit: it was changed, or what stands before it was")
+        self.hash = own
+        body: Data = json.loads(row.body)
+        if body["seq"] != seq:
+            raise BadError(f"it says that it is number {body['seq']}")
+        self._hidden(row, seq)
+        return body
+
+    def _hidden(self, row: Row, seq: int) -> None:
+        refs = _HIDDEN.findall(row.body)
+        if not refs:
+            if row.hidden:
+                raise BadError("values stand beside it that it does not know")
+            return
+        if not row.hidden:
+            raise BadError("what it keeps hidden is gone, and nothing says that it was redacted")
+        kept = _kept(row.hidden)
+        if len(kept) != len(refs):
+            raise BadError(f"it keeps {len(refs)} values hidden, and {len(kept)} stand beside it")
+        for place, promised in refs:
+            found = kept[int(place)]
+            if found is None:
+                self._missing[seq, int(place)] = None
+                continue
+            salt, text = found
+            if hashlib.sha256(salt + text.encode()).hexdigest() != promised:
+                raise BadError(f"its hidden value {place} is not the one that was put aside")
+
+    def redaction(self, body: Data) -> None:
+        """A record says that values of another one are gone."""
+        self._redacted.update((body["of"], place) for place in body["places"])
+
+    def end(self, head: Head | None, sealed: Mapping[int, str], rows: Sequence[Row]) -> None:
+        """Look at the whole, once every record was looked at.
+
+        Args:
+            head: What the store notes of the last record, where there is a store.
+            sealed: Hashes of records by number, from checkpoints.
+            rows: All rows.
+
+        Raises:
+            BadError: Records were cut off, added or written anew, or values are gone that nobody redacted.
+        """
+        for seq, expected in sealed.items():
+            if seq > len(rows):
+                raise BadError(f"a checkpoint knows {seq} records, and {len(rows)} are there: the end was cut off")
+            if rows[seq - 1].hash != expected:
+                raise BadError(f"a checkpoint knows another record {seq}: the journal was written anew")
+        if head is not None and (head.seq, head.hash) != (len(rows), self.hash):
+            raise BadError(f"the store notes {head.seq} records with another end: records were cut off or added")
+        for seq, place in self._missing:
+            if (seq, place) not in self._redacted:
+                raise BadError(f"hidden value {place} of record {seq} is gone, and nothing says that it was redacted")
+
+    def left(self) -> list[tuple[int, int]]:
+        """Record and place of each value that is to be redacted, and is still there."""
+        return sorted(self._redacted - self._missing.keys())
+
+
+def _kept(text: str) -> list[tuple[bytes, str] | None]:
+    """The salts and the texts that stand beside a record, the texts exactly as they were hashed."""
+    found: list[tuple[bytes, str] | None] = []
+    place = 1
+    while text[place] != "]":
+        place += text[place] == ","
+        if text.startswith("null", place):
+            found.append(None)
+            place += 4
+            continue
+        salted = _SALTED.match(text, place)
+        if salted is None:
+            raise BadError("what stands beside it cannot be read")
+        _, end = _value_at(text, salted.end())
+        found.append((bytes.fromhex(salted.group(1)), text[salted.end() : end]))
+        place = end + 1
+    return found

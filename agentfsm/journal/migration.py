@@ -1,0 +1,192 @@
+"""A run of an earlier graph that goes on under another one: what is declared about it, and how it is judged.
+
+The names of states and guards, and their order, are what a run's graph is known by. Where an agent has
+another one, its runs are refused unless a ``Migration`` lets them in. Then their path so far is replayed on
+the new graph, guards and all: a run whose every move would have been the same goes on. For a run whose path
+would have been another, somebody can vouch. Which of the two it was stands in the journal, as
+``run.migrated``, with the new graph.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentfsm.errors import ConfigurationError, GraphError, JournalGraphError
+from agentfsm.journal.names import Names
+from agentfsm.journal.records import Row
+from agentfsm.journal.replay import Replay, replay
+from agentfsm.journal.restore import Past
+from agentfsm.machine.graph import Graph
+
+__all__ = ["Migration", "differences", "migrate"]
+
+_FINGERPRINT = re.compile(r"[0-9a-f]{12,64}")
+
+
+@dataclass(frozen=True)
+class Migration:
+    """Lets runs of an earlier graph go on under an agent's: ``Agent(..., graph=new, migrations=[Migration(old)])``.
+
+    A run is taken where a replay of its path so far on the new graph makes the same moves.
+
+    Attributes:
+        old: The earlier graph; or its fingerprint, or the first 12 or more hex digits of that, as errors and
+            ``agentfsm show`` tell it; None for any graph.
+        states: New names of its states, by old name, where they have changed.
+        transitions: New ids of its transitions (``"post_llm.too_long": "post_llm.long_answer"``), where
+            their guards' names have changed.
+        vouched: Whether you vouch for the runs' past: they are then taken with no replay, in the state in
+            which they are.
+
+    Raises:
+        ConfigurationError: It is no fingerprint, or you vouch for the runs of any graph.
+    """
+
+    old: Graph | str | None = None
+    states: Mapping[str, str] = field(default_factory=dict[str, str])
+    transitions: Mapping[str, str] = field(default_factory=dict[str, str])
+    vouched: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.old, str) and not _FINGERPRINT.fullmatch(self.old):
+            raise ConfigurationError(f"{self.old!r} is no fingerprint of a graph: 12 to 64 hex digits")
+        if self.old is None and self.vouched:
+            raise ConfigurationError("nobody can vouch for the runs of any graph: name the one that they are from")
+        for what in (self.states, self.transitions):
+            if len(set(what.values())) != len(what):
+                raise ConfigurationError(f"two of {', '.join(map(str, what))} would have one name")
+
+    @property
+    def names(self) -> Names:
+        """The names that change."""
+        return Names(self.states, self.transitions)
+
+    def fits(self, fingerprint: str) -> bool:
+        """Whether it is for runs of a graph."""
+        if self.old is None:
+            return True
+        return fingerprint.startswith(self.old if isinstance(self.old, str) else self.old.fingerprint)
+
+    def check(self, new: Graph) -> None:
+        """Make sure that what it names is there.
+
+        Args:
+            new: The graph under which runs are to go on.
+
+        Raises:
+            GraphError: A state or a transition that it names is in none of the graphs.
+        """
+        for old, name in self.states.items():
+            new.spec(name)
+            if isinstance(self.old, Graph):
+                self.old.spec(old)
+        for old, transition in self.transitions.items():
+            new.transition(transition)
+            if isinstance(self.old, Graph):
+                self.old.transition(old)
+
+
+def migrate(rows: Sequence[Row], past: Past, graph: Graph, migrations: Sequence[Migration]) -> dict[str, Any]:
+    """Take a run over to another graph, if its journal and somebody's word allow it. Nothing is written.
+
+    Args:
+        rows: Its journal.
+        past: What its records tell; its run has the new names behind this.
+        graph: The graph.
+        migrations: What is declared; the first one for runs of its graph counts.
+
+    Returns:
+        What the record of it says; empty where the run is on that graph already.
+
+    Raises:
+        JournalGraphError: It is not allowed; the error lists what differs between the graphs.
+        JournalError: The journal cannot be read.
+    """
+    pinned, run = past.graph, past.run
+    if pinned["fingerprint"] == graph.fingerprint:
+        return {}
+    declared = next((m for m in migrations if m.fits(pinned["fingerprint"])), None)
+    if declared is None:
+        raise _refused(past, graph, _advice(rows, past, graph))
+    names = declared.names
+    if why := _no_place(past, graph, names):
+        raise _refused(past, graph, why)
+    told = Replay(0) if declared.vouched else replay(rows, graph, names=names)
+    if not told.same:
+        word = "Migration(..., vouched=True), or agentfsm resume --vouch, takes it all the same"
+        raise _refused(past, graph, f"{_elsewhere(told)}; {word}")
+    names.rename(run)
+    past.left = {names.state(name) for name in past.left}
+    return {
+        "from": pinned["fingerprint"],
+        "graph": {"name": graph.name, "fingerprint": graph.fingerprint, **graph.table},
+        "judged": "vouched" if declared.vouched else "replayed",
+        "to": run.state,
+        **({} if declared.vouched else {"moves": told.moves}),
+        **names.written(),
+    }
+
+
+def _no_place(past: Past, graph: Graph, names: Names) -> str:
+    """Why there is no state there in which the run could be, or wait, as it does; an empty string where there is."""
+    old = past.run.state
+    known = {name: (waits, final) for name, waits, final, _ in past.graph["states"]}
+    for name in names.states:
+        if name not in known:
+            return f"the migration renames {name!r}, and the run's graph has no such state"
+    try:
+        spec = graph.spec(names.state(old))
+    except GraphError:
+        return f"the run is in {old!r}, and there is no such state there"
+    if known[old] != (spec.waits, spec.final):
+        return f"the run is in {old!r}, and {str(spec.name)!r} there is a state of another kind"
+    return ""
+
+
+def _advice(rows: Sequence[Row], past: Past, graph: Graph) -> str:
+    """What somebody can do who wants the run to go on under the graph."""
+    way = f"Migration({past.graph['fingerprint'][:12]!r})"
+    if why := _no_place(past, graph, Names()):
+        return f"{why}; Migration(..., states=...), or agentfsm resume --rename, says what it is called"
+    told = replay(rows, graph)
+    if told.same:
+        how = f"Agent(..., migrations=[{way}]), or agentfsm resume --migrate, lets it go on"
+        return f"its path so far would have been the same there: {how}"
+    return _elsewhere(told)
+
+
+def _elsewhere(told: Replay) -> str:
+    return f"its path would have been another there: record {told.seq} is {told.recorded}, and would be {told.instead}"
+
+
+def _refused(past: Past, graph: Graph, why: str) -> JournalGraphError:
+    pinned = past.graph
+    return JournalGraphError(
+        f"run {past.run.run_id!r} was written under graph {pinned['name']!r} ({pinned['fingerprint'][:12]}), the agent "
+        f"runs graph {graph.name!r} ({graph.fingerprint[:12]}); {why}. What differs:",
+        differences(pinned, graph),
+    )
+
+
+def differences(pinned: Mapping[str, list[list[object]]], graph: Graph) -> tuple[str, ...]:
+    """What differs between a pinned table and a graph, a line each."""
+    lines: list[str] = []
+    for what in ("states", "transitions"):
+        old = [_row(row) for row in pinned[what]]
+        new = [_row(row) for row in graph.table[what]]
+        lines += [f"- {row}" for row in old if row not in new]
+        lines += [f"+ {row}" for row in new if row not in old]
+        if not lines and old != new:
+            lines.append(f"the {what} stand in another order")
+    return tuple(lines)
+
+
+def _row(row: list[object]) -> str:
+    if len(row) == 4 and isinstance(row[1], bool):
+        name, waits, final, spends = row
+        return " ".join(str(part) for part in (name, "waits" * bool(waits), "final" * bool(final), spends) if part)
+    source, guard, target, spends = row
+    return f"{source}.{guard} -> {target}" + (f" (spends {spends})" if spends else "")

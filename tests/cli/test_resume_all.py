@@ -1,0 +1,191 @@
+"""``agentfsm resume`` without a run: what was cut off goes on, what waits is listed; and a run of another graph."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfsm import SqliteStore
+from tests.cli.conftest import Cli
+from tests.cli.server import Little, calls, little, text
+from tests.cli.test_run import TOOLS
+
+OPTIONS = ["-m", "some-model", "-t", "tools.py", "--store", "runs.db"]
+
+GRAPHS = '''
+from agentfsm import LOOP, Failure, FailureKind, RunState, StateSpec, Transition
+
+def too_long(run: RunState) -> Failure | None:
+    """Never here."""
+    return None
+
+def no_tools(run: RunState) -> Failure | None:
+    """Always here."""
+    return Failure(kind=FailureKind.capability_gap, explanation="no tools") if run.batch else None
+
+def reviewing(name):
+    return LOOP.with_state(
+        StateSpec(name, effect=lambda run: None), [Transition(name, None, "dispatch_tool")],
+        entered_by="post_llm.tool_calls",
+    )
+
+LONGER = LOOP.with_detector("post_llm", too_long, before="no_progress")
+NO_TOOLS = LOOP.with_detector("post_llm", no_tools, before="no_progress")
+REVIEW, CHECK = reviewing("review"), reviewing("check")
+'''
+
+
+@pytest.fixture
+def folder(cli: Cli, tmp_path: Path) -> Path:
+    (tmp_path / "tools.py").write_text(TOOLS)
+    (tmp_path / "graphs.py").write_text(GRAPHS)
+    return tmp_path
+
+
+def begun(cli: Cli, folder: Path, *more: str, cut: bool = False) -> str:
+    """The id of a run that waits for leave; or that was cut off behind the model's reply."""
+    with little(calls(("remove", {"path": "old.txt"}))) as server:
+        result = cli("run", "tidy", *OPTIONS, "--base-url", server.url, "--json", *more)
+    assert result.exit_code == 3, result.stderr
+    run_id = str(json.loads(result.stdout)["run_id"])
+    if not cut:
+        return run_id
+    store = SqliteStore(folder / "runs.db")
+    rows = store.rows(run_id)
+    rows = rows[: next(n for n, r in enumerate(rows) if '"transition":"call_llm.otherwise"' in r.body) + 1]
+    store.close()
+    (folder / "runs.db").unlink()
+    for more_files in folder.glob("runs.db-*"):
+        more_files.unlink()
+    store = SqliteStore(folder / "runs.db")
+
+    async def put() -> None:
+        lease = await store.take(run_id, "gone", new=True)
+        await store.append(lease, rows, "running")
+        await store.release(lease)
+
+    asyncio.run(put())
+    store.close()
+    return run_id
+
+
+def resume(cli: Cli, *words: str, answer: str = "Done.") -> tuple[Any, Little]:
+    with little(text(answer)) as server:
+        return cli("resume", *words, *OPTIONS, "--base-url", server.url), server
+
+
+def test_what_was_cut_off_goes_on_and_what_waits_is_listed(cli: Cli, folder: Path) -> None:
+    cut = begun(cli, folder, cut=True)
+    waits = begun(cli, folder)
+    result, server = resume(cli)
+    assert result.exit_code == 3  # both wait now
+    assert server.requests == []  # the reply that was durable is not asked for again
+    for run_id in (cut, waits):
+        assert f"run {run_id} waits for a person: approval: May 'remove' run with these arguments?" in result.stderr
+        assert f"go on with: agentfsm resume {run_id} allow --to " in result.stderr
+    assert f"run {cut}\n" in result.stderr
+    assert "old.txt" in result.stderr
+
+
+def test_as_json_it_is_one_document(cli: Cli, folder: Path) -> None:
+    cut = begun(cli, folder, cut=True)
+    waits = begun(cli, folder)
+    data = json.loads(resume(cli, "--json", "--quiet")[0].stdout)
+    assert [r["run_id"] for r in data["resumed"]] == [cut]
+    assert {w["run_id"] for w in data["waiting"]} == {cut, waits}
+    assert {w["tool"] for w in data["waiting"]} == {"remove"}
+    assert data["waiting"][0]["arguments"] == {"path": "old.txt"}
+    assert data["left"] == []
+
+
+def test_where_nothing_was_cut_off_it_says_so(cli: Cli, folder: Path) -> None:
+    waits = begun(cli, folder)
+    resume(cli, waits, "deny")
+    result, server = resume(cli)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "no run of this store was cut off" in result.stderr
+    assert server.requests == []
+
+
+def test_a_run_of_another_graph_is_left_and_named(cli: Cli, folder: Path) -> None:
+    cut = begun(cli, folder, "--graph", "graphs.py:NO_TOOLS", "--graph", "agentfsm.core.loop:LOOP", cut=True)
+    result, _ = resume(cli, "--graph", "graphs.py:LONGER")
+    assert result.exit_code == 1
+    assert f"run {cut} is left as it is:" in result.stderr
+    assert "--migrate" in result.stderr
+    taken, _ = resume(cli, "--graph", "graphs.py:LONGER", "--migrate")
+    assert taken.exit_code == 3
+    assert "waits for a person" in taken.stderr
+
+
+@pytest.mark.parametrize("words", [["--record", "x.json"], ["--diagram", "x.svg"], ["--vouch"]])
+def test_what_is_for_one_run_needs_its_name(cli: Cli, folder: Path, words: list[str]) -> None:
+    begun(cli, folder)
+    result, _ = resume(cli, *words)
+    assert result.exit_code == 2
+    assert "name it" in result.stderr
+
+
+# -- another graph ------------------------------------------------------------------------------------
+
+
+def test_a_run_is_taken_over_where_its_path_is_the_same(cli: Cli, folder: Path) -> None:
+    run_id = begun(cli, folder)
+    refused, _ = resume(cli, run_id, "allow", "--graph", "graphs.py:LONGER")
+    assert refused.exit_code == 2
+    assert "--migrate" in refused.stderr
+    taken, _ = resume(cli, run_id, "allow", "--graph", "graphs.py:LONGER", "--migrate", "--by", "Ann")
+    assert (taken.exit_code, taken.stdout) == (0, "Done.\n"), taken.stderr
+    shown = cli("show", run_id, "--store", "runs.db").stdout
+    assert "run.migrated to graph" in shown
+    assert "its path was replayed" in shown
+    assert "by Ann" in shown
+    assert cli("verify", run_id, "--store", "runs.db").exit_code == 0
+    assert cli("replay", run_id, "--graph", "graphs.py:LONGER", "--store", "runs.db").exit_code == 0
+
+
+def test_a_run_whose_path_would_have_been_another_needs_somebodys_word(cli: Cli, folder: Path) -> None:
+    run_id = begun(cli, folder)
+    refused, _ = resume(cli, run_id, "allow", "--graph", "graphs.py:NO_TOOLS", "--migrate")
+    assert refused.exit_code == 2
+    assert "--vouch" in refused.stderr
+    taken, _ = resume(cli, run_id, "deny", "--graph", "graphs.py:NO_TOOLS", "--vouch")
+    assert taken.exit_code == 0, taken.stderr
+    assert "vouched for" in cli("show", run_id, "--store", "runs.db").stdout
+    replayed = cli("replay", run_id, "--graph", "graphs.py:NO_TOOLS", "--store", "runs.db")
+    assert replayed.exit_code == 0
+    assert "from record" in replayed.stdout
+
+
+def test_states_that_were_renamed_are_named(cli: Cli, folder: Path) -> None:
+    run_id = begun(cli, folder, "--graph", "graphs.py:REVIEW")
+    graph = ["--graph", "graphs.py:CHECK"]
+    assert resume(cli, run_id, "allow", "--migrate", *graph)[0].exit_code == 2
+    for wrong in ("review", "=x", "review=", "review.otherwise=check", "review=nowhere", "nowhere=check"):
+        refused, _ = resume(cli, run_id, "allow", "--rename", wrong, *graph)
+        assert refused.exit_code == 2, wrong
+        assert "Traceback" not in refused.stderr
+    taken, _ = resume(cli, run_id, "allow", "--rename", "review=check", *graph)
+    assert (taken.exit_code, taken.stdout) == (0, "Done.\n"), taken.stderr
+
+
+# -- what an answer is to -----------------------------------------------------------------------------
+
+
+def test_the_command_that_is_told_is_bound_to_what_was_shown(cli: Cli, folder: Path) -> None:
+    run_id = begun(cli, folder)
+    digest = json.loads(cli("runs", "--store", "runs.db", "--json").stdout)["hash"]
+    refused, _ = resume(cli, run_id, "allow", "--to", "0" * 12)
+    assert refused.exit_code == 2
+    assert "the reply is to record" in refused.stderr
+    done, _ = resume(cli, run_id, "allow", "--to", digest[:12])
+    assert done.exit_code == 0
+
+
+def test_runs_says_what_a_run_waits_for(cli: Cli, folder: Path) -> None:
+    begun(cli, folder)
+    assert "approval: May 'remove' run" in cli("runs", "--store", "runs.db").stdout

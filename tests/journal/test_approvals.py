@@ -1,0 +1,254 @@
+"""What a person allows is what they were shown: these arguments, on this graph, at this record, and once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from agentfsm import (
+    Agent,
+    Allow,
+    Deny,
+    Edit,
+    Host,
+    JournalError,
+    MemoryStore,
+    ReplyError,
+    RunResult,
+    SqliteStore,
+    StaleReplyError,
+    UserInputRequested,
+    tool,
+)
+from agentfsm.journal.records import open_row
+from agentfsm.journal.restore import restore
+from agentfsm.journal.verify import GOOD, TAMPERED, verify
+from agentfsm.testing import FakeClock, ScriptedModel, call
+from tests.journal.samples import sealed_anew
+
+PAYS = [call("pay", to="Ann", amount=1), call("pay", to="Ann", amount=1000), "paid"]
+
+
+class Bank:
+    """An agent that pays twice, each payment with a person's leave."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self.paid: list[tuple[str, int]] = []
+
+    def agent(self, *script: Any) -> Agent:
+        @tool(requires_approval=True)
+        def pay(to: str, amount: int) -> str:
+            """Pay."""
+            self.paid.append((to, amount))
+            return "paid"
+
+        host = Host(clock=FakeClock(), store=self.store, secret=b"of the tests")
+        return Agent(ScriptedModel(script), tools=[pay], host=host)
+
+
+async def asked(bank: Bank) -> UserInputRequested:
+    outcome = (await bank.agent(*PAYS).run("Pay.", run_id="r")).outcome
+    assert isinstance(outcome, UserInputRequested)
+    return outcome
+
+
+def of_kind(store: Any, kind: str) -> list[tuple[Any, dict[str, Any]]]:
+    return [(r, open_row(r)) for r in store.rows("r") if f'"kind":"{kind}"' in r.body]
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def bank(request, tmp_path):
+    store = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "runs.db")
+    yield Bank(store)
+    store.close()
+
+
+def test_an_answer_is_bound_to_the_record_that_asks(bank):
+    async def scene() -> RunResult:
+        first = await asked(bank)
+        assert first.digest == bank.store.head("r").hash
+        second = (await bank.agent(*PAYS[1:]).resume("r", Allow(), to=first.digest, by="ann@example.org")).outcome
+        assert second.digest not in ("", first.digest)
+        return await bank.agent("paid").resume("r", Edit({"to": "Ann", "amount": 10}), to=second.digest[:12])
+
+    result = asyncio.run(scene())
+    assert bank.paid == [("Ann", 1), ("Ann", 10)]
+    waits = of_kind(bank.store, "run.suspended")
+    resumed = [body["to"] for _, body in of_kind(bank.store, "run.resumed")]
+    assert resumed == [{"seq": row.seq, "hash": row.hash} for row, _ in waits]
+    answers = [
+        body["out"]["answered"]["reply"] for _, body in of_kind(bank.store, "transition") if "answered" in body["out"]
+    ]
+    assert answers == [
+        {"kind": "allow", "by": "ann@example.org"},
+        {"kind": "edit", "arguments": {"to": "Ann", "amount": 10}},
+    ]
+    assert "ann@example.org" not in "".join(r.body for r in bank.store.rows("r"))  # it may be redacted, as any text
+    assert verify("r", bank.store.rows("r"), bank.store.head("r")).code == GOOD
+    assert restore(bank.store.rows("r")).run.messages == result.messages
+
+
+def test_an_answer_to_other_arguments_is_refused_and_nothing_runs(bank):
+    async def scene() -> None:
+        first = await asked(bank)
+        await bank.agent(*PAYS[1:]).resume("r", Allow(), to=first.digest)
+        before = bank.store.rows("r")
+        for late in (Allow(), Edit({"to": "Bob", "amount": 5}), Deny("no")):
+            with pytest.raises(StaleReplyError, match=r"pay.*1000") as caught:
+                bank.agent().resume("r", late, to=first.digest)
+            assert first.digest[:12] in str(caught.value)
+        assert bank.store.rows("r") == before
+
+    asyncio.run(scene())
+    assert bank.paid == [("Ann", 1)]
+
+
+@pytest.mark.parametrize("to", ["0" * 64, "0" * 12, "x", "abc"])
+def test_an_answer_to_another_record_is_refused(bank, to):
+    async def scene() -> None:
+        await asked(bank)
+        with pytest.raises(StaleReplyError):
+            bank.agent().resume("r", Allow(), to=to)
+
+    asyncio.run(scene())
+    assert bank.paid == []
+
+
+def test_a_few_digits_of_the_right_record_do_not_do():
+    bank = Bank(MemoryStore())
+
+    async def scene() -> None:
+        first = await asked(bank)
+        with pytest.raises(StaleReplyError, match="12"):
+            bank.agent().resume("r", Allow(), to=first.digest[:11])
+
+    asyncio.run(scene())
+
+
+def test_an_answer_is_used_once(bank):
+    async def scene() -> None:
+        first = await asked(bank)
+        await bank.agent("enough").resume("r", Allow(), to=first.digest)
+        with pytest.raises(Exception, match="is over"):
+            bank.agent().resume("r", Allow(), to=first.digest)
+
+    asyncio.run(scene())
+    assert bank.paid == [("Ann", 1)]
+
+
+def test_a_record_is_bound_too_and_a_digest_beside_it_is_looked_at():
+    bank = Bank(MemoryStore())
+
+    async def scene() -> None:
+        first = await asked(bank)
+        with pytest.raises(StaleReplyError):
+            bank.agent().resume(first.suspension_record, Allow(), to="0" * 64)
+        await bank.agent("enough").resume(first.suspension_record, Allow(), to=first.digest, by="ann")
+
+    asyncio.run(scene())
+    assert bank.paid == [("Ann", 1)]
+
+
+def test_without_a_store_there_is_no_record_to_answer_to_but_who_answered_is_kept():
+    bank = Bank(None)
+
+    async def scene() -> RunResult:
+        first = await asked(bank)
+        assert first.digest == ""
+        with pytest.raises(ReplyError, match="no store"):
+            bank.agent().resume(first.suspension_record, Allow(), to="0" * 64)
+        return await bank.agent("enough").resume(first.suspension_record, Allow(), by="ann")
+
+    result = asyncio.run(scene())
+    (answer,) = [r.data["out"]["answered"] for r in result.journal if "answered" in r.data.get("out", ())]
+    assert answer == {"reply": {"kind": "allow", "by": "ann"}}
+
+
+def test_an_answer_to_a_run_that_was_cut_off_says_so():
+    store = MemoryStore()
+    bank = Bank(store)
+
+    async def scene() -> None:
+        await asked(bank)
+        rows = store.rows("r")[:-1]
+        other = MemoryStore()
+        lease = await other.take("r", "gone", new=True)
+        await other.append(lease, rows, "running")
+        await other.release(lease)
+        with pytest.raises(ReplyError, match="waits for nobody"):
+            Bank(other).agent().resume("r", Allow(), to=store.head("r").hash)
+
+    asyncio.run(scene())
+
+
+def test_arguments_that_were_changed_in_the_store_are_not_asked_about(tmp_path):
+    import sqlite3
+
+    path = tmp_path / "runs.db"
+    bank = Bank(SqliteStore(path))
+    asyncio.run(asked(bank))
+    bank.store.close()
+    db = sqlite3.connect(path)
+    db.execute("DROP TRIGGER journal_keeps_what_it_has")
+    for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type='table'").fetchall():
+        columns = [c[1] for c in db.execute(f"PRAGMA table_info({table})")]
+        for column in set(columns) & {"body", "hidden", "data"}:
+            db.execute(f"UPDATE {table} SET {column} = replace({column}, '\"Ann\"', '\"Eve\"')")
+    db.commit()
+    db.close()
+    again = Bank(SqliteStore(path))
+    with pytest.raises(JournalError, match="hidden value"):
+        again.agent().resume("r", Allow())
+    again.store.close()
+
+
+@pytest.mark.parametrize(
+    ("field", "words"), [("seq", "does not ask"), ("hash", "does not ask"), ("again", "was answered before")]
+)
+def test_an_answer_to_another_record_is_found_though_every_hash_is_right(field, words):
+    bank = Bank(MemoryStore())
+
+    async def scene() -> None:
+        await asked(bank)
+        await bank.agent("enough").resume("r", Allow())
+
+    asyncio.run(scene())
+    rows = bank.store.rows("r")
+    at = next(n for n, r in enumerate(rows) if '"kind":"run.resumed"' in r.body)
+    to = json.loads(rows[at].body)["to"]
+    if field == "again":
+        twice = rows[at]._replace(seq=at + 2, body=rows[at].body.replace(f'"seq":{at + 1},', f'"seq":{at + 2},'))
+        forged = sealed_anew([*rows[: at + 1], twice], at + 1)
+        at += 1
+    else:
+        other = {"seq": f'"seq":{to["seq"] - 1}}}', "hash": f'"hash":"{"0" * 64}"'}[field]
+        old = {"seq": f'"seq":{to["seq"]}}}', "hash": f'"hash":"{to["hash"]}"'}[field]
+        assert old in rows[at].body
+        edited = rows[at]._replace(body=rows[at].body.replace(old, other))
+        forged = sealed_anew([*rows[:at], edited, *rows[at + 1 :]], at)
+    told = verify("r", forged)
+    assert (told.code, told.seq) == (TAMPERED, at + 1)
+    assert words in told.reason
+
+
+def test_an_answer_that_nobody_gave_is_found_though_every_hash_is_right():
+    bank = Bank(MemoryStore())
+
+    async def scene() -> None:
+        await asked(bank)
+        await bank.agent("enough").resume("r", Allow())
+
+    asyncio.run(scene())
+    rows = bank.store.rows("r")
+    at = next(n for n, r in enumerate(rows) if '"kind":"run.resumed"' in r.body)
+    to = json.loads(rows[at].body)["to"]
+    words = f',"to":{{"hash":"{to["hash"]}","seq":{to["seq"]}}}'
+    assert words in rows[at].body
+    edited = rows[at]._replace(body=rows[at].body.replace(words, ""))
+    told = verify("r", sealed_anew([*rows[:at], edited, *rows[at + 1 :]], at))
+    assert (told.code, told.seq) == (TAMPERED, at + 2)
+    assert "nothing says that somebody was asked" in told.reason

@@ -1,0 +1,84 @@
+"""Hooks of a run that goes on: what is wanted once is done once, and a gate is asked before a call, leave or no."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from agentfsm import Allow, Edit, HookContext, Migration, RunResult, StateSpec, Transition, hook
+from agentfsm.runtime.hooks import DenyCall
+from tests.journal.samples import SCRIPT, a_waiting_run, an_agent
+from tests.journal.test_migration import LONGER, LOOP, stored
+
+
+async def done(run: Any) -> RunResult:
+    return await run
+
+
+@pytest.mark.parametrize("graph", [LOOP, LONGER])
+def test_a_hook_that_is_wanted_once_is_not_asked_again_behind_a_suspension(graph):
+    store, _ = a_waiting_run()
+    seen: list[str] = []
+    doors = ("pre_step", "call_llm", "post_llm", "dispatch_tool", "terminal")
+    hooks = [hook(door, once=True)(lambda c: seen.append(c.state)) for door in doors]
+    agent = an_agent(store, ["all done"], hooks=hooks, graph=graph, migrations=[Migration(LOOP)])
+    asyncio.run(done(agent.resume("sample", Allow())))
+    assert seen == ["terminal"]
+
+
+def test_where_the_effect_was_cut_off_it_is_asked_again():
+    first, _ = a_waiting_run()
+    rows = first.rows("sample")
+    at = next(n for n, r in enumerate(rows) if '"name":"scripted"' in r.body)
+    seen: list[str] = []
+    hooks = [hook(door, once=True)(lambda c: seen.append(c.state)) for door in ("pre_step", "call_llm")]
+    agent = an_agent(stored(rows[: at + 1]), SCRIPT, hooks=hooks)
+    asyncio.run(done(agent.resume("sample")))
+    assert seen == ["call_llm"]  # it may have stopped the call that nobody knows the end of
+
+
+def test_without_a_store_once_is_once_in_each_part():
+    seen: list[str] = []
+    watch = hook("pre_step", once=True)(lambda c: seen.append(c.state))
+
+    async def scene() -> None:
+        agent = an_agent(None, SCRIPT, hooks=[watch])
+        first = await agent.run("Do it all.")
+        await agent.resume(first.outcome.suspension_record, Allow())
+
+    asyncio.run(scene())
+    assert seen == ["pre_step", "pre_step"]
+
+
+def test_a_gate_is_asked_again_before_a_call_that_a_person_allowed():
+    store, _ = a_waiting_run()
+    seen: list[dict[str, Any]] = []
+
+    def gate(context: HookContext) -> DenyCall | None:
+        if context.call is not None and context.call.name == "pay":
+            seen.append(dict(context.arguments))
+            return DenyCall("the bank is closed")
+        return None
+
+    agent = an_agent(store, ["all done"], hooks=[hook("dispatch_tool", fail_open=False)(gate)])
+    result = asyncio.run(done(agent.resume("sample", Edit({"to": "Bob", "amount": 2.0}))))
+    assert seen == [{"to": "Bob", "amount": 2.0}]
+    assert any("the bank is closed" in m.content for m in result.messages)
+
+
+def test_a_door_that_has_another_name_by_now_is_the_same_door():
+    def reviewing(name: str) -> Any:
+        spec = StateSpec(name, effect=lambda run: None)
+        return LOOP.with_state(spec, [Transition(name, None, "dispatch_tool")], entered_by="post_llm.tool_calls")
+
+    from agentfsm import MemoryStore
+
+    old, new, store, seen = reviewing("review"), reviewing("check"), MemoryStore(), []
+    asyncio.run(done(an_agent(store, graph=old).run("Do it all.", run_id="sample")))
+    script = [SCRIPT[0], "all done"]
+    watch = hook("check", once=True)(lambda c: seen.append(c.state))
+    let = [Migration(old, states={"review": "check"})]
+    asyncio.run(done(an_agent(store, script, hooks=[watch], graph=new, migrations=let).resume("sample", Allow())))
+    assert seen == []

@@ -1,0 +1,159 @@
+"""The verifier for those who trust nobody: what it finds with the standard library alone, and nothing of ours."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfsm import Allow, Migration
+from agentfsm.core.presets import PRESETS
+from agentfsm.journal.checkpoint import write_checkpoint
+from agentfsm.journal.export import export_lines
+from agentfsm.journal.records import Row
+from agentfsm.journal.store import Head
+from agentfsm.journal.verify import TAMPERED, verify
+from tests.journal.samples import a_waiting_run, a_whole_run, an_agent, sealed_anew
+from tests.journal.test_migration import LONGER, LOOP, NO_ADDING, go_on
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "verify_journal.py"
+
+
+def independent(rows: list[Row], note: str = "") -> str | None:
+    spec = importlib.util.spec_from_file_location("verify_journal", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: str | None = module.verify(list(export_lines(rows)), note)
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole() -> list[Row]:
+    return a_whole_run()[0].rows("sample")
+
+
+@pytest.fixture(scope="module")
+def migrated() -> list[Row]:
+    store, _ = a_waiting_run()
+    go_on(store, LONGER, [Migration(LOOP)], Allow())
+    return store.rows("sample")
+
+
+def forged(rows: list[Row], kind: str, old: str, new: str) -> tuple[list[Row], int]:
+    """Rows with one changed and every hash made to fit, the answers' too."""
+    place = next(n for n, r in enumerate(rows) if f'"kind":"{kind}"' in r.body and re.search(old, r.body))
+    rows = [*rows[:place], rows[place]._replace(body=re.sub(old, new, rows[place].body, count=1)), *rows[place + 1 :]]
+    for n in range(place, len(rows)):
+        body = json.loads(rows[n].body)
+        if n > place and body["kind"] == "run.resumed" and "to" in body:
+            at = body["to"]["seq"] - 1
+            rows[n] = rows[n]._replace(body=rows[n].body.replace(body["to"]["hash"], rows[at].hash))
+        rows = sealed_anew(rows[: n + 1], n) + rows[n + 1 :]
+    return rows, place + 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "new", "words"),
+    [
+        ("effect.result", '"eid":"1.0"', '"eid":"9.9"', "had not begun"),
+        ("effect.intent", '"eid":"1.0"', '"eid":"9.9"', "had not begun"),
+        ("transition", '"results":\\["1.0"\\]', '"results":["7.7"]', "a result is missing"),
+        ("transition", '"epoch":1', '"epoch":0', "its epoch"),
+        ("transition", '"epoch":1', '"epoch":9', "its epoch"),
+        ("effect.intent", '"epoch":1', '"epoch":9', "its epoch"),
+        ("run.finished", '"epoch":2', '"epoch":9', "its epoch"),
+        ("run.resumed", '"epoch":2', '"epoch":0', "its epoch"),
+        ("run.resumed", '"seq":(\\d+)\\}', '"seq":1}', "nobody asks"),
+        ("transition", '"tried":"0', '"tried":"1', "is not allowed"),
+        ("transition", '"to":"call_llm"', '"to":"terminal"', "is not allowed"),
+        ("run.created", '"approval_required"', '"approval_forgotten"', "graph was changed"),
+    ],
+)
+def test_what_was_not_allowed_is_found_though_every_hash_is_right(whole, kind, old, new, words):
+    rows, at = forged(whole, kind, old, new)
+    assert verify("sample", rows).code == TAMPERED
+    told = independent(rows)
+    assert told is not None
+    assert words in told
+    assert int(re.findall(r"\d+", told)[0]) >= at
+
+
+def test_forging_alone_changes_nothing_that_it_finds(whole):
+    rows, _ = forged(whole, "effect.intent", '"name":"scripted"', '"name":"another"')
+    assert independent(rows) is None  # nothing inside can tell; a checkpoint can
+    assert verify("sample", rows).code != TAMPERED
+
+
+def test_nothing_comes_behind_the_end(whole):
+    last = whole[-1]
+    more = Row(len(whole) + 1, re.sub(r'"seq":\d+', f'"seq":{len(whole) + 1}', last.body), "")
+    rows = sealed_anew([*whole, more], len(whole))
+    assert "the run had ended" in str(independent(rows))
+
+
+def test_a_line_that_is_not_written_as_a_journal_is_is_found(whole):
+    spaced = [whole[0]._replace(body=whole[0].body.replace('"kind":', '"kind": ')), *whole[1:]]
+    assert "not written as" in str(independent(spaced))
+    twice = [whole[0]._replace(body=whole[0].body.replace('"kind":', '"kind":"x","kind":')), *whole[1:]]
+    assert "not written as" in str(independent(twice))
+
+
+def test_a_run_that_was_taken_over_is_judged_by_each_graph_in_turn(migrated):
+    assert independent(migrated) is None
+    rows, at = forged(migrated, "run.migrated", LOOP.fingerprint, "0" * 64)
+    assert independent(rows) == f"record {at}: the run was on another graph"
+    rows, _ = forged(migrated, "run.migrated", '"to":"suspended"', '"to":"pre_step"')
+    assert "is not allowed in pre_step" in str(independent(rows))
+    vouched, _ = a_waiting_run()
+    go_on(vouched, NO_ADDING, [Migration(LOOP, vouched=True)], Allow())
+    assert independent(vouched.rows("sample")) is None
+
+
+def test_a_note_finds_an_end_that_was_cut_off_and_a_journal_that_was_written_anew(whole, tmp_path):
+    key = tmp_path / "key.pem"
+    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", key], check=True)
+    note = write_checkpoint([Head("sample", 2, None, len(whole), whole[-1].hash, "finished")], key.read_bytes())
+    assert independent(whole, note) is None
+    assert "cut off" in str(independent(whole[:-1], note))
+    rows, _ = forged(whole, "effect.intent", '"name":"scripted"', '"name":"another"')
+    assert "written anew" in str(independent(rows, note))
+    other = note.replace('"sample"', '"another"')
+    assert independent(whole[:-1], other) is None  # it knows nothing of this run
+
+
+def test_it_is_a_command(whole, tmp_path):
+    file, note = tmp_path / "run.jsonl", tmp_path / "note"
+    file.write_text("".join(export_lines(whole)), encoding="utf-8")
+    note.write_text(f'x/runs\n1\nroot\n{len(whole)} {"0" * 64} "sample"\n\n\u2014 x y\n', encoding="utf-8")
+
+    def told(*words: Any) -> tuple[int, str]:
+        done = subprocess.run([sys.executable, EXAMPLE, *words], capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout
+
+    assert told(file) == (0, "good\n")
+    code, said = told(file, note)
+    assert code == 1
+    assert "the note knows another one" in said
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_every_kind_of_run_is_good(preset):
+    import asyncio
+
+    from agentfsm import MemoryStore
+
+    store = MemoryStore()
+
+    async def live() -> None:
+        await an_agent(store, preset=preset).run("Do it all.", run_id="sample")
+
+    asyncio.run(live())
+    assert independent(store.rows("sample")) is None

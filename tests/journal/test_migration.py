@@ -1,0 +1,493 @@
+"""A run of an earlier graph goes on under another one where its path is the same there, or where somebody vouches."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agentfsm import (
+    LOOP,
+    Agent,
+    Allow,
+    ConfigurationError,
+    Failure,
+    FailureKind,
+    Graph,
+    GraphError,
+    Host,
+    JournalGraphError,
+    MemoryStore,
+    Migration,
+    RecordGraphError,
+    RunCancelled,
+    RunError,
+    RunResult,
+    RunState,
+    StateSpec,
+    Transition,
+    UserInputRequested,
+    tool,
+)
+from agentfsm.core.codec import dump_state
+from agentfsm.journal.forks import fork
+from agentfsm.journal.records import Row
+from agentfsm.journal.replay import replay
+from agentfsm.journal.restore import restore
+from agentfsm.journal.verify import GOOD, OPEN, TAMPERED, verify
+from agentfsm.testing import FakeClock, ScriptedModel, call
+from tests import test_properties as drawn
+from tests.journal.samples import SCRIPT, a_waiting_run, a_whole_run, an_agent, sealed_anew
+
+STRICTER = "its path would have been another"
+
+
+def too_long(run: RunState) -> Failure | None:
+    """Nothing in these runs is."""
+    text = "" if run.reply is None else run.reply.message.content
+    return Failure(kind=FailureKind.scope_too_large, explanation="too long") if len(text) > 160 else None
+
+
+def long_answer(run: RunState) -> Failure | None:
+    """The same under another name."""
+    return too_long(run)
+
+
+def no_adding(run: RunState) -> Failure | None:
+    """Something that the sample run does."""
+    adds = any(c.call.name == "add" for c in run.batch)
+    return Failure(kind=FailureKind.capability_gap, explanation="no adding") if adds else None
+
+
+LONGER = LOOP.with_detector("post_llm", too_long, before="no_progress")
+RENAMED = LOOP.with_detector("post_llm", long_answer, before="no_progress")
+NO_ADDING = LOOP.with_detector("post_llm", no_adding, before="no_progress")
+
+
+def reviewing(name: str) -> Graph:
+    return LOOP.with_state(
+        StateSpec(name, effect=lambda run: len(run.messages)),
+        [Transition(name, None, "dispatch_tool")],
+        entered_by="post_llm.tool_calls",
+    )
+
+
+def stored(rows: Sequence[Row], run_id: str = "sample") -> MemoryStore:
+    """A store that holds a run as far as some rows tell it, as after a crash."""
+    store = MemoryStore()
+    waits = '"kind":"run.suspended"' in rows[-1].body
+
+    async def put() -> None:
+        lease = await store.take(run_id, "a process that is gone", new=True)
+        await store.append(lease, list(rows), "suspended" if waits else "running")
+        if not waits:
+            await store.release(lease)
+
+    asyncio.run(put())
+    return store
+
+
+def go_on(store: Any, graph: Graph, migrations: Any = (), reply: Any = None, script: Any = ("all done",)) -> RunResult:
+    async def live() -> RunResult:
+        return await an_agent(store, script, graph=graph, migrations=migrations).resume("sample", reply)
+
+    return asyncio.run(live())
+
+
+def change_of(store: Any) -> dict[str, Any]:
+    (found,) = [json.loads(r.body) for r in store.rows("sample") if '"kind":"run.migrated"' in r.body]
+    return found
+
+
+def good(store: Any, graph: Graph, result: RunResult) -> list[Row]:
+    rows = store.rows("sample")
+    told = verify("sample", rows, store.head("sample"))
+    assert told.code == GOOD, told
+    assert dump_state(restore(rows).run) == dump_state(result.run)
+    assert replay(rows, graph).same
+    return rows
+
+
+# -- a path that is the same --------------------------------------------------------------------------
+
+
+def test_a_run_whose_path_is_the_same_there_goes_on_under_the_new_graph():
+    store, _ = a_waiting_run()
+    before = store.rows("sample")
+    result = go_on(store, LONGER, [Migration(LOOP)], Allow(), ["all done"])
+    rows = good(store, LONGER, result)
+    assert result.output == "all done"
+    assert rows[: len(before)] == before
+    said = change_of(store)
+    assert (said["from"], said["graph"]["fingerprint"]) == (LOOP.fingerprint, LONGER.fingerprint)
+    assert (said["judged"], said["to"]) == ("replayed", "suspended")
+    assert said["moves"] == sum('"kind":"transition"' in r.body for r in before)
+    assert [json.loads(r.body)["kind"] for r in rows[len(before) : len(before) + 2]] == ["run.migrated", "run.resumed"]
+    asked = [json.loads(r.body) for r in rows[len(before) :] if '"transition":"post_llm.otherwise"' in r.body]
+    assert [len(r["tried"]) for r in asked] == [len(LOOP.rows("post_llm")) + 1]  # the new guard was asked
+
+
+def test_a_run_that_was_cut_off_anywhere_goes_on_as_if_it_had_begun_there():
+    _, whole = a_whole_run()
+    first, _ = a_waiting_run()
+    rows = first.rows("sample")
+    for length in range(1, len(rows)):
+        replies = sum('"transition":"call_llm.' in r.body for r in rows[:length])
+        store = stored(rows[:length])
+        if rows[length - 1].body.count('"kind":"effect.intent"') and '"policy":"once"' in rows[length - 1].body:
+            continue  # in doubt, under every graph
+        go_on(store, LONGER, [Migration(LOOP.fingerprint[:12])], None, SCRIPT[replies:])
+        result = go_on(store, LONGER, (), _edit(), ["all done"])
+        good(store, LONGER, result)
+        assert [m.content for m in result.messages] == [m.content for m in whole.messages]
+
+
+def _edit() -> Any:
+    from agentfsm import Edit
+
+    return Edit({"to": "Bob", "amount": 2.0})
+
+
+@pytest.mark.parametrize("migrations", [[], [Migration("0" * 64)]])
+def test_without_a_migration_it_is_refused_with_what_would_let_it_in(migrations):
+    store, _ = a_waiting_run()
+    before = list(store.rows("sample"))
+    with pytest.raises(JournalGraphError) as caught:
+        go_on(store, LONGER, migrations, Allow())
+    assert LOOP.fingerprint[:12] in str(caught.value)
+    assert LONGER.fingerprint[:12] in str(caught.value)
+    assert f"migrations=[Migration('{LOOP.fingerprint[:12]}')]" in str(caught.value)
+    assert caught.value.differences == ("+ post_llm.too_long -> recover",)
+    with pytest.raises(JournalGraphError, match=STRICTER):
+        go_on(store, NO_ADDING, migrations, Allow())
+    assert store.rows("sample") == before
+    assert store.head("sample").status == "suspended"
+
+
+def test_a_run_of_any_graph_may_be_let_in_and_of_two_the_first_that_fits_counts():
+    store, _ = a_waiting_run()
+    never = Migration(LOOP, states={"pre_step": "call_llm"})
+    go_on(store, LONGER, [Migration("0" * 12), Migration(), never], Allow())
+    assert change_of(store)["judged"] == "replayed"
+
+
+# -- a path that would have been another --------------------------------------------------------------
+
+
+def test_a_run_whose_path_would_have_been_another_is_refused_and_the_record_named():
+    store, _ = a_waiting_run()
+    before = list(store.rows("sample"))
+    with pytest.raises(JournalGraphError, match=STRICTER) as caught:
+        go_on(store, NO_ADDING, [Migration(LOOP)], Allow())
+    first = next(r.seq for r in before if '"transition":"post_llm.tool_calls"' in r.body)
+    assert f"record {first} is post_llm.tool_calls -> dispatch_tool, and would be post_llm.no_adding" in str(
+        caught.value
+    )
+    assert store.rows("sample") == before
+
+
+def test_a_run_that_somebody_vouches_for_goes_on_and_the_journal_says_so():
+    store, _ = a_waiting_run()
+    before = store.rows("sample")
+    result = go_on(store, NO_ADDING, [Migration(LOOP, vouched=True)], Allow())
+    rows = good(store, NO_ADDING, result)
+    said = change_of(store)
+    assert said["judged"] == "vouched"
+    assert "moves" not in said
+    told = replay(rows, NO_ADDING)
+    assert told.since == len(before) + 1  # guards in front are those of a graph that is gone
+    assert told.moves == sum('"kind":"transition"' in r.body for r in rows[len(before) :])
+    assert replay(rows, LOOP).since == told.since
+
+
+def test_a_graph_that_lacks_the_state_or_cannot_wait_there_refuses_even_a_vouched_run():
+    other = LOOP.without("suspended")
+    store, _ = a_waiting_run()
+    before = list(store.rows("sample"))
+    with pytest.raises(JournalGraphError, match="in 'suspended', and there is no such state"):
+        go_on(store, other, [Migration(LOOP, vouched=True)], Allow())
+    with pytest.raises(JournalGraphError, match="'pre_step' there is a state of another kind"):
+        go_on(store, other, [Migration(LOOP, states={"suspended": "pre_step"}, vouched=True)], Allow())
+    with pytest.raises(JournalGraphError, match="renames 'nowhere', and the run's graph"):
+        go_on(store, other, [Migration(LOOP.fingerprint, states={"nowhere": "pre_step"})], Allow())
+    assert store.rows("sample") == before
+
+
+# -- other names --------------------------------------------------------------------------------------
+
+
+def test_states_and_guards_may_have_other_names_there():
+    old, new = reviewing("review"), reviewing("check")
+    old = old.with_detector("post_llm", too_long, before="no_progress")
+    new = new.with_detector("post_llm", long_answer, before="no_progress")
+    store = MemoryStore()
+
+    async def begin() -> RunResult:
+        return await an_agent(store, graph=old).run("Do it all.", run_id="sample")
+
+    first = asyncio.run(begin())
+    assert first.run.notes.keys() == {"review"}
+    names = {"states": {"review": "check"}, "transitions": {"post_llm.too_long": "post_llm.long_answer"}}
+    with pytest.raises(JournalGraphError, match=STRICTER):
+        go_on(store, new, [Migration(old)], Allow())
+    result = go_on(store, new, [Migration(old, **names)], Allow())
+    rows = good(store, new, result)
+    said = change_of(store)
+    assert said["states"] == [["review", "check"]]
+    assert said["transitions"] == [["post_llm.too_long", "post_llm.long_answer"]]
+    assert result.run.notes == {"check": first.run.notes["review"]}
+    assert replay(rows, new).moves == sum('"kind":"transition"' in r.body for r in rows)
+
+
+def test_a_run_in_a_renamed_state_goes_on_in_it():
+    old, new = reviewing("review"), reviewing("check")
+    store = MemoryStore()
+
+    async def begin() -> RunResult:
+        return await an_agent(store, graph=old).run("Do it all.", run_id="sample")
+
+    asyncio.run(begin())
+    rows = store.rows("sample")
+    at = next(n for n, r in enumerate(rows) if '"to":"review"' in r.body)
+    cut = stored(rows[: at + 1])
+    replies = sum('"transition":"call_llm.' in r.body for r in rows[:at])
+    result = go_on(cut, new, [Migration(old, states={"review": "check"})], None, SCRIPT[replies:])
+    assert change_of(cut)["to"] == "check"
+    assert result.decisions[0].source == "check"
+    told = verify("sample", cut.rows("sample"), cut.head("sample"))
+    assert told.code == OPEN, told
+
+
+def test_a_run_may_be_taken_over_again_and_again():
+    store, _ = a_waiting_run()
+    script = [call("pay", to="Ann", amount=1.0), call("pay", to="Ann", amount=1.0), "all done"]
+    graphs = [LONGER, RENAMED, LOOP]
+    moves = {"transitions": {"post_llm.too_long": "post_llm.long_answer"}}
+    migrations = [Migration(LOOP), Migration(LONGER, **moves), Migration(RENAMED)]
+    result = None
+    for n, (graph, migration) in enumerate(zip(graphs, migrations, strict=True)):
+        result = go_on(store, graph, [migration], Allow(), script[n:])
+    assert result is not None
+    assert result.output == "all done"
+    rows = good(store, LOOP, result)
+    assert sum('"kind":"run.migrated"' in r.body for r in rows) == 3
+
+
+def test_a_fork_of_a_run_that_was_taken_over_is_on_the_graph_that_it_had_at_that_record():
+    store, _ = a_waiting_run()
+    before = len(store.rows("sample"))
+    go_on(store, LONGER, [Migration(LOOP)], Allow())
+    asyncio.run(fork(store, "sample", before, "old"))
+    asyncio.run(fork(store, "sample", before + 4, "new"))
+    pinned = {name: json.loads(store.rows(name)[0].body)["graph"]["fingerprint"] for name in ("old", "new")}
+    assert pinned == {"old": LOOP.fingerprint, "new": LONGER.fingerprint}
+
+
+# -- everywhere that a run is taken up ----------------------------------------------------------------
+
+
+def test_a_run_may_be_dismissed_and_recovered_under_a_new_graph():
+    store, _ = a_waiting_run()
+
+    async def dismiss() -> RunResult:
+        return await an_agent(store, graph=LONGER, migrations=[Migration(LOOP)]).dismiss("sample", "enough")
+
+    result = asyncio.run(dismiss())
+    assert isinstance(result.outcome, RunCancelled)
+    good(store, LONGER, result)
+
+    first, _ = a_waiting_run()
+    cut = stored(first.rows("sample")[:4])
+
+    async def recover(**more: Any) -> list[RunResult]:
+        agent = an_agent(cut, ["all done"], graph=LONGER, **more)
+        return [await run for run in agent.recover()]
+
+    assert asyncio.run(recover()) == []
+    (recovered,) = asyncio.run(recover(migrations=[Migration(LOOP)]))
+    assert recovered.output == "all done"
+
+
+def test_a_sub_agents_run_is_taken_over_by_the_migrations_of_the_sub_agent():
+    @tool(requires_approval=True)
+    def act() -> str:
+        """Act."""
+        return "acted"
+
+    store = MemoryStore()
+
+    def above(graph: Graph, script: Any, below: Any, migrations: Any) -> Agent:
+        host = Host(clock=FakeClock(), store=store)
+        sub = Agent(ScriptedModel(below), tools=[act], graph=graph, migrations=migrations)
+        return Agent(ScriptedModel(script), tools=[sub.as_tool("helper", "Helps.")], host=host)
+
+    async def scene() -> RunResult:
+        first = above(LOOP, [call("helper", task="act")], [call("act")], ())
+        await first.run("go", run_id="above")
+        return await above(LONGER, ["done"], ["did it"], [Migration(LOOP)]).resume("above", Allow())
+
+    result = asyncio.run(scene())
+    assert result.output == "done"
+    changed = {h.run_id for h in store.heads() if any('"run.migrated"' in r.body for r in store.rows(h.run_id))}
+    assert changed == {h.run_id for h in store.heads()} - {"above"}
+
+
+def test_a_run_that_is_cut_off_while_or_after_it_was_taken_over_goes_on_there():
+    store, _ = a_waiting_run()
+    before = len(store.rows("sample"))
+    whole = go_on(store, LONGER, [Migration(LOOP)], Allow())
+    rows = store.rows("sample")
+    for length in range(before, len(rows)):
+        if '"kind":"effect.intent"' in rows[length - 1].body and '"policy":"once"' in rows[length - 1].body:
+            continue  # in doubt, under every graph
+        cut = stored(rows[:length])
+        asks = length <= before + 1  # the answer was not durable: a person is asked again
+        reply = Allow() if asks else None
+        result = go_on(cut, LONGER, [Migration(LOOP)], reply)
+        if not result.run.done:  # cut off in front of the move that the answer makes
+            result = go_on(cut, LONGER, (), Allow())
+        good(cut, LONGER, result)
+        assert sum('"kind":"run.migrated"' in r.body for r in cut.rows("sample")) == 1
+        assert result.messages == whole.messages
+
+
+def test_a_signed_record_goes_on_under_a_new_graph_where_the_store_has_its_run():
+    store, first = a_waiting_run()
+    record = first.outcome.suspension_record
+
+    async def answered(store: Any, *migrations: Migration) -> RunResult:
+        return await an_agent(store, ["all done"], graph=LONGER, migrations=migrations).resume(record, Allow())
+
+    before = list(store.rows("sample"))
+    for nowhere in (None, MemoryStore()):  # what a record alone tells is too little to judge by
+        with pytest.raises(RecordGraphError):
+            asyncio.run(answered(nowhere, Migration(LOOP)))
+    with pytest.raises(RecordGraphError):
+        asyncio.run(answered(store, Migration("0" * 12)))
+    with pytest.raises(JournalGraphError, match=STRICTER):
+        asyncio.run(_awaited(an_agent(store, graph=NO_ADDING, migrations=[Migration(LOOP)]), record))
+    assert store.rows("sample") == before
+    good(store, LONGER, asyncio.run(answered(store, Migration(LOOP))))
+    with pytest.raises(RunError, match="is over"):
+        asyncio.run(answered(store, Migration(LOOP)))
+
+
+async def _awaited(agent: Agent, record: Any) -> RunResult:
+    return await agent.resume(record, Allow())
+
+
+def never(run: RunState) -> bool:
+    """A guard that never holds, at any place, changes nothing."""
+    return False
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    replies=st.lists(drawn.replies, min_size=1, max_size=5),
+    outcomes=st.lists(st.sampled_from(["ok", "raise", "os", "report"]), min_size=1, max_size=4),
+    people=st.lists(drawn.answers.filter(lambda answer: answer is not None), min_size=1, max_size=drawn.MAX_ANSWERS),
+    doors=st.lists(st.sampled_from([s.name for s in LOOP.states if not s.final]), min_size=1, max_size=4),
+    limits=drawn.limits,
+)
+def test_a_run_that_is_taken_over_at_every_stop_lives_the_life_of_one_that_is_not(
+    replies: Any, outcomes: Any, people: Any, doors: Any, limits: Any
+) -> None:
+    graphs = [LOOP, *(LOOP.with_transition(Transition(door, never, "terminal")) for door in dict.fromkeys(doors))]
+
+    async def life(changing: bool) -> tuple[MemoryStore, RunResult]:
+        world, store = drawn.World(replies, outcomes, [0.0]), MemoryStore()
+
+        def agent(stop: int) -> Agent:
+            graph = graphs[stop % len(graphs)] if changing else LOOP
+            host = Host(clock=world.clock, store=store, secret=b"the same")
+            return Agent(
+                world, tools=world.tools(), graph=graph, guardrails=limits, host=host, migrations=[Migration()]
+            )
+
+        result = await agent(0).run("go", run_id="sample")
+        for stop, answer in enumerate(people, 1):
+            outcome = result.outcome
+            if not isinstance(outcome, UserInputRequested):
+                break
+            fits = drawn.fits(answer, outcome.kind)
+            use = answer if fits else Allow() if outcome.kind == "approval" else "go"
+            result = await agent(stop).resume("sample", use)
+        return store, result
+
+    _, still = asyncio.run(life(False))
+    store, moved = asyncio.run(life(True))
+    assert dump_state(moved.run) == dump_state(still.run)
+    assert [str(d) for d in moved.decisions] == [str(d) for d in still.decisions]
+    rows = store.rows("sample")
+    told = verify("sample", rows, store.head("sample"))
+    assert told.code == (GOOD if moved.run.done else OPEN), told
+    assert dump_state(restore(rows).run) == dump_state(moved.run)
+    assert replay(rows, moved.graph).same
+
+
+# -- what is declared ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "words"),
+    [
+        ({"old": "main"}, ConfigurationError, "no fingerprint"),
+        ({"old": "abc"}, ConfigurationError, "12 to 64 hex digits"),
+        ({"vouched": True}, ConfigurationError, "name the one"),
+        ({"states": {"a": "pre_step", "b": "pre_step"}}, ConfigurationError, "one name"),
+        ({"states": {"review": "nowhere"}}, GraphError, "nowhere: there is no such state"),
+        ({"old": LOOP, "states": {"nowhere": "pre_step"}}, GraphError, "nowhere: there is no such state"),
+        ({"transitions": {"a.b": "post_llm.nobody"}}, GraphError, "no such transition"),
+        ({"old": LOOP, "transitions": {"a.b": "post_llm.otherwise"}}, GraphError, "no such transition"),
+    ],
+)
+def test_a_migration_that_cannot_be_meant_is_refused_when_the_agent_is_made(fields, error, words):
+    with pytest.raises(error, match=words):
+        Agent(ScriptedModel([]), graph=LONGER, migrations=[Migration(**fields)])
+
+
+# -- what an auditor finds ----------------------------------------------------------------------------
+
+
+def forged(rows: list[Row], old: str, new: str) -> tuple[list[Row], int]:
+    place = next(n for n, r in enumerate(rows) if '"kind":"run.migrated"' in r.body)
+    assert old in rows[place].body
+    edited = rows[place]._replace(body=rows[place].body.replace(old, new))
+    return sealed_anew([*rows[:place], edited, *rows[place + 1 :]], place), place + 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (f'"from":"{LOOP.fingerprint}"', f'"from":"{"0" * 64}"', "which is not the run's"),
+        ('"too_long"', '"so_long"', "not the one of its fingerprint"),
+        ('"judged":"replayed"', '"judged":"guessed"', "no way to judge"),
+        ('"to":"suspended"', '"to":"pre_step"', "not what 'suspended' is called there"),
+        ('"judged":"replayed"', '"judged":"replayed","states":[["suspended","pre_step"]]', "is called there"),
+        ('"judged":"replayed"', '"judged":"replayed","states":[["pre_step","recover"]]', "no row of that graph"),
+    ],
+)
+def test_a_change_of_graph_that_was_not_allowed_is_found_though_every_hash_is_right(old, new, words):
+    store, _ = a_waiting_run()
+    go_on(store, LONGER, [Migration(LOOP)], Allow())
+    rows, at = forged(store.rows("sample"), old, new)
+    told = verify("sample", rows)
+    assert (told.code, told.seq) == (TAMPERED, at), told
+    assert words in told.reason
+
+
+def test_a_move_behind_the_change_is_judged_by_the_new_graph():
+    store, _ = a_waiting_run()
+    go_on(store, replace(LONGER, name="mine"), [Migration(LOOP)], Allow())
+    rows = store.rows("sample")
+    last = max(n for n, r in enumerate(rows) if '"transition":"post_llm.otherwise"' in r.body)
+    tried = json.loads(rows[last].body)["tried"]
+    edited = rows[last]._replace(body=rows[last].body.replace(f'"tried":"{tried}"', f'"tried":"{tried[1:]}"'))
+    told = verify("sample", sealed_anew([*rows[:last], edited, *rows[last + 1 :]], last))
+    assert (told.code, told.seq) == (TAMPERED, last + 1)
