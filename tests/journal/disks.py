@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
 from pathlib import Path
 
 import apsw
 
 from agentfsm import SqliteStore
-from agentfsm.journal import sqlite
 from agentfsm.journal.records import Row
 from agentfsm.testing.store_conformance import rows as some_rows
 
 SECTOR = 512
+LOG_PAGES = 12
+"""How long the log may grow here before it is brought into the file: that is to happen often."""
 
 
 class Disk(apsw.VFS):
@@ -57,7 +59,12 @@ class _File(apsw.VFSFile):
 
 
 class _Connection(apsw.Connection):
-    """An ``apsw`` connection with the few methods of ``sqlite3`` that the store uses."""
+    """An ``apsw`` connection with the few methods of ``sqlite3`` that the store uses, and a short log."""
+
+    def execute(self, text, *rest):
+        if text.startswith("PRAGMA wal_autocheckpoint"):
+            text = f"PRAGMA wal_autocheckpoint = {LOG_PAGES}"
+        return super().execute(text, *rest)
 
     def executescript(self, text):
         self.execute(text).fetchall()
@@ -68,16 +75,16 @@ class _Connection(apsw.Connection):
 
 
 def on(disk: Disk):
-    """A ``_connect`` for ``agentfsm.journal.sqlite`` that puts the writer on a disk of ours."""
-    real = sqlite._connect
+    """A ``sqlite3.connect`` that puts a store's writer on a disk of ours."""
+    real = sqlite3.connect
 
-    def connect(uri, timeout=None):
-        if "mode=ro" in uri:
-            return real(uri, timeout)
+    def connect(where, **options):
+        if "mode=ro" in where:
+            return real(where, **options)
         flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
-        db = _Connection(uri.split("?")[0].removeprefix("file://"), flags=flags, vfs=disk.name)
+        db = _Connection(where.split("?")[0].removeprefix("file://"), flags=flags, vfs=disk.name)
         db.execute("PRAGMA locking_mode = EXCLUSIVE").fetchall()  # no shared memory: a file system in Python has none
-        db.execute("PRAGMA wal_autocheckpoint = 12").fetchall()
+        db.execute("PRAGMA wal_autocheckpoint").fetchall()
         return db
 
     return connect
@@ -86,7 +93,7 @@ def on(disk: Disk):
 def lived(folder: Path, level: str, batches: int, seed: int, monkeypatch) -> tuple[Disk, dict, list]:
     """A store that three runs write to; the disk's log, every row, and after which entry of the log each was acked."""
     disk = Disk(f"disk-{folder.name}-{level}-{seed}")
-    monkeypatch.setattr(sqlite, "_connect", on(disk))
+    monkeypatch.setattr(sqlite3, "connect", on(disk))
     draw = random.Random(seed)
     truth: dict[str, list[Row]] = {}
     acked: list[tuple[int, str, int]] = []
@@ -110,6 +117,8 @@ def lived(folder: Path, level: str, batches: int, seed: int, monkeypatch) -> tup
 
     asyncio.run(live())
     monkeypatch.undo()
+    brought_in = sum(entry[:2] == ("runs.db", "sync") for entry in disk.log)
+    assert brought_in > batches / 10, "the log was hardly ever brought into the file"
     return disk, truth, acked
 
 

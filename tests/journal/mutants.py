@@ -1,33 +1,18 @@
-"""Breaks our own code in ways that would hurt, one at a time, and sees that the tests find each of them.
+"""Ways to break our own code that would hurt, and the tests that must find each of them.
 
-``python -m tests.journal.mutants`` works on a copy of the tree; it prints each mutant and who caught it, and
-ends with 1 if one was not.
+``python -m tests.journal.mutants [PART/PARTS] [WORD...]`` tries them one at a time (all, those of a part, or those
+whose names hold one of the words). It prints each mutant and who caught it, and ends with 1 if one was not.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
-from typing import NamedTuple
 
-ROOT = Path(__file__).parents[2]
+from tests.journal.breaking import Mutant, tried
 
-
-class Mutant(NamedTuple):
-    """One way to break the code: in ``file``, ``old`` becomes ``new``; ``tests`` must then fail."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    tests: str
-
-
-STORES, CRASHES, AUDIT = "tests/journal/test_stores.py", "tests/journal/test_crashes.py", "tests/journal/test_audit.py"
+MIGRATION, APPROVALS = "tests/journal/test_migration.py", "tests/journal/test_approvals.py"
+REFUSALS = "tests/journal/test_refusals.py"
+STORES, AUDIT = "tests/journal/test_stores.py", "tests/journal/test_audit.py"
 REPLAY, RESTORE, SECRETS, STOPPING = (
     "tests/journal/test_replay_fork.py",
     "tests/journal/test_restore.py",
@@ -38,17 +23,21 @@ REPLAY, RESTORE, SECRETS, STOPPING = (
 MUTANTS = (
     Mutant(
         "no epoch check",
-        "agentfsm/journal/sqlite.py",
+        "agentfsm/journal/sqlite_rows.py",
         "run_id = ? AND epoch = ? AND seq + 1",
         "run_id = ? AND ? > 0 AND seq + 1",
         STORES,
     ),
     Mutant(
-        "no head check", "agentfsm/journal/sqlite.py", "seq + 1 = coalesce(?, seq + 1)", "0 < coalesce(?, 1)", STORES
+        "no head check",
+        "agentfsm/journal/sqlite_rows.py",
+        "seq + 1 = coalesce(?, seq + 1)",
+        "0 < coalesce(?, 1)",
+        STORES,
     ),
     Mutant(
         "lease reopens a finished run",
-        "agentfsm/journal/sqlite.py",
+        "agentfsm/journal/sqlite_rows.py",
         "(status <> 'finished' OR ? = 'finished')",
         "? <> ''",
         STORES,
@@ -63,27 +52,27 @@ MUTANTS = (
     Mutant(
         "no lock on the file",
         "agentfsm/journal/filelock.py",
-        "fcntl.flock(descriptor",
-        "(lambda *_: None)(descriptor",
+        "fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "pass",
         STORES,
     ),
     Mutant(
         "waiters are told in front of the commit",
-        "agentfsm/journal/sqlite.py",
+        "agentfsm/journal/sqlite_writer.py",
         '            db.execute("COMMIT")\n',
         '            _tell(done or []); db.execute("COMMIT")\n',
-        CRASHES,
+        "crashes linear",
     ),
     Mutant(
         "synchronous off",
-        "agentfsm/journal/sqlite.py",
-        "PRAGMA synchronous = {self._synchronous}",
+        "agentfsm/journal/sqlite_file.py",
+        "PRAGMA synchronous = {level}",
         "PRAGMA synchronous = OFF",
         "tests/journal/test_power.py",
     ),
     Mutant(
         "what was overwritten stays",
-        "agentfsm/journal/sqlite.py",
+        "agentfsm/journal/sqlite_writer.py",
         "if any(wipe for",
         "if False and any(wipe for",
         AUDIT,
@@ -91,30 +80,37 @@ MUTANTS = (
     Mutant(
         "effect before intent",
         "agentfsm/runtime/dispatch.py",
-        "    attempts = await _write_down(context, ready)\n",
+        "    attempts = _write_down(context, ready)\n",
         "    attempts = [1] * len(ready)\n",
-        CRASHES,
+        "crashes linear",
     ),
     Mutant(
-        "intent is not awaited",
+        "commit after the effect",
         "agentfsm/runtime/dispatch.py",
-        "    if recorder.keeper is not None:\n        await recorder.commit()\n    return attempts",
-        "    recorder.push()\n    return attempts",
-        CRASHES,
+        "    if context.recorder.keeper is not None:  # one commit for all that run together\n",
+        "    if False:\n",
+        "crashes linear",
+    ),
+    Mutant(
+        "commit after the effect, in the simulation",
+        "agentfsm/runtime/dispatch.py",
+        "    if context.recorder.keeper is not None:  # one commit for all that run together\n",
+        "    if False:\n",
+        "simulation 50",
     ),
     Mutant(
         "doubt is not asked about",
         "agentfsm/runtime/dispatch.py",
         "if entry.started and not _repeatable(context, tool):",
         "if False:",
-        CRASHES,
+        "crashes linear",
     ),
     Mutant(
         "results of a cut-off batch are forgotten",
         "agentfsm/runtime/driver.py",
         "self.context.finished.extend(taken_up.results.values())",
         "pass",
-        CRASHES,
+        "crashes parallel",
     ),
     Mutant(
         "the end is told in front of its commit",
@@ -130,20 +126,20 @@ MUTANTS = (
         'b"\\0" + body',
         AUDIT,
     ),
-    Mutant("verify without links", "agentfsm/journal/verify.py", "if own != row.hash:", "if False:", AUDIT),
-    Mutant("verify without legality", "agentfsm/journal/verify.py", "if source != self.state:", "if False:", AUDIT),
-    Mutant("verify without guards", "agentfsm/journal/verify.py", 'if body["tried"] != tried:', "if False:", AUDIT),
-    Mutant("verify without commitments", "agentfsm/journal/verify.py", "!= promised:", "== b'':", AUDIT),
+    Mutant("verify without links", "agentfsm/journal/chain.py", "if own != row.hash:", "if False:", AUDIT),
+    Mutant("verify without legality", "agentfsm/journal/course.py", "if source != self.state:", "if False:", AUDIT),
+    Mutant("verify without guards", "agentfsm/journal/course.py", 'if body["tried"] != tried:', "if False:", AUDIT),
+    Mutant("verify without commitments", "agentfsm/journal/chain.py", "!= promised:", "== b'':", AUDIT),
     Mutant(
         "verify without the store's note",
-        "agentfsm/journal/verify.py",
+        "agentfsm/journal/chain.py",
         "if head is not None and",
         "if False and",
         AUDIT,
     ),
     Mutant(
         "verify without checkpoints",
-        "agentfsm/journal/verify.py",
+        "agentfsm/journal/chain.py",
         "if rows[seq - 1].hash != expected:",
         "if False:",
         AUDIT,
@@ -179,10 +175,52 @@ MUTANTS = (
     ),
     Mutant(
         "a graph that changed is not seen",
-        "agentfsm/journal/resume.py",
+        "agentfsm/journal/migration.py",
         'if pinned["fingerprint"] == graph.fingerprint:',
         "if True:",
         REPLAY,
+    ),
+    Mutant(
+        "a path that would have been another is taken over",
+        "agentfsm/journal/migration.py",
+        "    if not told.same:\n        word",
+        "    if False:\n        word",
+        MIGRATION,
+    ),
+    Mutant(
+        "verify believes that a path was replayed",
+        "agentfsm/journal/course.py",
+        'if body["judged"] == "replayed":',
+        "if False:",
+        MIGRATION,
+    ),
+    Mutant(
+        "verify goes on under the old graph",
+        "agentfsm/journal/course.py",
+        'self._pin(body["graph"])\n        state = names',
+        "state = names",
+        MIGRATION,
+    ),
+    Mutant(
+        "an answer to something else is taken",
+        "agentfsm/agent/going_on.py",
+        "if len(self.to) >= _DIGITS and asked[1].startswith(self.to):",
+        "if True:",
+        APPROVALS,
+    ),
+    Mutant(
+        "verify believes that an answer was asked for",
+        "agentfsm/journal/course.py",
+        'if "to" in body and self._asked !=',
+        "if False and self._asked !=",
+        APPROVALS,
+    ),
+    Mutant(
+        "an answer that moves nothing is begun with",
+        "agentfsm/runtime/errand.py",
+        "    if not moves(machine, run, outcome):\n        what",
+        "    if False:\n        what",
+        REFUSALS,
     ),
     Mutant("secrets are written", "agentfsm/journal/secrets.py", "if secret in text:", "if False:", SECRETS),
     Mutant(
@@ -202,47 +240,20 @@ MUTANTS = (
 )
 
 
-def caught(tree: Path, mutant: Mutant) -> str:
-    """The first test that fails under a mutant, or an empty string."""
-    path = tree / mutant.file
-    whole = path.read_text(encoding="utf-8")
-    if whole.count(mutant.old) != 1:
-        raise SystemExit(f"{mutant.name}: {mutant.old!r} stands {whole.count(mutant.old)} times in {mutant.file}")
-    path.write_text(whole.replace(mutant.old, mutant.new), encoding="utf-8")
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", mutant.tests],
-            cwd=tree,
-            capture_output=True,
-            text=True,
-            timeout=180,
-            env={**os.environ, "PYTHONPATH": str(tree)},
-            check=False,
-        )
-        failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-        return failed[0].split(" - ")[0] if failed else ""
-    except subprocess.TimeoutExpired:
-        return "it hangs"
-    finally:
-        path.write_text(whole, encoding="utf-8")
-
-
-def main(names: list[str]) -> int:
-    """Try every mutant, or those whose names hold one of the words given."""
-    left = 0
-    with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder) / "tree"
-        for part in ("agentfsm", "tests", "examples"):
-            shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(ROOT / "pyproject.toml", tree)
-        for mutant in MUTANTS:
-            if names and not any(word in mutant.name for word in names):
-                continue
-            by = caught(tree, mutant)
-            left += not by
-            print(f"{'caught ' if by else 'MISSED '} {mutant.name:<45} {by}", flush=True)
-    print(f"{left} missed of {len(MUTANTS)}")
-    return 1 if left else 0
+def main(arguments: list[str]) -> int:
+    """Try mutants, and say what became of them."""
+    part, parts = 1, 1
+    if arguments and "/" in arguments[0]:
+        part, parts = map(int, arguments.pop(0).split("/"))
+    chosen = [m for m in MUTANTS[part - 1 :: parts] if not arguments or any(word in m.name for word in arguments)]
+    missed = 0
+    for mutant in chosen:
+        found = tried(mutant)
+        missed += not found.caught
+        sys.stdout.write(f"{'caught' if found.caught else 'MISSED'}  {mutant.name:<45} {found.by}\n")
+        sys.stdout.flush()
+    sys.stdout.write(f"{missed} missed of {len(chosen)}\n")
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

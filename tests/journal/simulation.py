@@ -1,30 +1,51 @@
-"""A whole small world by seed: several runs, a store with latency, crashes, a full disk, clocks that jump.
+"""A whole small world by seed: several runs, forks, a store with latency, crashes, a full disk, clocks that jump.
 
 No thread and no real time: the same seed gives the same history. A *life* is an event loop that is dropped in
 the middle of whatever it does, as a killed process would be; what its store had not made durable by then is
 lost, or, as with a commit whose answer never came, is not. The model of what must come of each run is its
-uninterrupted life.
+uninterrupted life; what that must have done is told by hand, in ``DONE``.
+
+Run as ``python -m tests.journal.simulation FIRST COUNT``; prints what happened as JSON. A promise that was broken
+ends it, with the seed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
+import hashlib
+import json
+import os
 import random
+import sys
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from agentfsm import Agent, AgentGuardrails, Host, MemoryStore, RunError, StoreFullError, UserInputRequested
 from agentfsm.core.presets import PRESETS
+from agentfsm.journal.forks import fork
 from agentfsm.journal.replay import replay
 from agentfsm.journal.restore import restore
 from agentfsm.journal.verify import GOOD, verify
 from agentfsm.testing import FakeClock
-from tests.journal import crashes
+from tests.journal import worlds
+from tests.journal.crashes import turning_point
 
-SCENARIOS = [name for name in crashes.SCENARIOS if name not in ("question", "limit", "race", "fork")]
-
+DONE = {
+    "linear": ["once 1", "again 2"],
+    "several": ["once 1", "again 2", "once 3"],
+    "parallel": ["beside 1", "beside_once 2", "beside 3"],
+    "approval": ["careful 1", "careful 9", "again 3"],
+    "question": ["once 1"],
+    "backoff": ["once 1"],
+    "failing": ["flaky 1", "flaky 2"],
+    "limit": ["again 1", "again 2", "once 3"],
+    "fork": ["once 1", "again 2", "once 3", "again 2", "once 3"],
+}
+"""What tools must have done once a run has ended; a fork and its parent have one past, and then do as much each."""
 
 GRAVE: list[Any] = []
 """Tasks of processes that died: were they collected, their ``finally`` would run, as it does in no dead process."""
@@ -44,23 +65,12 @@ async def dying(doing: Any) -> Any:
         await loop.create_future()
 
 
-class Mortal:
-    """A model in whose calls the process may die."""
-
-    def __init__(self, model: Any) -> None:
-        self.model, self.name = model, model.name
-
-    async def reply(self, request: Any) -> Any:
-        return await dying(self.model.reply(request))
-
-
 class SlowStore(MemoryStore):
-    """A store whose appends take a while, may find no room, and are lost or not when the process dies."""
+    """A store whose appends take a while, may find no room, and are lost or not when the process dies in one."""
 
-    def __init__(self) -> None:
+    def __init__(self, draw: random.Random, no_room: float, deadly: float) -> None:
         super().__init__()
-        self.draw = random.Random(0)
-        self.no_room = 0.0
+        self.draw, self.no_room, self.deadly = draw, no_room, deadly
         self.queue: list[tuple[Any, ...]] = []
 
     def append(self, lease: Any, rows: Sequence[Any], status: Any) -> asyncio.Future[None]:
@@ -71,9 +81,12 @@ class SlowStore(MemoryStore):
         return done
 
     def _later(self, loop: asyncio.AbstractEventLoop, ticks: int) -> None:
-        loop.call_soon(self._later, loop, ticks - 1) if ticks else loop.call_soon(self._first)
+        loop.call_soon(self._later, loop, ticks - 1) if ticks else loop.call_soon(self._first, loop)
 
-    def _first(self) -> None:
+    def _first(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self.draw.random() < self.deadly:
+            loop.stop()
+            return
         lease, rows, status, done = self.queue.pop(0)
         try:
             if self.draw.random() < self.no_room:
@@ -95,12 +108,15 @@ class SlowStore(MemoryStore):
             kept.lease = None
 
 
-class World(crashes.World):
-    """The world of one run, in memory."""
+class World(worlds.World):
+    """The world of one run, in memory; it sees to it that nothing happens that is not written down first."""
 
-    def __init__(self, draw: random.Random, deadly: float) -> None:
-        self.draw, self.deadly = draw, deadly
+    def __init__(self, store: SlowStore, deadly: float) -> None:
+        super().__init__(Path())
+        self.store, self.draw, self.deadly = store, store.draw, deadly
         self.files: dict[str, list[str]] = {}
+        self.begun: Counter[str] = Counter()
+        self.broken: list[str] = []
 
     def passing(self, where: str) -> None:
         if self.draw.random() < self.deadly:
@@ -112,13 +128,35 @@ class World(crashes.World):
     def lines(self, name: str) -> list[str]:
         return self.files.get(name, [])
 
+    def effect(self, name: str, key: str, result: str) -> str:
+        run_id, _, eid = key.partition(":")
+        self.begun[key] += 1
+        intents = sum(f'"eid":"{eid}"' in r.body and '"effect.intent"' in r.body for r in self.store.rows(run_id))
+        if intents < self.begun[key]:
+            self.broken.append(f"{name} {key} began for the {self.begun[key]}. time, and {intents} intents are durable")
+        return super().effect(name, key, result)
+
+
+class Mortal:
+    """A model in whose calls the process may die."""
+
+    def __init__(self, world: World, script: list[Any]) -> None:
+        self.world, self.model = world, worlds.ByTranscript(world, script)
+        self.name = self.model.name
+
+    async def reply(self, request: Any) -> Any:
+        return await dying(self.model.reply(request))
+
 
 def an_agent(world: World, scenario: str, store: Any, clock: FakeClock) -> Agent:
-    preset, script = crashes.SCENARIOS[scenario]
-    limits = AgentGuardrails(loop_soft_threshold=19, max_execution_time_s=10**9, stall_threshold_s=10**9)
-    tools = [_without_threads(t) for t in crashes.tools(world)]
+    preset, script = worlds.SCENARIOS[scenario]
+    most = 2 if scenario == "limit" else 50
+    limits = AgentGuardrails(
+        max_iterations=most, loop_soft_threshold=19, max_execution_time_s=10**9, stall_threshold_s=10**9
+    )
+    tools = [_without_threads(t) for t in worlds.tools(world)]
     host = Host(clock=clock, store=store, secret=b"of the tests")
-    return Agent(Mortal(crashes.ByTranscript(world, script)), tools=tools, preset=preset, guardrails=limits, host=host)
+    return Agent(Mortal(world, script), tools=tools, preset=preset, guardrails=limits, host=host)
 
 
 def _without_threads(each: Any) -> Any:
@@ -135,17 +173,28 @@ def _without_threads(each: Any) -> Any:
 
 async def go_on(world: World, scenario: str, store: SlowStore, clock: FakeClock, run_id: str) -> None:
     """Begin a run or take it up, and go on to its end, as often as there is no room."""
+    agent = an_agent(world, scenario, store, clock)
     for _ in range(50):
         try:
-            await _once(world, scenario, store, clock, run_id)
+            if scenario == "fork":
+                await _forked(agent, world, store, run_id)
+            await _once(agent, world, store, run_id)
         except StoreFullError:
             await asyncio.sleep(0)
             continue
         return
 
 
-async def _once(world: World, scenario: str, store: SlowStore, clock: FakeClock, run_id: str) -> None:
-    agent = an_agent(world, scenario, store, clock)
+async def _forked(agent: Agent, world: World, store: SlowStore, run_id: str) -> None:
+    """Bring the parent to its end, and make a fork of it."""
+    past = f"{run_id}-past"
+    await _once(agent, world, store, past)
+    head = store.head(run_id)
+    if head is None or not head.seq:
+        await fork(store, past, turning_point(store.rows(past)), run_id)
+
+
+async def _once(agent: Agent, world: World, store: SlowStore, run_id: str) -> None:
     while True:
         head = store.head(run_id)
         if head is None or not head.seq:
@@ -153,10 +202,9 @@ async def _once(world: World, scenario: str, store: SlowStore, clock: FakeClock,
         elif head.status == "running":
             result = await agent.resume(run_id)
         elif head.status == "suspended":
-            waits = restore(store.rows(run_id)).run.waiting
-            asked: Any = dataclasses.make_dataclass("Asked", ["kind", "tool", "arguments"])
-            waiting = asked(waits.kind, waits.tool, waits.arguments)
-            result = await agent.resume(run_id, crashes.answer(world, run_id, waiting))
+            waits: Any = restore(store.rows(run_id)).run.waiting
+            said = worlds.answer(world, run_id, waits.kind, waits.tool, waits.arguments)
+            result = await agent.resume(run_id, said)
         else:
             return
         if not isinstance(result.outcome, UserInputRequested):
@@ -164,18 +212,19 @@ async def _once(world: World, scenario: str, store: SlowStore, clock: FakeClock,
 
 
 def end_of(rows: Sequence[Any], scenario: str, run_id: str, store: MemoryStore) -> tuple[Any, ...]:
+    """What came of a run, whose journal must be whole and must replay."""
     past = restore(rows)
     told = verify(run_id, rows, store.head(run_id))
     assert told.code == GOOD, told
-    assert replay(rows, PRESETS[crashes.SCENARIOS[scenario][0]].graph).same
+    assert replay(rows, PRESETS[worlds.SCENARIOS[scenario][0]].graph).same
     return [str(m) for m in past.run.messages], past.run.answer or past.run.ending_value, past.finished
 
 
 def expected(scenario: str) -> tuple[Any, ...]:
     """The end of the uninterrupted life."""
     if scenario not in _EXPECTED:
-        store, world = SlowStore(), World(random.Random(0), 0.0)
-        asyncio.run(go_on(world, scenario, store, FakeClock(), "r"))
+        store = SlowStore(random.Random(0), 0.0, 0.0)
+        asyncio.run(go_on(World(store, 0.0), scenario, store, FakeClock(), "r"))
         _EXPECTED[scenario] = end_of(store.rows("r"), scenario, "r", store)
     return _EXPECTED[scenario]
 
@@ -183,40 +232,51 @@ def expected(scenario: str) -> tuple[Any, ...]:
 _EXPECTED: dict[str, tuple[Any, ...]] = {}
 
 
-def simulate(seed: int) -> Counter[str]:
-    """One history; what happened in it.
+def simulate(seed: int) -> tuple[Counter[str], str]:
+    """One history; what happened in it, and a digest of it.
 
     Raises:
         AssertionError: A promise was broken; the message begins with the seed.
     """
     draw = random.Random(seed)
-    store, told = SlowStore(), Counter[str]()
-    store.draw, store.no_room = draw, draw.choice((0.0, 0.0, 0.05))
-    deadly = draw.choice((0.0, 0.02, 0.1))
-    runs = {f"run{n}": (draw.choice(SCENARIOS), World(draw, deadly)) for n in range(draw.randint(1, 3))}
+    no_room, deadly = draw.choice((0.0, 0.0, 0.05)), draw.choice((0.0, 0.02, 0.1))
+    store, told = SlowStore(draw, no_room, deadly / 5), Counter[str]()
+    runs = {f"run{n}": (draw.choice(list(DONE)), World(store, deadly)) for n in range(draw.randint(1, 3))}
     clock = FakeClock()
     for life in range(40):
         clock.jump(draw.choice((0, 0, 7200, -7200)))
         if life == 39:
             for _, world in runs.values():
                 world.deadly = 0.0
-            store.no_room = 0.0
+            store.no_room = store.deadly = 0.0
         if _live(runs, store, clock):
             break
         told["crashes"] += 1
         store.die()
+    digest = hashlib.sha256()
     for run_id, (scenario, world) in runs.items():
         try:
-            assert end_of(store.rows(run_id), scenario, run_id, store) == expected(scenario)
-            done = Counter(tuple(line.split('", "')[:2]) for line in world.lines("effects"))
-            for (name, key), times in done.items():
-                idempotent = name[2:] in crashes.IDEMPOTENT
-                assert times == 1 or idempotent, f"{name} {key} ran {times} times"
+            _check(run_id, scenario, world, store)
         except (AssertionError, RunError) as error:
             raise AssertionError(f"seed {seed}: {run_id} ({scenario}): {error}") from error
-        told["runs"] += 1
-        told["doubts"] += sum('"dispatch_tool.in_doubt"' in r.body for r in store.rows(run_id))
-    return told
+        told.update({"runs": 1, "forks": scenario == "fork"})
+        for row in store.rows(run_id):
+            told["doubts"] += '"dispatch_tool.in_doubt"' in row.body
+            body = json.loads(row.body)
+            digest.update(
+                repr((run_id, row.seq, [body.get(n) for n in ("kind", "transition", "eid", "epoch")])).encode()
+            )
+    return told, digest.hexdigest()
+
+
+def _check(run_id: str, scenario: str, world: World, store: SlowStore) -> None:
+    assert not world.broken, world.broken[0]
+    assert end_of(store.rows(run_id), scenario, run_id, store) == expected(scenario)
+    effects = world.effects()
+    once_each = {key: result for _, key, result in effects}
+    assert sorted(once_each.values()) == sorted(DONE[scenario])
+    for (name, key), times in Counter((name, key) for name, key, _ in effects).items():
+        assert times == 1 or name in worlds.IDEMPOTENT, f"{name} {key} ran {times} times"
 
 
 def _live(runs: dict[str, tuple[str, World]], store: SlowStore, clock: FakeClock) -> bool:
@@ -229,6 +289,7 @@ def _live(runs: dict[str, tuple[str, World]], store: SlowStore, clock: FakeClock
         except RuntimeError as error:
             if "stopped" not in str(error):
                 raise
+            loop.set_exception_handler(lambda *_: None)  # nobody is left to hear of what is lost
             for task in asyncio.all_tasks(loop) | set(tasks):
                 task._log_destroy_pending = False  # they are dropped on purpose
                 task.done() and not task.cancelled() and task.exception()
@@ -239,3 +300,25 @@ def _live(runs: dict[str, tuple[str, World]], store: SlowStore, clock: FakeClock
         return True
     finally:
         loop.close()
+
+
+def main(first: int, count: int) -> None:
+    """Simulate so many seeds, and end this process as it stands, with its dead."""
+    told, digest, code = Counter[str](), hashlib.sha256(), 1
+    gc.disable()  # it would go through all the dead again and again
+    try:
+        for seed in range(first, first + count):
+            more, history = simulate(seed)
+            told += more
+            digest.update(history.encode())
+        sys.stdout.write(json.dumps({"histories": count, **told, "digest": digest.hexdigest()}))
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -6,6 +6,7 @@ import pytest
 
 from agentfsm import Agent, Host, MemoryStore, RunCancelled, StaleLease, StoreError, StoreFullError, tool
 from agentfsm.core.codec import dump_state
+from agentfsm.journal.forks import fork
 from agentfsm.journal.restore import restore
 from agentfsm.journal.verify import GOOD, verify
 from agentfsm.testing import FakeClock, ScriptedModel, call
@@ -149,3 +150,20 @@ def test_two_runs_of_one_id_are_refused():
 
 async def _awaited(run):
     return await run
+
+
+def test_a_fork_that_finds_no_room_can_be_made_when_there_is_room():
+    store = Failing(99)
+
+    async def live():
+        await an_agent(store, ["a"]).run("go", run_id="r")
+        store.left = 0
+        with pytest.raises(StoreFullError) as failed:
+            await fork(store, "r", 2, "other")
+        store.left = 99
+        await fork(store, "r", 2, "other")  # though somebody still holds the error, and so all that it came from
+        return failed
+
+    asyncio.run(live())
+    head = store.head("other")
+    assert (head.status, head.owner, head.seq) == ("running", None, 1)

@@ -1,0 +1,135 @@
+"""What hands a run's entries to its store: in order, without waiting, and no error of the store is lost."""
+
+import asyncio
+
+import pytest
+
+from agentfsm import StaleLease, StoreFullError
+from agentfsm.errors import JournalError
+from agentfsm.journal.keeper import StoreKeeper, open_keeper
+from agentfsm.journal.memory import MemoryStore
+
+
+class Failing(MemoryStore):
+    """A store whose next appends fail, one after the other."""
+
+    def __init__(self, *errors):
+        super().__init__()
+        self.errors = list(errors)
+        self.released = 0
+
+    def append(self, lease, rows, status):
+        if not self.errors:
+            return super().append(lease, rows, status)
+        done = asyncio.get_running_loop().create_future()
+        done.set_exception(self.errors.pop(0))
+        return done
+
+    async def release(self, lease):
+        self.released += 1
+        await super().release(lease)
+
+
+class Coroutines(MemoryStore):
+    """A store of somebody's that gives a task where ours give a future."""
+
+    def append(self, lease, rows, status):
+        done = super().append(lease, rows, status)
+
+        async def later():
+            await asyncio.sleep(0)
+            await done
+
+        return asyncio.ensure_future(later())
+
+
+def note(kind="note", what=None):
+    return (kind, 1.0, what)
+
+
+async def kept(store) -> StoreKeeper:
+    return await open_keeper(store, "r", None, {})
+
+
+def test_of_several_errors_the_first_is_told_and_the_run_is_given_back():
+    async def live():
+        store = Failing(StoreFullError("no room"), StaleLease("r", None, "follows from it"))
+        keeper = await kept(store)
+        keeper.push([note()])
+        keeper.push([note()])
+        with pytest.raises(StoreFullError, match="no room"):
+            await keeper.settle()
+        assert isinstance(keeper.error, StoreFullError)
+        keeper.push([note()])  # comes to nothing
+        assert store.released == 1
+        assert store.rows("r") == []
+        assert store.head("r").owner is None
+
+    asyncio.run(live())
+
+
+def test_an_error_that_nobody_has_waited_for_is_known():
+    async def live():
+        keeper = await kept(Failing(StoreFullError("no room")))
+        assert keeper.error is None
+        keeper.push([note()])
+        assert isinstance(keeper.error, StoreFullError)
+
+    asyncio.run(live())
+
+
+def test_what_cannot_be_written_down_stops_the_run():
+    async def live():
+        keeper = await kept(MemoryStore())
+        keeper.push([note(what={"set": {1, 2}})])
+        with pytest.raises(JournalError, match="cannot be written down"):
+            await keeper.settle()
+
+    asyncio.run(live())
+
+
+@pytest.mark.parametrize("make", [MemoryStore, Coroutines])
+def test_entries_come_in_order_and_the_end_is_the_end(make):
+    async def live():
+        store = make()
+        keeper = await kept(store)
+        for n in range(5):
+            keeper.push([note(what={"n": n})])
+        await keeper.settle()
+        keeper.push([note("run.finished", {"ending": "x"})])
+        keeper.push([note()])  # behind the end: nothing comes of it
+        await keeper.settle()
+        await keeper.settle()
+        assert keeper.error is None
+        return store
+
+    store = asyncio.run(live())
+    assert [row.seq for row in store.rows("r")] == [1, 2, 3, 4, 5, 6]
+    assert store.head("r").status == "finished"
+
+
+def test_who_is_cut_off_while_it_waits_loses_nothing_of_what_it_handed_over():
+    class Slow(MemoryStore):
+        def append(self, lease, rows, status):
+            done = super().append(lease, rows, status)
+            if not rows:
+                return done
+            waiting = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_later(0.01, lambda: waiting.done() or waiting.set_result(None))
+            return waiting
+
+    async def live():
+        store = Slow()
+        keeper = await kept(store)
+        keeper.push([note()])
+        task = asyncio.ensure_future(keeper.settle())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await keeper.settle()
+        keeper.push([note()])
+        await keeper.settle()
+        assert len(store.rows("r")) == 2
+
+    asyncio.run(live())

@@ -1,0 +1,58 @@
+"""Every way to break our code that we could think of is found by the tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.journal.breaking import ROOT, Mutant, tried
+from tests.journal.mutants import MUTANTS
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
+
+PARTS = 4
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", range(1, PARTS + 1))
+def test_each_mutant_is_caught(part, counted):
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("COVERAGE_", "PYTEST_"))}
+    command = [sys.executable, "-m", "tests.journal.mutants", f"{part}/{PARTS}"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    caught = sum(line.startswith("caught ") for line in done.stdout.splitlines())
+    assert caught == len(MUTANTS[part - 1 :: PARTS])
+    counted(f"mutants of our own code, part {part} of {PARTS}: {caught} of {caught} caught")
+
+
+WHOLE = "import sys\nfrom tests.journal.breaking import Mutant, tried\nprint(tried(Mutant(*sys.argv[1:])))"
+
+
+@pytest.mark.parametrize(
+    ("new", "tests", "told"),
+    [
+        ("    attempts = _write_down(context, ready)  \n", "crashes linear", "Found(caught=False, by='')"),
+        ("    attempts = _write_down(context, ready)  \n", "simulation 2", "Found(caught=False, by='')"),
+        (
+            "    attempts = _write_down(context, ready)  \n",
+            "tests/journal/test_stopping.py",
+            "Found(caught=False, by='')",
+        ),
+        ("    attempts = (\n", "tests/journal/test_stopping.py", "Found(caught=False, by="),  # no test has run at all
+    ],
+)
+def test_a_change_that_breaks_nothing_is_caught_by_none_and_one_that_cannot_be_read_is_no_mutant(new, tests, told):
+    old = "    attempts = _write_down(context, ready)\n"
+    arguments = ["none", "agentfsm/runtime/dispatch.py", old, new, tests]
+    done = subprocess.run(
+        [sys.executable, "-c", WHOLE, *arguments], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.startswith(told), done.stdout
+
+
+def test_what_is_to_be_replaced_must_stand_there_once():
+    with pytest.raises(SystemExit, match="stands 0 times"):
+        tried(Mutant("none", "agentfsm/journal/records.py", "no such text", "", "simulation 1"))

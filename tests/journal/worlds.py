@@ -1,0 +1,218 @@
+"""The world of a run that is to be killed: its model, its tools, its scenarios, the person it asks.
+
+The world is files: ``effects`` has a line for everything that tools did, ``acked`` one for every record that
+the run was told is durable. A person who is asked about a call in doubt looks there.
+
+A *point* is a place that the run passes by (``World.passing``), where its process may end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from agentfsm import (
+    Agent,
+    AgentGuardrails,
+    Allow,
+    ContextOverflowError,
+    Edit,
+    Host,
+    ItDidNotRun,
+    ItRan,
+    Message,
+    Reply,
+    Role,
+    ToolContext,
+    TransientProviderError,
+    tool,
+)
+from agentfsm.core.messages import FinishReason
+from agentfsm.testing import FakeClock, call
+
+BUSY, LONG = TransientProviderError("busy"), ContextOverflowError("too long")
+SCENARIOS: dict[str, tuple[str, list[Any]]] = {
+    "linear": ("standard", [call("once", n=1), call("again", n=2), "done"]),
+    "several": ("standard", [[call("once", n=1), call("again", n=2), call("once", n=3)], "done"]),
+    "parallel": ("standard", [[call("beside", n=1), call("beside_once", n=2), call("beside", n=3)], "done"]),
+    "approval": ("standard", [call("careful", n=1), [call("careful", n=2), call("again", n=3)], "done"]),
+    "question": ("funnel", [call("ask_user", question="which?"), call("once", n=1), call("return_done", output="x")]),
+    "backoff": ("standard", [(BUSY, LONG, call("once", n=1)), "done"]),
+    "failing": ("standard", [call("flaky", n=1), call("nobody", n=2), call("flaky", n=2), "done"]),
+    "limit": ("standard", [call("again", n=1), call("again", n=2), call("once", n=3), "done"]),
+    "fork": ("standard", [call("once", n=1), call("again", n=2), call("once", n=3), "done"]),
+}
+IDEMPOTENT = {"again", "beside", "flaky"}
+JUMPS_S = (0, -10_800, 21_600, 3600, -36_000, 7200)
+"""Where the wall clock of each life stands, next to that of the first one."""
+LINGER_S = 0.003
+"""How long a thread that is not the run's own waits at its end, while the run goes on as far as it can."""
+
+
+class World:
+    """What outlives a process: files in a folder.
+
+    Args:
+        folder: Where they are.
+        kill_at: The point at which the process ends; 0 for none.
+        outside: A pipe into which the point is written; whoever reads it kills the process. Without one, the
+            process kills itself.
+    """
+
+    def __init__(self, folder: Path, kill_at: int = 0, outside: int | None = None) -> None:
+        self.folder, self.kill_at, self.outside, self.passed = folder, kill_at, outside, 0
+
+    def passing(self, where: str) -> None:
+        """A point."""
+        self.passed += 1
+        if self.passed != self.kill_at:
+            return
+        self.write("killed", where)
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(LINGER_S)
+        if self.outside is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+            return
+        os.write(self.outside, b"x")
+        time.sleep(60)  # the other threads go on until they are killed too
+        sys.exit("nobody killed it")
+
+    def write(self, name: str, line: str) -> None:
+        """Add a line to a file."""
+        with (self.folder / name).open("a") as file:
+            file.write(line + "\n")
+
+    def lines(self, name: str) -> list[str]:
+        """What stands in a file, which need not be there."""
+        path = self.folder / name
+        return path.read_text().splitlines() if path.exists() else []
+
+    def effect(self, name: str, key: str, result: str) -> str:
+        """What a tool does to the outside."""
+        self.passing(f"before {name}")
+        self.write("effects", json.dumps([name, key, result]))
+        self.passing(f"after {name}")
+        return result
+
+    def effects(self) -> list[tuple[str, str, str]]:
+        """Name, idempotency key and result of everything that tools did."""
+        return [tuple(json.loads(line)) for line in self.lines("effects")]
+
+
+class ByTranscript:
+    """A model whose reply depends on nothing but the transcript, so asking again gives the same."""
+
+    name = "by-transcript"
+
+    def __init__(self, world: World, script: list[Any]) -> None:
+        self.world, self.script = world, script
+
+    async def reply(self, request: Any) -> Reply:
+        self.world.passing("before the model")
+        said = sum(m.role is Role.ASSISTANT for m in request.messages)
+        entry = self.script[said]
+        if isinstance(entry, tuple):  # fails until the run has learned from each failure
+            *errors, entry = entry
+            for error in errors:
+                if error.kind not in request.messages[-1].content:
+                    raise error
+        self.world.passing("after the model")
+        if isinstance(entry, str):
+            return Reply(Message.assistant(entry))
+        calls = tuple(
+            type(c)(f"call{said}_{n}", c.name, c.arguments)
+            for n, c in enumerate(entry if isinstance(entry, list) else [entry])
+        )
+        return Reply(Message.assistant("", calls), FinishReason.TOOL_CALLS)
+
+
+def functions(world: World) -> list[Any]:
+    """The tools' functions, in this world."""
+
+    def once(context: ToolContext, n: int) -> str:
+        """Runs at most once."""
+        return world.effect("once", context.idempotency_key, f"once {n}")
+
+    async def again(context: ToolContext, n: int) -> str:
+        """May run again."""
+        return world.effect("again", context.idempotency_key, f"again {n}")
+
+    async def beside(context: ToolContext, n: int) -> str:
+        """May run beside others, and again."""
+        await asyncio.sleep(0)
+        return world.effect("beside", context.idempotency_key, f"beside {n}")
+
+    async def beside_once(context: ToolContext, n: int) -> str:
+        """May run beside others, once."""
+        await asyncio.sleep(0)
+        return world.effect("beside_once", context.idempotency_key, f"beside_once {n}")
+
+    def careful(context: ToolContext, n: int) -> str:
+        """Must be allowed."""
+        return world.effect("careful", context.idempotency_key, f"careful {n}")
+
+    def flaky(context: ToolContext, n: int) -> str:
+        """Fails where it is asked for 1."""
+        result = world.effect("flaky", context.idempotency_key, f"flaky {n}")
+        if n == 1:
+            raise ValueError("not with 1")
+        return result
+
+    return [once, again, beside, beside_once, careful, flaky]
+
+
+DECLARED = [
+    tool(**options)(function)
+    for function, options in zip(
+        functions(World(Path())),
+        [
+            {},
+            {"idempotent": True},
+            {"idempotent": True, "parallel": True},
+            {"parallel": True},
+            {"requires_approval": True},
+            {"idempotent": True, "retryable": True},
+        ],
+        strict=True,
+    )
+]
+"""The tools in no world: making them out of functions takes longer than a life with them."""
+
+
+def tools(world: World) -> list[Any]:
+    """The tools, in this world."""
+    return [dataclasses.replace(d, function=f) for d, f in zip(DECLARED, functions(world), strict=True)]
+
+
+def agent(world: World, scenario: str, store: Any) -> Agent:
+    """The scenario's agent, on the clock of this life."""
+    preset, script = SCENARIOS[scenario]
+    limits = AgentGuardrails(max_iterations=2 if scenario == "limit" else 50, loop_soft_threshold=19)
+    clock = FakeClock()
+    clock.jump(JUMPS_S[len(world.lines("killed")) % len(JUMPS_S)])
+    host = Host(clock=clock, store=store, secret=b"of the tests")
+    return Agent(ByTranscript(world, script), tools=tools(world), preset=preset, guardrails=limits, host=host)
+
+
+def answer(world: World, run_id: str, kind: str, name: str | None, arguments: Any) -> Any:
+    """What the person says who is asked."""
+    match kind:
+        case "approval":
+            return Edit({"n": 9}) if arguments == {"n": 2} else Allow()
+        case "in_doubt":  # the person looks
+            result = f"{name} {arguments['n']}"
+            done = [key for _, key, r in world.effects() if r == result and key.startswith(f"{run_id}:")]
+            if not done:
+                return ItDidNotRun()
+            world.write("settled", done[0])
+            return ItRan(result)
+        case _:
+            return "go on"
