@@ -139,6 +139,12 @@ def analyse(
     holds here holds for any of them. What never happens is proved of the table, not of the code of a
     guard, and says nothing about how long a model or a tool takes.
 
+    ::
+
+        found = analyse(LOOP, must_pass("call_llm", through="pre_step"), guardrails=AgentGuardrails(max_iterations=8))
+        assert found.ok
+        print(found.bounds.model_calls)  # 8
+
     Args:
         graph: The graph.
         *properties: What you declare of it, by ``must_pass`` and ``never_after``.

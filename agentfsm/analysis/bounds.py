@@ -43,10 +43,19 @@ def bounds(graph: Graph, facts: Facts) -> Bounds:
 
     No bound on moves means that a run may go on for ever without waiting, as far as these counters know.
     """
+    product = Product(graph, facts, [c.name for c in facts.counters if c.budget])
     try:
-        return _Bounding(Product(graph, facts, [c.name for c in facts.counters if c.budget])).result()
+        found = _Bounding(product, MODEL_AND_TOOLS).result()
     except EndlessError:
         return Bounds(None, None, None, None, None, taken=_taken(Product(graph, facts, ())))
+    if found.model_calls_in_all is not None:
+        return found
+    model, tools = _Bounding(product, (1, 0)).result(), _Bounding(product, (0, 1)).result()  # one may be bounded
+    return replace(found, model_calls_in_all=model.model_calls_in_all, tool_calls_in_all=tools.tool_calls_in_all)
+
+
+MODEL_AND_TOOLS = (1, 1)
+"""What counts of the calls: both kinds."""
 
 
 def _taken(product: Product) -> frozenset[int]:
@@ -62,11 +71,11 @@ def _taken(product: Product) -> frozenset[int]:
     return frozenset(rows)
 
 
-def _cost(graph: Graph, row: int) -> Cost:
-    """One move; a model call; a tool call."""
+def _cost(graph: Graph, row: int, counted: tuple[int, int]) -> Cost:
+    """One move; a model call; a tool call. ``counted`` says which calls count."""
     transition = graph.transitions[row]
     runs = transition.source == State.DISPATCH_TOOL and transition.guard is None
-    return (1, int(transition.target == State.CALL_LLM), int(runs))
+    return (1, counted[0] * (transition.target == State.CALL_LLM), counted[1] * runs)
 
 
 NONE: Cost = (0, 0, 0)
@@ -95,8 +104,8 @@ class _Hub:
 class _Bounding:
     """One computation: find every hub's configuration, then the most from each on."""
 
-    def __init__(self, product: Product) -> None:
-        costs = [_cost(product.graph, i) for i in range(len(product.graph.transitions))]
+    def __init__(self, product: Product, counted: tuple[int, int]) -> None:
+        costs = [_cost(product.graph, i, counted) for i in range(len(product.graph.transitions))]
         self._laps = laps = Laps(product, costs.__getitem__)
         self._hubs: list[_Hub] = []
         self._number: dict[Config, int] = {}

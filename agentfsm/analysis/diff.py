@@ -126,6 +126,12 @@ def diff(old: Graph, new: Graph) -> Difference:
 
     Guards are told apart by name. A guard's own code is not looked at.
 
+    ::
+
+        found = diff(LOOP, LOOP.without("post_llm.loop_detected"))
+        print(found)
+        assert not found.behaves_alike
+
     Args:
         old: The table as it was.
         new: The table as it is.

@@ -72,6 +72,10 @@ def _events(graph: Graph, name: str) -> frozenset[int]:
 def must_pass(target: str, *, through: str, when: str = "") -> Property:
     """No run comes to ``target`` without having passed ``through`` since it last was there.
 
+    ::
+
+        assert LOOP.analyse(must_pass("dispatch_tool", through="approval_decided", when="approval_required")).ok
+
     Args:
         target: A state, a guard or the id of a row.
         through: What must come in between.
@@ -83,6 +87,10 @@ def must_pass(target: str, *, through: str, when: str = "") -> Property:
 
 def never_after(event: str, after: str, *, until: str = "") -> Property:
     """Once ``after`` has happened, ``event`` never does.
+
+    ::
+
+        assert LOOP.analyse(never_after("dispatch_tool", "output_truncated", until="pre_step")).ok
 
     Args:
         event: A state, a guard or the id of a row.

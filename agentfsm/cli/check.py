@@ -16,7 +16,7 @@ from agentfsm.cli.loading import load_graph_of
 from agentfsm.core.guardrails import AgentGuardrails
 from agentfsm.core.presets import PRESETS, Preset
 from agentfsm.core.rules import Rules
-from agentfsm.diagrams import RunPath, write
+from agentfsm.diagrams import Counterexample, write
 from agentfsm.machine.graph import Graph
 
 __all__ = ["check"]
@@ -124,6 +124,5 @@ def _draw(found: Analysis, output: Path) -> None:
     if broken is None:
         click.echo("agentfsm: nothing is broken, so nothing is drawn", err=True)
         return
-    ids = (*broken.path, *broken.loop)
-    write(found.graph, output, overlay=RunPath.of(ids, str(found.graph.transition(ids[-1]).target)))
+    write(found.graph, output, overlay=Counterexample(broken.path, broken.loop, broken.text))
     click.echo(output, err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -10,11 +11,11 @@ import click
 from agentfsm.analysis import diff as compared
 from agentfsm.analysis import from_table
 from agentfsm.cli.loading import load_graph
-from agentfsm.cli.runs import open_store, store_option
+from agentfsm.cli.pinned import graph_of_run, records_of
+from agentfsm.cli.runs import store_option
 from agentfsm.core.presets import PRESETS
 from agentfsm.diagrams import Difference, write
 from agentfsm.errors import ConfigurationError
-from agentfsm.journal.restore import restore
 from agentfsm.machine.graph import Graph
 
 __all__ = ["diff"]
@@ -59,7 +60,7 @@ def diff(
     found = compared(before, after)
     click.echo(json.dumps(found.to_dict(), indent=1) if as_json else str(found))
     if output is not None:
-        write(after, output, overlay=Difference(before))
+        write(after, output, overlay=Difference(before, [str(each) for each in found.decisions]))
         click.echo(output, err=True)
     ctx.exit(0 if found.same or (found.behaves_alike and not anything) else 1)
 
@@ -70,7 +71,7 @@ def _named(name: str, store: Path | None) -> Graph:
         return PRESETS[name].graph
     if name.endswith(".json"):
         return _from_json(Path(name))
-    if ":" in name:
+    if ":" in name or name.endswith(".py"):
         return load_graph(name)
     return _pinned(name, store)
 
@@ -83,9 +84,5 @@ def _from_json(path: Path) -> Graph:
 
 
 def _pinned(run_id: str, store: Path | None) -> Graph:
-    rows = open_store(store).rows(run_id)
-    if not rows:
-        raise ConfigurationError(
-            f"{run_id!r} is no graph (MODULE:GRAPH), no JSON file, no preset and no run of the store"
-        )
-    return from_table(restore(rows).graph, f"run {run_id}")
+    what = "no graph (MODULE:GRAPH), no JSON file, no preset and no run of the store"
+    return replace(graph_of_run(records_of(run_id, store, what)), name=f"run {run_id}")

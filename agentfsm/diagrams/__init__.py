@@ -24,7 +24,7 @@ from agentfsm.diagrams.doors import Doors
 from agentfsm.diagrams.dot import dot
 from agentfsm.diagrams.exchange import scxml, xstate
 from agentfsm.diagrams.images import IMAGES, draw
-from agentfsm.diagrams.overlay import Coverage, Difference, Overlay, RunPath
+from agentfsm.diagrams.overlay import Counterexample, Coverage, Difference, Overlay, RunPath
 from agentfsm.diagrams.promela import promela
 from agentfsm.diagrams.style import Theme
 from agentfsm.diagrams.svg import svg
@@ -38,6 +38,7 @@ __all__ = [
     "COMMITTED",
     "FORMATS",
     "IMAGES",
+    "Counterexample",
     "Coverage",
     "Difference",
     "Doors",
@@ -91,7 +92,8 @@ def diagram(graph: Graph, format: str = "svg", *, theme: Theme = "auto", overlay
         format: The name of the form.
         theme: ``light``, ``dark``, or ``auto``, which follows the reader's setting where the form can
             (SVG) and is light where it cannot.
-        overlay: What to lay over it: a ``RunPath``, ``Coverage``, ``Difference`` or one of your own.
+        overlay: What to lay over it: a ``RunPath``, ``Counterexample``, ``Coverage``, ``Difference`` or one of
+            your own.
 
     Raises:
         ConfigurationError: There is no such form or theme, or the form shows no overlay.

@@ -12,7 +12,11 @@ __all__ = ["Doors"]
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """The hooks of an agent, beside what each state does.
+    """The hooks of an agent, beside what each state does; ``agent.diagram()`` lays it over.
+
+    ::
+
+        print(diagram(LOOP, "text", overlay=Doors({"dispatch_tool": ["permissions"]})))
 
     Attributes:
         hooks: Names of hooks by the state at whose door they stand, in order.

@@ -1,4 +1,4 @@
-"""What can be laid over a picture: a run's path, coverage, the difference from another graph.
+"""What can be laid over a picture: a run's path, a counterexample, coverage, the difference from another graph.
 
 An overlay is a little data with one method, ``on``, that turns a view into another view; so every form
 that is looked at shows it, and anything with such a method is an overlay.
@@ -7,17 +7,21 @@ that is looked at shows it, and anything with such a method is an overlay.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from textwrap import shorten
 from typing import Protocol
 
 from agentfsm.diagrams.view import Box, Lane, Mark, Row, View, box_of, in_order, lane_of, plain
 from agentfsm.machine.graph import Graph
 
-__all__ = ["Coverage", "Difference", "Overlay", "RunPath"]
+__all__ = ["Counterexample", "Coverage", "Difference", "Overlay", "RunPath"]
 
 TIMES = "\N{MULTIPLICATION SIGN}"
+
+LONGEST = 140
+"""So many characters of what changes are shown."""
 
 
 class Overlay(Protocol):
@@ -31,6 +35,10 @@ class Overlay(Protocol):
 @dataclass(frozen=True, slots=True)
 class RunPath:
     """The way that one run took: how often each transition, and where the run is. The rest stands back.
+
+    ::
+
+        write(LOOP, "run.svg", overlay=RunPath.of(["pre_step.otherwise", "call_llm.cancelled"], "terminal"))
 
     Attributes:
         counts: How often each transition was taken, by its id; one that is missing was not.
@@ -52,29 +60,57 @@ class RunPath:
             GraphError: An id or the current state is not one of the graph.
         """
         taken = _taken(view.graph, self.counts)
-        visited = {view.graph.initial, *(str(t.target) for t in view.graph if t.id in taken)}
-        if self.current is not None:
-            visited.add(str(view.graph.spec(self.current).name))
-        boxes = tuple(
-            replace(
-                box,
-                rows=tuple(
-                    replace(r, dim=n == 0, tag=f"{TIMES}{n}" if n else "")
-                    for r, n in ((r, taken.get(r.transition.id, 0)) for r in box.rows)
-                ),
-                current=box.name == self.current,
-                dim=box.name not in visited,
-            )
-            for box in view.boxes
-        )
         steps = sum(taken.values())
         where = f", now in {self.current}" if self.current is not None else ""
-        return replace(view, boxes=boxes, caption=f"a run of {steps} transitions{where}", overlaid=True)
+        tags = {key: f"{TIMES}{n}" for key, n in taken.items()}
+        return _way(view, tags, self.current, f"a run of {steps} transitions{where}")
+
+
+@dataclass(frozen=True, slots=True)
+class Counterexample:
+    """The shortest run that breaks a property: at each row, as which step it is taken. The rest stands back.
+
+    ::
+
+        broken = LOOP.analyse(never_after("call_llm", "suspended")).verdicts[-1]
+        write(LOOP, "broken.svg", overlay=Counterexample(broken.path, broken.loop, broken.text))
+
+    Attributes:
+        path: The ids of its transitions, in order.
+        loop: Those that can follow again and again for ever.
+        breaks: The property.
+    """
+
+    path: tuple[str, ...]
+    loop: tuple[str, ...] = ()
+    breaks: str = ""
+
+    def on(self, view: View) -> View:
+        """The view with the number of its step, or "for ever", on each row, and the last state marked.
+
+        Raises:
+            GraphError: An id is not one of the graph.
+        """
+        steps: dict[str, list[str]] = {}
+        for number, key in enumerate(self.path, 1):
+            steps.setdefault(view.graph.transition(key).id, []).append(str(number))
+        tags = {key: f"step {', '.join(numbers)}" for key, numbers in steps.items()}
+        for key in dict.fromkeys(view.graph.transition(key).id for key in self.loop):
+            tags[key] = f"{tags[key]}, for ever" if key in tags else "for ever"
+        ids = (*self.path, *self.loop)
+        last = str(view.graph.transition(ids[-1]).target) if ids else None
+        again = ", and then one that never ends" if self.loop else ""
+        what = f"broken: {self.breaks}; by " if self.breaks else ""
+        return _way(view, tags, last, f"{what}a run of {len(self.path)} transitions{again}")
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
     """How often tests took each transition; rows that none took are tinted.
+
+    ::
+
+        write(LOOP, "covered.svg", overlay=Coverage({"pre_step.otherwise": 12, "pre_step.cancelled": 1}))
 
     Attributes:
         counts: How often each transition was taken, by its id; one that is missing was not.
@@ -103,11 +139,19 @@ class Coverage:
 class Difference:
     """What became of an older graph: rows and states that are new, gone, moved, or lead elsewhere.
 
+    ::
+
+        changed = [str(each) for each in agentfsm.analysis.diff(reviewed, mine).decisions]
+        write(mine, "difference.svg", overlay=Difference(reviewed, changed))
+
     Attributes:
         before: The older graph.
+        decisions: Which decisions change, in words; the first is shown. What is drawn are rows, and two rows
+            that change places can change what a run does.
     """
 
     before: Graph
+    decisions: Sequence[str] = ()
 
     def on(self, view: View) -> View:
         """The view with what is gone put back, struck through, and each change marked."""
@@ -121,7 +165,33 @@ class Difference:
         words: dict[Mark, str] = {"added": "new", "removed": "gone", "moved": "moved", "changed": "lead elsewhere"}
         said = ", ".join(f"{marks[mark]} {word}" for mark, word in words.items() if marks[mark])
         caption = f"difference: {said or 'none'}"
+        if self.decisions:
+            more = f" (and {len(self.decisions) - 1} decisions more)" if len(self.decisions) > 1 else ""
+            caption += f"; {shorten(self.decisions[0], LONGEST, placeholder='...')}{more}"
         return replace(view, boxes=in_order(boxes), caption=caption, overlaid=True)
+
+
+def _way(view: View, tags: Mapping[str, str], current: str | None, caption: str) -> View:
+    """The view with words at the rows that were taken, all else standing back.
+
+    Raises:
+        GraphError: The current state is not one of the graph.
+    """
+    visited = {view.graph.initial, *(str(t.target) for t in view.graph if t.id in tags)}
+    if current is not None:
+        visited.add(str(view.graph.spec(current).name))
+    boxes = tuple(
+        replace(
+            box,
+            rows=tuple(
+                replace(r, dim=r.transition.id not in tags, tag=tags.get(r.transition.id, "")) for r in box.rows
+            ),
+            current=box.name == current,
+            dim=box.name not in visited,
+        )
+        for box in view.boxes
+    )
+    return replace(view, boxes=boxes, caption=caption, overlaid=True)
 
 
 def _taken(graph: Graph, counts: Mapping[str, int]) -> dict[str, int]:

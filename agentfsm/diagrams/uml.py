@@ -117,7 +117,8 @@ def _plantuml(view: View, p: Palette) -> Iterator[str]:
     yield f"[*] --> {view.spine[0].name}"
     for box in view.boxes:
         tint = p.box if box.dim else p.tint[box.kind]
-        yield f"state {box.name} {tint};line:{p.faint if box.dim else p.line[box.kind]}"
+        line = p.faint if box.dim else p.line[box.kind]
+        yield f"state {box.name} {tint};line:{line.removeprefix('#')}"  # here it knows no second hash
         facts = [box.note, "(gone)" if box.mark == "removed" else "", "(the run is here)" if box.current else ""]
         for fact in (f for f in (*facts, *_stops(box)) if f):
             yield f"{box.name} : {fact}"

@@ -45,7 +45,16 @@ class Contest:
 
 
 def contests(graph: Graph, rules: Rules | None = None) -> list[Contest]:
-    """A contest for any two guards of a state that can be asked in one moment, in the order of the table."""
+    """A contest for any two guards of a state that can be asked in one moment, in the order of the table.
+
+    ::
+
+        witness = Witness(LOOP)
+        for contest in contests(LOOP)[:3]:
+            walk = hold(witness, contest)
+            if walk is not None:  # else no examples make both hold
+                assert walk.decisions[contest.place].transition == contest.path.rows[contest.place]
+    """
     product = product_of(graph, short(rules), rules)
     found: list[Contest] = []
     for spec in graph.states:

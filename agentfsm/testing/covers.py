@@ -9,7 +9,7 @@ from itertools import pairwise
 from agentfsm.analysis.product import Config, Product
 from agentfsm.machine.graph import Graph
 
-__all__ = ["COVERS", "Goal", "Infeasible", "feasible", "goals", "why_not"]
+__all__ = ["COVERS", "Goal", "Infeasible", "feasible", "goals", "named", "prime_paths", "why_not"]
 
 COVERS = ("transitions", "pairs", "triples", "prime")
 """The criteria, from the weakest to the strongest."""
@@ -51,6 +51,16 @@ def goals(graph: Graph, cover: str) -> list[Goal]:
     return [tuple((i,) for i in window) for window in windows]
 
 
+def named(graph: Graph, goal: Goal) -> tuple[str, ...]:
+    """A goal by the ids of its rows; ``a|b`` where either may be taken."""
+    return tuple("|".join(graph.transitions[row].id for row in rows) for rows in goal)
+
+
+def prime_paths(graph: Graph) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """The prime paths of a graph: the names of their states, and what ``named`` calls their goals."""
+    return [(path, named(graph, _between(graph, path))) for path in _prime(graph)]
+
+
 def _between(graph: Graph, path: tuple[str, ...]) -> Goal:
     """The rows that lead from each state of a path to the next."""
     return tuple(
@@ -74,7 +84,7 @@ def _prime(graph: Graph) -> list[tuple[str, ...]]:
         if not longer and len(path) > 1:
             found.append(path)
     whole = [p for p in found if not any(_inside(p, other) for other in found)]
-    return sorted(whole, key=len)
+    return [tuple(map(str, path)) for path in sorted(whole, key=len)]
 
 
 def _inside(path: tuple[str, ...], other: tuple[str, ...]) -> bool:

@@ -28,7 +28,13 @@ _ANSWERS: Mapping[str, Answer] = {"approval": Allow(), "in_doubt": ItDidNotRun()
 
 
 def force(agent: Agent, path: Path, prompt: str = "go") -> Walk:
-    """Make an agent take a path, in an event loop of its own; see ``forcing``."""
+    """Make an agent take a path, in an event loop of its own; see ``forcing``.
+
+    ::
+
+        for path in paths(my_agent.graph, "transitions"):
+            assert force(my_agent, path).result.state == "terminal"
+    """
     return asyncio.run(forcing(agent, path, prompt))
 
 
@@ -82,6 +88,10 @@ class _Forced(Machine):
         if place >= len(self._path.rows):
             raise RunError(f"{self._path.id} does not lead to an end: {len(self._path.rows)} moves, and none is left")
         return self._path.rows[place]
+
+    def would_move(self, trial: Steppable) -> bool:
+        """Whatever comes, the path goes on."""
+        return True
 
     def step(self, run: Steppable) -> Decision:
         """Take the path's next row."""

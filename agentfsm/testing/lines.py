@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -76,12 +76,24 @@ def _value(node: ast.expr, module: ModuleType) -> Any:
     return _UNKNOWN
 
 
-def lcov(graph: Graph, covered: Covered, module: ModuleType | None = None) -> str:
-    """Coverage as an LCOV tracefile: each row a line, each guard a branch that was true and one that was false."""
+def lcov(
+    graph: Graph, covered: Covered, module: ModuleType | None = None, impossible: Collection[str] = frozenset()
+) -> str:
+    """Coverage as an LCOV tracefile: each row a line, each guard a branch that was true and one that was false.
+
+    ``pytest --fsm-report=lcov`` writes one. ``genhtml --branch-coverage``, editors and coverage services show it
+    at the table's own lines.
+
+    Args:
+        graph: The graph.
+        covered: The counts.
+        module: The module that builds it, where it is known.
+        impossible: The ids of rows that no run can take: they are no lines to be covered.
+    """
     lines = row_lines(graph, module)
     files: dict[str, list[tuple[int, Transition]]] = {}
     for row in graph:
-        if row.id in lines:
+        if row.id in lines and row.id not in impossible:
             file, line = lines[row.id]
             files.setdefault(file, []).append((line, row))
     counts = covered.rows

@@ -12,16 +12,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
+from agentfsm.agent import Agent
 from agentfsm.analysis import Facts
 from agentfsm.analysis.product import Config, Product
 from agentfsm.core.guardrails import AgentGuardrails
+from agentfsm.core.presets import Preset
 from agentfsm.core.rules import Rules
 from agentfsm.errors import ConfigurationError
 from agentfsm.machine.graph import Graph, Transition
-from agentfsm.testing.covers import COVERS, Goal, Infeasible, feasible, goals, why_not
+from agentfsm.testing.covers import COVERS, Goal, Infeasible, feasible, goals, named, why_not
 from agentfsm.testing.ways import product_of
 
-__all__ = ["SHORT", "Path", "Paths", "paths", "short"]
+__all__ = ["SHORT", "Path", "Paths", "parts_of", "paths", "short"]
 
 SHORT = AgentGuardrails(
     max_iterations=2,
@@ -119,8 +121,25 @@ class Paths(Sequence[Path]):
         )
 
 
+def parts_of(named: Graph | Preset | Agent) -> tuple[Graph, Rules | None, bool | None]:
+    """The graph of a graph, a preset or an agent; with its rules, and whether it has an output type.
+
+    Raises:
+        ConfigurationError: It is none of these.
+    """
+    match named:
+        case Graph():
+            return named, None, None
+        case Preset():
+            return named.graph, named.rules, None
+        case Agent():
+            return named.graph, named.rules, named.parts.output is not None
+        case _:  # pyright: ignore[reportUnnecessaryComparison]  # callers may be untyped
+            raise ConfigurationError(f"this is neither a graph nor a preset nor an agent: {named!r}")
+
+
 def paths(
-    graph: Graph,
+    graph: Graph | Preset | Agent,
     cover: str = "pairs",
     *,
     guardrails: AgentGuardrails | None = None,
@@ -130,21 +149,31 @@ def paths(
 ) -> Paths:
     """A list of runs that covers a graph.
 
+    ::
+
+        print(paths(LOOP))  # loop: 132 runs of 933 moves cover 235 of 265 pairs; 30 cannot happen
+        for path in paths(my_agent, "transitions"):
+            print(path)
+
     Args:
-        graph: The graph.
+        graph: The graph; or a preset or an agent, which bring their rules.
         cover: ``transitions``; ``pairs`` of rows that follow each other; ``triples``; or ``prime``: every
             path of states that comes to none twice, unless it ends where it began, and is no part of a
             longer one. Each round trip is one of these.
         guardrails: The limits of the runs; short ones unless given.
-        rules: The rules of the runs; None leaves open in what they differ.
-        structured: Whether the agent has an output type; None leaves it open.
+        rules: The rules of the runs, for a graph; None leaves open in what they differ.
+        structured: Whether the agent has an output type, for a graph or a preset; None leaves it open.
         facts: What is known of guards of your own.
 
     Raises:
-        ConfigurationError: There is no such criterion, or the facts name something that is not there.
+        ConfigurationError: There is no such criterion, the facts name something that is not there, or it is no
+            graph, preset or agent.
     """
     if cover not in COVERS:
         raise ConfigurationError(f"there is no criterion {cover!r}; there are: {', '.join(COVERS)}")
+    graph, own_rules, own_structured = parts_of(graph)
+    rules = own_rules if rules is None else rules
+    structured = own_structured if structured is None else structured
     limits = guardrails or short(rules)
     product = product_of(graph, limits, rules, structured, facts)
     wanted = goals(graph, cover)
@@ -160,7 +189,7 @@ def paths(
         ),
         len(wanted),
         tuple(
-            Infeasible(tuple("|".join(graph.transitions[r].id for r in rows) for rows in goal), why)
+            Infeasible(named(graph, goal), why)
             for goal in wanted
             if not found[goal]
             for why in (why_not(product, goal, found),)

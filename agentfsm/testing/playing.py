@@ -137,7 +137,8 @@ class Playing:
             return await going
         except (TooLongError, NoTransitionError):  # the second: it waits for what this table knows nothing of
             return False
-        except PowerCutError:
+        except PowerCutError as fall:
+            fall.__traceback__ = None  # whoever holds on to the error: not to what it fell through
             self._run = self._show.cancel = None  # its lease goes with it
             return True
 

@@ -2,7 +2,13 @@
 
 A test that takes ``fsm_path`` runs once for each path of a graph (the loop's own, unless ``--fsm-graph`` or
 ``@pytest.mark.fsm(graph=...)`` names another). With ``--fsm-report`` or ``--fsm-fail-under``, every step of
-that graph's runs is counted, in all tests and all workers; steps of forced runs are not.
+that graph's runs is counted, in all tests and all workers; steps of forced runs are not::
+
+    @pytest.mark.fsm(graph=my_agent)
+    def test_every_path(fsm_path):
+        Witness(my_agent).walk(fsm_path).check()
+
+    # pytest --fsm-graph=my_module:my_agent --fsm-report=term --fsm-fail-under=100
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path as FilePath
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -83,20 +90,13 @@ def _named(config: pytest.Config) -> tuple[Any, ModuleType]:
 
 
 def _parts(named: Any) -> tuple[Graph, Rules | None, bool | None]:
-    """The graph of a graph, a preset or an agent; with its rules, and whether it has an output type."""
-    from agentfsm.agent import Agent
-    from agentfsm.core.presets import Preset
-    from agentfsm.machine.graph import Graph
+    from agentfsm.errors import ConfigurationError
+    from agentfsm.testing.pathfinder import parts_of
 
-    match named:
-        case Graph():
-            return named, None, None
-        case Preset():
-            return named.graph, named.rules, None
-        case Agent():
-            return named.graph, named.rules, named.parts.output is not None
-        case _:
-            raise pytest.UsageError(f"this is neither a graph nor a preset nor an agent: {named!r}")
+    try:
+        return parts_of(named)
+    except ConfigurationError as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 def _paths(named: Any, cover: str) -> Paths:
@@ -115,7 +115,7 @@ class _Reporter:
         self._config = config
         named, self._module = _named(config)
         self._graph, self._rules, self._structured = _parts(named)
-        self._covered = Covered()
+        self._covered = Covered(longest=len(self._graph.states) if self._cover == "prime" else 0)
         self._shares: list[Share] = []
         asked: list[str] = config.getoption("--fsm-report") or []
         self._reports: list[tuple[str, str]] = [(r.partition(":")[0], r.partition(":")[2]) for r in asked]
@@ -169,7 +169,7 @@ class _Reporter:
     @property
     def _cover(self) -> str:
         cover: str = self._config.getoption("--fsm-cover") or "pairs"
-        return "pairs" if cover == "prime" else cover
+        return cover
 
     @property
     def _share(self) -> Share:
@@ -182,16 +182,13 @@ class _Reporter:
 
     def _text(self, form: str) -> str | None:
         if form == "json":
-            told = [
-                {"what": s.what, "covered": s.covered, "of": s.of, "percent": s.percent, "missing": s.missing}
-                for s in self._shares
-            ]
+            told = [{**asdict(s), "percent": s.percent} for s in self._shares]
             data = {"graph": self._graph.name, "fingerprint": self._graph.fingerprint, "shares": told}
             return json.dumps({**data, **self._covered.to_dict()}, indent=1) + "\n"
         if form == "lcov":
             from agentfsm.testing.lines import lcov
 
-            return lcov(self._graph, self._covered, self._module)
+            return lcov(self._graph, self._covered, self._module, self._shares[0].impossible)
         if form == "svg":
             from agentfsm.diagrams import Coverage, diagram
 
@@ -214,4 +211,5 @@ class _Reporter:
                 write(f"coverage of graph {self._graph.name!r} written to {file or REPORTS[form]}")
         if self._short:
             least: Any = self._config.getoption("--fsm-fail-under")
-            write(f"FAIL: {self._share.percent:.1f} % of the {self._cover} were taken, less than {least:g} %", red=True)
+            what = f"{self._cover} paths" if self._cover == "prime" else self._cover
+            write(f"FAIL: {self._share.percent:.1f} % of the {what} were taken, less than {least:g} %", red=True)

@@ -157,6 +157,13 @@ def _beside(drawn: tuple[float, float, Moment]) -> Moment:
 def scripts(agent: Agent, *, longest: int = 8) -> st.SearchStrategy[Script]:
     """Whole scripts for an agent: what the model, the tools, people, the clock and chance do in one run.
 
+    ::
+
+        @given(scripts(my_agent))
+        def test_budgets_hold(script):
+            played = Stage(my_agent).play(script)
+            invariants.within_budgets(played.result.run)
+
     Args:
         agent: The agent; its tools' schemas say what calls look like.
         longest: How many replies, and how many results, at most; behind them all goes well.

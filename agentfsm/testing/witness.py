@@ -38,16 +38,25 @@ class Clash:
         wanted: The id of the row that was to be taken, and its target.
         took: The row that was taken; empty where the run had ended or waited.
         stolen_by: The guard that held first, or that did not hold.
+        hint: What may be wrong with the path and not with the table.
     """
 
     place: int
     wanted: str
     took: str
     stolen_by: str
+    hint: str = ""
 
     def __str__(self) -> str:
         took = self.took or "nothing: the run was over"
-        return f"move {self.place + 1} was to be {self.wanted}, but it was {took} (decided by {self.stolen_by!r})"
+        hint = f"; {self.hint}" if self.hint else ""
+        return f"move {self.place + 1} was to be {self.wanted}, but it was {took} (decided by {self.stolen_by!r}){hint}"
+
+
+OTHER_RULES = (
+    "no run of this agent takes that path, under its rules: find its paths with --fsm-graph=MODULE:AGENT, "
+    "@pytest.mark.fsm(graph=AGENT) or paths(agent)"
+)
 
 
 class ClashError(AgentfsmError, AssertionError):
@@ -127,6 +136,13 @@ def bench(graph: Graph, rules: Rules = OPEN) -> Agent:
 class Witness:
     """Walks paths with the real loop: an agent on a stage, and the examples of its guards.
 
+    ::
+
+        witness = Witness(my_agent)
+        witness.check_examples()
+        for path in paths(my_agent, "transitions"):
+            witness.walk(path).check()  # or a ClashError that names the guard which stole the path
+
     Args:
         agent: The agent, or a graph, which is then walked with an agent of the bench.
         examples: Examples of guards, by guard, name or row id, beside those that are declared.
@@ -169,7 +185,22 @@ class Witness:
         """
         script = self.script(path, instead=instead, spare=spare)
         played = self._stage.play(script, watch=watch, most=len(path.rows) + 1)
-        return Walk(path, script, played, clash(path, played.decisions))
+        found = clash(path, played.decisions)
+        if found is not None and not self._can_happen(path):
+            found = replace(found, hint=OTHER_RULES)
+        return Walk(path, script, played, found)
+
+    def _can_happen(self, path: Path) -> bool:
+        """Whether a run of this agent can take a path, as far as its rules tell."""
+        agent = self._agent
+        places = {row.id: place for place, row in enumerate(agent.graph.transitions)}
+        if any(row.id not in places for row in path.rows):
+            return True  # it is of another graph, which is another matter
+        product = product_of(agent.graph, path.guardrails, agent.rules, agent.parts.output is not None)
+        here = {product.start}
+        for row in path.rows:
+            here = {after for config in here for taken, after in product.moves(config) if taken == places[row.id]}
+        return bool(here)
 
     def check_examples(self) -> int:
         """Ask every guard on each of its examples, in a run of the real loop that comes to its row.

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agentfsm import LOOP, Action, Agent, Failure, FailureKind, Graph, RunState, tool
-from agentfsm.core.model import Model
-from agentfsm.testing import Example, call, detector
+from agentfsm import LOOP, Action, Agent, Example, Failure, FailureKind, Graph, Model, RunState, detector, tool
+from agentfsm.testing import call
 
 NEEDS_LEAVE = 100
 NEVER = 500

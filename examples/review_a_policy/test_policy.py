@@ -73,7 +73,7 @@ def test_the_difference_shows_it() -> None:
 
 def test_its_path_shows_it() -> None:
     """The path that was reviewed is not taken any more, and the guard that stole it is named."""
-    path = next(p for p in paths(GRAPH, "transitions", rules=AGENT.rules) if "post_llm.too_much" in p.ids)
+    path = next(p for p in paths(AGENT, "transitions") if "post_llm.too_much" in p.ids)
     with pytest.raises(ClashError, match=r"was to be post_llm.too_much -> recover, but it was post_llm.tool_calls"):
         Witness(support(ScriptedModel(), HURRIED), examples=EXAMPLES).walk(path).check()
 

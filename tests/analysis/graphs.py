@@ -36,7 +36,7 @@ def random_case(seed: int) -> tuple[Graph, Facts]:
 
 
 def _graph(dice: random.Random, seed: int) -> Graph | None:
-    names = [f"s{i}" for i in range(dice.randint(2, 6))]
+    names = ["s0", "call_llm", "dispatch_tool", "s3", "s4", "s5"][: dice.randint(2, 6)]
     waiting = {n for n in names if dice.random() < 0.25}
     states = [StateSpec(n, waits=n in waiting, spends="patience") for n in names]
     states.append(StateSpec("end", final=True))

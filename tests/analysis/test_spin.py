@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import subprocess
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from agentfsm.analysis import Facts, Known, laps, loop_facts, must_pass, never_after
+from agentfsm.analysis import Change, Counter, Facts, Known, analyse, exactly, laps, loop_facts, must_pass, never_after
+from agentfsm.analysis.analyse import _ending
 from agentfsm.analysis.bounds import bounds
 from agentfsm.analysis.facts import condition
 from agentfsm.analysis.loops import endless
@@ -21,8 +23,11 @@ from agentfsm.core.guardrails import AgentGuardrails
 from agentfsm.core.loop import LOOP
 from agentfsm.core.presets import PRESETS
 from agentfsm.core.rules import Rules
-from agentfsm.machine.graph import Graph
-from tests.analysis.graphs import dodging, endless_retry, random_case
+from agentfsm.machine.graph import Graph, StateSpec, Transition
+from agentfsm.testing import paths
+from agentfsm.testing.pathfinder import short
+from tests.analysis.explored import MOST, Explored, explore
+from tests.analysis.graphs import dodging, endless_retry, guard, random_case
 from tests.analysis.spin import CAP, Case, Found, ask, spin
 
 BATCHES = 10
@@ -53,6 +58,21 @@ def compare(case: Case, found: Found) -> int:
     broken = {i for i, p in enumerate(properties) if searcher.breaks(p) is not None}
     assert broken == found.broken, name
     return 4 + len(case.graph.transitions) + len(properties)
+
+
+def compare_walk(case: Case, found: Explored) -> int:
+    """What a walk of the whole model shows, against ours; how many verdicts were compared."""
+    searcher = Searcher(case.graph, case.facts)
+    name = case.graph.name
+    ending = _ending(searcher)
+    assert ending.holds is found.ends, f"{name}: {ending}"
+    most = bounds(case.graph, case.facts)
+    ours = (most.model_calls_in_all, most.tool_calls_in_all, most.model_calls, most.tool_calls)
+    if most.moves is None:
+        return 1
+    for one, other in zip(ours, found.most, strict=True):
+        assert (None if one is None or one >= MOST else one) == other, f"{name}: {ours} against {found.most}"
+    return 5
 
 
 def pairs(product: Product) -> set[tuple[int, int]]:
@@ -89,6 +109,15 @@ def test_random_tables(batch: int, tmp_path: Path) -> None:
     print(f"spin agrees on {len(cases)} random tables: {compared} verdicts ({kinds})")
 
 
+@pytest.mark.parametrize("batch", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, BATCHES))])
+def test_random_tables_walked(batch: int, tmp_path: Path) -> None:
+    cases = [Case(*random_case(seed)) for seed in range(20 * batch, 20 * batch + 20)]
+    found = explore(cases, tmp_path)
+    compared = sum(compare_walk(case, each) for case, each in zip(cases, found, strict=True))
+    lost = sum(not each.ends for each in found)
+    print(f"spin walked {len(cases)} random tables: {compared} verdicts, {lost} from which the end can be lost")
+
+
 PASSES = [
     ("call_llm", "pre_step", ""),
     ("dispatch_tool", "approval_decided", "approval_required"),
@@ -116,6 +145,53 @@ def test_the_loop_and_every_preset(tmp_path: Path) -> None:
     compared = sum(compare(case, each) for case, each in zip(cases, found, strict=True))
     assert not any(f.endless for f in found)
     print(f"spin agrees on LOOP and {len(PRESETS)} presets: {compared} verdicts")
+
+
+def test_the_loop_and_every_preset_walked(tmp_path: Path) -> None:
+    """From every configuration the end can be reached, and no run makes more calls than is said."""
+    cases = [of_the_loop(LOOP, None), *(of_the_loop(p.graph, p.rules) for p in PRESETS.values())]
+    found = explore(cases, tmp_path)
+    compared = sum(compare_walk(case, each) for case, each in zip(cases, found, strict=True))
+    assert all(each.ends for each in found)
+    print(f"spin walked {sum(each.configurations for each in found):,} configurations: {compared} verdicts")
+
+
+def test_a_trap_is_found_by_both(tmp_path: Path) -> None:
+    """By hand: one goes home for good after the third time, but the door is shut for good after the second."""
+    door, ring = guard("door"), guard("ring")
+    graph = Graph(
+        (StateSpec("house"), StateSpec("yard", waits=True), StateSpec("end", final=True)),
+        (
+            Transition("house", ring, "end"),
+            Transition("house", None, "yard"),
+            Transition("yard", door, "house"),
+            Transition("yard", None, "yard"),
+        ),
+        "yard",
+    )
+    used = Counter("used", 3, (Change("yard.door", 1),))
+    facts = Facts((used,), (exactly(door, "used < 2"), exactly(ring, "used >= 3")))
+    open_for_ever = Facts((used,), (exactly(ring, "used >= 3"),))
+    found = explore([Case(graph, facts), Case(graph, open_for_ever)], tmp_path)
+    assert [each.ends for each in found] == [False, True]
+    for each, said in zip((facts, open_for_ever), found, strict=True):
+        assert compare_walk(Case(graph, each), said) >= 1
+    (verdict,) = [v for v in analyse(graph, facts=facts).verdicts if v.text.startswith("from everywhere")]
+    assert verdict.holds is False
+
+
+@pytest.mark.parametrize("name", ["loop", *PRESETS])
+def test_what_paths_leave_out_is_what_spin_never_takes(name: str, tmp_path: Path) -> None:
+    """Of all pairs of rows that follow each other, the generated runs take those that spin takes, and no others."""
+    graph, rules = (LOOP, None) if name == "loop" else (PRESETS[name].graph, PRESETS[name].rules)
+    facts = loop_facts(short(rules), rules, calls_per_reply=2)
+    (found,) = ask([Case(graph, facts)], tmp_path)
+    ids = [t.id for t in graph]
+    listed = paths(graph, rules=rules)
+    taken = {pair for path in listed for pair in pairwise(path.ids)}
+    assert taken == {(ids[a], ids[b]) for a, b in found.pairs}
+    assert len(taken) + len(listed.infeasible) == listed.wanted
+    print(f"{name}: {len(taken)} of {len(taken)} feasible pairs are taken by {len(listed)} runs, as spin has it")
 
 
 def test_the_loop_without_its_step_budget_is_endless_for_both(tmp_path: Path) -> None:

@@ -1,15 +1,12 @@
-"""The pictures in ``diagrams/`` are those of the loop as it is."""
+"""The pictures in ``diagrams/`` are those of the loop, and of the README's examples, as they are."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from agentfsm.core.loop import LOOP
 from agentfsm.diagrams import COMMITTED, FORMATS, diagram
-
-FOLDER = Path(__file__).parents[2] / "diagrams"
+from tests.diagrams.pictures import FOLDER, PICTURES
 
 
 @pytest.mark.parametrize("form", COMMITTED)
@@ -20,3 +17,14 @@ def test_the_committed_picture_is_that_of_the_loop(form: str) -> None:
         'python -c "from agentfsm.core.loop import LOOP; from agentfsm.diagrams import write_all; '
         "write_all(LOOP, 'diagrams')\""
     )
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_the_picture_of_the_readme_is_what_its_code_draws(name: str) -> None:
+    drawn = PICTURES[name]()
+    assert (FOLDER / name).read_text(encoding="utf-8") == drawn, f"{name} is stale: python -m tests.diagrams.pictures"
+
+
+def test_nothing_else_is_there() -> None:
+    loop = {f"loop{FORMATS[form].endings[0]}" for form in COMMITTED}
+    assert {path.name for path in FOLDER.iterdir()} == {*PICTURES, *loop}

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from agentfsm.core.loop import LOOP
-from agentfsm.diagrams import Coverage, Difference, RunPath, diagram
+from agentfsm.diagrams import Counterexample, Coverage, Difference, RunPath, diagram
 from agentfsm.diagrams.layout import arrange
 from agentfsm.diagrams.view import Row, View, plain
 from agentfsm.errors import GraphError
@@ -54,6 +54,34 @@ def test_the_current_state_is_drawn_thick() -> None:
     assert len(current) == 1
     parent = next(g for g in root.iterfind("{*}g[@data-state]") if current[0] in list(g))
     assert parent.attrib["data-state"] == "suspended"
+
+
+def test_a_counterexample_numbers_its_steps_and_says_what_it_breaks() -> None:
+    ids = ("plan.otherwise", "work.revise", "plan.otherwise")
+    view = Counterexample(ids, ("work.again",), "no work after work").on(plain(SMALL))
+    found = rows(view)
+    assert {i: r.tag for i, r in found.items() if r.tag} == {
+        "plan.otherwise": "step 1, 3",
+        "work.revise": "step 2",
+        "work.again": "for ever",
+    }
+    assert all(r.dim is (not r.tag) for r in found.values())
+    assert [b.name for b in view.boxes if b.current] == ["work"]
+    assert view.caption == "broken: no work after work; by a run of 3 transitions, and then one that never ends"
+    both = Counterexample(("work.again",), ("work.again",)).on(plain(SMALL))
+    assert rows(both)["work.again"].tag == "step 1, for ever"
+    assert diagram(SMALL, "text", overlay=Counterexample(ids)).isascii()
+    with pytest.raises(GraphError, match=r"work\.nonsense"):
+        diagram(SMALL, overlay=Counterexample((), ("work.nonsense",)))
+
+
+def test_a_difference_says_which_decision_changes() -> None:
+    told = ["work, where again holds: was this -> that, is that -> this", "a second", "a third"]
+    caption = Difference(SMALL, told).on(plain(SMALL)).caption
+    assert caption == f"difference: none; {told[0]} (and 2 decisions more)"
+    long = Difference(SMALL, ["word " * 100]).on(plain(SMALL)).caption
+    assert len(long) < 170
+    assert long.endswith("...")
 
 
 def test_a_run_that_has_not_moved_stands_at_the_start() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from agentfsm.core import loop
 from agentfsm.testing import plugin
 
 pytest_plugins = ["pytester"]
@@ -95,6 +98,57 @@ def test_the_report_tells_what_was_never_taken(project: pytest.Pytester) -> None
     assert "never: pre_step.sunny (never true)" in text
 
 
+ROUNDS = """
+import pytest
+from agentfsm.core.detectors import aborted, cancelled
+from agentfsm.machine.engine import Machine
+from agentfsm.machine.graph import Graph, StateSpec, Transition as Row
+
+
+def again(run):
+    return run.again
+
+
+GRAPH = Graph(
+    (StateSpec("a", spends="a step"), StateSpec("b"), StateSpec("end", final=True)),
+    (Row("a", again, "b"), Row("a", None, "end"), Row("b", None, "a")),
+    "rounds",
+)
+
+
+class Run:
+    run_id, state, again = "r", "a", True
+
+    def abort(self, by, error):
+        raise error
+
+
+@pytest.mark.parametrize("moves", [MOVES])
+def test_it(moves):
+    run = Run()
+    for more in moves:
+        run.again = more
+        Machine(GRAPH).step(run)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_prime_paths_are_reported_as_such(project: pytest.Pytester, workers: int) -> None:
+    """By hand: a > b > a and b > a > b are round trips, b > a > end leaves; all other ways are part of these."""
+    arguments = ["--fsm-cover=prime", "--fsm-graph=rounds:GRAPH", "--fsm-report=term", "--fsm-report=json"]
+    arguments += ["-n", str(workers)] if workers else []
+    project.makepyfile(rounds=ROUNDS.replace("MOVES", "[True, True]"))
+    result = run(project, *arguments, "--fsm-fail-under=34", "rounds.py")
+    text = result.stdout.str()
+    assert re.search(r"prime +1 of 3 +33.3 %\n +never: b > a > b\n +never: b > a > end\n", text), text
+    assert "FAIL: 33.3 % of the prime paths were taken, less than 34 %" in text
+    project.makepyfile(rounds=ROUNDS.replace("MOVES", "[True, True, True, True, False]"))
+    result = run(project, *arguments, "--fsm-fail-under=100", "rounds.py")
+    assert result.ret == 0
+    assert re.search(r"prime +3 of 3 +100.0 %", result.stdout.str())
+    assert json.loads((project.path / "fsm-coverage.json").read_text())["walks"]["a > b > a"] == 2
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_counts_are_the_same_in_one_process_and_in_two(project: pytest.Pytester, workers: int) -> None:
     arguments = ["-n", str(workers)] if workers else []
@@ -124,11 +178,60 @@ def test_lcov_points_at_the_lines_of_the_table(project: pytest.Pytester) -> None
     assert "BRF:6\nBRH:3" in text
 
 
+def test_genhtml_shows_an_uncovered_row_as_an_uncovered_line(project: pytest.Pytester) -> None:
+    genhtml = shutil.which("genhtml")
+    if genhtml is None:
+        pytest.skip("genhtml (the package lcov) is not installed")
+    run(project, "--fsm-graph=tables:GRAPH", "--fsm-report=lcov")
+    command = [genhtml, "--branch-coverage", "--output-directory", "html", "fsm-coverage.lcov"]
+    done = subprocess.run(command, cwd=project.path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "25.0% (1 of 4 lines)" in done.stdout
+    assert "50.0% (3 of 6 branches)" in done.stdout
+    (page,) = (project.path / "html").rglob("tables.py.gcov.html")
+    rows = re.findall(r'class="(lineNoCov|lineCov)">[^<]*:\s+Row\(&quot;pre_step&quot;, (\w+),', page.read_text())
+    assert rows == [
+        ("lineNoCov", "cancelled"),
+        ("lineNoCov", "aborted"),
+        ("lineNoCov", "sunny"),
+        ("lineCov", "None"),
+    ]
+
+
+def test_rows_that_no_run_can_take_are_no_lines_to_be_covered(project: pytest.Pytester) -> None:
+    """A text is the answer in the standard preset, and its control tools are not registered."""
+    run(project, "--fsm-graph=agentfsm.core.presets:STANDARD", "--fsm-report=lcov", "--fsm-report=json")
+    source = Path(loop.__file__).read_text().splitlines()
+    lines = re.findall(r"^DA:(\d+),", (project.path / "fsm-coverage.lcov").read_text(), re.M)
+    shown = " ".join(source[int(line) - 1] for line in lines)
+    assert "declared_done" in shown
+    assert "declared_unable" not in shown
+    rows = json.loads((project.path / "fsm-coverage.json").read_text())["shares"][0]
+    assert "post_tool.declared_unable" in rows["impossible"]
+
+
 def test_the_picture_shows_the_counts(project: pytest.Pytester) -> None:
     run(project, "--fsm-graph=tables:GRAPH", "--fsm-report=svg:covered.svg")
     text = (project.path / "covered.svg").read_text()
     assert text.startswith("<svg")
     assert "never" in text
+
+
+def test_reports_are_the_same_under_any_hash_seed(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.makepyfile(
+        test_loop="from agentfsm import LOOP\nfrom agentfsm.testing import Witness\n"
+        "def test_it(fsm_path):\n    Witness(LOOP).walk(fsm_path).check()\n"
+    )
+    forms = [f"--fsm-report={form}" for form in plugin.REPORTS]
+    found: set[tuple[str, ...]] = set()
+    for seed in ("0", "1", "4242"):
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        told = (
+            run(project, "test_loop.py", "--fsm-cover=transitions", *forms).stdout.str().partition("- coverage of")[2]
+        )
+        files = [(project.path / name).read_text() for name in plugin.REPORTS.values() if name]
+        found.add((told.rpartition("=")[0].rpartition("\n")[0], *files))
+    assert len(found) == 1
 
 
 def test_too_little_coverage_fails_the_run(project: pytest.Pytester) -> None:

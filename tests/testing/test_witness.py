@@ -62,6 +62,18 @@ def test_a_path_that_the_examples_cannot_bring_about_is_a_clash_with_the_guard_t
         walk.check()
 
 
+def test_a_path_of_other_rules_says_so() -> None:
+    """An agent without an output type never finds an answer malformed; paths that leave the rules open may."""
+    agent = Agent(ScriptedModel())
+    (path,) = [p for p in paths(LOOP, "transitions") if "post_llm.output_malformed" in p.ids][:1]
+    with pytest.raises(ClashError, match=r"no run of this agent takes that path.*paths\(agent\)"):
+        Witness(agent).walk(path).check()
+    assert not [p for p in paths(agent, "transitions") if "post_llm.output_malformed" in p.ids]
+    late = LOOP.with_detector("post_llm", too_much)
+    (path,) = [p for p in paths(PAYING, "transitions") if "post_llm.too_much" in p.ids][:1]
+    assert "no run of this agent" not in str(Witness(bench(late), examples={"too_much": PAY}).walk(path).clash)
+
+
 # -- an agent with a detector of its own --------------------------------------------------------------
 
 
@@ -86,6 +98,7 @@ def paying(graph=None) -> Agent:
     return Agent(ScriptedModel(), tools=[pay], graph=graph or PAYING)
 
 
+PAY = Example(call=call("pay", amount=900, to="anybody"))
 PAYING = LOOP.with_detector("post_llm", too_much, before="tool_calls")
 
 

@@ -1,0 +1,128 @@
+"""Engines that others wrote execute the exported table as ours does, row by row of the truth table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfsm.core.loop import LOOP
+from agentfsm.core.presets import PRESETS
+from agentfsm.diagrams import diagram
+from agentfsm.errors import NoTransitionError
+from agentfsm.machine import Graph, Machine, Transition
+from tests.diagrams.graphs import SMALL, more_states
+from tests.diagrams.npm import node, package
+
+GRAPHS = {"loop": LOOP, **{n: p.graph for n, p in PRESETS.items()}, "more": more_states(), "small": SMALL}
+XSTATE = "5.33.3"
+
+Taken = tuple[int, str]
+"""The number of the row that was taken, from 1 (0 where none was), and the state that it led to."""
+
+
+@dataclass
+class Run:
+    """A run that is nothing but its state and the guards that hold."""
+
+    state: str
+    holds: frozenset[str]
+    aborts: list[object] = field(default_factory=list)
+
+    def abort(self, by: str, error: BaseException) -> None:
+        raise AssertionError(f"{by}: {error}")
+
+
+def reading(name: str) -> Callable[[Run], bool]:
+    def guard(run: Run) -> bool:
+        return name in run.holds
+
+    guard.__name__ = name
+    return guard
+
+
+def ours(graph: Graph, answers: Callable[[int], Iterator[int]]) -> dict[str, list[Taken]]:
+    """What our engine takes, for the answers that are asked about of each state's guards, as bits."""
+    guards = {t.name: reading(t.name) for t in graph if t.guard is not None}
+    rows = tuple(Transition(t.source, guards.get(t.name), t.target, t.spends) for t in graph)
+    machine = Machine(Graph(graph.states, rows, graph.name))
+    found: dict[str, list[Taken]] = {}
+    for spec in graph.states:
+        names = [t.name for t in graph.rows(spec.name) if t.guard is not None]
+        places = {t.name: place for place, t in enumerate(graph.rows(spec.name), 1)}
+        found[str(spec.name)] = []
+        for bits in answers(len(names)) if not spec.final else (0,):
+            run = Run(spec.name, frozenset(n for i, n in enumerate(names) if bits >> i & 1))
+            try:
+                row = machine.step(run).transition if not spec.final else None
+            except NoTransitionError:  # nothing came: it waits on
+                row = None
+            found[str(spec.name)].append((0 if row is None else places[row.name], str(run.state)))
+    return found
+
+
+def all_of_them(guards: int) -> Iterator[int]:
+    yield from range(2**guards)
+
+
+def first_ones(guards: int) -> Iterator[int]:
+    """For each row: only its guard holds; and all from it on."""
+    yield 0
+    for place in range(guards):
+        yield 1 << place
+        yield (1 << guards) - (1 << place)
+
+
+def test_xstate_takes_the_row_that_we_take_on_every_row_of_the_truth_table() -> None:
+    """All of them; ``post_tool`` of the default loop alone has 32,768."""
+    program, folder = node(), package("xstate", XSTATE)
+    graphs = {graph.fingerprint: graph for graph in GRAPHS.values()}  # some presets share a table
+    given = {
+        "xstate": str(folder / "dist" / "xstate.cjs.js"),
+        "machines": [json.loads(diagram(graph, "xstate")) for graph in graphs.values()],
+    }
+    done = subprocess.run(
+        [program, str(Path(__file__).with_name("xstate.mjs"))],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    compared = 0
+    for graph, theirs in zip(graphs.values(), json.loads(done.stdout), strict=True):
+        expected = ours(graph, all_of_them)
+        assert theirs.keys() == expected.keys(), graph.name
+        for state, rows in expected.items():
+            assert [tuple(row) for row in theirs[state]] == rows, f"{graph.name}: {state}"
+            compared += len(rows)
+    assert compared > 33_000
+    print(f"xstate {XSTATE} agrees on {compared:,} of {compared:,} rows of {len(graphs)} graphs")
+
+
+def test_python_statemachine_takes_the_row_that_we_take() -> None:
+    """It loads the SCXML as it stands; the guards are looked up in the model."""
+    load: Any = pytest.importorskip("statemachine.io", reason="python-statemachine is not installed").load
+    compared = 0
+    for name, graph in GRAPHS.items():
+        chart = load(diagram(graph, "scxml"), format="scxml")
+        guards = {t.name for t in graph if t.guard is not None}
+        for state, rows in ours(graph, first_ones).items():
+            if graph.spec(state).final:
+                continue
+            names = [t.name for t in graph.rows(state) if t.guard is not None]
+            for bits, (_, target) in zip(first_ones(len(names)), rows, strict=True):
+                model = type("Model", (), dict.fromkeys(guards, False))()
+                for place, guard in enumerate(names):
+                    setattr(model, guard, bool(bits >> place & 1))
+                machine = chart(model=model, start_value=state)
+                machine.send("step")
+                assert list(machine.configuration_values) == [target], f"{name}: {state} with {bits:b}"
+                compared += 1
+    print(f"python-statemachine agrees on {compared} of {compared} cases of {len(GRAPHS)} graphs")

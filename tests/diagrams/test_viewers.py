@@ -1,0 +1,123 @@
+"""Programs that others wrote draw our texts: Mermaid in a browser, PlantUML; nothing lies over anything else."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfsm.core.loop import LOOP
+from agentfsm.diagrams import Coverage, Difference, RunPath, diagram
+from tests.diagrams.graphs import LONELY, ODD, SMALL, more_states, random_graph
+from tests.diagrams.npm import package
+
+MERMAID = "12.3.0"
+GRAPHS = {"loop": LOOP, "more": more_states(), "small": SMALL, "odd": ODD, "lonely": LONELY, "random": random_graph(4)}
+
+PAGE = """<!doctype html><meta charset="utf-8"><body>
+<script src="SCRIPT"></script>
+<pre id="told"></pre><div id="drawn"></div>
+<script>
+mermaid.initialize({startOnLoad: false});
+(async () => {
+  const told = {};
+  for (const [name, text] of Object.entries(TEXTS)) {
+    try {
+      const {svg} = await mermaid.render('drawing', text);
+      document.getElementById('drawn').innerHTML = svg;
+      const boxes = (which) => [...document.querySelectorAll(which)].map((e) => {
+        const r = e.getBoundingClientRect();
+        return [e.textContent, r.left, r.top, r.right, r.bottom];
+      }).filter(([, left, , right]) => right > left);
+      told[name] = {labels: boxes('#drawn g.edgeLabel'), nodes: boxes('#drawn g.node')};
+    } catch (error) { told[name] = {error: String(error)}; }
+  }
+  document.getElementById('drawn').innerHTML = '';
+  document.getElementById('told').textContent = JSON.stringify(told);
+})();
+</script>
+"""
+
+
+def drawn(texts: dict[str, str], folder: Path) -> dict[str, Any]:
+    """What a browser makes of Mermaid texts: where each label and each node came to lie, or the error."""
+    browser = next(
+        (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+    )
+    if browser is None:
+        pytest.skip("Mermaid draws in a browser, and no chromium is on the path")
+    script = package("mermaid", MERMAID, "dist/mermaid.min.js")
+    page = folder / "page.html"
+    page.write_text(PAGE.replace("SCRIPT", script.as_uri()).replace("TEXTS", json.dumps(texts).replace("<", "\\u003c")))
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--allow-file-access-from-files",
+        f"--user-data-dir={folder}/me",
+    ]
+    done = subprocess.run(
+        [browser, *flags, "--window-size=2000,3000", "--virtual-time-budget=60000", "--dump-dom", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    found = re.search(r'<pre id="told">(.+?)</pre>', done.stdout, re.S)
+    if found is None:
+        pytest.skip(f"the browser drew nothing: {done.stderr[-300:]}")
+    told: dict[str, Any] = json.loads(html.unescape(found[1]))
+    return told
+
+
+def apart(one: list[Any], other: list[Any]) -> bool:
+    _, left, top, right, bottom = one
+    _, left2, top2, right2, bottom2 = other
+    return right <= left2 + 1 or right2 <= left + 1 or bottom <= top2 + 1 or bottom2 <= top + 1
+
+
+def test_mermaid_draws_every_graph_and_no_text_lies_over_another(tmp_path: Path) -> None:
+    texts = {name: diagram(graph, "mermaid") for name, graph in GRAPHS.items()}
+    counts = {t.id: n for n, t in enumerate(LOOP) if n % 3}
+    texts["dark"] = diagram(LOOP, "mermaid", theme="dark")
+    texts["run"] = diagram(LOOP, "mermaid", overlay=RunPath(counts, "suspended"))
+    texts["coverage"] = diagram(LOOP, "mermaid", overlay=Coverage(counts))
+    texts["difference"] = diagram(more_states(), "mermaid", overlay=Difference(LOOP))
+    told = drawn(texts, tmp_path)
+    assert told.keys() == texts.keys()
+    for name, found in told.items():
+        assert "error" not in found, f"{name}: {found['error']}"
+        labels = list({tuple(label): label for label in found["labels"]}.values())
+        for place, label in enumerate(labels):
+            for other in (*labels[:place], *found["nodes"]):
+                assert apart(label, other), f"{name}: {label} over {other}"
+        graph = GRAPHS.get(name)
+        if graph is not None and graph is not ODD:
+            said = " ".join(text for text, *_ in (*labels, *found["nodes"]))
+            assert all(t.name in said for t in graph), name
+    print(f"mermaid {MERMAID} draws {len(told)} texts")
+
+
+def test_plantuml_accepts_every_graph() -> None:
+    program = shutil.which("plantuml")
+    if program is None:
+        pytest.skip("plantuml is not installed")
+    texts = [diagram(graph, "plantuml") for graph in GRAPHS.values()]
+    texts.append(diagram(LOOP, "plantuml", theme="dark"))
+    texts.append(diagram(LOOP, "plantuml", overlay=RunPath({"pre_step.otherwise": 1}, "call_llm")))
+    texts.append(diagram(more_states(), "plantuml", overlay=Difference(LOOP)))
+    flags = ["-DPLANTUML_LIMIT_SIZE=16384", "-charset", "UTF-8", "-tsvg", "-pipe"]
+    for text in texts:
+        done = subprocess.run(
+            [program, *flags], input=text, capture_output=True, encoding="utf-8", timeout=120, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, ""), text
+        names = re.findall(r"^state (\S+)", text, re.M)
+        assert all(f">{name}</text>" in done.stdout for name in names)
+    print(f"plantuml draws {len(texts)} texts")
