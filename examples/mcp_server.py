@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from agentfsm import Agent, allow, permissions
-from agentfsm.integrations.mcp import MCPTools
+from agentfsm.integrations.mcp import MCPSettings, MCPTools
 from agentfsm.testing import ScriptedModel, call
 
 
@@ -31,7 +31,7 @@ SCRIPT = [
 
 
 async def main() -> None:
-    async with MCPTools.stdio(sys.executable, ["-m", "mcp_server_time"], prefix="time_") as tools:
+    async with MCPTools.stdio(sys.executable, ["-m", "mcp_server_time"], settings=MCPSettings(prefix="time_")) as tools:
         print("The server's tools:", ", ".join(sorted(t.name for t in tools)))
         policy = permissions(allow("time_*"), otherwise="deny")
         agent = Agent(ScriptedModel(SCRIPT), tools=tools, hooks=[policy])

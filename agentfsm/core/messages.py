@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from agentfsm.core.failures import Failure
+from agentfsm.core.images import Image
 
 __all__ = ["FinishReason", "Message", "Reply", "Role", "ToolCall", "ToolResult", "Usage", "answered", "canonical_json"]
 
@@ -91,6 +92,7 @@ class Message:
         name: For a tool's message, the tool.
         is_error: For a tool's message, whether the call failed.
         extra: What a wire needs back unchanged in later requests (reasoning, signatures); JSON.
+        images: For a user's or a tool's message, the pictures that belong to it.
     """
 
     role: Role
@@ -100,6 +102,7 @@ class Message:
     name: str | None = None
     is_error: bool = False
     extra: Mapping[str, Any] | None = None
+    images: tuple[Image, ...] = ()
 
     @classmethod
     def system(cls, content: str) -> Message:
@@ -107,9 +110,9 @@ class Message:
         return cls(Role.SYSTEM, content)
 
     @classmethod
-    def user(cls, content: str) -> Message:
+    def user(cls, content: str, images: Iterable[Image] = ()) -> Message:
         """A message of the person."""
-        return cls(Role.USER, content)
+        return cls(Role.USER, content, images=tuple(images))
 
     @classmethod
     def assistant(cls, content: str = "", tool_calls: tuple[ToolCall, ...] = ()) -> Message:
@@ -215,6 +218,7 @@ class ToolResult:
         retryable: Whether the call may be run again as it stands (its tool is idempotent and retryable).
         run_id: For a sub-agent's call, the last run that worked on it, or an empty string.
         usage: For a sub-agent's call, what its model calls used up since the call began or went on, or None.
+        images: Pictures that the model is shown beside ``content``, which has a note of each.
     """
 
     call_id: str
@@ -228,3 +232,4 @@ class ToolResult:
     retryable: bool = False
     run_id: str = ""
     usage: Usage | None = None
+    images: tuple[Image, ...] = ()

@@ -1,6 +1,6 @@
 """Tools of an MCP server, through the official SDK (extra ``mcp``).
 
-    async with MCPTools.stdio("uvx", ["mcp-server-git"], prefix="git_") as tools:
+    async with MCPTools.stdio("uvx", ["mcp-server-git"], settings=MCPSettings(prefix="git_")) as tools:
         agent = Agent(model, tools=[*tools, my_own_tool])
         result = await agent.run("What changed last week?")
 
@@ -13,28 +13,26 @@ attack.) A server that dies fails the call at hand as an ``environment_error``, 
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 from urllib.parse import urlsplit
 
-from agentfsm.errors import ConfigurationError, MissingExtraError, ToolError
+from agentfsm.core.images import Image
+from agentfsm.errors import ConfigurationError, ToolError
+from agentfsm.integrations.mcp_connect import Connect, over_http, over_pipes, require_sdk
 from agentfsm.integrations.mcp_link import Link, ServerGoneError
-from agentfsm.integrations.mcp_result import result_text
+from agentfsm.integrations.mcp_result import result_parts
+from agentfsm.integrations.mcp_settings import MCPSettings
 from agentfsm.integrations.mcp_tool import RemoteTool, pin, remote_tool
-from agentfsm.runtime.tools import Approval
+from agentfsm.runtime.telling import told
 
 if TYPE_CHECKING:
-    from mcp import Client
     from mcp.types import CallToolResult
     from mcp.types import Tool as Listed
 
-__all__ = ["MCPTools"]
-
-Connect = Callable[[], "AbstractAsyncContextManager[Client]"]
+__all__ = ["MCPSettings", "MCPTools"]
 
 
 class MCPTools:
@@ -42,13 +40,13 @@ class MCPTools:
 
     Attributes:
         label: What errors and logs call the server; holds neither arguments nor headers.
+        settings: How its tools are used.
     """
 
-    def __init__(self, label: str, connect: Connect, options: Mapping[str, Any], recheck: bool) -> None:
+    def __init__(self, label: str, connect: Connect, settings: MCPSettings) -> None:
         self.label = label
+        self.settings = settings
         self._connect = connect
-        self._options = options
-        self._recheck = recheck
         self._pinned: dict[str, str] = {}
         self._tools: tuple[RemoteTool, ...] | None = None
         self._link: Link | None = None
@@ -64,13 +62,7 @@ class MCPTools:
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
         errlog: TextIO | None = None,
-        prefix: str = "",
-        only: Iterable[str] | None = None,
-        timeout: float | None = None,
-        requires_approval: Approval = False,
-        parallel: bool = False,
-        recheck: bool = True,
-        files: str | Path | None = None,
+        settings: MCPSettings | None = None,
     ) -> MCPTools:
         """The tools of a server that is started as a child process and spoken to over its pipes.
 
@@ -80,92 +72,37 @@ class MCPTools:
             env: Variables for it, beside a few harmless ones of this process (``PATH``, ``HOME``...).
             cwd: Its working directory.
             errlog: Where what it writes to stderr goes; nowhere unless given.
-            prefix: What stands in front of each tool's name.
-            only: Names of the server's tools to take; all unless given.
-            timeout: Seconds for one call; the guardrails' ``tool_timeout_s`` unless given.
-            requires_approval: True, or a function of the arguments: whether a person must allow a call.
-            parallel: Whether calls may run together with others that may.
-            recheck: Whether the list of tools is read again before each call; without it only after a
-                restart, and when the server says that the list has changed.
-            files: A folder for images and other binary results, of which the model is told the path;
-                without it, only that there was one.
+            settings: How its tools are used.
 
         Raises:
             MissingExtraError: The ``mcp`` package is not installed.
         """
-        _require()
+        require_sdk()
         from mcp import StdioServerParameters
 
         server = StdioServerParameters(command=command, args=list(args), env=dict(env or {}), cwd=cwd)
-
-        @asynccontextmanager
-        async def connect() -> AsyncGenerator[Client]:
-            from mcp import Client
-            from mcp.client.stdio import stdio_client
-
-            with open(os.devnull, "w") as nowhere:  # noqa: ASYNC230, PTH123  # a device, opened at once
-                async with Client(stdio_client(server, errlog or nowhere), cache=None, message_handler=made.heard) as c:
-                    yield c
-
-        options = _options(prefix, only, timeout, requires_approval, parallel, files)
-        made = cls(Path(command).name, connect, options, recheck)
-        return made
+        return cls(Path(command).name, over_pipes(server, errlog), settings or MCPSettings())
 
     @classmethod
     def http(
-        cls,
-        url: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        prefix: str = "",
-        only: Iterable[str] | None = None,
-        timeout: float | None = None,
-        requires_approval: Approval = False,
-        parallel: bool = False,
-        recheck: bool = True,
-        files: str | Path | None = None,
+        cls, url: str, *, headers: Mapping[str, str] | None = None, settings: MCPSettings | None = None
     ) -> MCPTools:
         """The tools of a server that speaks streamable HTTP.
 
         Args:
             url: Its address (``https://example.com/mcp``). Redirects to another origin are not followed.
             headers: Sent with every request (``{"Authorization": "Bearer ..."}``).
-            prefix: What stands in front of each tool's name.
-            only: Names of the server's tools to take; all unless given.
-            timeout: Seconds for one call; the guardrails' ``tool_timeout_s`` unless given.
-            requires_approval: True, or a function of the arguments: whether a person must allow a call.
-            parallel: Whether calls may run together with others that may.
-            recheck: Whether the list of tools is read again before each call; without it only after a
-                restart, and when the server says that the list has changed.
-            files: A folder for images and other binary results, of which the model is told the path;
-                without it, only that there was one.
+            settings: How its tools are used.
 
         Raises:
             MissingExtraError: The ``mcp`` package is not installed.
             ConfigurationError: The address is none.
         """
-        _require()
+        require_sdk()
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigurationError("the address of an MCP server is an http or https URL with a host")
-        sent = dict(headers or {})
-
-        @asynccontextmanager
-        async def connect() -> AsyncGenerator[Client]:
-            import httpx2
-            from mcp import Client
-            from mcp.client.streamable_http import streamable_http_client
-
-            patient = httpx2.Timeout(30, read=None)  # how long an answer may take is for the call's limit to say
-            async with (
-                httpx2.AsyncClient(headers=sent, timeout=patient) as http,
-                Client(streamable_http_client(url, http_client=http), cache=None, message_handler=made.heard) as c,
-            ):
-                yield c
-
-        options = _options(prefix, only, timeout, requires_approval, parallel, files)
-        made = cls(parts.hostname, connect, options, recheck)
-        return made
+        return cls(parts.hostname, over_http(url, dict(headers or {})), settings or MCPSettings())
 
     # -- the tools ------------------------------------------------------------------------------------
 
@@ -183,16 +120,16 @@ class MCPTools:
         except ServerGoneError as error:
             raise ConfigurationError(f"the MCP server {self.label!r} cannot be started or reached: {error}") from error
         try:
-            wanted = self._options["only"]
+            wanted = self.settings.only
             names = [t.name for t in listed]
-            if wanted is not None and (missing := sorted(set(wanted) - set(names))):
+            if wanted is not None and (missing := sorted(wanted - set(names))):
                 has = ", ".join(sorted(names))
                 raise ConfigurationError(
                     f"the MCP server {self.label!r} has no tool {', '.join(missing)}; it has: {has}"
                 )
             taken = [t for t in listed if wanted is None or t.name in wanted]
             self._pinned = {t.name: pin(t) for t in taken}
-            self._tools = tuple(remote_tool(t, self._call, self._options) for t in taken)
+            self._tools = tuple(remote_tool(t, self._call, self.settings) for t in taken)
         except BaseException:
             await self._close()
             raise
@@ -213,15 +150,15 @@ class MCPTools:
     def __repr__(self) -> str:
         return f"MCPTools({self.label!r}, tools={[t.name for t in self._tools or ()]})"
 
-    async def heard(self, message: Any) -> None:
-        """Note that the server says that its list of tools has changed. For the SDK."""
+    async def _heard(self, message: Any) -> None:
+        """Note that the server says that its list of tools has changed."""
         if getattr(message, "method", None) == "notifications/tools/list_changed":
             self._changed = True
 
     # -- a call -----------------------------------------------------------------------------------------
 
-    async def _call(self, name: str, arguments: dict[str, Any]) -> str:
-        """What a tool of the server says.
+    async def _call(self, name: str, arguments: dict[str, Any]) -> str | list[str | Image]:
+        """What a tool of the server says, and shows.
 
         Raises:
             ToolError: It failed, the server is gone, or the tool is not the one that was pinned.
@@ -236,10 +173,10 @@ class MCPTools:
             await self._part(link)
             text = f"the MCP server {self.label!r} is gone: {error}; the next call starts it again, with nothing kept"
             raise ToolError(text, kind="environment_error") from error
-        text = await result_text(result, self._options["files"])
+        parts = await result_parts(result, self.settings.files)
         if result.is_error:
-            raise ToolError(text or "the tool failed and does not say why")
-        return text
+            raise ToolError(told(parts)[0] or "the tool failed and does not say why")
+        return parts
 
     async def _ready(self, name: str) -> Link:
         """The connection, once the tool has proved to be the one that was pinned."""
@@ -250,7 +187,7 @@ class MCPTools:
             link = self._link
             if link is None:
                 raise ServerGoneError("it was closed")
-            if listed is None and (self._recheck or self._changed):
+            if listed is None and (self.settings.recheck or self._changed):
                 self._changed = False
                 try:
                     listed = await link.tools()
@@ -270,7 +207,7 @@ class MCPTools:
         return link
 
     async def _open(self) -> list[Listed]:
-        link = self._link = Link(self._connect)
+        link = self._link = Link(lambda: self._connect(self._heard))
         try:
             await link.open()
             self._changed = False
@@ -288,28 +225,3 @@ class MCPTools:
             if self._link is link:
                 self._link = None
             await link.close()
-
-
-def _options(
-    prefix: str,
-    only: Iterable[str] | None,
-    timeout: float | None,
-    requires_approval: Approval,
-    parallel: bool,
-    files: str | Path | None,
-) -> dict[str, Any]:
-    return {
-        "prefix": prefix,
-        "only": None if only is None else frozenset(only),
-        "timeout": timeout,
-        "requires_approval": requires_approval,
-        "parallel": parallel,
-        "files": None if files is None else Path(files),
-    }
-
-
-def _require() -> None:
-    try:
-        import mcp  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    except ImportError as error:
-        raise MissingExtraError("using MCP servers", "mcp") from error

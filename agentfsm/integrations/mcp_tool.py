@@ -15,6 +15,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 from agentfsm.core.messages import canonical_json
 from agentfsm.core.model import ToolSpec
 from agentfsm.errors import ToolDefinitionError
+from agentfsm.integrations.mcp_settings import MCPSettings
 from agentfsm.runtime.tools import UI_MESSAGE, Tool
 
 if TYPE_CHECKING:
@@ -69,27 +70,27 @@ def _problem(message: str) -> PydanticCustomError:
 
 
 def remote_tool(
-    listed: Listed, call: Callable[[str, dict[str, Any]], Awaitable[str]], options: Mapping[str, Any]
+    listed: Listed, call: Callable[[str, dict[str, Any]], Awaitable[object]], settings: MCPSettings
 ) -> RemoteTool:
     """A tool, as a server lists it.
 
     Args:
         listed: What the server says of it.
         call: Calls it, by its own name.
-        options: ``prefix``, ``timeout``, ``requires_approval`` and ``parallel``.
+        settings: How it is used.
 
     Raises:
         ToolDefinitionError: With its prefix the name is too long.
     """
     own = listed.name
-    name = options["prefix"] + re.sub(r"[^A-Za-z0-9_-]", "_", own)
+    name = settings.prefix + re.sub(r"[^A-Za-z0-9_-]", "_", own)
     if not re.fullmatch(rf"[A-Za-z0-9_-]{{1,{MAX_NAME}}}", name):
         raise ToolDefinitionError(
             f"{name!r} is no name for a tool: letters, digits, '_' and '-', {MAX_NAME} at most; choose another prefix, "
             "or take other tools of the server with only=..."
         )
 
-    async def remote(**arguments: Any) -> str:
+    async def remote(**arguments: Any) -> object:
         return await call(own, arguments)
 
     return RemoteTool(
@@ -97,9 +98,9 @@ def remote_tool(
         remote,
         _ANYTHING,
         is_async=True,
-        timeout=options["timeout"],
-        requires_approval=options["requires_approval"],
-        parallel=options["parallel"],
+        timeout=settings.timeout,
+        requires_approval=settings.requires_approval,
+        parallel=settings.parallel,
     )
 
 

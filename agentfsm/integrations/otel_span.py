@@ -56,7 +56,8 @@ def usage(used: Usage) -> dict[str, Any]:
         "gen_ai.usage.input_tokens": used.input_tokens,
         "gen_ai.usage.output_tokens": used.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": used.cached_tokens or None,
-        "gen_ai.usage.reasoning.output_tokens": getattr(used, "reasoning_tokens", 0) or None,
+        "gen_ai.usage.cache_creation.input_tokens": used.written_tokens or None,
+        "gen_ai.usage.reasoning.output_tokens": used.reasoning_tokens or None,
     }
 
 

@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from types import MappingProxyType
 from typing import Any
-
-from pydantic import SecretStr
 
 from agentfsm.core.messages import FinishReason, Message, Reply, Role, Usage
 from agentfsm.core.model import ModelRequest, ToolSpec
@@ -17,10 +16,8 @@ from agentfsm.models.anthropic_stream import MessageAssembly
 from agentfsm.models.anthropic_turns import EXTRA, Turns, mark_of, tool_use, turns
 from agentfsm.models.assembly import Assembly
 from agentfsm.models.base import HttpModel
-from agentfsm.models.http import HttpOptions
-from agentfsm.models.providers import locate
 from agentfsm.models.settings import ModelSettings
-from agentfsm.models.wire import as_list, as_object, token_count, tool_calls, unpriced
+from agentfsm.models.wire import as_list, as_object, ended, token_count, tool_calls, unpriced
 from agentfsm.models.written import Units
 
 __all__ = ["DEFAULT_MAX_TOKENS", "AnthropicMessages", "decode", "encode"]
@@ -41,38 +38,24 @@ _FINISH = {
 
 
 class AnthropicMessages(HttpModel):
-    """A model behind Anthropic's messages interface.
+    """A model behind Anthropic's messages interface; the key is in ``ANTHROPIC_API_KEY`` unless it is given.
 
-    Args:
-        model: The model's name.
-        base_url: Another address, with or without its ``/v1``. It gets no key but ``api_key``.
-        api_key: The key; else the one in ``ANTHROPIC_API_KEY``.
-        settings: How the model is asked to answer.
-        http: How calls travel.
-
-    Raises:
-        MissingKeyError: Anthropic's own address needs a key and there is none.
-        ConfigurationError: The address or the key cannot be one, or the wire has no word for a setting.
+    Args and errors are those of ``HttpModel``.
     """
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        base_url: str | None = None,
-        api_key: str | SecretStr | None = None,
-        settings: ModelSettings | None = None,
-        http: HttpOptions | None = None,
-    ) -> None:
-        super().__init__(
-            model,
-            locate("anthropic", base_url, api_key),
-            _checked(settings or ModelSettings()),
-            http,
-            headers={"anthropic-version": "2023-06-01"},
-            key_header="x-api-key",
-            key_scheme="",
-        )
+    _provider = "anthropic"
+    _headers = MappingProxyType({"anthropic-version": "2023-06-01"})
+    _key_header, _key_scheme = "x-api-key", ""
+
+    @staticmethod
+    def _checked(settings: ModelSettings) -> ModelSettings:
+        if settings.seed is not None:
+            raise ConfigurationError("Anthropic's wire has no seed")
+        if settings.temperature is not None and settings.temperature > 1:
+            raise ConfigurationError("Anthropic's wire takes a temperature of 0 to 1")
+        if (effort := settings.reasoning_effort) in ("none", "minimal"):
+            raise ConfigurationError(f"Anthropic's wire has no reasoning_effort {effort!r}: low or more")
+        return settings
 
     @property
     def _cache(self) -> str:
@@ -82,14 +65,14 @@ class AnthropicMessages(HttpModel):
         return "/messages" if self._endpoint.base_url.endswith("/v1") else "/v1/messages"
 
     def _encode(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
-        body = encode(request, self.model, self.settings, cache=self._cache)
+        body = encode(request, self.model, self.settings, cache=self._cache, voice=self._voice)
         return {"stream": True} | body if stream else body
 
     def _units(self, request: ModelRequest) -> tuple[str, Units]:
-        return "messages", Turns(mark_of(self._cache))
+        return "messages", Turns(mark_of(self._cache), self._voice, self.settings.images)
 
     def _decode(self, body: object, taken: Collection[str]) -> Reply:
-        return decode(body, taken=taken)
+        return decode(body, taken=taken, voice=self._voice)
 
     def _assembly(self) -> Assembly:
         return MessageAssembly()
@@ -99,7 +82,12 @@ class AnthropicMessages(HttpModel):
 
 
 def encode(
-    request: ModelRequest, model: str, settings: ModelSettings | None = None, *, cache: str = "off"
+    request: ModelRequest,
+    model: str,
+    settings: ModelSettings | None = None,
+    *,
+    cache: str = "off",
+    voice: str = "",
 ) -> dict[str, Any]:
     """The body of a request.
 
@@ -110,6 +98,7 @@ def encode(
         model: The model's name.
         settings: How the model is asked to answer.
         cache: How long the server is to keep the unchanging beginning: ``5m``, ``1h`` or ``off``.
+        voice: Who is asked; they get back what they said they thought, and what others said is left out.
     """
     settings = settings or ModelSettings()
     mark = mark_of(cache)
@@ -126,7 +115,7 @@ def encode(
             body["system"] = [{"type": "text", "text": system, "cache_control": mark}]
     elif mark is not None and request.tools:
         body["tools"][-1]["cache_control"] = mark
-    body["messages"] = turns(request.messages, mark)
+    body["messages"] = turns(request.messages, mark, voice=voice, images=settings.images)
     wanted = settings.model_dump(include={"temperature", "top_p"}, exclude_none=True)
     if settings.stop:
         wanted["stop_sequences"] = list(settings.stop)
@@ -139,15 +128,17 @@ def _cap(request: ModelRequest, settings: ModelSettings) -> int:
     return request.max_output_tokens or settings.max_tokens or DEFAULT_MAX_TOKENS
 
 
-def decode(body: object, *, taken: Collection[str] = ()) -> Reply:
+def decode(body: object, *, taken: Collection[str] = (), voice: str = "") -> Reply:
     """The reply that an answer's body holds.
 
     Args:
         body: The answer, JSON.
         taken: Call ids that the transcript uses already; a reply that repeats one gets another.
+        voice: Who answered.
 
     Raises:
         ProviderError: The body lacks what a reply must hold.
+        TransientProviderError: It does not say that the reply has ended.
     """
     top = as_object(body)
     if not isinstance(top.get("content"), list):
@@ -156,7 +147,7 @@ def decode(body: object, *, taken: Collection[str] = ()) -> Reply:
     text = "".join(str(block["text"]) for block in blocks if block.get("type") == "text")
     uses = [block for block in blocks if block.get("type") == "tool_use"]
     calls = tool_calls([(use.get("id"), use.get("name"), use.get("input")) for use in uses], taken)
-    finish = _FINISH.get(str(top.get("stop_reason")), FinishReason.STOP)
+    finish = _FINISH.get(ended(top, "stop_reason"), FinishReason.STOP)
     if finish is FinishReason.STOP and calls:
         finish = FinishReason.TOOL_CALLS
     refusal = None
@@ -166,7 +157,8 @@ def decode(body: object, *, taken: Collection[str] = ()) -> Reply:
     extra = None
     if any(block.get("type") not in ("text", "tool_use") for block in blocks):
         fresh = iter(calls)
-        extra = {EXTRA: [tool_use(next(fresh)) if b.get("type") == "tool_use" else b for b in blocks]}
+        said = [tool_use(next(fresh)) if b.get("type") == "tool_use" else b for b in blocks]
+        extra = {EXTRA: {"voice": voice, "blocks": said}}
     usage = as_object(top.get("usage"))
     cached = token_count(usage, "cache_read_input_tokens")
     written = token_count(usage, "cache_creation_input_tokens")
@@ -180,6 +172,7 @@ def decode(body: object, *, taken: Collection[str] = ()) -> Reply:
                 output_tokens=token_count(usage, "output_tokens"),
                 cached_tokens=cached,
                 written_tokens=written,
+                reasoning_tokens=token_count(as_object(usage.get("output_tokens_details")), "thinking_tokens"),
             )
         ),
         refusal=refusal,
@@ -198,14 +191,3 @@ def _tool_choice(choice: str | None, tools: tuple[ToolSpec, ...]) -> dict[str, s
     if choice == "required":
         return {"type": "any"}
     return {"type": "tool", "name": choice} if choice in {tool.name for tool in tools} and choice else None
-
-
-def _checked(settings: ModelSettings) -> ModelSettings:
-    """The settings, if this wire has a word for each."""
-    if settings.seed is not None:
-        raise ConfigurationError("Anthropic's wire has no seed")
-    if settings.temperature is not None and settings.temperature > 1:
-        raise ConfigurationError("Anthropic's wire takes a temperature of 0 to 1")
-    if settings.reasoning_effort in ("none", "minimal"):
-        raise ConfigurationError(f"Anthropic's wire has no reasoning_effort {settings.reasoning_effort!r}: low or more")
-    return settings

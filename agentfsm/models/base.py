@@ -7,21 +7,25 @@ becomes a reply, how a stream is cut into events, and how events add up to a bod
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Collection, Iterator
+from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from pydantic import SecretStr
 
 from agentfsm.core.messages import FinishReason, Reply, Role
 from agentfsm.core.model import ModelRequest
 from agentfsm.core.streaming import Piece, Pulse
 from agentfsm.errors import ProviderError, TransientProviderError
 from agentfsm.models.assembly import Assembly
-from agentfsm.models.faults import Caller, error_in
+from agentfsm.models.faults import Caller
+from agentfsm.models.folding import BROKE_DOWN, Folding
 from agentfsm.models.framing import EventLines, Frames
 from agentfsm.models.http import Answer, HttpOptions, HttpWire
-from agentfsm.models.providers import Endpoint
+from agentfsm.models.providers import Endpoint, locate
 from agentfsm.models.settings import ModelSettings
-from agentfsm.models.wire import as_object, call_ids, loads_as_it_is, mended
+from agentfsm.models.wire import call_ids, mended
 from agentfsm.models.written import Units, Written, joined, written
 
 __all__ = ["HttpModel"]
@@ -33,50 +37,76 @@ _BLANK = b" \t\r\n\xef\xbb\xbf"
 _BLANKS = 1024 * 1024
 """How many blanks, in bytes, an answer may begin with."""
 
-_BROKE_DOWN = 500
-"""The status that an error in mid-stream stands for, where it names none."""
-
 
 class HttpModel(ABC):
     """A model behind an HTTP interface; each wire is a class below this one.
 
     Args:
         model: The model's name at its provider.
-        endpoint: Where calls go, and the key for them.
+        base_url: Another address than the provider's own. It gets no key but ``api_key``.
+        api_key: The key; else the one in the provider's variable.
         settings: How the model is asked to answer.
         http: How calls travel.
-        headers: Headers of every call; no secrets.
-        key_header: The name of the header that carries the key.
-        key_scheme: What stands before the key in it.
 
     Attributes:
         model: The model's name at its provider.
         settings: How the model is asked to answer.
+
+    Raises:
+        MissingKeyError: The provider's own address needs a key and there is none.
+        ConfigurationError: The address or the key cannot be one, or the wire has no word for a setting.
     """
+
+    _provider: str
+    """The row of ``providers.PROVIDERS`` to take the address and the key's variable from."""
+
+    _headers: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Headers of every call."""
+
+    _key_header: ClassVar[str] = "authorization"
+    _key_scheme: ClassVar[str] = "Bearer "
+    """The header that carries the key, and what stands before the key in it."""
 
     def __init__(
         self,
         model: str,
-        endpoint: Endpoint,
-        settings: ModelSettings,
-        http: HttpOptions | None,
         *,
-        headers: dict[str, str] | None = None,
-        key_header: str = "authorization",
-        key_scheme: str = "Bearer ",
+        base_url: str | None = None,
+        api_key: str | SecretStr | None = None,
+        settings: ModelSettings | None = None,
+        http: HttpOptions | None = None,
     ) -> None:
         self.model = model
-        self.settings = settings
-        self._endpoint = endpoint
-        self._caller = Caller(model, endpoint)
+        self.settings = self._checked(settings or ModelSettings())
+        self._endpoint = self._located(base_url, api_key)
+        self._caller = Caller(model, self._endpoint)
         self._http = HttpWire(
-            self._caller, headers=headers or {}, key_header=key_header, key_scheme=key_scheme, options=http
+            self._caller,
+            headers=self._headers,
+            key_header=self._key_header,
+            key_scheme=self._key_scheme,
+            options=http,
         )
 
     @property
     def name(self) -> str:
         """``provider:model``."""
         return self._caller.name
+
+    @property
+    def secrets(self) -> tuple[SecretStr, ...]:
+        """The key, which no journal may hold."""
+        return () if self._endpoint.key is None else (self._endpoint.key,)
+
+    @property
+    def _voice(self) -> str:
+        """Who gets back what they said they thought: this model on this server, and no other.
+
+        A signature is good for the model alone that gave it
+        (https://github.com/anthropics/anthropic-sdk-python/issues/1598).
+        """
+        server = self._endpoint.provider.name if self._endpoint.at_home else self._endpoint.base_url
+        return f"{server} {self.model}"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.model!r}, base_url={self._endpoint.base_url!r})"
@@ -105,10 +135,13 @@ class HttpModel(ABC):
                 yield self._read(self._http.judge(answer, await self._rest(answer, head), request), request)
                 return
             assembly, frames = self._assembly(), self._frames(options.max_body_bytes)
+            folding = Folding(
+                assembly, self._caller, lambda error: self._http.refused(answer, error, request, BROKE_DOWN)
+            )
             chunk = head
             while chunk and not assembly.closed:
                 silent = True
-                for piece in self._fold(assembly, self._guarded(frames.feed(chunk)), answer, request):
+                for piece in folding.add(frames.feed(chunk)):
                     silent = False
                     yield piece
                 if silent:
@@ -118,7 +151,7 @@ class HttpModel(ABC):
             if assembly.closed:
                 await answer.drain()
             else:
-                for piece in self._fold(assembly, self._guarded(frames.rest()), answer, request, last=True):
+                for piece in folding.add(frames.rest(), last=True):
                     yield piece
             if not assembly.whole:
                 raise self._caller.broken("the stream ended before the reply did")
@@ -129,6 +162,19 @@ class HttpModel(ABC):
         await self._http.aclose()
 
     # -- what a wire brings ---------------------------------------------------------------------------
+
+    def _located(self, base_url: str | None, api_key: str | SecretStr | None) -> Endpoint:
+        """Where calls go, and the key for them."""
+        return locate(self._provider, base_url, api_key)
+
+    @staticmethod
+    @abstractmethod
+    def _checked(settings: ModelSettings) -> ModelSettings:
+        """The settings, if the wire has a word for each.
+
+        Raises:
+            agentfsm.errors.ConfigurationError: It has none for one of them.
+        """
 
     @abstractmethod
     def _path(self) -> str:
@@ -205,47 +251,6 @@ class HttpModel(ABC):
             if len(body) > limit:
                 raise self._caller.unusable(f"the answer is longer than {limit} bytes", answer.status)
         return bytes(body)
-
-    def _guarded(self, frames: Iterator[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
-        try:
-            yield from frames
-        except ProviderError as error:
-            raise self._caller.unusable(str(error)) from None
-
-    def _fold(
-        self,
-        assembly: Assembly,
-        frames: Iterator[tuple[str, bytes]],
-        answer: Answer,
-        request: ModelRequest,
-        *,
-        last: bool = False,
-    ) -> Iterator[Piece]:
-        """Fold events in, until the stream has said its last word.
-
-        An event that is no JSON is the end of all trust in a stream: what else is missing, nobody knows. An
-        error that names no status is the server's: it had taken the request, and broke down over it.
-        """
-        for name, data in frames:
-            if data.strip() == b"[DONE]":
-                assembly.closed = True
-                return
-            try:
-                value = loads_as_it_is(data)
-            except ValueError as error:
-                if name == "error":
-                    text = data.decode(errors="replace")
-                    raise self._http.refused(answer, {"error": {"message": text}}, request, _BROKE_DOWN) from None
-                where = "broke off" if last else "is broken"
-                raise self._caller.broken(f"the stream {where}: an event is no whole JSON ({error})") from None
-            event = as_object(value)
-            if error_in(event):
-                raise self._http.refused(answer, event, request, _BROKE_DOWN)
-            if name == "error":
-                raise self._http.refused(answer, {"error": event or str(value)}, request, _BROKE_DOWN)
-            yield from assembly.add(event)
-            if assembly.closed:
-                return
 
     def _mended(self, assembly: Assembly) -> object:
         try:

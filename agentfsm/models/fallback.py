@@ -8,9 +8,11 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 
+from pydantic import SecretStr
+
 from agentfsm.core.failures import FailureKind
 from agentfsm.core.messages import Reply
-from agentfsm.core.model import Model, ModelRequest
+from agentfsm.core.model import Model, ModelRequest, secrets_of
 from agentfsm.core.streaming import Piece, Pulse, Restart
 from agentfsm.errors import (
     ConfigurationError,
@@ -65,6 +67,11 @@ class FallbackModel:
     def name(self) -> str:
         """The names of the models, in order."""
         return " | ".join(model.name for model in self.models)
+
+    @property
+    def secrets(self) -> tuple[SecretStr, ...]:
+        """What no journal may hold."""
+        return secrets_of(*self.models)
 
     def __repr__(self) -> str:
         return f"FallbackModel({', '.join(map(repr, self.models))})"

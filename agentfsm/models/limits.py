@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
+from pydantic import SecretStr
+
 from agentfsm.core.messages import Reply, Usage
-from agentfsm.core.model import Model, ModelRequest
+from agentfsm.core.model import Model, ModelRequest, secrets_of
 from agentfsm.core.streaming import Piece
 from agentfsm.errors import ConfigurationError
 from agentfsm.models.wrapping import admitted, close, found, pieces
@@ -220,6 +222,11 @@ class Limited:
     def name(self) -> str:
         """The model's own name."""
         return self.model.name
+
+    @property
+    def secrets(self) -> tuple[SecretStr, ...]:
+        """What no journal may hold."""
+        return secrets_of(self.model)
 
     def __repr__(self) -> str:
         return f"Limited({self.model!r})"

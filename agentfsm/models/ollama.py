@@ -19,13 +19,13 @@ from pydantic import SecretStr
 from agentfsm.core.messages import FinishReason, Message, Reply, Role, Usage
 from agentfsm.core.model import ModelRequest
 from agentfsm.core.streaming import CallPiece, Piece, ReasoningPiece, TextPiece
-from agentfsm.errors import ConfigurationError, ProviderError
+from agentfsm.errors import ConfigurationError, ProviderError, TransientProviderError
 from agentfsm.models.assembly import Assembly, Letters
 from agentfsm.models.base import HttpModel
 from agentfsm.models.framing import Frames, JsonLines
-from agentfsm.models.http import HttpOptions
 from agentfsm.models.openai_chat import refuse_cache
-from agentfsm.models.providers import locate
+from agentfsm.models.pictures import seen
+from agentfsm.models.providers import Endpoint
 from agentfsm.models.settings import ModelSettings
 from agentfsm.models.wire import as_list, as_object, text_of, token_count, tool_calls, unpriced, wire_name
 from agentfsm.models.written import Items, Units
@@ -40,43 +40,39 @@ _THINK: dict[str, object] = {"none": False, "minimal": "low", "xhigh": "high", "
 
 
 class OllamaChat(HttpModel):
-    """A model that runs in Ollama (``ollama:llama3.2``).
+    """A model that runs in Ollama (``ollama:llama3.2``), where ``OLLAMA_HOST`` says or at its own address.
 
-    Args:
-        model: The model's name.
-        base_url: Another address than ``OLLAMA_HOST``, with or without ``/v1``. It gets no key but ``api_key``.
-        api_key: The key, where the server wants one; else the one in ``OLLAMA_API_KEY``.
-        settings: How the model is asked to answer.
-        http: How calls travel.
-
-    Raises:
-        ConfigurationError: The address or the key cannot be one, or the wire has no word for a setting.
+    Args and errors are those of ``HttpModel``.
     """
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        base_url: str | None = None,
-        api_key: str | SecretStr | None = None,
-        settings: ModelSettings | None = None,
-        http: HttpOptions | None = None,
-    ) -> None:
-        found = locate("ollama", base_url, api_key)
-        own = replace(found, base_url=found.base_url.removesuffix("/v1"))  # where its compatible interface is
-        super().__init__(model, own, _checked(settings or ModelSettings()), http)
+    _provider = "ollama"
+
+    def _located(self, base_url: str | None, api_key: str | SecretStr | None) -> Endpoint:
+        found = super()._located(base_url, api_key)
+        return replace(found, base_url=found.base_url.removesuffix("/v1"))  # where its compatible interface is
+
+    @staticmethod
+    def _checked(settings: ModelSettings) -> ModelSettings:
+        if settings.tool_choice not in (None, "auto"):
+            raise ConfigurationError("Ollama's wire has no tool_choice")
+        if not isinstance(settings.extra_body.get("options", {}), dict):
+            raise ConfigurationError("extra_body: options must be an object")
+        return refuse_cache(settings, "Ollama's wire")
 
     def _path(self) -> str:
         return "/api/chat"
 
     def _encode(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
-        return {"stream": stream} | encode(request, self.model, self.settings)
+        return {"stream": stream} | encode(request, self.model, self.settings, voice=self._voice)
 
     def _units(self, request: ModelRequest) -> tuple[str, Units]:
-        return "messages", Items(lambda message: [_message(message)])
+        return "messages", Items(self._messages)
+
+    def _messages(self, message: Message) -> list[dict[str, Any]]:
+        return [_message(seen(message, self.settings.images), self._voice)]
 
     def _decode(self, body: object, taken: Collection[str]) -> Reply:
-        return decode(body, taken=taken)
+        return decode(body, taken=taken, voice=self._voice)
 
     def _assembly(self) -> Assembly:
         return OllamaAssembly()
@@ -88,7 +84,9 @@ class OllamaChat(HttpModel):
         return head[:1] in (b"<", b"[")
 
 
-def encode(request: ModelRequest, model: str, settings: ModelSettings | None = None) -> dict[str, Any]:
+def encode(
+    request: ModelRequest, model: str, settings: ModelSettings | None = None, *, voice: str = ""
+) -> dict[str, Any]:
     """The body of a request, but for ``stream``.
 
     Args:
@@ -96,9 +94,11 @@ def encode(request: ModelRequest, model: str, settings: ModelSettings | None = N
         model: The model's name.
         settings: How the model is asked to answer. ``options`` of ``extra_body`` are added to those that the
             other settings make.
+        voice: Who is asked; they get back what they said they thought, and what others said is left out.
     """
     settings = settings or ModelSettings()
-    body: dict[str, Any] = {"model": model, "messages": [_message(m) for m in request.messages]}
+    messages = [_message(seen(m, settings.images), voice) for m in request.messages]
+    body: dict[str, Any] = {"model": model, "messages": messages}
     if request.tools:
         body["tools"] = [
             {
@@ -121,21 +121,25 @@ def encode(request: ModelRequest, model: str, settings: ModelSettings | None = N
     return body | {k: v for k, v in settings.extra_body.items() if k != "options"}
 
 
-def decode(body: object, *, taken: Collection[str] = ()) -> Reply:
+def decode(body: object, *, taken: Collection[str] = (), voice: str = "") -> Reply:
     """The reply that an answer's body holds.
 
     Args:
         body: The answer, JSON.
         taken: Call ids that the transcript uses already; a reply that repeats one gets another. Most versions
             of the server give none at all.
+        voice: Who answered.
 
     Raises:
         ProviderError: The body lacks what a reply must hold.
+        TransientProviderError: It does not say that the reply has ended.
     """
     top = as_object(body)
     message = as_object(top.get("message"))
     if not message:
         raise ProviderError("the answer holds no message; is Ollama at base_url?")
+    if top.get("done") is not True:
+        raise TransientProviderError("the server does not say that the reply has ended (it is not done)")
     wishes = [as_object(call) for call in as_list(message.get("tool_calls"))]
     functions = [as_object(wish.get("function")) for wish in wishes]
     raw = [(w.get("id"), f.get("name"), f.get("arguments")) for w, f in zip(wishes, functions, strict=True)]
@@ -144,7 +148,7 @@ def decode(body: object, *, taken: Collection[str] = ()) -> Reply:
     if top.get("done_reason") == "length":
         finish = FinishReason.LENGTH
     thought = text_of(message.get("thinking"))
-    extra = {_EXTRA: {"thinking": thought}} if thought and calls else None
+    extra = {_EXTRA: {"voice": voice, "thinking": thought}} if thought and calls else None
     return Reply(
         message=Message(Role.ASSISTANT, text_of(message.get("content")), calls, extra=extra),
         finish_reason=finish,
@@ -199,31 +203,27 @@ class OllamaAssembly:
         return self._last | {"message": message}
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _message(message: Message, voice: str) -> dict[str, Any]:
+    # The server takes pictures beside any message (``msg.Images`` in its ``server/prompt.go``).
+    pictures = {"images": [image.data for image in message.images]} if message.images else {}
     match message.role:
         case Role.TOOL if message.tool_call_id is not None:
             # Older servers know the tool by its name alone, newer ones by the id of the call.
             named = {"tool_name": wire_name(message.name)} if message.name else {}
-            return {"role": "tool", "content": message.content, **named, "tool_call_id": message.tool_call_id}
+            told = {"role": "tool", "content": message.content, **named, "tool_call_id": message.tool_call_id}
+            return told | pictures
         case Role.TOOL | Role.USER:
-            return {"role": "user", "content": message.content}
+            return {"role": "user", "content": message.content, **pictures}
         case Role.SYSTEM:
             return {"role": "system", "content": message.content}
         case Role.ASSISTANT:
             said: dict[str, Any] = {"role": "assistant", "content": message.content}
-            said |= as_object((message.extra or {}).get(_EXTRA))
+            kept = as_object((message.extra or {}).get(_EXTRA))
+            if kept.get("voice") == voice:
+                said["thinking"] = kept.get("thinking", "")
             if message.tool_calls:
                 said["tool_calls"] = [
                     {"id": call.id, "function": {"name": wire_name(call.name), "arguments": dict(call.arguments)}}
                     for call in message.tool_calls
                 ]
             return said
-
-
-def _checked(settings: ModelSettings) -> ModelSettings:
-    """The settings, if this wire has a word for each."""
-    if settings.tool_choice not in (None, "auto"):
-        raise ConfigurationError("Ollama's wire has no tool_choice")
-    if not isinstance(settings.extra_body.get("options", {}), dict):
-        raise ConfigurationError("extra_body: options must be an object")
-    return refuse_cache(settings, "Ollama's wire")

@@ -15,12 +15,12 @@ from agentfsm.core.model import ModelRequest, ToolSpec
 from agentfsm.errors import ConfigurationError, ProviderError, TransientProviderError
 from agentfsm.models.assembly import Assembly
 from agentfsm.models.base import HttpModel
+from agentfsm.models.chat_messages import EXTRA, THOUGHTS, ChatMessages, chat_messages
 from agentfsm.models.chat_stream import ChatAssembly
 from agentfsm.models.http import HttpOptions
-from agentfsm.models.providers import locate
 from agentfsm.models.settings import ModelSettings
-from agentfsm.models.wire import as_list, as_object, dumps, token_count, tool_calls, unpriced, wire_name
-from agentfsm.models.written import Items, Units
+from agentfsm.models.wire import as_list, as_object, ended, token_count, tool_calls, unpriced, wire_name
+from agentfsm.models.written import Units
 
 __all__ = ["OpenAIChat", "decode", "encode", "is_strict", "refuse_cache"]
 
@@ -35,18 +35,6 @@ _FINISH = {
 
 _GAVE_UP = ("abort", "error")
 """What vLLM and OpenRouter say where a reply was cut off on their side."""
-
-_EXTRA = "openai_chat"
-"""Where ``Message.extra`` keeps what must come back to the server that said it.
-
-DeepSeek refuses a call's transcript without the reasoning before it
-(https://api-docs.deepseek.com/guides/thinking_mode), Gemini one without the signature beside the call
-(https://ai.google.dev/gemini-api/docs/thought-signatures), and OpenRouter passes both on
-(https://openrouter.ai/docs/use-cases/reasoning-tokens). It is kept for replies with calls alone: elsewhere
-none needs it, and DeepSeek's older models refuse it.
-"""
-
-_THOUGHTS = ("reasoning_content", "reasoning", "reasoning_details")
 
 _STRICT_KEYWORDS = frozenset(
     {
@@ -90,31 +78,30 @@ class OpenAIChat(HttpModel):
         settings: ModelSettings | None = None,
         http: HttpOptions | None = None,
     ) -> None:
-        super().__init__(model, locate(provider, base_url, api_key), refuse_cache(settings or ModelSettings()), http)
+        self._provider = provider
+        super().__init__(model, base_url=base_url, api_key=api_key, settings=settings, http=http)
+
+    @staticmethod
+    def _checked(settings: ModelSettings) -> ModelSettings:
+        return refuse_cache(settings)
 
     @property
     def _official(self) -> bool:
         return self._endpoint.provider.name == "openai" and self._endpoint.at_home
 
-    @property
-    def _server(self) -> str:
-        """Who gets back what it said it thought: that server, and no other."""
-        row = self._endpoint.provider.name
-        return row if self._endpoint.at_home else self._endpoint.base_url
-
     def _path(self) -> str:
         return "/chat/completions"
 
     def _encode(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
-        body = encode(request, self.model, self.settings, official=self._official, server=self._server)
+        body = encode(request, self.model, self.settings, official=self._official, voice=self._voice)
         # Without the option, no usage comes at all (https://platform.openai.com/docs/api-reference/chat/create).
         return {"stream": True, "stream_options": {"include_usage": True}} | body if stream else body
 
     def _units(self, request: ModelRequest) -> tuple[str, Units]:
-        return "messages", Items(lambda message: [_message(message, self._server)])
+        return "messages", ChatMessages(self._voice, self.settings.images)
 
     def _decode(self, body: object, taken: Collection[str]) -> Reply:
-        return decode(body, taken=taken, server=self._server)
+        return decode(body, taken=taken, voice=self._voice)
 
     def _assembly(self) -> Assembly:
         return ChatAssembly()
@@ -126,7 +113,7 @@ def encode(
     settings: ModelSettings | None = None,
     *,
     official: bool = False,
-    server: str = "",
+    voice: str = "",
 ) -> dict[str, Any]:
     """The body of a request.
 
@@ -137,10 +124,10 @@ def encode(
         official: Whether the server is OpenAI's own. It alone wants ``max_completion_tokens``, and it alone
             is sure to weigh tools against a response format: Ollama never calls a tool beside one, and
             llama.cpp refuses the two together. The instructions name the schema anyway.
-        server: Who is asked; it gets back what it said it thought, and what others said is left out.
+        voice: Who is asked; they get back what they said they thought, and what others said is left out.
     """
     settings = settings or ModelSettings()
-    body: dict[str, Any] = {"model": model, "messages": [_message(m, server) for m in request.messages]}
+    body: dict[str, Any] = {"model": model, "messages": chat_messages(request.messages, voice, settings.images)}
     if request.tools:
         body["tools"] = [_tool(tool) for tool in request.tools]
         if choice := _tool_choice(settings.tool_choice, request.tools):
@@ -159,17 +146,17 @@ def encode(
     return body | wanted | stop | settings.extra_body
 
 
-def decode(body: object, *, taken: Collection[str] = (), server: str = "") -> Reply:
+def decode(body: object, *, taken: Collection[str] = (), voice: str = "") -> Reply:
     """The reply that an answer's body holds.
 
     Args:
         body: The answer, JSON.
         taken: Call ids that the transcript uses already; a reply that repeats one gets another.
-        server: Who answered.
+        voice: Who answered.
 
     Raises:
         ProviderError: The body lacks what a reply must hold.
-        TransientProviderError: The server says that it gave up on the reply.
+        TransientProviderError: The server says that it gave up on the reply, or does not say that it has ended.
     """
     choice = as_object(next(iter(as_list(as_object(body).get("choices"))), None))
     message = as_object(choice.get("message"))
@@ -182,22 +169,25 @@ def decode(body: object, *, taken: Collection[str] = (), server: str = "") -> Re
     if message.get("function_call") and not wishes:  # the wire's first form of a call, without an id
         wishes = [(None, as_object(message["function_call"]))]
     calls = tool_calls([(id_, f.get("name"), f.get("arguments")) for id_, f in wishes], taken)
-    if choice.get("finish_reason") in _GAVE_UP:
-        raise TransientProviderError(f"the server gave up on the reply ({choice['finish_reason']})")
-    finish = _FINISH.get(str(choice.get("finish_reason")), FinishReason.STOP)
+    why = ended(choice, "finish_reason")
+    if why in _GAVE_UP:
+        raise TransientProviderError(f"the server gave up on the reply ({why})")
+    finish = _FINISH.get(why, FinishReason.STOP)
     if finish is FinishReason.STOP and calls:
         finish = FinishReason.TOOL_CALLS
     if refusal:
         finish = FinishReason.REFUSAL
     usage = as_object(as_object(body).get("usage"))
+    prompt = as_object(usage.get("prompt_tokens_details"))
     return Reply(
-        message=Message(Role.ASSISTANT, text or refusal or "", calls, extra=_kept(message, raw, calls, server)),
+        message=Message(Role.ASSISTANT, text or refusal or "", calls, extra=_kept(message, raw, calls, voice)),
         finish_reason=finish,
         usage=unpriced(
             Usage(
                 input_tokens=token_count(usage, "prompt_tokens"),
                 output_tokens=token_count(usage, "completion_tokens"),
-                cached_tokens=token_count(as_object(usage.get("prompt_tokens_details")), "cached_tokens"),
+                cached_tokens=token_count(prompt, "cached_tokens"),
+                written_tokens=token_count(prompt, "cache_write_tokens"),
                 reasoning_tokens=token_count(as_object(usage.get("completion_tokens_details")), "reasoning_tokens"),
                 cost_usd=_cost(usage),
             )
@@ -207,43 +197,15 @@ def decode(body: object, *, taken: Collection[str] = (), server: str = "") -> Re
     )
 
 
-def _message(message: Message, server: str) -> dict[str, Any]:
-    match message.role:
-        case Role.TOOL if message.tool_call_id is not None:
-            return {"role": "tool", "tool_call_id": message.tool_call_id, "content": message.content}
-        case Role.TOOL | Role.USER:
-            return {"role": "user", "content": message.content}
-        case Role.SYSTEM:
-            return {"role": "system", "content": message.content}
-        case Role.ASSISTANT if not message.tool_calls:
-            return {"role": "assistant", "content": message.content}
-        case Role.ASSISTANT:
-            kept = as_object((message.extra or {}).get(_EXTRA))
-            kept = kept if kept.get("server") == server else {}
-            beside = as_list(kept.get("calls"))
-            beside = beside if len(beside) == len(message.tool_calls) else [None] * len(message.tool_calls)
-            calls = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": wire_name(call.name), "arguments": dumps(call.arguments)},
-                }
-                | as_object(more)
-                for call, more in zip(message.tool_calls, beside, strict=True)
-            ]
-            thoughts = {key: kept[key] for key in _THOUGHTS if key in kept}
-            return {"role": "assistant", "content": message.content or None, "tool_calls": calls} | thoughts
-
-
 def _kept(
-    message: dict[str, Any], raw: list[dict[str, Any]], calls: tuple[ToolCall, ...], server: str
+    message: dict[str, Any], raw: list[dict[str, Any]], calls: tuple[ToolCall, ...], voice: str
 ) -> dict[str, Any] | None:
     """What of a reply must come back, in the words in which it came."""
-    kept = {key: message[key] for key in _THOUGHTS if message.get(key)}
+    kept = {key: message[key] for key in THOUGHTS if message.get(key)}
     beside = [{"extra_content": call["extra_content"]} if call.get("extra_content") else None for call in raw]
     if any(beside):
         kept["calls"] = beside
-    return {_EXTRA: {"server": server} | kept} if kept and calls else None
+    return {EXTRA: {"voice": voice} | kept} if kept and calls else None
 
 
 def _cost(usage: dict[str, Any]) -> float:

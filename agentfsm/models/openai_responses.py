@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from pydantic import SecretStr
-
 from agentfsm.core.messages import FinishReason, Message, Reply, Role, ToolCall, Usage
 from agentfsm.core.model import ModelRequest, ToolSpec
 from agentfsm.errors import ConfigurationError, ProviderError, TransientProviderError
 from agentfsm.models.assembly import Assembly
 from agentfsm.models.base import HttpModel
-from agentfsm.models.http import HttpOptions
 from agentfsm.models.openai_chat import is_strict, refuse_cache
-from agentfsm.models.providers import locate
+from agentfsm.models.pictures import data_url, seen
 from agentfsm.models.responses_stream import ResponseAssembly
 from agentfsm.models.settings import ModelSettings
-from agentfsm.models.wire import as_list, as_object, dumps, text_of, token_count, tool_calls, unpriced, wire_name
+from agentfsm.models.wire import as_list, as_object, dumps, ended, text_of, token_count, tool_calls, unpriced, wire_name
 from agentfsm.models.written import Items, Units
 
 __all__ = ["OpenAIResponses", "decode", "encode"]
@@ -35,52 +32,48 @@ found (https://github.com/github/copilot-sdk/issues/615), so ids are taken off.
 
 
 class OpenAIResponses(HttpModel):
-    """A model behind a responses interface (``openai-responses:gpt-5-mini``).
+    """A model behind a responses interface (``openai-responses:gpt-5-mini``); the key is in ``OPENAI_API_KEY``.
 
-    Args:
-        model: The model's name.
-        base_url: Another address, with its ``/v1``. It gets no key but ``api_key``.
-        api_key: The key; else the one in ``OPENAI_API_KEY``.
-        settings: How the model is asked to answer.
-        http: How calls travel.
-
-    Raises:
-        MissingKeyError: OpenAI's own address needs a key and there is none.
-        ConfigurationError: The address or the key cannot be one, or the wire has no word for a setting.
+    Args and errors are those of ``HttpModel``.
     """
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        base_url: str | None = None,
-        api_key: str | SecretStr | None = None,
-        settings: ModelSettings | None = None,
-        http: HttpOptions | None = None,
-    ) -> None:
-        super().__init__(
-            model, locate("openai-responses", base_url, api_key), _checked(settings or ModelSettings()), http
-        )
+    _provider = "openai-responses"
+
+    @staticmethod
+    def _checked(settings: ModelSettings) -> ModelSettings:
+        if settings.seed is not None:
+            raise ConfigurationError("the responses wire has no seed")
+        if settings.stop:
+            raise ConfigurationError("the responses wire has no stop texts")
+        return refuse_cache(settings, "the responses wire")
 
     def _path(self) -> str:
         return "/responses"
 
     def _encode(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
-        body = encode(request, self.model, self.settings, official=self._endpoint.at_home)
+        body = encode(request, self.model, self.settings, official=self._endpoint.at_home, voice=self._voice)
         return {"stream": True} | body if stream else body
 
     def _units(self, request: ModelRequest) -> tuple[str, Units]:
-        return "input", Items(_items)
+        return "input", Items(self._items)
+
+    def _items(self, message: Message) -> list[dict[str, Any]]:
+        return _items(seen(message, self.settings.images), self._voice)
 
     def _decode(self, body: object, taken: Collection[str]) -> Reply:
-        return decode(body, taken=taken)
+        return decode(body, taken=taken, voice=self._voice)
 
     def _assembly(self) -> Assembly:
         return ResponseAssembly()
 
 
 def encode(
-    request: ModelRequest, model: str, settings: ModelSettings | None = None, *, official: bool = False
+    request: ModelRequest,
+    model: str,
+    settings: ModelSettings | None = None,
+    *,
+    official: bool = False,
+    voice: str = "",
 ) -> dict[str, Any]:
     """The body of a request.
 
@@ -90,6 +83,7 @@ def encode(
         settings: How the model is asked to answer.
         official: Whether the server is OpenAI's own; it alone is asked for sealed reasoning, and to weigh tools
             against a text format.
+        voice: Who is asked; they get back what they said they thought, and what others said is left out.
     """
     settings = settings or ModelSettings()
     body: dict[str, Any] = {"model": model, "store": False}
@@ -99,7 +93,7 @@ def encode(
         body["tools"] = [_tool(tool) for tool in request.tools]
         if choice := _tool_choice(settings.tool_choice, request.tools):
             body["tool_choice"] = choice
-    body["input"] = [item for message in request.messages for item in _items(message)]
+    body["input"] = [item for message in request.messages for item in _items(seen(message, settings.images), voice)]
     if cap := request.max_output_tokens or settings.max_tokens:
         body["max_output_tokens"] = cap
     if request.output_schema is not None and (official or not request.tools):
@@ -117,21 +111,22 @@ def encode(
     return body | wanted | settings.extra_body
 
 
-def decode(body: object, *, taken: Collection[str] = ()) -> Reply:
+def decode(body: object, *, taken: Collection[str] = (), voice: str = "") -> Reply:
     """The reply that an answer's body holds.
 
     Args:
         body: The answer, JSON.
         taken: Call ids that the transcript uses already; a reply that repeats one gets another.
+        voice: Who answered.
 
     Raises:
         ProviderError: The body lacks what a reply must hold.
-        TransientProviderError: The server says that it gave up on the reply.
+        TransientProviderError: The server says that it gave up on the reply, or does not say that it has ended.
     """
     top = as_object(body)
-    status = text_of(top.get("status"))
     if not isinstance(top.get("output"), list):
         raise ProviderError("the answer holds no output; does base_url speak responses?")
+    status = ended(top, "status")
     if status in ("failed", "cancelled", "queued", "in_progress"):
         raise TransientProviderError(f"the server gave up on the reply ({status})")
     items = [as_object(item) for item in as_list(top["output"])]
@@ -149,14 +144,16 @@ def decode(body: object, *, taken: Collection[str] = ()) -> Reply:
     if refusal:
         finish = FinishReason.REFUSAL
     usage = as_object(top.get("usage"))
+    prompt = as_object(usage.get("input_tokens_details"))
     return Reply(
-        message=Message(Role.ASSISTANT, text or refusal or "", calls, extra=_kept(items, calls)),
+        message=Message(Role.ASSISTANT, text or refusal or "", calls, extra=_kept(items, calls, voice)),
         finish_reason=finish,
         usage=unpriced(
             Usage(
                 input_tokens=token_count(usage, "input_tokens"),
                 output_tokens=token_count(usage, "output_tokens"),
-                cached_tokens=token_count(as_object(usage.get("input_tokens_details")), "cached_tokens"),
+                cached_tokens=token_count(prompt, "cached_tokens"),
+                written_tokens=token_count(prompt, "cache_write_tokens"),
                 reasoning_tokens=token_count(as_object(usage.get("output_tokens_details")), "reasoning_tokens"),
             )
         ),
@@ -165,13 +162,13 @@ def decode(body: object, *, taken: Collection[str] = ()) -> Reply:
     )
 
 
-def _items(message: Message) -> list[dict[str, Any]]:
+def _items(message: Message, voice: str) -> list[dict[str, Any]]:
     """A message as input items; reasoning stands before the calls that it led to."""
     match message.role:
         case Role.TOOL if message.tool_call_id is not None:
-            return [{"type": "function_call_output", "call_id": message.tool_call_id, "output": message.content}]
+            return [{"type": "function_call_output", "call_id": message.tool_call_id, "output": _content(message)}]
         case Role.TOOL | Role.USER:
-            return [{"role": "user", "content": message.content}]
+            return [{"role": "user", "content": _content(message)}]
         case Role.SYSTEM:
             return [{"role": "system", "content": message.content}]
         case Role.ASSISTANT:
@@ -187,15 +184,27 @@ def _items(message: Message) -> list[dict[str, Any]]:
                 }
                 for call in message.tool_calls
             ]
-            thoughts = [as_object(item) for item in as_list((message.extra or {}).get(_EXTRA))]
+            kept = as_object((message.extra or {}).get(_EXTRA))
+            thoughts = map(as_object, as_list(kept.get("items"))) if kept.get("voice") == voice else ()
             return [*thoughts, *said, *calls]
 
 
-def _kept(items: list[dict[str, Any]], calls: tuple[ToolCall, ...]) -> dict[str, Any] | None:
+def _content(message: Message) -> str | list[dict[str, Any]]:
+    """What a person or a tool said: a text, or parts where there are pictures."""
+    if not message.images:
+        return message.content
+    text = [{"type": "input_text", "text": message.content}] if message.content else []
+    pictures = [{"type": "input_image", "detail": "auto", "image_url": data_url(i)} for i in message.images]
+    return [*text, *pictures]
+
+
+def _kept(items: list[dict[str, Any]], calls: tuple[ToolCall, ...], voice: str) -> dict[str, Any] | None:
     """The reasoning that must come back: what is sealed, before calls."""
     sealed = [item for item in items if item.get("type") == "reasoning" and item.get("encrypted_content")]
     kept = [{k: v for k, v in item.items() if k in ("type", "summary", "encrypted_content")} for item in sealed]
-    return {_EXTRA: [{"summary": []} | item for item in kept]} if kept and calls else None
+    if not kept or not calls:
+        return None
+    return {_EXTRA: {"voice": voice, "items": [{"summary": []} | item for item in kept]}}
 
 
 def _tool(tool: ToolSpec) -> dict[str, Any]:
@@ -208,12 +217,3 @@ def _tool_choice(choice: str | None, tools: tuple[ToolSpec, ...]) -> object:
     if choice in (None, "auto", "none", "required"):
         return choice
     return {"type": "function", "name": choice} if choice in {t.name for t in tools} else None
-
-
-def _checked(settings: ModelSettings) -> ModelSettings:
-    """The settings, if this wire has a word for each."""
-    if settings.seed is not None:
-        raise ConfigurationError("the responses wire has no seed")
-    if settings.stop:
-        raise ConfigurationError("the responses wire has no stop texts")
-    return refuse_cache(settings, "the responses wire")

@@ -13,8 +13,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from pydantic import SecretStr
+
 from agentfsm.core.messages import Reply, Usage
-from agentfsm.core.model import Model, ModelRequest
+from agentfsm.core.model import Model, ModelRequest, secrets_of
 from agentfsm.core.streaming import Piece
 from agentfsm.errors import ConfigurationError
 from agentfsm.models.wrapping import admitted, close, found, pieces
@@ -76,6 +78,11 @@ class Priced:
     def name(self) -> str:
         """The model's own name."""
         return self.model.name
+
+    @property
+    def secrets(self) -> tuple[SecretStr, ...]:
+        """What no journal may hold."""
+        return secrets_of(self.model)
 
     def __repr__(self) -> str:
         return f"Priced({self.model!r})"

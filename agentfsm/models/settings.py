@@ -31,6 +31,8 @@ class ModelSettings(BaseModel):
         prompt_cache: How long Anthropic is to keep the prompt's unchanging beginning, so that the next step
             pays less for it: ``5m``, ``1h`` or ``off``. None means ``5m`` at Anthropic's own address and
             ``off`` elsewhere. Other providers do this by themselves.
+        images: Whether the model sees pictures. For one that does not, say False, and a word stands in place of
+            those that tools give; its server would refuse the run from the first one on.
         extra_body: More top-level fields of the request's body, sent as they are; JSON. They win over every
             field above; what the loop owns (messages, input, model, stream, system, instructions, tools)
             is refused.
@@ -39,7 +41,7 @@ class ModelSettings(BaseModel):
         pydantic.ValidationError: A setting is out of range; the error names the field.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
@@ -49,6 +51,7 @@ class ModelSettings(BaseModel):
     tool_choice: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     prompt_cache: Literal["off", "5m", "1h"] | None = None
+    images: bool = True
     extra_body: dict[str, Any] = Field(default_factory=dict[str, Any])
 
     @field_validator("extra_body")

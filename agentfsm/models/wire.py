@@ -15,12 +15,14 @@ from math import isfinite
 from typing import Any, cast
 
 from agentfsm.core.messages import Message, ToolCall, Usage
+from agentfsm.errors import TransientProviderError
 
 __all__ = [
     "as_list",
     "as_object",
     "call_ids",
     "dumps",
+    "ended",
     "loads",
     "loads_as_it_is",
     "mended",
@@ -98,6 +100,21 @@ def as_list(value: object) -> list[Any]:
 def text_of(value: object) -> str:
     """The value if it is a text, else an empty one."""
     return value if isinstance(value, str) else ""
+
+
+def ended(answer: Mapping[str, Any], key: str) -> str:
+    """Why an answer ended, in its server's word.
+
+    Without a word nobody knows whether it did. OpenAI's own servers have sent whole answers so, by a fault that
+    another try did not meet (https://github.com/openai/openai-openapi/pull/20), and Azure's send null where an
+    answer is not complete (https://github.com/MicrosoftDocs/azure-docs/issues/109589).
+
+    Raises:
+        TransientProviderError: There is none.
+    """
+    if word := text_of(answer.get(key)):
+        return word
+    raise TransientProviderError(f"the server does not say that the reply has ended (it gives no {key})")
 
 
 def token_count(usage: Mapping[str, Any], key: str) -> int:

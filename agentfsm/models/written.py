@@ -34,22 +34,49 @@ class Items:
 
     Args:
         form: The units of a message.
+        behind: The units that stand behind the last of several tools' messages in a row; none unless given.
     """
 
-    def __init__(self, form: Callable[[Message], list[dict[str, Any]]]) -> None:
+    def __init__(
+        self,
+        form: Callable[[Message], list[dict[str, Any]]],
+        behind: Callable[[list[Message]], list[dict[str, Any]]] | None = None,
+    ) -> None:
         self._form = form
+        self._behind = behind
+        self._row: list[Message] = []
         self._old: list[str] = []
 
     def add(self, message: Message) -> None:
         """Write a message that stands in every later request."""
-        self._old += map(dumps, self._form(message))
+        self._old += map(dumps, self._units(message, self._row))
 
     def text(self, tail: Iterable[Message]) -> list[str]:
         """The JSON of all units."""
-        new = [dumps(unit) for message in tail for unit in self._form(message)]
+        new = [dumps(unit) for unit in self._rest(tail, self._row.copy())]
         if len(self._old) > 1:
             self._old = [",".join(self._old)]
         return [*self._old, *new]
+
+    def all(self, messages: Iterable[Message]) -> list[dict[str, Any]]:
+        """The units of a whole transcript."""
+        return self._rest(messages, [])
+
+    def _units(self, message: Message, row: list[Message]) -> list[dict[str, Any]]:
+        """The units of a message, and before it what was due behind a row of tools' messages, if it ends one."""
+        if self._behind is None:
+            return self._form(message)
+        if message.role is Role.TOOL and message.tool_call_id is not None:
+            if message.images:
+                row.append(message)
+            return self._form(message)
+        due = self._behind(row) if row else []
+        row.clear()
+        return [*due, *self._form(message)]
+
+    def _rest(self, messages: Iterable[Message], row: list[Message]) -> list[dict[str, Any]]:
+        units = [unit for message in messages for unit in self._units(message, row)]
+        return [*units, *self._behind(row)] if row and self._behind is not None else units
 
 
 class Written:

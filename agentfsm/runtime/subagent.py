@@ -23,7 +23,7 @@ from agentfsm.runtime.context import Context
 from agentfsm.runtime.host import Host
 from agentfsm.runtime.result import ending_of
 from agentfsm.runtime.run import Run
-from agentfsm.runtime.tools import Tool, as_tool
+from agentfsm.runtime.tools import Share, Tool, as_tool
 
 __all__ = ["Lender", "capped", "subagent_tool"]
 
@@ -65,8 +65,8 @@ def subagent_tool(name: str, description: str, lender: Lender) -> Tool:
         "conversation is known there.\n"
     )
 
-    def delegate(context: Context, entry: CallState, attempt: int) -> SubRun:
-        return SubRun(context, entry, attempt, lender)
+    def delegate(context: Context, entry: CallState, attempt: int, share: Share) -> SubRun:
+        return SubRun(context, entry, attempt, share, lender)
 
     return replace(as_tool(delegated, name=name), delegate=delegate)
 
@@ -79,8 +79,9 @@ class SubRun:
         usage: What it has used up since this call of it began, or went on.
     """
 
-    def __init__(self, context: Context, entry: CallState, attempt: int, lender: Lender) -> None:
+    def __init__(self, context: Context, entry: CallState, attempt: int, share: Share, lender: Lender) -> None:
         self._context, self._entry, self._attempt, self._lender = context, entry, attempt, lender
+        self._share = share
         self._state: RunState | None = None
         self._before = Usage() if entry.held is None else entry.held.spent
 
@@ -128,7 +129,7 @@ class SubRun:
                 return lender.go_on(host, held, entry.answer)
             except RecordError as error:
                 raise ToolError(f"the sub-agent's run cannot go on: {error}") from error
-        limits = capped(lender.guardrails, parent)
+        limits = capped(lender.guardrails, parent, self._share)
         if limits is None:
             return None
         return lender.begin(host, limits, task, run_id, parent.session_id, (parent.run_id, entry.call.id))
@@ -184,25 +185,31 @@ def _said(outcome: Ending) -> str:
             raise ToolError("the sub-agent did not finish")
 
 
-def capped(own: AgentGuardrails, parent: RunState) -> AgentGuardrails | None:
+def capped(own: AgentGuardrails, parent: RunState, share: Share = Share()) -> AgentGuardrails | None:  # noqa: B008  # frozen
     """A sub-agent's limits within what is left of those of the run that calls; None where nothing is left.
 
     Model calls, active time, tokens and USD are each the smaller of the two. What a sub-agent spends of the
-    last three, the run above has spent too; its model calls are its own.
+    last three, the run above has spent too; its model calls are its own. Those that begin together each have an
+    equal part of the tokens and USD, so that all of them stay within what is left, but for the one reply with
+    which each may go over. Time passes for all of them at once.
     """
     limits = parent.guardrails
+    spent = parent.usage + share.spent
     left = {
-        "max_iterations": (limits.max_iterations, parent.iterations),
-        "max_execution_time_s": (limits.max_execution_time_s, parent.elapsed_s),
-        "max_tokens": (limits.max_tokens, parent.usage.total_tokens),
-        "max_cost_usd": (limits.max_cost_usd, parent.usage.cost_usd),
+        "max_iterations": (limits.max_iterations, parent.iterations, 1),
+        "max_execution_time_s": (limits.max_execution_time_s, parent.elapsed_s, 1),
+        "max_tokens": (limits.max_tokens, spent.total_tokens, share.among),
+        "max_cost_usd": (limits.max_cost_usd, spent.cost_usd, share.among),
     }
     update: dict[str, Any] = {"validity_s": max(own.validity_s, limits.validity_s)}
-    for name, (limit, spent) in left.items():
+    for name, (limit, gone, among) in left.items():
         if limit is None:
             continue
-        if limit - spent <= 0:
+        part = limit - gone
+        if among > 1:
+            part = part // among if isinstance(part, int) else part / among
+        if part <= 0:
             return None
         mine = getattr(own, name)
-        update[name] = limit - spent if mine is None else min(mine, limit - spent)
+        update[name] = part if mine is None else min(mine, part)
     return own.model_copy(update=update)

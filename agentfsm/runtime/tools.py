@@ -1,4 +1,4 @@
-"""Tools from plain functions: type hints and docstring become the schema, pydantic checks the arguments."""
+"""Tools from plain functions: what a model is told of one, how a call is treated, and its checked arguments."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, cast, get_args, get_type_hints, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
-import pydantic
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
 from agentfsm.core.messages import ToolResult, Usage
 from agentfsm.core.model import ToolSpec
 from agentfsm.core.state import CallState, Held
 from agentfsm.errors import ToolDefinitionError
+from agentfsm.runtime.described import described
 
 if TYPE_CHECKING:
     from agentfsm.runtime.context import Context
 
-__all__ = ["Approval", "Delegation", "Tool", "ToolContext", "as_tool", "registry", "tool"]
+__all__ = ["Approval", "Delegation", "Share", "Tool", "ToolContext", "as_tool", "registry", "tool"]
 
 Approval = bool | Callable[[Mapping[str, Any]], bool]
 """Whether a call needs a person's leave: always, never, or by its (validated) arguments."""
@@ -74,6 +73,19 @@ class Delegation(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a sub-agent may have of a budget that is left.
+
+    Attributes:
+        among: How many sub-agents begin together; each has an equal part.
+        spent: What other calls of the batch have used up that the run has not been charged for yet.
+    """
+
+    among: int = 1
+    spent: Usage = field(default_factory=Usage)
+
+
 @dataclass(frozen=True)
 class Tool:
     """A function that a model may call. Made by ``tool`` or ``as_tool``.
@@ -91,7 +103,7 @@ class Tool:
         parallel: Whether calls may run together with others that may.
         control: For the loop's own tools: ``ask``, ``done`` or ``unable``.
         secret: Names of arguments that no journal may hold.
-        delegate: For a sub-agent: hands a call over, given the run, the call and which attempt it is.
+        delegate: For a sub-agent: hands a call over, given the run, the call, which attempt it is, and its share.
     """
 
     spec: ToolSpec
@@ -107,7 +119,15 @@ class Tool:
     control: str | None = None
     is_async: bool = field(default=False)
     secret: frozenset[str] = frozenset()
-    delegate: Callable[[Context, CallState, int], Delegation] | None = None
+    delegate: Callable[[Context, CallState, int, Share], Delegation] | None = None
+
+    def __post_init__(self) -> None:
+        rule: object = self.requires_approval
+        if inspect.iscoroutinefunction(rule) or not (isinstance(rule, bool) or callable(rule)):
+            raise ToolDefinitionError(
+                f"tool {self.name!r}: requires_approval must be True, False or a plain function of the arguments "
+                "(a hook at dispatch_tool may be async)"
+            )
 
     @property
     def name(self) -> str:
@@ -224,88 +244,16 @@ def as_tool(function: Callable[..., Any], *, name: str | None = None, control: s
     label = str(getattr(function, "__name__", "")) if name is None else name
     if not _NAME.match(label):
         raise ToolDefinitionError(f"{label!r} is no name for a tool: letters, digits, '_' and '-', 64 at most")
-    summary, described = _docstring(function)
-    takes_context, fields = _fields(function, label, described)
-    from pydantic.dataclasses import dataclass as validated  # slow to import, and only needed here
-
-    try:
-        made = dataclasses.make_dataclass(label.replace("-", "_"), fields, kw_only=True)
-        adapter: TypeAdapter[Any] = TypeAdapter(validated(made, config=ConfigDict(extra="forbid")))
-        schema = adapter.json_schema(schema_generator=_Schema)
-    except (pydantic.errors.PydanticUserError, TypeError, ValueError) as error:
-        text = str(error).partition("\n")[0]
-        raise ToolDefinitionError(f"tool {label!r} cannot be described as JSON: {text}") from error
-    schema.pop("title", None)
-    for prop in cast("dict[str, dict[str, Any]]", schema.get("properties", {})).values():
-        prop.pop("title", None)
+    found = described(function, label, ToolContext)
     return Tool(
-        ToolSpec(label, summary, schema),
+        ToolSpec(label, found.summary, found.schema),
         function,
-        adapter,
-        takes_context,
+        found.adapter,
+        found.takes_context,
         control=control,
         is_async=inspect.iscoroutinefunction(function),
-        secret=frozenset(name for name, hint, _ in fields if "SecretStr" in str(hint)),
+        secret=found.secret,
     )
-
-
-class _Schema(GenerateJsonSchema):
-    """A default that is no JSON (a sentinel) is left out of the schema, and there is no more to say about it."""
-
-    ignored_warning_kinds: set[JsonSchemaWarningKind] = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
-
-
-def _parameter_hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """The parameters' type hints; that of the result is not read, so it may be there for type checkers alone."""
-
-    def stub() -> None: ...
-
-    source = function if hasattr(function, "__annotations__") else type(function).__call__
-    stub.__annotations__ = {k: v for k, v in inspect.get_annotations(source).items() if k != "return"}
-    names = getattr(inspect.unwrap(source), "__globals__", {})
-    return get_type_hints(stub, globalns=names, include_extras=True)
-
-
-def _fields(function: Callable[..., Any], label: str, described: Mapping[str, str]) -> tuple[bool, list[Any]]:
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-        hints = _parameter_hints(function)
-    except (TypeError, ValueError, NameError) as error:
-        raise ToolDefinitionError(f"tool {label!r}: its signature cannot be read: {error}") from error
-    takes_context = bool(parameters) and hints.get(parameters[0].name) is ToolContext
-    fields: list[Any] = []
-    for parameter in parameters[1:] if takes_context else parameters:
-        where = f"tool {label!r}, parameter {parameter.name!r}"
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise ToolDefinitionError(f"{where}: a model passes arguments by name, so it must be an ordinary one")
-        if parameter.name not in hints:
-            raise ToolDefinitionError(f"{where}: it needs a type hint")
-        hint = hints[parameter.name]
-        if hint is ToolContext or ToolContext in get_args(hint):
-            raise ToolDefinitionError(f"{where}: a ToolContext must be the first parameter, and just that")
-        default = ... if parameter.default is parameter.empty else parameter.default
-        words = described.get(parameter.name)  # None would hide what Annotated[..., Field(description=...)] says
-        info: Any = Field(default) if words is None else Field(default, description=words)
-        fields.append((parameter.name, hint, info))
-    return takes_context, fields
-
-
-def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """The text in front of ``Args:`` and what stands there of each argument (Google style)."""
-    text = inspect.getdoc(function) or ""
-    summary, _, rest = text.partition("\nArgs:\n")
-    described: dict[str, str] = {}
-    last = ""
-    for line in rest.splitlines():
-        if line and not line.startswith(" "):
-            break
-        entry = re.match(r"\s{1,4}(\w+)\s*(?:\([^)]*\))?:\s*(.*)", line)
-        if entry:
-            last = entry.group(1)
-            described[last] = entry.group(2)
-        elif last and line.strip():
-            described[last] += " " + line.strip()
-    return re.split(r"\n(?:Returns|Raises|Yields|Examples?):\n", summary)[0].strip(), described
 
 
 def registry(tools: Iterable[Callable[..., Any]]) -> dict[str, Tool]:

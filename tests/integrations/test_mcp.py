@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 pytest.importorskip("mcp", reason="the extra 'mcp' is not installed")
 
@@ -27,9 +28,10 @@ from agentfsm import (
     deny,
     permissions,
 )
-from agentfsm.integrations.mcp import MCPTools
+from agentfsm.integrations.mcp import MCPSettings, MCPTools
+from agentfsm.integrations.mcp_result import MAX_SHOWN, result_parts
 from agentfsm.testing import RecordingModel, ScriptedModel, call
-from tests.integrations.fake_server import ECHO
+from tests.integrations.fake_server import ECHO, PIXEL
 from tests.transcripts import check_transcript
 
 SERVER = Path(__file__).with_name("fake_server.py")
@@ -43,7 +45,7 @@ class World:
         self.describe({})
 
     def tools(self, **options: Any) -> MCPTools:
-        return MCPTools.stdio(sys.executable, [str(SERVER), str(self.folder)], **options)
+        return MCPTools.stdio(sys.executable, [str(SERVER), str(self.folder)], settings=MCPSettings(**options))
 
     def describe(self, said: dict[str, str | None]) -> None:
         (self.folder / "descriptions.json").write_text(json.dumps(said))
@@ -111,13 +113,44 @@ def test_every_kind_of_part_is_told_in_its_order(world: World) -> None:
     (text,) = results(run(world, [call("many_parts"), "ok"]))
     assert text.splitlines() == [
         "a picture:",
-        "[image, image/png, 70 bytes: not shown]",
+        "[image, image/png, 70 bytes]",
         "[resource file:///a]",
         "inside a",
         "[resource file:///b, application/octet-stream, 3 bytes: not shown]",
         "[resource file:///c (c): the third]",
         '{"n":1}',
     ]
+
+
+def test_a_picture_is_shown_to_the_model_as_a_picture(world: World) -> None:
+    result = run(world, [call("many_parts"), "ok"])
+    (shown,) = [image for message in result.messages for image in message.images]
+    assert (shown.media_type, shown.data) == ("image/png", PIXEL)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "note"),
+    [
+        ("image/svg+xml", "PHN2Zy8+", "[image, image/svg+xml, 6 bytes: not shown]"),  # no provider takes it
+        ("image/png", "%%%", "[image, image/png: its data cannot be read]"),
+        ("image/png", "", "[image, image/png, 0 bytes: not shown]"),
+        ("image/png", "A" * (MAX_SHOWN + 4), "[image, image/png, 3,932,163 bytes: not shown]"),
+    ],
+)
+def test_a_picture_that_every_later_request_would_be_refused_for_is_not_shown(kind: str, data: str, note: str) -> None:
+    from mcp.types import CallToolResult, ImageContent
+
+    result = CallToolResult(content=[ImageContent(type="image", data=data, mime_type=kind)])
+    assert asyncio.run(result_parts(result, None)) == note
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"prefix": "a b"}, {"timeout": 0}, {"timeout": float("nan")}, {"prefixes": "x"}, {"parallel": "maybe"}]
+)
+def test_settings_that_cannot_be_are_refused_with_their_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as refused:
+        MCPSettings(**wrong)
+    assert [error["loc"][0] for error in refused.value.errors()] == list(wrong)
 
 
 def test_binary_parts_are_saved_where_a_folder_is_given(world: World, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("mcp", reason="the extra 'mcp' is not installed")
 
 from agentfsm import Agent, RunCancelled, RunResult, ToolStarted
-from agentfsm.integrations.mcp import MCPTools
+from agentfsm.integrations.mcp import MCPSettings, MCPTools
 from agentfsm.testing import RecordingModel, ScriptedModel, call
 from tests.integrations.everything import Everything, everything_command, everything_http
 from tests.transcripts import check_transcript
@@ -47,9 +47,12 @@ def needs(module: str, package: str) -> None:
 # -- mcp-server-time ----------------------------------------------------------------------------------------
 
 
+PREFIX = MCPSettings(prefix="time_")
+
+
 def test_the_time_server() -> None:
     needs("mcp_server_time", "mcp-server-time")
-    tools = MCPTools.stdio(sys.executable, ["-m", "mcp_server_time", "--local-timezone", "UTC"], prefix="time_")
+    tools = MCPTools.stdio(sys.executable, ["-m", "mcp_server_time", "--local-timezone", "UTC"], settings=PREFIX)
     convert = call("time_convert_time", source_timezone="UTC", time="12:00", target_timezone="Asia/Tokyo")
     wrong = call("time_get_current_time", timezone="Mars/Olympus")
     first, second = results(run(tools, [convert, wrong, "ok"]))
@@ -103,11 +106,13 @@ def test_text_a_sum_structured_content_and_a_picture(tools: MCPTools) -> None:
         call("get-sum", a="two", b=1),
         "ok",
     ]
-    echo, total, weather, picture, wrong = results(run(tools, script))
+    result = run(tools, script)
+    echo, total, weather, picture, wrong = results(result)
     assert "hello" in echo
     assert "42" in total
     assert set(json.loads(weather)) == {"temperature", "conditions", "humidity"}  # told once, not twice
     assert "[image, image/png, " in picture
+    assert [image.media_type for message in result.messages for image in message.images] == ["image/png"]
     assert "a: 'two' is not of type 'number'" in wrong
 
 

@@ -92,7 +92,7 @@ class Named(ScriptedModel):
 
 
 def reply(message: Message, finish: FinishReason = FinishReason.STOP) -> Reply:
-    return Reply(message, finish, Usage(10, 5, 3), model="gpt-x-2026")
+    return Reply(message, finish, Usage(10, 5, 3, reasoning_tokens=4, written_tokens=2), model="gpt-x-2026")
 
 
 def parent_of(span: ReadableSpan, spans: list[ReadableSpan]) -> str | None:
@@ -155,6 +155,8 @@ def test_a_model_calls_span_says_what_it_used_up_and_why_it_stopped(collected: C
         "gen_ai.usage.input_tokens": 10,
         "gen_ai.usage.output_tokens": 5,
         "gen_ai.usage.cache_read.input_tokens": 3,
+        "gen_ai.usage.cache_creation.input_tokens": 2,
+        "gen_ai.usage.reasoning.output_tokens": 4,
     }
     assert expected.items() <= said.items()
     whole = attributes(collected.named("invoke_agent"))

@@ -212,10 +212,9 @@ def test_calls_are_read_beside_text() -> None:
         ("pause_turn", False, FinishReason.LENGTH),
         ("refusal", False, FinishReason.REFUSAL),
         ("something new", False, FinishReason.STOP),
-        (None, True, FinishReason.TOOL_CALLS),
     ],
 )
-def test_why_an_answer_ended(stop: str | None, with_call: bool, reason: FinishReason) -> None:
+def test_why_an_answer_ended(stop: str, with_call: bool, reason: FinishReason) -> None:
     assert decode(answered(TEXT, *([USE] if with_call else []), stop=stop)).finish_reason is reason
 
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from agentfsm import Agent, Event, ModelReplied, RunStarted, TextDelta
 from agentfsm.core.events import ReasoningDelta, ToolCallDelta
 from agentfsm.core.messages import Message
-from agentfsm.models import ConcurrencyLimit, FallbackModel, Limited, Price, Priced
+from agentfsm.models import ConcurrencyLimit, FallbackModel, Limited, ModelSettings, Price, Priced
 from agentfsm.runtime.host import Host
 from agentfsm.testing import FakeClock
 from tests.models.helpers import KEY, WIRES, build
@@ -99,3 +100,17 @@ def test_no_canary_sings(wire: str, streamed: bool, how: str, caplog: pytest.Log
             assert not has_canary(text, said=isinstance(event, TOLD)), text
     for text in (repr(agent), repr(model), repr(agent.model), str(vars(model)), repr(vars(vars(model)["_http"]))):
         assert not has_canary(text, said=False)
+
+
+def test_settings_that_are_refused_do_not_show_what_they_hold() -> None:
+    wrong: list[dict[str, Any]] = [
+        {"extra_body": {"messages": [], "token": KEY}},
+        {"stop": ("", KEY)},
+        {"temperature": KEY},
+        {"tokn": KEY},
+    ]
+    for settings in wrong:
+        with pytest.raises(ValidationError) as refused:
+            ModelSettings(**settings)
+        assert not has_canary(str(refused.value), said=False)
+        assert next(iter(settings)) in str(refused.value)

@@ -464,7 +464,7 @@ def model_of(case: Case, url: str) -> AnyModel:
 async def run_case(case: Case, server: Server) -> Seen:
     """Run an agent into the fault; streamed where somebody watches, whole where nobody does."""
     hangs = FAULTS[case.fault].hangs
-    limits = AgentGuardrails(llm_timeout_s=0.4 if hangs else 20, stream_heartbeat_s=0.2 if hangs else 20)
+    limits = AgentGuardrails(llm_timeout_s=1.2 if hangs else 20, stream_heartbeat_s=0.6 if hangs else 20)
     model = model_of(case, server.url(case))
     agent = Agent(model, guardrails=limits, host=Host(clock=FakeClock()))
     events: list[Event] = []

@@ -337,10 +337,9 @@ def test_a_model_never_reuses_an_id_of_the_transcript() -> None:
         ("content_filter", FinishReason.CONTENT_FILTER),
         ("tool_calls", FinishReason.STOP),
         ("something new", FinishReason.STOP),
-        (None, FinishReason.STOP),
     ],
 )
-def test_why_a_text_answer_ended(word: str | None, reason: FinishReason) -> None:
+def test_why_a_text_answer_ended(word: str, reason: FinishReason) -> None:
     assert decode(answered({"content": "hi"}, word)).finish_reason is reason
 
 

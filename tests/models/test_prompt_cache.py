@@ -142,10 +142,10 @@ def test_without_instructions_the_tools_bear_the_mark() -> None:
 
 
 def test_a_thought_bears_no_mark() -> None:
-    thought = Message(
-        Role.ASSISTANT, "", extra={"anthropic": [{"type": "thinking", "thinking": "hm", "signature": "x"}]}
-    )
-    body = encode(ModelRequest([*STEPS, thought]), "m", cache="5m")
+    blocks = [{"type": "thinking", "thinking": "hm", "signature": "x"}]
+    thought = Message(Role.ASSISTANT, "", extra={"anthropic": {"voice": "me", "blocks": blocks}})
+    body = encode(ModelRequest([*STEPS, thought]), "m", cache="5m", voice="me")
+    assert body["messages"][-1]["content"] == blocks
     assert ("messages", 2, 0) in marked(body)
     assert all("cache_control" not in block for block in body["messages"][-1]["content"])
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentfsm.core.images import Image
 from agentfsm.core.messages import Message, Role, ToolCall
 from agentfsm.core.model import ModelRequest
 from agentfsm.core.render import Transcript
@@ -17,24 +18,31 @@ from agentfsm.models.wire import dumps
 from tests.models.helpers import CLASSES, WEATHER, WIRES, AnyModel
 
 texts = st.sampled_from(["", " ", "hello", '"},{"messages":[]', "naïve 😀\u2028", "half \ud83d"])
-thoughts = st.sampled_from([None, {"anthropic": [{"type": "thinking", "thinking": "hm", "signature": "x"}]}])
+THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "x"}
+thoughts = st.sampled_from(
+    [None, *({"anthropic": {"voice": voice, "blocks": [THOUGHT]}} for voice in ("http://127.0.0.1:9/v1 m", "another"))]
+)
+pictures = st.lists(st.sampled_from([Image.of(b"GIF87a"), Image.of(b"\xff\xd8\xff")]), max_size=2).map(tuple)
 calls = st.lists(st.builds(ToolCall, st.sampled_from("abc"), st.just("weather"), st.just({"n": 1})), max_size=2)
 messages = st.one_of(
     st.builds(Message, st.sampled_from([Role.SYSTEM, Role.USER]), texts),
+    st.builds(Message.user, texts, pictures),
     st.builds(
         lambda text, made, extra: Message(Role.ASSISTANT, text, tuple(made), extra=extra), texts, calls, thoughts
     ),
     st.builds(
-        lambda text, id_, bad: Message(Role.TOOL, text, (), id_, "weather", bad),
+        lambda text, id_, bad, images: Message(Role.TOOL, text, (), id_, "weather", bad, images=images),
         texts,
         st.sampled_from([*"abc", None]),
         st.booleans(),
+        pictures,
     ),
 )
 
 
-def model_of(wire: str, cache: Any = None) -> AnyModel:
-    made = ModelSettings(temperature=0, prompt_cache=cache, extra_body={"x": {"messages": [], "input": []}})
+def model_of(wire: str, cache: Any = None, *, images: bool = True) -> AnyModel:
+    extra = {"x": {"messages": [], "input": []}}
+    made = ModelSettings(temperature=0, prompt_cache=cache, images=images, extra_body=extra)
     return CLASSES[wire]("m", base_url="http://127.0.0.1:9/v1", api_key="k" * 20, settings=made)
 
 
@@ -48,12 +56,14 @@ def all_at_once(model: AnyModel, request: ModelRequest, stream: bool) -> bytes:
         st.tuples(st.lists(messages, max_size=4), st.lists(texts.map(Message.user), max_size=1)), max_size=6
     ),
     stream=st.booleans(),
+    images=st.booleans(),
 )
 @settings(max_examples=200, deadline=None)
 def test_a_request_does_not_depend_on_those_before_it(
-    wire: str, steps: list[tuple[list[Message], list[Message]]], stream: bool
+    wire: str, steps: list[tuple[list[Message], list[Message]]], stream: bool, images: bool
 ) -> None:
-    model, memo, said = model_of(wire, "5m" if wire == "anthropic" else None), dict[object, object](), list[Message]()
+    model = model_of(wire, "5m" if wire == "anthropic" else None, images=images)
+    memo, said = dict[object, object](), list[Message]()
     for more, tail in steps:
         said += more
         request = ModelRequest(Transcript(said, len(said), tuple(tail)), tools=(WEATHER,), memo=memo)

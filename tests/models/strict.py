@@ -1,0 +1,157 @@
+"""What the providers' servers would refuse of a request, by their published types and their rules for calls.
+
+The servers that tests can start take anything, so this is the strict one: the parameter types of the vendors' own
+packages (``openai``, ``anthropic``, ``ollama``), as JSON schemas that allow no field beside them, and the rules that
+types cannot say, each of which a provider answers with status 400:
+
+* chat completions: tools' messages stand right behind the assistant's message with their calls, one for each call
+  (https://platform.openai.com/docs/guides/function-calling), and hold text alone;
+* responses: every ``function_call`` has one output behind it, and every output its call in front;
+* messages: a turn with ``tool_use`` is followed by a user's turn that begins with a result for each; ids stand once;
+  the first turn is the user's, the last is not the assistant's; no text is blank
+  (https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/implement-tool-use);
+* Ollama: roles are of four kinds (``api/types.go``), and calls and results as in chat completions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+__all__ = ["refusals"]
+
+
+def refusals(wire: str, body: dict[str, Any]) -> list[str]:
+    """Everything that is wrong with the body of a request."""
+    body = {key: value for key, value in body.items() if key not in ("stream", "stream_options")}
+    return [*_by_type(wire, body), *_RULES[wire](body)]
+
+
+def _by_type(wire: str, body: dict[str, Any]) -> list[str]:
+    import jsonschema
+
+    validator = jsonschema.Draft202012Validator(_schema(wire))
+    return [f"{'.'.join(map(str, e.absolute_path))}: {e.message[:300]}" for e in validator.iter_errors(body)]
+
+
+@cache
+def _schema(wire: str) -> dict[str, Any]:
+    """The schema of a request's body, by the vendor's own types."""
+    name = {"openai": "openai", "responses": "openai", "anthropic": "anthropic", "ollama": "ollama"}[wire]
+    pytest.importorskip(name, reason=f"{name} is not installed, whose types are the oracle")
+    kind: Any
+    match wire:
+        case "openai":
+            from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming as kind
+        case "responses":
+            from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming as kind
+        case "anthropic":
+            from anthropic.types.message_create_params import MessageCreateParamsNonStreaming as kind
+        case _:
+            from ollama._types import ChatRequest as kind
+    schema = TypeAdapter(kind).json_schema()
+    _close(schema)
+    kinds = schema["$defs"]
+    if wire == "ollama":
+        # The package is behind its server, which has ids for calls since 0.12 (``api/types.go``), and takes any
+        # JSON schema for a tool's arguments. A picture is base64 text, once the package has written it.
+        kinds["Image"] = {"type": "string", "pattern": "^[A-Za-z0-9+/]+={0,2}$"}
+        kinds["Message"]["properties"]["tool_call_id"] = {"type": "string"}
+        kinds["ToolCall"]["properties"]["id"] = {"type": "string"}
+        kinds["Parameters"] = kinds["Property"] = {"type": "object"}
+        schema["properties"]["messages"] = {"type": "array", "items": {"$ref": "#/$defs/Message"}}
+    if wire == "responses":
+        # By the types an id is required; without storage the server looks for it and finds nothing, and OpenAI's
+        # own client sends none (``codex-rs/protocol/src/models.rs``).
+        kinds["ResponseReasoningItemParam"]["required"].remove("id")
+    return schema
+
+
+def _close(node: Any) -> None:
+    """Allow no field beside those that the types name."""
+    if isinstance(node, list):
+        for item in node:
+            _close(item)
+    elif isinstance(node, dict):
+        if "properties" in node and isinstance(node["properties"], dict):
+            node.setdefault("additionalProperties", False)
+        for item in node.values():
+            _close(item)
+
+
+def _chat(body: dict[str, Any]) -> list[str]:
+    found: list[str] = []
+    due: list[str] = []
+    for place, message in enumerate(body["messages"]):
+        if message["role"] == "tool":
+            if message.get("tool_call_id") in due:
+                due.remove(message["tool_call_id"])
+            else:
+                found.append(f"{place}: answers no call of the message in front, or once more")
+            if not isinstance(message["content"], str):
+                found.append(f"{place}: a tool's message takes text alone")
+            continue
+        if due:
+            found.append(f"{place}: stands in front of the answers to {due}")
+        due = [call["id"] for call in message.get("tool_calls") or ()]
+        if len(set(due)) < len(due) or "" in due:
+            found.append(f"{place}: its calls' ids are not each their own")
+        if message["role"] not in ("system", "user", "assistant"):
+            found.append(f"{place}: {message['role']!r} is no role")
+    return [*found, f"the end: {due} are not answered"] if due else found
+
+
+def _responses(body: dict[str, Any]) -> list[str]:
+    found: list[str] = []
+    calls: dict[str, int] = {}
+    for place, item in enumerate(body["input"]):
+        if item.get("type") == "function_call":
+            if item["call_id"] in calls:
+                found.append(f"{place}: the id of the call stands twice")
+            calls[item["call_id"]] = 0
+        elif item.get("type") == "function_call_output":
+            if item["call_id"] not in calls:
+                found.append(f"{place}: there is no call in front of this output")
+            calls[item["call_id"]] = calls.get(item["call_id"], 0) + 1
+    return found + [f"{call} has {n} outputs" for call, n in calls.items() if n != 1]
+
+
+def _messages(body: dict[str, Any]) -> list[str]:
+    found: list[str] = []
+    due: list[str] = []
+    seen: set[str] = set()
+    turns = body["messages"]
+    if not turns or turns[0]["role"] != "user" or turns[-1]["role"] != "user":
+        found.append("the first and the last turn are the user's")
+    for place, turn in enumerate(turns):
+        blocks = turn["content"]
+        results = [b["tool_use_id"] for b in blocks if b["type"] == "tool_result"]
+        if sorted(results) != sorted(due):
+            found.append(f"{place}: results for {results}, and {due} are due")
+        if any(b["type"] != "tool_result" for b in blocks[: len(results)]):
+            found.append(f"{place}: something stands in front of a result")
+        due = [b["id"] for b in blocks if b["type"] == "tool_use"]
+        if seen & set(due) or len(set(due)) < len(due) or (due and turn["role"] != "assistant"):
+            found.append(f"{place}: a call's id stands twice, or is the user's")
+        seen.update(due)
+        if any(b["type"] == "text" and not b["text"].strip() for b in blocks):
+            found.append(f"{place}: a blank text")
+    return found
+
+
+_RULES: dict[str, Callable[[dict[str, Any]], list[str]]] = {
+    "openai": _chat,
+    "responses": _responses,
+    "anthropic": _messages,
+    "ollama": _chat,
+}
+
+
+def show(body: dict[str, Any]) -> str:
+    """A body to read."""
+    return json.dumps(body, indent=1, ensure_ascii=False)[:4000]

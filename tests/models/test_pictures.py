@@ -1,0 +1,199 @@
+"""Pictures on the wires: what a tool or a person shows reaches the model, in the form that each wire takes."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from agentfsm import Agent, Image, RunCompleted
+from agentfsm.core.messages import Message, Role, ToolCall
+from agentfsm.core.model import ModelRequest
+from agentfsm.core.render import Transcript
+from agentfsm.models import ModelSettings
+from tests.models.aimock import AiMock, aimock_server  # noqa: F401  # the import makes the fixture known
+from tests.models.helpers import CLASSES, WEATHER, WIRES, build
+from tests.models.wires import Said, whole_body
+
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+)
+RED = Image.of(PNG)
+BLUE = Image.of(b"\xff\xd8\xff\xe0 blue")
+CALLS = (ToolCall("a", "look", {}), ToolCall("b", "look", {"n": 2}))
+LOOKED = [
+    Message.user("look"),
+    Message.assistant("", CALLS),
+    Message(Role.TOOL, "red: [note]", tool_call_id="a", name="look", images=(RED,)),
+    Message(Role.TOOL, "blue", tool_call_id="b", name="look", images=(BLUE, RED)),
+]
+
+
+def body(wire: str, messages: list[Message], **settings: Any) -> dict[str, Any]:
+    """What is sent."""
+    model = CLASSES[wire]("m", base_url="http://127.0.0.1:9/v1", settings=ModelSettings(**settings))
+    sent = json.loads(model._content(ModelRequest(messages, tools=(WEATHER,)), stream=False))
+    assert isinstance(sent, dict)
+    return sent
+
+
+def url(image: Image) -> str:
+    return f"data:{image.media_type};base64,{image.data}"
+
+
+def test_chat_completions_show_them_in_a_users_message_behind_the_last_result() -> None:
+    sent = body("openai", [*LOOKED, Message.assistant("seen")])["messages"]
+    assert [m["role"] for m in sent] == ["user", "assistant", "tool", "tool", "user", "assistant"]
+    assert [m["content"] for m in sent[2:4]] == ["red: [note]", "blue"]  # a tool's message takes text alone
+    assert sent[4]["content"] == [
+        {"type": "text", "text": "From look (call a):"},
+        {"type": "image_url", "image_url": {"url": url(RED)}},
+        {"type": "text", "text": "From look (call b, image 1 of 2):"},
+        {"type": "image_url", "image_url": {"url": url(BLUE)}},
+        {"type": "text", "text": "From look (call b, image 2 of 2):"},
+        {"type": "image_url", "image_url": {"url": url(RED)}},
+    ]
+
+
+def test_responses_show_them_in_the_calls_output() -> None:
+    sent = body("responses", LOOKED)["input"]
+    image = {"type": "input_image", "detail": "auto"}
+    assert [item.get("output") for item in sent[-2:]] == [
+        [{"type": "input_text", "text": "red: [note]"}, image | {"image_url": url(RED)}],
+        [{"type": "input_text", "text": "blue"}, image | {"image_url": url(BLUE)}, image | {"image_url": url(RED)}],
+    ]
+
+
+def test_messages_show_them_in_the_result() -> None:
+    def source(image: Image) -> dict[str, Any]:
+        return {"type": "image", "source": {"type": "base64", "media_type": image.media_type, "data": image.data}}
+
+    first, second = body("anthropic", LOOKED)["messages"][-1]["content"]
+    assert first["content"] == [{"type": "text", "text": "red: [note]"}, source(RED)]
+    assert second["content"] == [{"type": "text", "text": "blue"}, source(BLUE), source(RED)]
+
+
+def test_messages_take_text_alone_from_a_call_that_failed() -> None:
+    failed = Message(Role.TOOL, "no", tool_call_id="a", name="look", is_error=True, images=(RED,))
+    (result,) = body("anthropic", [*LOOKED[:1], Message.assistant("", CALLS[:1]), failed])["messages"][-1]["content"]
+    assert result["is_error"] is True
+    assert result["content"] == "no\n[Pictures are not shown here.]"
+
+
+def test_ollama_shows_them_beside_the_result() -> None:
+    sent = body("ollama", LOOKED)["messages"]
+    assert [m.get("images") for m in sent] == [None, None, [RED.data], [BLUE.data, RED.data]]
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_person_may_show_some_too(wire: str) -> None:
+    said = body(wire, [Message.user("what is this?", [RED])])
+    (message,) = said["input" if wire == "responses" else "messages"]
+    assert message["role"] == "user"
+    assert json.dumps(message).count(RED.data) == 1
+    assert "what is this?" in json.dumps(message)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_model_that_sees_none_is_told_so_in_their_place(wire: str) -> None:
+    text = json.dumps(body(wire, LOOKED, images=False))
+    assert RED.data not in text
+    assert text.count("not shown here") == 2
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_without_pictures_nothing_is_other_than_before(wire: str) -> None:
+    plain = [Message(m.role, m.content, m.tool_calls, m.tool_call_id, m.name) for m in LOOKED]
+    text = json.dumps(body(wire, plain))
+    assert not any(word in text for word in ("input_text", "image", '"type": "text", "text": "red'))
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_what_was_sent_stands_in_the_next_request_just_as_it_was(wire: str) -> None:
+    """A provider's prompt cache keeps a prefix of bytes, pictures included."""
+    model = CLASSES[wire]("m", base_url="http://127.0.0.1:9/v1")
+    said, memo, before = [Message.user("look")], dict[object, object](), b""
+    for step in range(4):
+        sent = model._content(ModelRequest(Transcript(said, len(said)), memo=memo), stream=False)
+        key = b'"input":[' if wire == "responses" else b'"messages":['
+        turns = sent[sent.index(key) :].rpartition(b"]")[0]
+        assert turns.startswith(before)
+        before = turns
+        call = ToolCall(f"c{step}", "look", {})
+        said.append(Message.assistant("", (call,)))
+        said.append(Message(Role.TOOL, "red", tool_call_id=call.id, name="look", images=(RED,) * (step % 3)))
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_an_old_picture_goes_with_its_result_when_the_prompt_is_too_long(wire: str) -> None:
+    """A tool's picture is sent until the provider says that the prompt is too long."""
+    bodies: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        bodies.append(request.content.decode())
+        if len(bodies) == 1:
+            return httpx.Response(200, json=whole_body(wire, Said(calls=(("a", "look", {}),))))
+        if len(bodies) < 7:
+            return httpx.Response(200, json=whole_body(wire, Said(calls=((f"a{len(bodies)}", "other", {}),))))
+        if len(bodies) == 7:
+            error = {"message": "prompt is too long: 9 tokens > 8 maximum", "code": "context_length_exceeded"}
+            return httpx.Response(400, json={"error": error})
+        return httpx.Response(200, json=whole_body(wire, Said("done")))
+
+    def look() -> Image:
+        """Look."""
+        return RED
+
+    def other() -> str:
+        """Do something else."""
+        return "ok"
+
+    result = asyncio.run(_run(Agent(build(wire, handler), tools=[look, other])))
+    assert isinstance(result, RunCompleted)
+    assert [RED.data in sent for sent in bodies] == [False, True, True, True, True, True, True, False]
+
+
+async def _run(agent: Agent) -> Any:
+    return (await agent.run("go")).outcome
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_in_envelope_mode_a_note_stands_for_it(wire: str) -> None:
+    said = ['{"kind": "tool_call", "tool_name": "look", "arguments": {}}', '{"kind": "final", "content": "red"}']
+    bodies: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        bodies.append(request.content.decode())
+        return httpx.Response(200, json=whole_body(wire, Said(said[len(bodies) - 1])))
+
+    def look() -> Image:
+        """Look."""
+        return RED
+
+    agent = Agent(build(wire, handler), tools=[look], preset="feedback")
+    assert asyncio.run(_run(agent)).output == "red"
+    assert RED.data not in bodies[1]
+    assert "[image, image/png, 70 bytes]" in bodies[1]
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_real_server_takes_a_transcript_with_pictures(wire: str, aimock: AiMock) -> None:
+    def look() -> list[Any]:
+        """Look."""
+        return ["here:", RED]
+
+    aimock.script(
+        {
+            "match": {"turnIndex": 0},
+            "response": {"toolCalls": [{"id": "toolu_01", "name": "look", "arguments": {}}]},
+        },
+        {"match": {"turnIndex": 1}, "response": {"content": "A red dot."}},
+    )
+    name = "claude-sonnet-4-6" if wire == "anthropic" else "gpt-5-mini"
+    at = aimock.openai_url if wire in ("openai", "responses") else aimock.url
+    agent = Agent(CLASSES[wire](name, base_url=at, api_key=aimock.key), tools=[look])
+    assert asyncio.run(_run(agent)).output == "A red dot."

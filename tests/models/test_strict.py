@@ -1,0 +1,232 @@
+"""Whatever became of a run, what it or the next one sends is what the provider's own types and rules take."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from agentfsm import Agent, Allow, Deny, Edit, Host, Image, Message, RunResult, ToolStarted, UserInputRequested, tool
+from agentfsm.models import ModelSettings
+from agentfsm.models.http import HttpOptions
+from agentfsm.testing import FakeClock
+from tests.models.helpers import CLASSES, WIRES, AnyModel
+from tests.models.strict import refusals, show
+from tests.models.wires import Said, whole_body
+
+CALLS: tuple[tuple[str, str, dict[str, Any]], ...] = (("toolu_1", "send", {"to": "ann"}), ("toolu_2", "look", {}))
+SAID: dict[str, list[Said]] = {
+    "two calls": [Said("Let me see.", "hm", CALLS), Said("done")],
+    "the same id again": [Said("", "", CALLS[:1]), Said("", "", CALLS[:1]), Said("done")],
+    "a name of its own": [Said("", "", (("", "foo.bar baz", {"x": None}),)), Said("done")],
+    "cut off": [Said("", "", CALLS[:1], finish="length"), Said("done")],
+    "cut off in words": [Said("Once upon", finish="length"), Said("done")],
+    "nothing": [Said(), Said(" \n"), Said("done")],
+    "asks": [Said("", "", (("toolu_4", "ask_user", {"question": "Which?"}), *CALLS)), Said("done")],
+}
+
+
+class Wire:
+    """A model of one wire on a transport that keeps what it is sent."""
+
+    def __init__(self, wire: str, said: list[Said]) -> None:
+        self.wire, self.bodies = wire, list[dict[str, Any]]()
+        self._said = iter(said)
+        http = HttpOptions(transport=httpx.MockTransport(self._answer))
+        name = "claude-sonnet-4-6" if wire == "anthropic" else "gpt-5-mini"
+        made = ModelSettings(top_p=0.5, max_tokens=500) if wire != "anthropic" else ModelSettings(max_tokens=500)
+        self.model: AnyModel = CLASSES[wire](
+            name, base_url="http://127.0.0.1:9/v1", api_key="k" * 20, settings=made, http=http
+        )
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        self.bodies.append(json.loads(request.content))
+        said = next(self._said, Said("done"))
+        if self.wire == "openai":  # at OpenAI itself a chat completion holds no thought
+            said = replace(said, thought="")
+        return httpx.Response(200, json=whole_body(self.wire, said))
+
+    def check(self, requests: int) -> None:
+        assert len(self.bodies) == requests
+        for body in self.bodies:
+            found = refusals(self.wire, body)
+            assert not found, "\n".join([*found, show(body)])
+
+
+@tool(requires_approval=True)
+def send(to: str) -> str:
+    """Send a letter."""
+    return f"sent to {to}"
+
+
+def look() -> list[Any]:
+    """Look."""
+    return ["", Image.of(b"GIF89a...")]
+
+
+async def hang() -> str:
+    """Hang."""
+    await asyncio.Event().wait()
+    return ""
+
+
+def agent_of(wire: Wire, **more: Any) -> Agent:
+    host = Host(secret=b"x", clock=FakeClock())
+    return Agent(wire.model, tools=[send, look, hang], host=host, instructions="Be brief.", **more)
+
+
+def both(wire: str, said: list[Said], go: Callable[[Agent], Any], **more: Any) -> tuple[Wire, RunResult]:
+    kept = Wire(wire, said)
+    return kept, asyncio.run(go(agent_of(kept, **more)))
+
+
+async def _next(agent: Agent, result: RunResult) -> RunResult:
+    return await agent.run("Never mind. What now?", message_history=result.messages)
+
+
+# -- the five ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_suspended(wire: str) -> None:
+    async def go(agent: Agent) -> RunResult:
+        first = await agent.run("go")
+        assert isinstance(first.outcome, UserInputRequested)
+        return await _next(agent, first)
+
+    kept, result = both(wire, SAID["two calls"], go)
+    assert result.output == "done"
+    kept.check(2)
+
+
+@pytest.mark.parametrize("answer", [Allow(), Deny("no"), Edit({"to": "bob"})], ids=["approved", "denied", "edited"])
+@pytest.mark.parametrize("wire", WIRES)
+def test_approved_and_denied(wire: str, answer: Any) -> None:
+    async def go(agent: Agent) -> RunResult:
+        first = await agent.run("go")
+        assert isinstance(first.outcome, UserInputRequested)
+        result = await agent.resume(first.outcome.suspension_record.to_json(), answer)
+        return await _next(agent, result)
+
+    kept, result = both(wire, SAID["two calls"], go)
+    assert result.output == "done"
+    kept.check(3)
+
+
+@pytest.mark.parametrize("case", ["cut off", "cut off in words"])
+@pytest.mark.parametrize("wire", WIRES)
+def test_truncated(wire: str, case: str) -> None:
+    async def go(agent: Agent) -> RunResult:
+        return await _next(agent, await agent.run("go"))
+
+    kept, result = both(wire, SAID[case], go)
+    assert result.output == "done"
+    kept.check(3)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("watched", [True, False])
+def test_cancelled(wire: str, watched: bool) -> None:
+    async def go(agent: Agent) -> RunResult:
+        run = agent.run("go")
+        if watched:
+            async for event in run:
+                if isinstance(event, ToolStarted) and event.call.name == "look":
+                    run.cancel("enough")
+        else:
+            asyncio.get_running_loop().call_later(0.02, run.cancel)
+        return await _next(agent, await run)
+
+    kept, result = both(wire, [Said("", "hm", (CALLS[1], ("toolu_3", "hang", {}))), Said("done")], go)
+    assert result.output == "done"
+    kept.check(2)
+
+
+# -- and more ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["a name of its own", "nothing"])
+@pytest.mark.parametrize("wire", WIRES)
+def test_what_models_say(wire: str, case: str) -> None:
+    async def go(agent: Agent) -> RunResult:
+        return await _next(agent, await agent.run("go"))
+
+    kept, _ = both(wire, SAID[case], go)
+    kept.check(len(kept.bodies))
+    assert len(kept.bodies) >= 3
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_question_and_its_answer(wire: str) -> None:
+    async def go(agent: Agent) -> RunResult:
+        first = await agent.run("go")
+        assert isinstance(first.outcome, UserInputRequested)
+        return await agent.resume(first.outcome.suspension_record, "the second")
+
+    done = Said("", "", (("toolu_9", "return_done", {"output": "x"}),))
+    kept, result = both(wire, [*SAID["asks"][:1], done], go, preset="funnel")
+    assert result.output == "x"
+    kept.check(2)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_the_same_id_again_and_pictures_of_a_person(wire: str) -> None:
+    async def go(agent: Agent) -> RunResult:
+        first = await agent.run("go", message_history=[Message.user("see", [Image.of(b"GIF89a")])])
+        assert isinstance(first.outcome, UserInputRequested)
+        second = await agent.resume(first.outcome.suspension_record, Allow())
+        assert isinstance(second.outcome, UserInputRequested)
+        return await agent.resume(second.outcome.suspension_record, Deny("no"))
+
+    kept, result = both(wire, SAID["the same id again"], go)
+    assert result.output == "done"
+    kept.check(3)
+
+
+# -- the oracle itself ---------------------------------------------------------------------------------------------
+
+BAD: dict[str, list[Callable[[dict[str, Any]], Any]]] = {
+    "openai": [
+        lambda b: b["messages"].pop(3),
+        lambda b: b["messages"][3].update(tool_call_id="zz"),
+        lambda b: b["messages"][0].update(role="boss"),
+        lambda b: b["messages"][1].update(images=[]),
+        lambda b: b["messages"][3].update(content=[{"type": "image_url", "image_url": {"url": "x"}}]),
+    ],
+    "responses": [
+        lambda b: b["input"].pop(-1),
+        lambda b: b["input"].pop(-2),
+        lambda b: b["input"][0].update(role="boss"),
+        lambda b: b["input"][0].update(stuff=1),
+    ],
+    "anthropic": [
+        lambda b: b["messages"].pop(2),
+        lambda b: b["messages"].pop(0),
+        lambda b: b["messages"][0].update(role="boss"),
+        lambda b: b["messages"][2]["content"][0].update(tool_use_id="zz"),
+        lambda b: b["messages"][0]["content"][0].update(text=" "),
+    ],
+    "ollama": [
+        lambda b: b["messages"].pop(3),
+        lambda b: b["messages"][0].update(role="boss"),
+        lambda b: b["messages"][1].update(content=[]),
+        lambda b: b["messages"][1].update(stuff=1),
+    ],
+}
+
+
+@pytest.mark.parametrize(("wire", "number"), [(wire, n) for wire, all_ in BAD.items() for n in range(len(all_))])
+def test_a_body_that_is_wrong_is_refused(wire: str, number: int) -> None:
+    async def go(agent: Agent) -> RunResult:
+        return await agent.run("go")
+
+    kept, _ = both(wire, [Said("", "", CALLS[1:]), Said("done")], go)
+    body = kept.bodies[-1]
+    assert refusals(wire, body) == []
+    BAD[wire][number](body)
+    assert refusals(wire, body) != []

@@ -1,0 +1,66 @@
+"""Every count that a vendor's own types know is read, whole and streamed: what was cached, written and thought."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentfsm.core.messages import Usage
+from tests.models.helpers import WIRES, answer, ask, build
+from tests.models.test_streams import ask as ask_streamed
+from tests.models.test_streams import streaming
+from tests.models.wires import Said, as_bytes, stream_events, whole_body
+
+COUNTS: dict[str, dict[str, Any]] = {
+    "openai": {  # openai.types.CompletionUsage
+        "prompt_tokens": 100,
+        "completion_tokens": 50,
+        "total_tokens": 150,
+        "prompt_tokens_details": {"cached_tokens": 60, "cache_write_tokens": 20, "audio_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 30, "accepted_prediction_tokens": 0},
+    },
+    "responses": {  # openai.types.responses.ResponseUsage
+        "input_tokens": 100,
+        "output_tokens": 50,
+        "total_tokens": 150,
+        "input_tokens_details": {"cached_tokens": 60, "cache_write_tokens": 20},
+        "output_tokens_details": {"reasoning_tokens": 30},
+    },
+    "anthropic": {  # anthropic.types.Usage: the cached parts are counted beside the rest
+        "input_tokens": 20,
+        "cache_read_input_tokens": 60,
+        "cache_creation_input_tokens": 20,
+        "output_tokens": 50,
+        "output_tokens_details": {"thinking_tokens": 30},
+    },
+}
+EXPECTED = Usage(100, 50, cached_tokens=60, reasoning_tokens=30, written_tokens=20)
+
+
+def counted(wire: str, counts: object) -> tuple[dict[str, Any], list[Any]]:
+    """A whole answer with these counts, and a stream."""
+    events = stream_events(wire, Said("hello"))
+    for event in events:
+        if isinstance(event, dict) and event.get("usage"):
+            event["usage"] = counts
+        if isinstance(event, dict) and event.get("type") == "response.completed":
+            event["response"]["usage"] = counts
+        if isinstance(event, dict) and event.get("type") == "message_start":
+            event["message"]["usage"] = counts
+    return whole_body(wire, Said("hello")) | {"usage": counts}, events
+
+
+@pytest.mark.parametrize("wire", COUNTS)
+def test_all_of_them_are_read_whole_and_streamed(wire: str) -> None:
+    body, events = counted(wire, COUNTS[wire])
+    assert ask(build(wire, answer(200, body))).usage == EXPECTED
+    assert ask_streamed(streaming(wire, as_bytes(wire, events)))[1].usage == EXPECTED
+
+
+@pytest.mark.parametrize("odd", [None, [], "many", {}, {"prompt_tokens": -3, "input_tokens": True, "eval_count": 1.5}])
+@pytest.mark.parametrize("wire", WIRES)
+def test_counts_that_are_none_count_nothing(wire: str, odd: object) -> None:
+    body, _ = counted(wire, odd)
+    body = {k: v for k, v in body.items() if k not in ("eval_count", "prompt_eval_count")}
+    assert ask(build(wire, answer(200, body))).usage == Usage()

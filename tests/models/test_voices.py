@@ -1,0 +1,86 @@
+"""What a model thought comes back to that model on that server, and to no other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from agentfsm import Agent, RunCompleted
+from agentfsm.models import FallbackModel
+from agentfsm.models.http import HttpOptions
+from tests.models.helpers import CLASSES, WIRES, AnyModel
+from tests.models.wires import Said, whole_body
+
+THOUGHT = "a secret thought"
+SIGNS = {"openai": THOUGHT, "responses": "sealed", "anthropic": "c2ln", "ollama": THOUGHT}
+"""What of a thought goes back on each wire."""
+
+
+class Told:
+    """A model that thinks and calls a tool twice, then answers; and what it was sent."""
+
+    def __init__(self, wire: str, name: str, host: str, fails: tuple[int, ...] = ()) -> None:
+        self.bodies: list[str] = []
+        self._wire, self._fails = wire, fails
+        http = HttpOptions(transport=httpx.MockTransport(self._answer))
+        self.model: AnyModel = CLASSES[wire](name, base_url=f"http://{host}/v1", api_key="k" * 20, http=http)
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        self.bodies.append(request.content.decode())
+        if len(self.bodies) in self._fails:
+            return httpx.Response(503, json={"error": {"message": "busy"}})
+        if request.content.count(b"noted") < 3:
+            calls = ((f"call_{len(self.bodies)}", "note", {"n": len(self.bodies)}),)
+            return httpx.Response(200, json=whole_body(self._wire, Said("", THOUGHT, calls)))
+        return httpx.Response(200, json=whole_body(self._wire, Said("done")))
+
+
+def note(n: int) -> str:
+    """Take a note."""
+    return "noted"
+
+
+def talk(first: Told, second: Told) -> None:
+    async def main() -> Any:
+        return (await Agent(FallbackModel(first.model, second.model), tools=[note]).run("go")).outcome
+
+    assert isinstance(asyncio.run(main()), RunCompleted)
+
+
+@pytest.mark.parametrize("other", ["another model", "another server"])
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_model_that_takes_over_gets_no_thought_but_its_own(wire: str, other: str) -> None:
+    """The first thinks, then fails; the second thinks; then the first is back, and fails no more."""
+    name, host = ("m-2", "a:1") if other == "another model" else ("m-1", "b:1")
+    first, second = Told(wire, "m-1", "a:1", fails=(2,)), Told(wire, name, host)
+    talk(first, second)
+    sign = SIGNS[wire]
+    assert [body.count(sign) for body in second.bodies] == [0]
+    # its own first thought, and from the third request on that of its second reply too: never the other's
+    assert [body.count(sign) for body in first.bodies] == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("left", WIRES)
+@pytest.mark.parametrize("right", WIRES)
+def test_between_wires_nothing_of_a_thought_goes_over(left: str, right: str) -> None:
+    first, second = Told(left, "m", "a:1", fails=(2, 3, 4)), Told(right, "n", "b:1")
+    talk(first, second)
+    assert SIGNS[left] not in second.bodies[0]
+    assert json.loads(second.bodies[0])
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_run_taken_up_by_another_model_leaves_thoughts_out(wire: str) -> None:
+    first, second = Told(wire, "m-1", "a:1"), Told(wire, "m-2", "a:1")
+
+    async def main() -> None:
+        messages = (await Agent(first.model, tools=[note]).run("go")).messages
+        assert any(message.extra for message in messages)
+        await Agent(second.model, tools=[note]).run("again", message_history=messages)
+
+    asyncio.run(main())
+    assert SIGNS[wire] not in second.bodies[0]
