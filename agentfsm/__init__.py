@@ -30,8 +30,10 @@ if TYPE_CHECKING:
         Transitioned,
         UserInputRequested,
     )
+    from agentfsm.core.examples import Example, detector
     from agentfsm.core.failures import Action, Failure, FailureKind
     from agentfsm.core.guardrails import AgentGuardrails
+    from agentfsm.core.images import Image
     from agentfsm.core.loop import LOOP
     from agentfsm.core.messages import FinishReason, Message, Reply, Role, ToolCall, ToolResult, Usage
     from agentfsm.core.model import Model, ModelRequest, ToolSpec
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
         RunError,
         RunExistsError,
         StaleLease,
+        StaleReplyError,
         StoreError,
         StoreFormatError,
         StoreFullError,
@@ -75,6 +78,7 @@ if TYPE_CHECKING:
         UnknownRunError,
     )
     from agentfsm.journal.memory import MemoryStore
+    from agentfsm.journal.migration import Migration
     from agentfsm.journal.records import Record
     from agentfsm.journal.sqlite import SqliteStore
     from agentfsm.journal.store import Store
@@ -111,6 +115,7 @@ __all__ = [
     "DenyCall",
     "Edit",
     "Event",
+    "Example",
     "Failure",
     "FailureKind",
     "FinishReason",
@@ -120,6 +125,7 @@ __all__ = [
     "Handoff",
     "HookContext",
     "Host",
+    "Image",
     "Is",
     "ItDidNotRun",
     "ItRan",
@@ -129,6 +135,7 @@ __all__ = [
     "Memory",
     "MemoryStore",
     "Message",
+    "Migration",
     "MissingExtraError",
     "MissingKeyError",
     "Model",
@@ -167,6 +174,7 @@ __all__ = [
     "SkipCall",
     "SqliteStore",
     "StaleLease",
+    "StaleReplyError",
     "State",
     "StateSpec",
     "Store",
@@ -197,6 +205,7 @@ __all__ = [
     "allow",
     "ask",
     "deny",
+    "detector",
     "hook",
     "observer",
     "permissions",
@@ -204,152 +213,64 @@ __all__ = [
 ]
 
 _HOME = {
-    "agent": ("Agent",),
-    "core.events": (
-        "AgentError",
-        "Event",
-        "Handoff",
-        "ModelReplied",
-        "PartialRunSummary",
-        "ReasoningDelta",
-        "ReplyRestarted",
-        "RunCancelled",
-        "RunCompleted",
-        "RunResumed",
-        "RunStarted",
-        "RunWarning",
-        "TextDelta",
-        "ToolCallDelta",
-        "ToolFinished",
-        "ToolStarted",
-        "Transitioned",
-        "UserInputRequested",
-    ),
-    "core.failures": (
-        "Action",
-        "Failure",
-        "FailureKind",
-    ),
-    "core.guardrails": ("AgentGuardrails",),
-    "core.loop": ("LOOP",),
-    "core.messages": (
-        "FinishReason",
-        "Message",
-        "Reply",
-        "Role",
-        "ToolCall",
-        "ToolResult",
-        "Usage",
-    ),
-    "core.model": (
-        "Model",
-        "ModelRequest",
-        "ToolSpec",
-    ),
-    "core.outcomes": ("Noted",),
-    "core.policy": (
-        "DefaultPolicy",
-        "RecoveryPolicy",
-    ),
-    "core.presets": ("Preset",),
-    "core.rules": ("Rules",),
-    "core.state": ("RunState",),
-    "core.suspension": ("SuspensionRecord",),
-    "errors": (
-        "AgentfsmError",
-        "BlankReplyError",
-        "ConfigurationError",
-        "ContextOverflowError",
-        "GraphError",
-        "JournalError",
-        "JournalGraphError",
-        "MissingExtraError",
-        "MissingKeyError",
-        "ModelError",
-        "NoTransitionError",
-        "ProviderError",
-        "RecordError",
-        "RecordExpiredError",
-        "RecordFormatError",
-        "RecordGraphError",
-        "RecordTamperedError",
-        "RecordUsedError",
-        "ReplyError",
-        "RunError",
-        "RunExistsError",
-        "StaleLease",
-        "StoreError",
-        "StoreFormatError",
-        "StoreFullError",
-        "StoreLockedError",
-        "ToolDefinitionError",
-        "ToolError",
-        "TransientProviderError",
-        "UnknownModelError",
-        "UnknownRunError",
-    ),
-    "journal.records": ("Record",),
-    "journal.store": ("Store",),
-    "journal.memory": ("MemoryStore",),
-    "journal.sqlite": ("SqliteStore",),
-    "machine.engine": (
-        "Decision",
-        "Machine",
-    ),
-    "machine.graph": (
-        "Graph",
-        "State",
-        "StateSpec",
-        "Transition",
-    ),
-    "runtime.hooks": (
-        "AbortRun",
-        "AskApproval",
-        "DenyCall",
-        "HookContext",
-        "SkipCall",
-        "hook",
-        "observer",
-    ),
-    "runtime.host": (
-        "Clock",
-        "Host",
-        "UsedInFolder",
-    ),
-    "runtime.memory": ("Memory",),
-    "runtime.permissions": (
-        "Is",
-        "allow",
-        "ask",
-        "deny",
-        "permissions",
-    ),
-    "runtime.replies": (
-        "Allow",
-        "Deny",
-        "Edit",
-        "GiveUp",
-        "ItDidNotRun",
-        "ItRan",
-    ),
-    "runtime.result": ("RunResult",),
-    "runtime.run": ("Run",),
-    "runtime.tools": (
-        "Tool",
-        "ToolContext",
-        "tool",
-    ),
+    name: module
+    for module, names in {
+        "agent": "Agent",
+        "core.events": (
+            "AgentError Event Handoff ModelReplied PartialRunSummary ReasoningDelta ReplyRestarted RunCancelled "
+            "RunCompleted RunResumed RunStarted RunWarning TextDelta ToolCallDelta ToolFinished ToolStarted "
+            "Transitioned UserInputRequested"
+        ),
+        "core.examples": "Example detector",
+        "core.failures": "Action Failure FailureKind",
+        "core.guardrails": "AgentGuardrails",
+        "core.images": "Image",
+        "core.loop": "LOOP",
+        "core.messages": "FinishReason Message Reply Role ToolCall ToolResult Usage",
+        "core.model": "Model ModelRequest ToolSpec",
+        "core.outcomes": "Noted",
+        "core.policy": "DefaultPolicy RecoveryPolicy",
+        "core.presets": "Preset",
+        "core.rules": "Rules",
+        "core.state": "RunState",
+        "core.suspension": "SuspensionRecord",
+        "errors": (
+            "AgentfsmError BlankReplyError ConfigurationError ContextOverflowError GraphError JournalError "
+            "JournalGraphError MissingExtraError MissingKeyError ModelError NoTransitionError ProviderError "
+            "RecordError RecordExpiredError RecordFormatError RecordGraphError RecordTamperedError "
+            "RecordUsedError ReplyError RunError RunExistsError StaleLease StaleReplyError StoreError "
+            "StoreFormatError StoreFullError StoreLockedError ToolDefinitionError ToolError "
+            "TransientProviderError UnknownModelError UnknownRunError"
+        ),
+        "journal.records": "Record",
+        "journal.store": "Store",
+        "journal.memory": "MemoryStore",
+        "journal.migration": "Migration",
+        "journal.sqlite": "SqliteStore",
+        "machine.engine": "Decision Machine",
+        "machine.graph": "Graph State StateSpec Transition",
+        "runtime.hooks": "AbortRun AskApproval DenyCall HookContext SkipCall hook observer",
+        "runtime.host": "Clock Host UsedInFolder",
+        "runtime.memory": "Memory",
+        "runtime.permissions": "Is allow ask deny permissions",
+        "runtime.replies": "Allow Deny Edit GiveUp ItDidNotRun ItRan",
+        "runtime.result": "RunResult",
+        "runtime.run": "Run",
+        "runtime.tools": "Tool ToolContext tool",
+    }.items()
+    for name in names.split()
 }
-"""Where each name lives."""
+"""In which module each name lives: for the interpreter, as the imports above are for type checkers."""
 
 
-def __getattr__(name: str) -> Any:
-    for module, names in _HOME.items():
-        if name in names:
-            value = getattr(import_module(f"agentfsm.{module}"), name)
-            globals()[name] = value
-            return value
-    raise AttributeError(f"module 'agentfsm' has no attribute {name!r}")
+if not TYPE_CHECKING:  # where type checkers see it, they take any name for one that is there
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module 'agentfsm' has no attribute {name!r}")
+        value = getattr(import_module(f"agentfsm.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

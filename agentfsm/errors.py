@@ -19,6 +19,7 @@
     |   +-- RecordGraphError        it belongs to another graph
     |   +-- ReplyError              the person's reply does not fit what the run waits for
     |       +-- BlankReplyError     the reply is empty
+    |       +-- StaleReplyError     it answers something else than what the run asks by now
     +-- StoreError                  a store cannot do what it is asked to; what it holds is unchanged
     |   +-- StoreFormatError        the file is no store of ours, or one of a newer release
     |   +-- StoreLockedError        another process writes to it; the message names it
@@ -60,6 +61,7 @@ __all__ = [
     "RunError",
     "RunExistsError",
     "StaleLease",
+    "StaleReplyError",
     "StoreError",
     "StoreFormatError",
     "StoreFullError",
@@ -152,6 +154,10 @@ class ReplyError(RecordError):
 
 class BlankReplyError(ReplyError):
     """A person's reply is empty."""
+
+
+class StaleReplyError(ReplyError):
+    """A person's reply is to something else than what the run asks by now; nothing was allowed or denied."""
 
 
 class StoreError(AgentfsmError):

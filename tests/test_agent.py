@@ -42,6 +42,7 @@ from agentfsm import (
     Transition,
     UsedInFolder,
     UserInputRequested,
+    hook,
     tool,
 )
 from agentfsm.core.presets import PRESETS
@@ -144,6 +145,17 @@ def a(run: object) -> bool:
         ({"output_type": object()}, ConfigurationError, "output_type cannot be described as JSON"),
         ({"output_type": type(a)}, ConfigurationError, "output_type cannot be described as JSON"),
         ({"hooks": [a]}, ConfigurationError, "a hook is made with"),
+        ({"tools": look}, ConfigurationError, "tools must be a list of functions, as in tools=[look], not Tool"),
+        ({"tools": None}, ConfigurationError, "tools must be a list of functions"),
+        ({"tools": "look"}, ConfigurationError, "tools must be a list of functions, as in tools=[look], not str"),
+        ({"instructions": ["Be short."]}, ConfigurationError, "instructions must be a text, not list"),
+        ({"guardrails": {"max_iterations": 3}}, ConfigurationError, "guardrails must be an AgentGuardrails, not dict"),
+        ({"policy": "retry"}, ConfigurationError, "policy must be an object with decide() and backoff(), not str"),
+        ({"policy": DefaultPolicy}, ConfigurationError, "policy must be an object, not the class DefaultPolicy"),
+        ({"graph": "LOOP"}, ConfigurationError, "graph must be a Graph, not str"),
+        ({"hooks": hook("terminal")(a)}, ConfigurationError, "hooks must be a list of hooks and observers, not Hook"),
+        ({"memory": {}}, ConfigurationError, "memory must be an object with recall() and remember(), not dict"),
+        ({"host": "here"}, ConfigurationError, "host must be a Host, not str"),
     ],
 )
 def test_what_does_not_fit_together_is_refused_with_its_reason(parts, error, words):
@@ -356,6 +368,8 @@ def changed(record: str, **fields: Any) -> str:
         (lambda r: changed(r, expires_at=10**12), Allow(), RecordTamperedError),
         (lambda r: "{}", Allow(), RecordFormatError),
         (lambda r: r[:-9], Allow(), RecordFormatError),
+        (lambda r: None, Allow(), RecordFormatError),
+        (lambda r: {}, Allow(), RecordFormatError),
     ],
 )
 def test_a_reply_or_a_record_that_is_not_good_changes_nothing(change, answer, error):

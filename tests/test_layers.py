@@ -38,7 +38,7 @@ LATER = {
     ("agentfsm.runtime.result", "diagrams"),
     ("agentfsm.runtime.run", "journal"),
     ("agentfsm.agent.agent", "diagrams"),
-    ("agentfsm.agent.agent", "journal"),
+    ("agentfsm.agent.lending", "journal"),
     ("agentfsm.agent.assembly", "journal"),
     ("agentfsm.agent.assembly", "models"),
     ("agentfsm.agent.going_on", "journal"),
@@ -201,6 +201,9 @@ def test_every_public_name_is_there_once():
     for name in agentfsm.__all__:
         assert getattr(agentfsm, name) is not None
     assert set(agentfsm.__all__) <= set(dir(agentfsm))
+    everything: dict[str, object] = {}
+    exec("from agentfsm import *", everything)
+    assert set(agentfsm.__all__) <= set(everything)
 
 
 def test_the_names_for_type_checkers_are_the_public_ones():
@@ -209,6 +212,14 @@ def test_the_names_for_type_checkers_are_the_public_ones():
         if isinstance(node, ast.If):
             named |= {alias.name for each in node.body if isinstance(each, ast.ImportFrom) for alias in each.names}
     assert named == set(agentfsm.__all__)
+
+
+def test_type_checkers_see_that_a_misspelt_name_is_not_there():
+    """A ``__getattr__`` in sight of them would make every name one that is there."""
+    hidden = [n for n in tree("agentfsm").body if isinstance(n, ast.If) and ast.unparse(n.test) == "not TYPE_CHECKING"]
+    functions = [n.name for each in hidden for n in each.body if isinstance(n, ast.FunctionDef)]
+    assert functions == ["__getattr__"]
+    assert "__getattr__" not in {n.name for n in tree("agentfsm").body if isinstance(n, ast.FunctionDef)}
 
 
 def test_a_name_that_there_is_not_is_an_attribute_error():

@@ -7,7 +7,8 @@ the presets are the real ones.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,14 +16,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentfsm import (
+    AbortRun,
+    Action,
     Agent,
     AgentGuardrails,
     Allow,
+    AskApproval,
     ContextOverflowError,
     Deny,
+    DenyCall,
     Edit,
     Event,
+    Failure,
+    FailureKind,
     FinishReason,
+    HookContext,
     Host,
     Message,
     ModelRequest,
@@ -30,6 +38,8 @@ from agentfsm import (
     Reply,
     Role,
     RunResult,
+    RunState,
+    SkipCall,
     State,
     ToolCall,
     ToolError,
@@ -40,6 +50,7 @@ from agentfsm import (
 )
 from agentfsm.core.events import Ending
 from agentfsm.core.presets import PRESETS
+from agentfsm.runtime.hooks import Hook
 from agentfsm.testing import FakeClock
 from tests.transcripts import check_transcript
 
@@ -200,22 +211,11 @@ async def live(agent: Agent, people: Sequence[Any]) -> tuple[list[list[Event]], 
     return lives, result
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    preset=st.sampled_from(sorted(PRESETS)),
-    replies=st.lists(replies, min_size=1, max_size=6),
-    outcomes=st.lists(st.sampled_from(["ok", "raise", "os", "report"]), min_size=1, max_size=5),
-    jumps=st.lists(st.sampled_from([0.0, 0.5, 3.0, 40.0]), min_size=1, max_size=4),
-    people=st.lists(answers, max_size=MAX_ANSWERS),
-    limits=limits,
-)
-def test_every_run_keeps_its_promises(
-    preset: str, replies: Any, outcomes: Any, jumps: Any, people: Any, limits: AgentGuardrails
+def check_promises(
+    agent: Agent, world: World, lives: Sequence[Sequence[Event]], result: RunResult, extensions: int
 ) -> None:
-    world = World(replies, outcomes, jumps)
-    agent = Agent(world, tools=world.tools(), preset=preset, guardrails=limits, host=Host(clock=world.clock))
-    lives, result = asyncio.run(live(agent, people))
-
+    """What holds of every life, whoever plays the model, the tools, the policy and the people."""
+    limits = agent.guardrails
     for events in lives:  # the last event is the only ending
         assert [isinstance(e, Ending) for e in events] == [False] * (len(events) - 1) + [True]
         assert [e.seq for e in events] == list(range(1, len(events) + 1))
@@ -232,10 +232,120 @@ def test_every_run_keeps_its_promises(
     for request in world.requests:  # no request carries an unanswered call
         check_transcript(request.messages)
         assert request.messages[-1].role is not Role.ASSISTANT
-    extended = 1 + limits.max_continues if limits.on_limit == "ask_user" else 1
-    assert len(world.requests) <= extended * (limits.max_iterations or 0)  # N means N
+    assert len(world.requests) <= (1 + extensions) * (limits.max_iterations or 0)  # N means N
     if result.state == State.TERMINAL:
         check_transcript(result.messages, request=False)
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    preset=st.sampled_from(sorted(PRESETS)),
+    replies=st.lists(replies, min_size=1, max_size=6),
+    outcomes=st.lists(st.sampled_from(["ok", "raise", "os", "report"]), min_size=1, max_size=5),
+    jumps=st.lists(st.sampled_from([0.0, 0.5, 3.0, 40.0]), min_size=1, max_size=4),
+    people=st.lists(answers, max_size=MAX_ANSWERS),
+    limits=limits,
+)
+def test_every_run_keeps_its_promises(
+    preset: str, replies: Any, outcomes: Any, jumps: Any, people: Any, limits: AgentGuardrails
+) -> None:
+    world = World(replies, outcomes, jumps)
+    agent = Agent(world, tools=world.tools(), preset=preset, guardrails=limits, host=Host(clock=world.clock))
+    lives, result = asyncio.run(live(agent, people))
+
+    check_promises(agent, world, lives, result, limits.max_continues if limits.on_limit == "ask_user" else 0)
+
+
+class Whim:
+    """A policy of the user's that does as it likes, and sometimes breaks."""
+
+    def __init__(self, whims: Sequence[str]) -> None:
+        self.whims = itertools.cycle(whims)
+
+    def retry_budget(self, kind: FailureKind) -> int:
+        return 0
+
+    def backoff(self, kind: FailureKind, attempt: int) -> float:
+        return 0.25
+
+    def decide(self, failure: Failure, state: RunState) -> Action:
+        whim = next(self.whims)
+        if whim == "raise":
+            raise ValueError("the policy raised")
+        return Action(whim)  # one of them is no action
+
+
+def meddling(at: str, whims: Sequence[str], fail_open: bool) -> Hook:
+    """A hook of the user's that does as it likes."""
+    verdicts = {
+        "skip": SkipCall("skipped"),
+        "deny": DenyCall("denied"),
+        "ask": AskApproval(),
+        "abort": AbortRun("enough"),
+    }
+    turns = itertools.cycle(whims)
+
+    def meddle(seen: HookContext) -> Any:
+        whim = next(turns)
+        if whim == "raise":
+            raise ValueError("the hook raised")
+        return verdicts.get(whim)
+
+    return Hook(at, meddle, fail_open=fail_open, name="meddle")
+
+
+def moody(whims: Sequence[str]) -> Callable[[RunState], Any]:
+    """A detector of the user's that finds what it likes."""
+    turns = itertools.cycle(whims)
+
+    def mood(run: RunState) -> Any:
+        whim = next(turns)
+        if whim == "raise":
+            raise ValueError("the detector raised")
+        return None if whim == "nothing" else Failure(kind=FailureKind(whim), explanation="a mood")
+
+    return mood
+
+
+hooks = st.lists(
+    st.builds(
+        meddling,
+        st.sampled_from(sorted(State)),
+        st.lists(st.sampled_from([*["none"] * 4, "skip", "deny", "ask", "abort", "raise"]), min_size=1, max_size=4),
+        st.booleans(),
+    ),
+    max_size=2,
+)
+moods = st.none() | st.tuples(
+    st.sampled_from(["pre_step", "call_llm", "post_llm", "post_tool"]),
+    st.lists(st.sampled_from([*["nothing"] * 5, "raise", *sorted(FailureKind)]), min_size=1, max_size=6),
+)
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    replies=st.lists(replies, min_size=1, max_size=6),
+    outcomes=st.lists(st.sampled_from(["ok", "raise", "os", "report"]), min_size=1, max_size=5),
+    people=st.lists(answers, max_size=MAX_ANSWERS),
+    limits=limits,
+    whims=st.lists(st.sampled_from([*sorted(Action), "raise", "shrug"]), min_size=1, max_size=6),
+    hooks=hooks,
+    mood=moods,
+    preset=st.sampled_from(sorted(PRESETS)),
+)
+def test_whatever_code_of_the_users_does_a_run_keeps_its_promises(
+    replies: Any, outcomes: Any, people: Any, limits: AgentGuardrails, whims: Any, hooks: Any, mood: Any, preset: str
+) -> None:
+    world = World(replies, outcomes, [0.0])
+    graph = PRESETS[preset].graph
+    if mood is not None:
+        graph = graph.with_detector(mood[0], moody(mood[1]), before="otherwise")
+    agent = Agent(
+        world, tools=world.tools(), preset=preset, graph=graph, guardrails=limits,
+        policy=Whim(whims), hooks=hooks, host=Host(clock=world.clock),
+    )  # fmt: skip
+    lives, result = asyncio.run(live(agent, people))
+    check_promises(agent, world, lives, result, limits.max_continues)
 
 
 class Stopping(World):

@@ -66,7 +66,7 @@ def close_batch(run: RunState) -> None:
         result = call.result or ToolResult(call.call.id, call.call.name, _why_not(run), status="skipped")
         content = result.content
         if call.edited:
-            content += "\n[Note: a person changed the arguments of this call before it ran.]"
+            content += "\n[Note: a person changed the arguments of this call.]"
         if result.status in ("done", "failed"):
             count = run.recent_calls.count(call.signature)
             if count >= run.guardrails.loop_soft_threshold:
@@ -78,6 +78,7 @@ def close_batch(run: RunState) -> None:
                 tool_call_id=result.call_id if native else None,
                 name=result.name,
                 is_error=result.status != "done",
+                images=result.images,
             )
         )
     run.batch = []

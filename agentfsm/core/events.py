@@ -45,7 +45,8 @@ class Event:
 
     Attributes:
         run_id: The run.
-        seq: Its place among the run's events, from 1.
+        seq: Its place among the events of this part of the run, from 1: behind a suspension or a crash the
+            next part begins with ``RunResumed`` and counts anew.
         time: When, in seconds since the epoch, by the host's clock; information only, order is ``seq``.
     """
 
@@ -273,6 +274,9 @@ class UserInputRequested(Ending):
         arguments: For an approval or a doubt, the arguments of the call.
         asker: Where a sub-agent asks, the tool that it is; else an empty string.
         suspension_record: What must be kept to resume the run.
+        digest: To what an answer can be bound (``agent.resume(run_id, reply, to=digest)``): the hash, in hex,
+            of the journal's record that asks, which covers the exact arguments, the graph and all that
+            happened; an empty string where no store keeps the run.
         originating_failure_kind: The kind of failure that led here, or None where a tool asked.
     """
 
@@ -283,5 +287,6 @@ class UserInputRequested(Ending):
     tool: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     asker: str = ""
-    suspension_record: SuspensionRecord
+    suspension_record: SuspensionRecord = field(repr=False)
+    digest: str = ""
     originating_failure_kind: FailureKind | None = None

@@ -63,6 +63,17 @@ class Example:
 def detector(*, fires_on: Iterable[Example], silent_on: Iterable[Example] = ()) -> Callable[[F], F]:
     """Say of a guard where it holds and where it does not; the function itself stays as it is.
 
+    ::
+
+        @detector(
+            fires_on=[Example(call=call("pay", amount=501))],
+            silent_on=[Example(call=call("pay", amount=500)), Example(reply="It is paid.")],
+        )
+        def too_much(run):
+            if all(c.call.arguments.get("amount", 0) <= 500 for c in run.batch):
+                return None
+            return Failure(kind=FailureKind.policy_violation, explanation="too much")
+
     Args:
         fires_on: Examples with which it holds; the first is what paths are put together from.
         silent_on: Examples with which it does not.

@@ -126,6 +126,8 @@ def _recovered(run: RunState, outcome: o.Recovered) -> None:
         run.silence_s = 0.0  # one stall never strikes twice without a model call between
     if failure.kind in OUTPUT_KINDS:  # an error with another key: the breaker starts anew
         run.error_key, run.error_streak = None, 0
+    if failure.kind is K.output_truncated and outcome.action is not Action.retry:
+        run.so_far = ""
     _ACT[outcome.action](run, failure)
 
 
@@ -138,8 +140,8 @@ def _retry(run: RunState, failure: Failure) -> None:
         run.call_failures.clear()
         return
     if failure.kind is K.output_truncated:
-        _raise_cap(run)
-    if failure.kind in OUTPUT_KINDS or (failure.kind not in PROVIDER_KINDS and unanswered(run)):
+        _tell(run, _after_the_cut(run))
+    elif failure.kind in OUTPUT_KINDS or (failure.kind not in PROVIDER_KINDS and unanswered(run)):
         _tell(run, wording.feedback(failure))
 
 
@@ -151,10 +153,18 @@ def _tell(run: RunState, text: str) -> None:
         run.messages.append(Message(Role.TOOL, text, is_error=True))
 
 
-def _raise_cap(run: RunState) -> None:
+def _after_the_cut(run: RunState) -> str:
+    """What the model is told of a message that was cut off: with more room, to say it again, else to go on."""
     cap = run.output_cap or run.guardrails.max_output_tokens
     if cap is not None:
         run.output_cap = min(2 * cap, max(cap, run.guardrails.max_output_tokens_limit))
+        if run.output_cap > cap:
+            run.so_far = ""
+            return wording.cut_off("more_room")
+    if run.batch or run.reply is None:
+        return wording.cut_off("call")
+    run.so_far += run.reply.message.content
+    return wording.cut_off("answer")
 
 
 def _narrow(run: RunState, failure: Failure) -> None:

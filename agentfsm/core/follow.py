@@ -47,6 +47,8 @@ def _settle_call(run: RunState, target: str) -> None:
 
 
 def _settle_reply(run: RunState, target: str) -> None:
+    if run.so_far and not (target == RECOVER and _was_cut_off(run)):  # it was gone on with, or is set aside
+        run.so_far = ""
     if target == RECOVER:
         return
     _forgive(run, OUTPUT_KINDS)
@@ -54,6 +56,10 @@ def _settle_reply(run: RunState, target: str) -> None:
         recent = run.recent_calls
         recent.extend([c.signature for c in run.batch])
         del recent[: -run.guardrails.loop_window]
+
+
+def _was_cut_off(run: RunState) -> bool:
+    return run.failure is not None and run.failure.kind is FailureKind.output_truncated
 
 
 def _settle_batch(run: RunState, target: str) -> None:

@@ -28,7 +28,7 @@ class AgentGuardrails(BaseModel):
         max_continues: How often a person may extend a spent budget; after that the run stops. What a person
             extends still counts against ``max_steps``: raise that too where the last extension must be whole.
         on_limit: What a spent budget does: ``ask_user``, ``stop`` or ``handoff``.
-        tool_timeout_s: Seconds for one tool call; a tool's own ``timeout`` comes first.
+        tool_timeout_s: Seconds for one tool call; a tool's own ``timeout`` comes first. As long may a memory take.
         llm_timeout_s: Seconds for one model call.
         stream_heartbeat_s: Seconds of silence after which a streamed reply counts as dropped.
         stall_threshold_s: Seconds of silence between phases after which the run counts as stalled.

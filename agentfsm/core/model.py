@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from agentfsm.core.messages import Message, Reply
 
-__all__ = ["LimitedModel", "Model", "ModelRequest", "ToolSpec", "has_admission"]
+if TYPE_CHECKING:
+    from pydantic import SecretStr
+
+__all__ = ["KeyedModel", "LimitedModel", "Model", "ModelRequest", "ToolSpec", "has_admission", "secrets_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +88,17 @@ class LimitedModel(Model, Protocol):
 def has_admission(model: Model) -> TypeGuard[LimitedModel]:
     """Whether a model's calls wait for their turn."""
     return callable(getattr(model, "admission", None))
+
+
+class KeyedModel(Model, Protocol):
+    """A model that knows secrets, such as the key that it was given."""
+
+    @property
+    def secrets(self) -> tuple[SecretStr, ...]:
+        """What no journal may hold."""
+        ...
+
+
+def secrets_of(*models: Model) -> tuple[SecretStr, ...]:
+    """What no journal may hold of all that some models know; a model that says nothing of it knows nothing."""
+    return tuple(secret for model in models for secret in getattr(model, "secrets", ()))

@@ -15,6 +15,7 @@ from agentfsm.core.failures import Action, Failure, FailureKind
 from agentfsm.core.guardrails import AgentGuardrails
 from agentfsm.core.messages import Message, Reply, ToolCall, ToolResult, Usage
 from agentfsm.core.rules import Rules
+from agentfsm.core.wording import raised
 from agentfsm.machine.graph import State
 
 __all__ = ["MAX_LESSONS", "CallState", "Held", "PersonReply", "RunState", "Waiting"]
@@ -109,11 +110,13 @@ class PersonReply:
         kind: ``text``, ``allow``, ``deny``, ``edit``, ``ran``, ``did_not_run`` or ``give_up``.
         text: The words: an answer, a reason, or the result of a call that ran.
         arguments: For ``edit``, the new arguments.
+        by: Who answered, where the caller says so.
     """
 
     kind: str
     text: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    by: str = ""
 
 
 @dataclass(slots=True)
@@ -149,6 +152,7 @@ class RunState:
         pending_instruction: What the next request tells the model after ``narrow_scope``; one-shot.
         feedback: What the next request tells the model about a reply that no call answers; one-shot.
         output_cap: The cap on the next reply after a truncated one, in tokens, or None.
+        so_far: The beginning of an answer that was cut off, while the model is asked to go on with it.
         elided: How many of the oldest messages show no tool results any more (the prompt was too long).
         backoff_s: Seconds to wait before the next step.
         call_failures: The first failure of each kind in the batch at hand.
@@ -192,6 +196,7 @@ class RunState:
     pending_instruction: str | None = None
     feedback: str | None = None
     output_cap: int | None = None
+    so_far: str = ""
     elided: int = 0
     backoff_s: float = 0.0
     call_failures: dict[FailureKind, Failure] = field(default_factory=dict[FailureKind, Failure])
@@ -234,7 +239,7 @@ class RunState:
     def abort(self, by: str, error: BaseException) -> None:
         """Note that code of the user's raised; the first one stands."""
         if self.aborted is None:
-            text = f"{by} raised {type(error).__name__}: {error}"
+            text = f"{by} raised {raised(error)}"
             self.aborted = Failure(
                 kind=FailureKind.aborted,
                 explanation=text,

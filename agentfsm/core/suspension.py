@@ -11,7 +11,7 @@ import hashlib
 import hmac
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentfsm.core.codec import dump_state, load_state
 from agentfsm.core.failures import FailureKind
@@ -59,17 +59,17 @@ class SuspensionRecord(BaseModel):
     record_id: str
     run_id: str
     kind: str
-    question: str
-    context: str
-    choices: tuple[str, ...]
+    question: str = Field(repr=False)  # what was said is in no representation
+    context: str = Field(repr=False)
+    choices: tuple[str, ...] = Field(repr=False)
     tool: str
-    arguments: dict[str, Any]
+    arguments: dict[str, Any] = Field(repr=False)
     originating_failure_kind: FailureKind | None
     created_at: float
     expires_at: float
     graph: str
-    state: dict[str, Any]
-    signature: str
+    state: dict[str, Any] = Field(repr=False)
+    signature: str = Field(repr=False)
 
     def to_json(self) -> str:
         """The record as JSON text."""

@@ -11,10 +11,12 @@ __all__ = [
     "GO_ON",
     "NOT_RUN",
     "WRAP_UP",
+    "cut_off",
     "feedback",
     "instruction",
     "invalid_arguments",
     "question",
+    "raised",
     "repeat_warning",
     "unknown_tool",
 ]
@@ -26,10 +28,6 @@ WRAP_UP = "The time for this task is over. This is your last turn: give your bes
 
 _FEEDBACK = MappingProxyType(
     {
-        FailureKind.output_truncated: (
-            "Your last message was cut off by its length limit and no call in it was run. Go on from where it "
-            "stopped, in smaller pieces."
-        ),
         FailureKind.output_malformed: (
             "Your last message could not be read: {explanation}. Send it again in the required form, as valid "
             "JSON and nothing else."
@@ -39,6 +37,14 @@ _FEEDBACK = MappingProxyType(
         ),
         FailureKind.output_refused: "Your last message refused: {explanation}. Try another way.",
         FailureKind.loop_detected: "{explanation}. Repeating it brings nothing new: change your approach.",
+    }
+)
+
+_CUT_OFF = MappingProxyType(
+    {
+        "answer": "Go on exactly where it stopped, without repeating anything.",
+        "call": "Make the call again, with less in it.",
+        "more_room": "There is more room now: send it again, whole.",
     }
 )
 
@@ -67,8 +73,14 @@ _QUESTIONS = MappingProxyType(
     {
         FailureKind.iteration_limit: "The run has used up its model calls ({explanation}). How should it go on?",
         FailureKind.time_limit: "The run has used up its time ({explanation}). How should it go on?",
-        FailureKind.token_limit: "The run has used up its tokens ({explanation}). How should it go on?",
-        FailureKind.cost_limit: "The run has used up its budget ({explanation}). How should it go on?",
+        FailureKind.token_limit: (
+            "The run has used up its tokens ({explanation}). No reply can extend it: end it here, and begin anew with "
+            "a larger max_tokens."
+        ),
+        FailureKind.cost_limit: (
+            "The run has used up its budget ({explanation}). No reply can extend it: end it here, and begin anew with "
+            "a larger max_cost_usd."
+        ),
         FailureKind.loop_detected: "The agent repeats itself: {explanation}. What should it do instead?",
         FailureKind.ambiguous_input: "The request is not clear enough: {explanation}. What is meant?",
     }
@@ -88,10 +100,29 @@ NOT_RUN = MappingProxyType(
 """Why a call of a batch has no result of its own."""
 
 
+def raised(error: BaseException) -> str:
+    """An exception in words: its class, and what it says where it can say it."""
+    kind = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:  # user code too
+        return kind
+    return f"{kind}: {text}" if text else kind
+
+
 def feedback(failure: Failure) -> str:
     """What the next request says about a reply that no tool result answers."""
     text = _FEEDBACK.get(failure.kind, "The last step failed: {explanation}. Try a different approach.")
     return text.format(explanation=failure.explanation)
+
+
+def cut_off(what: str) -> str:
+    """What the next request says about a message that was cut off by its length.
+
+    Args:
+        what: ``answer`` to go on with one, ``call`` to make one again, ``more_room`` to say all of it again.
+    """
+    return f"Your last message was cut off by its length limit and no call in it was run. {_CUT_OFF[what]}"
 
 
 def instruction(failure: Failure) -> str:
@@ -110,7 +141,9 @@ def question(failure: Failure) -> str:
 
 def unknown_tool(name: str, known: Iterable[str]) -> str:
     """The result of a call to a tool that is not registered; the registered ones stand sorted."""
-    return f"There is no tool named {name!r}. Call one of the registered tools: {', '.join(sorted(known))}."
+    names = ", ".join(sorted(known))
+    others = f"Call one of the registered tools: {names}." if names else "No tool is registered: answer in words."
+    return f"There is no tool named {name!r}. {others}"
 
 
 def invalid_arguments(tool: str, problems: Iterable[str]) -> str:

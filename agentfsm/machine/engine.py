@@ -191,6 +191,14 @@ class Machine:
             raise NoTransitionError(f"no transition leaves {str(run.state)!r} now: {why}")
         return decision
 
+    def would_move(self, trial: Steppable) -> bool:
+        """Whether a run would move by a step; for looking ahead, so that ``step`` is called for real moves alone.
+
+        Args:
+            trial: A copy of the run, which is moved.
+        """
+        return self._step.decide(trial) is not None
+
     def to_transitions(self) -> transitions.Machine:
         """The machine as ``transitions`` sees it, for its own tools (``GraphMachine`` and others)."""
         return self._table

@@ -92,6 +92,11 @@ class Transition:
     def __str__(self) -> str:
         return f"{self.id} -> {self.target}"
 
+    def __repr__(self) -> str:
+        guard = None if self.guard is None else self.name
+        spends = f", spends={self.spends!r}" if self.spends else ""
+        return f"Transition({str(self.source)!r}, {guard}, {str(self.target)!r}{spends})"
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -157,6 +162,9 @@ class Graph:
             if transition.id == transition_id:
                 return transition
         raise GraphError("there is no such transition", transition_id)
+
+    def __repr__(self) -> str:
+        return f"Graph({self.name!r}, {len(self.states)} states, {len(self.transitions)} transitions)"
 
     def __iter__(self) -> Iterator[Transition]:
         return iter(self.transitions)

@@ -14,6 +14,7 @@ from agentfsm.core.model import Model, ModelRequest, has_admission
 from agentfsm.core.outcomes import CallFailed, Outcome, Replied
 from agentfsm.core.render import render
 from agentfsm.core.streaming import CallPiece, Piece, Pulse, ReasoningPiece, Restart, TextPiece, can_stream
+from agentfsm.core.wording import raised
 from agentfsm.errors import ModelError, TransientProviderError
 from agentfsm.runtime.calls import being_cancelled
 from agentfsm.runtime.context import Context
@@ -54,9 +55,9 @@ async def call_model(context: Context) -> Outcome:
     except asyncio.CancelledError as error:
         if being_cancelled():
             raise
-        return _call_failed(FailureKind.provider_error, f"{parts.model.name}: {type(error).__name__}: {error}")
+        return _call_failed(FailureKind.provider_error, f"{parts.model.name}: {raised(error)}")
     except Exception as error:
-        return _call_failed(FailureKind.provider_error, f"{parts.model.name}: {type(error).__name__}: {error}")
+        return _call_failed(FailureKind.provider_error, f"{parts.model.name}: {raised(error)}")
 
 
 def _mind_the_price(context: Context, reply: Reply) -> None:

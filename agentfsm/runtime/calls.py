@@ -11,13 +11,14 @@ from inspect import isawaitable
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
+from pydantic_core import to_jsonable_python
 
 from agentfsm.core import wording
 from agentfsm.core.failures import Failure, FailureKind
 from agentfsm.core.messages import ToolCall, ToolResult
 from agentfsm.core.state import Held
 from agentfsm.errors import JournalError, StoreError, ToolError
+from agentfsm.runtime.telling import told
 from agentfsm.runtime.tools import Delegation, Tool, ToolContext, problems
 from agentfsm.runtime.watchdog import Watchdog
 
@@ -101,30 +102,26 @@ async def run_call(
                     value = await value
         return _done(call, tool, value)
     except TimeoutError as error:
-        text = f"timed out after {limit.seconds:g} s" if limit.expired else _words(error)
+        text = f"timed out after {limit.seconds:g} s" if limit.expired else wording.raised(error)
         return failed(call, FailureKind.tool_error, text, "TimeoutError", tool)
     except OSError as error:
-        return failed(call, FailureKind.environment_error, _words(error), type(error).__name__, tool)
+        return failed(call, FailureKind.environment_error, wording.raised(error), type(error).__name__, tool)
     except ToolError as error:
         return _reported(call, tool, error)
     except asyncio.CancelledError as error:
         if being_cancelled():
             raise
-        return failed(call, FailureKind.tool_error, _words(error), "CancelledError", tool)
+        return failed(call, FailureKind.tool_error, wording.raised(error), "CancelledError", tool)
     except (Exception, SystemExit) as error:
         if delegation is not None and isinstance(error, (StoreError, JournalError)):
             raise  # a run that cannot be written down must not go on
-        return failed(call, FailureKind.tool_error, _words(error), type(error).__name__, tool)
+        return failed(call, FailureKind.tool_error, wording.raised(error), type(error).__name__, tool)
 
 
 def being_cancelled() -> bool:
     """Whether somebody cancels this task; else a CancelledError came out of what it awaited, as any error may."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _reported(call: ToolCall, tool: Tool, error: ToolError) -> ToolResult:
@@ -144,12 +141,9 @@ def _done(call: ToolCall, tool: Tool, value: Any) -> ToolResult:
         failure = value.model_copy(update={"kind": kind, "metadata": {"tool": call.name, **value.metadata}})
         return _with(call, failure, value.explanation, "", tool)
     ending = tool.control or ("done" if tool.ends_run else None)
-    try:
-        content = value if isinstance(value, str) else "done" if value is None else to_json(value).decode()
-    except (PydanticSerializationError, UnicodeEncodeError, ValueError):
-        content = str(value)
+    content, images = told(value)
     kept = None if ending is None else _ending_value(call, tool, value)
-    return ToolResult(call.id, call.name, content, ending=ending, value=kept)
+    return ToolResult(call.id, call.name, content, ending=ending, value=kept, images=images)
 
 
 def _ending_value(call: ToolCall, tool: Tool, value: Any) -> Any:
@@ -183,9 +177,9 @@ async def in_thread(function: Callable[..., Any], context: ToolContext | None, a
         try:
             value = variables.run(function, *(() if context is None else (context,)), **arguments)
         except StopIteration as error:  # a future cannot carry it
-            caught = RuntimeError(_words(error))
+            caught = RuntimeError(wording.raised(error))
         except BaseException as error:
-            caught = error if isinstance(error, Exception) else RuntimeError(_words(error))
+            caught = error if isinstance(error, Exception) else RuntimeError(wording.raised(error))
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for the value any more
             loop.call_soon_threadsafe(settle, value, caught)
 

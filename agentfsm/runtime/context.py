@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
@@ -22,6 +22,9 @@ from agentfsm.runtime.memory import Memory
 from agentfsm.runtime.recorder import Keeper, Recorder, TakenUp
 from agentfsm.runtime.tools import Tool
 from agentfsm.runtime.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from agentfsm.journal.migration import Migration
 
 __all__ = ["Context", "Effect", "Parts"]
 
@@ -48,6 +51,7 @@ class Parts:
         output_schema: Its JSON schema, or None.
         effects: The effect of each state, by name.
         ends: The states in which a run ends or waits.
+        migrations: What lets stored runs of other graphs in.
     """
 
     machine: Machine
@@ -64,6 +68,7 @@ class Parts:
     keep: Callable[[str, TakenUp | None], Awaitable[Keeper]] | None = None
     output: TypeAdapter[Any] | None = None
     output_schema: Mapping[str, Any] | None = None
+    migrations: tuple[Migration, ...] = ()
 
 
 class Context:
@@ -81,6 +86,7 @@ class Context:
         finished: Results of calls that have ended while others of their batch still run.
         held: Sub-agents' runs that have come to wait for a person meanwhile, by the id of their call.
         recorder: What happened in the run, for its journal.
+        left: The states that the run had left before it was taken up from a store.
     """
 
     def __init__(self, parts: Parts, run: RunState, prompt: str = "") -> None:
@@ -95,6 +101,7 @@ class Context:
         self.heard = self.watched or log.isEnabledFor(logging.DEBUG)
         self.observer_failures = 0
         self.hooks_done: set[int] = set()
+        self.left: frozenset[str] = frozenset()
         self.call_ids = {c.id for m in run.messages for c in m.tool_calls}
         self.memo: dict[object, object] = {}
         self.watchdog = Watchdog()

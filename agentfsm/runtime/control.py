@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from agentfsm.runtime.tools import Tool, as_tool
@@ -50,18 +51,23 @@ def return_unable(
 
 def control_tools(output_type: Any = None) -> Mapping[str, Tool]:
     """The three control tools by name; with an output type, ``return_done`` takes a value of it."""
-    done = return_done
-    if output_type is not None:
+    if output_type is None:
+        return _plain()
 
-        def typed_done(output: Any) -> Any:
-            return output
+    def typed_done(output: Any) -> Any:
+        return output
 
-        typed_done.__doc__ = return_done.__doc__
-        typed_done.__annotations__["output"] = output_type
-        done = typed_done
+    typed_done.__doc__ = return_done.__doc__
+    typed_done.__annotations__["output"] = output_type
+    return {**_plain(), "return_done": as_tool(typed_done, name="return_done", control="done")}
+
+
+@cache
+def _plain() -> Mapping[str, Tool]:
+    """Made once: a schema takes milliseconds, and an agent may be made for each request of a server."""
     tools = (
         as_tool(ask_user, control="ask"),
-        as_tool(done, name="return_done", control="done"),
+        as_tool(return_done, control="done"),
         as_tool(return_unable, control="unable"),
     )
-    return {t.name: dataclasses.replace(t, is_async=False) for t in tools}
+    return MappingProxyType({t.name: t for t in tools})

@@ -13,17 +13,19 @@ from pydantic_core import to_json
 from agentfsm.core import wording
 from agentfsm.core.events import ToolFinished, ToolStarted
 from agentfsm.core.failures import FailureKind
-from agentfsm.core.messages import ToolCall, ToolResult
+from agentfsm.core.messages import ToolCall, ToolResult, Usage
 from agentfsm.core.outcomes import Outcome, Parked, Ran
 from agentfsm.core.state import CallState, Held, RunState, Waiting
 from agentfsm.core.withheld import is_withheld
 from agentfsm.runtime.calls import check_call, failed, run_call
 from agentfsm.runtime.context import Context
 from agentfsm.runtime.gates import ask_gates
-from agentfsm.runtime.tools import Delegation, Tool, ToolContext, problems
+from agentfsm.runtime.tools import Delegation, Share, Tool, ToolContext, problems
 from agentfsm.runtime.watchdog import Watchdog
 
 __all__ = ["run_calls"]
+
+_WHOLE = Share()
 
 
 async def run_calls(context: Context) -> Outcome:
@@ -69,11 +71,12 @@ async def run_calls(context: Context) -> Outcome:
     if context.recorder.keeper is not None:  # one commit for all that run together
         await context.recorder.commit()
     if len(ready) == 1:
-        await _run_one(context, *ready[0], attempts[0], limiter=context.watchdog)
+        await _run_one(context, *ready[0], attempts[0], _share(context, ready), limiter=context.watchdog)
     elif ready:
+        share = _share(context, ready)
         async with asyncio.TaskGroup() as group:
             for one, attempt in zip(ready, attempts, strict=True):
-                group.create_task(_run_one(context, *one, attempt, limiter=Watchdog()))
+                group.create_task(_run_one(context, *one, attempt, share, limiter=Watchdog()))
     results = tuple(context.finished)
     if len(due) > 1:
         by_id = {r.call_id: r for r in results}
@@ -151,8 +154,23 @@ def _write_down(context: Context, ready: list[tuple[CallState, Tool, dict[str, A
     return attempts
 
 
+def _share(context: Context, ready: list[tuple[CallState, Tool, dict[str, Any]]]) -> Share:
+    """What each sub-agent of those that are about to run may have of what is left."""
+    among = sum(tool.delegate is not None for _, tool, _ in ready)
+    if not among:
+        return _WHOLE
+    return Share(among, sum((r.usage for r in context.finished if r.usage is not None), Usage()))
+
+
 async def _run_one(
-    context: Context, entry: CallState, tool: Tool, arguments: dict[str, Any], attempt: int, *, limiter: Watchdog
+    context: Context,
+    entry: CallState,
+    tool: Tool,
+    arguments: dict[str, Any],
+    attempt: int,
+    share: Share,
+    *,
+    limiter: Watchdog,
 ) -> None:
     run = context.run
     entry.started = True  # the one thing noted in front: cut off from here on, the call is in doubt
@@ -163,7 +181,7 @@ async def _run_one(
     if tool.delegate is None:
         result = cast("ToolResult", await run_call(entry.call, tool, arguments, seen, limit))
     else:
-        came = await _delegate(context, entry, tool, arguments, limit, tool.delegate(context, entry, attempt))
+        came = await _delegate(context, entry, tool, arguments, limit, tool.delegate(context, entry, attempt, share))
         if isinstance(came, Held):
             context.held[entry.call.id] = came
             return

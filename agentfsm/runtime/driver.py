@@ -17,6 +17,7 @@ from inspect import isawaitable
 from types import CoroutineType
 from typing import Any, cast
 
+from agentfsm.core import wording
 from agentfsm.core.events import (
     AgentError,
     Ending,
@@ -36,7 +37,7 @@ from agentfsm.machine.graph import State
 from agentfsm.runtime.calls import being_cancelled
 from agentfsm.runtime.context import Context, Effect, Parts
 from agentfsm.runtime.ending import close, suspend, typed_output
-from agentfsm.runtime.errand import Errand, beginning
+from agentfsm.runtime.errand import Errand, beginning, moves, refuse_what_moves_nothing, resumed
 from agentfsm.runtime.gates import HookAbortError, ask_hooks
 from agentfsm.runtime.result import ending_of
 
@@ -137,16 +138,22 @@ class Driver:
     async def _begin(self) -> None:
         parts, run, errand, recorder = self._parts, self._run, self._errand, self.context.recorder
         record, taken_up = errand.record, errand.taken_up
+        waits = self._parts.effects.get(run.state) is None and run.state not in self._finals
+        if waits and (errand.reply is not None or errand.dismiss is not None):
+            refuse_what_moves_nothing(parts.machine, run, self._from_outside())
+        elif errand.dismiss is not None:  # it was cut off: what it was at is not done again
+            self._cancel = self._cancel or errand.dismiss
         if parts.keep is not None:  # whoever has the run in the store has it alone, from here on
             recorder.keeper = await parts.keep(run.run_id, taken_up)
         if record is not None and not parts.host.used.claim(record.record_id):
             raise RecordUsedError(f"record {record.record_id!r} was resumed already")
         if taken_up is not None:
             recorder.tried(taken_up.attempts)
+            self.context.left = taken_up.left
             self.context.finished.extend(taken_up.results.values())
             if taken_up.migrated:
                 recorder.note("run.migrated", taken_up.migrated)
-            recorder.note("run.resumed", {"from": taken_up.kind})
+            recorder.note("run.resumed", resumed(errand))
         else:
             recorder.note("run.created", beginning(parts, run, errand))
         kind = taken_up.kind if taken_up is not None else record.kind if record is not None else None
@@ -220,17 +227,18 @@ class Driver:
                 task.uncancel()
 
     def _from_outside(self) -> Outcome:
-        errand = self._errand
-        if errand.reply is not None and self._cancel is None:
+        errand, machine = self._errand, self._parts.machine
+        cancelled = Cancelled(self._cancel or errand.dismiss or "dismissed")
+        if errand.reply is not None and (self._cancel is None or not moves(machine, self._run, cancelled)):
             return Answered(errand.reply)
         late = errand.expires_at is not None and self._parts.host.clock.time() > errand.expires_at
-        return Expired() if late else Cancelled(self._cancel or errand.dismiss or "dismissed")
+        return Expired() if late and moves(machine, self._run, Expired()) else cancelled
 
     def _cut_off(self) -> Cancelled:
         return Cancelled(self._cancel or "cancelled", tuple(self.context.finished))
 
     def _raised(self, state: str, error: BaseException) -> Aborted:
-        return self._aborted(f"the effect of {str(state)!r} raised {type(error).__name__}: {error}", error)
+        return self._aborted(f"the effect of {str(state)!r} raised {wording.raised(error)}", error)
 
     def _aborted(self, text: str, error: BaseException) -> Aborted:
         failure = Failure(kind=FailureKind.aborted, explanation=text, metadata={"error_class": type(error).__name__})
@@ -310,16 +318,18 @@ class Driver:
 
     async def _end(self) -> None:
         run = self._run
-        self.context.watchdog.close()
         final = run.state in self._finals
         try:
             await close(self.context, final)
         finally:  # a cancellation that lands here comes too late to change how the run ended
+            self.context.watchdog.close()
             kind, fields = ending_of(run) if final else suspend(self.context)
             recorder = self.context.recorder
             if final:
                 recorder.note("run.finished", {"ending": kind.__name__})
             if recorder.keeper is not None:  # durable before anybody is told
                 await recorder.commit()
+                if not final:
+                    fields["digest"] = recorder.keeper.head
             self.output = typed_output(self.context, fields.get("output"))
             self.outcome = cast("Ending", self.context.end(kind, **fields))

@@ -19,6 +19,7 @@ from agentfsm.core.envelope import parse_json, read_envelope
 from agentfsm.core.outcomes import Checked, Judged, Noted, Outcome, Read
 from agentfsm.core.policy import choose
 from agentfsm.core.state import RunState
+from agentfsm.core.wording import raised
 from agentfsm.machine.graph import State
 from agentfsm.runtime.asking import call_model
 from agentfsm.runtime.calls import being_cancelled
@@ -49,12 +50,13 @@ async def _recall(context: Context) -> str:
     if memory is None:
         return ""
     try:
-        return await memory.recall(context.prompt)
+        with context.watchdog.limit(context.run.guardrails.tool_timeout_s):
+            return await memory.recall(context.prompt)
     except (Exception, asyncio.CancelledError) as error:
         if isinstance(error, asyncio.CancelledError) and being_cancelled():
             raise
         kind, text, then = type(error).__name__, "memory is unavailable", "going on without it"
-        context.warn(f"{text} ({kind}); {then}", f"{text} ({kind}: {error}); {then}")
+        context.warn(f"{text} ({kind}); {then}", f"{text} ({raised(error)}); {then}")
         return ""
 
 
@@ -66,16 +68,25 @@ def read_reply(context: Context) -> Outcome:
         return Read()
     if reply.message.tool_calls:
         return Read(calls=reply.message.tool_calls)
+    text = reply.message.content
+    if not run.so_far:
+        return _read_text(context, text)
+    whole = _read_text(context, run.so_far + text)  # the rest of an answer that was cut off
+    return whole if whole.malformed is None else _read_text(context, text)  # or all of it, once more
+
+
+def _read_text(context: Context, text: str) -> Read:
+    run = context.run
     if run.rules.envelope:
-        read = read_envelope(reply.message.content, f"call_{run.model_calls}")
+        read = read_envelope(text, f"call_{run.model_calls}")
         if read.calls or read.malformed is not None or context.parts.output is None:
             return read
         return _structured(context, str(read.answer))
     if not run.rules.text_is_answer:
         return Read()
-    if context.parts.output is None or not reply.message.content.strip():
-        return Read(answer=reply.message.content)
-    return _structured(context, reply.message.content)
+    if context.parts.output is None or not text.strip():
+        return Read(answer=text)
+    return _structured(context, text)
 
 
 def _structured(context: Context, text: str) -> Read:

@@ -14,6 +14,7 @@ from agentfsm.core.events import (
 )
 from agentfsm.core.state import Waiting
 from agentfsm.core.suspension import write_record
+from agentfsm.core.wording import raised
 from agentfsm.runtime.calls import being_cancelled
 from agentfsm.runtime.context import Context
 from agentfsm.runtime.gates import ask_hooks
@@ -30,12 +31,13 @@ async def close(context: Context, final: bool) -> None:
     await ask_hooks(context, run.state, late=True)
     if parts.memory is not None and final:
         try:
-            await parts.memory.remember(run.messages)
+            with context.watchdog.limit(run.guardrails.tool_timeout_s):
+                await parts.memory.remember(run.messages)
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and being_cancelled():
                 raise
             kind, text = type(error).__name__, "memory could not keep the run"
-            context.warn(f"{text} ({kind})", f"{text} ({kind}: {error})")
+            context.warn(f"{text} ({kind})", f"{text} ({raised(error)})")
 
 
 def typed_output(context: Context, output: Any) -> Any:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
+from typing import Any
 
+from agentfsm.core.fold import apply
+from agentfsm.core.outcomes import Answered, Outcome
 from agentfsm.core.state import PersonReply, RunState
 from agentfsm.core.suspension import SuspensionRecord
+from agentfsm.errors import NoTransitionError
+from agentfsm.machine.engine import Machine
 from agentfsm.runtime.context import Parts
 from agentfsm.runtime.recorder import Beginning, TakenUp
 
-__all__ = ["Errand", "beginning"]
+__all__ = ["Errand", "beginning", "moves", "refuse_what_moves_nothing", "resumed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +60,46 @@ def beginning(parts: Parts, run: RunState, errand: Errand) -> Beginning:
         {} if run.parent is None else {"run": run.parent[0], "call": run.parent[1]},
         tuple(t.spec for t in parts.tools.values()),
     )
+
+
+def resumed(errand: Errand) -> dict[str, Any]:
+    """What a record says of a run that somebody takes up: from what, and which record is answered."""
+    taken_up = errand.taken_up
+    if taken_up is None:
+        return {}
+    if errand.reply is None or taken_up.asked is None:
+        return {"from": taken_up.kind}
+    seq, digest = taken_up.asked
+    return {"from": taken_up.kind, "to": {"seq": seq, "hash": digest}}
+
+
+def moves(machine: Machine, run: RunState, outcome: Outcome) -> bool:
+    """Whether a run that waits would go on with an outcome; the run itself stays as it is.
+
+    Args:
+        machine: Its graph, compiled.
+        run: The run.
+        outcome: What would come from outside.
+    """
+    trial = copy.copy(run)
+    trial.messages, trial.recent_calls = list(run.messages), list(run.recent_calls)
+    trial.batch = [copy.copy(call) for call in run.batch]
+    trial.behind, trial.notes = list(run.behind), dict(run.notes)
+    trial.failure_attempts, trial.call_failures = dict(run.failure_attempts), dict(run.call_failures)
+    apply(trial, outcome)
+    return machine.would_move(trial)
+
+
+def refuse_what_moves_nothing(machine: Machine, run: RunState, outcome: Outcome) -> None:
+    """Make sure that a run that waits would go on with an outcome, before anything is done about it.
+
+    Raises:
+        NoTransitionError: The graph has no row for it; nothing was changed, and no record was used.
+    """
+    if not moves(machine, run, outcome):
+        what = outcome.reply.kind if isinstance(outcome, Answered) else type(outcome).__name__.lower()
+        rows = ", ".join(row.name for row in machine.graph.rows(run.state))
+        raise NoTransitionError(
+            f"run {run.run_id!r} waits in {str(run.state)!r}, and no row there takes {what!r} (rows: {rows}); it waits "
+            "as before, and its record is unused: add a row to the graph"
+        )

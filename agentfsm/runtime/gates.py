@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from inspect import isawaitable
 from typing import Any
 
+from agentfsm.core import wording
 from agentfsm.core.messages import ToolResult
 from agentfsm.core.state import CallState, Waiting
 from agentfsm.machine.graph import State
@@ -39,7 +40,7 @@ async def ask_hooks(
     verdicts: list[Verdict] = []
     for each in context.parts.hooks.get(state, ()):
         if each.once:
-            if id(each) in context.hooks_done:
+            if id(each) in context.hooks_done or state in context.left:
                 continue
             context.hooks_done.add(id(each))
         try:
@@ -61,7 +62,7 @@ async def _ask(context: Context, each: Hook, seen: HookContext) -> Verdict:
     except (Exception, asyncio.CancelledError) as error:
         if isinstance(error, asyncio.CancelledError) and being_cancelled():
             raise
-        text = f"hook {each.name} raised {type(error).__name__}: {error}"
+        text = f"hook {each.name} raised {wording.raised(error)}"
         if not each.fail_open:
             raise HookAbortError(text) from error
         context.warn(f"hook {each.name} raised {type(error).__name__}", text)

@@ -83,11 +83,13 @@ class Hook:
     """A function that runs before a state's effect.
 
     Attributes:
-        at: The state at whose door it stands. At ``dispatch_tool`` it is asked once for each call; at
-            ``terminal`` it runs when the run ends, however it ends.
+        at: The state at whose door it stands. At ``dispatch_tool`` it is asked once for each call, and again
+            when a call that a person had to allow is about to run: their leave is none of its own, and much
+            may have changed meanwhile. At ``terminal`` it runs when the run ends, however it ends.
         function: Plain or async; returns None to go on, or a verdict. What is no verdict there counts as raising.
         fail_open: Whether an exception in it is only warned about (True) or aborts the run (False).
-        once: Whether it runs only the first time that the run comes by.
+        once: Whether it runs only the first time that the run comes by. Where a store keeps the run, a resumed
+            one knows where it has been; else "once" is once in each part of it.
         name: What warnings and errors call it.
     """
 
@@ -124,7 +126,7 @@ def hook(at: State | str, *, fail_open: bool = True, once: bool = False) -> Call
     Args:
         at: The state.
         fail_open: Whether an exception in it is only warned about.
-        once: Whether it runs only the first time.
+        once: Whether it runs only the first time that the run comes by.
     """
 
     def decorate(function: HookFunction) -> Hook:

@@ -13,7 +13,8 @@ __all__ = ["Memory"]
 class Memory(Protocol):
     """Recalls before the first model call, remembers when the run has ended.
 
-    Whatever it raises is warned about, and the run goes on without it.
+    Whatever it raises is warned about, and the run goes on without it; so it does where it takes longer than
+    the guardrails' ``tool_timeout_s``.
     """
 
     async def recall(self, prompt: str) -> str:

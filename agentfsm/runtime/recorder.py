@@ -68,7 +68,9 @@ class TakenUp:
         kind: What it waited for, or ``interrupted`` where it was cut off.
         tool: The tool that a person was asked about, or an empty string.
         expires_at: Until when it can be answered, in seconds since the epoch, or None.
+        asked: Number and hash of the record that asks, or None where it waits for nobody.
         attempts: Attempts at each effect so far.
+        left: The states that it has left before.
         results: Results of calls that had ended while others of their batch had not, by effect.
         migrated: For a run that changes its graph: what the record of that says; else empty.
     """
@@ -78,19 +80,25 @@ class TakenUp:
     kind: str
     tool: str = ""
     expires_at: float | None = None
+    asked: tuple[int, str] | None = None
     attempts: Mapping[str, int] = field(default_factory=dict[str, int])
+    left: frozenset[str] = frozenset()
     results: Mapping[str, ToolResult] = field(default_factory=dict[str, ToolResult])
     migrated: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Keeper(Protocol):
-    """Keeps a run's entries in a store; made by ``agentfsm.journal.keeper``.
+    """Keeps a run's entries in a store; made by ``agentfsm.journal.keeper``."""
 
-    Attributes:
-        error: Why nothing can be kept any more, or None.
-    """
+    @property
+    def head(self) -> str:
+        """The hash of the last record that was handed over, in hex."""
+        ...
 
-    error: Exception | None
+    @property
+    def error(self) -> Exception | None:
+        """Why nothing can be kept any more, or None."""
+        ...
 
     def push(self, entries: list[Entry]) -> None:
         """Hand entries over, in order, without waiting."""

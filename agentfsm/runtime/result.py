@@ -33,9 +33,9 @@ class RunResult:
 
     output: Any
     outcome: Ending
-    decisions: tuple[Decision, ...]
-    run: RunState
-    graph: Graph
+    decisions: tuple[Decision, ...] = field(repr=False)
+    run: RunState = field(repr=False)
+    graph: Graph = field(repr=False)
     _journal: Callable[[], list[Record]] | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from agentfsm.core.events import Event
+from agentfsm.core.model import secrets_of
 from agentfsm.core.state import RunState
 from agentfsm.errors import RunError
 from agentfsm.machine.engine import Decision
@@ -29,7 +30,8 @@ class Run:
 
     A run does nothing until it is awaited or iterated, and goes on only while it is. Whoever stops
     iterating stops the run behind the effect at hand, and may take it up again, await it, or ``aclose`` it
-    (``async with`` does). It belongs to one task of one event loop at a time.
+    (``async with`` does). It belongs to one task of one event loop at a time; ``asyncio.gather`` and
+    ``asyncio.ensure_future`` give it one of its own.
     """
 
     def __init__(self, parts: Parts, state: RunState, errand: Errand) -> None:
@@ -40,6 +42,11 @@ class Run:
         self._news: asyncio.Future[None] | None = None
         self._held_since: float | None = None
         self._busy = False
+
+    def __repr__(self) -> str:
+        ended = self._driver.outcome
+        stands = f"in {str(self.state.state)!r}, not at its end: await it" if ended is None else type(ended).__name__
+        return f"<Run {self.run_id!r} {stands}>"
 
     @property
     def run_id(self) -> str:
@@ -84,7 +91,7 @@ class Run:
 
         parts = self._parts
         secret = {t.name: t.secret for t in parts.tools.values() if t.secret}
-        return read_back(self._driver.context.recorder, self.run_id, parts.host.store, secret)
+        return read_back(self._driver.context.recorder, self.run_id, parts.host.store, secret, secrets_of(parts.model))
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Ask the run to stop: what it awaits is cut off, and it ends as ``RunCancelled``.

@@ -23,6 +23,8 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from agentfsm import LOOP, Agent, AgentGuardrails, Decision, Machine, Message, ModelRequest, Reply, Role, RunState, tool
 from agentfsm.core.presets import FEEDBACK
+from agentfsm.testing import paths
+from agentfsm.testing.covers import COVERS
 
 SIZES = (10, 50, 200, 1000)
 REPEATS = 9
@@ -220,8 +222,21 @@ def bench_picture() -> None:
     print(f"The SVG of the loop: {drawn * 1e3:.1f} ms for {size} kB, {ratio:.0f}x its json.dumps\n")
 
 
+def bench_kit() -> None:
+    """Proofs about the loop under its default guardrails, and its lists of paths."""
+    print("Proofs and paths of the loop, seconds")
+    timed: dict[str, Callable[[], object]] = {
+        "agentfsm check": LOOP.analyse,
+        **{f"paths(LOOP, {cover!r})": partial(paths, LOOP, cover) for cover in COVERS},
+    }
+    for what, function in timed.items():
+        print(f"{what:>28} {best(function, 3):>6.2f}")
+    print()
+
+
 if __name__ == "__main__":
     bench_loop()
     bench_picture()
+    bench_kit()
     bench_step()
     bench_import()

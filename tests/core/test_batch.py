@@ -204,3 +204,12 @@ def test_messages_of_a_state_of_ones_own_never_stand_between_a_call_and_its_resu
     assert [c.call for c in run.batch] == [ONE]
     move(run, "post_tool.otherwise")
     assert [m.role for m in run.messages] == [Role.ASSISTANT, Role.TOOL, Role.USER]
+
+
+def test_messages_that_waited_for_a_batch_stand_in_the_transcript_once():
+    run = a_run("post_tool", batch=[CallState(ONE, ONE.signature, result=done(ONE))], reply=a_reply("", ONE))
+    apply(run, o.Noted(messages=(Message.user("think again"),)))
+    move(run, "post_tool.otherwise")
+    run.batch, run.state = [CallState(TWO, TWO.signature, result=done(TWO))], "post_tool"
+    move(run, "post_tool.otherwise")
+    assert [m.content for m in run.messages].count("think again") == 1

@@ -65,6 +65,12 @@ def test_the_last_turn_is_granted_once_when_the_time_is_over(elapsed, grace_s, b
     assert run.grace == after
 
 
+def test_without_a_time_limit_there_is_no_last_turn():
+    run = a_run(elapsed_s=9e9, limits={"max_execution_time_s": None, "finalize_grace_s": 2})
+    apply(run, o.Checked())
+    assert run.grace == ""
+
+
 def test_the_last_turn_is_over_with_its_model_call():
     run = a_run("call_llm", grace="now")
     apply(run, o.Replied(a_reply("x")))
@@ -136,9 +142,7 @@ def test_with_nothing_found_nothing_is_counted():
     assert (run.failure_attempts, run.lessons_learned) == ({}, [])
 
 
-@pytest.mark.parametrize(
-    "kind", ["output_truncated", "output_malformed", "output_refused", "no_progress", "loop_detected"]
-)
+@pytest.mark.parametrize("kind", ["output_malformed", "output_refused", "no_progress", "loop_detected"])
 def test_feedback_on_a_reply_that_no_call_answers_is_one_shot(kind):
     run = recovered(kind, "retry")
     assert run.feedback == wording.feedback(failure(kind))
@@ -161,7 +165,7 @@ def test_kept_feedback_is_a_message_behind_the_results():
     )  # fmt: skip
     assert run.feedback is None
     assert [(m.role, m.tool_call_id) for m in run.messages[1:]] == [(Role.TOOL, "9"), (Role.TOOL, None)]
-    assert run.messages[-1].content == wording.feedback(failure("output_truncated"))
+    assert run.messages[-1] == Message(Role.TOOL, wording.cut_off("call"), is_error=True)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +180,28 @@ def test_kept_feedback_is_a_message_behind_the_results():
 )
 def test_a_truncated_reply_raises_the_cap_up_to_its_limit(limits, before, after):
     assert recovered("output_truncated", "retry", limits=limits, output_cap=before).output_cap == after
+
+
+@pytest.mark.parametrize(
+    ("limits", "calls", "said", "so_far"),
+    [
+        ({}, (), "answer", "half"),
+        ({}, (a_call("1"),), "call", ""),
+        ({"max_output_tokens": 9}, (), "more_room", ""),
+        ({"max_output_tokens": 9}, (a_call("1"),), "more_room", ""),
+        ({"max_output_tokens": 9, "max_output_tokens_limit": 9}, (), "answer", "half"),
+    ],
+)
+def test_the_model_says_it_again_where_there_is_more_room_and_else_goes_on(limits, calls, said, so_far):
+    reply, batch = a_reply("half", *calls, finish="length"), pending(*calls)
+    run = recovered("output_truncated", "retry", limits=limits, reply=reply, batch=batch)
+    assert (run.feedback, run.so_far) == (wording.cut_off(said), so_far)
+
+
+def test_an_answer_that_nobody_goes_on_with_is_forgotten():
+    for action in ("narrow_scope", "ask_user", "handoff", "stop"):
+        assert recovered("output_truncated", action, so_far="half").so_far == ""
+    assert recovered("transient_provider", "retry", so_far="half").so_far == "half"
 
 
 def test_other_failures_leave_the_cap_alone():

@@ -9,8 +9,11 @@ import pytest
 from agentfsm.core import outcomes as o
 from agentfsm.core.failures import Action, FailureKind
 from agentfsm.core.fold import apply
+from agentfsm.core.follow import follow
 from agentfsm.core.messages import ToolResult
-from agentfsm.core.state import RunState
+from agentfsm.core.state import PersonReply, RunState, Waiting
+from agentfsm.machine.engine import Decision
+from agentfsm.machine.graph import Transition
 from tests.core.builders import a_call, a_reply, a_run, denied, done, failing, failure, move, pending
 
 K = FailureKind
@@ -104,6 +107,14 @@ def test_without_a_success_nothing_is_forgiven(result):
     assert judged(result, failure_attempts=dict(STRIKES)).failure_attempts == STRIKES
 
 
+def test_nothing_is_forgiven_before_the_whole_batch_has_come_in():
+    """A success beside a call that still fails must not buy that call endless tries."""
+    run = a_run("post_tool", batch=pending(ONE, TWO), reply=a_reply("", ONE, TWO), failure_attempts=dict(STRIKES))
+    apply(run, o.Ran((done(ONE),)))
+    move(run, "post_tool.calls_pending")
+    assert run.failure_attempts == STRIKES
+
+
 def test_a_run_that_counts_as_a_whole_forgives_nothing():
     run = judged(done(ONE), rules={"attempts_scope": "run"}, failure_attempts=dict(STRIKES))
     assert run.failure_attempts == STRIKES
@@ -116,3 +127,37 @@ def test_the_breaker_and_the_denials_start_anew_once_they_were_acted_on():
     run = a_run("post_tool", denials=3)
     move(run, "post_tool.policy_violation", failure("policy_violation"))
     assert run.denials == 0
+
+
+def test_denials_that_are_not_acted_on_yet_are_still_counted():
+    assert judged(failing(ONE), denied(TWO), transition="post_tool.tool_error").denials == 1
+    assert judged(denied(ONE), denied(TWO)).denials == 2
+
+
+# -- what was waited for ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["work", "terminal"])
+def test_a_wait_of_ones_own_is_over_once_it_was_answered(target):
+    run = a_run("rest", waiting=Waiting("question", "Go on?"), person=PersonReply("text", "yes"))
+    run.state = target
+    follow(run, Decision(Transition("rest", None, target), ()))
+    assert (run.waiting is None, run.person is None) == ((target == "work"),) * 2
+
+
+# -- an answer that was cut off -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("transition", "found", "so_far"),
+    [
+        ("post_llm.output_truncated", "output_truncated", "half"),
+        ("post_llm.output_malformed", "output_malformed", ""),
+        ("post_llm.tool_calls", None, ""),
+        ("post_llm.otherwise", None, ""),
+    ],
+)
+def test_the_half_of_an_answer_is_kept_until_another_reply_was_read(transition, found, so_far):
+    run = a_run("post_llm", so_far="half")
+    move(run, transition, found and failure(found))
+    assert run.so_far == so_far

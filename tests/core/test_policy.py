@@ -202,6 +202,13 @@ def test_a_person_may_extend_a_spent_budget_only_so_often(kind):
     assert [s.action for s in seen] == [Action.ask_user, Action.ask_user, Action.stop, Action.stop]
 
 
+@pytest.mark.parametrize("action", [Action.handoff, Action.narrow_scope, Action.retry])
+def test_a_policy_that_asks_nobody_about_a_spent_budget_is_not_bound_by_how_often_one_may_ask(action):
+    policy = DefaultPolicy(budgets={FailureKind.token_limit: 9}, actions={FailureKind.token_limit: action})
+    run = a_run("recover", failure=failure("token_limit"), continues=99)
+    assert choose(policy, run).action is action
+
+
 def test_a_question_that_is_no_limit_may_be_asked_however_often():
     run = a_run("recover", failure=failure("ambiguous_input"), continues=99)
     assert choose(DefaultPolicy(), run).action is Action.ask_user

@@ -50,12 +50,15 @@ def test_there_are_never_more_than_five_lessons():
         assert run.lessons_learned[-1].kind is kind
 
 
-@pytest.mark.parametrize("error", [ValueError("bad"), KeyError("k"), RuntimeError()])
-def test_what_aborts_a_run_is_named(error):
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(ValueError("bad"), "ValueError: bad"), (KeyError("k"), "KeyError: 'k'"), (RuntimeError(), "RuntimeError")],
+)
+def test_what_aborts_a_run_is_named(error, words):
     run = a_run()
     run.abort("post_llm.mine", error)
     assert run.aborted.kind is FailureKind.aborted
-    assert run.aborted.explanation == f"post_llm.mine raised {type(error).__name__}: {error}"
+    assert run.aborted.explanation == f"post_llm.mine raised {words}"
     assert run.aborted.metadata == {"by": "post_llm.mine", "error_class": type(error).__name__}
     run.abort("another", ValueError("later"))
     assert "post_llm.mine" in run.aborted.explanation

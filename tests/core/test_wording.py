@@ -27,6 +27,14 @@ def test_a_person_is_told_which_budget_is_spent(kind):
     assert "EXPLAINED" in wording.question(failure(kind.value, "EXPLAINED"))
 
 
+@pytest.mark.parametrize(("kind", "limit"), [("token_limit", "max_tokens"), ("cost_limit", "max_cost_usd")])
+def test_a_person_is_told_where_no_reply_can_extend_a_budget(kind, limit):
+    """Time and iterations start anew with a reply; nothing else does, so nobody should be led to think so."""
+    text = wording.question(failure(kind))
+    assert "No reply can extend it" in text
+    assert limit in text
+
+
 def test_no_progress_offers_the_control_tools_as_first_class_choices():
     text = wording.instruction(failure("no_progress"))
     assert all(name in text for name in ("ask_user", "return_done", "return_unable"))
@@ -36,6 +44,10 @@ def test_an_unknown_tool_is_answered_with_the_registered_ones_sorted():
     text = wording.unknown_tool("fetch", ["zip", "add", "mix"])
     assert "'fetch'" in text
     assert "add, mix, zip" in text
+
+
+def test_where_no_tool_is_registered_an_unknown_one_is_answered_with_that():
+    assert wording.unknown_tool("fetch", []).endswith("No tool is registered: answer in words.")
 
 
 def test_bad_arguments_are_answered_with_every_bad_field():

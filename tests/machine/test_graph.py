@@ -53,6 +53,14 @@ def rows(graph: Graph, state: str) -> list[str]:
 # -- what a graph says of itself ----------------------------------------------------------------------
 
 
+def test_a_graph_and_its_rows_say_in_a_line_what_they_are():
+    assert repr(LOOP) == "Graph('loop', 8 states, 58 transitions)"
+    assert repr(SMALL.transition("work.ready")) == "Transition('work', ready, 'end')"
+    assert (
+        repr(Transition("work", None, "rest", spends="a coin")) == "Transition('work', None, 'rest', spends='a coin')"
+    )
+
+
 def test_a_run_starts_in_the_first_declared_state():
     assert SMALL.initial == "work"
     assert LOOP.initial == State.PRE_STEP

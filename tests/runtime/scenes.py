@@ -6,17 +6,19 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from agentfsm import Agent, FailureKind, Host, PartialRunSummary, RunResult, tool
+from agentfsm import Agent, FailureKind, Host, PartialRunSummary, RunCancelled, RunResult, tool
 from agentfsm.core.events import Ending, Event
 from agentfsm.core.model import ModelRequest
 from agentfsm.runtime.run import Run
-from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel
+from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
 from tests.transcripts import check_requests, check_transcript
 
 __all__ = [
+    "SCRIPT",
     "aborted_by",
     "agent_on",
     "all_events",
+    "cancelled",
     "checked",
     "drive",
     "finish",
@@ -24,6 +26,7 @@ __all__ = [
     "look",
     "play",
     "said",
+    "scene_of",
     "tool_texts",
     "with_model",
 ]
@@ -64,6 +67,32 @@ def play(*script: Any, prompt: str = "go", **parts: Any) -> RunResult:
         return await agent.run(prompt)
 
     return checked(drive(scene), model)
+
+
+SCRIPT = (call("look", where="here"), "done")
+
+
+def scene_of(play: Callable[[Run], Awaitable[Any]], *script: Any, **parts: Any) -> Any:
+    """Play with one run of a script, and check what the model was sent and what the run left."""
+    agent, model = agent_on(*(script or SCRIPT), **{"tools": [look], **parts})
+
+    async def scene() -> Any:
+        run = agent.run("go")
+        came = await play(run)
+        check_requests(model.requests)
+        if run.finished and run.state.state == "terminal":
+            check_transcript(run.state.messages, request=False)
+        return came
+
+    return drive(scene)
+
+
+def cancelled(result: RunResult, reason: str = "cancelled") -> None:
+    assert isinstance(result.outcome, RunCancelled)
+    assert result.outcome.reason == reason
+    assert result.run.cancelled == reason
+    assert result.decisions[-1].guard == "cancelled"
+    checked(result)
 
 
 def checked(result: RunResult, model: RecordingModel | None = None) -> RunResult:

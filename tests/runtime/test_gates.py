@@ -20,7 +20,7 @@ from agentfsm.core.events import (
     UserInputRequested,
 )
 from agentfsm.core.failures import FailureKind
-from agentfsm.errors import ConfigurationError, GraphError
+from agentfsm.errors import ConfigurationError, GraphError, ToolDefinitionError
 from agentfsm.runtime.hooks import DenyCall, Hook, observer
 from agentfsm.testing import call
 from tests.runtime.scenes import agent_on, checked, drive, play, said
@@ -312,6 +312,16 @@ def test_a_call_that_needs_leave_waits_for_it_and_then_runs():
     assert "pay" in asked.question
     assert ran == ["paid 3"]
     assert result.output == "done"
+
+
+async def perhaps(arguments: Any) -> bool:
+    return False
+
+
+@pytest.mark.parametrize("rule", [perhaps, "yes", None, 1])
+def test_what_is_no_rule_for_an_approval_is_refused_when_the_tool_is_made(rule):
+    with pytest.raises(ToolDefinitionError, match="requires_approval must be True, False or a plain function"):
+        tool(requires_approval=rule)(look)
 
 
 def test_a_call_that_is_denied_is_answered_with_the_reason_and_is_no_failure():

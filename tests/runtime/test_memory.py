@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentfsm import Allow, Message, RunResult, UserInputRequested, observer, tool
+from agentfsm import AgentGuardrails, Allow, Message, RunResult, UserInputRequested, observer, tool
 from agentfsm.core.events import RunWarning
 from agentfsm.testing import call
 from tests.runtime.scenes import agent_on, checked, drive, play
@@ -101,6 +101,23 @@ def test_a_run_that_waits_is_remembered_when_it_is_over_and_recalled_for_once():
     result = drive(scene)
     assert memory.prompts == ["go"]
     assert memory.kept == [result.messages]
+
+
+@pytest.mark.parametrize("hangs", ["recall", "remember"])
+def test_a_memory_that_hangs_is_given_up_and_the_run_goes_on(hangs):
+    class Slow(Diary):
+        async def recall(self, prompt: str) -> str:
+            return await asyncio.sleep(60 if hangs == "recall" else 0, "")
+
+        async def remember(self, messages: Sequence[Message]) -> None:
+            await asyncio.sleep(60 if hangs == "remember" else 0)
+
+    texts: list[str] = []
+    watch = observer(lambda e: texts.append(e.text) if isinstance(e, RunWarning) else None)
+    result = play("done", memory=Slow(), hooks=[watch], guardrails=AgentGuardrails(tool_timeout_s=0.05))
+    assert result.output == "done"
+    assert len(texts) == 1
+    assert "TimeoutError" in texts[0]
 
 
 def test_a_memory_that_raises_what_nobody_asked_for_is_done_without():

@@ -271,15 +271,17 @@ def test_a_wait_of_ones_own_asks_a_person_and_is_over_once_answered():
     assert isinstance(drive(drop).outcome, RunCancelled)
 
 
-def test_a_graph_that_has_no_row_for_an_answer_says_so():
+def test_a_graph_that_has_no_row_for_an_answer_says_so_before_anything_is_done():
     graph = LOOP.without("suspended.replied")
     limits = AgentGuardrails(max_iterations=1)
     agent, _ = agent_on(call("look"), "done", graph=graph, guardrails=limits, tools=[look])
 
     async def scene() -> None:
         first = await agent.run("go")
-        with pytest.raises(NoTransitionError, match="suspended"):
+        with pytest.raises(NoTransitionError, match="'suspended', and no row there takes 'text'"):
             await agent.resume(first.outcome.suspension_record, "go on")
+        ended = await agent.dismiss(first.outcome.suspension_record)  # it was not used
+        assert isinstance(ended.outcome, RunCancelled)
 
     drive(scene)
 

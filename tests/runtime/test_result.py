@@ -23,6 +23,18 @@ def ended(**fields: Any) -> tuple[type, dict[str, Any]]:
     return ending_of(RunState("r", state="terminal", **fields))
 
 
+def test_a_result_says_in_a_line_what_the_run_came_to():
+    text = repr(play("It is 42."))
+    assert text.startswith("RunResult(output='It is 42.', outcome=RunCompleted(")
+    assert len(text) < 200
+
+
+def test_a_suspended_run_shows_its_question_and_not_its_whole_conversation():
+    text = repr(play(call("ask_user", question="Which one?"), preset="funnel", prompt="a long story"))
+    assert "question='Which one?'" in text
+    assert "a long story" not in text
+
+
 def test_an_answer_completes_the_run():
     assert ended(answer="42") == (RunCompleted, {"output": "42"})
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentfsm import (
@@ -49,6 +49,7 @@ from agentfsm.journal.restore import restore
 from agentfsm.journal.sqlite import SqliteStore
 from agentfsm.journal.verify import GOOD, verify
 from agentfsm.runtime.subagent import capped
+from agentfsm.runtime.tools import Share
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
 from tests.transcripts import check_transcript
 
@@ -271,6 +272,75 @@ def test_with_nothing_left_no_sub_agent_is_begun() -> None:
     assert model.calls == 0
     assert result.messages[-1].content.startswith("Not run: ")
     check_end(result)
+
+
+@given(
+    together=st.integers(1, 6),
+    limit=st.integers(1, 120),
+    spent=st.integers(0, 50),
+    each=st.lists(st.integers(3, 40), min_size=6, max_size=6),
+)
+@settings(max_examples=30, deadline=None)
+def test_those_that_run_together_spend_no_more_than_is_left_but_for_one_reply_each(
+    together: int, limit: int, spent: int, each: list[int]
+) -> None:
+    """Sub-agents that would go on for ever, side by side, each with replies of its own size."""
+
+    def endless(tokens: int) -> Agent:
+        steps = iter(range(10_000))
+
+        def again(_: Any) -> Reply:
+            return calling(call("note", text=str(next(steps))), tokens=tokens)
+
+        rest = AgentGuardrails(max_iterations=1000, on_limit="stop")
+        return Agent(ScriptedModel([again] * 500), tools=[note], guardrails=rest)
+
+    helpers = [endless(each[i]).as_tool(f"h{i}", "Helps.", parallel=True) for i in range(together)]
+    agent = Agent(
+        ScriptedModel([calling(*(call(f"h{i}", task="x") for i in range(together)), tokens=spent)]),
+        tools=helpers,
+        guardrails=AgentGuardrails(max_tokens=limit, on_limit="stop"),
+    )
+    result = agent.run_sync("go")
+    most = max(limit - spent, 0) + sum(each[:together])
+    assert result.usage.total_tokens - spent < most or limit <= spent
+    check_end(result)
+
+
+def test_each_of_those_that_run_together_has_an_equal_share() -> None:
+    seen = Seen()
+    models = [ScriptedModel([calling(call("note", text=f"{i} {n}"), tokens=10) for n in range(9)]) for i in range(3)]
+    rest = AgentGuardrails(on_limit="stop")
+    helpers = [
+        Agent(m, tools=[note], hooks=[seen.watch], guardrails=rest).as_tool(f"h{i}", "Helps.", parallel=True)
+        for i, m in enumerate(models)
+    ]
+    agent = Agent(
+        ScriptedModel([calling(*(call(f"h{i}", task="x") for i in range(3)), tokens=10)]),
+        tools=helpers,
+        guardrails=AgentGuardrails(max_tokens=100, on_limit="stop"),
+    )
+    result = agent.run_sync("go")
+    assert [m.calls for m in models] == [3, 3, 3]  # 90 are left: 30 for each
+    assert result.usage.total_tokens == 100
+
+
+def test_results_that_came_before_the_process_died_are_counted_among_what_is_spent() -> None:
+    given_limits = capped(
+        AgentGuardrails(),
+        RunState("r", guardrails=AgentGuardrails(max_tokens=100, max_cost_usd=1.0), usage=Usage(10, cost_usd=0.1)),
+        Share(2, Usage(50, cost_usd=0.5)),
+    )
+    assert given_limits is not None
+    assert given_limits.max_tokens == 20
+    assert given_limits.max_cost_usd == pytest.approx(0.2)
+    assert given_limits.max_iterations == 50  # its model calls are its own, and time passes for all at once
+    assert given_limits.max_execution_time_s == 300
+
+
+def test_too_little_for_all_is_nothing_for_each() -> None:
+    run = RunState("r", guardrails=AgentGuardrails(max_tokens=12), usage=Usage(10))
+    assert capped(AgentGuardrails(), run, Share(3)) is None
 
 
 optional = st.one_of(st.none(), st.integers(1, 50))

@@ -19,7 +19,7 @@ async def main() -> None:
                 print(f"Choices:  {event.choices}")
             suspension = event.suspension_record
             break
-        if isinstance(event, Handoff):
+        elif isinstance(event, Handoff):  # noqa: RET508
             print(f"Handoff: {event.rationale}")
             for blocker in event.blockers:
                 print(f"  - blocked by: {blocker}")

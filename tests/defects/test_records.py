@@ -1,0 +1,197 @@
+"""Suspension records: through JSON, in another process, unchanged, once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfsm import (
+    Agent,
+    AgentGuardrails,
+    Allow,
+    Edit,
+    Host,
+    RecordError,
+    RecordTamperedError,
+    RecordUsedError,
+    SuspensionRecord,
+    UsedInFolder,
+)
+from agentfsm.testing import call
+from tests.defects.scenes import awaited, check, dangerous, echo, host, suspended
+from tests.sources.scenes import scripted
+
+# -- a record that went through JSON resumes ---------------------------------------------------------
+
+
+WAYS_TO_WAIT: dict[str, tuple[list[Any], str, Any, dict[str, Any]]] = {
+    "a question": ([call("ask_user", question="which?", choices=["a", "b"])], "question", "a", {}),
+    "an approval": ([call("dangerous", what="it")], "approval", Allow(), {}),
+    "an approval with other arguments": ([call("dangerous", what="it")], "approval", Edit({"what": "less"}), {}),
+    "a limit": ([call("echo", text="a")], "limit", "go on", {"max_iterations": 1}),
+    "a loop": ([[call("echo", text="same")] * 6], "question", "stop that", {}),
+    "odd texts": (
+        [call("ask_user", question="\ud83d \x00 \u2028 <&> \"' é", context="\ud800")],
+        "question",
+        "\ud800",
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WAYS_TO_WAIT)
+def test_a_record_that_went_through_json_resumes(case: str) -> None:
+    entries, kind, reply, limits = WAYS_TO_WAIT[case]
+    model = scripted(*entries, call("return_done", output="x"))
+    agent = Agent(model, tools=[echo, dangerous], preset="funnel", guardrails=AgentGuardrails(**limits), host=host())
+    record = suspended(agent)
+    text = record.to_json()
+    assert json.loads(text)["kind"] == kind
+    back = SuspensionRecord.from_json(text.encode())
+    assert back == record
+    result = asyncio.run(awaited(agent.resume(back, reply)))
+    assert result.output == "x"
+    check(model, result)
+
+
+OTHER_PROCESS = """
+import asyncio, sys
+from agentfsm import Agent, AgentGuardrails, Allow, Host, UsedInFolder, tool
+from agentfsm.testing import ScriptedModel, call
+
+@tool(requires_approval=True)
+def dangerous(what: str) -> str:
+    "Needs leave."
+    return f"did {what}"
+
+async def main(folder):
+    host = Host(secret=b"shared", used=UsedInFolder(folder + "/used"))
+    model = ScriptedModel([lambda messages: f"it {messages[-1].content}"])
+    agent = Agent(model, tools=[dangerous], host=host, guardrails=AgentGuardrails(max_iterations=9))
+    record = open(folder + "/record.json", encoding="utf-8").read()
+    result = await agent.resume(record, Allow())
+    print(result.output, len(result.messages), result.run.run_id)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def test_a_record_resumes_in_another_process_and_only_once(tmp_path: Path) -> None:
+    shared = Host(secret=b"shared", used=UsedInFolder(tmp_path / "used"))
+    guardrails = AgentGuardrails(max_iterations=9)
+    agent = Agent(scripted(call("dangerous", what="it")), tools=[dangerous], host=shared, guardrails=guardrails)
+    record = suspended(agent)
+    (tmp_path / "record.json").write_text(record.to_json(), encoding="utf-8")
+
+    def resume(seed: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", OTHER_PROCESS, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=Path(__file__).parent.parent,
+            timeout=60,
+            check=False,
+        )
+
+    first = resume("1")
+    assert first.stdout.split() == ["it", "did", "it", "4", record.run_id], first.stderr
+    second = resume("2")
+    assert second.returncode != 0
+    assert "RecordUsedError" in second.stderr
+    with pytest.raises(RecordUsedError):
+        agent.resume(record, Allow())
+
+
+# -- a record with any one field changed is refused --------------------------------------------------
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of everything in a JSON value that could be changed: each leaf, each empty list and object."""
+    if isinstance(value, dict) and value:
+        for key, each in value.items():
+            yield from leaves(each, (*path, key))
+    elif isinstance(value, list) and value:
+        for place, each in enumerate(value):
+            yield from leaves(each, (*path, place))
+    else:
+        yield path
+
+
+def changed(value: Any) -> Any:
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            return value + 1
+        case str():
+            return value + "x"
+        case None:
+            return "x"
+        case list():
+            return ["x"]
+        case _:
+            return {"x": 1}
+
+
+def test_a_record_with_any_one_field_changed_is_refused_and_the_right_one_still_resumes() -> None:
+    model = scripted(
+        "just talking", [call("echo", text="a"), call("dangerous", what="it")], call("return_done", output="x")
+    )
+    agent = Agent(model, tools=[echo, dangerous], preset="funnel", host=host())
+    record = suspended(agent)
+    data = json.loads(record.to_json())
+    paths = list(leaves(data))
+    assert {p[0] for p in paths} == set(SuspensionRecord.model_fields)
+    assert len(paths) > 80
+    for path in paths:
+        copy = json.loads(record.to_json())
+        place = copy
+        for step in path[:-1]:
+            place = place[step]
+        place[path[-1]] = changed(place[path[-1]])
+        with pytest.raises(RecordError):
+            agent.resume(json.dumps(copy), Allow())
+    for path in paths:  # and with any one left out
+        copy = json.loads(record.to_json())
+        place = copy
+        for step in path[:-1]:
+            place = place[step]
+        del place[path[-1]]
+        with pytest.raises(RecordError):
+            agent.resume(json.dumps(copy), Allow())
+    with pytest.raises(RecordError):
+        agent.resume(json.dumps({**data, "more": 1}), Allow())
+    assert len(model.requests) == 2
+    result = asyncio.run(awaited(agent.resume(record, Allow())))
+    assert result.output == "x"
+
+
+def test_a_record_signed_with_another_secret_is_refused() -> None:
+    record = suspended(Agent(scripted(call("dangerous", what="it")), tools=[dangerous], host=host()))
+    other = Agent(scripted(), tools=[dangerous], host=Host(secret=b"another"))
+    with pytest.raises(RecordTamperedError):
+        other.resume(record, Allow())
+
+
+def test_a_record_that_was_used_is_refused_even_when_two_resume_it_at_once() -> None:
+    agent = Agent(scripted(call("dangerous", what="it"), "x", "y"), tools=[dangerous], host=host())
+    record = suspended(agent)
+
+    async def scene() -> list[Any]:
+        runs = [agent.resume(record, Allow()), agent.resume(record, Allow())]
+        return await asyncio.gather(*map(awaited, runs), return_exceptions=True)
+
+    one, other = asyncio.run(scene())
+    assert one.output == "x"
+    assert isinstance(other, RecordUsedError)
+    with pytest.raises(RecordUsedError):
+        agent.resume(record, Allow())

@@ -1,0 +1,464 @@
+"""A run is cancelled, politely or by its task: it ends at once, in order, with a result for every call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from agentfsm import (
+    Agent,
+    Allow,
+    RunCancelled,
+    ToolStarted,
+    TransientProviderError,
+    hook,
+    tool,
+)
+from agentfsm.core.events import UserInputRequested
+from agentfsm.runtime.run import Run
+from agentfsm.testing import FakeClock, call
+from tests.runtime.scenes import agent_on, cancelled, checked, drive, look, scene_of
+
+# -- cancelling ---------------------------------------------------------------------------------------
+
+
+class Stalling:
+    """A model that says that it was asked, and never answers."""
+
+    name = "stalling"
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def reply(self, request: Any) -> Any:
+        self.asked.set()
+        await asyncio.Event().wait()
+
+
+async def when(condition: Callable[[], bool], then: Callable[[], None]) -> None:
+    for _ in range(1000):
+        if condition():
+            then()
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never came to that")
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "enough", ""])
+def test_cancelled_before_it_starts(reason):
+    async def play(run: Run) -> None:
+        run.cancel(reason)
+        cancelled(await run, reason)
+        assert run.state.model_calls == 0
+
+    scene_of(play)
+
+
+def test_cancelled_during_a_model_call():
+    model = Stalling()
+    agent = Agent(model)
+
+    async def scene() -> None:
+        run = agent.run("go")
+        result, _ = await asyncio.gather(run, when(model.asked.is_set, run.cancel))
+        cancelled(result)
+
+    drive(scene)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_cancelled_during_tools_each_call_still_has_its_result(parallel):
+    started: list[str] = []
+
+    @tool(parallel=parallel)
+    async def hang(what: str) -> str:
+        started.append(what)
+        if what == "quick":
+            return "quick result"
+        await asyncio.Event().wait()
+        return ""
+
+    async def play(run: Run) -> None:
+        script_ready = 3 if parallel else 2
+        result, _ = await asyncio.gather(run, when(lambda: len(started) == script_ready, run.cancel))
+        cancelled(result)
+        tools = [m.content for m in result.messages if m.role == "tool"]
+        assert tools[0] == "quick result"
+        assert len(tools) == 3
+        assert all("cancelled" in text for text in tools[1:])
+
+    calls = [call("hang", what=w) for w in ("quick", "slow", "slower")]
+    scene_of(play, calls, "done", tools=[hang])
+
+
+def test_cancelled_during_a_plain_tool_which_is_abandoned():
+    import threading
+
+    started, free = threading.Event(), threading.Event()
+
+    @tool
+    def hang() -> str:
+        started.set()
+        free.wait(10)
+        return "too late"
+
+    async def play(run: Run) -> None:
+        async def stop() -> None:
+            await asyncio.get_running_loop().run_in_executor(None, started.wait, 10)
+            run.cancel()
+
+        result, _ = await asyncio.gather(run, stop())
+        cancelled(result)
+        free.set()
+
+    scene_of(play, call("hang"), "done", tools=[hang])
+
+
+def test_cancelled_during_a_back_off():
+    class Sleeping(FakeClock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.asleep = asyncio.Event()
+
+        async def sleep(self, seconds: float) -> None:
+            self.asleep.set()
+            await asyncio.Event().wait()
+
+    clock = Sleeping()
+
+    async def play(run: Run) -> None:
+        result, _ = await asyncio.gather(run, when(clock.asleep.is_set, run.cancel))
+        cancelled(result)
+        assert result.run.model_calls == 1
+
+    scene_of(play, TransientProviderError("busy"), "done", clock=clock)
+
+
+@pytest.mark.parametrize("state", ["pre_step", "call_llm", "post_llm", "dispatch_tool", "post_tool"])
+def test_cancelled_by_a_hook_at_any_door(state):
+    runs: list[Run] = []
+    stop = hook(state)(lambda context: runs[0].cancel("from a hook"))
+
+    async def play(run: Run) -> None:
+        runs.append(run)
+        cancelled(await run, "from a hook")
+
+    scene_of(play, hooks=[stop])
+
+
+def test_cancelled_by_a_hook_that_waits():
+    runs: list[Run] = []
+
+    async def stop(context: Any) -> None:
+        runs[0].cancel("from a hook")
+        await asyncio.Event().wait()
+
+    async def play(run: Run) -> None:
+        runs.append(run)
+        cancelled(await run, "from a hook")
+        assert run.state.model_calls == 1
+
+    scene_of(play, hooks=[hook("post_llm")(stop)])
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_cancelled_from_inside_a_tool(waits):
+    runs: list[Run] = []
+
+    @tool
+    async def stop() -> str:
+        runs[0].cancel("from a tool")
+        if waits:
+            await asyncio.Event().wait()
+        return "stopped"
+
+    async def play(run: Run) -> None:
+        runs.append(run)
+        result = await run
+        cancelled(result, "from a tool")
+        assert ("stopped" in [m.content for m in result.messages]) is not waits
+
+    scene_of(play, [call("stop"), call("look")], "done", tools=[stop, look])
+
+
+def test_cancelled_from_inside_a_plain_tool_in_its_thread():
+    runs: list[Run] = []
+
+    @tool
+    def stop() -> str:
+        runs[0].cancel("from a thread")
+        return "stopped"
+
+    async def play(run: Run) -> None:
+        runs.append(run)
+        cancelled(await run, "from a thread")
+
+    scene_of(play, call("stop"), "done", tools=[stop])
+
+
+def test_a_tool_that_swallows_the_cancellation_has_its_result_and_the_run_ends_all_the_same():
+    started = asyncio.Event()
+
+    @tool
+    async def stubborn() -> str:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+        return "done anyway"
+
+    async def play(run: Run) -> None:
+        result, _ = await asyncio.gather(run, when(started.is_set, run.cancel))
+        cancelled(result)
+        assert "done anyway" in [m.content for m in result.messages]
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+
+    scene_of(play, call("stubborn"), "done", tools=[stubborn])
+
+
+def test_cancelled_while_iterating():
+    async def play(run: Run) -> None:
+        events = []
+        async for event in run:
+            events.append(event)
+            if isinstance(event, ToolStarted):
+                run.cancel("seen enough")
+        cancelled(run.result, "seen enough")
+        assert isinstance(events[-1], RunCancelled)
+
+    scene_of(play)
+
+
+def test_the_first_reason_stands():
+    async def play(run: Run) -> None:
+        run.cancel("first")
+        run.cancel("second")
+        cancelled(await run, "first")
+
+    scene_of(play)
+
+
+def test_a_run_that_is_over_stays_as_it_is():
+    async def play(run: Run) -> None:
+        result = await run
+        run.cancel()
+        assert (await run).outcome is result.outcome
+        assert result.ok
+
+    scene_of(play)
+
+
+def test_cancelled_while_it_waits_for_a_person():
+    @tool(requires_approval=True)
+    def pay() -> str:
+        return "paid"
+
+    agent, model = agent_on(call("pay"), "done", tools=[pay])
+
+    async def scene() -> None:
+        first = await agent.run("go")
+        assert isinstance(first.outcome, UserInputRequested)
+        run = agent.resume(first.outcome.suspension_record, Allow())
+        run.cancel("never mind")
+        result = await run
+        cancelled(result, "never mind")
+        checked(result, model)
+
+    drive(scene)
+
+
+# -- cancelled from outside ---------------------------------------------------------------------------
+
+
+def outside(started: asyncio.Event, seen: list[str], how: str) -> Callable[[Run], Awaitable[None]]:
+    """Play: the task that awaits or iterates a run is cancelled once something has started."""
+
+    async def play(run: Run) -> None:
+        async def use() -> None:
+            if how == "await":
+                await run
+            else:
+                async for _ in run:
+                    pass
+
+        task = asyncio.create_task(use())
+        await when(started.is_set, lambda: None)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert run.finished
+        cancelled(run.result, "the task was cancelled")
+        assert seen == ["terminal"]
+        assert (await run).outcome is run.result.outcome
+
+    return play
+
+
+@pytest.mark.parametrize("how", ["await", "iterate"])
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_cancellation_of_the_task_passes_through_and_the_run_is_over_and_whole(how, parallel):
+    started, seen = asyncio.Event(), []
+
+    @tool(parallel=parallel)
+    async def hang(n: int) -> str:
+        started.set()
+        await asyncio.Event().wait()
+        return ""
+
+    end = hook("terminal")(lambda c: seen.append(c.state))
+    play = outside(started, seen, how)
+    scene_of(play, [call("hang", n=1), call("hang", n=2)], "done", tools=[hang], hooks=[end])
+
+
+@pytest.mark.parametrize("how", ["await", "iterate"])
+def test_a_cancellation_of_the_task_during_a_model_call(how):
+    model, seen = Stalling(), []
+    agent = Agent(model, hooks=[hook("terminal")(lambda c: seen.append(c.state))])
+    drive(lambda: outside(model.asked, seen, how)(agent.run("go")))
+
+
+@pytest.mark.parametrize("how", ["await", "iterate"])
+def test_a_cancellation_of_the_task_during_a_hook(how):
+    started, seen = asyncio.Event(), []
+
+    async def hang(context: Any) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    hooks = [hook("post_llm")(hang), hook("terminal")(lambda c: seen.append(c.state))]
+    scene_of(outside(started, seen, how), hooks=hooks)
+
+
+@pytest.mark.parametrize("how", ["await", "iterate"])
+def test_a_cancellation_of_the_task_during_the_last_hook_comes_too_late_to_change_the_ending(how):
+    started = asyncio.Event()
+
+    async def hang(context: Any) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    async def play(run: Run) -> None:
+        async def use() -> None:
+            if how == "await":
+                await run
+            else:
+                async for _ in run:
+                    pass
+
+        task = asyncio.create_task(use())
+        await when(started.is_set, lambda: None)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert run.finished
+        assert run.result.output == "done"
+
+    scene_of(play, "done", hooks=[hook("terminal")(hang)])
+
+
+@pytest.mark.parametrize("how", ["await", "iterate"])
+def test_a_timeout_around_a_run_ends_it(how):
+    model = Stalling()
+    agent = Agent(model)
+
+    async def scene() -> None:
+        run = agent.run("go")
+
+        async def limited() -> None:
+            async with asyncio.timeout(0.02):
+                if how == "await":
+                    await run
+                else:
+                    async for _ in run:
+                        pass
+
+        with pytest.raises(TimeoutError):
+            await limited()
+        cancelled(run.result, "the task was cancelled")
+        assert (await run).outcome is run.result.outcome
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+
+    drive(scene)
+
+
+def test_a_cancellation_from_both_sides_is_one_from_outside():
+    model = Stalling()
+    agent = Agent(model)
+
+    async def scene() -> None:
+        run = agent.run("go")
+        task = asyncio.create_task(run._to_the_end())
+        await model.asked.wait()
+        run.cancel("from inside")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+        assert task.cancelling() == 1
+        cancelled(run.result, "from inside")
+
+    drive(scene)
+
+
+def test_a_task_group_that_fails_ends_the_runs_in_it():
+    model = Stalling()
+    agent = Agent(model)
+
+    async def scene() -> None:
+        run = agent.run("go")
+
+        async def use() -> None:
+            await run
+
+        async def fail() -> None:
+            await model.asked.wait()
+            raise ValueError("another task")
+
+        async def both() -> None:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(use())
+                group.create_task(fail())
+
+        with pytest.raises(ExceptionGroup):
+            await both()
+        cancelled(run.result, "the task was cancelled")
+
+    drive(scene)
+
+
+def test_a_second_cancellation_while_the_first_is_worked_off_leaves_a_run_that_can_be_awaited():
+    started, free = asyncio.Event(), asyncio.Event()
+
+    async def slow_end(context: Any) -> None:
+        started.set()
+        await free.wait()
+
+    model = Stalling()
+    agent = Agent(model, hooks=[hook("terminal")(slow_end)])
+
+    async def scene() -> None:
+        run = agent.run("go")
+
+        async def use() -> None:
+            async for _ in run:
+                pass
+
+        task = asyncio.create_task(use())
+        await model.asked.wait()
+        task.cancel()
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        free.set()
+        cancelled(await run, "the task was cancelled")
+
+    drive(scene)

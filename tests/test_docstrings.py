@@ -1,0 +1,78 @@
+"""The examples in docstrings of the kit for pictures, proofs and paths run as they stand, given an agent."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+import agentfsm
+from agentfsm import Agent, AgentGuardrails, Example, Failure, FailureKind, detector
+from agentfsm import analysis as analysis_kit
+from agentfsm import diagrams as diagrams_kit
+from agentfsm import testing as testing_kit
+from agentfsm.core.loop import LOOP
+from agentfsm.testing import ScriptedModel, invariants, strategies
+
+ROOT = Path(agentfsm.__file__).parent
+FILES = [*(f for kit in ("analysis", "diagrams", "testing") for f in sorted((ROOT / kit).glob("*.py")))]
+FILES += [ROOT / "core" / "examples.py"]
+
+
+def examples() -> Iterator[tuple[str, str]]:
+    """Every block behind two colons, with where it stands."""
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (ast.get_docstring(node) or "").splitlines()
+                for place, line in enumerate(lines):
+                    if line.endswith("::"):
+                        name = f"{file.parent.name}/{file.stem}.{getattr(node, 'name', '')}"
+                        yield name, "\n".join(_indented(lines[place + 1 :]))
+
+
+def _indented(lines: list[str]) -> Iterator[str]:
+    for line in lines:
+        if line and not line.startswith(" "):
+            return
+        yield line
+
+
+EXAMPLES = list(examples())
+MARKS = SimpleNamespace(mark=SimpleNamespace(fsm=lambda graph: lambda test: test, parametrize=pytest.mark.parametrize))
+"""As far as the examples need pytest; its own ``mark`` knows ``fsm`` where the plugin is installed."""
+
+
+def known() -> dict[str, Any]:
+    kits = {
+        name: getattr(kit, name) for kit in (analysis_kit, diagrams_kit, testing_kit) for name in kit.__all__
+        if name != "Difference"
+    }  # fmt: skip
+    return {
+        **kits,
+        "Agent": Agent, "AgentGuardrails": AgentGuardrails, "AgentRules": strategies.AgentRules, "Example": Example,
+        "Failure": Failure, "FailureKind": FailureKind, "LOOP": LOOP, "agentfsm": agentfsm, "detector": detector,
+        "Difference": diagrams_kit.Difference, "CHECKS": {}, "counts": {}, "given": given, "pytest": MARKS,
+        "invariants": invariants, "my_agent": Agent(ScriptedModel()), "scripts": strategies.scripts,
+        "reviewed": LOOP, "mine": LOOP.without("post_llm.loop_detected"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("code", [code for _, code in EXAMPLES], ids=[name for name, _ in EXAMPLES])
+def test_an_example_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "diagrams").mkdir()
+    exec(compile(textwrap.dedent(code), "<docstring>", "exec"), known())
+
+
+def test_every_feature_shows_one() -> None:
+    shown = {name.rpartition(".")[2] for name, _ in EXAMPLES}
+    features = {"paths", "Witness", "force", "contests", "scripts", "AgentRules", "analyse", "diff", "must_pass"}
+    features |= {"never_after", "detector", "RunPath", "Counterexample", "Coverage", "Difference", "Doors"}
+    assert features <= shown
