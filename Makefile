@@ -36,6 +36,7 @@ soak: .venv/.dev  ## Run the long tests with faults
 
 diagrams: .venv/.cli  ## Draw diagrams/ and the README's table anew
 	$(BIN)/agentfsm diagram --output diagrams/
+	$(BIN)/python -m tests.diagrams.pictures
 	$(BIN)/python -m tests.readme_table
 
 build: .venv/.dev  ## Build the wheel into dist/
