@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from agentfsm.core.encoding import encoder
 from agentfsm.core.failures import Failure
 from agentfsm.core.images import Image
 
@@ -26,7 +27,7 @@ def canonical_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-_ENCODE = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
+_ENCODE = encoder(ensure_ascii=True)
 
 
 class Role(StrEnum):
@@ -72,6 +73,7 @@ class ToolCall:
         Raises:
             TypeError: The arguments hold what JSON cannot.
             ValueError: So they do.
+            RecursionError: They hold themselves, or are nested too deeply.
         """
         arguments = self.arguments
         if "_ui_message" in arguments or type(arguments) is not dict:

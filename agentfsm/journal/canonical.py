@@ -18,6 +18,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from agentfsm.core.encoding import encoder
+
 __all__ = ["MAX_INT", "decode", "encode"]
 
 MAX_INT = 2**53 - 1
@@ -30,21 +32,7 @@ _ORDERED = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan
 # A number in compact JSON stands behind one of these; a hit inside a string would cost time and nothing else.
 _NUMBER = re.compile(r"[:,\[]-?(?:\d{16}|\d+(?:\.0(?!\d)|(?:\.\d+)?e))")
 
-
-def _kept() -> Callable[[Any], str]:
-    """The encoder of ``_STRICT``, made once.
-
-    The standard library makes one for each call, which costs as much as to encode a small record. This one looks
-    for no circle, so ``encode`` asks ``_STRICT`` where there is no end.
-    """
-    make: Any = getattr(json.encoder, "c_make_encoder", None)
-    if make is None:  # an interpreter without the C encoder
-        return _STRICT.encode
-    run = make(None, _STRICT.default, _STRING, None, ":", ",", True, False, False)
-    return lambda value: "".join(run(value, 0))
-
-
-_FAST = _kept()
+_FAST = encoder(ensure_ascii=False)  # it looks for no circle: where there is no end, ``_STRICT`` is asked
 
 
 def encode(value: Any) -> str:
@@ -58,7 +46,7 @@ def encode(value: Any) -> str:
         TypeError: The value is none of these.
         ValueError: The value holds itself, or is nested too deeply.
     """
-    if type(value) is str and not _lone(value):
+    if type(value) is str and (value.isascii() or not _lone(value)):
         return _STRING(value)
     try:
         text = _FAST(value)
