@@ -64,11 +64,13 @@ class _Shape(NamedTuple):
         fields: Each field's name, its default and whether it is hidden.
         get: Gives the fields of a value, all at once.
         single: Whether there is one field, which ``get`` gives as it is.
+        failure: Whether it is a failure; to ask a class of pydantic's what is an instance of it takes long.
     """
 
     fields: tuple[tuple[str, Any, bool], ...]
     get: Callable[[Any], Any]
     single: bool
+    failure: bool
 
 
 @cache
@@ -81,7 +83,8 @@ def _shape(kind: type[object]) -> _Shape | None:
     else:
         return None
     get = attrgetter(*defaults) if defaults else _nothing
-    return _Shape(tuple((n, default, n in HIDDEN) for n, default in defaults.items()), get, len(defaults) == 1)
+    fields = tuple((name, default, name in HIDDEN) for name, default in defaults.items())
+    return _Shape(fields, get, len(fields) == 1, issubclass(kind, Failure))
 
 
 def _nothing(value: object) -> tuple[()]:
@@ -101,8 +104,9 @@ def written(value: Any, hider: Hider) -> Any:
         return value
     if kind is tuple or kind is list:
         return [written(item, hider) for item in value]
-    if _shape(kind) is not None:
-        return _object(value, hider)
+    shape = _shape(kind)
+    if shape is not None:
+        return _object(value, hider, shape)
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, (bool, int, float, str)):
@@ -112,30 +116,39 @@ def written(value: Any, hider: Hider) -> Any:
     return hider.hide(dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else value)
 
 
-def _object(value: Any, hider: Hider, without: str = "") -> Data:
+def _object(value: Any, hider: Hider, shape: _Shape | None = None, without: str = "") -> Data:
     """A value's fields that are not what they are by default.
 
     Args:
         value: A dataclass or a model of pydantic.
         hider: Takes what is to be hidden.
+        shape: The shape of its class, where that is known.
         without: A field to leave out.
+
+    Raises:
+        TypeError: It is something else.
     """
-    fields, get, single = cast("_Shape", _shape(value.__class__))
+    shape = shape or _shape(value.__class__)
+    if shape is None:
+        raise TypeError(f"{type(value).__name__} has no fields to write")
+    fields, get, single, failure = shape
     data: Data = {}
     for (name, default, hidden), held in zip(fields, (get(value),) if single else get(value), strict=True):
         if held is default or name == without:
             continue
+        kind = held.__class__
         if not hidden:
-            held = written(held, hider)
+            if kind not in _AS_IT_IS:
+                held = written(held, hider)
         elif name == "arguments":
             held = hider.arguments(str(getattr(value, "tool", "") or getattr(value, "name", "")), held)
-        elif isinstance(held, (BaseModel, PersonReply)):
+        elif kind not in _AS_IT_IS and isinstance(held, (BaseModel, PersonReply)):
             held = written(held, hider)
         else:
             held = hider.hide(held)
         if not _is_default(held, default):
             data[name] = held
-    if isinstance(value, Failure) and value.suggested_action is DEFAULT_ACTIONS[value.kind]:
+    if failure and value.suggested_action is DEFAULT_ACTIONS[value.kind]:
         del data["suggested_action"]
     return data
 

@@ -81,7 +81,8 @@ class Scribe:
     def _move(self, entry: Entry) -> str | None:
         """The body of an ordinary move, or None where the move is another: most records are one."""
         _, time, outcome, cancel, took, silence, decision, aborted = entry
-        if cancel is not None or aborted is not None or isinstance(decision.found, Failure):
+        found = decision.found
+        if cancel is not None or aborted is not None or (found is not None and isinstance(found, Failure)):
             return None
         row = decision.transition
         known = self._moves.get(id(row))

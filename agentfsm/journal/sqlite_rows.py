@@ -45,11 +45,15 @@ def free(db: sqlite3.Connection, holder: Holder) -> None:
     db.execute("UPDATE run SET owner = NULL WHERE run_id = ? AND epoch = ?", (holder.run_id, holder.epoch))
 
 
+# Asked first and changed then, since an UPDATE with RETURNING takes longer than both.
+_MAY = (
+    "SELECT id FROM run"
+    " WHERE run_id = ? AND epoch = ? AND seq + 1 = coalesce(?, seq + 1) AND owner IS NOT NULL"
+    " AND (status <> 'finished' OR ? = 'finished')"
+)
 _ON = (
     "UPDATE run SET seq = coalesce(?, seq), hash = coalesce(?, hash), status = ?,"
-    " owner = CASE WHEN ? = 'running' THEN owner END"
-    " WHERE run_id = ? AND epoch = ? AND seq + 1 = coalesce(?, seq + 1) AND owner IS NOT NULL"
-    " AND (status <> 'finished' OR ? = 'finished') RETURNING id"
+    " owner = CASE WHEN ? = 'running' THEN owner END WHERE id = ?"
 )
 _ROWS = (  # text whatever stands there: on a disk that flips bits, a value may change its type
     "SELECT key - ?, coalesce(CAST(body AS TEXT), ''), lower(hex(hash)), coalesce(CAST(hidden AS TEXT), '')"
@@ -67,10 +71,11 @@ def append(db: sqlite3.Connection, holder: Holder, added: Sequence[Row], status:
     """
     seals = [bytes.fromhex(row.hash) for row in added]
     first, last, seal = (added[0].seq, added[-1].seq, seals[-1]) if added else (None, None, None)
-    moved = db.execute(_ON, (last, seal, status, status, holder.run_id, holder.epoch, first, status)).fetchone()
-    if moved is None:
+    held = db.execute(_MAY, (holder.run_id, holder.epoch, first, status)).fetchone()
+    if held is None:
         raise _stale(db, holder)
-    high = moved[0] << 32
+    db.execute(_ON, (last, seal, status, status, held[0]))
+    high = held[0] << 32
     db.executemany(
         _ROW, [(high | row.seq, row.body, seal, row.hidden or None) for row, seal in zip(added, seals, strict=True)]
     )

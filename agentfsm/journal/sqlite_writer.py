@@ -27,6 +27,9 @@ TIDY_AFTER = 500
 """Commits that do not wait for the disk, after which the thread of our own brings the log into the file. If it
 were left to SQLite, a commit in the event loop's thread would wait for the disk then."""
 
+ENOUGH = 16
+"""Jobs that go into a commit without waiting for more, so that the disk works while other runs do."""
+
 Job = Callable[[sqlite3.Connection], Any]
 Queued = tuple[Job, "asyncio.Future[Any]", bool]
 Told = tuple["asyncio.Future[Any]", Any, Exception | None]
@@ -120,6 +123,9 @@ class Writer:
             if self._state == "due" and self._called_in is not loop:
                 self._called_in = loop
                 loop.call_soon(self._called)  # behind whatever else is ready now, so it goes into the same commit
+            enough = self._state == "due" and len(self._queue) >= ENOUGH
+        if enough:
+            self._write()
         return done
 
     def _called(self) -> None:

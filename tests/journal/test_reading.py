@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import pytest
 
-from agentfsm import MemoryStore
+from agentfsm import Agent, Allow, Host, MemoryStore, StaleLease, tool
 from agentfsm.core.loop import LOOP
+from agentfsm.journal.keeper import owner_name
 from agentfsm.journal.moment import as_it_stands
 from agentfsm.journal.resume import take_up
 from agentfsm.journal.verify import OPEN, TAMPERED, verify
+from agentfsm.testing import ScriptedModel, call
 from tests.journal.samples import a_whole_run
 
 WHOLE = a_whole_run()[0].rows("sample")
@@ -57,3 +60,24 @@ def test_records_that_the_store_has_no_note_of_are_tampering(shown):
     store = Growing(4, 4)
     store.rows = lambda run_id, after=0: WHOLE[after:shown]
     assert verify("sample", *as_it_stands(store, "sample")).code == TAMPERED
+
+
+def test_an_answer_to_a_run_that_somebody_else_is_running_names_them():
+    store = MemoryStore()
+    told = []
+
+    @tool
+    async def meanwhile() -> str:
+        """Answer the run that this is."""
+        with pytest.raises(StaleLease, match="is being run") as refused:
+            agent.resume("r", Allow())
+        told.append(refused.value.owner)
+        return "told"
+
+    agent = Agent(ScriptedModel([call("meanwhile"), "done"]), tools=[meanwhile], host=Host(store=store))
+
+    async def live():
+        return await agent.run("go", run_id="r")
+
+    assert asyncio.run(live()).output == "done"
+    assert told == [owner_name()]
