@@ -32,7 +32,7 @@ from agentfsm.core.state import RunState
 from agentfsm.core.suspension import SuspensionRecord
 from agentfsm.errors import (
     ConfigurationError,
-    JournalGraphError,
+    JournalError,
     RunError,
     ToolDefinitionError,
 )
@@ -109,6 +109,7 @@ class Agent:
                 "hooks": hooks,
                 "memory": memory,
                 "host": host,
+                "migrations": migrations,
             }
         )
         chosen = chosen_preset(preset)
@@ -286,8 +287,8 @@ class Agent:
     def recover(self) -> list[Run]:
         """The runs of the host's store that were cut off, each to be awaited; it then goes on from its last record.
 
-        A run of another graph is left as it is, with a warning in the log; a sub-agent's is left to the run
-        for which it works.
+        A run of another graph that no migration lets in, or whose journal cannot be gone on with, is left as it
+        is, with a warning in the log; a sub-agent's is left to the run for which it works.
 
         Raises:
             ConfigurationError: The host has no store.
@@ -299,7 +300,7 @@ class Agent:
                     run = self.resume(head.run_id)
                     if run.state.parent is None:
                         found.append(run)
-                except JournalGraphError as error:
+                except JournalError as error:
                     log.warning("%s", error)
         return found
 

@@ -67,6 +67,7 @@ _KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "guardrails": ("an AgentGuardrails", lambda v: v is None or isinstance(v, AgentGuardrails)),
     "policy": ("an object with decide() and backoff()", lambda v: v is None or _can(v, "decide", "backoff")),
     "graph": ("a Graph", lambda v: v is None or isinstance(v, Graph)),
+    "migrations": ("a list of migrations, as in migrations=[Migration(old)]", lambda v: isinstance(v, Iterable)),
     "hooks": ("a list of hooks and observers", lambda v: isinstance(v, Iterable)),
     "memory": ("an object with recall() and remember()", lambda v: v is None or _can(v, "recall", "remember")),
     "host": ("a Host", lambda v: v is None or isinstance(v, Host)),
@@ -167,8 +168,11 @@ def fitting(migrations: Sequence[Migration], graph: Graph) -> tuple[Migration, .
     """Migrations, once it is sure that what they name is there.
 
     Raises:
+        ConfigurationError: Something among them is no migration.
         GraphError: A state or a transition that one of them names is not.
     """
+    if isinstance(migrations, str) or not all(_can(each, "fits", "check") for each in migrations):
+        raise ConfigurationError("migrations must be a list of migrations, as in migrations=[Migration(old)]")
     for each in migrations:
         each.check(graph)
     return tuple(migrations)

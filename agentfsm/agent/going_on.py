@@ -14,6 +14,7 @@ from agentfsm.errors import (
     RecordFormatError,
     RecordUsedError,
     ReplyError,
+    StaleLease,
     StaleReplyError,
 )
 from agentfsm.runtime.context import Parts
@@ -139,6 +140,11 @@ def _from_store(parts: Parts, run_id: str, reply: Reply) -> Run:
     expires = found.taken_up.expires_at
     if found.suspended is None:
         if reply.answer is not None:
+            head = store_of(parts).head(run_id)
+            if head is not None and head.owner is not None:  # somebody else was quicker to answer
+                raise StaleLease(run_id, head.owner, "is being run")
+            if head is not None and head.seq != found.taken_up.seq:
+                raise StaleLease(run_id, None, "has moved on since it was read")
             raise ReplyError(f"run {run_id!r} was cut off and waits for nobody: resume it without a reply")
         first = found.run.steps == 1
         prompt = found.run.messages[-1].content if first and found.run.messages else ""

@@ -11,6 +11,7 @@ from agentfsm.agent import Agent
 from agentfsm.agent.going_on import store_of
 from agentfsm.cli.ask import Asked, Person, parse_reply
 from agentfsm.cli.options import AgentOptions, RunOptions, agent_options, run_options
+from agentfsm.cli.runs import default_store
 from agentfsm.cli.screen import open_screen
 from agentfsm.cli.telling import need_secret, tell
 from agentfsm.cli.unfinished import go_on_with_all
@@ -79,7 +80,7 @@ def resume(
         raise click.UsageError("--vouch is for one run: name it")
     changes = _Changes(migrate or vouch or bool(rename), rename, vouch)
     if which is None:
-        agent = changes.let_in(agent_is.agent(from_store=True), None)
+        agent = changes.let_in(_agent_of_store(agent_is, None), None)
         ctx.exit(go_on_with_all(agent, agent_is, how))
     said = _Said(reply, dismiss, digest, by)
     file = Path(which)
@@ -88,11 +89,24 @@ def resume(
         record = SuspensionRecord.from_json(file.read_bytes())
         agent = agent_is.agent()
         ctx.exit(tell(agent, said.to_record(agent, record), agent_is, how))
-    agent = agent_is.agent(from_store=True)
-    if agent.parts.host.store is None:
-        raise click.UsageError(f"{which!r} is no file, and without a store there are no runs")
-    agent = changes.let_in(agent, which)
+    agent = changes.let_in(_agent_of_store(agent_is, which), which)
     ctx.exit(tell(agent, said.to_run(agent, which), agent_is, how))
+
+
+def _agent_of_store(agent_is: AgentOptions, run_id: str | None) -> Agent:
+    """The agent, on a store that is there: a name that was mistyped would be a new, empty one, and all in order.
+
+    Raises:
+        click.UsageError: It is not.
+        ConfigurationError: Something does not fit together.
+    """
+    run = "" if run_id is None else f": no run {run_id!r}"
+    if agent_is.no_store:
+        raise click.UsageError(f"without a store there are no runs{run}")
+    where = agent_is.store or default_store()
+    if not where.exists():
+        raise click.UsageError(f"there is no store at {where}{run}")
+    return agent_is.agent(from_store=True)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from agentfsm.cli.screen import Screen, open_screen, short
 from agentfsm.cli.table import transition_table
 from agentfsm.cli.telling import command_for, watch_through
 from agentfsm.errors import AgentfsmError, ConfigurationError
-from agentfsm.journal.asking import Asked, asked
+from agentfsm.journal.asking import Asked, asked, works_for_another
 from agentfsm.journal.store import Store
 
 __all__ = ["go_on_with_all"]
@@ -89,7 +89,7 @@ def _go_on(agent: Agent, run_id: str, screen: Screen, how: RunOptions, left: dic
 
 def _waiting(store: Store) -> list[Asked]:
     found = (asked(store, head) for head in store.heads("suspended"))
-    return [each for each in found if each is not None and not each.below]
+    return [each for each in found if each is not None and not works_for_another(store, each.run_id)]
 
 
 def _say(all_of_them: _All, screen: Screen, agent_is: AgentOptions) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agentfsm.journal.canonical import decode
-from agentfsm.journal.records import Missing, open_row
+from agentfsm.journal.records import Missing, Row, open_row
 from agentfsm.journal.store import Head, Store
 
-__all__ = ["Asked", "asked"]
+__all__ = ["Asked", "asked", "works_for_another"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,6 @@ class Asked:
         tool: The tool that it is about, or an empty string.
         arguments: The arguments of its call, as the journal has them.
         expires_at: Until when an answer is good, in seconds since the epoch.
-        below: Whether a sub-agent's run asks; the run for which it works asks the same.
     """
 
     run_id: str
@@ -38,7 +37,6 @@ class Asked:
     tool: str
     arguments: Mapping[str, Any]
     expires_at: float
-    below: bool
 
     def __str__(self) -> str:
         about = f"  {self.tool} {json.dumps(self.arguments, ensure_ascii=False, default=repr)}" if self.tool else ""
@@ -54,13 +52,10 @@ def asked(store: Store, head: Head) -> Asked | None:
     """
     if head.status != "suspended":
         return None
-    rows = store.rows(head.run_id)
-    for row in reversed(rows):
-        if '"kind":"run.suspended"' in row.body:
-            break
-    else:
+    row = _asking(store.rows(head.run_id, head.seq - 1)) or _asking(store.rows(head.run_id))
+    if row is None:
         return None
-    body, first = open_row(row), decode(rows[0].body)
+    body = open_row(row)
     waiting = body["waiting"]
     question, arguments = waiting.get("question", ""), waiting.get("arguments", {})
     return Asked(
@@ -72,5 +67,19 @@ def asked(store: Store, head: Head) -> Asked | None:
         waiting.get("tool", ""),
         {} if isinstance(arguments, Missing) else arguments,
         body["expires"] / 1000,
-        "call" in first.get("parent", ()),
     )
+
+
+def _asking(rows: Sequence[Row]) -> Row | None:
+    """The last row that asks; most often it is the last of all."""
+    return next((row for row in reversed(rows) if '"kind":"run.suspended"' in row.body), None)
+
+
+def works_for_another(store: Store, run_id: str) -> bool:
+    """Whether a run is a sub-agent's; the run for which it works asks what it asks, and goes on with it.
+
+    Raises:
+        agentfsm.errors.StoreError: The store does not have it, or cannot be read.
+    """
+    rows = store.rows(run_id)
+    return bool(rows) and "call" in decode(rows[0].body).get("parent", ())

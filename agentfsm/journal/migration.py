@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentfsm.core.presets import PRESETS
 from agentfsm.errors import ConfigurationError, GraphError, JournalGraphError
 from agentfsm.journal.names import Names
 from agentfsm.journal.records import Row
@@ -116,8 +117,7 @@ def migrate(rows: Sequence[Row], past: Past, graph: Graph, migrations: Sequence[
         raise _refused(past, graph, why)
     told = Replay(0) if declared.vouched else replay(rows, graph, names=names)
     if not told.same:
-        word = "Migration(..., vouched=True), or agentfsm resume --vouch, takes it all the same"
-        raise _refused(past, graph, f"{_elsewhere(told)}; {word}")
+        raise _refused(past, graph, _elsewhere(told, past))
     names.rename(run)
     past.left = {names.state(name) for name in past.left}
     return {
@@ -155,18 +155,24 @@ def _advice(rows: Sequence[Row], past: Past, graph: Graph) -> str:
     if told.same:
         how = f"Agent(..., migrations=[{way}]), or agentfsm resume --migrate, lets it go on"
         return f"its path so far would have been the same there: {how}"
-    return _elsewhere(told)
+    return _elsewhere(told, past)
 
 
-def _elsewhere(told: Replay) -> str:
-    return f"its path would have been another there: record {told.seq} is {told.recorded}, and would be {told.instead}"
+def _elsewhere(told: Replay, past: Past) -> str:
+    way = f"Migration({past.graph['fingerprint'][:12]!r}, vouched=True)"
+    return (
+        f"its path would have been another there: record {told.seq} is {told.recorded}, and would be {told.instead}; "
+        f"Agent(..., migrations=[{way}]), or agentfsm resume --vouch, lets it go on all the same"
+    )
 
 
 def _refused(past: Past, graph: Graph, why: str) -> JournalGraphError:
     pinned = past.graph
+    presets = [name for name, preset in PRESETS.items() if preset.graph.fingerprint == pinned["fingerprint"]]
+    was = f"{pinned['name']!r}" + (f" of preset {presets[0]!r}" if len(presets) == 1 else "")
     return JournalGraphError(
-        f"run {past.run.run_id!r} was written under graph {pinned['name']!r} ({pinned['fingerprint'][:12]}), the agent "
-        f"runs graph {graph.name!r} ({graph.fingerprint[:12]}); {why}. What differs:",
+        f"run {past.run.run_id!r} was written under graph {was} ({pinned['fingerprint'][:12]}), the agent runs graph "
+        f"{graph.name!r} ({graph.fingerprint[:12]}); {why}. What differs:",
         differences(pinned, graph),
     )
 

@@ -142,10 +142,11 @@ def test_a_run_on_a_graph_that_is_not_at_hand_is_drawn_on_what_its_journal_pins(
 
 def test_what_tests_took_is_laid_over_the_graph(cli: Cli, tmp_path: Path) -> None:
     windows = {"pre_step.otherwise": 3, "pre_step.otherwise > call_llm.otherwise": 2, "call_llm.otherwise": 2}
-    (tmp_path / "fsm-coverage.json").write_text(json.dumps({"windows": windows}))
+    shares = [{"what": "transitions", "impossible": ["pre_step.cost_limit"]}]
+    (tmp_path / "fsm-coverage.json").write_text(json.dumps({"windows": windows, "shares": shares}))
     printed = cli("diagram", "--coverage", "fsm-coverage.json").stdout
     counts = {"pre_step.otherwise": 3, "call_llm.otherwise": 2}
-    assert printed.rstrip("\n") == diagram(LOOP, "text", overlay=Coverage(counts)).rstrip("\n")
+    assert printed.rstrip("\n") == diagram(LOOP, "text", overlay=Coverage(counts, ["pre_step.cost_limit"])).rstrip("\n")
 
 
 @pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz paints images, and dot is not on the path")

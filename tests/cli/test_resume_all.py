@@ -189,3 +189,14 @@ def test_the_command_that_is_told_is_bound_to_what_was_shown(cli: Cli, folder: P
 def test_runs_says_what_a_run_waits_for(cli: Cli, folder: Path) -> None:
     begun(cli, folder)
     assert "approval: May 'remove' run" in cli("runs", "--store", "runs.db").stdout
+
+
+@pytest.mark.parametrize("words", [[], ["no-such-run"]])
+def test_a_store_that_is_not_there_is_not_made(cli: Cli, tmp_path: Path, words: list[str]) -> None:
+    result = cli("resume", *words, "-m", "some-model", "--base-url", "http://127.0.0.1:9/v1", "--store", "typo.db")
+    assert result.exit_code == 2
+    assert "there is no store at typo.db" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+    kept_nowhere = cli("resume", *words, "-m", "some-model", "--base-url", "http://127.0.0.1:9/v1", "--no-store")
+    assert kept_nowhere.exit_code == 2
+    assert "without a store there are no runs" in kept_nowhere.stderr

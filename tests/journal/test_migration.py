@@ -314,6 +314,23 @@ def test_a_run_may_be_dismissed_and_recovered_under_a_new_graph():
     assert recovered.output == "all done"
 
 
+def test_a_run_that_cannot_go_on_does_not_keep_the_others_from_it(caplog):
+    first, _ = a_waiting_run()
+    rows = first.rows("sample")[:4]
+    store = stored([*rows[:2], rows[2]._replace(body=rows[2].body.replace("scripted", "another")), rows[3]], "bad")
+
+    async def more() -> list[RunResult]:
+        lease = await store.take("sample", "gone", new=True)
+        await store.append(lease, rows, "running")
+        await store.release(lease)
+        return [await run for run in an_agent(store, ["all done"]).recover()]
+
+    (recovered,) = asyncio.run(more())
+    assert recovered.output == "all done"
+    assert "run 'bad' cannot go on: record " in caplog.text
+    assert store.head("bad").status == "running"
+
+
 def test_a_sub_agents_run_is_taken_over_by_the_migrations_of_the_sub_agent():
     @tool(requires_approval=True)
     def act() -> str:
@@ -452,6 +469,12 @@ def test_a_migration_that_cannot_be_meant_is_refused_when_the_agent_is_made(fiel
         Agent(ScriptedModel([]), graph=LONGER, migrations=[Migration(**fields)])
 
 
+@pytest.mark.parametrize("given", [Migration(LOOP), [LOOP], [LOOP.fingerprint], LOOP.fingerprint, Migration, 1])
+def test_what_is_no_list_of_migrations_is_refused_when_the_agent_is_made(given):
+    with pytest.raises(ConfigurationError, match=r"migrations must be"):
+        Agent(ScriptedModel([]), graph=LONGER, migrations=given)
+
+
 # -- what an auditor finds ----------------------------------------------------------------------------
 
 
@@ -491,3 +514,15 @@ def test_a_move_behind_the_change_is_judged_by_the_new_graph():
     edited = rows[last]._replace(body=rows[last].body.replace(f'"tried":"{tried}"', f'"tried":"{tried[1:]}"'))
     told = verify("sample", sealed_anew([*rows[:last], edited, *rows[last + 1 :]], last))
     assert (told.code, told.seq) == (TAMPERED, last + 1)
+
+
+def test_a_run_of_a_preset_that_has_a_graph_to_itself_is_told_by_its_name():
+    store = MemoryStore()
+
+    async def begin() -> RunResult:
+        script = [call("pay", to="Ann", amount=1.0)]
+        return await an_agent(store, script, preset="strict").run("Pay.", run_id="sample")
+
+    asyncio.run(begin())
+    with pytest.raises(JournalGraphError, match="under graph 'strict' of preset 'strict'"):
+        go_on(store, LOOP, (), Allow())
