@@ -16,8 +16,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
 
-import hypothesis  # noqa: F401  # so that no child imports it anew
-import pydantic  # noqa: F401
+import hypothesis
+import pydantic  # noqa: F401  # so that no child imports it anew
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -79,6 +79,8 @@ def _in_child(path: Path, broken: str, tests: str, writing: int) -> None:
         signal.alarm(LIMIT_S)
         for descriptor in (1, 2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+        hypothesis.settings.register_profile("mutants", phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate))
+        hypothesis.settings.load_profile("mutants")  # nobody wants to see the smallest example
         _break(path, broken)
         os.write(writing, " ".join(_run(tests)).encode())
     except BaseException as error:

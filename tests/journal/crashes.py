@@ -57,7 +57,7 @@ class Telling(SqliteStore):
         def told(of: asyncio.Future[None]) -> None:
             if not of.cancelled() and of.exception() is None:
                 if rows and lease.run_id == RUN:
-                    self.world.write("acked", str(rows[-1].seq))
+                    self.world.write("acked", f"{rows[-1].seq} {rows[-1].hash}")
                 self.world.passing("acknowledged")
 
         done.add_done_callback(told)
@@ -226,7 +226,7 @@ def outcome(folder: Path, scenario: str) -> dict[str, Any]:
         "answer": past.run.answer or past.run.ending_value,
         "moves": straight(moves),
         "effects": sorted({(name, key) for name, key, _ in World(folder).effects()}),
-        "records": len(rows),
+        "seals": [row.hash for row in rows],
         "doubts": moves.count(DETOUR[0]),
         "backwards": sum(b < a for a, b in itertools.pairwise(times)),
     }
@@ -276,7 +276,9 @@ def check(folder: Path, kills: int, whole: dict[str, Any], scenario: str) -> dic
     expected = {**whole, "moves": as_settled(whole["moves"], settled)}
     for what in ("finished", "messages", "answer", "moves", "effects"):
         assert got[what] == expected[what], f"{what}: {got[what]} != {expected[what]}"
-    assert got["records"] >= max(map(int, world.lines("acked")), default=0), "what was acknowledged is lost"
+    for line in world.lines("acked"):
+        seq, _, seal = line.partition(" ")
+        assert got["seals"][int(seq) - 1 : int(seq)] == [seal], f"record {seq} was acknowledged, and is lost"
     assert got["doubts"] <= kills
     done = Counter((name, key) for name, key, _ in world.effects())
     for (name, key), times in done.items():

@@ -183,8 +183,8 @@ MUTANTS = (
     Mutant(
         "a path that would have been another is taken over",
         "agentfsm/journal/migration.py",
-        "    if not told.same:\n        word",
-        "    if False:\n        word",
+        "    if not told.same:\n        raise",
+        "    if False:\n        raise",
         MIGRATION,
     ),
     Mutant(

@@ -30,6 +30,7 @@ def done(module: str, *arguments: str) -> dict[str, Any]:
     return told
 
 
+@pytest.mark.timeout(900)
 def test_a_run_that_is_killed_at_any_point_comes_to_the_same_end(counted):
     told = done("crashes", "matrix")
     where, doubts = told["where"], told["doubts"]
@@ -46,12 +47,14 @@ def test_a_run_that_is_killed_at_any_point_comes_to_the_same_end(counted):
     )
 
 
+@pytest.mark.timeout(900)
 def test_starting_interpreters_shows_nothing_that_forking_hides(counted):
     kills = done("crashes", "fresh")["kills"]
     assert kills >= 8
     counted(f"killed from outside, in interpreters of their own: {kills} points")
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("seed", "count"), [(7, 150), *(pytest.param(seed, 1000, marks=pytest.mark.soak) for seed in range(4))]
 )
@@ -73,7 +76,7 @@ def test_of_four_processes_that_resume_one_run_one_does(rounds, counted):
     won, others = told["told"].pop("RunResult"), told["told"]
     assert won == rounds
     assert sum(others.values()) == 3 * rounds
-    assert others.keys() <= {"StoreLockedError", "StaleLease", "RunError", "ReplyError"}, told["why"]
+    assert others.keys() <= {"StoreLockedError", "StaleLease", "RunError"}, told["why"]
     counted(f"four processes raced for one run {rounds} times: one won each time, the others were told {others}")
 
 

@@ -1,7 +1,7 @@
 """The world of a run that is to be killed: its model, its tools, its scenarios, the person it asks.
 
-The world is files: ``effects`` has a line for everything that tools did, ``acked`` one for every record that
-the run was told is durable. A person who is asked about a call in doubt looks there.
+The world is files: ``effects`` has a line for everything that tools did, ``acked`` one for the last of
+every few records that the run was told are durable. A person who is asked about a call in doubt looks there.
 
 A *point* is a place that the run passes by (``World.passing``), where its process may end.
 """
