@@ -75,7 +75,7 @@ def _cost(graph: Graph, row: int, counted: tuple[int, int]) -> Cost:
     """One move; a model call; a tool call. ``counted`` says which calls count."""
     transition = graph.transitions[row]
     runs = transition.source == State.DISPATCH_TOOL and transition.guard is None
-    return (1, counted[0] * (transition.target == State.CALL_LLM), counted[1] * runs)
+    return (1, counted[0] * (transition.source == State.CALL_LLM), counted[1] * runs)
 
 
 NONE: Cost = (0, 0, 0)
@@ -161,9 +161,10 @@ class _Bounding:
                     goal.tail = goal.straight
             for (node, shift), way in laps.reached(step.node).items():
                 lead = Lap(node, shift, way.most, way.rows)
-                if laps.hub(node) or node[0] in laps.product.finals:
-                    goal = self._goal(goals, first, lead if laps.hub(node) else replace(lead, node=None))
-                    goal.onward = _most(goal.onward, laps.join(first, lead))
+                if not laps.hub(node):  # an end, or a wait that may be the last: nobody ever comes
+                    lead = replace(lead, node=None)
+                goal = self._goal(goals, first, lead)
+                goal.onward = _most(goal.onward, laps.join(first, lead))
                 if way.waited is not None:
                     before = Lap(node, laps.then(step.shift, shift), way.waited, (step.row, *way.rows))
                     for rest in self._rest(node):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -31,7 +31,7 @@ Examples:
   agentfsm diagram --output diagrams/              the forms to keep beside the code
   agentfsm diagram --output diagrams/ --check      for CI: are they still true?
   agentfsm diagram --run 3f9c0a1b2c3d4e5f -o run.svg        the way that a run of the store took
-  agentfsm diagram --coverage fsm-coverage.json -o covered.svg  what tests took, from pytest --fsm-report=json
+  agentfsm diagram --coverage fsm-coverage.json -o covered.svg  what tests took
 """
 
 
@@ -111,9 +111,10 @@ def _picture(named: Graph | None, run_id: str | None, coverage: Path | None, sto
 def _coverage(path: Path) -> Coverage:
     """What ``--fsm-report=json`` wrote: of its windows of rows, those of one row."""
     try:
-        windows: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))["windows"]
-        return Coverage({row: int(count) for row, count in windows.items() if " > " not in row})
-    except (AttributeError, LookupError, TypeError, ValueError):
+        told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        counts = {row: int(count) for row, count in told["windows"].items() if " > " not in row}
+        return Coverage(counts, next(s["impossible"] for s in told["shares"] if s["what"] == "transitions"))
+    except (AttributeError, LookupError, StopIteration, TypeError, ValueError):
         raise ConfigurationError(f"{path} holds no coverage: write it with pytest --fsm-report=json:{path}") from None
 
 

@@ -114,7 +114,8 @@ def image(graph: Graph, format: str = "png", *, theme: Theme = "light", overlay:
 
     Args:
         graph: The graph.
-        format: One of ``IMAGES``.
+        format: One of ``IMAGES``, or ``svg``: Graphviz's own, for programs that read no style sheets; ``diagram``
+            writes one that needs nothing installed.
         theme: ``light`` or ``dark``; ``auto`` is light.
         overlay: What to lay over it.
 
@@ -122,7 +123,7 @@ def image(graph: Graph, format: str = "png", *, theme: Theme = "light", overlay:
         ConfigurationError: There is no such image or theme, or Graphviz is not installed.
         GraphError: The overlay speaks of a transition that the graph does not have.
     """
-    if format not in IMAGES:
+    if format not in (*IMAGES, "svg"):
         raise ConfigurationError(f"there is no image {format!r}; there are: {', '.join(IMAGES)}")
     return draw(_view(graph, overlay), format, _theme(theme))
 

@@ -7,7 +7,7 @@ that is looked at shows it, and anything with such a method is an overlay.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from textwrap import shorten
@@ -114,24 +114,32 @@ class Coverage:
 
     Attributes:
         counts: How often each transition was taken, by its id; one that is missing was not.
+        impossible: The ids of transitions that no run can take: they stand back, and are not asked for.
     """
 
     counts: Mapping[str, int]
+    impossible: Collection[str] = ()
 
     def on(self, view: View) -> View:
-        """The view with a count, or "never", on each row.
+        """The view with a count, "never" or "cannot" on each row.
 
         Raises:
             GraphError: An id is not one of the graph.
         """
         taken = _taken(view.graph, self.counts)
 
+        cannot = {view.graph.transition(key).id for key in self.impossible} - taken.keys()
+
         def counted(row: Row) -> Row:
             n = taken.get(row.transition.id, 0)
+            if row.transition.id in cannot:
+                return replace(row, dim=True, tag="cannot")
             return replace(row, mark="" if n else "never", tag=f"{TIMES}{n}" if n else "never")
 
         boxes = tuple(replace(b, rows=tuple(counted(r) for r in b.rows)) for b in view.boxes)
-        caption = f"coverage: {len(taken)} of {len(view.graph.transitions)} transitions taken"
+        caption = f"coverage: {len(taken)} of {len(view.graph.transitions) - len(cannot)} transitions taken"
+        if cannot:
+            caption += f", {len(cannot)} cannot be"
         return replace(view, boxes=boxes, caption=caption, overlaid=True)
 
 

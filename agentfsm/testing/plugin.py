@@ -80,8 +80,9 @@ def _named(config: pytest.Config) -> tuple[Any, ModuleType]:
     module_name, _, attribute = name.partition(":")
     if not attribute:
         raise pytest.UsageError(f"--fsm-graph={name}: write it as MODULE:NAME")
-    if str(config.rootpath) not in sys.path:
-        sys.path.insert(0, str(config.rootpath))
+    for folder in (config.rootpath, config.invocation_params.dir):  # what is named may lie in either
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
     try:
         module = importlib.import_module(module_name)
         return getattr(module, attribute), module
@@ -192,7 +193,7 @@ class _Reporter:
         if form == "svg":
             from agentfsm.diagrams import Coverage, diagram
 
-            return diagram(self._graph, "svg", overlay=Coverage(self._covered.rows))
+            return diagram(self._graph, "svg", overlay=Coverage(self._covered.rows, self._shares[0].impossible))
         return None
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

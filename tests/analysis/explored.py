@@ -102,9 +102,8 @@ def _text(cases: list[Case]) -> str:
     for number, case in enumerate(cases):
         starts = [f"c_{c.name} = {c.start};" for c in case.facts.counters]
         first = case.graph.states[0]
-        rests, model = int(first.waits or first.final), int(first.name == "call_llm")
+        rests = int(first.waits or first.final)
         said = f'c_code {{ printf("start %llx {int(first.final)}\\n", here()); printf("most 0\\n"); }};'
-        assert not model, "a first state that calls the model is not counted here"
         lines.append(f"    :: g == {number} -> {' '.join(starts)} rest = {rests}; {said}")
     lines += ["    fi }", "  do"]
     for number, case in enumerate(cases):
@@ -122,7 +121,7 @@ def _text(cases: list[Case]) -> str:
 def _after(case: Case, finals: str) -> str:
     """What follows each move: calls are summed up, or from the last wait on, and all is told."""
     table = case.graph.transitions
-    model = [i for i, t in enumerate(table) if t.target == "call_llm"]
+    model = [i for i, t in enumerate(table) if t.source == "call_llm"]
     tools = [i for i, t in enumerate(table) if t.source == "dispatch_tool" and t.guard is None]
     rests = " || ".join(f"state == {i}" for i, s in enumerate(case.graph.states) if s.waits or s.final)
     counted = [

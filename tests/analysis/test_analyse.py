@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from agentfsm.analysis import Analysis, Change, Counter, Facts, analyse, exactly, must_pass, never_after
+from agentfsm.analysis import Analysis, Change, Counter, Facts, Known, analyse, exactly, must_pass, never_after
 from agentfsm.analysis.product import Product
 from agentfsm.core.detectors import tool_error
 from agentfsm.core.guardrails import AgentGuardrails
@@ -244,3 +244,28 @@ def walk(product: Product, start: tuple[int, ...]) -> set[tuple[int, ...]]:
                 seen.add(after)
                 todo.append(after)
     return seen
+
+
+def test_calls_before_a_wait_that_nobody_ends_are_counted() -> None:
+    """By hand: one model call, then a wait for a guard that never holds."""
+    never = guard("never")
+    graph = Graph(
+        (StateSpec("call_llm"), StateSpec("wait", waits=True), StateSpec("end", final=True)),
+        (Transition("call_llm", None, "wait"), Transition("wait", never, "end")),
+    )
+    most = analyse(graph, facts=Facts((), (Known(never, may="never"),))).bounds
+    assert (most.model_calls, most.model_calls_in_all, most.tool_calls_in_all) == (1, 1, 0)
+
+
+def test_one_kind_of_call_without_a_bound_leaves_the_other_its_own() -> None:
+    """By hand: a person may ask for model calls for ever; no tool is ever run."""
+    graph = Graph(
+        (StateSpec("call_llm"), StateSpec("wait", waits=True), StateSpec("end", final=True)),
+        (
+            Transition("call_llm", None, "wait"),
+            Transition("wait", guard("again"), "call_llm"),
+            Transition("wait", guard("enough"), "end"),
+        ),
+    )
+    most = analyse(graph).bounds
+    assert (most.model_calls_in_all, most.tool_calls_in_all) == (None, 0)

@@ -6,6 +6,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,10 @@ def test_importing_and_writing_text_leaves_graphviz_alone() -> None:
         "assert 'graphviz' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
+
+
+@needs_graphviz
+def test_graphviz_writes_svg_too() -> None:
+    root = ET.fromstring(image(LOOP, "svg", theme="dark"))
+    said = {"".join(text.itertext()) for text in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {t.name for t in LOOP} <= said

@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 import pytest
 
 from agentfsm.core.loop import LOOP
-from agentfsm.diagrams import Coverage, Difference, Overlay, RunPath
+from agentfsm.diagrams import Counterexample, Coverage, Difference, Overlay, RunPath
 from agentfsm.diagrams.layout import Layout, Placed, arrange
 from agentfsm.diagrams.metrics import fit, width, wrap
 from agentfsm.diagrams.table import Label
@@ -28,8 +28,9 @@ def views() -> Iterator[tuple[str, View]]:
         some = {t.id: 10**place for place, t in enumerate(list(graph)[::9])}
         overlays: dict[str, Overlay] = {
             "path": RunPath(some, graph.initial),
-            "coverage": Coverage(some),
-            "since-small": Difference(SMALL),
+            "coverage": Coverage(some, [t.id for t in graph][1::9]),
+            "counterexample": Counterexample((*some, *some), tuple(some)[:2], "one thing never after another"),
+            "since-small": Difference(SMALL, ["a state, where " + "this and " * 20 + "that hold: was a -> b", "more"]),
             "since-random": Difference(random_graph(3)),
         }
         for kind, overlay in overlays.items():

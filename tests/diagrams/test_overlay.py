@@ -56,6 +56,17 @@ def test_the_current_state_is_drawn_thick() -> None:
     assert parent.attrib["data-state"] == "suspended"
 
 
+def test_a_row_that_cannot_be_taken_is_not_asked_for() -> None:
+    view = Coverage({"plan.otherwise": 2, "work.otherwise": 1}, ["work.again", "work.otherwise"]).on(plain(SMALL))
+    found = rows(view)
+    assert (found["work.again"].tag, found["work.again"].mark, found["work.again"].dim) == ("cannot", "", True)
+    assert (found["work.revise"].tag, found["work.revise"].mark) == ("never", "never")
+    assert found["work.otherwise"].tag == f"{TIMES}1"  # it was, whatever was said
+    assert view.caption == "coverage: 2 of 6 transitions taken, 1 cannot be"
+    with pytest.raises(GraphError, match=r"work\.nonsense"):
+        diagram(SMALL, overlay=Coverage({}, ["work.nonsense"]))
+
+
 def test_a_counterexample_numbers_its_steps_and_says_what_it_breaks() -> None:
     ids = ("plan.otherwise", "work.revise", "plan.otherwise")
     view = Counterexample(ids, ("work.again",), "no work after work").on(plain(SMALL))

@@ -242,6 +242,18 @@ def test_too_little_coverage_fails_the_run(project: pytest.Pytester) -> None:
     bad.stdout.fnmatch_lines(["FAIL: 50.0 % of the transitions were taken, less than 51 %"])
 
 
+def test_what_is_named_may_lie_in_the_folder_where_pytest_is_run(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = project.mkdir("below")
+    (project.path / "tables.py").rename(below / "tables.py")
+    (below / "test_below.py").write_text((project.path / "test_it.py").read_text())
+    (project.path / "test_it.py").unlink()
+    monkeypatch.chdir(below)
+    result = run(project, "--fsm-graph=tables:GRAPH", "--fsm-report=term")
+    result.assert_outcomes(passed=3)
+
+
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
