@@ -122,7 +122,7 @@ class MCPTools:
         try:
             wanted = self.settings.only
             names = [t.name for t in listed]
-            if wanted is not None and (missing := sorted(wanted - set(names))):
+            if wanted is not None and (missing := sorted(set(wanted) - set(names))):
                 has = ", ".join(sorted(names))
                 raise ConfigurationError(
                     f"the MCP server {self.label!r} has no tool {', '.join(missing)}; it has: {has}"

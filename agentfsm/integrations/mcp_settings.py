@@ -32,7 +32,7 @@ class MCPSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,63}$")] = ""
-    only: frozenset[str] | None = None
+    only: tuple[str, ...] | None = None
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     requires_approval: bool | Callable[[Mapping[str, Any]], bool] = False
     parallel: bool = False

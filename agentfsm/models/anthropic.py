@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +25,10 @@ __all__ = ["DEFAULT_MAX_TOKENS", "AnthropicMessages", "decode", "encode"]
 
 DEFAULT_MAX_TOKENS = 4096
 """The cap on a reply, in tokens, where the request names none; this wire takes no request without one."""
+
+_ROOM_AT_HOME = 16_384
+"""The same for Anthropic's own models: what they think counts, and all that are left write as much and more
+(https://docs.anthropic.com/en/docs/about-claude/models/overview)."""
 
 _FINISH = {
     "end_turn": FinishReason.STOP,
@@ -65,7 +70,8 @@ class AnthropicMessages(HttpModel):
         return "/messages" if self._endpoint.base_url.endswith("/v1") else "/v1/messages"
 
     def _encode(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
-        body = encode(request, self.model, self.settings, cache=self._cache, voice=self._voice)
+        roomy = replace(request, max_output_tokens=self._cap(request))
+        body = encode(roomy, self.model, self.settings, cache=self._cache, voice=self._voice)
         return {"stream": True} | body if stream else body
 
     def _units(self, request: ModelRequest) -> tuple[str, Units]:
@@ -77,8 +83,9 @@ class AnthropicMessages(HttpModel):
     def _assembly(self) -> Assembly:
         return MessageAssembly()
 
-    def _cap(self, request: ModelRequest) -> int | None:
-        return _cap(request, self.settings)
+    def _cap(self, request: ModelRequest) -> int:
+        room = _ROOM_AT_HOME if self._endpoint.at_home else DEFAULT_MAX_TOKENS
+        return request.max_output_tokens or self.settings.max_tokens or room
 
 
 def encode(
@@ -102,7 +109,8 @@ def encode(
     """
     settings = settings or ModelSettings()
     mark = mark_of(cache)
-    body: dict[str, Any] = {"model": model, "max_tokens": _cap(request, settings)}
+    cap = request.max_output_tokens or settings.max_tokens or DEFAULT_MAX_TOKENS
+    body: dict[str, Any] = {"model": model, "max_tokens": cap}
     if request.tools:
         body["tools"] = [
             {"name": t.name, "description": t.description, "input_schema": dict(t.parameters)} for t in request.tools
@@ -122,10 +130,6 @@ def encode(
     if settings.reasoning_effort is not None:
         wanted["output_config"] = {"effort": settings.reasoning_effort}
     return body | wanted | settings.extra_body
-
-
-def _cap(request: ModelRequest, settings: ModelSettings) -> int:
-    return request.max_output_tokens or settings.max_tokens or DEFAULT_MAX_TOKENS
 
 
 def decode(body: object, *, taken: Collection[str] = (), voice: str = "") -> Reply:

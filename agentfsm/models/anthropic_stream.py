@@ -35,8 +35,8 @@ class _Block:
     def body(self) -> dict[str, Any]:
         block = dict(self.start)
         for key, letters in self.texts.items():
-            if key == "partial_json":
-                block["input"] = str(letters)
+            if key == "partial_json":  # gateways send the whole input at the start, and then an empty piece
+                block["input"] = str(letters) or block.get("input")
             else:
                 block[key] = text_of(block.get(key)) + str(letters)
         if self.citations:

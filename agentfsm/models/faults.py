@@ -42,10 +42,20 @@ _OVERFLOW = re.compile(
             r"exceeded max context length",  # Ollama
             r"input token count.{0,40}exceeds",  # Gemini
             r"maximum prompt length",  # xAI
+            r"too much media|too many images|for many-image requests",  # Anthropic, OpenAI
+            r"at most \d+ image|\d+ images, exceeding the maximum",  # vLLM, others
         )
     )
 )
-"""Each vendor's words for a prompt that is too long, as they stood in its answers when this was written."""
+"""Each vendor's words for a prompt that is too long, or shows too much, as they stood in its answers when this was
+written. Both are mended in one way: old results go, and their pictures with them; else no later request would be taken
+(https://github.com/anthropics/claude-code/issues/3397)."""
+
+_SEES_NONE = re.compile(r"not support (image|vision|multimodal)|not a multimodal model|image input is not supported")
+"""Words for a model that sees no pictures (https://github.com/ollama/ollama/issues/17301, vLLM, llama.cpp)."""
+
+_PICTURE = re.compile(r"[A-Za-z0-9+/]{32,}={0,2}")
+"""Base64, as pictures are sent."""
 
 _STATUS_OF_WORD = {
     "invalid_request_error": 400,
@@ -180,6 +190,8 @@ class Caller:
             text = f"{self.name}: the server cannot answer now{_in_brackets(status)}{said}"
             return TransientProviderError(text, retry_after_s=retry_after_s(headers, now), status=status)
         what, to_do = self._advice(status)
+        if not to_do and _SEES_NONE.search(words) and any(message.images for message in prompt):
+            to_do = "does the model see pictures? if not, say ModelSettings(images=False)"
         text = f"{self.name}: {what}{_in_brackets(status)}{to_do and f': {to_do}'}{said}"
         return ProviderError(text, status=status)
 
@@ -196,7 +208,7 @@ class Caller:
         """The error for an answer that is whole and of no use."""
         return ProviderError(f"{self.name}: {what} ({self.endpoint.base_url})", status=status)
 
-    def blank(self, text: str, prompt: Iterable[Message] = ()) -> str:
+    def blank(self, text: str, prompt: Sequence[Message] = ()) -> str:
         """Words of a stranger on one line, short, without the key and without any piece of the prompt."""
         line = " ".join("".join(c if c.isprintable() else " " for c in text).split())[: 2 * _QUOTED]
         key = self.endpoint.key
@@ -205,6 +217,8 @@ class Caller:
             hidden |= _shared(line, key.get_secret_value(), _KEY_PIECE)
         for piece in _said(prompt):
             hidden |= _shared(line, piece, _PIECE)
+        if any(message.images for message in prompt):
+            hidden.update(place for found in _PICTURE.finditer(line) for place in range(*found.span()))
         marked = "".join("\0" if i in hidden else c for i, c in enumerate(line))
         shown = re.sub("\0+", "[...]", marked)
         return shown if len(shown) <= _QUOTED else shown[:_QUOTED] + "..."

@@ -19,7 +19,8 @@ class ModelSettings(BaseModel):
     A wire that has no word for a setting refuses it when the model is built, so nothing is dropped unseen.
 
     Attributes:
-        temperature: Randomness, 0 to 2 (Anthropic: 0 to 1).
+        temperature: Randomness, 0 to 2 (Anthropic: 0 to 1, and its models since Opus 4.7 take neither this nor
+            ``top_p``).
         max_tokens: The cap on a reply, in tokens, where the run itself asks for none.
         top_p: Nucleus sampling, above 0 and up to 1.
         stop: Texts that end the reply when the model writes them.

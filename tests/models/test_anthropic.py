@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -350,3 +351,16 @@ def test_a_missing_key_is_said_at_once_with_its_variable(monkeypatch: pytest.Mon
 def test_the_address_may_stand_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_BASE_URL", "http://lan:8000/")
     assert "'http://lan:8000'" in repr(AnthropicMessages("m"))
+
+
+# -- the cap on a reply ------------------------------------------------------------------------------------------
+
+
+def test_at_home_there_is_room_for_thinking_and_elsewhere_a_small_model_is_asked_for_no_more_than_it_has() -> None:
+    home, away = AnthropicMessages("m", api_key=KEY), build("anthropic", base_url="http://127.0.0.1:9/v1")
+    assert json.loads(home._content(REQUEST, stream=False))["max_tokens"] == 16_384
+    assert json.loads(away._content(REQUEST, stream=False))["max_tokens"] == 4096
+    said = AnthropicMessages("m", api_key=KEY, settings=ModelSettings(max_tokens=77))
+    assert json.loads(said._content(REQUEST, stream=False))["max_tokens"] == 77
+    asked = replace(REQUEST, max_output_tokens=55)
+    assert json.loads(said._content(asked, stream=False))["max_tokens"] == 55

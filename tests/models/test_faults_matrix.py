@@ -96,6 +96,14 @@ def good(case: Case) -> bytes:
     return json.dumps(whole_body(case.wire, GOOD)).encode()
 
 
+def no_end(case: Case) -> bytes:
+    """A good answer but for the word that says why it ended."""
+    body = whole_body(case.wire, GOOD)
+    holder = body["choices"][0] if case.wire == "openai" else body
+    del holder[{"openai": "finish_reason", "responses": "status", "anthropic": "stop_reason"}.get(case.wire, "done")]
+    return json.dumps(body).encode()
+
+
 def chunk(data: bytes) -> bytes:
     return b"%x\r\n" % len(data) + data + b"\r\n"
 
@@ -333,6 +341,7 @@ FAULTS: dict[str, Fault] = {
         OVERFLOW, answers(lambda c: with_event(c, {"error": {"message": "prompt is too long: 9 tokens"}}))
     ),
     "gives up": Fault(TRANSIENT, answers(gave_up), modes=WHOLE),
+    "does not say that it has ended": Fault(TRANSIENT, answers(no_end), modes=WHOLE),
     "falls silent in the body": Fault(TRANSIENT, silent_after(lambda c: begun(c, of_length=900)), hangs=True),
     "drips its body": Fault(
         TRANSIENT, drips(lambda _: b" ", lambda c: head(content_type=kind_of(c), content_length="90000")), hangs=True

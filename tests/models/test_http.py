@@ -81,6 +81,22 @@ def test_a_status_that_nobody_can_retry_away_is_a_provider_error(wire: str, stat
         (400, {"error": "input exceeds context length"}),
         (413, {"error": {"message": "Request exceeds the maximum size", "type": "request_too_large"}}),
         (413, "<html>nginx</html>"),
+        # one that shows too much: old pictures go as old results do
+        (400, {"error": {"message": "Too much media: 0 document pages + 103 images > 100"}}),
+        (400, {"error": {"message": "too many images and documents: 120 + 0 > 100"}}),
+        (
+            400,
+            {
+                "error": {
+                    "message": "messages.19.content.27.image.source.base64.data: At least one of the image "
+                    "dimensions exceed max allowed size for many-image requests: 2000 pixels"
+                }
+            },
+        ),
+        (400, {"error": {"message": "Too many images in request. Max is 10."}}),
+        (400, {"error": {"message": "Too many images in request: 11 images provided, but the model supports 10"}}),
+        (400, {"object": "error", "message": "At most 5 image(s) may be provided in one request.", "code": 400}),
+        (400, {"error": {"message": "request contains 52 images, exceeding the maximum of 50 allowed per request"}}),
     ],
 )
 def test_every_vendors_words_for_a_prompt_that_is_too_long_are_known(status: int, body: object) -> None:

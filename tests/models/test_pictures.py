@@ -14,9 +14,10 @@ from agentfsm import Agent, Image, RunCompleted
 from agentfsm.core.messages import Message, Role, ToolCall
 from agentfsm.core.model import ModelRequest
 from agentfsm.core.render import Transcript
+from agentfsm.errors import ProviderError
 from agentfsm.models import ModelSettings
 from tests.models.aimock import AiMock, aimock_server  # noqa: F401  # the import makes the fixture known
-from tests.models.helpers import CLASSES, WEATHER, WIRES, build
+from tests.models.helpers import CLASSES, WEATHER, WIRES, answer, build, failure
 from tests.models.wires import Said, whole_body
 
 PNG = base64.b64decode(
@@ -197,3 +198,18 @@ def test_a_real_server_takes_a_transcript_with_pictures(wire: str, aimock: AiMoc
     at = aimock.openai_url if wire in ("openai", "responses") else aimock.url
     agent = Agent(CLASSES[wire](name, base_url=at, api_key=aimock.key), tools=[look])
     assert asyncio.run(_run(agent)).output == "A red dot."
+
+
+def test_a_model_that_turns_out_to_see_none_is_refused_with_what_to_do_about_it() -> None:
+    body = {"error": {"message": "this model does not support image input"}}
+    request = ModelRequest(LOOKED)
+    error = failure(build("openai", answer(400, body)), request)
+    assert isinstance(error, ProviderError)
+    assert "ModelSettings(images=False)" in str(error)
+    assert "images=False" not in str(failure(build("openai", answer(400, body))))  # nothing was shown
+
+
+def test_an_error_that_quotes_a_picture_does_not_pass_it_on() -> None:
+    body = {"error": {"message": f"invalid image: data:image/png;base64,{RED.data}"}}
+    text = str(failure(build("openai", answer(400, body)), ModelRequest(LOOKED)))
+    assert "invalid image: data:image/png;base64,[...]" in text

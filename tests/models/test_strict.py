@@ -12,10 +12,11 @@ import httpx
 import pytest
 
 from agentfsm import Agent, Allow, Deny, Edit, Host, Image, Message, RunResult, ToolStarted, UserInputRequested, tool
+from agentfsm.core.model import ModelRequest
 from agentfsm.models import ModelSettings
 from agentfsm.models.http import HttpOptions
 from agentfsm.testing import FakeClock
-from tests.models.helpers import CLASSES, WIRES, AnyModel
+from tests.models.helpers import CLASSES, WEATHER, WIRES, AnyModel
 from tests.models.strict import refusals, show
 from tests.models.wires import Said, whole_body
 
@@ -69,8 +70,13 @@ def look() -> list[Any]:
     return ["", Image.of(b"GIF89a...")]
 
 
+reached: list[asyncio.Event] = []
+
+
 async def hang() -> str:
     """Hang."""
+    for event in reached:
+        event.set()
     await asyncio.Event().wait()
     return ""
 
@@ -83,6 +89,10 @@ def agent_of(wire: Wire, **more: Any) -> Agent:
 def both(wire: str, said: list[Said], go: Callable[[Agent], Any], **more: Any) -> tuple[Wire, RunResult]:
     kept = Wire(wire, said)
     return kept, asyncio.run(go(agent_of(kept, **more)))
+
+
+async def _awaited(run: Any) -> RunResult:
+    return await run
 
 
 async def _next(agent: Agent, result: RunResult) -> RunResult:
@@ -138,9 +148,12 @@ def test_cancelled(wire: str, watched: bool) -> None:
             async for event in run:
                 if isinstance(event, ToolStarted) and event.call.name == "look":
                     run.cancel("enough")
-        else:
-            asyncio.get_running_loop().call_later(0.02, run.cancel)
-        return await _next(agent, await run)
+            return await _next(agent, await run)
+        reached[:] = [asyncio.Event()]
+        over = asyncio.create_task(_awaited(run))
+        await reached[0].wait()
+        run.cancel("enough")
+        return await _next(agent, await over)
 
     kept, result = both(wire, [Said("", "hm", (CALLS[1], ("toolu_3", "hang", {}))), Said("done")], go)
     assert result.output == "done"
@@ -230,3 +243,54 @@ def test_a_body_that_is_wrong_is_refused(wire: str, number: int) -> None:
     assert refusals(wire, body) == []
     BAD[wire][number](body)
     assert refusals(wire, body) != []
+
+
+# -- settings ------------------------------------------------------------------------------------------------------
+
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "all": [
+        {"max_tokens": 7},
+        *({"reasoning_effort": effort} for effort in ("low", "medium", "high", "xhigh", "max")),
+    ],
+    "openai": [
+        {"temperature": 1.5, "top_p": 0.5},
+        {"stop": ("a", "b")},
+        {"seed": 3},
+        *({"tool_choice": choice} for choice in ("auto", "none", "required", "weather")),
+        *({"reasoning_effort": effort} for effort in ("none", "minimal")),
+    ],
+    "responses": [
+        {"temperature": 1.5, "top_p": 0.5},
+        *({"tool_choice": choice} for choice in ("auto", "none", "required", "weather")),
+        *({"reasoning_effort": effort} for effort in ("none", "minimal")),
+    ],
+    "anthropic": [  # temperature and top_p are for its older models, and stand in its types no more
+        {"stop": ("a", "b")},
+        *({"tool_choice": choice} for choice in ("auto", "none", "required", "weather")),
+        *({"prompt_cache": time} for time in ("5m", "1h", "off")),
+    ],
+    "ollama": [
+        {"temperature": 1.5, "top_p": 0.5, "seed": 3, "stop": ("a",), "max_tokens": 5},
+        *({"reasoning_effort": effort} for effort in ("none", "minimal")),
+    ],
+}
+CLOSED = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("schema", [None, CLOSED, {"type": "array", "items": {"type": "integer"}}])
+@pytest.mark.parametrize("wire", WIRES)
+def test_every_setting_is_said_in_the_vendors_words(wire: str, schema: dict[str, Any] | None) -> None:
+    for settings in [{}, *SETTINGS["all"], *SETTINGS[wire]]:
+        for home in (True, False):
+            model = CLASSES[wire](
+                "m",
+                base_url=None if home else "http://127.0.0.1:9/v1",
+                api_key="k" * 20,
+                settings=ModelSettings(**settings),
+            )
+            for tools in ((), (WEATHER,)):
+                request = ModelRequest((Message.system("x"), Message.user("y")), tools=tools, output_schema=schema)
+                for stream in (True, False):
+                    body = json.loads(model._content(request, stream=stream))
+                    found = refusals(wire, body)
+                    assert not found, (settings, home, found, show(body))
