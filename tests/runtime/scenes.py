@@ -90,7 +90,7 @@ def scene_of(play: Callable[[Run], Awaitable[Any]], *script: Any, **parts: Any) 
 def cancelled(result: RunResult, reason: str = "cancelled") -> None:
     assert isinstance(result.outcome, RunCancelled)
     assert result.outcome.reason == reason
-    assert result.run.cancelled == reason
+    assert (result.run.cancelled, result.run.aborted) == (reason, None)
     assert result.decisions[-1].guard == "cancelled"
     checked(result)
 

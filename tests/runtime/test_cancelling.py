@@ -11,10 +11,18 @@ import pytest
 from agentfsm import (
     Agent,
     Allow,
+    Event,
+    Message,
+    ModelRequest,
+    Reply,
     RunCancelled,
+    RunResult,
+    ToolCall,
     ToolStarted,
     TransientProviderError,
+    Transitioned,
     hook,
+    observer,
     tool,
 )
 from agentfsm.core.events import UserInputRequested
@@ -271,6 +279,35 @@ def test_cancelled_while_it_waits_for_a_person():
         checked(result, model)
 
     drive(scene)
+
+
+@pytest.mark.parametrize("state", ["call_llm", "dispatch_tool"])
+def test_cancelled_at_the_door_of_a_state_its_effect_does_not_begin(state):
+    """Not even that part of it that would run before its first await."""
+    began: list[str] = []
+
+    @tool
+    async def act() -> str:
+        began.append("act")
+        return "done"
+
+    class Eager:
+        name = "eager"
+
+        async def reply(self, request: ModelRequest) -> Reply:
+            began.append("reply")
+            return Reply(Message.assistant("", (ToolCall("c1", "act"),)))
+
+    def at_the_door(event: Event) -> None:
+        if isinstance(event, Transitioned) and event.target == state:
+            run.cancel("stop there")
+
+    async def scene() -> RunResult:
+        return await run
+
+    run = Agent(Eager(), tools=[act], hooks=[observer(at_the_door)]).run("go")
+    cancelled(drive(scene), "stop there")
+    assert began == ([] if state == "call_llm" else ["reply"])
 
 
 # -- cancelled from outside ---------------------------------------------------------------------------

@@ -604,6 +604,33 @@ def test_two_that_run_together_ask_one_after_the_other_and_then_both_go_on(host:
     check_end(third)
 
 
+def test_one_that_waited_goes_on_within_the_share_that_it_had(host: Host) -> None:
+    """Of 100 tokens each has 50: the first spends its own at once, the second asks, and then spends no more either."""
+
+    def spending(first: Any) -> ScriptedModel:
+        return ScriptedModel([first, *(calling(call("note", text=f"n{n}"), tokens=10) for n in range(20))])
+
+    asks = calling(call("ask_user", "q", question="Which?"), tokens=10)
+    models = [spending(calling(call("note", text="a"), tokens=10)), spending(asks)]
+    above = ScriptedModel([calling(call("h0", task="x"), call("h1", task="x"))])
+    own, limit = AgentGuardrails(on_limit="stop"), AgentGuardrails(max_tokens=100, on_limit="stop")
+
+    def make() -> Agent:
+        helpers = [
+            Agent(m, preset="funnel", tools=[note], guardrails=own).as_tool(f"h{i}", "Helps.", parallel=True)
+            for i, m in enumerate(models)
+        ]
+        return Agent(above, tools=helpers, host=host, guardrails=limit)
+
+    first = asyncio.run(_awaited(make().run("go")))
+    assert isinstance(first.outcome, UserInputRequested)
+    assert first.usage.total_tokens == 60
+    result = resumed(make(), first, "a", by_id=host.store is not None)
+    assert [m.calls for m in models] == [5, 5]
+    assert result.usage.total_tokens == 100
+    check_end(result)
+
+
 def test_usage_is_charged_once_however_often_a_sub_agent_waits(host: Host) -> None:
     script = [
         calling(call("ask_user", "q1", question="A?"), tokens=1),

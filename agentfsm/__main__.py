@@ -1,0 +1,10 @@
+"""``python -m agentfsm``: the command line, where the script ``agentfsm`` is not on the path."""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    from agentfsm.cli import main
+
+    sys.exit(main())
