@@ -6,7 +6,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests lint bench soak diagrams build clean
+.PHONY: help demo test tests lint style mypy pyright bench soak diagrams build clean
 
 help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,14 +22,22 @@ tests: .venv/.dev  ## Run all tests with their coverage
 	$(BIN)/coverage combine --quiet && $(BIN)/coverage report; exit $$code
 
 lint: .venv/.dev  ## Check style and types
+	@$(MAKE) --no-print-directory -j $(JOBS) style mypy pyright
+
+style: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+mypy: .venv/.dev
 	$(BIN)/mypy
+
+pyright: .venv/.dev
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: .venv/.dev  ## Measure speed, next to hand-written loops
 	$(BIN)/python tests/benchmarks/run.py
 	$(BIN)/python tests/benchmarks/streaming.py
+	$(BIN)/python -m tests.benchmarks.journal
 
 soak: .venv/.dev  ## Run the long tests with faults
 	$(BIN)/python -m pytest -n $(JOBS) -m soak
