@@ -17,7 +17,8 @@ from agentfsm.core.model import ToolSpec
 from agentfsm.core.outcomes import Outcome
 from agentfsm.core.state import Waiting
 from agentfsm.journal.canonical import encode
-from agentfsm.journal.outcomes import OutcomeWriter, written
+from agentfsm.journal.fields import written
+from agentfsm.journal.outcomes import OutcomeWriter
 from agentfsm.journal.records import FORM, START, Hider, Row, seal
 from agentfsm.journal.secrets import Secrets
 from agentfsm.machine.engine import Decision

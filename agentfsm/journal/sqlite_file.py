@@ -172,7 +172,7 @@ def roll_back(db: sqlite3.Connection) -> None:
 def told(error: Exception, path: Path) -> StoreError:
     """SQLite's error as one of ours."""
     code = getattr(error, "sqlite_errorname", "") or ""
-    if code.startswith("SQLITE_FULL"):
+    if code in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"):  # for the file and its log; for what is shared beside them
         return StoreFullError(f"{path}: there is no room ({error}); the run can be taken up when there is")
     if code.startswith("SQLITE_NOTADB"):
         return StoreFormatError(f"{path} is no database")
