@@ -81,24 +81,28 @@ def _in_child(path: Path, broken: str, tests: str, writing: int) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
         hypothesis.settings.register_profile("mutants", phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate))
         hypothesis.settings.load_profile("mutants")  # nobody wants to see the smallest example
-        _break(path, broken)
-        os.write(writing, " ".join(_run(tests)).encode())
+        loaded = _break(path, broken)
+        told = " ".join(_run(tests))
+        os.write(writing, told.encode() if loaded else b"error it was never loaded")
     except BaseException as error:
         os.write(writing, f"error {type(error).__name__}: {error}"[:900].encode())
     finally:
         os._exit(0)
 
 
-def _break(path: Path, broken: str) -> None:
-    """Have a module loaded from another text than the one in its file."""
+def _break(path: Path, broken: str) -> list[str]:
+    """Have a module loaded from another text than the one in its file; its name is in the list once it is."""
+    loaded: list[str] = []
     read = SourceFileLoader.get_code
 
     def get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
         if Path(self.path) == path:
+            loaded.append(fullname)
             return self.source_to_code(broken, self.path)
         return read(self, fullname)
 
     SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+    return loaded
 
 
 def _run(tests: str) -> Iterator[str]:
@@ -109,7 +113,8 @@ def _run(tests: str) -> Iterator[str]:
     if kind.endswith(".py"):
         first = _First()
         already = "-Wignore::pytest.PytestAssertRewriteWarning"  # hypothesis was imported in front of pytest's start
-        code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", already, str(ROOT / kind)], plugins=[first])
+        ours = ["-x", "-q", "-p", "no:cacheprovider", "--assert=plain", already]  # pytest has a loader of its own
+        code = pytest.main([*ours, str(ROOT / kind)], plugins=[first])
         if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             raise RuntimeError(f"pytest ended with {code}")
         yield from ("caught", first.failed) if code else ("missed", "")

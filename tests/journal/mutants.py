@@ -231,6 +231,13 @@ MUTANTS = (
         SECRETS,
     ),
     Mutant(
+        "a key that was given in code is written",
+        "agentfsm/journal/keeper.py",
+        ", *(secret.get_secret_value() for secret in known)",
+        "",
+        SECRETS,
+    ),
+    Mutant(
         "lost secrets are not asked for",
         "agentfsm/runtime/dispatch.py",
         "    if not lost:\n",

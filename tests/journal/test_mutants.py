@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
@@ -10,6 +9,7 @@ import pytest
 
 from tests.journal.breaking import ROOT, Mutant, tried
 from tests.journal.mutants import MUTANTS
+from tests.journal.test_crashes import environment
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
 
@@ -19,9 +19,8 @@ PARTS = 4
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", range(1, PARTS + 1))
 def test_each_mutant_is_caught(part, counted):
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("COVERAGE_", "PYTEST_"))}
     command = [sys.executable, "-m", "tests.journal.mutants", f"{part}/{PARTS}"]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     caught = sum(line.startswith("caught ") for line in done.stdout.splitlines())
     assert caught == len(MUTANTS[part - 1 :: PARTS])
@@ -45,7 +44,8 @@ SAME = f"{OLD}    # nothing else\n"
 )
 def test_what_breaks_nothing_is_caught_by_nobody_and_what_cannot_be_read_is_no_mutant(new, tests, told):
     arguments = ["none", "agentfsm/runtime/dispatch.py", OLD, new, tests]
-    done = subprocess.run([sys.executable, "-c", ONE, *arguments], capture_output=True, text=True, check=True, cwd=ROOT)
+    command = [sys.executable, "-c", ONE, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=True, cwd=ROOT)
     assert done.stdout.startswith(told), done.stdout
 
 

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from agentfsm import SqliteStore, StoreError
+from agentfsm.journal.moment import as_it_stands
 from agentfsm.journal.records import START, Row, seal
+from agentfsm.journal.verify import GOOD, TAMPERED, verify
 from tests.journal.disks import cut, lived
+from tests.journal.samples import a_whole_run
 
 
 def read(folder: Path, names: str = "abc") -> dict[str, list[Row]] | None:
@@ -121,7 +124,7 @@ def test_a_flipped_bit_never_gives_a_wrong_row(tmp_path, with_a_log, name, count
         db.close()
         files = {"runs.db": (tmp_path / "cut" / "runs.db").read_bytes()}
     draw = random.Random(count)
-    found_out = 0
+    found_out = shorter = 0
     for _ in range(count):
         data = bytearray(files[name])
         data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
@@ -133,10 +136,54 @@ def test_a_flipped_bit_never_gives_a_wrong_row(tmp_path, with_a_log, name, count
             continue
         if name == "runs.db-wal":  # its frames have checksums: a prefix is all that can be left
             assert found == some[: len(found)]
+            shorter += found != some
         elif found != some:  # a database has none: the seals and commitments find it
             found_out += 1
             assert (
                 not whole_rows(found) or [r.hidden for r in found] != [r.hidden for r in some] or len(found) < len(some)
             )
     assert found_out or name == "runs.db-wal"
-    counted(f"bits flipped in {name}: {count}, {found_out} of them found out, no wrong row taken for a right one")
+    what = f"{shorter} took rows of the end" if shorter else f"{found_out} found out"
+    counted(f"bits flipped in {name}: {count}, {what}, no wrong row taken for a right one")
+
+
+WRONG = [("hash", "7"), ("hash", "'text'"), ("body", "8"), ("body", "x'00'"), ("hidden", "9"), ("hidden", "'['")]
+
+
+@pytest.mark.parametrize(("column", "value"), WRONG)
+def test_a_value_that_has_become_another_kind_of_value_is_tampering(tmp_path, column, value):
+    store, _ = a_whole_run(SqliteStore(tmp_path / "runs.db"))
+    store.close()
+    db = sqlite3.connect(tmp_path / "runs.db")
+    db.executescript("DROP TRIGGER journal_keeps_what_it_has")
+    db.execute(f"UPDATE journal SET {column} = {value} WHERE key & 4294967295 = 4")
+    db.commit()
+    db.close()
+    store = SqliteStore(tmp_path / "runs.db")
+    told = verify("sample", store.rows("sample"), store.head("sample"))
+    store.close()
+    assert (told.code, told.seq) == (TAMPERED, 4)
+
+
+@pytest.mark.parametrize(("column", "value"), [("hash", "7"), ("seq", "'many'"), ("status", "5"), ("epoch", "'x'")])
+def test_a_note_of_a_run_that_has_become_another_kind_of_value_is_no_riddle(tmp_path, column, value):
+    store, _ = a_whole_run(SqliteStore(tmp_path / "runs.db"))
+    store.close()
+    db = sqlite3.connect(tmp_path / "runs.db")
+    db.execute(f"UPDATE run SET {column} = {value}")
+    db.commit()
+    db.close()
+    store = SqliteStore(tmp_path / "runs.db")
+    told = verify("sample", *as_it_stands(store, "sample"))
+    store.close()
+    assert told.code == (TAMPERED if column in ("hash", "seq") else GOOD)  # what is chained says what is true
+
+
+@pytest.mark.parametrize("hidden", ["9", "[", "[[", "[[]]", '[["zz","x"]]', '[["00","x"', "[null,null]", "null", "x"])
+def test_whatever_stands_beside_a_record_is_looked_at_and_found_wrong(hidden):
+    store, _ = a_whole_run()
+    rows = store.rows("sample")
+    at = next(n for n, row in enumerate(rows) if row.hidden)
+    rows[at] = rows[at]._replace(hidden=hidden)
+    told = verify("sample", rows, store.head("sample"))
+    assert (told.code, told.seq) == (TAMPERED, at + 1)
