@@ -22,7 +22,7 @@ def told(value: Any) -> tuple[str, tuple[Image, ...]]:
     if isinstance(value, Image):
         return value.note, (value,)
     if isinstance(value, (list, tuple)):
-        parts: list[object] = list(cast("list[object]", value))
+        parts = [part for part in cast("list[object]", value) if part is not None]
         if images := tuple(part for part in parts if isinstance(part, Image)):
             return "\n".join(part.note if isinstance(part, Image) else _text(part) for part in parts), images
     return _text(cast("object", value)), ()
