@@ -156,7 +156,9 @@ def _write_down(context: Context, ready: list[tuple[CallState, Tool, dict[str, A
 
 def _share(context: Context, ready: list[tuple[CallState, Tool, dict[str, Any]]]) -> Share:
     """What each sub-agent of those that are about to run may have of what is left."""
-    among = sum(tool.delegate is not None for _, tool, _ in ready)
+    among = 0
+    for _, tool, _ in ready:  # asked in every step: a generator costs more than the question
+        among += tool.delegate is not None
     if not among:
         return _WHOLE
     return Share(among, sum((r.usage for r in context.finished if r.usage is not None), Usage()))

@@ -69,13 +69,13 @@ def read_reply(context: Context) -> Outcome:
     if reply.message.tool_calls:
         return Read(calls=reply.message.tool_calls)
     text = reply.message.content
-    if not run.so_far:
-        return _read_text(context, text)
-    whole = _read_text(context, run.so_far + text)  # the rest of an answer that was cut off
-    return whole if whole.malformed is None else _read_text(context, text)  # or all of it, once more
+    if not run.so_far or text.startswith(run.so_far):
+        return _said(context, text)
+    whole = _said(context, run.so_far + text)  # the rest of an answer that was cut off
+    return whole if whole.malformed is None else _said(context, text)  # or all of it, once more
 
 
-def _read_text(context: Context, text: str) -> Read:
+def _said(context: Context, text: str) -> Read:
     run = context.run
     if run.rules.envelope:
         read = read_envelope(text, f"call_{run.model_calls}")

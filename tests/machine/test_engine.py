@@ -175,7 +175,7 @@ def test_where_a_guard_raises_the_aborted_row_is_taken(name):
     error = ValueError("no")
     run = Puppet("call_llm", {**FINE, name: error})
     decision = Machine(puppets(LOOP)).step(run)
-    assert (decision.guard, run.state) == ("aborted", "terminal")
+    assert (decision.guard, decision.found, run.state) == ("aborted", None, "terminal")
     assert decision.tried == (("cancelled", False), ("aborted", True))
     assert run.aborts == [(f"call_llm.{name}", error)]
 

@@ -40,6 +40,10 @@ def test_an_answer_that_was_cut_off_and_gone_on_with_is_the_output_whole() -> No
     assert PLAIN in requests[1].messages[-1].content
 
 
+def test_an_answer_that_is_given_anew_unasked_does_not_begin_twice() -> None:
+    assert play(cut("Once upon"), "Once upon a time.").output == "Once upon a time."
+
+
 def test_with_more_room_the_answer_is_given_anew_and_is_the_output_alone() -> None:
     result, requests = with_model(
         cut("Once upon a time there"),

@@ -72,6 +72,21 @@ def test_results_stand_in_the_order_of_the_calls_whatever_ends_first():
     assert tool_texts(result) == ["0", "1", "2"]
 
 
+def test_which_failure_is_the_batchs_does_not_hang_on_which_came_first():
+    @tool(parallel=True)
+    async def fail(turns: int) -> str:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        raise ValueError(f"after {turns}")
+
+    script = [call("fail", turns=n) for n in (9, 0, 4)]
+    result, _ = with_model(script, "done", tools=[fail])
+    (lesson,) = result.run.lessons_learned
+    assert lesson.explanation == "fail: ValueError: after 9"
+    assert result.run.error_key is not None
+    assert result.run.error_key[3] == "ValueError: after 4"  # the last of the batch
+
+
 def test_one_that_fails_does_not_stop_the_others():
     @tool(parallel=True)
     async def work(n: int) -> str:

@@ -17,6 +17,13 @@ RED = Image.of(PNG)
 BIG = Image.of(b"\x89PNG\r\n\x1a\n" + b"\x01\x02\x03" * 100_000)
 
 
+class Odd:
+    """No JSON."""
+
+    def __str__(self) -> str:
+        return "odd"
+
+
 def shown(value: Any, **agent: Any) -> RunResult:
     """A run whose tool returns a value."""
 
@@ -41,7 +48,10 @@ async def _run(agent: Agent) -> RunResult:
             'left:\n[image, image/png, 1,032 bytes]\n{"n":1}\n[image, image/png, 1,032 bytes]',
             2,
         ),
-        (["no", "picture"], '["no","picture"]', 0),
+        ([None, RED, Odd()], f"{RED.note}\nodd", 1),  # nothing says nothing; what is no JSON is told as it is
+        (["no", "picture", None], '["no","picture",null]', 0),
+        ([], "[]", 0),
+        (None, "done", 0),
     ],
 )
 def test_a_tool_may_return_pictures_between_its_words(value: Any, text: str, images: int) -> None:
