@@ -54,7 +54,7 @@ class Watcher:
         self._column = max(len(s.name) for s in graph.states)
         self._backoff_s = 0.0
         self._running: dict[str, str] = {}
-        self._heard = ""
+        self._lead = self._heard = ""
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -81,8 +81,10 @@ class Watcher:
         match event:
             case Transitioned():
                 self._entered(str(event.target))
-            case TextDelta(text=text) | ReasoningDelta(text=text):
-                self._hear(text)
+            case TextDelta(text=text):
+                self._hear("", text)
+            case ReasoningDelta(text=text):
+                self._hear("thinking: ", text)
             case ReplyRestarted():
                 self._heard = ""
             case ModelReplied(message=message):
@@ -122,15 +124,17 @@ class Watcher:
         self._calm()
         self._task = self._progress.add_task(f"{state:<{self._column}}  {text}", total=None)
 
-    def _hear(self, text: str) -> None:
-        """Show the end of what the model has said so far, while it speaks."""
+    def _hear(self, lead: str, text: str) -> None:
+        """Show the end of what the model has thought or said so far, while it does."""
         if self._task is None:
             return
+        if lead != self._lead:
+            self._lead, self._heard = lead, ""
         self._heard = (self._heard + text)[-_HEARD:]
-        room = max(20, self._console.width - self._column - 16)  # beside spinner, state and seconds
+        room = max(20, self._console.width - self._column - len(lead) - 16)  # beside spinner, state and seconds
         line = short(self._heard, _HEARD)
         shown = line if len(line) <= room else f"…{line[-room + 1 :]}"
-        self._progress.update(self._task, description=f"{State.CALL_LLM:<{self._column}}  {shown}")
+        self._progress.update(self._task, description=f"{State.CALL_LLM:<{self._column}}  {lead}{shown}")
 
     def _calm(self) -> None:
         self._heard = ""

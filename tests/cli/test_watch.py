@@ -143,8 +143,8 @@ def test_where_it_can_move_what_a_model_says_is_seen_while_it_speaks() -> None:
                 watcher.see(event)
 
     asyncio.run(watch())
-    assert "call_llm       Hm." in shown
-    assert "call_llm       Hm. Wrong [bold]" in shown
+    assert "call_llm       thinking: Hm." in shown
+    assert "call_llm       Wrong [bold]" in shown  # what it thinks and what it says do not run together
     assert "call_llm       I" in shown  # anew
     assert max(map(len, shown)) <= 100
     assert any(line.startswith("call_llm       …") and line.endswith("The end") for line in shown)
