@@ -93,6 +93,14 @@ class Hider:
     def __init__(self, secrets: Secrets | None = None) -> None:
         self._secrets = secrets
         self._kept: list[str] = []
+        self._salts = b""
+
+    def _salt(self) -> bytes:
+        """16 random bytes; they are drawn by the page, since to ask the operating system takes long."""
+        if not self._salts:
+            self._salts = os.urandom(16 * 32)
+        salt, self._salts = self._salts[:16], self._salts[16:]
+        return salt
 
     def hide(self, value: Any) -> Any:
         """What stands in the body for a value; what is empty stands there itself."""
@@ -104,7 +112,7 @@ class Hider:
             text = encode(to_jsonable_python(value, fallback=str, inf_nan_mode="constants"))
         if self._secrets is not None:
             text = self._secrets.scrub(text)
-        salt = os.urandom(16)
+        salt = self._salt()
         self._kept.append(f'["{salt.hex()}",{text}]')
         return {"#": [len(self._kept) - 1, commitment(salt, text)]}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 from weakref import WeakValueDictionary
@@ -66,11 +67,11 @@ class SqliteStore:
             raise RunExistsError(f"there is a run {run_id!r} already")
         if held is not None:
             raise StaleLease(run_id, held.owner, "is being run")
-        lease = Lease(run_id, owner, 0, 0, START)
+        lease = _RowLease(run_id, owner, 0, 0, START)
         self._leases[run_id] = lease  # nobody else of this process takes it from here on
         try:
             found = await self._writer.do(lambda db: sqlite_rows.take(db, run_id, owner, new))
-            lease.epoch, lease.seq, lease.hash = found
+            lease.epoch, lease.seq, lease.hash, lease.row = found
         except BaseException:
             self._forget(lease)
             raise
@@ -150,5 +151,13 @@ class SqliteStore:
             self._reader = None
 
 
+@dataclass(slots=True, eq=False)
+class _RowLease(Lease):
+    """A lease that knows the run's row, so that nobody has to look it up for every commit."""
+
+    row: int = 0
+
+
 def _holder(lease: Lease) -> Holder:
-    return Holder(lease.run_id, lease.epoch, lease.owner)
+    row = lease.row if isinstance(lease, _RowLease) else 0  # a lease that nobody gave holds no row
+    return Holder(lease.run_id, lease.epoch, lease.owner, row)

@@ -19,25 +19,26 @@ class Holder(NamedTuple):
     run_id: str
     epoch: int
     owner: str
+    row: int  # in the table of runs
 
 
-def take(db: sqlite3.Connection, run_id: str, owner: str, new: bool) -> tuple[int, int, str]:
-    """Make somebody a run's holder: the new epoch, and the last record's number and hash.
+def take(db: sqlite3.Connection, run_id: str, owner: str, new: bool) -> tuple[int, int, str, int]:
+    """Make somebody a run's holder: the new epoch, the last record's number and hash, and the run's row.
 
     Raises:
         RunExistsError: It is to be new, and there is one.
         UnknownRunError: There is none.
     """
-    found = db.execute("SELECT epoch, seq, hash FROM run WHERE run_id = ?", (run_id,)).fetchone()
+    found = db.execute("SELECT epoch, seq, hash, id FROM run WHERE run_id = ?", (run_id,)).fetchone()
     if new and found is not None and found[1]:
         raise RunExistsError(f"there is a run {run_id!r} already")
     if new and found is None:
-        db.execute("INSERT INTO run (run_id, hash) VALUES (?, ?)", (run_id, bytes.fromhex(START)))
-        found = (0, 0, bytes.fromhex(START))
+        made = db.execute("INSERT INTO run (run_id, hash) VALUES (?, ?)", (run_id, bytes.fromhex(START)))
+        found = (0, 0, bytes.fromhex(START), made.lastrowid)
     if found is None:
         raise UnknownRunError(f"there is no run {run_id!r}")
     db.execute("UPDATE run SET epoch = epoch + 1, owner = ? WHERE run_id = ?", (owner, run_id))
-    return found[0] + 1, found[1], found[2].hex()
+    return found[0] + 1, found[1], found[2].hex(), found[3]
 
 
 def free(db: sqlite3.Connection, holder: Holder) -> None:
@@ -45,15 +46,11 @@ def free(db: sqlite3.Connection, holder: Holder) -> None:
     db.execute("UPDATE run SET owner = NULL WHERE run_id = ? AND epoch = ?", (holder.run_id, holder.epoch))
 
 
-# Asked first and changed then, since an UPDATE with RETURNING takes longer than both.
-_MAY = (
-    "SELECT id FROM run"
-    " WHERE run_id = ? AND epoch = ? AND seq + 1 = coalesce(?, seq + 1) AND owner IS NOT NULL"
-    " AND (status <> 'finished' OR ? = 'finished')"
-)
 _ON = (
-    "UPDATE run SET seq = coalesce(?, seq), hash = coalesce(?, hash), status = ?,"
-    " owner = CASE WHEN ? = 'running' THEN owner END WHERE id = ?"
+    "UPDATE run SET seq = coalesce(?1, seq), hash = coalesce(?2, hash), status = ?3,"
+    " owner = CASE WHEN ?3 = 'running' THEN owner END"
+    " WHERE id = ?4 AND run_id = ?5 AND epoch = ?6 AND seq + 1 = coalesce(?7, seq + 1) AND owner IS NOT NULL"
+    " AND (status <> 'finished' OR ?3 = 'finished')"
 )
 _ROWS = (  # text whatever stands there: on a disk that flips bits, a value may change its type
     "SELECT key - ?, coalesce(CAST(body AS TEXT), ''), lower(hex(hash)), coalesce(CAST(hidden AS TEXT), '')"
@@ -71,11 +68,10 @@ def append(db: sqlite3.Connection, holder: Holder, added: Sequence[Row], status:
     """
     seals = [bytes.fromhex(row.hash) for row in added]
     first, last, seal = (added[0].seq, added[-1].seq, seals[-1]) if added else (None, None, None)
-    held = db.execute(_MAY, (holder.run_id, holder.epoch, first, status)).fetchone()
-    if held is None:
+    moved = db.execute(_ON, (last, seal, status, holder.row, holder.run_id, holder.epoch, first))
+    if moved.rowcount != 1:
         raise _stale(db, holder)
-    db.execute(_ON, (last, seal, status, status, held[0]))
-    high = held[0] << 32
+    high = holder.row << 32
     db.executemany(
         _ROW, [(high | row.seq, row.body, seal, row.hidden or None) for row, seal in zip(added, seals, strict=True)]
     )

@@ -148,7 +148,7 @@ class Writer:
         try:
             db.execute("BEGIN IMMEDIATE")
             done = _perform(db, jobs)
-        except sqlite3.Error:  # another program holds a lock, or a job is at fault: take the time to find out
+        except Exception:  # another program holds a lock, or a job is at fault: take the time to find out
             sqlite_file.roll_back(db)
             self._commits.put((jobs, None))
             return

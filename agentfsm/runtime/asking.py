@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
+from operator import is_
 from typing import Any
 
 from agentfsm.core.events import ReasoningDelta, ReplyRestarted, TextDelta, ToolCallDelta
@@ -97,6 +98,8 @@ def _with_sound_calls(reply: Reply, taken: set[str]) -> Reply:
         except (TypeError, ValueError, RecursionError) as error:
             call = replace(call, arguments={}, malformed=f"the arguments are no JSON object: {error}")
         own.append(call if wanted == call.id else replace(call, id=wanted))
+    if all(map(is_, own, calls)):
+        return reply
     return replace(reply, message=replace(reply.message, tool_calls=tuple(own)))
 
 

@@ -58,8 +58,23 @@ class _File(apsw.VFSFile):
         self._disk.log.append((self._name, "sync", 0, b""))
 
 
+class _Cursor(apsw.Cursor):
+    """What ``sqlite3`` says of the last statement, as ``apsw`` has it."""
+
+    @property
+    def rowcount(self):
+        return self.connection.changes()
+
+    @property
+    def lastrowid(self):
+        return self.connection.last_insert_rowid()
+
+
 class _Connection(apsw.Connection):
     """An ``apsw`` connection with the few methods of ``sqlite3`` that the store uses, and a short log."""
+
+    def cursor(self):
+        return _Cursor(self)
 
     def execute(self, text, *rest):
         if text.startswith("PRAGMA wal_autocheckpoint"):

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from agentfsm import StoreError, StoreFormatError, StoreLockedError, UnknownRunError
-from agentfsm.journal import sqlite_file, sqlite_writer
+from agentfsm.journal import sqlite_file, sqlite_rows, sqlite_writer
 from agentfsm.journal.memory import MemoryStore
 from agentfsm.journal.sqlite import SCHEMA_VERSION, SqliteStore
 from agentfsm.journal.sqlite_writer import Writer
@@ -210,6 +210,23 @@ def test_runs_that_write_at_once_share_commits(tmp_path, monkeypatch):
     store.close()
     assert sum(commits) == 100
     assert len(commits) <= 50
+
+
+@pytest.mark.parametrize("level", ["full", "normal"])
+def test_whatever_goes_wrong_while_it_writes_is_told_and_the_next_is_written(tmp_path, monkeypatch, level):
+    async def live():
+        store = SqliteStore(tmp_path / "runs.db", synchronous=level)
+        lease = await store.take("a", "me", new=True)
+        real = sqlite_rows.append
+        monkeypatch.setattr(sqlite_rows, "append", lambda *args: {}["no error of a database"])
+        with pytest.raises(StoreError, match="KeyError"):
+            await asyncio.wait_for(store.append(lease, rows(2), "running"), 30)
+        monkeypatch.setattr(sqlite_rows, "append", real)
+        await asyncio.wait_for(store.append(lease, rows(2), "finished"), 30)
+        assert len(store.rows("a")) == 2
+        store.close()
+
+    asyncio.run(live())
 
 
 @pytest.mark.parametrize("level", ["full", "normal"])
