@@ -18,7 +18,7 @@ test: lint tests  ## Check the code, and run all tests with their coverage
 
 tests: .venv/.dev  ## Run all tests with their coverage
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n $(JOBS); code=$$?; \
+	$(BIN)/coverage run -m pytest -n $(JOBS) --dist worksteal; code=$$?; \
 	$(BIN)/coverage combine --quiet && $(BIN)/coverage report; exit $$code
 
 lint: .venv/.dev  ## Check style and types

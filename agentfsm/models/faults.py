@@ -229,7 +229,7 @@ class Caller:
         match status:
             case 401 if not source:
                 variable = f" ({row.key_env} goes only to {row.name}'s own address)" if row.key_env else ""
-                return f"{url} wants a key and got none", f"pass api_key{variable}"
+                return f"{url} wants a key and got none", f"pass api_key, or --api-key-env to agentfsm run{variable}"
             case 401:
                 return f"{url} refuses the key from {source}", "is it the right one, and still valid?"
             case 403:
