@@ -24,22 +24,22 @@ MUTANTS = (
     Mutant(
         "no epoch check",
         "agentfsm/journal/sqlite_rows.py",
-        "run_id = ? AND epoch = ? AND seq + 1",
-        "run_id = ? AND ? > 0 AND seq + 1",
+        "AND epoch = ?6 AND seq",
+        "AND ?6 > 0 AND seq",
         STORES,
     ),
     Mutant(
         "no head check",
         "agentfsm/journal/sqlite_rows.py",
-        "seq + 1 = coalesce(?, seq + 1)",
-        "0 < coalesce(?, 1)",
+        "seq + 1 = coalesce(?7, seq + 1)",
+        "0 < coalesce(?7, 1)",
         STORES,
     ),
     Mutant(
         "lease reopens a finished run",
         "agentfsm/journal/sqlite_rows.py",
-        "(status <> 'finished' OR ? = 'finished')",
-        "? <> ''",
+        "(status <> 'finished' OR ?3 = 'finished')",
+        "?3 <> ''",
         STORES,
     ),
     Mutant(

@@ -12,6 +12,7 @@ ends it, with the seed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import gc
 import hashlib
@@ -24,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentfsm import Agent, AgentGuardrails, Host, MemoryStore, RunError, StoreFullError, UserInputRequested
+from agentfsm import Agent, AgentGuardrails, Host, MemoryStore, RunError, StaleLease, StoreFullError, UserInputRequested
 from agentfsm.core.presets import PRESETS
 from agentfsm.journal.forks import fork
 from agentfsm.journal.replay import replay
@@ -102,7 +103,8 @@ class SlowStore(MemoryStore):
     def die(self) -> None:
         """The process is gone: a part of what was on its way, in order, is there all the same."""
         for lease, rows, status, _ in self.queue[: self.draw.randrange(len(self.queue) + 1)]:
-            self._append(lease, rows, status)
+            with contextlib.suppress(StaleLease):  # what stood in front of it had found no room
+                self._append(lease, rows, status)
         self.queue = []
         for kept in self._runs.values():
             kept.lease = None

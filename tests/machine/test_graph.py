@@ -336,3 +336,8 @@ def test_what_cannot_be_taken_out_is_named(name, edge):
 
 def test_without_nothing_is_the_same_table():
     assert LOOP.without() == LOOP
+
+
+def test_a_row_more_in_a_state_that_waits_is_asked_last():
+    graph = SMALL.with_transition(Transition("rest", door, "work"))
+    assert rows(graph, "rest") == ["rest.ready -> work", "rest.door -> work"]

@@ -318,6 +318,15 @@ async def perhaps(arguments: Any) -> bool:
     return False
 
 
+def test_of_two_hooks_that_ask_the_one_with_words_is_heard():
+    def asking(question: str) -> Hook:
+        return Hook("dispatch_tool", lambda seen: AskApproval(question))
+
+    for questions in (["Is it safe?", ""], ["", "Is it safe?"]):
+        (asked,), _ = ask(ONE_CALL, Allow(), tools=[look], hooks=[asking(q) for q in questions])
+        assert asked.question == "Is it safe?"
+
+
 @pytest.mark.parametrize("rule", [perhaps, "yes", None, 1])
 def test_what_is_no_rule_for_an_approval_is_refused_when_the_tool_is_made(rule):
     with pytest.raises(ToolDefinitionError, match="requires_approval must be True, False or a plain function"):
