@@ -34,7 +34,7 @@ def take(db: sqlite3.Connection, run_id: str, owner: str, new: bool) -> tuple[in
         raise RunExistsError(f"there is a run {run_id!r} already")
     if new and found is None:
         made = db.execute("INSERT INTO run (run_id, hash) VALUES (?, ?)", (run_id, bytes.fromhex(START)))
-        found = (0, 0, bytes.fromhex(START), made.lastrowid)
+        found = (0, 0, bytes.fromhex(START), made.lastrowid or 0)
     if found is None:
         raise UnknownRunError(f"there is no run {run_id!r}")
     db.execute("UPDATE run SET epoch = epoch + 1, owner = ? WHERE run_id = ?", (owner, run_id))
