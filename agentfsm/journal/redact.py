@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from typing import Any, cast
 
-from agentfsm.errors import JournalError, UnknownRunError
+from agentfsm.errors import JournalError, StoreError, UnknownRunError
 from agentfsm.journal.canonical import encode
 from agentfsm.journal.keeper import owner_name
 from agentfsm.journal.records import Row, seal
@@ -46,24 +47,28 @@ async def redact(store: Store, run_id: str, field: str, by: str = "") -> int:
         raise JournalError(f"nothing is hidden in {field!r} of run {run_id!r}")
     head = store.head(run_id)
     lease = await store.take(run_id, owner_name())
-    body = {
-        "kind": "redaction",
-        "of": of,
-        "places": places,
-        "field": field,
-        "seq": lease.seq + 1,
-        "epoch": lease.epoch,
-        "ts": int(time.time() * 1000),
-    }
-    if by:
-        body["by"] = by
-    text = encode(body)
-    said = Row(lease.seq + 1, text, seal(lease.hash, text))
-    status = "running" if head is None else head.status
-    await store.append(lease, [said], status)
-    again = await store.take(run_id, owner_name()) if status != "running" else lease
-    await store.redact(again, of, _without(row.hidden, places))
-    await store.release(again)
+    try:
+        body = {
+            "kind": "redaction",
+            "of": of,
+            "places": places,
+            "field": field,
+            "seq": lease.seq + 1,
+            "epoch": lease.epoch,
+            "ts": int(time.time() * 1000),
+        }
+        if by:
+            body["by"] = by
+        text = encode(body)
+        said = Row(lease.seq + 1, text, seal(lease.hash, text))
+        status = "running" if head is None else head.status
+        await store.append(lease, [said], status)
+        if status != "running":  # with that, the run was given back
+            lease = await store.take(run_id, owner_name())
+        await store.redact(lease, of, _without(row.hidden, places))
+    finally:
+        with contextlib.suppress(StoreError):  # whatever came of it, nobody holds the run
+            await store.release(lease)
     return len(places)
 
 

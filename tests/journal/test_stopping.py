@@ -7,6 +7,7 @@ import pytest
 from agentfsm import Agent, Host, MemoryStore, RunCancelled, StaleLease, StoreError, StoreFullError, tool
 from agentfsm.core.codec import dump_state
 from agentfsm.journal.forks import fork
+from agentfsm.journal.redact import redact
 from agentfsm.journal.restore import restore
 from agentfsm.journal.verify import GOOD, verify
 from agentfsm.testing import FakeClock, ScriptedModel, call
@@ -167,3 +168,20 @@ def test_a_fork_that_finds_no_room_can_be_made_when_there_is_room():
     asyncio.run(live())
     head = store.head("other")
     assert (head.status, head.owner, head.seq) == ("running", None, 1)
+
+
+def test_a_redaction_that_finds_no_room_can_be_made_when_there_is_room():
+    store = Failing(99)
+
+    async def live():
+        await an_agent(store, ["a"]).run("go", run_id="r")
+        store.left = 0
+        with pytest.raises(StoreFullError) as failed:
+            await redact(store, "r", "1")
+        store.left = 99
+        assert await redact(store, "r", "1") > 0  # though somebody still holds the error
+        return failed
+
+    asyncio.run(live())
+    head = store.head("r")
+    assert (head.status, head.owner) == ("finished", None)
