@@ -156,10 +156,18 @@ class Playing:
     async def _begun(self) -> Run:
         if self._run is None:
             await asyncio.sleep(0)  # what the old process had handed over comes to its end
-            gc.collect()  # and what it held is let go, its lease above all
+            self._let_go()
             self._run = self._agent.resume(RUN_ID)
         self._show.cancel, self._state = self._run.cancel, self._run.state
         return self._run
+
+    def _let_go(self) -> None:
+        """What the old process held is let go, its lease above all; the youngest first, since heaps can be large."""
+        for generation in range(3):
+            head = self.played.store.head(RUN_ID)
+            if head is None or head.owner is None:
+                return
+            gc.collect(generation)
 
     def _came_to(self, result: RunResult) -> bool:
         """Keep what a run came to, and answer where it waits."""
