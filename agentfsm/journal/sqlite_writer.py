@@ -164,6 +164,8 @@ class Writer:
         try:
             told = self._commit(self._database(), jobs, done)
         except Exception as error:  # nobody may wait for ever, whatever happens here
+            if self._db is not None:
+                sqlite_file.roll_back(self._db)
             why = StoreError(f"{self._path}: {type(error).__name__}: {error}")
             told = [(waiter, None, why) for _, waiter, _ in jobs]
         _tell(told)

@@ -221,6 +221,9 @@ def test_whatever_goes_wrong_while_it_writes_is_told_and_the_next_is_written(tmp
         monkeypatch.setattr(sqlite_rows, "append", lambda *args: {}["no error of a database"])
         with pytest.raises(StoreError, match="KeyError"):
             await asyncio.wait_for(store.append(lease, rows(2), "running"), 30)
+        other = sqlite3.connect(tmp_path / "runs.db", timeout=0, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")  # the file is not left locked
+        other.close()
         monkeypatch.setattr(sqlite_rows, "append", real)
         await asyncio.wait_for(store.append(lease, rows(2), "finished"), 30)
         assert len(store.rows("a")) == 2
