@@ -91,10 +91,10 @@ class SqliteStore:
 
     def append(self, lease: Lease, rows: Sequence[Row], status: Status) -> Awaitable[None]:
         """Add rows behind the last one; see ``Store.append``."""
-        holder, alone = _holder(lease), len(self._leases) < 2
+        holder, runs = _holder(lease), len(self._leases)
         if status != "running":
             self._forget(lease)
-        return self._writer.do(lambda db: sqlite_rows.append(db, holder, rows, status), alone=alone)
+        return self._writer.do(lambda db: sqlite_rows.append(db, holder, rows, status), runs=runs)
 
     async def redact(self, lease: Lease, seq: int, hidden: str) -> None:
         """Put what is left in place of what stood hidden beside one record, and wipe what stood there."""

@@ -33,9 +33,8 @@ SCHEMA_VERSION = 1
 BUSY_S = 5.0
 """Seconds to wait for another program that holds a lock on the file."""
 
-LOG_PAGES = 250
-"""Pages (of 4 KB) that the write-ahead log may have before they are brought into the file and it is written from its
-start again. To write where a log has been takes the disk half as long as to make it longer."""
+LOG_PAGES = 4000
+"""Pages (of 4 KB) that the write-ahead log has at most before SQLite brings them into the file on its own."""
 
 UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
 """What is raised where a file cannot be read; the second, where not even SQLite's own words about it can be."""

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal
@@ -23,32 +23,19 @@ from agentfsm.journal.filelock import FileLock
 
 __all__ = ["Job", "Writer"]
 
-TIDY_AFTER = 500
-"""Commits that do not wait for the disk, after which the thread of our own brings the log into the file. If it
-were left to SQLite, a commit in the event loop's thread would wait for the disk then."""
+TIDY_AFTER: Mapping[sqlite_file.Level, int] = {"full": 64, "normal": 500}
+"""Commits after which the thread of our own brings the log into the file, so that it is written from its start
+again: to write where a log has been takes the disk half as long as to make it longer. If that were left to
+SQLite, it would come as often for few large commits as for many small ones, and in whichever thread commits."""
 
 ENOUGH = 16
-"""Jobs that go into a commit without waiting for more, so that the disk works while other runs do."""
+"""Jobs that go into a commit without waiting for more, or half as many as there are runs, whichever is more: so the
+disk works for one half of the runs while the other half does."""
 
 Job = Callable[[sqlite3.Connection], Any]
 Queued = tuple[Job, "asyncio.Future[Any]", bool]
 Told = tuple["asyncio.Future[Any]", Any, Exception | None]
-
-
-class _Durable(asyncio.Future[Any]):
-    """Done when what was queued is durable.
-
-    Whoever awaits it, and has nobody to share a commit with, need not wait for a turn of the event loop first,
-    which may take longer than to write it.
-    """
-
-    __slots__ = ("hurry",)
-    hurry: Callable[[], None]
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        if not self.done():
-            self.hurry()
-        return super().__await__()
+Handed = tuple[list[Queued], list[Told] | None, bool]  # with whether somebody waits for the commit to begin
 
 
 class Writer:
@@ -67,8 +54,9 @@ class Writer:
         self._queue: list[Queued] = []
         self._state: Literal["idle", "due", "busy"] = "idle"  # due: queued; busy: being written or committed
         self._called_in: asyncio.AbstractEventLoop | None = None  # the loop that will call ``_called``
-        self._unasked = 0  # commits since the disk was last asked
-        self._commits: SimpleQueue[tuple[list[Queued], list[Told] | None] | None] = SimpleQueue()
+        self._untidied = 0  # commits since the log was last brought into the file
+        self._begun: SimpleQueue[None] = SimpleQueue()  # says that a commit has begun
+        self._commits: SimpleQueue[Handed | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._db: sqlite3.Connection | None = None
 
@@ -95,21 +83,16 @@ class Writer:
             self._thread = threading.Thread(target=self._commit_all, name="agentfsm-store", daemon=True)
             self._thread.start()
 
-    def do(self, job: Job, *, alone: bool = False, wipe: bool = False) -> asyncio.Future[Any]:
+    def do(self, job: Job, *, runs: int = 2, wipe: bool = False) -> asyncio.Future[Any]:
         """Have a job done; what comes back is done when it is durable.
 
         Args:
             job: Writes, or raises a ``StoreError`` before it has written anything.
-            alone: Whether nobody else writes now, so that there is nobody to share a commit with.
+            runs: How many runs may share a commit now; with one, there is nothing to wait for.
             wipe: Whether what it overwrites must not be found in the file any more.
         """
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[Any]
-        if alone:
-            done = durable = _Durable(loop=loop)
-            durable.hurry = self._hurry
-        else:
-            done = loop.create_future()
+        done: asyncio.Future[Any] = loop.create_future()
         if self._thread is None:
             try:
                 self.start()
@@ -120,11 +103,12 @@ class Writer:
             self._queue.append((job, done, wipe))
             if self._state == "idle":
                 self._state = "due"
-            if self._state == "due" and self._called_in is not loop:
+            due = self._state == "due"
+            enough = runs < 2 or len(self._queue) >= max(ENOUGH, runs // 2)
+            if due and not enough and self._called_in is not loop:
                 self._called_in = loop
                 loop.call_soon(self._called)  # behind whatever else is ready now, so it goes into the same commit
-            enough = self._state == "due" and len(self._queue) >= ENOUGH
-        if enough:
+        if due and enough:
             self._write()
         return done
 
@@ -132,13 +116,12 @@ class Writer:
         self._called_in = None
         self._write()
 
-    def _hurry(self) -> None:
-        """Write now what was to be written soon; where a commit is on its way, that comes first."""
-        if self._state == "due":
-            self._write()
+    def _write(self, *, ours: bool = False) -> None:
+        """Write what is queued, and have it committed.
 
-    def _write(self) -> None:
-        """Write what is queued, and have it committed."""
+        Args:
+            ours: Whether this is the thread of our own, and no event loop's.
+        """
         with self._lock:
             if self._state != "due":  # somebody was quicker
                 return
@@ -150,13 +133,16 @@ class Writer:
             done = _perform(db, jobs)
         except Exception:  # another program holds a lock, or a job is at fault: take the time to find out
             sqlite_file.roll_back(db)
-            self._commits.put((jobs, None))
+            self._commits.put((jobs, None, False))
             return
-        self._unasked = 0 if self._level == "full" else (self._unasked + 1) % TIDY_AFTER
-        if self._unasked:  # there is no disk to wait for
+        self._untidied = (self._untidied + 1) % TIDY_AFTER[self._level]
+        if self._level == "normal" and self._untidied:  # there is no disk to wait for
             self._finish(jobs, done)
-        else:
-            self._commits.put((jobs, done))
+            return
+        busy = len(jobs) > 1 and not ours  # a loop with many runs would keep the interpreter's lock, and the disk wait
+        self._commits.put((jobs, done, busy))
+        if busy:
+            self._begun.get()
 
     def _finish(self, jobs: list[Queued], done: list[Told] | None) -> None:
         """Commit what was written, tell those who wait, and have what was queued meanwhile written."""
@@ -168,21 +154,25 @@ class Writer:
                 sqlite_file.roll_back(self._db)
             why = StoreError(f"{self._path}: {type(error).__name__}: {error}")
             told = [(waiter, None, why) for _, waiter, _ in jobs]
-        _tell(told)
         with self._lock:
             waiting = self._queue[0][1].get_loop() if self._queue else None
             self._called_in = waiting or self._called_in
             self._state = "idle" if waiting is None else "due"
-        if waiting is not None:
+        if waiting is not None:  # before those are told who will be busy then
             try:
                 waiting.call_soon_threadsafe(self._called)
             except RuntimeError:  # that loop is closed, and nobody waits there any more
-                self._called()
+                self._called_in = None
+                self._write(ours=True)
+        _tell(told)
 
     def _commit_all(self) -> None:
-        while (told := self._commits.get()) is not None:
-            self._finish(*told)
-            del told
+        while (handed := self._commits.get()) is not None:
+            jobs, done, awaited = handed
+            if awaited:
+                self._begun.put(None)
+            self._finish(jobs, done)
+            del handed, jobs, done  # nothing of theirs is kept alive until the next
 
     def _commit(self, db: sqlite3.Connection, jobs: list[Queued], done: list[Told] | None) -> list[Told]:
         try:
@@ -196,7 +186,7 @@ class Writer:
             db.execute("COMMIT")
             if any(wipe for _, _, wipe in jobs):  # what was overwritten stands in the write-ahead log too
                 db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            elif self._level == "normal" and not self._unasked:
+            elif not self._untidied:
                 db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         except sqlite3.Error as error:
             sqlite_file.roll_back(db)
@@ -217,7 +207,7 @@ class Writer:
         with self._lock:
             left, self._queue, self._state = self._queue, [], "busy"
         if left:
-            self._commits.put((left, None))
+            self._commits.put((left, None, False))
         self._commits.put(None)
         self._thread.join()
         self._database().close()

@@ -5,15 +5,13 @@ import os
 import sqlite3
 import subprocess
 import sys
-import threading
 
 import pytest
 
 from agentfsm import StoreError, StoreFormatError, StoreLockedError, UnknownRunError
-from agentfsm.journal import sqlite_file, sqlite_rows, sqlite_writer
+from agentfsm.journal import sqlite_file
 from agentfsm.journal.memory import MemoryStore
 from agentfsm.journal.sqlite import SCHEMA_VERSION, SqliteStore
-from agentfsm.journal.sqlite_writer import Writer
 from agentfsm.testing.store_conformance import CHECKS, rows
 
 
@@ -175,112 +173,6 @@ def test_a_database_that_another_program_locks_is_a_clear_error_and_changes_noth
     other.execute("ROLLBACK")
     other.close()
     assert asyncio.run(store.take("a", "me")).seq == 2
-    store.close()
-
-
-def test_a_store_serves_several_event_loops_at_once(tmp_path):
-    store = SqliteStore(tmp_path / "runs.db")
-
-    async def one(name):
-        lease = await store.take(name, "me", new=True)
-        for row in rows(20):
-            await store.append(lease, [row], "running")
-
-    threads = [threading.Thread(target=lambda n=n: asyncio.run(one(f"run{n}"))) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [len(store.rows(f"run{n}")) for n in range(4)] == [20] * 4
-    store.close()
-
-
-def test_runs_that_write_at_once_share_commits(tmp_path, monkeypatch):
-    store = SqliteStore(tmp_path / "runs.db")
-    commits = []
-    real = Writer._commit
-    monkeypatch.setattr(Writer, "_commit", lambda *args: commits.append(len(args[2])) or real(*args))
-
-    async def many():
-        leases = [await store.take(f"run{n}", "me", new=True) for n in range(100)]
-        commits.clear()
-        await asyncio.gather(*(store.append(lease, rows(1), "running") for lease in leases))
-
-    asyncio.run(many())
-    store.close()
-    assert sum(commits) == 100
-    assert len(commits) <= 50
-
-
-@pytest.mark.parametrize("level", ["full", "normal"])
-def test_whatever_goes_wrong_while_it_writes_is_told_and_the_next_is_written(tmp_path, monkeypatch, level):
-    async def live():
-        store = SqliteStore(tmp_path / "runs.db", synchronous=level)
-        lease = await store.take("a", "me", new=True)
-        real = sqlite_rows.append
-        monkeypatch.setattr(sqlite_rows, "append", lambda *args: {}["no error of a database"])
-        with pytest.raises(StoreError, match="KeyError"):
-            await asyncio.wait_for(store.append(lease, rows(2), "running"), 30)
-        other = sqlite3.connect(tmp_path / "runs.db", timeout=0, isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")  # the file is not left locked
-        other.close()
-        monkeypatch.setattr(sqlite_rows, "append", real)
-        await asyncio.wait_for(store.append(lease, rows(2), "finished"), 30)
-        assert len(store.rows("a")) == 2
-        store.close()
-
-    asyncio.run(live())
-
-
-@pytest.mark.parametrize("level", ["full", "normal"])
-def test_what_nobody_awaits_is_written_too(tmp_path, level):
-    async def live():
-        store = SqliteStore(tmp_path / "runs.db", synchronous=level)
-        lease = await store.take("a", "me", new=True)
-        some = rows(6)
-        store.append(lease, some[:2], "running")
-        await asyncio.sleep(0)
-        store.append(lease, some[2:4], "running")
-        store.append(lease, some[4:], "running")
-        await asyncio.sleep(0)
-        store.close()
-        return some
-
-    some = asyncio.run(live())
-    again = SqliteStore(tmp_path / "runs.db")
-    assert again.rows("a") == some
-    again.close()
-
-
-def test_a_run_that_writes_alone_waits_for_the_store_and_for_nothing_else(tmp_path):
-    store = SqliteStore(tmp_path / "runs.db", synchronous="normal")
-
-    async def live():
-        lease = await store.take("a", "me", new=True)
-        turns = []
-        asyncio.get_running_loop().call_soon(turns.append, "a turn of the event loop")
-        for row in rows(3):
-            await store.append(lease, [row], "running")
-        assert turns == []
-        assert len(store.rows("a")) == 3
-
-    asyncio.run(live())
-    store.close()
-
-
-def test_the_log_of_a_store_that_waits_for_no_disk_is_brought_into_the_file_now_and_then(tmp_path, monkeypatch):
-    monkeypatch.setattr(sqlite_writer, "TIDY_AFTER", 10)
-    path = tmp_path / "runs.db"
-    store = SqliteStore(path, synchronous="normal")
-
-    async def live():
-        lease = await store.take("a", "me", new=True)
-        for row in rows(50, hidden='["' + "x" * 4000 + '"]'):
-            await store.append(lease, [row], "running")
-
-    asyncio.run(live())
-    assert path.stat().st_size > 30 * 4000
-    assert path.with_name("runs.db-wal").stat().st_size < 100 * 4096  # of some 200 pages that were written
     store.close()
 
 
