@@ -1,4 +1,4 @@
-"""Values of the loop as JSON data, field by field, whatever their classes hold.
+"""Values of the loop as canonical JSON, field by field, whatever their classes hold.
 
 A field that has its default is left out. What somebody said, and all JSON of the user's, is hidden; names,
 ids, kinds and counts stand in the record itself.
@@ -17,11 +17,10 @@ from pydantic import BaseModel
 
 from agentfsm.core.failures import DEFAULT_ACTIONS, Failure
 from agentfsm.core.state import PersonReply
+from agentfsm.journal.canonical import MAX_INT, encode
 from agentfsm.journal.records import Hider
 
 __all__ = ["HIDDEN", "fields", "written"]
-
-Data = dict[str, Any]
 
 HIDDEN = frozenset(
     {
@@ -51,19 +50,28 @@ HIDDEN = frozenset(
 """The fields that hold what somebody said, or JSON of the user's; mappings are hidden wherever they stand."""
 
 _NO_DEFAULT = object()
+_EMPTY: Mapping[str, tuple[Any, ...]] = {"{}": ({},), "[]": ((), [])}  # and the defaults that it stands for
+_NOTHING: Mapping[str, str] = {}
+
+
+class _Field(NamedTuple):
+    name: str
+    key: str  # its name as it stands in an object
+    default: Any
+    hidden: bool
 
 
 class _Shape(NamedTuple):
     """What there is to write of a class.
 
     Attributes:
-        fields: Each field's name, its default and whether it is hidden.
+        fields: Its fields, in the order in which canonical JSON has them.
         get: Gives the fields of a value, all at once.
         single: Whether there is one field, which ``get`` gives as it is.
         failure: Whether it is a failure; to ask a class of pydantic's what is an instance of it takes long.
     """
 
-    fields: tuple[tuple[str, Any, bool], ...]
+    fields: tuple[_Field, ...]
     get: Callable[[Any], Any]
     single: bool
     failure: bool
@@ -78,8 +86,9 @@ def _shape(kind: type[object]) -> _Shape | None:
         defaults = {f.name: _default(f) for f in dataclasses.fields(kind)}
     else:
         return None
-    get = attrgetter(*defaults) if defaults else _nothing
-    fields = tuple((name, default, name in HIDDEN) for name, default in defaults.items())
+    names = sorted(defaults)
+    get = attrgetter(*names) if names else _nothing
+    fields = tuple(_Field(name, f'"{name}":', defaults[name], name in HIDDEN) for name in names)
     return _Shape(fields, get, len(fields) == 1, issubclass(kind, Failure))
 
 
@@ -93,33 +102,35 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return _NO_DEFAULT if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def written(value: Any, hider: Hider) -> Any:
-    """A value of the loop's as JSON data, with what is to be hidden put aside."""
+def written(value: Any, hider: Hider) -> str:
+    """The JSON of a value of the loop's, with what is to be hidden put aside."""
     kind = value.__class__
-    if kind in _AS_IT_IS:
-        return value
+    if kind is str:
+        return encode(value)
     if kind is tuple or kind is list:
-        return [written(item, hider) for item in value]
+        return f"[{','.join([written(item, hider) for item in value])}]"
     shape = _shape(kind)
     if shape is not None:
-        return fields(value, hider, shape)
+        return fields(value, hider, shape=shape)
     if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, (bool, int, float, str)):
-        return value
+        return encode(value.value)
+    if kind is int and -MAX_INT <= value <= MAX_INT:
+        return str(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return encode(value)
     if isinstance(value, (list, tuple)):
-        return [written(item, hider) for item in cast("Sequence[Any]", value)]
-    return hider.hide(dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else value)
+        return f"[{','.join([written(item, hider) for item in cast('Sequence[Any]', value)])}]"
+    return hider.put(dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else value)
 
 
-def fields(value: Any, hider: Hider, shape: _Shape | None = None, without: str = "") -> Data:
-    """A value's fields that are not what they are by default.
+def fields(value: Any, hider: Hider, instead: Mapping[str, str] = _NOTHING, shape: _Shape | None = None) -> str:
+    """The JSON of a value's fields that are not what they are by default.
 
     Args:
         value: A dataclass or a model of pydantic.
         hider: Takes what is to be hidden.
+        instead: What is written for some of the fields, where they are not what they are by default.
         shape: The shape of its class, where that is known.
-        without: A field to leave out.
 
     Raises:
         TypeError: It is something else.
@@ -127,36 +138,35 @@ def fields(value: Any, hider: Hider, shape: _Shape | None = None, without: str =
     shape = shape or _shape(value.__class__)
     if shape is None:
         raise TypeError(f"{type(value).__name__} has no fields to write")
-    names, get, single, failure = shape
-    data: Data = {}
-    for (name, default, hidden), held in zip(names, (get(value),) if single else get(value), strict=True):
-        if held is default or name == without:
+    said: list[str] = []
+    for (name, key, default, hidden), held in zip(
+        shape.fields, (shape.get(value),) if shape.single else shape.get(value), strict=True
+    ):
+        if held is default:
             continue
         kind = held.__class__
-        if not hidden:
-            if kind not in _AS_IT_IS:
-                held = written(held, hider)
+        if name in instead:
+            text = instead[name]
+        elif kind in _PLAIN and held == default:
+            continue
+        elif not hidden:
+            text = written(held, hider)
         elif name == "arguments":
-            held = hider.arguments(str(getattr(value, "tool", "") or getattr(value, "name", "")), held)
-        elif kind not in _AS_IT_IS and isinstance(held, (BaseModel, PersonReply)):
-            held = written(held, hider)
+            text = hider.arguments(str(getattr(value, "tool", "") or getattr(value, "name", "")), held)
+        elif kind not in _PLAIN and isinstance(held, (BaseModel, PersonReply)):
+            text = written(held, hider)
         else:
-            held = hider.hide(held)
-        if not _is_default(held, default):
-            data[name] = held
-    if failure and value.suggested_action is DEFAULT_ACTIONS[value.kind]:
-        del data["suggested_action"]
-    return data
+            text = hider.put(held)
+        if text and (text not in _EMPTY or not _is_empty(text, default)):
+            said.append(key + text)
+    if shape.failure and value.suggested_action is DEFAULT_ACTIONS[value.kind]:
+        said = [each for each in said if not each.startswith('"suggested_action":')]
+    return f"{{{','.join(said)}}}"
 
 
-_AS_IT_IS = frozenset({type(None), bool, int, float, str})
+_PLAIN = frozenset({type(None), bool, int, float, str})
 
 
-def _is_default(held: Any, default: Any) -> bool:
-    if held:
-        return bool(held == default)
-    if held == {}:
-        return default == {} or dataclasses.is_dataclass(default)
-    if held == []:
-        return default in ((), [])
-    return bool(held == default)
+def _is_empty(text: str, default: Any) -> bool:
+    """Whether an empty value is what there is by default."""
+    return default in _EMPTY[text] or (text == "{}" and dataclasses.is_dataclass(default))

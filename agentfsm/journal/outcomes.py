@@ -6,7 +6,7 @@ its own record, to which the outcome points.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, cast
 
@@ -56,13 +56,13 @@ class OutcomeWriter:
         self._asked = asked
         self._results = {id(result): (eid, result) for eid, result in results.items()}
 
-    def waiting(self, waiting: Waiting, hider: Hider) -> Data:
-        """What a run waits for."""
+    def waiting(self, waiting: Waiting, hider: Hider) -> str:
+        """What a run waits for, as JSON."""
         self._asked = waiting.tool
         return fields(waiting, hider)
 
-    def result(self, eid: str, result: ToolResult, hider: Hider) -> Data:
-        """The result of an effect; an outcome that holds it will point to it."""
+    def result(self, eid: str, result: ToolResult, hider: Hider) -> str:
+        """The result of an effect, as JSON; an outcome that holds it will point to it."""
         self._results[id(result)] = (eid, result)
         return fields(result, hider)
 
@@ -86,43 +86,37 @@ class OutcomeWriter:
         reply = self._reply
         return reply is not None and bool(read.calls) and read.calls is reply.message.tool_calls and read.answer is None
 
-    def write(self, outcome: o.Outcome, hider: Hider) -> Data:
-        """An outcome as an object of one field: its kind."""
-        kind = _NAMES[type(outcome)]
+    def write(self, outcome: o.Outcome, hider: Hider) -> str:
+        """The JSON of an outcome: an object of one field, its kind."""
         if isinstance(outcome, o.Read):
-            return {kind: self._read(outcome, hider)}
-        if isinstance(outcome, o.Answered):
-            return {kind: {"reply": self._person(outcome.reply, hider)}}
-        results: Sequence[ToolResult] = getattr(outcome, "results", ())
-        if isinstance(outcome, o.Replied):
-            self._reply = outcome.reply
-        data = fields(outcome, hider, without="results" if results else "")
-        if results:
-            data["results"] = [self._pointer(result, hider) for result in results]
-        if hasattr(outcome, "results"):
+            text = self._read(outcome, hider)
+        elif isinstance(outcome, o.Answered):
+            text = f'{{"reply":{self._person(outcome.reply, hider)}}}'
+        elif (results := getattr(outcome, "results", None)) is not None:
+            pointers = ",".join([self._pointer(result, hider) for result in results])
+            text = fields(outcome, hider, {"results": f"[{pointers}]"})
             self._results.clear()
-        return {kind: data}
+        else:
+            if isinstance(outcome, o.Replied):
+                self._reply = outcome.reply
+            text = fields(outcome, hider)
+        return f'{{"{_NAMES[type(outcome)]}":{text}}}'
 
-    def _pointer(self, result: ToolResult, hider: Hider) -> Any:
+    def _pointer(self, result: ToolResult, hider: Hider) -> str:
         known = self._results.get(id(result))
-        return fields(result, hider) if known is None else known[0]
+        return fields(result, hider) if known is None else f'"{known[0]}"'
 
-    def _read(self, read: o.Read, hider: Hider) -> Data:
+    def _read(self, read: o.Read, hider: Hider) -> str:
         message = None if self._reply is None else self._reply.message
         if self._repeats_calls(read):
-            return {**fields(read, hider, without="calls"), "calls": "reply"}
+            return fields(read, hider, {"calls": '"reply"'})
         if message is not None and read.answer is message.content and not read.calls:
-            return {**fields(read, hider, without="answer"), "answer": {"is": "text"}}
-        data = fields(read, hider, without="answer")
-        if read.answer is not None:
-            data["answer"] = {"value": hider.hide(read.answer)}
-        return data
+            return fields(read, hider, {"answer": '{"is":"text"}'})
+        return fields(read, hider, {"answer": "" if read.answer is None else f'{{"value":{hider.put(read.answer)}}}'})
 
-    def _person(self, reply: PersonReply, hider: Hider) -> Data:
-        data = fields(reply, hider, without="arguments")
-        if reply.arguments:
-            data["arguments"] = hider.arguments(self._asked, reply.arguments)
-        return data
+    def _person(self, reply: PersonReply, hider: Hider) -> str:
+        arguments = hider.arguments(self._asked, reply.arguments) if reply.arguments else ""
+        return fields(reply, hider, {"arguments": arguments})
 
 
 @cache

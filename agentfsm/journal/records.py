@@ -102,10 +102,10 @@ class Hider:
         salt, self._salts = self._salts[:16], self._salts[16:]
         return salt
 
-    def hide(self, value: Any) -> Any:
-        """What stands in the body for a value; what is empty stands there itself."""
+    def put(self, value: Any) -> str:
+        """The JSON that stands in the body for a value; what is empty stands there itself."""
         if value is None or value == "" or value == [] or value == {}:
-            return value
+            return encode(value)
         try:
             text = encode(value)
         except TypeError:  # something of the user's that is no JSON: as near as we can get
@@ -114,11 +114,15 @@ class Hider:
             text = self._secrets.scrub(text)
         salt = self._salt()
         self._kept.append(f'["{salt.hex()}",{text}]')
-        return {"#": [len(self._kept) - 1, commitment(salt, text)]}
+        return f'{{"#":[{len(self._kept) - 1},"{commitment(salt, text)}"]}}'
 
-    def arguments(self, tool: str, given: Mapping[str, Any]) -> Any:
-        """What stands in the body for a call's arguments; the secret ones are not even put aside."""
-        return self.hide(dict(given) if self._secrets is None else self._secrets.arguments(tool, given))
+    def hide(self, value: Any) -> Any:
+        """The same as a value, for a body that is not written yet."""
+        return json.loads(self.put(value))
+
+    def arguments(self, tool: str, given: Mapping[str, Any]) -> str:
+        """The JSON that stands in the body for a call's arguments; the secret ones are not even put aside."""
+        return self.put(dict(given) if self._secrets is None else self._secrets.arguments(tool, given))
 
     def kept(self) -> str:
         """All that was put aside, as ``Row.hidden``."""

@@ -27,6 +27,7 @@ from agentfsm.runtime.recorder import Beginning, Entry
 __all__ = ["Scribe", "described"]
 
 Data = dict[str, Any]
+Texts = dict[str, str]  # fields of a record, each as JSON
 
 
 class Scribe:
@@ -90,7 +91,7 @@ class Scribe:
         if known is None:
             known = self._moves[id(row)] = (row, encode(_row_fields(decision))[1:-1])
         said = self._outcomes.repeated(outcome)
-        out = encode(self._outcomes.write(outcome, self._hider)) if said is None else said
+        out = self._outcomes.write(outcome, self._hider) if said is None else said
         self.seq += 1
         us = f',"us":[{took},{silence}]' if took or silence else ""
         text = (
@@ -110,7 +111,7 @@ class Scribe:
 
     def _result(self, entry: Entry) -> str:
         _, time, eid, result = entry
-        out = encode(self._outcomes.result(eid, result, self._hider))
+        out = self._outcomes.result(eid, result, self._hider)
         self.seq += 1
         return self._clean(
             f'{{"eid":{encode(eid)},"epoch":{self.epoch},"kind":"effect.result","out":{out},'
@@ -119,35 +120,39 @@ class Scribe:
 
     def _body(self, entry: Entry) -> str:
         kind, hider = entry[0], self._hider
-        body = _FIELDS.get(kind, _plain)(self._outcomes, entry, hider)
+        texts = _FIELDS.get(kind, _plain)(self._outcomes, entry, hider)
         if self._secrets is not None and kind in _BEGINNINGS:
-            body["salt"] = hider.hide(self._secrets.salt)
-        texts = {name: encode(value) for name, value in body.items()}  # each by itself: few hold what must be tagged
+            texts["salt"] = hider.put(self._secrets.salt)
         self.seq += 1
         texts |= {"epoch": str(self.epoch), "kind": f'"{kind}"', "seq": str(self.seq), "ts": str(int(entry[1] * 1000))}
         fields = [f'"{name}":{texts[name]}' for name in sorted(texts)]
         return self._clean(f"{{{','.join(fields)}}}")
 
 
-def _plain(outcomes: OutcomeWriter, entry: Entry, hider: Hider) -> Data:
+def _texts(data: Data) -> Texts:
+    """Each value by itself: few hold what must be tagged."""
+    return {name: encode(value) for name, value in data.items()}
+
+
+def _plain(outcomes: OutcomeWriter, entry: Entry, hider: Hider) -> Texts:
     """What needs no care: fields that are JSON already."""
-    return dict(entry[2] or {})
+    return _texts(entry[2] or {})
 
 
-def _transition(outcomes: OutcomeWriter, entry: Entry, hider: Hider) -> Data:
+def _transition(outcomes: OutcomeWriter, entry: Entry, hider: Hider) -> Texts:
     outcome, cancel, took, silence, decision, aborted = cast(
         "tuple[Outcome, str | None, int, int, Decision, Any]", entry[2:]
     )
-    body: Data = {"out": outcomes.write(outcome, hider), **_row_fields(decision)}
+    texts = {"out": outcomes.write(outcome, hider), **_texts(_row_fields(decision))}
     if took or silence:
-        body["us"] = [took, silence]
+        texts["us"] = f"[{took},{silence}]"
     if cancel is not None:
-        body["cancel"] = cancel
+        texts["cancel"] = encode(cancel)
     if isinstance(decision.found, Failure):
-        body["failure"] = written(decision.found, hider)
+        texts["failure"] = written(decision.found, hider)
     if aborted is not None:
-        body["aborted"] = written(aborted, hider)
-    return body
+        texts["aborted"] = written(aborted, hider)
+    return texts
 
 
 def _row_fields(decision: Decision) -> Data:
@@ -156,12 +161,13 @@ def _row_fields(decision: Decision) -> Data:
     return {"to": str(row.target), "transition": row.id, "tried": "0" * (len(decision.tried) - 1) + "1"}
 
 
-def _suspended(outcomes: OutcomeWriter, entry: Entry, hider: Hider) -> Data:
+def _suspended(outcomes: OutcomeWriter, entry: Entry, hider: Hider) -> Texts:
     what = dict(entry[2])
-    return {**what, "waiting": outcomes.waiting(cast("Waiting", what["waiting"]), hider)}
+    waiting = outcomes.waiting(cast("Waiting", what.pop("waiting")), hider)
+    return {**_texts(what), "waiting": waiting}
 
 
-def _created(outcomes: OutcomeWriter, entry: Entry, hider: Hider) -> Data:
+def _created(outcomes: OutcomeWriter, entry: Entry, hider: Hider) -> Texts:
     begun = cast("Beginning", entry[2])
     body: Data = {
         "form": FORM,
@@ -176,19 +182,16 @@ def _created(outcomes: OutcomeWriter, entry: Entry, hider: Hider) -> Data:
         body["session"] = begun.session_id
     if begun.seed is not None:
         body["seed"] = begun.seed
-    if begun.state is not None:
-        body["state"] = hider.hide(begun.state)
-        body["at"] = begun.state["state"]
-    else:
-        body["messages"] = written(begun.messages, hider)
     if begun.parent:
         body["parent"] = dict(begun.parent)
     if begun.tools:
         body["tools"] = {t.name: _spec_hash(t) for t in begun.tools}
-    return body
+    if begun.state is None:
+        return {**_texts(body), "messages": written(begun.messages, hider)}
+    return {**_texts(body), "at": encode(begun.state["state"]), "state": hider.put(begun.state)}
 
 
-_FIELDS: dict[str, Callable[[OutcomeWriter, Entry, Hider], Data]] = {
+_FIELDS: dict[str, Callable[[OutcomeWriter, Entry, Hider], Texts]] = {
     "transition": _transition,
     "run.created": _created,
     "run.forked": _created,
