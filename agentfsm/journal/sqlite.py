@@ -12,7 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from agentfsm.errors import RunExistsError, StaleLease, UnknownRunError
@@ -30,6 +30,8 @@ Found = TypeVar("Found")
 
 class SqliteStore:
     """Keeps journals in a SQLite file. Reading needs no lock; the first write makes this process the writer.
+
+    Close it at the end, or use it in a ``with`` block.
 
     Args:
         path: The file; it is made by the first write.
@@ -149,6 +151,12 @@ class SqliteStore:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 @dataclass(slots=True, eq=False)

@@ -103,7 +103,8 @@ def test_what_a_loop_left_behind_that_is_closed_now_is_written(tmp_path, monkeyp
     asyncio.run(live())
     closed.set()
     store.close()
-    assert [head.seq for head in SqliteStore(tmp_path / "runs.db").heads()] == [2, 2, 2]
+    with SqliteStore(tmp_path / "runs.db") as again:
+        assert [head.seq for head in again.heads()] == [2, 2, 2]
 
 
 @pytest.mark.parametrize("level", ["full", "normal"])
