@@ -191,8 +191,10 @@ class MCPTools:
                 self._changed = False
                 try:
                     listed = await link.tools()
-                except ServerGoneError:
-                    await self._part(link)
+                except BaseException as error:
+                    self._changed = True  # nobody knows the list: the next call reads it, whatever recheck says
+                    if isinstance(error, ServerGoneError):
+                        await self._part(link)
                     raise
         if listed is not None:
             now = {t.name: pin(t) for t in listed}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import hashlib
 import json
 import mimetypes
@@ -73,7 +72,7 @@ async def _binary(what: str, mime_type: str | None, data: str, files: Path | Non
     kind = mime_type or "application/octet-stream"
     try:
         content = base64.b64decode(data, validate=True)
-    except binascii.Error:
+    except ValueError:  # a letter that is not ASCII is no binascii.Error
         return [f"[{what}, {kind}: its data cannot be read]"]
     kept: list[str | Image] = []
     if files is not None:

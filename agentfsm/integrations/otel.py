@@ -58,6 +58,10 @@ PROVIDERS = {
 """What the conventions call a provider, where that is not what we call it."""
 
 
+MOST_RUNS = 10_000
+"""Of so many runs spans are kept open; one that dies with its store says no last word, and must not stay for ever."""
+
+
 def tracing(
     *, agent_name: str = "", content: bool = False, tracer_provider: TracerProvider | None = None
 ) -> tuple[Observer, Hook]:
@@ -157,8 +161,12 @@ class _Spans:
             **common,
         }
         name = f"invoke_agent {self._name}" if self._name else "invoke_agent"
+        if (lost := self._runs.pop(event.run_id, None)) is not None:  # it died without a word, and goes on now
+            _give_up(lost)
         span = self._tracer.start_span(name, attributes=known(attributes))
         self._runs[event.run_id] = _Traced(span, provider, model, common)
+        if len(self._runs) > MOST_RUNS:
+            _give_up(self._runs.pop(next(iter(self._runs))))
 
     def _moved(self, traced: _Traced, event: Transitioned) -> None:
         decision = event.decision
@@ -280,3 +288,11 @@ class _Spans:
         )
         context.attach(trace.set_span_in_context(span, before))
         return Opened(span, before)
+
+
+def _give_up(traced: _Traced) -> None:
+    """End the spans of a run of which nothing more will be heard; what is current here is none of its."""
+    calls = (traced.chat, *traced.tools.values())
+    for span in (*(left.span for left in calls if left is not None), traced.run):
+        fail(span, "lost")
+        span.end()

@@ -3,7 +3,8 @@
     python fake_server.py FOLDER
 
 It writes every message that it gets to ``FOLDER/log.jsonl``, and takes the descriptions of its tools from
-``FOLDER/descriptions.json``, read anew whenever it is asked for its list; null leaves a tool out.
+``FOLDER/descriptions.json``, read anew whenever it is asked for its list; null leaves a tool out. While there is a file
+``FOLDER/no_list``, it refuses to give its list.
 """
 
 import json
@@ -91,6 +92,8 @@ def answer(message: dict) -> dict | None:
                 "capabilities": {"tools": {"listChanged": True}},
                 "serverInfo": {"name": "fake", "version": "1"},
             }
+        case "tools/list" if (FOLDER / "no_list").exists():
+            return {"error": {"code": -32603, "message": "the list is being printed"}}
         case "tools/list":
             every = tools()  # two pages
             result = {"tools": every[3:]} if params.get("cursor") else {"tools": every[:3], "nextCursor": "more"}

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -334,6 +335,30 @@ def test_without_the_check_before_each_call_the_servers_word_is_heard(world: Wor
     check_refused(run(world, [call("echo", text="x"), change, call("echo", text="y")], recheck=False), "echo")
     assert world.called == ["echo", "tell_change"]
     assert len(world.log("tools/list")) == 4  # two pages when it was opened, two when it said so
+
+
+def test_a_list_that_could_not_be_read_is_read_before_the_next_call(world: World) -> None:
+    def change(_: Any) -> Any:
+        world.describe({"echo": "Another."})
+        (world.folder / "no_list").touch()
+        return call("tell_change")
+
+    def mend(_: Any) -> Any:
+        (world.folder / "no_list").unlink()
+        return call("echo", text="two")
+
+    result = run(world, [change, call("echo", text="one"), mend, "never"], recheck=False)
+    check_refused(result, "echo")
+    assert "the list is being printed" in results(result)[1]
+    assert world.called == ["tell_change"]
+
+
+def test_a_part_whose_data_is_no_base64_is_told_as_such() -> None:
+    for data in ("%%%", "caf\u00e9"):
+        part = SimpleNamespace(type="image", mime_type="image/png", data=data)
+        given: Any = SimpleNamespace(content=[part, SimpleNamespace(type="text", text="but")], structured_content=None)
+        told = asyncio.run(result_parts(given, None))
+        assert told == "[image, image/png: its data cannot be read]\nbut"
 
 
 def test_the_journal_lists_what_the_model_was_told_of_each_tool(world: World) -> None:

@@ -34,6 +34,7 @@ from agentfsm import (
     permissions,
     tool,
 )
+from agentfsm.core.events import RunCompleted, RunResumed, RunStarted
 from agentfsm.integrations.otel import tracing
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.transcripts import check_transcript
@@ -430,6 +431,31 @@ def test_one_pair_serves_many_runs_at_once(collected: Collected) -> None:
     ]
     assert len(per_trace) == 20
     assert all(sorted(names) == ["chat gpt-x", "chat gpt-x", "execute_tool add", "invoke_agent"] for names in per_trace)
+
+
+def started(run_id: str) -> RunStarted:
+    return RunStarted(run_id=run_id, seq=1, time=0.0, prompt="go", model="scripted")
+
+
+def test_the_span_of_a_run_that_ended_without_a_word_ends_when_the_run_goes_on(collected: Collected) -> None:
+    """Its store was full, say: whoever awaited it was told, and no event says so."""
+    watch = collected.hooks()[0].function
+    watch(started("r"))
+    watch(RunResumed(run_id="r", seq=1, time=0.0, kind="interrupted", model="scripted"))
+    (lost,) = collected.spans
+    assert (lost.status.status_code, attributes(lost)["error.type"]) == (StatusCode.ERROR, "lost")
+    watch(RunCompleted(run_id="r", seq=2, time=0.0, output="done"))
+    assert [s.status.status_code for s in collected.spans] == [StatusCode.ERROR, StatusCode.UNSET]
+
+
+def test_runs_that_nobody_hears_of_again_do_not_fill_the_memory(
+    collected: Collected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentfsm.integrations.otel.MOST_RUNS", 3)
+    watch = collected.hooks()[0].function
+    for n in range(5):
+        watch(started(f"r{n}"))
+    assert [attributes(s)["agentfsm.run.id"] for s in collected.spans] == ["r0", "r1"]
 
 
 def test_a_run_that_was_begun_without_it_is_left_alone(collected: Collected) -> None:
