@@ -234,12 +234,12 @@ class HttpModel(ABC):
 
     async def _head(self, answer: Answer, request: ModelRequest) -> bytes:
         """The beginning of the body, blanks and byte-order mark left out; nothing where there is no more."""
-        head = b""
-        while len(head) < _BLANKS and (chunk := await answer.read(request.heartbeat_s)):
-            head += chunk
-            if told := head.lstrip(_BLANK):
+        blanks = 0
+        while blanks < _BLANKS and (chunk := await answer.read(request.heartbeat_s)):
+            if told := chunk.lstrip(_BLANK):
                 return told
-        if head and len(head) >= _BLANKS:
+            blanks += len(chunk)
+        if blanks >= _BLANKS:
             raise self._caller.unusable("the answer is blank, and very long", answer.status)
         return b""
 

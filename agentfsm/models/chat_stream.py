@@ -108,6 +108,33 @@ class _Calls:
         return sorted(self.calls, key=lambda call: call.index or 0)
 
 
+@dataclass(slots=True)
+class _Detail:
+    """One of OpenRouter's reasoning blocks, as far as it has come; its texts are joined once, at the end.
+
+    (https://openrouter.ai/docs/use-cases/reasoning-tokens)
+    """
+
+    said: dict[str, Any]
+    texts: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+
+    def goes_on(self, piece: dict[str, Any]) -> bool:
+        """Whether a piece is of this block, and of its kind."""
+        return all(self.said.get(key) == piece.get(key) for key in ("type", "index"))
+
+    def add(self, piece: dict[str, Any]) -> None:
+        for key, value in piece.items():
+            begun = self.said.get(key)
+            if key in ("text", "summary", "data") and isinstance(value, str) and isinstance(begun, str):
+                self.texts.setdefault(key, [begun]).append(value)
+            elif value is not None:
+                self.said[key] = value
+                self.texts.pop(key, None)
+
+    def body(self) -> dict[str, Any]:
+        return self.said | {key: "".join(pieces) for key, pieces in self.texts.items()}
+
+
 class ChatAssembly:
     """Folds chat completion chunks into a chat completion.
 
@@ -121,7 +148,7 @@ class ChatAssembly:
         self.closed = False
         self._text, self._refusal = Letters(), Letters()
         self._reasoning = {key: Letters() for key in _REASONING}
-        self._details: list[dict[str, Any]] = []
+        self._details: list[_Detail] = []
         self._calls = _Calls()
         self._first_form: _Call | None = None
         self._finish: str | None = None
@@ -150,7 +177,7 @@ class ChatAssembly:
             message["refusal"] = str(self._refusal)
         message |= {key: str(letters) for key, letters in self._reasoning.items() if letters}
         if self._details:
-            message["reasoning_details"] = self._details
+            message["reasoning_details"] = [detail.body() for detail in self._details]
         if self._calls.calls:
             message["tool_calls"] = [call.body() for call in self._calls.in_order()]
         elif self._first_form is not None:
@@ -161,8 +188,11 @@ class ChatAssembly:
         thought = [letters.add(delta.get(key)) for key, letters in self._reasoning.items()]
         if shown := next(filter(None, thought), ""):  # some send both, saying the same
             yield ReasoningPiece(shown)
-        for detail in map(as_object, as_list(delta.get("reasoning_details"))):
-            self._detail(detail)
+        for detail in filter(None, map(as_object, as_list(delta.get("reasoning_details")))):
+            if self._details and self._details[-1].goes_on(detail):
+                self._details[-1].add(detail)
+            else:
+                self._details.append(_Detail(dict(detail)))
         content = delta.get("content")
         for part in [content] if isinstance(content, str) else map(as_object, as_list(content)):
             text = part if isinstance(part, str) else text_of(part.get("text"))
@@ -182,20 +212,6 @@ class ChatAssembly:
             self._first_form = self._first_form or _Call(0)
             self._first_form.name = self._first_form.name or text_of(first.get("name"))
             yield from _arguments(self._first_form, first.get("arguments"), "name" in first)
-
-    def _detail(self, detail: dict[str, Any]) -> None:
-        """A piece of OpenRouter's reasoning blocks; those of one block and kind are joined again.
-
-        (https://openrouter.ai/docs/use-cases/reasoning-tokens)
-        """
-        last = self._details[-1] if self._details else {}
-        if last.get("type") != detail.get("type") or last.get("index") != detail.get("index"):
-            self._details.append(dict(detail))
-            return
-        for key, value in detail.items():
-            joined = key in ("text", "summary", "data") and isinstance(value, str) and isinstance(last.get(key), str)
-            if value is not None:
-                last[key] = last[key] + value if joined else value
 
 
 def _blank(arguments: object) -> bool:

@@ -270,5 +270,7 @@ def _shared(text: str, secret: str, size: int) -> set[int]:
     size = min(size, len(secret))
     if size < 4:  # a prompt of "hi" is no secret, and blanking it would eat the text
         return set()
-    starts = (i for i in range(len(text) - size + 1) if text[i : i + size] in secret)
-    return {i + n for i in starts for n in range(size)}
+    half = size // 2  # each such run has one of these blocks in it: a few looks through a long prompt, not hundreds
+    blocks = [b for b in range(0, len(text) - half + 1, half) if text[b : b + half] in secret]
+    near = (i for b in blocks for i in range(max(0, b - half + 1), min(b, len(text) - size) + 1))
+    return {i + n for i in near if text[i : i + size] in secret for n in range(size)}

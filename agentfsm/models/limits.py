@@ -15,18 +15,17 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
+from inspect import isawaitable
 from time import monotonic
 from typing import Protocol
 
-from pydantic import SecretStr
-
 from agentfsm.core.messages import Reply, Usage
-from agentfsm.core.model import Model, ModelRequest, secrets_of
+from agentfsm.core.model import Model, ModelRequest
 from agentfsm.core.streaming import Piece
 from agentfsm.errors import ConfigurationError
-from agentfsm.models.wrapping import admitted, close, found, pieces
+from agentfsm.models.wrapping import InFront, admitted, pieces
 
 __all__ = ["ConcurrencyLimit", "Limit", "Limited", "RateLimit"]
 
@@ -128,7 +127,7 @@ class RateLimit:
     tokens are taken then, a bucket may be overdrawn by them, and the next call waits until it is not.
 
     Args:
-        calls: Calls in ``per_s`` seconds, or None for any number.
+        calls: Calls in ``per_s`` seconds, or None for any number; below 1, one call in a longer time.
         tokens: Input and output tokens in ``per_s`` seconds, or None for any number.
         per_s: Seconds in which an empty bucket is full again.
         now: A clock that only goes up, in seconds.
@@ -150,7 +149,7 @@ class RateLimit:
         for name, value in (("calls", calls), ("tokens", tokens), ("per_s", per_s)):
             if value is not None and not value > 0:
                 raise ConfigurationError(f"{name} must be above zero")
-        self._calls = None if calls is None else _Bucket(calls, calls / per_s, now)
+        self._calls = None if calls is None else _Bucket(max(calls, 1.0), calls / per_s, now)
         self._tokens = None if tokens is None else _Bucket(tokens, tokens / per_s, now)
         self._first_in_line = _Places(1)
         self._sleep = sleep
@@ -161,7 +160,9 @@ class RateLimit:
         await self._first_in_line.take()
         try:
             while (wait := self._wait_s()) > 0:
-                await _awaited(self._sleep(wait))
+                waited = self._sleep(wait)
+                if isawaitable(waited):
+                    await waited
             if self._calls is not None:
                 self._calls.take(1)
         finally:
@@ -205,7 +206,7 @@ class _Bucket:
         self._filled_at = now
 
 
-class Limited:
+class Limited(InFront):
     """A model whose calls wait for their turn at limits that it shares with others.
 
     Args:
@@ -215,21 +216,8 @@ class Limited:
     """
 
     def __init__(self, model: str | Model, *limits: Limit) -> None:
-        self.model = found(model)
+        super().__init__(model)
         self._limits = limits
-
-    @property
-    def name(self) -> str:
-        """The model's own name."""
-        return self.model.name
-
-    @property
-    def secrets(self) -> tuple[SecretStr, ...]:
-        """What no journal may hold."""
-        return secrets_of(self.model)
-
-    def __repr__(self) -> str:
-        return f"Limited({self.model!r})"
 
     @asynccontextmanager
     async def admission(self, request: ModelRequest) -> AsyncGenerator[Model, None]:
@@ -253,13 +241,9 @@ class Limited:
         Raises:
             agentfsm.errors.ModelError: The call failed.
         """
-        async with self.admission(request) as model:
-            async for piece in pieces(model, request):
+        async with self.admission(request) as model, aclosing(pieces(model, request)) as told:
+            async for piece in told:
                 yield piece
-
-    async def aclose(self) -> None:
-        """Let go of the model's connections."""
-        await close(self.model)
 
 
 class _Counted:
@@ -277,8 +261,9 @@ class _Counted:
         return self._spent(await self._model.reply(request))
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece | Reply, None]:
-        async for piece in pieces(self._model, request):
-            yield self._spent(piece) if isinstance(piece, Reply) else piece
+        async with aclosing(pieces(self._model, request)) as told:
+            async for piece in told:
+                yield self._spent(piece) if isinstance(piece, Reply) else piece
 
     def _spent(self, reply: Reply) -> Reply:
         for spend in self._spends:
@@ -288,8 +273,3 @@ class _Counted:
 
 def _free(usage: Usage) -> None:
     """What a call costs that only takes a place."""
-
-
-async def _awaited(thing: object) -> None:
-    if asyncio.iscoroutine(thing):
-        await thing

@@ -9,17 +9,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from pydantic import SecretStr
-
 from agentfsm.core.messages import Reply, Usage
-from agentfsm.core.model import Model, ModelRequest, secrets_of
+from agentfsm.core.model import Model, ModelRequest
 from agentfsm.core.streaming import Piece
 from agentfsm.errors import ConfigurationError
-from agentfsm.models.wrapping import admitted, close, found, pieces
+from agentfsm.models.wrapping import InFront, admitted, pieces
 
 __all__ = ["Price", "Priced"]
 
@@ -58,7 +56,7 @@ class Price:
         return (spent + usage.output_tokens * self.output) / 1_000_000
 
 
-class Priced:
+class Priced(InFront):
     """A model whose replies say what they cost.
 
     A reply whose price the table does not know costs 0 and says so in ``usage.unpriced_tokens``; a run that has a
@@ -71,21 +69,8 @@ class Priced:
     """
 
     def __init__(self, model: str | Model, prices: Mapping[str, Price]) -> None:
-        self.model = found(model)
+        super().__init__(model)
         self._prices = dict(prices)
-
-    @property
-    def name(self) -> str:
-        """The model's own name."""
-        return self.model.name
-
-    @property
-    def secrets(self) -> tuple[SecretStr, ...]:
-        """What no journal may hold."""
-        return secrets_of(self.model)
-
-    def __repr__(self) -> str:
-        return f"Priced({self.model!r})"
 
     @asynccontextmanager
     async def admission(self, request: ModelRequest) -> AsyncGenerator[Model, None]:
@@ -107,12 +92,9 @@ class Priced:
         Raises:
             agentfsm.errors.ModelError: The call failed.
         """
-        async for piece in pieces(self.model, request):
-            yield self._priced(piece) if isinstance(piece, Reply) else piece
-
-    async def aclose(self) -> None:
-        """Let go of the model's connections."""
-        await close(self.model)
+        async with aclosing(pieces(self.model, request)) as told:
+            async for piece in told:
+                yield self._priced(piece) if isinstance(piece, Reply) else piece
 
     def _priced(self, reply: Reply) -> Reply:
         usage = reply.usage

@@ -1,4 +1,4 @@
-"""What models that stand before other models share: finding them by name, asking them, and closing them."""
+"""What models that stand before other models share: their name and secrets, finding, asking and closing those."""
 
 from __future__ import annotations
 
@@ -6,12 +6,42 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from pydantic import SecretStr
+
 from agentfsm.core.messages import Reply
-from agentfsm.core.model import Model, ModelRequest, has_admission
+from agentfsm.core.model import Model, ModelRequest, has_admission, secrets_of
 from agentfsm.core.streaming import Piece, can_stream
 from agentfsm.models.names import resolve
 
-__all__ = ["admitted", "close", "found", "pieces"]
+__all__ = ["InFront", "admitted", "close", "found", "pieces"]
+
+
+class InFront:
+    """What a model is that stands before one other: it goes by that one's name, and knows its secrets.
+
+    Args:
+        model: The model or its name.
+    """
+
+    def __init__(self, model: str | Model) -> None:
+        self.model = found(model)
+
+    @property
+    def name(self) -> str:
+        """The model's own name."""
+        return self.model.name
+
+    @property
+    def secrets(self) -> tuple[SecretStr, ...]:
+        """What no journal may hold."""
+        return secrets_of(self.model)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.model!r})"
+
+    async def aclose(self) -> None:
+        """Let go of the model's connections."""
+        await close(self.model)
 
 
 def found(model: str | Model) -> Model:
@@ -35,7 +65,10 @@ async def admitted(model: Model, request: ModelRequest) -> AsyncGenerator[Model,
 
 
 async def pieces(model: Model, request: ModelRequest) -> AsyncGenerator[Piece | Reply, None]:
-    """A model's reply piece by piece, or all at once where it does not stream."""
+    """A model's reply piece by piece, or all at once where it does not stream.
+
+    To be closed (``aclosing``) by whoever passes them on: a loop that is left does not close what it went through.
+    """
     if not can_stream(model):
         yield await model.reply(request)
         return

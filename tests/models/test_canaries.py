@@ -14,12 +14,14 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from agentfsm import Agent, Event, ModelReplied, RunStarted, TextDelta
 from agentfsm.core.events import ReasoningDelta, ToolCallDelta
 from agentfsm.core.messages import Message
-from agentfsm.models import ConcurrencyLimit, FallbackModel, Limited, ModelSettings, Price, Priced
+from agentfsm.models import ConcurrencyLimit, FallbackModel, Limited, ModelSettings, Price, Priced, faults
 from agentfsm.runtime.host import Host
 from agentfsm.testing import FakeClock
 from tests.models.helpers import KEY, WIRES, build
@@ -109,8 +111,19 @@ def test_settings_that_are_refused_do_not_show_what_they_hold() -> None:
         {"temperature": KEY},
         {"tokn": KEY},
     ]
-    for settings in wrong:
+    for given_ in wrong:
         with pytest.raises(ValidationError) as refused:
-            ModelSettings(**settings)
+            ModelSettings(**given_)
         assert not has_canary(str(refused.value), said=False)
-        assert next(iter(settings)) in str(refused.value)
+        assert next(iter(given_)) in str(refused.value)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text("ab", max_size=40), st.text("ab", max_size=40), st.integers(4, 17))
+def test_every_run_of_letters_that_a_text_has_in_common_with_a_secret_is_found(
+    text: str, secret: str, size: int
+) -> None:
+    size_of_run = min(size, len(secret))
+    runs = [i for i in range(len(text) - size_of_run + 1) if text[i : i + size_of_run] in secret]
+    wanted = {i + n for i in runs for n in range(size_of_run)} if size_of_run >= 4 else set[int]()
+    assert faults._shared(text, secret, size) == wanted

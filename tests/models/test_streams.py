@@ -16,6 +16,7 @@ from agentfsm.core.messages import FinishReason, Reply, ToolCall, Usage
 from agentfsm.core.model import ModelRequest
 from agentfsm.core.streaming import CallPiece, Piece, Pulse, ReasoningPiece, TextPiece
 from agentfsm.errors import ContextOverflowError, ModelError, ProviderError, TransientProviderError
+from agentfsm.models.chat_stream import ChatAssembly
 from tests.models.helpers import GOOD, REQUEST, WEATHER, WIRES, AnyModel, build
 from tests.models.wires import Said, Style, as_bytes, stream_events, whole_body
 
@@ -489,6 +490,52 @@ def test_reasoning_is_shown_under_either_name(key: str) -> None:
     told, reply = ask(chat({key: "h"}, {key: "m"}, {"content": "a"}, finish="stop"))
     assert text_of(told, ReasoningPiece) == "hm"
     assert reply.message.content == "a"
+
+
+class Once(str):
+    """A piece of text that may be joined once, when all are there: adding each to those before costs their square."""
+
+    __slots__ = ()
+
+    def __add__(self, more: str) -> str:
+        raise AssertionError("copied for each piece")
+
+
+def details(*pieces: dict[str, Any]) -> list[Any]:
+    """What the reasoning blocks of OpenRouter add up to that come in these pieces."""
+    assembly = ChatAssembly()
+    for one in pieces:
+        assert not list(assembly.add({"choices": [{"index": 0, "delta": {"reasoning_details": [one]}}]}))
+    body: Any = assembly.body()
+    return list(body["choices"][0]["message"].get("reasoning_details", []))
+
+
+THOUGHT = {"type": "reasoning.text", "index": 0, "format": "anthropic-claude-v1"}
+
+
+@pytest.mark.parametrize(
+    ("pieces", "whole"),
+    [
+        ([THOUGHT | {"text": "a"}], [THOUGHT | {"text": "a"}]),
+        ([THOUGHT | {"text": Once(t)} for t in "abc"], [THOUGHT | {"text": "abc"}]),
+        (
+            [THOUGHT | {"text": "a", "signature": None}, THOUGHT | {"text": None, "signature": "s"}],
+            [THOUGHT | {"text": "a", "signature": "s"}],
+        ),
+        (
+            [THOUGHT | {"text": "a"}, THOUGHT | {"index": 1, "text": "b"}, THOUGHT | {"index": 1, "text": "c"}],
+            [THOUGHT | {"text": "a"}, THOUGHT | {"index": 1, "text": "bc"}],
+        ),
+        (
+            [{"type": "reasoning.summary", "summary": "a"}, {"type": "reasoning.encrypted", "data": "b"}],
+            [{"type": "reasoning.summary", "summary": "a"}, {"type": "reasoning.encrypted", "data": "b"}],
+        ),
+        ([{"text": "a"}, {}, {"text": "b"}], [{"text": "ab"}]),
+        ([{}], []),
+    ],
+)
+def test_pieces_of_a_reasoning_block_are_joined_and_its_signature_kept(pieces: list[Any], whole: list[Any]) -> None:
+    assert details(*pieces) == whole
 
 
 # -- the last event of a response --------------------------------------------------------------------------

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -272,6 +273,61 @@ def test_one_limit_serves_event_loops_in_several_threads() -> None:
     assert crowd.most <= 2
 
 
+class Tap:
+    """A model that streams, and a limit before it; ``seen`` is what became of both, in order."""
+
+    name = "tap"
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        return HELLO
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece | Reply, None]:
+        self.seen.append("opened")
+        try:
+            yield TextPiece("Hel")
+            yield HELLO
+        finally:
+            self.seen.append("closed")
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncGenerator[Any, None]:
+        yield lambda usage: None
+        self.seen.append("left")
+
+
+STREAMED: dict[str, Callable[[Tap], Any]] = {
+    "limited": lambda tap: Limited(tap, tap),
+    "priced": lambda tap: Priced(tap, {}),
+    "fallback": FallbackModel,
+    "priced and limited": lambda tap: Limited(Priced(tap, {}), tap),
+    "limited and priced": lambda tap: Priced(Limited(tap, tap), {}),
+    "limited fallback": lambda tap: Limited(FallbackModel(tap), tap),
+}
+
+
+@pytest.mark.parametrize("wrapped", STREAMED)
+def test_whoever_closes_a_stream_has_closed_all_behind_it_before_a_turn_ends(wrapped: str) -> None:
+    tap = Tap()
+
+    async def early() -> None:
+        told = STREAMED[wrapped](tap).stream(REQUEST)
+        assert await anext(told) == TextPiece("Hel")
+        await told.aclose()
+        assert tap.seen[:2] == ["opened", "closed"]
+
+    async def whole() -> None:
+        run = Agent(STREAMED[wrapped](tap)).run("go")
+        assert any([isinstance(event, TextDelta) async for event in run])
+        assert tap.seen[:2] == ["opened", "closed"]
+
+    asyncio.run(early())
+    tap.seen.clear()
+    asyncio.run(whole())
+
+
 def rate(clock: FakeClock, **wanted: float) -> RateLimit:
     return RateLimit(**wanted, now=clock.monotonic, sleep=clock.sleep)
 
@@ -293,6 +349,26 @@ def times(limit: RateLimit, calls: int, usage: Usage | None = None) -> list[floa
 
 def test_a_full_bucket_lets_a_burst_through_and_then_an_even_pace() -> None:
     assert times(rate(FakeClock(), calls=3, per_s=60), 6) == [0, 0, 0, 20, 40, 60]
+
+
+def test_less_than_one_call_in_the_time_is_one_in_a_longer_time() -> None:
+    assert times(rate(FakeClock(), calls=0.5, per_s=60), 3) == [0, 120, 240]
+
+
+def test_how_to_wait_may_be_anything_that_can_be_awaited() -> None:
+    clock = FakeClock()
+
+    def sleep(seconds: float) -> asyncio.Future[None]:
+        return asyncio.ensure_future(clock.sleep(seconds))
+
+    async def main() -> list[float]:
+        limit, begun, found = RateLimit(calls=1, per_s=5, now=clock.monotonic, sleep=sleep), clock.monotonic(), []
+        for _ in range(3):
+            async with limit.turn():
+                found.append(clock.monotonic() - begun)
+        return found
+
+    assert asyncio.run(main()) == [0, 5, 10]
 
 
 def test_tokens_are_taken_when_they_are_known_and_an_overdrawn_bucket_is_waited_for() -> None:
