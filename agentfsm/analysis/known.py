@@ -10,6 +10,7 @@ from __future__ import annotations
 from agentfsm.analysis.facts import Facts, Known, exactly
 from agentfsm.analysis.loop_counters import budgets, memories
 from agentfsm.core import detectors as d
+from agentfsm.core import guards
 from agentfsm.core.guardrails import AgentGuardrails
 from agentfsm.core.rules import Rules
 from agentfsm.machine.graph import Guard
@@ -87,22 +88,24 @@ def _batches(g: AgentGuardrails, single: bool) -> tuple[Known, ...]:
     earlier = "gated == 0" if single else "gated == 0 or ran > 1"  # else it was an earlier call of the batch
     again = f"about == tool_failure and tool_retries < {g.max_tool_retries}"
     return (
-        exactly(d.calls_pending, "calls > 0", "it holds while calls of the batch have no result, and not longer"),
+        exactly(guards.calls_pending, "calls > 0", "it holds while calls of the batch have no result, and not longer"),
         Known(
-            d.retry_tool,
+            guards.retry_tool,
             may=again + (" and doubted == 0" if single else ""),
             why="only tool_error and environment_error of an idempotent tool are mended by running it again, "
             f"{g.max_tool_retries} time(s)",
         ),
-        Known(d.in_doubt, may="tool_retries == 0", why="only idempotent calls are run again, and none is in doubt"),
-        Known(d.in_doubt, may="together == 0", why=alone),
         Known(
-            d.approval_required,
+            guards.in_doubt, may="tool_retries == 0", why="only idempotent calls are run again, and none is in doubt"
+        ),
+        Known(guards.in_doubt, may="together == 0", why=alone),
+        Known(
+            guards.approval_required,
             may="allowed == 0 or calls > 1 and tool_retries == 0",
             why="what a person allowed is not asked about again, and no other call is left",
         ),
         Known(
-            d.approval_required,
+            guards.approval_required,
             may="asked == 0 or tool_retries == 0",
             why="what a person allowed is not asked about when it is run again",
         ),
@@ -111,9 +114,12 @@ def _batches(g: AgentGuardrails, single: bool) -> tuple[Known, ...]:
             for guard in (d.unknown_tool, d.invalid_arguments)
             for may, why in (("tool_retries == 0", rerun), (earlier, unasked))
         ),
-        *(Known(guard, may="tool_retries == 0", why=never_fail) for guard in (d.question_asked, d.declared_unable)),
-        *(Known(guard, may="together == 0", why=alone) for guard in (d.unknown_tool, d.question_asked)),
-        Known(d.declared_unable, may="together == 0", why=alone),
+        *(
+            Known(guard, may="tool_retries == 0", why=never_fail)
+            for guard in (guards.question_asked, guards.declared_unable)
+        ),
+        *(Known(guard, may="together == 0", why=alone) for guard in (d.unknown_tool, guards.question_asked)),
+        Known(guards.declared_unable, may="together == 0", why=alone),
         *(_single() if single else ()),
     )
 
@@ -135,13 +141,13 @@ def _people(g: AgentGuardrails) -> tuple[Known, ...]:
     within = "about != iteration_limit and about != time_limit and about != other_limit"
     return (
         Known(
-            d.ask_user,
+            guards.ask_user,
             may=f"{within} or continues < {g.max_continues}",
             why=f"a spent budget is extended {g.max_continues} time(s)",
         ),
-        Known(d.approval_decided, may="about == approval", why=one_kind),
-        Known(d.doubt_settled, may="about == doubt", why=one_kind),
-        Known(d.replied, may="about != approval and about != doubt", why=one_kind),
+        Known(guards.approval_decided, may="about == approval", why=one_kind),
+        Known(guards.doubt_settled, may="about == doubt", why=one_kind),
+        Known(guards.replied, may="about != approval and about != doubt", why=one_kind),
     )
 
 
@@ -151,7 +157,7 @@ def _by_rules(rules: Rules | None, structured: bool | None) -> tuple[Known, ...]
     found: list[Known] = []
     if not rules.control_tools:
         off = "the control tools are not registered"
-        found += [exactly(guard, "never", off) for guard in (d.question_asked, d.declared_unable)]
+        found += [exactly(guard, "never", off) for guard in (guards.question_asked, guards.declared_unable)]
     if not rules.text_is_answer:
         found.append(Known("post_llm.otherwise", may="never", why="a text is no answer here"))
     elif rules.envelope:

@@ -1,7 +1,7 @@
-"""Every guard of the default loop: pure functions of ``RunState``, each asked by a row of ``LOOP``.
+"""What goes wrong in a run: the detectors of the default loop, pure functions of ``RunState`` that its rows ask.
 
-A *detector* is a guard that says why: it returns a ``Failure`` or None. The others return a truth value.
-None of them changes anything. To add one, write it (here or in your own code) and give it a row.
+A *detector* is a guard that says why: it returns a ``Failure`` or None. (The guards that only say yes or no stand in
+``guards``.) None of them changes anything. To add one, write it (here or in your own code) and give it a row.
 """
 
 from __future__ import annotations
@@ -11,17 +11,7 @@ from agentfsm.core.messages import FinishReason
 from agentfsm.core.state import RunState
 from agentfsm.machine.graph import State
 
-# -- what stops a run from anywhere -------------------------------------------------------------------
-
-
-def cancelled(run: RunState) -> bool:
-    """Somebody has cancelled the run."""
-    return run.cancelled is not None
-
-
-def aborted(run: RunState) -> bool:
-    """A hook failed closed or aborted the run, or code of the user's raised."""
-    return run.aborted is not None
+# -- pre_step: budgets and silence --------------------------------------------------------------------
 
 
 def runaway(run: RunState) -> Failure | None:
@@ -35,9 +25,6 @@ def runaway(run: RunState) -> Failure | None:
         suggested_action=Action.stop,
         metadata={"max_steps": limit},
     )
-
-
-# -- pre_step: budgets and silence --------------------------------------------------------------------
 
 
 def _limit(run: RunState, kind: FailureKind, explanation: str) -> Failure:
@@ -174,48 +161,7 @@ def loop_detected(run: RunState) -> Failure | None:
     return None
 
 
-def tool_calls(run: RunState) -> bool:
-    """The reply calls tools."""
-    return bool(run.batch)
-
-
-# -- dispatch_tool: what must wait for a person -------------------------------------------------------
-
-
-def approval_required(run: RunState) -> bool:
-    """The next call may not run before a person has allowed it."""
-    return run.waiting is not None and run.waiting.kind == "approval"
-
-
-def in_doubt(run: RunState) -> bool:
-    """A call had started before a crash, and nobody knows whether it ran."""
-    return run.waiting is not None and run.waiting.kind == "in_doubt"
-
-
 # -- post_tool: what the batch brought ----------------------------------------------------------------
-
-
-def declared_done(run: RunState) -> bool:
-    """``return_done``, or a tool that ends the run, has run."""
-    return run.ending == "done"
-
-
-def declared_unable(run: RunState) -> bool:
-    """``return_unable`` has run."""
-    return run.ending == "unable"
-
-
-def question_asked(run: RunState) -> bool:
-    """``ask_user`` has run."""
-    return run.ending == "ask"
-
-
-def calls_pending(run: RunState) -> bool:
-    """Some call of the batch has no result yet."""
-    for call in run.batch:  # noqa: SIM110  # asked in every step: a generator costs more than the question
-        if call.result is None:
-            return True
-    return False
 
 
 def _failed(run: RunState, kind: FailureKind) -> Failure | None:
@@ -291,51 +237,3 @@ def environment_error(run: RunState) -> Failure | None:
 def tool_error(run: RunState) -> Failure | None:
     """A tool raised, returned a failure, or took too long."""
     return _failed(run, FailureKind.tool_error) if run.call_failures else None
-
-
-# -- recover: what the policy decided -----------------------------------------------------------------
-
-
-def ask_user(run: RunState) -> bool:
-    """The policy decided to ask a person."""
-    return run.action is Action.ask_user
-
-
-def handoff(run: RunState) -> bool:
-    """The policy decided to hand the task back."""
-    return run.action is Action.handoff
-
-
-def stop(run: RunState) -> bool:
-    """The policy decided to end the run without a question."""
-    return run.action is Action.stop
-
-
-def retry_tool(run: RunState) -> bool:
-    """The failed calls are run again as they stand: their tools are idempotent and retryable."""
-    return run.retry_calls
-
-
-# -- suspended: what came from outside ----------------------------------------------------------------
-
-
-def expired(run: RunState) -> bool:
-    """The time for an answer is over."""
-    return run.expired
-
-
-def approval_decided(run: RunState) -> bool:
-    """A person allowed, denied or edited the call, or gave a sub-agent the answer with which its call goes on."""
-    if run.person is None:
-        return False
-    return run.person.kind in ("allow", "deny", "edit") or any(c.answer is not None for c in run.batch)
-
-
-def doubt_settled(run: RunState) -> bool:
-    """A person said what became of the call that was in doubt."""
-    return run.person is not None and run.person.kind in ("ran", "did_not_run", "give_up")
-
-
-def replied(run: RunState) -> bool:
-    """A person answered in words."""
-    return run.person is not None and run.person.kind == "text"

@@ -12,8 +12,8 @@ from itertools import combinations
 
 from agentfsm.analysis.product import Config, Product
 from agentfsm.analysis.search import path_to
-from agentfsm.core.detectors import calls_pending
 from agentfsm.core.examples import FINE, Example
+from agentfsm.core.guards import calls_pending
 from agentfsm.core.messages import FinishReason, Message, Reply
 from agentfsm.core.rules import Rules
 from agentfsm.machine.graph import Graph, State, Transition

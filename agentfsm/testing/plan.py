@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from agentfsm.core.detectors import approval_required, calls_pending, declared_done, retry_tool
 from agentfsm.core.examples import FINE, Example
+from agentfsm.core.guards import approval_required, calls_pending, declared_done, retry_tool
 from agentfsm.core.messages import ToolCall
 from agentfsm.machine.graph import State, Transition
 from agentfsm.runtime.replies import ItDidNotRun, ItRan

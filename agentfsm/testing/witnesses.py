@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentfsm.core import detectors as d
+from agentfsm.core import guards
 from agentfsm.core.examples import Example
 from agentfsm.core.failures import Action
 from agentfsm.core.guardrails import AgentGuardrails
@@ -105,7 +106,7 @@ class Witnesses:
 
     def call(self) -> ToolCall | None:
         """The call that a reply makes where nothing else is said, if somebody said so for ``tool_calls``."""
-        given = self._own.get(d.tool_calls) or self._own.get("tool_calls")
+        given = self._own.get(guards.tool_calls) or self._own.get("tool_calls")
         return given.fires_on[0].call if given is not None else None
 
 
@@ -123,9 +124,9 @@ def _only(*fires_on: Example, silent_on: tuple[Example, ...] = (Example(),)) -> 
 
 def _loop(g: AgentGuardrails, rules: Rules, output: Any) -> dict[Guard | str, Examples]:
     return {
-        d.cancelled: _only(Example(cancel=True)),
+        guards.cancelled: _only(Example(cancel=True)),
         f"{State.SUSPENDED}.cancelled": COUNTED,  # it is dismissed
-        d.aborted: _only(Example(abort=True)),
+        guards.aborted: _only(Example(abort=True)),
         d.runaway: COUNTED,
         d.iteration_limit: COUNTED,
         **_budgets(g),
@@ -133,14 +134,14 @@ def _loop(g: AgentGuardrails, rules: Rules, output: Any) -> dict[Guard | str, Ex
         **_reply(g),
         **_dispatch(),
         **_batch(rules, output),
-        d.ask_user: _only(Example(action=Action.ask_user), silent_on=(Example(action=Action.handoff),)),
-        d.handoff: _only(Example(action=Action.handoff), silent_on=(Example(action=Action.retry),)),
-        d.stop: _only(Example(action=Action.stop), silent_on=(Example(action=Action.narrow_scope),)),
-        d.retry_tool: _only(Example(action=Action.retry), silent_on=(Example(action=Action.narrow_scope),)),
-        d.expired: COUNTED,
-        d.approval_decided: _only(Example(answer=Allow())),
-        d.doubt_settled: _only(Example(answer=ItDidNotRun())),
-        d.replied: _only(Example(answer="go on")),
+        guards.ask_user: _only(Example(action=Action.ask_user), silent_on=(Example(action=Action.handoff),)),
+        guards.handoff: _only(Example(action=Action.handoff), silent_on=(Example(action=Action.retry),)),
+        guards.stop: _only(Example(action=Action.stop), silent_on=(Example(action=Action.narrow_scope),)),
+        guards.retry_tool: _only(Example(action=Action.retry), silent_on=(Example(action=Action.narrow_scope),)),
+        guards.expired: COUNTED,
+        guards.approval_decided: _only(Example(answer=Allow())),
+        guards.doubt_settled: _only(Example(answer=ItDidNotRun())),
+        guards.replied: _only(Example(answer="go on")),
     }
 
 
@@ -194,15 +195,15 @@ def _reply(g: AgentGuardrails) -> dict[Guard | str, Examples]:
             silent_on=(Example(call=_call("fsm_act", n=0), times=g.loop_hard_threshold - 1),),
         ),
         f"{State.POST_LLM}.no_progress": _only(Example(reply="  "), silent_on=(Example(call=_call("fsm_act", n=0)),)),
-        d.tool_calls: _only(Example(call=_call("fsm_act", n=0)), silent_on=(Example(reply="1"),)),
+        guards.tool_calls: _only(Example(call=_call("fsm_act", n=0)), silent_on=(Example(reply="1"),)),
         f"{State.POST_LLM}.otherwise": _only(Example()),
     }
 
 
 def _dispatch() -> dict[Guard | str, Examples]:
     return {
-        d.approval_required: _only(Example(asks=True)),
-        d.in_doubt: _only(Example(cut=True)),
+        guards.approval_required: _only(Example(asks=True)),
+        guards.in_doubt: _only(Example(cut=True)),
     }
 
 
@@ -217,10 +218,10 @@ def _batch(rules: Rules, output: Any) -> dict[Guard | str, Examples]:
     }
     plain = RuntimeError("it broke")
     return {
-        d.declared_done: _only(Example(call=finish)),
-        d.declared_unable: _only(Example(call=_call("return_unable", rationale="it cannot be done"))),
-        d.question_asked: _only(Example(call=_call("ask_user", question="Which one?"))),
-        d.calls_pending: COUNTED,
+        guards.declared_done: _only(Example(call=finish)),
+        guards.declared_unable: _only(Example(call=_call("return_unable", rationale="it cannot be done"))),
+        guards.question_asked: _only(Example(call=_call("ask_user", question="Which one?"))),
+        guards.calls_pending: COUNTED,
         **{
             g: _only(Example(result=ToolError(kind, kind=kind)), silent_on=(Example(), Example(result=plain)))
             for g, kind in kinds.items()

@@ -8,6 +8,7 @@ import inspect
 import pytest
 
 from agentfsm.core import detectors as d
+from agentfsm.core import guards
 from agentfsm.core.failures import Action, FailureKind
 from agentfsm.core.loop import LOOP
 from agentfsm.core.messages import ToolCall, Usage
@@ -38,12 +39,12 @@ def test_a_guard_is_a_plain_function_that_says_what_it_looks_for(row):
 
 
 def test_a_cancelled_run_is_one_with_a_reason_even_an_empty_one():
-    assert d.cancelled(a_run(cancelled=""))
-    assert not d.cancelled(a_run())
+    assert guards.cancelled(a_run(cancelled=""))
+    assert not guards.cancelled(a_run())
 
 
 def test_an_aborted_run_is_one_with_a_failure():
-    assert d.aborted(a_run(aborted=failure("aborted")))
+    assert guards.aborted(a_run(aborted=failure("aborted")))
 
 
 @pytest.mark.parametrize(("steps", "fires"), [(12, False), (13, True)])
@@ -203,7 +204,7 @@ def test_a_reply_that_cannot_be_read_is_malformed_and_says_why():
 
 
 def test_tool_calls_is_whether_the_reply_calls():
-    assert d.tool_calls(a_run("post_llm", batch=pending(a_call())))
+    assert guards.tool_calls(a_run("post_llm", batch=pending(a_call())))
 
 
 # -- loops --------------------------------------------------------------------------------------------
@@ -277,7 +278,7 @@ def test_a_tool_whose_name_holds_a_colon_is_named_whole():
 @pytest.mark.parametrize("kind", ["approval", "in_doubt", "question", "limit"])
 def test_a_call_that_waits_for_a_person_is_told_by_what_it_waits_for(kind):
     run = a_run("dispatch_tool", waiting=Waiting(kind, "?"))
-    assert (d.approval_required(run), d.in_doubt(run)) == (kind == "approval", kind == "in_doubt")
+    assert (guards.approval_required(run), guards.in_doubt(run)) == (kind == "approval", kind == "in_doubt")
 
 
 @pytest.mark.parametrize(
@@ -294,11 +295,11 @@ def test_a_call_that_waits_for_a_person_is_told_by_what_it_waits_for(kind):
 )
 def test_a_persons_reply_fires_the_guard_of_its_kind_alone(kind, fired):
     run = a_run("suspended", person=PersonReply(kind))
-    assert [n for n in ("replied", "approval_decided", "doubt_settled") if getattr(d, n)(run)] == [fired]
+    assert [n for n in ("replied", "approval_decided", "doubt_settled") if getattr(guards, n)(run)] == [fired]
 
 
 def test_expired_is_a_flag():
-    assert d.expired(a_run("suspended", expired=True))
+    assert guards.expired(a_run("suspended", expired=True))
 
 
 # -- the batch ----------------------------------------------------------------------------------------
@@ -307,7 +308,7 @@ def test_expired_is_a_flag():
 @pytest.mark.parametrize("ending", ["done", "unable", "ask"])
 def test_an_ending_fires_the_guard_of_its_kind_alone(ending):
     run = a_run("post_tool", ending=ending)
-    assert (d.declared_done(run), d.declared_unable(run), d.question_asked(run)) == (
+    assert (guards.declared_done(run), guards.declared_unable(run), guards.question_asked(run)) == (
         ending == "done", ending == "unable", ending == "ask",
     )  # fmt: skip
 
@@ -316,9 +317,9 @@ def test_calls_are_pending_while_one_has_no_result():
     first, second = a_call("1"), a_call("2")
     batch = [CallState(first, first.signature, result=failing(first)), CallState(second, second.signature)]
     run = a_run("post_tool", batch=batch)
-    assert d.calls_pending(run)
+    assert guards.calls_pending(run)
     batch[1].result = failing(second)
-    assert not d.calls_pending(run)
+    assert not guards.calls_pending(run)
 
 
 FROM_TOOLS = [
@@ -381,10 +382,10 @@ def test_no_error_no_breaker():
 @pytest.mark.parametrize("action", Action)
 def test_an_action_fires_the_guard_of_its_name_alone(action):
     run = a_run("recover", action=action)
-    fired = [n for n in ("ask_user", "handoff", "stop") if getattr(d, n)(run)]
+    fired = [n for n in ("ask_user", "handoff", "stop") if getattr(guards, n)(run)]
     assert fired == ([action.value] if action.value in ("ask_user", "handoff", "stop") else [])
 
 
 def test_retry_tool_is_a_flag_of_the_run():
-    assert d.retry_tool(a_run("recover", action=Action.retry, retry_calls=True))
-    assert not d.retry_tool(a_run("recover", action=Action.retry))
+    assert guards.retry_tool(a_run("recover", action=Action.retry, retry_calls=True))
+    assert not guards.retry_tool(a_run("recover", action=Action.retry))

@@ -322,10 +322,11 @@ def test_the_default_loop_is_the_table_of_the_rules():
 
 
 def test_every_row_of_the_loop_has_the_guard_of_its_name():
-    from agentfsm.core import detectors
+    from agentfsm.core import detectors, guards
 
     for row in LOOP:
-        assert row.guard is (None if row.name == "otherwise" else getattr(detectors, row.name))
+        home = guards if hasattr(guards, row.name) else detectors
+        assert row.guard is (None if row.name == "otherwise" else getattr(home, row.name))
 
 
 def test_what_the_cycles_of_the_loop_spend():

@@ -180,6 +180,13 @@ def test_an_effect_of_ones_own_whose_value_is_no_json_aborts_the_run():
     aborted_by(play("first", graph=reviewing(lambda run: Odd())), "review")
 
 
+@pytest.mark.parametrize("odd", [["Say it better."], "better", [None], [{"role": "user"}]])
+def test_an_effect_of_ones_own_that_adds_what_is_no_message_aborts_the_run(odd):
+    result = play("first", graph=reviewing(lambda run: Noted(messages=odd)))
+    aborted_by(result, "Noted(messages=...) takes messages (Message.user('...'))")
+    assert said(result) == [("user", "go"), ("assistant", "first")]
+
+
 def test_an_effect_of_ones_own_can_be_cancelled():
     started = asyncio.Event()
 

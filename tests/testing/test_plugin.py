@@ -16,7 +16,7 @@ from agentfsm.testing import plugin
 pytest_plugins = ["pytester"]
 
 SMALL = '''
-from agentfsm.core.detectors import aborted, cancelled
+from agentfsm.core.guards import aborted, cancelled
 from agentfsm.core.loop import LOOP
 from agentfsm.machine.graph import Graph, StateSpec, Transition as Row
 
@@ -100,7 +100,7 @@ def test_the_report_tells_what_was_never_taken(project: pytest.Pytester) -> None
 
 ROUNDS = """
 import pytest
-from agentfsm.core.detectors import aborted, cancelled
+from agentfsm.core.guards import aborted, cancelled
 from agentfsm.machine.engine import Machine
 from agentfsm.machine.graph import Graph, StateSpec, Transition as Row
 

@@ -13,7 +13,7 @@ from hypothesis.errors import NoSuchExample
 from agentfsm import Agent, AgentGuardrails, tool
 from agentfsm.core.loop import LOOP
 from agentfsm.core.presets import PRESETS
-from agentfsm.testing import ScriptedModel, Stage, bench
+from agentfsm.testing import Moment, Said, Script, ScriptedModel, Stage, bench, call
 from agentfsm.testing import invariants as must
 from agentfsm.testing.strategies import AgentRules, arguments, scripts
 
@@ -109,9 +109,17 @@ def test_a_fault_shrinks_to_the_shortest_run() -> None:
 
     script = find(scripts(payer, longest=2), paid, settings=settings(max_examples=5_000, deadline=None))
     assert len(script.replies) == 1
-    ((call,),) = [script.replies[0].entry]
-    assert (call.name, call.arguments) == ("pay", {"amount": 101})
+    ((made,),) = [script.replies[0].entry]
+    assert (made.name, made.arguments) == ("pay", {"amount": 101})
     assert (list(script.results), script.moments, len(script.people)) == ([], {}, 1)
+
+
+def test_the_power_may_fail_as_tools_begin_to_run_together() -> None:
+    both = [call("fetch", url="a"), call("fetch", url="b")]
+    played = Stage(agent("standard")).play(Script(replies=[Said(both)], moments={3: Moment(cut=True)}))
+    assert played.result.ok
+    assert {s.arguments["url"] for s in played.started} == {"a", "b"}
+    assert len(played.started) > 2  # what was cut off is made again
 
 
 def test_a_gate_that_fails_open_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
