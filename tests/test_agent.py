@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from agentfsm import (
     Host,
     ItRan,
     Message,
+    Migration,
     Preset,
     RecordExpiredError,
     RecordFormatError,
@@ -43,11 +45,15 @@ from agentfsm import (
     UsedInFolder,
     UserInputRequested,
     hook,
+    observer,
     tool,
 )
 from agentfsm.core.presets import PRESETS
+from agentfsm.journal.memory import MemoryStore
+from agentfsm.journal.store import Head, Status
+from agentfsm.runtime.run import Run
 from agentfsm.testing import FakeClock, ScriptedModel, call
-from tests.runtime.scenes import agent_on, checked, drive, play, said
+from tests.runtime.scenes import agent_on, checked, drive, finish, play, said
 from tests.transcripts import check_requests
 
 
@@ -65,6 +71,12 @@ def pay(amount: int = 1) -> str:
 
 class Report(BaseModel):
     title: str
+
+
+class Nameless:
+    """A model that events could not name."""
+
+    async def reply(self, request: Any) -> Any: ...
 
 
 # -- what it is made of -------------------------------------------------------------------------------
@@ -137,7 +149,12 @@ def a(run: object) -> bool:
 @pytest.mark.parametrize(
     ("parts", "error", "words"),
     [
-        ({"model": 3}, ConfigurationError, "a model is a name or an object with reply(), not int"),
+        ({"model": 3}, ConfigurationError, "a model is a name or an object with reply() and a name, not int"),
+        (
+            {"model": Nameless()},
+            ConfigurationError,
+            "a model is a name or an object with reply() and a name, not Nameless",
+        ),
         ({"model": None}, ConfigurationError, "not NoneType"),
         ({"preset": "nice"}, ConfigurationError, "there is no preset 'nice'; there are: standard, funnel"),
         ({"tools": ["look"]}, ToolDefinitionError, "a tool must be a function, not str"),
@@ -497,3 +514,39 @@ def test_strict_takes_a_tools_failure_for_conversation():
     assert result.run.lessons_learned == []
     busy = play(TimeoutError("busy"), "never", preset="strict")
     assert isinstance(busy.outcome, Handoff)
+
+
+class Behind(MemoryStore):
+    """A store whose list of runs was read a moment ago: since then somebody has gone on with all of them."""
+
+    def heads(self, status: Status | None = None) -> list[Head]:
+        return [replace(head, status="running", owner=None) for head in super().heads()]
+
+
+def test_runs_that_somebody_else_has_gone_on_with_meanwhile_are_left_to_them(caplog):
+    store = Behind()
+    agent, _ = agent_on("done", call("pay", amount=1), tools=[pay], host=Host(store=store))
+
+    async def scene() -> list[Run]:
+        over, waits = await agent.run("go"), await agent.run("pay")
+        assert over.ok
+        assert isinstance(waits.outcome, UserInputRequested)
+        return agent.recover()
+
+    assert drive(scene) == []
+    assert not caplog.text
+
+
+def test_hooks_and_migrations_may_come_one_by_one():
+    seen: list[Any] = []
+    parts = [hook("call_llm")(seen.append), observer(seen.append)]
+    agent, model = agent_on("done", hooks=(part for part in parts), migrations=(each for each in [Migration(LOOP)]))
+    checked(drive(lambda: finish(agent)), model)
+    assert {type(each).__name__ for each in seen} > {"HookContext", "RunStarted", "RunCompleted"}
+    assert agent.parts.migrations == (Migration(LOOP),)
+
+
+@pytest.mark.parametrize("odd", [["hello"], [{"role": "user", "content": "hello"}], "hello", [None]])
+def test_a_history_of_anything_but_messages_is_refused(odd):
+    with pytest.raises(RunError, match="message_history is a list of Message"):
+        Agent(ScriptedModel(["done"])).run("go", message_history=odd)

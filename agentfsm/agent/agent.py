@@ -14,42 +14,37 @@ from agentfsm.agent.assembly import (
     chosen_preset,
     each_of_its_kind,
     effects_of,
+    every_tool,
     fitting,
     hooks_by_state,
     keep_in_store,
     output_adapter,
-    output_form,
+    said_before,
+    told_first,
 )
-from agentfsm.agent.going_on import Reply, dismissed, resumed, store_of
+from agentfsm.agent.going_on import Reply, dismissed, resumed
+from agentfsm.agent.left_behind import left_behind
 from agentfsm.agent.lending import lender_of
-from agentfsm.core.envelope import instructions as envelope_instructions
 from agentfsm.core.guardrails import AgentGuardrails
-from agentfsm.core.messages import Message, Role, answered
+from agentfsm.core.messages import Message
 from agentfsm.core.model import Model
 from agentfsm.core.policy import RecoveryPolicy
 from agentfsm.core.presets import STANDARD, Preset
 from agentfsm.core.state import RunState
 from agentfsm.core.suspension import SuspensionRecord
-from agentfsm.errors import (
-    ConfigurationError,
-    JournalError,
-    RunError,
-    ToolDefinitionError,
-)
+from agentfsm.errors import RunError, ToolDefinitionError
 from agentfsm.machine.engine import Machine
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.context import Parts
-from agentfsm.runtime.control import control_tools
 from agentfsm.runtime.errand import Errand
 from agentfsm.runtime.hooks import Hook, Observer
 from agentfsm.runtime.host import Host
-from agentfsm.runtime.logs import log
 from agentfsm.runtime.memory import Memory
 from agentfsm.runtime.replies import Answer
 from agentfsm.runtime.result import RunResult
 from agentfsm.runtime.run import Run
 from agentfsm.runtime.subagent import subagent_tool
-from agentfsm.runtime.tools import Approval, Tool, registry
+from agentfsm.runtime.tools import Approval, Tool
 
 if TYPE_CHECKING:
     from agentfsm.journal.migration import Migration
@@ -93,11 +88,11 @@ class Agent:
         policy: RecoveryPolicy | None = None,
         preset: str | Preset = STANDARD,
         graph: Graph | None = None,
-        hooks: Sequence[Hook | Observer] = (),
+        hooks: Iterable[Hook | Observer] = (),
         memory: Memory | None = None,
         output_type: Any = None,
         host: Host | None = None,
-        migrations: Sequence[Migration] = (),
+        migrations: Iterable[Migration] = (),
     ) -> None:
         each_of_its_kind(
             {
@@ -112,27 +107,15 @@ class Agent:
                 "migrations": migrations,
             }
         )
-        chosen = chosen_preset(preset)
+        hooks, chosen = tuple(hooks), chosen_preset(preset)
         self.guardrails = guardrails or chosen.guardrails
         self.rules = chosen.rules
         self.graph = graph or chosen.graph
-        own = registry(tools)
-        control = dict(control_tools(output_type)) if self.rules.control_tools else {}
-        if clash := own.keys() & control.keys():
-            raise ConfigurationError(f"{', '.join(sorted(clash))}: the preset brings tools of that name itself")
-        every = {**own, **control}
+        every = every_tool(tools, self.rules, output_type)
         specs = tuple(t.spec for t in every.values())
         output = None if output_type in (None, str) else output_adapter(output_type)
         schema = None if output is None else output.json_schema()
-        self.instructions = "\n\n".join(
-            part
-            for part in (
-                instructions,
-                envelope_instructions(specs) if self.rules.envelope else "",
-                output_form(schema) if schema is not None and not self.rules.control_tools else "",
-            )
-            if part
-        )
+        self.instructions = told_first(instructions, self.rules, specs, schema)
         lent = host or Host()
         asked = chosen_model(model)
         self._parts = Parts(
@@ -150,7 +133,7 @@ class Agent:
             memory=memory,
             output=output,
             output_schema=None if self.rules.control_tools else schema,
-            migrations=fitting(migrations, self.graph),
+            migrations=fitting(tuple(migrations), self.graph),
         )
 
     @property
@@ -192,19 +175,18 @@ class Agent:
             run_id: The run's id; a random one unless given.
 
         Raises:
-            RunError: The prompt is no text.
+            RunError: The prompt is no text, or the history holds what is no message.
         """
         if not isinstance(prompt, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers
             raise RunError(f"a prompt is a text, not {type(prompt).__name__}")
         first = [Message.system(self.instructions)] if self.instructions else []
-        earlier = answered(m for m in message_history if m.role is not Role.SYSTEM)
         state = RunState(
             run_id=run_id or secrets.token_hex(8),
             session_id=session_id,
             state=self.graph.initial,
             guardrails=self.guardrails,
             rules=self.rules,
-            messages=[*first, *earlier, Message.user(prompt)],
+            messages=[*first, *said_before(message_history), Message.user(prompt)],
         )
         return Run(self._parts, state, Errand(prompt))
 
@@ -293,16 +275,7 @@ class Agent:
         Raises:
             ConfigurationError: The host has no store.
         """
-        found: list[Run] = []
-        for head in store_of(self._parts).heads("running"):
-            if head.owner is None and head.seq:
-                try:
-                    run = self.resume(head.run_id)
-                    if run.state.parent is None:
-                        found.append(run)
-                except JournalError as error:
-                    log.warning("%s", error)
-        return found
+        return left_behind(self._parts)
 
     def diagram(self, format: str = "svg") -> str:  # noqa: A002  # the word that everybody expects
         """The agent's graph as a picture, with its hooks at the doors of their states.

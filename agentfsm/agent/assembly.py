@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 import pydantic
 from pydantic import TypeAdapter
 
+from agentfsm.core.envelope import instructions as envelope_instructions
 from agentfsm.core.guardrails import AgentGuardrails
-from agentfsm.core.messages import canonical_json
-from agentfsm.core.model import Model, secrets_of
+from agentfsm.core.messages import Message, Role, answered, canonical_json
+from agentfsm.core.model import Model, ToolSpec, secrets_of
 from agentfsm.core.presets import PRESETS, Preset
-from agentfsm.errors import (
-    ConfigurationError,
-    GraphError,
-)
+from agentfsm.core.rules import Rules
+from agentfsm.errors import ConfigurationError, GraphError, RunError
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.context import Effect
+from agentfsm.runtime.control import control_tools
 from agentfsm.runtime.effects import EFFECTS, custom_effect
 from agentfsm.runtime.hooks import Hook, Observer
 from agentfsm.runtime.host import Host
 from agentfsm.runtime.recorder import Keeper, TakenUp
-from agentfsm.runtime.tools import Tool
+from agentfsm.runtime.tools import Tool, registry
 
 if TYPE_CHECKING:
     from agentfsm.journal.migration import Migration
@@ -32,11 +32,13 @@ __all__ = [
     "chosen_preset",
     "each_of_its_kind",
     "effects_of",
+    "every_tool",
     "fitting",
     "hooks_by_state",
     "keep_in_store",
     "output_adapter",
-    "output_form",
+    "said_before",
+    "told_first",
 ]
 
 
@@ -113,8 +115,10 @@ def chosen_model(model: str | Model) -> Model:
         ConfigurationError: It is no model, or no provider knows its name.
     """
     if not isinstance(model, str):
-        if not callable(getattr(model, "reply", None)):
-            raise ConfigurationError(f"a model is a name or an object with reply(), not {type(model).__name__}")
+        if not (_can(model, "reply") and isinstance(getattr(model, "name", None), str)):
+            raise ConfigurationError(
+                f"a model is a name or an object with reply() and a name, not {type(model).__name__}"
+            )
         return model
     from agentfsm.models import resolve  # providers and httpx load when one is first used
 
@@ -136,8 +140,51 @@ def output_adapter(output_type: Any) -> TypeAdapter[Any]:
     return adapter
 
 
-def output_form(schema: dict[str, Any]) -> str:
-    """What the model is told of the form of its answer."""
+def every_tool(tools: Iterable[Callable[..., Any]], rules: Rules, output_type: Any) -> dict[str, Tool]:
+    """An agent's tools by name: its own, and those that its rules bring.
+
+    Raises:
+        ConfigurationError: One of each has the same name.
+        ToolDefinitionError: Two of its own have, or one cannot be described to a model.
+    """
+    own = registry(tools)
+    control: Mapping[str, Tool] = control_tools(output_type) if rules.control_tools else {}
+    if clash := own.keys() & control.keys():
+        raise ConfigurationError(f"{', '.join(sorted(clash))}: the preset brings tools of that name itself")
+    return {**own, **control}
+
+
+def told_first(instructions: str, rules: Rules, specs: Iterable[ToolSpec], schema: dict[str, Any] | None) -> str:
+    """What the model is told first: an agent's own instructions, and the form that its words must have.
+
+    Args:
+        instructions: The agent's own.
+        rules: Its choices.
+        specs: Its tools.
+        schema: JSON schema of its answer, or None for text.
+    """
+    envelope = envelope_instructions(specs) if rules.envelope else ""
+    form = "" if schema is None or rules.control_tools else _output_form(schema)
+    return "\n\n".join(part for part in (instructions, envelope, form) if part)
+
+
+def said_before(history: Iterable[Message]) -> list[Message]:
+    """What was said before a run: an earlier transcript without its instructions, each call of it with a result.
+
+    Raises:
+        RunError: Something in it is no message.
+    """
+    said = list(history)
+    for each in said:
+        if not isinstance(each, Message):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers
+            raise RunError(
+                "message_history is a list of Message, as result.messages is (or Message.user('...')), "
+                f"and holds {type(each).__name__}"
+            )
+    return answered(m for m in said if m.role is not Role.SYSTEM)
+
+
+def _output_form(schema: dict[str, Any]) -> str:
     return f"Give your final answer as JSON, and nothing else, that fits this JSON schema: {canonical_json(schema)}"
 
 
@@ -171,7 +218,7 @@ def fitting(migrations: Sequence[Migration], graph: Graph) -> tuple[Migration, .
         ConfigurationError: Something among them is no migration.
         GraphError: A state or a transition that one of them names is not.
     """
-    if isinstance(migrations, str) or not all(_can(each, "fits", "check") for each in migrations):
+    if not all(_can(each, "fits", "check") for each in migrations):
         raise ConfigurationError("migrations must be a list of migrations, as in migrations=[Migration(old)]")
     for each in migrations:
         each.check(graph)

@@ -29,14 +29,23 @@ def parse_json(text: str) -> Any:
         ValueError: The text is not JSON; the message says where it goes wrong.
     """
     try:
-        return from_json(text, allow_inf_nan=False)
+        return _finite(from_json(text, allow_inf_nan=False))
     except TypeError:
         raise ValueError("it holds half a character (a lone surrogate)") from None
     except ValueError:
         fenced = _FENCE.match(text)
         if fenced is None:
             raise
-    return from_json(fenced.group(1), allow_inf_nan=False)
+    return _finite(from_json(fenced.group(1), allow_inf_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """The value, if it can be written as JSON again: 1e999 is read as infinity, whatever the reader is told."""
+    try:
+        canonical_json(value)
+    except ValueError:
+        raise ValueError("a number is out of range") from None
+    return value
 
 
 def read_envelope(text: str, call_id: str) -> Read:

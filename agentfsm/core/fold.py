@@ -99,6 +99,7 @@ def _ran(run: RunState, outcome: o.Ran) -> None:
 
 
 def _parked(run: RunState, outcome: o.Parked) -> None:
+    run.backoff_s = 0.0
     for result in outcome.results:
         take_result(run, result)
     calls = {c.call.id: c for c in run.batch}

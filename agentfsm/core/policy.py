@@ -111,13 +111,22 @@ def choose(policy: RecoveryPolicy, run: RunState, seed: int | None = None) -> Re
     if wait and jitter:
         draw = random.Random(f"{seed}:{run.run_id}:{run.steps}")  # noqa: S311  # repeatable, not secret
         wait *= 1 + jitter * draw.random()
-    wait = max(wait, float(failure.metadata.get("retry_after_s") or 0.0))
+    wait = max(wait, _asked_s(failure))
     if not math.isfinite(wait):
         raise ValueError(f"a back-off must be a number of seconds, not {wait}")
     limit = run.guardrails.max_execution_time_s
     if limit is not None:  # no back-off outlasts the run: a moment past the limit, and the limit acts
         wait = min(wait, max(0.0, limit - run.elapsed_s) + JUST_PAST_S)
     return Recovered(action, backoff_s=wait, retry_calls=_may_rerun(run, failure))
+
+
+def _asked_s(failure: Failure) -> float:
+    """How long the provider, or a tool, asks to wait, in seconds; what is no time asks for nothing."""
+    try:
+        asked = float(failure.metadata.get("retry_after_s") or 0.0)
+    except (TypeError, ValueError):
+        return 0.0
+    return max(0.0, asked)
 
 
 def _may_rerun(run: RunState, failure: Failure) -> bool:

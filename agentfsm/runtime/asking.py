@@ -48,7 +48,7 @@ async def call_model(context: Context) -> Outcome:
     try:
         reply = await ask(context, request)
         _mind_the_price(context, reply)
-        return Replied(_with_sound_calls(reply, context.call_ids))
+        return Replied(_sound(reply, context.call_ids))
     except TimeoutError:
         return _call_failed(FailureKind.transient_provider, f"{parts.model.name} gave no reply within {limit:g} s")
     except ModelError as error:
@@ -74,33 +74,44 @@ def _call_failed(kind: FailureKind, text: str, error: ModelError | None = None) 
     return CallFailed(Failure(kind=kind, explanation=text, blockers=(text,), metadata=metadata))
 
 
-def _with_sound_calls(reply: Reply, taken: set[str]) -> Reply:
-    """The reply with calls that a transcript can hold, whatever the model gave.
-
-    Each gets an id that no other call of the transcript has, since each gets one result; arguments that no
-    JSON can hold (NaN, objects of Python) are none.
+def _sound(reply: Reply, taken: set[str]) -> Reply:
+    """The reply as a transcript can hold it, whatever the model gave: a text, and calls that each get one result.
 
     Args:
         reply: The reply as the model gave it.
         taken: The ids of earlier calls; those of this reply are added.
+
+    Raises:
+        TypeError: Its content is no text, and not null either.
     """
-    calls = reply.message.tool_calls
-    if not calls:
-        return reply
-    own: list[ToolCall] = []
-    for place, call in enumerate(calls, 1):
-        wanted, n = call.id, len(taken)
-        while not wanted or wanted in taken:
-            wanted, n = f"{call.id or 'call'}_{n}_{place}", n + 1
-        taken.add(wanted)
-        try:
-            _ = call.signature
-        except (TypeError, ValueError, RecursionError) as error:
-            call = replace(call, arguments={}, malformed=f"the arguments are no JSON object: {error}")
-        own.append(call if wanted == call.id else replace(call, id=wanted))
-    if all(map(is_, own, calls)):
-        return reply
-    return replace(reply, message=replace(reply.message, tool_calls=tuple(own)))
+    message = reply.message
+    if not isinstance(message.content, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped models
+        if message.content is not None:
+            raise TypeError(f"the reply's content is no text but {type(message.content).__name__}")
+        message = replace(message, content="")
+    if message.tool_calls:
+        calls = [_sound_call(call, place, taken) for place, call in enumerate(message.tool_calls, 1)]
+        if not all(map(is_, calls, message.tool_calls)):
+            message = replace(message, tool_calls=tuple(calls))
+    return reply if message is reply.message else replace(reply, message=message)
+
+
+def _sound_call(call: ToolCall, place: int, taken: set[str]) -> ToolCall:
+    """A call with an id that no other call of the transcript has; arguments that no JSON can hold are none."""
+    own, name = _text(call.id), _text(call.name)
+    wanted, n = own, len(taken)
+    while not wanted or wanted in taken:
+        wanted, n = f"{own or 'call'}_{n}_{place}", n + 1
+    taken.add(wanted)
+    try:
+        _ = call.signature
+    except (TypeError, ValueError, RecursionError) as error:
+        call = replace(call, arguments={}, malformed=f"the arguments are no JSON object: {error}")
+    return call if wanted is call.id and name is call.name else replace(call, id=wanted, name=name)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else "" if value is None else str(value)
 
 
 async def ask(context: Context, request: ModelRequest) -> Reply:

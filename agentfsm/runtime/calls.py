@@ -7,7 +7,7 @@ import contextlib
 import contextvars
 import threading
 from collections.abc import Callable
-from inspect import isawaitable
+from inspect import isasyncgen, isawaitable, isgenerator
 from typing import Any
 
 from pydantic import ValidationError
@@ -62,6 +62,8 @@ def check_call(call: ToolCall, tools: Any) -> tuple[Tool, dict[str, Any]] | Tool
     except ValidationError as error:
         text = wording.invalid_arguments(call.name, problems(error))
         return failed(call, FailureKind.invalid_arguments, text)
+    except Exception as error:  # out of a validator of the tool's, or a schema that a server gave
+        return _fell(call, tool, error)
 
 
 async def run_call(
@@ -100,22 +102,20 @@ async def run_call(
                 value = await in_thread(tool.function, context, arguments)
                 if isawaitable(value):  # a plain wrapper around an async function
                     value = await value
+                elif isasyncgen(value):
+                    value = [each async for each in value]
         return _done(call, tool, value)
     except TimeoutError as error:
         text = f"timed out after {limit.seconds:g} s" if limit.expired else wording.raised(error)
         return failed(call, FailureKind.tool_error, text, "TimeoutError", tool)
-    except OSError as error:
-        return failed(call, FailureKind.environment_error, wording.raised(error), type(error).__name__, tool)
-    except ToolError as error:
-        return _reported(call, tool, error)
     except asyncio.CancelledError as error:
         if being_cancelled():
             raise
-        return failed(call, FailureKind.tool_error, wording.raised(error), "CancelledError", tool)
+        return _fell(call, tool, error)
     except (Exception, SystemExit) as error:
         if delegation is not None and isinstance(error, (StoreError, JournalError)):
             raise  # a run that cannot be written down must not go on
-        return failed(call, FailureKind.tool_error, wording.raised(error), type(error).__name__, tool)
+        return _fell(call, tool, error)
 
 
 def being_cancelled() -> bool:
@@ -124,12 +124,20 @@ def being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
+def _fell(call: ToolCall, tool: Tool, error: BaseException) -> ToolResult:
+    """The result of a call out of which an exception came."""
+    if isinstance(error, ToolError):
+        return _reported(call, tool, error)
+    kind = FailureKind.environment_error if isinstance(error, OSError) else FailureKind.tool_error
+    return failed(call, kind, wording.raised(error), type(error).__name__, tool)
+
+
 def _reported(call: ToolCall, tool: Tool, error: ToolError) -> ToolResult:
-    kind = FailureKind(error.kind) if error.kind in REPORTABLE else FailureKind.tool_error
+    kind = next((kind for kind in REPORTABLE if kind == error.kind), FailureKind.tool_error)
     failure = Failure(
         kind=kind,
         explanation=f"{call.name}: {error}",
-        blockers=error.blockers,
+        blockers=tuple(map(str, error.blockers)),
         metadata={"tool": call.name},
     )
     return _with(call, failure, str(error), type(error).__name__, tool)
@@ -176,6 +184,8 @@ async def in_thread(function: Callable[..., Any], context: ToolContext | None, a
         caught: BaseException | None = None
         try:
             value = variables.run(function, *(() if context is None else (context,)), **arguments)
+            if isgenerator(value):  # its code has yet to run: here, and not where the loop is
+                value = variables.run(list, value)
         except StopIteration as error:  # a future cannot carry it
             caught = RuntimeError(wording.raised(error))
         except BaseException as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -145,7 +146,7 @@ class Context:
         for each in self.parts.observers:
             try:
                 each.function(event)
-            except Exception as error:  # an observer never harms a run
+            except (Exception, asyncio.CancelledError) as error:  # an observer never harms a run, nor cancels it
                 self.observer_failures += 1
                 failures.append(f"observer {each.name} raised {type(error).__name__}")
                 log.warning("run %s: %s", self.run.run_id, failures[-1])

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from pydantic import ValidationError
 from pydantic_core import to_json
 
 from agentfsm.core import wording
@@ -20,7 +19,7 @@ from agentfsm.core.withheld import is_withheld
 from agentfsm.runtime.calls import check_call, failed, run_call
 from agentfsm.runtime.context import Context
 from agentfsm.runtime.gates import ask_gates
-from agentfsm.runtime.tools import Delegation, Share, Tool, ToolContext, problems
+from agentfsm.runtime.tools import Delegation, Share, Tool, ToolContext, unfit
 from agentfsm.runtime.watchdog import Watchdog
 
 __all__ = ["run_calls"]
@@ -73,10 +72,7 @@ async def run_calls(context: Context) -> Outcome:
     if len(ready) == 1:
         await _run_one(context, *ready[0], attempts[0], _share(context, ready), limiter=context.watchdog)
     elif ready:
-        share = _share(context, ready)
-        async with asyncio.TaskGroup() as group:
-            for one, attempt in zip(ready, attempts, strict=True):
-                group.create_task(_run_one(context, *one, attempt, share, limiter=Watchdog()))
+        await _run_together(context, ready, attempts)
     results = tuple(context.finished)
     if len(due) > 1:
         by_id = {r.call_id: r for r in results}
@@ -164,6 +160,27 @@ def _share(context: Context, ready: list[tuple[CallState, Tool, dict[str, Any]]]
     return Share(among, sum((r.usage for r in context.finished if r.usage is not None), Usage()))
 
 
+async def _run_together(
+    context: Context, ready: list[tuple[CallState, Tool, dict[str, Any]]], attempts: list[int]
+) -> None:
+    """Run calls side by side, each with a time limit of its own.
+
+    Raises:
+        BaseException: What the first of them raised that is no result; the others were cut off then.
+    """
+    share = _share(context, ready)
+    limiters = [Watchdog() for _ in ready]
+    try:
+        async with asyncio.TaskGroup() as group:
+            for one, attempt, limiter in zip(ready, attempts, limiters, strict=True):
+                group.create_task(_run_one(context, *one, attempt, share, limiter=limiter))
+    except BaseExceptionGroup as errors:  # as one call alone would raise it
+        raise errors.exceptions[0] from None
+    finally:
+        for limiter in limiters:
+            limiter.close()
+
+
 async def _run_one(
     context: Context,
     entry: CallState,
@@ -223,8 +240,8 @@ def _checked_output(context: Context, call: ToolCall, result: ToolResult) -> Too
         return result
     try:
         adapter.validate_json(to_json(result.value))
-    except ValidationError as error:
-        text = f"its result does not have the required form ({'; '.join(problems(error))})"
+    except Exception as error:  # also out of a validator of the type's
+        text = f"its result does not have the required form ({unfit(error)})"
         return failed(call, FailureKind.tool_error, text, type(error).__name__)
     return result
 

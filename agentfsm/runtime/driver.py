@@ -36,7 +36,7 @@ from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import State
 from agentfsm.runtime.calls import being_cancelled
 from agentfsm.runtime.context import Context, Effect, Parts
-from agentfsm.runtime.ending import close, suspend, typed_output
+from agentfsm.runtime.ending import close, suspend, typed_output, whatever_comes
 from agentfsm.runtime.errand import Errand, beginning, moves, refuse_what_moves_nothing, resumed
 from agentfsm.runtime.gates import HookAbortError, ask_hooks
 from agentfsm.runtime.result import ending_of
@@ -181,12 +181,12 @@ class Driver:
         if effect is None:
             return self._from_outside()
         if self._cancel is not None:
-            return Cancelled(self._cancel)
+            return Cancelled(self._cancel, tuple(self.context.finished))  # of a run that was taken up, some are there
         if state in parts.hooks and state != State.DISPATCH_TOOL:
             return self._hooked(state, effect)
         try:
             return effect(self.context)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:  # plain code of the user's: nobody cancels it
             return self._raised(state, error)
 
     async def _hooked(self, state: str, effect: Effect) -> Outcome:
@@ -327,9 +327,12 @@ class Driver:
             recorder = self.context.recorder
             if final:
                 recorder.note("run.finished", {"ending": kind.__name__})
+            late = None
             if recorder.keeper is not None:  # durable before anybody is told
-                await recorder.commit()
+                late = await whatever_comes(recorder.commit())
                 if not final:
                     fields["digest"] = recorder.keeper.head
             self.output = typed_output(self.context, fields.get("output"))
             self.outcome = cast("Ending", self.context.end(kind, **fields))
+            if late is not None:
+                raise late

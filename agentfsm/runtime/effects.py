@@ -12,10 +12,10 @@ from inspect import isawaitable
 from types import MappingProxyType
 from typing import Any
 
-from pydantic import ValidationError
 from pydantic_core import to_json, to_jsonable_python
 
 from agentfsm.core.envelope import parse_json, read_envelope
+from agentfsm.core.messages import Message
 from agentfsm.core.outcomes import Checked, Judged, Noted, Outcome, Read
 from agentfsm.core.policy import choose
 from agentfsm.core.state import RunState
@@ -25,7 +25,7 @@ from agentfsm.runtime.asking import call_model
 from agentfsm.runtime.calls import being_cancelled
 from agentfsm.runtime.context import Context, Effect
 from agentfsm.runtime.dispatch import run_calls
-from agentfsm.runtime.tools import problems
+from agentfsm.runtime.tools import unfit
 
 __all__ = ["EFFECTS", "custom_effect"]
 
@@ -51,13 +51,19 @@ async def _recall(context: Context) -> str:
         return ""
     try:
         with context.watchdog.limit(context.run.guardrails.tool_timeout_s):
-            return await memory.recall(context.prompt)
+            return _text(await memory.recall(context.prompt))
     except (Exception, asyncio.CancelledError) as error:
         if isinstance(error, asyncio.CancelledError) and being_cancelled():
             raise
         kind, text, then = type(error).__name__, "memory is unavailable", "going on without it"
         context.warn(f"{text} ({kind}); {then}", f"{text} ({raised(error)}); {then}")
         return ""
+
+
+def _text(recalled: object) -> str:
+    if recalled is not None and not isinstance(recalled, str):
+        raise TypeError(f"recall() gave no text but {type(recalled).__name__}")
+    return recalled or ""
 
 
 def read_reply(context: Context) -> Outcome:
@@ -95,12 +101,13 @@ def _structured(context: Context, text: str) -> Read:
         return Read(answer=text)
     try:
         value = parse_json(text)
-        adapter.validate_json(to_json(value))
-        return Read(answer=value)
-    except ValidationError as error:
-        return Read(malformed=f"the answer does not have the required form ({'; '.join(problems(error))})")
     except ValueError as error:
         return Read(malformed=f"the answer is not valid JSON ({error})")
+    try:
+        adapter.validate_json(to_json(value))
+    except Exception as error:  # also out of a validator of the type's
+        return Read(malformed=f"the answer does not have the required form ({unfit(error)})")
+    return Read(answer=value)
 
 
 def judge(context: Context) -> Outcome:
@@ -143,6 +150,10 @@ def custom_effect(function: Callable[[RunState], Any]) -> Effect:
         if isawaitable(value):
             value = await value
         noted = value if isinstance(value, Noted) else Noted(value)
-        return Noted(to_jsonable_python(noted.value, inf_nan_mode="null"), noted.messages)
+        messages = tuple(noted.messages)
+        for each in messages:
+            if not isinstance(each, Message):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers
+                raise TypeError(f"Noted(messages=...) takes messages (Message.user('...')), not {type(each).__name__}")
+        return Noted(to_jsonable_python(noted.value, inf_nan_mode="null"), messages)
 
     return effect

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
-from pydantic import ValidationError
 from pydantic_core import to_json
 
 from agentfsm.core.events import (
@@ -18,9 +18,9 @@ from agentfsm.core.wording import raised
 from agentfsm.runtime.calls import being_cancelled
 from agentfsm.runtime.context import Context
 from agentfsm.runtime.gates import ask_hooks
-from agentfsm.runtime.tools import problems
+from agentfsm.runtime.tools import unfit
 
-__all__ = ["close", "suspend", "typed_output"]
+__all__ = ["close", "suspend", "typed_output", "whatever_comes"]
 
 
 async def close(context: Context, final: bool) -> None:
@@ -47,8 +47,8 @@ def typed_output(context: Context, output: Any) -> Any:
         return output
     try:
         return adapter.validate_json(to_json(output))
-    except ValidationError as error:  # a type that does not come back from its own JSON
-        context.warn("the output stays JSON", f"the output stays JSON: {'; '.join(problems(error))}")
+    except Exception as error:  # a type that does not come back from its own JSON, or whose validator raises
+        context.warn("the output stays JSON", f"the output stays JSON: {unfit(error)}")
         return output
 
 
@@ -77,3 +77,16 @@ def suspend(context: Context) -> tuple[type[Ending], dict[str, Any]]:
         "originating_failure_kind": waiting.failure_kind,
     }
     return UserInputRequested, fields
+
+
+async def whatever_comes(coroutine: Coroutine[Any, Any, None]) -> asyncio.CancelledError | None:
+    """Await something to its end, and give back the first cancellation that came meanwhile."""
+    late: asyncio.CancelledError | None = None
+    task = asyncio.ensure_future(coroutine)
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            late = late or error
+    task.result()
+    return late

@@ -107,7 +107,7 @@ class Observer:
     function: Callable[[Event], Any]
 
     def __post_init__(self) -> None:
-        if iscoroutinefunction(self.function):
+        if iscoroutinefunction(self.function) or iscoroutinefunction(type(self.function).__call__):
             raise ConfigurationError(f"observer {self.name} must be a plain function: nobody awaits it")
 
     @property

@@ -15,13 +15,14 @@ from pydantic_core import PydanticSerializationError, to_json
 from agentfsm.core.messages import ToolResult, Usage
 from agentfsm.core.model import ToolSpec
 from agentfsm.core.state import CallState, Held
+from agentfsm.core.wording import raised
 from agentfsm.errors import ToolDefinitionError
 from agentfsm.runtime.described import described
 
 if TYPE_CHECKING:
     from agentfsm.runtime.context import Context
 
-__all__ = ["Approval", "Delegation", "Share", "Tool", "ToolContext", "as_tool", "registry", "tool"]
+__all__ = ["Approval", "Delegation", "Share", "Tool", "ToolContext", "as_tool", "problems", "registry", "tool", "unfit"]
 
 Approval = bool | Callable[[Mapping[str, Any]], bool]
 """Whether a call needs a person's leave: always, never, or by its (validated) arguments."""
@@ -163,6 +164,11 @@ def problems(error: ValidationError) -> list[str]:
     ]
 
 
+def unfit(error: Exception) -> str:
+    """Why a value is none of its type: each bad field, or what a validator of the type's raised."""
+    return "; ".join(problems(error)) if isinstance(error, ValidationError) else raised(error)
+
+
 @overload
 def tool(function: Callable[..., Any], /) -> Tool: ...
 @overload
@@ -193,7 +199,7 @@ def tool(
     """Make a function a tool, as ``@tool`` or ``@tool(...)``.
 
     Args:
-        function: Plain (it then runs in a thread) or async.
+        function: Plain (it then runs in a thread) or async; what a generator yields is its result, as a list.
         name: The tool's name; the function's by default.
         timeout: Seconds for one call.
         idempotent: Whether running it twice with one idempotency key does what running it once does.

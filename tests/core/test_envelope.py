@@ -105,7 +105,10 @@ def test_json_is_parsed_with_and_without_a_fence(value):
     assert parse_json(text) == parse_json(f"```json\n{text}\n```") == value
 
 
-@pytest.mark.parametrize("text", ["NaN", "[Infinity]", "-Infinity", "", "nul", "\ud800"])
+NO_NUMBERS = ["NaN", "[Infinity]", "-Infinity", "1e999", '{"a": [-1e400]}', "```\n1e999\n```"]
+
+
+@pytest.mark.parametrize("text", [*NO_NUMBERS, "", "nul", "\ud800"])
 def test_what_is_no_json_says_where(text):
     with pytest.raises(ValueError, match=r".+"):
         parse_json(text)

@@ -110,6 +110,11 @@ def test_the_back_off_is_never_less_than_what_the_provider_asks_for(asked, secon
     assert choose(DefaultPolicy(), transient(metadata={"retry_after_s": asked})).backoff_s == seconds
 
 
+@pytest.mark.parametrize("asked", ["soon", [5], {"s": 5}, "nan", -5, None, ""])
+def test_a_wait_that_is_no_time_is_not_asked_for(asked):
+    assert choose(DefaultPolicy(), transient(metadata={"retry_after_s": asked})).backoff_s == 2
+
+
 def test_no_back_off_outlasts_the_runs_own_time():
     run = transient(metadata={"retry_after_s": 9000}, limits={"max_execution_time_s": 100})
     run.elapsed_s = 40

@@ -20,11 +20,13 @@ from agentfsm import (
     ModelError,
     ProviderError,
     Reply,
+    Role,
     RunResult,
     ToolCall,
     TransientProviderError,
     tool,
 )
+from agentfsm.core.codec import dump_state, load_state
 from agentfsm.testing import FakeClock, call
 from tests.runtime.scenes import (
     agent_on,
@@ -196,6 +198,32 @@ def test_ids_are_of_one_call_alone_over_the_whole_conversation():
         return checked(await agent.run("more", message_history=result.messages), model)
 
     assert drive(scene).ok
+
+
+@pytest.mark.parametrize("calls", [(), (ToolCall("a", "look", {"where": "x"}),)])
+def test_content_that_is_null_is_an_empty_text(calls):
+    """So servers write it beside calls, and whoever passes their words on may leave it so."""
+    odd: Any = None
+    said = Message(Role.ASSISTANT, odd, calls)
+    result, _ = with_model(said, "done", tools=[look])
+    assert result.output == "done"
+    assert lessons(result) == ([] if calls else ["no_progress"])
+    assert load_state(dump_state(result.run)).messages == result.messages
+
+
+def test_content_that_is_no_text_is_no_reply():
+    odd: Any = [{"type": "text", "text": "hi"}]
+    result, _ = with_model(Message.assistant(odd))
+    assert isinstance(result.outcome, Handoff)
+    assert "no text but list" in result.outcome.rationale
+
+
+@pytest.mark.parametrize("odd", [None, 7])
+def test_ids_and_names_that_are_no_texts_become_some(odd):
+    result, _ = with_model(Message.assistant("", (ToolCall(odd, odd),)), "done", tools=[look])
+    assert result.output == "done"
+    assert lessons(result) == ["unknown_tool"]
+    assert load_state(dump_state(result.run)).messages == result.messages
 
 
 @pytest.mark.parametrize("bad", [math.nan, {1, 2}, object(), b"raw"])

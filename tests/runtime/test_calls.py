@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
+from typing import Annotated, Any
 
 import pytest
+from pydantic import AfterValidator
 
 from agentfsm.core.failures import Failure, FailureKind
 from agentfsm.core.messages import ToolCall, ToolResult
@@ -157,8 +159,14 @@ def test_the_kinds_that_a_tool_may_report():
     }  # fmt: skip
 
 
-def test_a_kind_that_is_none_is_a_tool_error():
-    assert result_of(raising(ToolError("x", kind="bad_luck"))).failure.kind is K.tool_error
+@pytest.mark.parametrize("kind", ["bad_luck", None, 7, ["tool_error"]])
+def test_a_kind_that_is_none_is_a_tool_error(kind):
+    assert result_of(raising(ToolError("x", kind=kind))).failure.kind is K.tool_error
+
+
+def test_blockers_that_are_no_texts_become_some():
+    reasons: Any = (1, ValueError("two"))
+    assert result_of(raising(ToolError("x", blockers=reasons))).failure.blockers == ("1", "two")
 
 
 @pytest.mark.parametrize(("kind", "wanted"), [("scope_too_large", "scope_too_large"), ("time_limit", "tool_error")])
@@ -290,6 +298,37 @@ def test_a_plain_function_runs_in_a_thread_of_its_own_and_sees_its_callers_varia
     assert seen == [(False, "mine")]
 
 
+def test_a_generator_runs_in_its_thread_too_and_its_items_are_its_result():
+    seen: list[bool] = []
+
+    def count() -> Iterator[int]:
+        seen.append(threading.current_thread() is threading.main_thread())
+        yield 1
+        yield 2
+
+    def fail() -> Iterator[int]:
+        yield 1
+        raise FileNotFoundError("the rest")
+
+    assert result_of(count).content == "[1,2]"
+    assert seen == [False]
+    assert result_of(fail).failure.kind is K.environment_error
+
+
+def test_an_asynchronous_generators_items_are_its_result():
+    async def count() -> AsyncIterator[int]:
+        yield 1
+        await asyncio.sleep(0)
+        yield 2
+
+    async def hang() -> AsyncIterator[int]:
+        yield 1
+        await asyncio.Event().wait()
+
+    assert result_of(count).content == "[1,2]"
+    assert result_of(hang, limit=0.02).content == "timed out after 0.02 s"
+
+
 def test_plain_tools_do_not_wait_for_each_other():
     """Two that each wait for the other end only if both run at once; so do more than a pool would hold."""
     count = 40
@@ -348,3 +387,24 @@ def test_bad_arguments_never_run_the_tool_and_name_the_field(call, words):
     result = check_call(call, TOOLS)
     assert (result.status, result.failure.kind) == ("failed", K.invalid_arguments)
     assert words in result.content
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (KeyError("unit"), K.tool_error),
+        (FileNotFoundError("rates"), K.environment_error),
+        (ToolError("no"), K.tool_error),
+    ],
+)
+def test_a_check_of_arguments_that_raises_is_a_failure_of_its_tool(error, kind):
+    def check(value: int) -> int:
+        raise error
+
+    def convert(n: int) -> str:
+        raise AssertionError("never runs")
+
+    convert.__annotations__["n"] = Annotated[int, AfterValidator(check)]
+    result = check_call(ToolCall("1", "convert", {"n": 1}), {"convert": as_tool(convert)})
+    assert (result.status, result.failure.kind, result.error_class) == ("failed", kind, type(error).__name__)
+    assert str(error) in result.content

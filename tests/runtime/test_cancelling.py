@@ -313,23 +313,30 @@ def test_cancelled_at_the_door_of_a_state_its_effect_does_not_begin(state):
 # -- cancelled from outside ---------------------------------------------------------------------------
 
 
+async def use(run: Run, how: str) -> None:
+    """Await a run, or iterate it, to its end."""
+    if how == "await":
+        await run
+    else:
+        async for _ in run:
+            pass
+
+
+async def cut_off(run: Run, started: asyncio.Event, how: str) -> None:
+    """Cancel the task that awaits or iterates a run, once something has started."""
+    task = asyncio.create_task(use(run, how))
+    await when(started.is_set, lambda: None)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert run.finished
+
+
 def outside(started: asyncio.Event, seen: list[str], how: str) -> Callable[[Run], Awaitable[None]]:
     """Play: the task that awaits or iterates a run is cancelled once something has started."""
 
     async def play(run: Run) -> None:
-        async def use() -> None:
-            if how == "await":
-                await run
-            else:
-                async for _ in run:
-                    pass
-
-        task = asyncio.create_task(use())
-        await when(started.is_set, lambda: None)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert run.finished
+        await cut_off(run, started, how)
         cancelled(run.result, "the task was cancelled")
         assert seen == ["terminal"]
         assert (await run).outcome is run.result.outcome
@@ -381,19 +388,7 @@ def test_a_cancellation_of_the_task_during_the_last_hook_comes_too_late_to_chang
         await asyncio.Event().wait()
 
     async def play(run: Run) -> None:
-        async def use() -> None:
-            if how == "await":
-                await run
-            else:
-                async for _ in run:
-                    pass
-
-        task = asyncio.create_task(use())
-        await when(started.is_set, lambda: None)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert run.finished
+        await cut_off(run, started, how)
         assert run.result.output == "done"
 
     scene_of(play, "done", hooks=[hook("terminal")(hang)])
@@ -409,11 +404,7 @@ def test_a_timeout_around_a_run_ends_it(how):
 
         async def limited() -> None:
             async with asyncio.timeout(0.02):
-                if how == "await":
-                    await run
-                else:
-                    async for _ in run:
-                        pass
+                await use(run, how)
 
         with pytest.raises(TimeoutError):
             await limited()

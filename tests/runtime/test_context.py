@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -72,6 +73,14 @@ def test_an_observer_that_raises_is_counted_and_warned_about_and_the_run_goes_on
     assert "observer raising raised ValueError" in caplog.text
 
 
+def test_an_observer_that_raises_a_cancellation_cancels_nobody():
+    def looking_at_a_task_of_its_own(event: Event) -> None:
+        raise asyncio.CancelledError
+
+    result = play(*SCRIPT, tools=[look], hooks=[observer(looking_at_a_task_of_its_own)])
+    assert result.output == "done"
+
+
 def test_two_observers_that_raise_are_both_named():
     def also_raising(event: Event) -> None:
         raise KeyError
@@ -85,8 +94,12 @@ def test_two_observers_that_raise_are_both_named():
 def test_an_observer_is_a_plain_function():
     async def later(event: Event) -> None: ...
 
-    with pytest.raises(ConfigurationError, match="plain"):
-        observer(later)
+    class Later:
+        async def __call__(self, event: Event) -> None: ...
+
+    for function in (later, Later()):
+        with pytest.raises(ConfigurationError, match="plain"):
+            observer(function)
 
 
 def test_an_observer_says_what_it_is():

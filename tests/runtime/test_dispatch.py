@@ -9,13 +9,17 @@ import pytest
 
 from agentfsm import (
     AgentGuardrails,
+    Allow,
+    AskApproval,
     DefaultPolicy,
     FailureKind,
     Handoff,
+    HookContext,
     RunResult,
     ToolContext,
     ToolError,
     UserInputRequested,
+    hook,
     tool,
 )
 from agentfsm.testing import FakeClock, call
@@ -121,6 +125,21 @@ def test_each_of_several_has_its_own_time():
 
     result, _ = with_model([call("work", n=n) for n in range(3)], "done", tools=[work])
     assert tool_texts(result) == ["0", "timed out after 0.02 s", "2"]
+
+
+def test_calls_that_ran_together_leave_no_timer_behind():
+    @tool(parallel=True)
+    async def work(n: int) -> str:
+        return str(n)
+
+    agent, model = agent_on([call("work", n=n) for n in range(3)], "done", tools=[work])
+
+    async def scene() -> list[asyncio.TimerHandle]:
+        checked(await agent.run("go"), model)
+        loop: Any = asyncio.get_running_loop()
+        return [timer for timer in loop._scheduled if not timer.cancelled()]
+
+    assert drive(scene) == []
 
 
 def test_five_failing_calls_of_a_batch_are_one_recovery():
@@ -231,6 +250,37 @@ def test_a_policy_may_back_off_before_a_call_is_run_again():
     assert clock.slept == [3.0]
     assert seen[1] - seen[0] == 3.0
     assert result.ok
+
+
+def test_a_back_off_that_was_waited_out_is_not_waited_for_again_behind_an_approval():
+    class Patient(DefaultPolicy):
+        def backoff(self, kind: FailureKind, attempt: int) -> float:
+            return 3.0
+
+    clock, seen = FakeClock(), []
+
+    @tool(idempotent=True, retryable=True)
+    def fetch() -> str:
+        seen.append(1)
+        if len(seen) == 1:
+            raise ConnectionError("dropped")
+        return "fetched"
+
+    @hook("dispatch_tool")
+    def ask_the_second_time(context: HookContext) -> AskApproval | None:
+        return AskApproval() if seen else None
+
+    agent, model = agent_on(
+        call("fetch"), "done", tools=[fetch], policy=Patient(), clock=clock, hooks=[ask_the_second_time]
+    )
+
+    async def scene() -> RunResult:
+        first = checked(await agent.run("go"), model)
+        assert clock.slept == [3.0]
+        return checked(await agent.resume(first.outcome.suspension_record, Allow()), model)
+
+    assert drive(scene).ok
+    assert clock.slept == [3.0]
 
 
 def test_only_the_calls_that_failed_are_run_again():

@@ -8,11 +8,13 @@ import json
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, computed_field
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, computed_field, field_validator
 
 from agentfsm import (
     FailureKind,
     Handoff,
+    RunWarning,
+    observer,
     tool,
 )
 from agentfsm.runtime.effects import EFFECTS
@@ -141,3 +143,58 @@ def test_a_tool_that_ends_the_run_must_bring_what_the_agent_promises():
     result, _ = with_model(call("report"), call("report"), output_type=dict[str, Any], tools=[report])
     assert result.output["day"] == "2024-02-29"
     assert lessons(result) == ["tool_error"]
+
+
+class Faulty(BaseModel):
+    """A type whose check has a fault: it raises what pydantic does not take for a finding."""
+
+    size: str
+
+    @field_validator("size")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        return {"small": "S"}[value]
+
+
+def test_a_check_of_the_answer_that_raises_says_that_the_answer_does_not_fit():
+    result, requests = with_model('{"size": "huge"}', '{"size": "small"}', output_type=Faulty)
+    assert result.output == Faulty(size="small")
+    assert lessons(result) == ["output_malformed"]
+    assert "KeyError: 'huge'" in requests[1].messages[-1].content
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_check_of_what_ends_the_run_that_raises_says_that_it_does_not_fit(together):
+    @tool(ends_run=True, parallel=True)
+    async def report(size: str) -> Any:
+        """Report."""
+        return {"size": size}
+
+    wrong = [call("report", size="huge")] * (2 if together else 1)
+    result, _ = with_model(wrong, call("report", size="small"), output_type=Faulty, tools=[report])
+    assert result.output == Faulty(size="small")
+    assert lessons(result) == ["tool_error"]
+
+
+def test_a_check_that_raises_only_when_all_is_over_leaves_the_answer_as_json():
+    raised: list[str] = []
+
+    class Moody(BaseModel):
+        size: str
+
+        @field_validator("size")
+        @classmethod
+        def _twice(cls, value: str) -> str:
+            raised.append(value)
+            if len(raised) > 1:
+                raise KeyError(value)
+            return value
+
+    warned: list[str] = []
+    watch = observer(lambda e: warned.append(e.text) if isinstance(e, RunWarning) else None)
+    result, _ = with_model('{"size": "S"}', output_type=Moody, hooks=[watch])
+    assert result.output == {"size": "S"}
+    assert result.ok
+    (text,) = warned
+    assert "the output stays JSON" in text
+    assert "KeyError: 'S'" in text

@@ -68,6 +68,15 @@ def test_a_memory_that_recalls_nothing_adds_nothing(nothing):
     assert [m.content for m in result.messages] == ["go", "done"]
 
 
+@pytest.mark.parametrize("odd", [["you like tea"], {"drink": "tea"}, 7, object()])
+def test_a_memory_that_recalls_no_text_is_warned_about_and_done_without(odd):
+    result, texts = warnings_of(Diary(odd), call("look"), "done")
+    assert result.output == "done"
+    assert [m.content for m in result.messages][:2] == ["go", ""]
+    assert len(texts) == 1
+    assert type(odd).__name__ in texts[0]
+
+
 @pytest.mark.parametrize("fails", ["recall", "remember"])
 def test_a_memory_that_fails_is_warned_about_and_the_run_goes_on(fails):
     result, texts = warnings_of(Diary(fails=fails), call("look"), "done")

@@ -43,10 +43,12 @@ from agentfsm import (
 )
 from agentfsm.core.codec import dump_state
 from agentfsm.core.loop import LOOP
+from agentfsm.errors import StoreError
 from agentfsm.journal.memory import MemoryStore
 from agentfsm.journal.replay import replay
 from agentfsm.journal.restore import restore
 from agentfsm.journal.sqlite import SqliteStore
+from agentfsm.journal.store import Lease
 from agentfsm.journal.verify import GOOD, verify
 from agentfsm.runtime.subagent import capped
 from agentfsm.runtime.tools import Share
@@ -721,6 +723,28 @@ def test_the_journal_gives_the_live_state_back_at_every_stop() -> None:
         rows = store.rows(head.run_id)
         assert verify(head.run_id, rows, head).code == GOOD
         assert replay(rows, LOOP).same
+
+
+class LockedBelow(MemoryStore):
+    """A store that lets nobody but the run on top in."""
+
+    async def take(self, run_id: str, owner: str, *, new: bool = False) -> Lease:
+        if run_id != "top":
+            raise StoreError(f"{run_id} is locked")
+        return await super().take(run_id, owner, new=new)
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_sub_agent_that_cannot_be_written_down_stops_the_run_above_alone_or_among_others(calls: int) -> None:
+    helper = Agent(ScriptedModel(["never"]))
+    batch = [call("h", str(n), task="x") for n in range(calls)]
+    agent = Agent(
+        ScriptedModel([calling(*batch), "done"]),
+        tools=[helper.as_tool("h", "Helps.", parallel=True)],
+        host=Host(store=LockedBelow()),
+    )
+    with pytest.raises(StoreError, match="is locked"):
+        asyncio.run(_awaited(agent.run("go", run_id="top")))
 
 
 # -- a process that dies ------------------------------------------------------------------------------------
