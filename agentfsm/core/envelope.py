@@ -13,12 +13,14 @@ from typing import Any, cast
 
 from pydantic_core import from_json
 
+from agentfsm.core.encoding import encoder
 from agentfsm.core.messages import ToolCall, canonical_json
 from agentfsm.core.model import ToolSpec
 from agentfsm.core.outcomes import Read
 
 __all__ = ["instructions", "parse_json", "read_envelope"]
 
+_ENCODE = encoder(ensure_ascii=True)
 _FENCE = re.compile(r"\A\s*```[A-Za-z]*\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
 
 
@@ -29,20 +31,20 @@ def parse_json(text: str) -> Any:
         ValueError: The text is not JSON; the message says where it goes wrong.
     """
     try:
-        return _finite(from_json(text, allow_inf_nan=False))
+        return _read(text)
     except TypeError:
         raise ValueError("it holds half a character (a lone surrogate)") from None
     except ValueError:
         fenced = _FENCE.match(text)
         if fenced is None:
             raise
-    return _finite(from_json(fenced.group(1), allow_inf_nan=False))
+    return _read(fenced.group(1))
 
 
-def _finite(value: Any) -> Any:
-    """The value, if it can be written as JSON again: 1e999 is read as infinity, whatever the reader is told."""
+def _read(text: str) -> Any:
+    value = from_json(text, allow_inf_nan=False)
     try:
-        canonical_json(value)
+        _ENCODE(value)  # 1e999 is read as infinity, whatever the reader is told
     except ValueError:
         raise ValueError("a number is out of range") from None
     return value
