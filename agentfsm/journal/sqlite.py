@@ -147,10 +147,10 @@ class SqliteStore:
 
     def close(self) -> None:
         """Write what is queued, let other processes write, and let go of the file."""
-        self._writer.close()
-        if self._reader is not None:
+        if self._reader is not None:  # first: whoever closes last brings the log into the file, and it only reads
             self._reader.close()
             self._reader = None
+        self._writer.close()
 
     def __enter__(self) -> Self:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -117,7 +118,12 @@ def _read_only(path: Path) -> sqlite3.Connection:
     try:
         return _opened(connect(f"{uri}?mode=ro"), lambda db: _check(db, path))
     except sqlite3.OperationalError as error:
-        if not str(getattr(error, "sqlite_errorname", "")).startswith("SQLITE_READONLY"):
+        code = str(getattr(error, "sqlite_errorname", ""))
+        if not code.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")):
+            raise
+        if not os.access(path.parent, os.W_OK) and not _size(path.with_name(f"{path.name}-wal")):
+            return _opened(connect(f"{uri}?mode=ro&immutable=1"), lambda db: _check(db, path))  # nobody writes there
+        if code.startswith("SQLITE_CANTOPEN"):
             raise
 
     def only_read(db: sqlite3.Connection) -> None:
@@ -125,6 +131,14 @@ def _read_only(path: Path) -> sqlite3.Connection:
         _check(db, path)
 
     return _opened(connect(f"{uri}?mode=rw"), only_read)  # a power cut left something to be taken back: that writes
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file; 0 where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _opened(db: sqlite3.Connection, begin: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:

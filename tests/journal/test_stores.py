@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -141,6 +142,27 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
     assert got.stdout.startswith("StoreError"), got.stderr
     assert "runs.db-lock cannot be written: Permission denied" in got.stdout
     assert list(folder.iterdir()) == []
+
+
+def test_a_closed_store_is_one_file_that_can_be_copied_or_read_where_nobody_may_write(tmp_path):
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    store, _ = asyncio.run(keep(folder / "runs.db"))
+    assert len(store.rows("a")) == 2  # whoever has read it has a connection of its own
+    store.close()
+    assert not (folder / "runs.db-wal").exists()
+    with SqliteStore(shutil.copy(folder / "runs.db", tmp_path / "copy.db")) as copy:
+        assert [head.run_id for head in copy.heads()] == ["a"]
+    code = (
+        "import os, sys; from agentfsm.journal.sqlite import SqliteStore\n"
+        "os.setuid(65534) if os.getuid() == 0 else None\n"
+        "with SqliteStore(sys.argv[1]) as store: print(len(store.rows('a')))"
+    )
+    reachable(tmp_path)
+    folder.chmod(0o555)
+    got = subprocess.run([sys.executable, "-c", code, folder / "runs.db"], capture_output=True, text=True)
+    folder.chmod(0o755)
+    assert (got.stdout, got.stderr) == ("2\n", "")
 
 
 def test_a_folder_that_cannot_be_searched_is_a_clear_error(tmp_path):
