@@ -32,12 +32,11 @@ from pathlib import Path
 from typing import Any
 
 from agentfsm import SqliteStore, UserInputRequested
-from agentfsm.core.presets import PRESETS
 from agentfsm.journal.forks import fork
 from agentfsm.journal.replay import replay
 from agentfsm.journal.restore import records, restore
 from agentfsm.journal.verify import GOOD, OPEN, verify
-from tests.journal.worlds import IDEMPOTENT, SCENARIOS, World, agent, answer
+from tests.journal.worlds import CHANGES, IDEMPOTENT, SCENARIOS, World, agents, answer, graph_at_the_end
 
 RUN, PAST = "run", "past"
 DETOUR = ("dispatch_tool.in_doubt", "suspended.doubt_settled")
@@ -95,15 +94,15 @@ async def life(world: World, scenario: str) -> None:
     """Begin the run, or take it up, and go on to its end."""
     store = Telling(world.folder / "runs.db")
     store.world = world
-    one = agent(world, scenario, store)
+    both = agents(world, scenario, store)
     if scenario == "fork":
-        await to_its_end(world, one, store, PAST)
+        await to_its_end(world, scenario, both, store, PAST)
         head = store.head(RUN)
         if head is None or not head.seq:
             world.passing("before the fork")
             await fork(store, PAST, turning_point(store.rows(PAST)), RUN)
             world.passing("after the fork")
-    await to_its_end(world, one, store, RUN)
+    await to_its_end(world, scenario, both, store, RUN)
     store.close()
 
 
@@ -113,22 +112,28 @@ def turning_point(rows: Any) -> int:
     return next(r.seq for r in moves if r.data["transition"].startswith("post_tool.") and r.data["to"] == "pre_step")
 
 
-async def to_its_end(world: World, one: Any, store: Any, run_id: str) -> None:
+async def to_its_end(world: World, scenario: str, both: tuple[Any, Any], store: Any, run_id: str) -> None:
     """Take a run from wherever it stands to its end, in whatever way its store asks for."""
-    head = store.head(run_id)
+    head, (begins, goes_on) = store.head(run_id), both
     if head is None or not head.seq:
-        result = await one.run("go", run_id=run_id)
+        result = await begins.run("go", run_id=run_id)
     elif head.status == "suspended":
         waits = restore(store.rows(run_id)).run.waiting
-        result = await one.resume(run_id, answer(world, run_id, waits.kind, waits.tool, waits.arguments))
+        result = await goes_on.resume(run_id, answer(world, run_id, waits.kind, waits.tool, waits.arguments))
     elif head.status == "running":
-        (run,) = one.recover()
+        old = scenario in CHANGES and CHANGES[scenario].waiting and not changes(records(store.rows(run_id), run_id))
+        (run,) = (begins if old else goes_on).recover()
         assert run.state.run_id == run_id
         result = await run
     else:
         return
     while isinstance(asked := result.outcome, UserInputRequested):
-        result = await one.resume(run_id, answer(world, run_id, asked.kind, asked.tool, asked.arguments))
+        result = await goes_on.resume(run_id, answer(world, run_id, asked.kind, asked.tool, asked.arguments))
+
+
+def changes(kept: Any) -> list[Any]:
+    """The records that tell that a run is under another graph from there on."""
+    return [r for r in kept if r.kind == "run.migrated"]
 
 
 def live(folder: Path, scenario: str, kill_at: int, outside: int | None = None) -> None:
@@ -215,16 +220,22 @@ def outcome(folder: Path, scenario: str) -> dict[str, Any]:
     told, past = verify(RUN, rows, head), restore(rows)
     assert told.code in (GOOD, OPEN), told
     assert told.code == GOOD or not past.finished, told
-    again = replay(rows, PRESETS[SCENARIOS[scenario][0]].graph)
+    again = replay(rows, graph_at_the_end(scenario))
     assert again.same, again
     kept = records(rows, RUN)
     moves = [r.data["transition"] for r in kept if r.kind == "transition"]
+    if scenario in CHANGES:  # by whatever name its graph of then had for it
+        moves = [CHANGES[scenario].migration.names.transition(move) for move in moves]
+    said = changes(kept)
     times = [r.data["ts"] for r in kept]
     return {
         "finished": past.finished,
         "messages": [str(m) for m in past.run.messages],
         "answer": past.run.answer or past.run.ending_value,
+        "notes": past.run.notes,
         "moves": straight(moves),
+        "changes": [(c.data["judged"], c.data["from"], c.data["graph"]["fingerprint"]) for c in said],
+        "changed behind": [kept[c.seq - 2].kind for c in said],
         "effects": sorted({(name, key) for name, key, _ in World(folder).effects()}),
         "seals": [row.hash for row in rows],
         "doubts": moves.count(DETOUR[0]),
@@ -274,7 +285,7 @@ def check(folder: Path, kills: int, whole: dict[str, Any], scenario: str) -> dic
     settled = {key.partition(":")[2] for key in world.lines("settled") if key.startswith(f"{RUN}:")}
     assert len(settled) <= got["doubts"] or scenario == "fork"
     expected = {**whole, "moves": as_settled(whole["moves"], settled)}
-    for what in ("finished", "messages", "answer", "moves", "effects"):
+    for what in ("finished", "messages", "answer", "notes", "moves", "changes", "effects"):
         assert got[what] == expected[what], f"{what}: {got[what]} != {expected[what]}"
     for line in world.lines("acked"):
         seq, _, seal = line.partition(" ")
@@ -311,8 +322,22 @@ def lives(
 def wholes() -> dict[str, dict[str, Any]]:
     """The uninterrupted life of each scenario."""
     whole = {scenario: lives(scenario, [], None) for scenario in SCENARIOS}
-    assert all(w["finished"] and not w["doubts"] for w in whole.values())
+    for scenario, one in whole.items():
+        must_be_whole(scenario, one)
     return whole
+
+
+def must_be_whole(scenario: str, one: dict[str, Any]) -> None:
+    """An uninterrupted life has ended, with nothing in doubt, and under the graph that it was to end under."""
+    assert one["finished"]
+    assert not one["doubts"]
+    if scenario not in CHANGES:
+        assert not one["changes"]
+        return
+    old, new, migration, _ = CHANGES[scenario]
+    judged = "vouched" if migration.vouched else "replayed"
+    assert one["changes"] == [(judged, old.fingerprint, new.fingerprint)]
+    assert one["changed behind"] == ["run.suspended"]
 
 
 # -- the trials -------------------------------------------------------------------------------------------
@@ -321,16 +346,16 @@ def wholes() -> dict[str, dict[str, Any]]:
 def matrix(step: int = 1, scenarios: tuple[str, ...] = tuple(SCENARIOS)) -> dict[str, Any]:
     """Every point (or every so-many-th) of every scenario."""
     kills: dict[str, int] = {}
-    where, doubted = Counter[str](), Counter[str]()
+    where, doubted, changed = Counter[str](), Counter[str](), Counter[str]()
     for scenario in scenarios:
         whole = lives(scenario, [], None)
-        assert whole["finished"]
-        assert not whole["doubts"]
+        must_be_whole(scenario, whole)
         done = [lives(scenario, [at], whole) for at in range(1, whole["points"] + 1, step)]
         kills[scenario] = sum(d["killed"] for d in done)
         where.update(w for d in done for w in d["where"])
         doubted.update(w for d in done for w in d["where"] if d["doubts"])
-    return {"kills": kills, "points": sum(kills.values()), "where": where, "doubts": doubted}
+        changed.update(kind for d in done for kind in d["changed behind"])
+    return {"kills": kills, "points": sum(kills.values()), "where": where, "doubts": doubted, "changed": changed}
 
 
 def histories(seed: int, count: int) -> dict[str, Any]:
@@ -351,7 +376,7 @@ def fresh() -> dict[str, Any]:
     """One point of each scenario, with interpreters in place of forks."""
     kills = 0
     for n, (scenario, whole) in enumerate(wholes().items(), 1):
-        kills += lives(scenario, [whole["points"] * n // 10], whole, by=interpreter)["killed"]
+        kills += lives(scenario, [whole["points"] * n // (len(SCENARIOS) + 1)], whole, by=interpreter)["killed"]
     return {"kills": kills}
 
 

@@ -161,8 +161,8 @@ MUTANTS = (
     Mutant(
         "failures are not recorded",
         "agentfsm/journal/scribe.py",
-        "if isinstance(decision.found, Failure):\n        body",
-        "if False:\n        body",
+        "if isinstance(decision.found, Failure):\n        texts",
+        "if False:\n        texts",
         RESTORE,
     ),
     Mutant("time is not recorded", "agentfsm/journal/scribe.py", "if took or silence else", "if False else", RESTORE),
@@ -179,6 +179,20 @@ MUTANTS = (
         'if pinned["fingerprint"] == graph.fingerprint:',
         "if True:",
         REPLAY,
+    ),
+    Mutant(
+        "a change of graph is told by each life anew",
+        "agentfsm/journal/migration.py",
+        'if pinned["fingerprint"] == graph.fingerprint:',
+        'if pinned["fingerprint"] == graph.fingerprint and not migrations:',
+        "crashes stricter",
+    ),
+    Mutant(
+        "a run that was taken over has its old names when it is taken up again",
+        "agentfsm/journal/restore.py",
+        "names.rename(self.run)",
+        "pass",
+        "crashes renamed",
     ),
     Mutant(
         "a path that would have been another is taken over",

@@ -1,4 +1,4 @@
-"""A whole small world by seed: several runs, forks, a store with latency, crashes, a full disk, clocks that jump.
+"""A whole small world by seed: runs, forks, a slow store, crashes, a full disk, clocks that jump, graphs that change.
 
 No thread and no real time: the same seed gives the same history. A *life* is an event loop that is dropped in
 the middle of whatever it does, as a killed process would be; what its store had not made durable by then is
@@ -25,7 +25,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentfsm import Agent, AgentGuardrails, Host, MemoryStore, RunError, StaleLease, StoreFullError, UserInputRequested
+from agentfsm import (
+    Agent,
+    AgentGuardrails,
+    Graph,
+    Host,
+    MemoryStore,
+    Migration,
+    RunError,
+    StaleLease,
+    StoreFullError,
+    Transition,
+    UserInputRequested,
+)
 from agentfsm.core.presets import PRESETS
 from agentfsm.journal.forks import fork
 from agentfsm.journal.replay import replay
@@ -150,7 +162,20 @@ class Mortal:
         return await dying(self.model.reply(request))
 
 
+def never(run: Any) -> bool:
+    """A guard that never holds: a graph is another one with it, and every path is the same."""
+    return False
+
+
+GRAPHS: dict[str, tuple[Graph, ...]] = {
+    name: (base, *(base.with_transition(Transition(at, never, "terminal")) for at in ("pre_step", "post_llm")))
+    for name, base in ((name, PRESETS[name].graph) for name in sorted({worlds.SCENARIOS[each][0] for each in DONE}))
+}
+"""By preset, the graphs under which an agent may be when it takes up a run. All lead to the same end."""
+
+
 def an_agent(world: World, scenario: str, store: Any, clock: FakeClock) -> Agent:
+    """An agent, under a graph that has nothing to do with the one under which its runs were until now."""
     preset, script = worlds.SCENARIOS[scenario]
     most = 2 if scenario == "limit" else 50
     limits = AgentGuardrails(
@@ -158,7 +183,15 @@ def an_agent(world: World, scenario: str, store: Any, clock: FakeClock) -> Agent
     )
     tools = [_without_threads(t) for t in worlds.tools(world)]
     host = Host(clock=clock, store=store, secret=b"of the tests")
-    return Agent(Mortal(world, script), tools=tools, preset=preset, guardrails=limits, host=host)
+    return Agent(
+        Mortal(world, script),
+        tools=tools,
+        preset=preset,
+        graph=world.draw.choice(GRAPHS[preset]),
+        guardrails=limits,
+        host=host,
+        migrations=[Migration()],
+    )
 
 
 def _without_threads(each: Any) -> Any:
@@ -218,7 +251,8 @@ def end_of(rows: Sequence[Any], scenario: str, run_id: str, store: MemoryStore) 
     past = restore(rows)
     told = verify(run_id, rows, store.head(run_id))
     assert told.code == GOOD, told
-    assert replay(rows, PRESETS[worlds.SCENARIOS[scenario][0]].graph).same
+    graphs = {graph.fingerprint: graph for graph in GRAPHS[worlds.SCENARIOS[scenario][0]]}
+    assert replay(rows, graphs[past.graph["fingerprint"]]).same
     return [str(m) for m in past.run.messages], past.run.answer or past.run.ending_value, past.finished
 
 
@@ -264,6 +298,7 @@ def simulate(seed: int) -> tuple[Counter[str], str]:
         told.update({"runs": 1, "forks": scenario == "fork"})
         for row in store.rows(run_id):
             told["doubts"] += '"dispatch_tool.in_doubt"' in row.body
+            told["changes"] += '"kind":"run.migrated"' in row.body
             body = json.loads(row.body)
             digest.update(
                 repr((run_id, row.seq, [body.get(n) for n in ("kind", "transition", "eid", "epoch")])).encode()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.journal.crashes import as_settled, straight
+from tests.journal.worlds import CHANGES
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 
@@ -38,13 +39,19 @@ def test_a_run_that_is_killed_at_any_point_comes_to_the_same_end(counted):
     assert told["points"] == sum(where.values()) >= 300
     assert len(where) >= 12
     assert told["kills"]["fork"] >= 80
+    moved = sum(told["kills"][scenario] for scenario in CHANGES)
+    assert min(told["kills"][scenario] for scenario in CHANGES) >= 50
+    assert moved == sum(told["changed"].values())  # each of these runs tells of its new graph once
+    assert told["changed"].keys() == {"run.suspended", "effect.intent"}  # it waited, or it was cut off
+    assert min(told["changed"].values()) >= 40
     assert doubts["after beside_once"] == where["after beside_once"] >= 1  # what cannot be known is asked about
     assert doubts["after careful"] == where["after careful"] >= 1
     assert sum(doubts.values()) >= 5
     assert not {"before again", "after again", "before the model", "after the model"} & doubts.keys()
     counted(
         f"killed with SIGKILL at {told['points']} points of {len(where)} kinds in {len(told['kills'])} scenarios; "
-        f"{sum(doubts.values())} calls in doubt"
+        f"{sum(doubts.values())} calls in doubt; {moved} of them in runs that go on under another graph, "
+        f"{told['changed']['effect.intent']} of which were cut off in front of that"
     )
 
 

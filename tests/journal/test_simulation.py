@@ -18,9 +18,11 @@ def test_whatever_happens_each_run_comes_to_the_end_of_its_uninterrupted_life(fi
     assert told["crashes"] > PART
     assert told["forks"] > PART / 10
     assert told["doubts"] > PART / 10
+    assert told["changes"] > PART
     counted(
         f"simulated worlds, seeds {first} to {first + PART - 1}: {told['runs']} runs, {told['forks']} forks, "
-        f"{told['crashes']} crashes, {told['doubts']} calls in doubt"
+        f"{told['crashes']} crashes, {told['doubts']} calls in doubt, "
+        f"{told['changes']} changes of graph"
     )
 
 

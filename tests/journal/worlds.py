@@ -17,25 +17,34 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentfsm import (
+    LOOP,
     Agent,
     AgentGuardrails,
     Allow,
     ContextOverflowError,
     Edit,
+    Failure,
+    FailureKind,
+    Graph,
     Host,
     ItDidNotRun,
     ItRan,
     Message,
+    Migration,
     Reply,
     Role,
+    RunState,
+    StateSpec,
     ToolContext,
     TransientProviderError,
+    Transition,
     tool,
 )
 from agentfsm.core.messages import FinishReason
+from agentfsm.core.presets import PRESETS
 from agentfsm.testing import FakeClock, call
 
 BUSY, LONG = TransientProviderError("busy"), ContextOverflowError("too long")
@@ -49,6 +58,59 @@ SCENARIOS: dict[str, tuple[str, list[Any]]] = {
     "failing": ("standard", [call("flaky", n=1), call("nobody", n=2), call("flaky", n=2), "done"]),
     "limit": ("standard", [call("again", n=1), call("again", n=2), call("once", n=3), "done"]),
     "fork": ("standard", [call("once", n=1), call("again", n=2), call("once", n=3), "done"]),
+    "renamed": ("standard", [call("once", n=1), [call("careful", n=1), call("again", n=2)], call("once", n=3), "done"]),
+    "stricter": ("standard", [call("once", n=1), call("careful", n=1), call("again", n=2), "done"]),
+    "vouched": ("standard", [call("once", n=1), call("careful", n=2), call("again", n=3), "done"]),
+}
+
+
+def too_long(run: RunState) -> Failure | None:
+    """Nothing that is said in these runs is."""
+    text = "" if run.reply is None else run.reply.message.content
+    return Failure(kind=FailureKind.scope_too_large, explanation="too long") if len(text) > 160 else None
+
+
+def long_answer(run: RunState) -> Failure | None:
+    """The same under another name."""
+    return too_long(run)
+
+
+def no_once(run: RunState) -> Failure | None:
+    """Forbids what a run has done before it is taken over."""
+    calls = any(c.call.name == "once" for c in run.batch)
+    return Failure(kind=FailureKind.capability_gap, explanation="not once") if calls else None
+
+
+def _reviewing(state: str, guard: Any) -> Graph:
+    """The loop with a state of its own in front of all tools, and a guard of its own."""
+    spec, leaves = StateSpec(state, effect=lambda run: len(run.messages)), [Transition(state, None, "dispatch_tool")]
+    graph = LOOP.with_state(spec, leaves, entered_by="post_llm.tool_calls")
+    return graph.with_detector("post_llm", guard, before="no_progress")
+
+
+class Change(NamedTuple):
+    """The graph of a scenario whose run begins under one and goes on under another.
+
+    Attributes:
+        old: The graph under which it begins. Whoever takes it up later, has the new one.
+        new: That one.
+        migration: What lets it in.
+        waiting: Whether it is taken over only where it waits for a person, and not where it was cut off.
+    """
+
+    old: Graph
+    new: Graph
+    migration: Migration
+    waiting: bool = False
+
+
+_REVIEW, _CHECK = _reviewing("review", too_long), _reviewing("check", long_answer)
+_NAMES = {"post_llm.too_long": "post_llm.long_answer"}
+_NO_ONCE = LOOP.with_detector("post_llm", no_once, before="no_progress")
+CHANGES = {
+    "renamed": Change(_REVIEW, _CHECK, Migration(_REVIEW, states={"review": "check"}, transitions=_NAMES)),
+    "stricter": Change(LOOP, LOOP.with_detector("post_llm", too_long, before="no_progress"), Migration()),
+    "vouched": Change(LOOP, _NO_ONCE, Migration(LOOP, vouched=True), waiting=True),
 }
 IDEMPOTENT = {"again", "beside", "flaky"}
 JUMPS_S = (0, -10_800, 21_600, 3600, -36_000, 7200)
@@ -192,14 +254,34 @@ def tools(world: World) -> list[Any]:
     return [dataclasses.replace(d, function=f) for d, f in zip(DECLARED, functions(world), strict=True)]
 
 
+def graph_at_the_end(scenario: str) -> Graph:
+    """The graph under which a scenario's run comes to its end."""
+    return CHANGES[scenario].new if scenario in CHANGES else PRESETS[SCENARIOS[scenario][0]].graph
+
+
 def agent(world: World, scenario: str, store: Any) -> Agent:
-    """The scenario's agent, on the clock of this life."""
+    """The agent of a scenario that has one, on the clock of this life."""
+    began, goes_on = agents(world, scenario, store)
+    assert began is goes_on
+    return goes_on
+
+
+def agents(world: World, scenario: str, store: Any) -> tuple[Agent, Agent]:
+    """The scenario's agent that begins a run, and the one that goes on with it, both on the clock of this life."""
     preset, script = SCENARIOS[scenario]
     limits = AgentGuardrails(max_iterations=2 if scenario == "limit" else 50, loop_soft_threshold=19)
     clock = FakeClock()
     clock.jump(JUMPS_S[len(world.lines("killed")) % len(JUMPS_S)])
-    host = Host(clock=clock, store=store, secret=b"of the tests")
-    return Agent(ByTranscript(world, script), tools=tools(world), preset=preset, guardrails=limits, host=host)
+    host, has = Host(clock=clock, store=store, secret=b"of the tests"), tools(world)
+    model = ByTranscript(world, script)
+    if scenario not in CHANGES:
+        one = Agent(model, tools=has, preset=preset, guardrails=limits, host=host)
+        return one, one
+    old, new, migration, _ = CHANGES[scenario]
+    return (
+        Agent(model, tools=has, graph=old, guardrails=limits, host=host),
+        Agent(model, tools=has, graph=new, guardrails=limits, host=host, migrations=[migration]),
+    )
 
 
 def answer(world: World, run_id: str, kind: str, name: str | None, arguments: Any) -> Any:
