@@ -1,11 +1,15 @@
-"""What tests count is said at the end of a test run, also where workers ran them."""
+"""What tests count is said at the end of a test run; long tests begin first, and are not all followed by coverage."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
+
+from tests.heavy import FOLLOWED_ELSEWHERE, seconds
 
 COUNTED = "counted"
 
@@ -26,3 +30,47 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("what was tried")
         for line in lines:
             terminalreporter.write_line(line)
+
+
+@pytest.hookimpl(trylast=True)  # behind whatever leaves tests out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put long tests first, the longest in front; each of xdist's workers begins with a stretch of the list."""
+    items[:] = longest_first(items, [seconds(i.nodeid) for i in items], worker_count())
+
+
+def worker_count() -> int:
+    """How many workers share the list."""
+    return int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+
+
+def longest_first(items: list[Any], taken: list[float], workers: int) -> list[Any]:
+    """Items in another order: cut into as many stretches as there are workers, each has its share of the long ones.
+
+    Args:
+        items: The items.
+        taken: How long each takes, in seconds; 0 for those that stay where they are, behind the others.
+        workers: How many stretches there are to be, all of one length.
+    """
+    by_length = sorted((n for n in range(len(items)) if taken[n]), key=lambda n: -taken[n])
+    others = (n for n in range(len(items)) if not taken[n])
+    order: list[int] = []
+    for worker in range(workers):
+        length = (len(items) - len(order)) // (workers - worker)
+        own = by_length[worker::workers]
+        order += own + [next(others) for _ in range(length - len(own))]
+    return [items[n] for n in order]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Hide the tests that others cover from coverage: in this process, and in those that they start."""
+    if not item.nodeid.startswith(FOLLOWED_ELSEWHERE):
+        return (yield)
+    told = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("COVERAGE_PROCESS_")}
+    following = sys.gettrace()
+    sys.settrace(None)
+    try:
+        return (yield)
+    finally:
+        sys.settrace(following)
+        os.environ.update(told)
