@@ -1,7 +1,7 @@
 """Verify an exported journal with nothing but the standard library: ``python verify_journal.py run.jsonl [note]``.
 
 For an auditor who trusts nobody: read these lines, then run them. Exit code 0: good; 1: not. Where a checkpoint's
-note is named too, the journal must hold the record that it names; openssl can check the note's Ed25519 signature.
+note is named too, it must know the journal's last record; openssl can check the note's Ed25519 signature.
 """
 
 import hashlib
@@ -32,6 +32,7 @@ def verify(lines, note=""):
             entry = json.loads(line)
             record, kind = entry["record"], entry["record"]["kind"]
             need(dumps(entry) == line.strip(), "it is not written as a journal is")
+            need(dumps(record).count('{"#":[') == len(entry["hidden"]), "it keeps other values hidden than it says")
             seals.append(sha256(b"\0" + bytes.fromhex(seals[-1]), dumps(record)))
             need((seals[-1], number) == (entry["hash"], record["seq"]), "its hash or its number does not fit")
             for place, promised in re.findall(r'\{"#":\[(\d+),"([0-9a-f]{64})"\]\}', dumps(record)):
@@ -47,33 +48,32 @@ def verify(lines, note=""):
                 text = json.dumps({k: graph[k] for k in ("states", "transitions")}, separators=(",", ":"))
                 need(sha256(b"", text) == graph["fingerprint"], "the graph was changed")
                 need(record.get("from") == fingerprint, "the run was on another graph")
-                fingerprint = graph["fingerprint"]
                 for source, guard, target, _ in graph["transitions"]:
                     places[source] = places.get(source, -1) + 1
                     table[f"{source}.{guard}"] = (source, target, "0" * places[source] + "1")
-                state = record.get("to") or record.get("at") or graph["states"][0][0]
+                state, fingerprint = record.get("to") or record.get("at") or graph["states"][0][0], graph["fingerprint"]
             if kind == "transition":  # in each state, the first row whose guard held, on results of effects
                 row, ((_, out),) = (state, state := record["to"], record["tried"]), record["out"].items()
                 need(table.get(record["transition"]) == row, f"{record['transition']} is not allowed in {row[0]}")
                 need(ended.issuperset(r for r in out.get("results", ()) if isinstance(r, str)), "a result is missing")
-            begun |= {record["eid"]} if kind == "effect.intent" else set()
-            if kind == "effect.result":
-                need(record["eid"] in begun, "the effect had not begun, or has a result already")
-                begun, ended = begun - {record["eid"]}, ended | {record["eid"]}
+            eid = {record["eid"]} if kind in ("effect.intent", "effect.result") else set()
+            need(kind != "effect.result" or eid <= begun, "the effect had not begun, or has a result already")
+            begun, ended = (begun | eid, ended) if kind == "effect.intent" else (begun - eid, ended | eid)
             need(kind != "run.resumed" or record.get("to", asked) == asked, "it answers what nobody asks")
-            if kind in ("run.suspended", "run.resumed"):
-                asked = {"seq": number, "hash": seals[-1]} if kind == "run.suspended" else None
+            asked = {"run.suspended": {"seq": number, "hash": seals[-1]}, "run.resumed": None}.get(kind, asked)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             return f"record {number}: {error}"
     bad = [f"record {of}: a value is gone that nobody redacted" for of, _ in sorted(gone - redacted)]
-    for seq, seal, name in re.findall(r'(?m)^(\d+) ([0-9a-f]{64}) (".*")$', note):
-        if json.loads(name) == json.loads(lines[0])["record"]["run"] and seals[int(seq) : int(seq) + 1] != [seal]:
-            bad.append(f"record {seq}: the note knows another one: the end was cut off, or all was written anew")
+    known = {json.loads(name): (int(n), seal) for n, seal, name in re.findall(r'(?m)^(\d+) (\w{64}) (".*")$', note)}
+    seq, seal = known.get(json.loads(lines[0])["record"].get("run"), (0, ""))
+    if note and seals[seq : seq + 1] != [seal]:  # record 0: the note does not know this run
+        bad.append(f"record {seq}: the note knows another one: the end was cut off, or all was written anew")
     return bad[0] if bad else None
 
 
 if __name__ == "__main__":
-    journal, *more = (Path(name).read_text("utf-8") for name in sys.argv[1:])
-    told = verify(journal.rstrip("\n").split("\n"), *more)
-    print(told or "good")
+    journal, *notes = (Path(n).read_text("utf-8", "surrogateescape") for n in sys.argv[1:] or sys.exit(__doc__))
+    told = verify(lines := journal.rstrip("\n").split("\n"), *notes)
+    over = told or any(json.loads(line)["record"]["kind"] == "run.finished" for line in lines)
+    print(told or ("good" if over else "good so far: the run is not at its end, or its end was cut off"))
     sys.exit(bool(told))

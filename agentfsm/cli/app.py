@@ -10,12 +10,13 @@ import click
 from pydantic import ValidationError
 
 from agentfsm import __version__
-from agentfsm.cli.audit import checkpoint, fork, redact, replay, verify
+from agentfsm.cli.audit import checkpoint, fork, redact, verify
 from agentfsm.cli.check import check
 from agentfsm.cli.completion import completion
 from agentfsm.cli.demo import demo
 from agentfsm.cli.diagram import diagram
 from agentfsm.cli.diff import diff
+from agentfsm.cli.replay import replay
 from agentfsm.cli.resume import resume
 from agentfsm.cli.run import run
 from agentfsm.cli.runs import export, runs, show

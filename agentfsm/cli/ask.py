@@ -20,12 +20,13 @@ from agentfsm.runtime.replies import Allow, Answer, Deny, Edit, GiveUp, ItDidNot
 with contextlib.suppress(ImportError):
     import readline as readline  # its import alone lets people move and paste in the line that they type
 
-__all__ = ["Asked", "Person", "parse_reply"]
+__all__ = ["FORMS", "Asked", "Person", "parse_reply"]
 
-_FORMS = {
+FORMS = {
     "approval": 'allow, deny, "deny REASON", or the new arguments as a JSON object',
     "in_doubt": 'ran, "ran RESULT", did-not-run, or give-up',
 }
+"""The replies that fit, by what a run waits for; to anything else, any text does."""
 
 
 class Asked(Protocol):
@@ -72,7 +73,7 @@ def parse_reply(kind: str, text: str) -> Answer:
     Raises:
         ReplyError: It is none of the replies that fit; the error lists them.
     """
-    if kind not in _FORMS:
+    if kind not in FORMS:
         return text
     word, _, rest = text.strip().partition(" ")
     rest = rest.strip()
@@ -90,7 +91,7 @@ def parse_reply(kind: str, text: str) -> Answer:
         case "in_doubt", "give-up" if not rest:
             return GiveUp()
         case _:
-            raise ReplyError(f"{text.strip()!r} is no reply to this; reply with {_FORMS[kind]}")
+            raise ReplyError(f"{text.strip()!r} is no reply to this; reply with {FORMS[kind]}")
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -149,7 +150,7 @@ class Person:
                 typed = self.read("[a]llow, [d]eny or [e]dit?").strip()
                 return self._decision(typed, asked)
             case "in_doubt":
-                return _some(asked.kind, self.read(f"Reply ({_FORMS[asked.kind]}):"))
+                return _some(asked.kind, self.read(f"Reply ({FORMS[asked.kind]}):"))
             case _:
                 typed = self.read("Your answer:").strip()
                 return _chosen(typed, asked.choices) or None

@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 
 from agentfsm.cli.runs import default_store
-from agentfsm.errors import StoreError, StoreFormatError, StoreLockedError
-from agentfsm.journal.filelock import FileLock
+from agentfsm.errors import StoreError, StoreFormatError
 from agentfsm.journal.sqlite import SqliteStore
 from agentfsm.runtime.host import Host, UsedInFolder
 
@@ -59,8 +58,6 @@ def host_for(path: Path | None, *, keep: bool, must: bool = False) -> Host:
 def _open(path: Path) -> SqliteStore:
     """The store at a path, in a folder that is its owner's alone, since it holds conversations."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if FileLock(path.with_name(f"{path.name}-lock")).held():
-        raise StoreLockedError(f"another process writes {path}")
     store = SqliteStore(path)
     click.get_current_context().call_on_close(store.close)  # however the command ends
     store.claim()  # before anything is asked of a model

@@ -10,8 +10,9 @@ import click
 from agentfsm.agent import Agent
 from agentfsm.agent.going_on import store_of
 from agentfsm.cli.ask import Asked, Person, parse_reply
+from agentfsm.cli.fitting import need_tools
 from agentfsm.cli.options import AgentOptions, RunOptions, agent_options, run_options
-from agentfsm.cli.runs import default_store
+from agentfsm.cli.runs import complete_run, default_store
 from agentfsm.cli.screen import open_screen
 from agentfsm.cli.telling import need_secret, tell
 from agentfsm.cli.unfinished import go_on_with_all
@@ -36,7 +37,7 @@ Examples:
 
 
 @click.command(epilog=_EXAMPLES, short_help="Go on with runs that wait or were cut off.")
-@click.argument("which", metavar="[RUN]", required=False)
+@click.argument("which", metavar="[RUN]", required=False, shell_complete=complete_run)
 @click.argument("reply", required=False)
 @click.option("--dismiss", metavar="REASON", help="End the run without a reply.")
 @click.option("--to", "digest", default="", metavar="DIGEST", help="What you were shown: refuse if it has changed.")
@@ -121,7 +122,8 @@ class _Said:
     def to_record(self, agent: Agent, record: SuspensionRecord) -> Run:
         if self.dismiss is not None:
             return agent.dismiss(record, self.dismiss)
-        return agent.resume(record, self._answer(record), to=self.digest, by=self.by)
+        answer = self._answer(record)
+        return _fitting(agent, agent.resume(record, answer, to=self.digest, by=self.by), answer)
 
     def to_run(self, agent: Agent, run_id: str) -> Run:
         if self.dismiss is not None:
@@ -129,9 +131,11 @@ class _Said:
         past = restore(_rows(agent, run_id))
         waiting = past.run.waiting if past.suspended is not None else None
         if waiting is None or past.asked is None:
-            return agent.resume(run_id, self.reply)  # cut off, or over: it says so, should it not go on
+            cut_off = agent.resume(run_id, self.reply)  # or over: it says so, should it not go on
+            return _fitting(agent, cut_off, None)
         asked_here = past.asked[1] if self.reply is None else ""
-        return agent.resume(run_id, self._answer(waiting), to=self.digest or asked_here, by=self.by)
+        answer = self._answer(waiting)
+        return _fitting(agent, agent.resume(run_id, answer, to=self.digest or asked_here, by=self.by), answer)
 
     def _answer(self, asked: Asked) -> Answer:
         """The reply that was given, or the one that is given at the terminal."""
@@ -141,6 +145,16 @@ class _Said:
         if not screen.person:
             raise click.UsageError(f"there is no terminal to ask at: give a REPLY to {asked.question!r}")
         return Person(screen.err).answer(asked)
+
+
+def _fitting(agent: Agent, run: Run, answer: Answer | None) -> Run:
+    """The run, which has not begun to go on, where the agent has what it needs.
+
+    Raises:
+        ConfigurationError: It does not.
+    """
+    need_tools(agent, run.state, answer)
+    return run
 
 
 @dataclass(frozen=True)

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from agentfsm.cli.screen import safe, short
-from agentfsm.journal.asking import asked
+from agentfsm.cli.screen import on_a_line, short
+from agentfsm.core.messages import Usage
+from agentfsm.errors import AgentfsmError, JournalError, StoreError
+from agentfsm.journal.asking import Asked, asked
 from agentfsm.journal.export import export_lines
-from agentfsm.journal.records import Record
-from agentfsm.journal.restore import records, restore
+from agentfsm.journal.records import Record, Row
+from agentfsm.journal.restore import record, restore
 from agentfsm.journal.sqlite import SqliteStore
+from agentfsm.journal.store import Head
 
-__all__ = ["default_store", "export", "open_store", "runs", "show", "store_option"]
+__all__ = ["complete_run", "default_store", "export", "open_store", "runs", "show", "store_option"]
 
 
 def default_store() -> Path:
@@ -62,6 +67,17 @@ def open_store(path: Path | None) -> SqliteStore:
     return store
 
 
+def complete_run(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The runs of the store whose ids begin so, with how they stand, for a shell that completes what is typed."""
+    where: Path = ctx.params.get("path") or ctx.params.get("store") or default_store()
+    try:
+        with contextlib.closing(SqliteStore(where)) as store:
+            heads = store.heads()
+    except (AgentfsmError, OSError):  # a shell has no place for it; the command itself will say it
+        return []
+    return [CompletionItem(head.run_id, help=head.status) for head in heads if head.run_id.startswith(incomplete)]
+
+
 _RUNS_EXAMPLES = """\b
 Examples:
   agentfsm runs
@@ -80,19 +96,33 @@ def runs(status: Any, as_json: bool, path: Path | None) -> None:
     A run that is "running" and held by nobody was cut off: agentfsm resume goes on with it.
     """
     store = open_store(path)
-    for head in store.heads(status):
-        waits = asked(store, head)
+    heads = store.heads(status)
+    for head in heads:
+        waits = _waits(store, head)
         if as_json:
             fields = ("run_id", "status", "seq", "hash", "epoch", "owner")
             told: dict[str, Any] = {name: getattr(head, name) for name in fields}
-            if waits is not None:
+            if isinstance(waits, Asked):
                 told |= {"kind": waits.kind, "question": waits.question, "digest": waits.digest}
-            click.echo(json.dumps(told))
+            elif waits:
+                told["error"] = waits
+            click.echo(json.dumps(told, default=str))
         else:
             cut_off = "  cut off" if head.status == "running" else ""
             held = f"  held by {head.owner}" if head.owner else cut_off
-            about = f"  {short(waits, 200)}" if waits is not None else ""
-            click.echo(f"{head.run_id}  {head.status:<9}  {head.seq} record{'s' * (head.seq != 1)}{held}{about}")
+            about = f"  {short(waits, 200)}" if waits else ""
+            line = f"{head.run_id}  {head.status:<9}  {head.seq} record{'s' * (head.seq != 1)}{held}"
+            click.echo(on_a_line(line) + about)
+    if not heads:
+        click.echo(f"agentfsm: there is no {f'{status} ' if status else ''}run in {store.path}", err=True)
+
+
+def _waits(store: SqliteStore, head: Head) -> Asked | str:
+    """What a run waits for; or what is wrong with the record that should say so; or nothing."""
+    try:
+        return asked(store, head) or ""
+    except (JournalError, StoreError) as error:
+        return f"cannot be read: {error}"
 
 
 _SHOW_EXAMPLES = """\b
@@ -103,23 +133,47 @@ Examples:
 
 
 @click.command(epilog=_SHOW_EXAMPLES, short_help="Show what happened in a run.")
-@click.argument("run_id", metavar="RUN")
+@click.argument("run_id", metavar="RUN", shell_complete=complete_run)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a record.")
 @store_option
-def show(run_id: str, as_json: bool, path: Path | None) -> None:
-    """Show RUN record by record: moves with the guards that said no before them, failures, effects, times."""
+@click.pass_context
+def show(ctx: click.Context, run_id: str, as_json: bool, path: Path | None) -> None:
+    """Show RUN record by record: moves with the guards that said no before them, failures, effects, times.
+
+    A record that cannot be read is named as such, and the exit code is 1 then; agentfsm verify says what was changed.
+    """
     rows = open_store(path).rows(run_id)
-    found = records(rows, run_id)
     graph: Any = {}
-    for record in found:
-        graph = record.data.get("graph", graph)
-        if as_json:
-            click.echo(json.dumps({**record.data, "run": run_id, "hash": record.hash}, default=lambda _: None))
-        else:
-            click.echo(safe(_line(record, graph)))
-    if not as_json and found and not any(record.redacted for record in found):
-        usage = restore(rows).run.usage
+    whole, redacted = True, False
+    for row in rows:
+        try:
+            found = record(row, run_id)
+            graph = found.data.get("graph", graph)
+            said = _as_json(found) if as_json else _line(found, graph)
+            redacted |= found.redacted
+        except (JournalError, LookupError, TypeError, ValueError, AttributeError) as error:
+            whole, why = False, str(error) if isinstance(error, JournalError) else f"record {row.seq} is none"
+            broken = {"run": run_id, "seq": row.seq, "hash": row.hash, "error": why}
+            said = json.dumps(broken) if as_json else f"{row.seq:>5}  {why}"
+        click.echo(said if as_json else on_a_line(said))
+    usage = None if as_json or redacted or not whole else _usage(rows)
+    if usage is not None:
         click.echo(f"{usage.input_tokens} tokens in, {usage.output_tokens} out, {usage.cost_usd:.4f} USD")
+    if not whole:
+        click.echo(f"agentfsm: some of it cannot be read; agentfsm verify {run_id} says what was changed", err=True)
+        ctx.exit(1)
+
+
+def _usage(rows: Sequence[Row]) -> Usage | None:
+    """What a run used up, where all of it can be read."""
+    try:
+        return restore(rows).run.usage
+    except JournalError:
+        return None
+
+
+def _as_json(record: Record) -> str:
+    return json.dumps({**record.data, "run": record.run_id, "hash": record.hash}, default=lambda _: None)
 
 
 def _line(record: Record, graph: Any) -> str:
@@ -136,7 +190,8 @@ def _words(record: Record, graph: Any) -> str:
             said_no = f"  not: {', '.join(asked)}" if asked else ""
             failure = f"  {data['failure']['kind']}: {data['failure'].get('explanation')}" if "failure" in data else ""
             ((what, outcome),) = data["out"].items()
-            said = f"  {_said(outcome['reply'])}" if what == "answered" else ""
+            tell = _TOLD.get(what)
+            said = f"  {tell(outcome['reply'])}" if tell else ""
             action = f"  action: {outcome['action']}" if "action" in outcome else ""
             took = f"  {data['us'][0] / 1000:.1f} ms" if "us" in data else ""
             return f"{data['transition']} -> {data['to']}{took}{said}{failure}{action}{said_no}"
@@ -178,6 +233,20 @@ def _said(reply: Any) -> str:
     return f"{reply['kind']}{about}" + (f" by {_short(reply['by'])}" if "by" in reply else "")
 
 
+def _replied(reply: Any) -> str:
+    """What a model replied, and what it cost."""
+    message, usage = reply["message"], reply.get("usage", {})
+    calls = (f"{call['name']} {_short(call.get('arguments'))}" for call in message.get("tool_calls", ()))
+    text = _short(message.get("content") or "")
+    cost = f"{float(usage.get('cost_usd', 0)):.4f} USD"
+    tokens = f"({usage.get('input_tokens', 0)} tokens in, {usage.get('output_tokens', 0)} out, {cost})"
+    return "; ".join(part for part in (text, *calls) if part) + (f" {tokens}" if usage else "")
+
+
+_TOLD = {"answered": _said, "replied": _replied}
+"""What is told of outcomes that somebody said."""
+
+
 def _short(value: Any, most: int = 80) -> str:
     text = json.dumps(value, ensure_ascii=False, default=repr) if isinstance(value, dict) else str(value)
     line = " ".join(text.split())
@@ -192,7 +261,7 @@ Examples:
 
 
 @click.command(epilog=_EXPORT_EXAMPLES, short_help="Write a run's journal as JSON lines.")
-@click.argument("run_id", metavar="RUN")
+@click.argument("run_id", metavar="RUN", shell_complete=complete_run)
 @click.option("--jsonl", is_flag=True, default=True, help="As JSON lines (the only form there is).")
 @store_option
 def export(run_id: str, jsonl: bool, path: Path | None) -> None:

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from rich.console import Console
 
-__all__ = ["PLAIN_WIDTH", "Screen", "open_screen", "safe", "short"]
+__all__ = ["PLAIN_WIDTH", "Screen", "on_a_line", "open_screen", "safe", "short"]
 
 PLAIN_WIDTH = 120
 """Columns where the output is no terminal and ``COLUMNS`` says nothing."""
@@ -30,6 +30,11 @@ def safe(text: str) -> str:
 
 def _harmless(c: str) -> bool:
     return c in _KEPT or (c not in _BIDI and unicodedata.category(c) not in ("Cc", "Cs"))
+
+
+def on_a_line(text: str) -> str:
+    """A text safe to show, on one line, and otherwise as it is."""
+    return safe(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def short(value: object, limit: int = 400) -> str:

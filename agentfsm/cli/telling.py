@@ -10,7 +10,7 @@ import click
 from rich.text import Text
 
 from agentfsm.agent import Agent
-from agentfsm.cli.ask import Person
+from agentfsm.cli.ask import FORMS, Person
 from agentfsm.cli.keeping import SECRET, secret
 from agentfsm.cli.options import AgentOptions, RunOptions
 from agentfsm.cli.outcome import Story, exit_code, show_json, show_outcome
@@ -24,9 +24,9 @@ from agentfsm.core.suspension import SuspensionRecord
 from agentfsm.errors import ConfigurationError
 from agentfsm.runtime.run import Run
 
-__all__ = ["command_for", "need_secret", "tell", "watch_through"]
+__all__ = ["need_secret", "say_how_to_go_on", "tell", "watch_through"]
 
-_REPLIES = {"approval": "allow", "in_doubt": "did-not-run"}
+_REPLIES = {"approval": "allow"}
 
 
 def need_secret(what: str) -> None:
@@ -63,7 +63,7 @@ def tell(agent: Agent, run: Run, agent_is: AgentOptions, how: RunOptions) -> int
     screen.err.print(transition_table(story.decisions, agent.graph))
     show_outcome(screen, story)
     if isinstance(asked, UserInputRequested):
-        _say_how_to_go_on(screen, story, asked, agent_is)
+        _say_what_is_left(screen, story, asked, agent_is)
     return exit_code(story)
 
 
@@ -104,7 +104,7 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _say_how_to_go_on(screen: Screen, story: Story, asked: UserInputRequested, agent_is: AgentOptions) -> None:
+def _say_what_is_left(screen: Screen, story: Story, asked: UserInputRequested, agent_is: AgentOptions) -> None:
     """Nobody could answer here: what goes on with the run."""
     record = story.files.get("record")
     if record is None and not story.kept and secret() is None:
@@ -117,18 +117,24 @@ def _say_how_to_go_on(screen: Screen, story: Story, asked: UserInputRequested, a
     if record is None and not story.kept:
         click.echo(asked.suspension_record.to_json())
         record = "RECORD.json"
-    line = command_for(record or asked.run_id, asked.kind, "" if record else asked.digest, agent_is)
-    screen.err.print(Text(f"  go on with: {line}"), soft_wrap=True)
+    say_how_to_go_on(screen, record or asked.run_id, asked.kind, "" if record else asked.digest, agent_is)
 
 
-def command_for(which: str, kind: str, digest: str, agent_is: AgentOptions) -> str:
-    """The command that goes on with a run.
+def say_how_to_go_on(screen: Screen, which: str, kind: str, digest: str, agent_is: AgentOptions) -> None:
+    """Show the command that goes on with a run, and the replies that fit.
+
+    What nobody can know is not put into anybody's mouth: whether a call ran is left open.
 
     Args:
-        which: Its id, or the file of its record.
+        screen: Where.
+        which: The run's id, or the file of its record.
         kind: What it waits for.
         digest: What the person is shown, to which the reply is bound; empty where that is not known.
         agent_is: The agent's options.
     """
     bound = ["--to", digest[:12]] if digest else []
-    return shlex.join(["agentfsm", "resume", which, _REPLIES.get(kind, "YOUR ANSWER"), *bound, *agent_is.words()])
+    reply = _REPLIES.get(kind, "YOUR ANSWER")
+    line = shlex.join(["agentfsm", "resume", which, reply, *bound, *agent_is.words()])
+    screen.err.print(Text(f"  go on with: {line}"), soft_wrap=True)
+    if kind in FORMS:
+        screen.err.print(Text(f"  the reply is {FORMS[kind]}"), soft_wrap=True)

@@ -10,11 +10,12 @@ import click
 from rich.text import Text
 
 from agentfsm.agent import Agent
+from agentfsm.cli.fitting import need_tools
 from agentfsm.cli.options import AgentOptions, RunOptions
 from agentfsm.cli.outcome import NOT_COMPLETED, SUSPENDED, Story, exit_code, show_outcome, story_json
 from agentfsm.cli.screen import Screen, open_screen, short
 from agentfsm.cli.table import transition_table
-from agentfsm.cli.telling import command_for, watch_through
+from agentfsm.cli.telling import say_how_to_go_on, watch_through
 from agentfsm.errors import AgentfsmError, ConfigurationError
 from agentfsm.journal.asking import Asked, asked, works_for_another
 from agentfsm.journal.store import Store
@@ -62,7 +63,7 @@ def go_on_with_all(agent: Agent, agent_is: AgentOptions, how: RunOptions) -> int
             all_of_them.stories.append(story)
             if story.signal is not None:
                 break
-    all_of_them.waiting = _waiting(store)
+    all_of_them.waiting = _waiting(store, all_of_them.left)
     if how.as_json:
         click.echo(json.dumps(_as_json(all_of_them), indent=2))
     else:
@@ -75,6 +76,7 @@ def _go_on(agent: Agent, run_id: str, screen: Screen, how: RunOptions, left: dic
         run = agent.resume(run_id)
         if run.state.parent is not None:
             return None
+        need_tools(agent, run.state, None)
         story = watch_through(agent, run, screen)
     except AgentfsmError as error:
         left[run_id] = str(error).partition("\n")[0]
@@ -87,9 +89,16 @@ def _go_on(agent: Agent, run_id: str, screen: Screen, how: RunOptions, left: dic
     return story
 
 
-def _waiting(store: Store) -> list[Asked]:
-    found = (asked(store, head) for head in store.heads("suspended"))
-    return [each for each in found if each is not None and not works_for_another(store, each.run_id)]
+def _waiting(store: Store, left: dict[str, str]) -> list[Asked]:
+    found: list[Asked] = []
+    for head in store.heads("suspended"):
+        try:
+            each = asked(store, head)
+            if each is not None and not works_for_another(store, each.run_id):
+                found.append(each)
+        except AgentfsmError as error:
+            left[head.run_id] = str(error).partition("\n")[0]
+    return found
 
 
 def _say(all_of_them: _All, screen: Screen, agent_is: AgentOptions) -> None:
@@ -97,8 +106,7 @@ def _say(all_of_them: _All, screen: Screen, agent_is: AgentOptions) -> None:
         screen.err.print(Text(f"run {run_id} is left as it is: {short(why, 2000)}"), soft_wrap=True)
     for each in all_of_them.waiting:
         screen.err.print(Text(f"run {each.run_id} waits for a person: {short(each)}"), soft_wrap=True)
-        line = command_for(each.run_id, each.kind, each.digest, agent_is)
-        screen.err.print(Text(f"  go on with: {line}"), soft_wrap=True)
+        say_how_to_go_on(screen, each.run_id, each.kind, each.digest, agent_is)
     if not (all_of_them.stories or all_of_them.left):
         screen.err.print("no run of this store was cut off")
 

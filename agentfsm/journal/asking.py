@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentfsm.errors import JournalError
 from agentfsm.journal.canonical import decode
 from agentfsm.journal.records import Missing, Row, open_row
 from agentfsm.journal.store import Head, Store
@@ -47,7 +48,7 @@ def asked(store: Store, head: Head) -> Asked | None:
     """What a run of a store asks, or None where it does not wait for anybody.
 
     Raises:
-        agentfsm.errors.JournalError: A record cannot be read.
+        JournalError: A record cannot be read.
         agentfsm.errors.StoreError: The store cannot be read.
     """
     if head.status != "suspended":
@@ -56,18 +57,21 @@ def asked(store: Store, head: Head) -> Asked | None:
     if row is None:
         return None
     body = open_row(row)
-    waiting = body["waiting"]
-    question, arguments = waiting.get("question", ""), waiting.get("arguments", {})
-    return Asked(
-        head.run_id,
-        row.seq,
-        row.hash,
-        waiting["kind"],
-        "" if isinstance(question, Missing) else question,
-        waiting.get("tool", ""),
-        {} if isinstance(arguments, Missing) else arguments,
-        body["expires"] / 1000,
-    )
+    try:
+        waiting = body["waiting"]
+        question, arguments = waiting.get("question", ""), waiting.get("arguments", {})
+        return Asked(
+            head.run_id,
+            row.seq,
+            row.hash,
+            waiting["kind"],
+            "" if isinstance(question, Missing) else question,
+            waiting.get("tool", ""),
+            {} if isinstance(arguments, Missing) else arguments,
+            body["expires"] / 1000,
+        )
+    except (LookupError, TypeError, AttributeError) as error:
+        raise JournalError(f"record {row.seq} does not say what it asks") from error
 
 
 def _asking(rows: Sequence[Row]) -> Row | None:
@@ -79,7 +83,11 @@ def works_for_another(store: Store, run_id: str) -> bool:
     """Whether a run is a sub-agent's; the run for which it works asks what it asks, and goes on with it.
 
     Raises:
+        JournalError: Its first record cannot be read.
         agentfsm.errors.StoreError: The store does not have it, or cannot be read.
     """
     rows = store.rows(run_id)
-    return bool(rows) and "call" in decode(rows[0].body).get("parent", ())
+    try:
+        return bool(rows) and "call" in decode(rows[0].body).get("parent", ())
+    except (ValueError, TypeError, AttributeError) as error:
+        raise JournalError("record 1 cannot be read") from error

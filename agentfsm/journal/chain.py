@@ -21,7 +21,16 @@ _value_at = json.JSONDecoder().raw_decode
 
 
 class BadError(Exception):
-    """A record is not what it should be."""
+    """A record is not what it should be.
+
+    Args:
+        why: What is wrong with it.
+        seq: Its number, where it is another record than the one that was looked at last.
+    """
+
+    def __init__(self, why: str, seq: int | None = None) -> None:
+        super().__init__(why)
+        self.seq = seq
 
 
 class Chain:
@@ -93,12 +102,12 @@ class Chain:
             if seq > len(rows):
                 raise BadError(f"a checkpoint knows {seq} records, and {len(rows)} are there: the end was cut off")
             if rows[seq - 1].hash != expected:
-                raise BadError(f"a checkpoint knows another record {seq}: the journal was written anew")
+                raise BadError(f"a checkpoint knows another record {seq}: the journal was written anew", seq)
         if head is not None and (head.seq, head.hash) != (len(rows), self.hash):
             raise BadError(f"the store notes {head.seq} records with another end: records were cut off or added")
         for seq, place in self._missing:
             if (seq, place) not in self._redacted:
-                raise BadError(f"hidden value {place} of record {seq} is gone, and nothing says that it was redacted")
+                raise BadError(f"hidden value {place} is gone, and nothing says that it was redacted", seq)
 
     def left(self) -> list[tuple[int, int]]:
         """Record and place of each value that is to be redacted, and is still there."""
@@ -108,17 +117,25 @@ class Chain:
 def _kept(text: str) -> list[tuple[bytes, str] | None]:
     """The salts and the texts that stand beside a record, the texts exactly as they were hashed."""
     found: list[tuple[bytes, str] | None] = []
+    entries: list[str] = []
     place = 1
-    while text[place] != "]":
+    while text[place : place + 1] not in ("]", ""):
         place += text[place] == ","
+        begin = place
         if text.startswith("null", place):
             found.append(None)
             place += 4
-            continue
-        salted = _SALTED.match(text, place)
-        if salted is None:
-            raise BadError("what stands beside it cannot be read")
-        _, end = _value_at(text, salted.end())
-        found.append((bytes.fromhex(salted.group(1)), text[salted.end() : end]))
-        place = end + 1
+        else:
+            salted = _SALTED.match(text, place)
+            if salted is None:
+                raise BadError("what stands beside it cannot be read")
+            try:
+                _, end = _value_at(text, salted.end())
+            except ValueError:
+                raise BadError("what stands beside it cannot be read") from None
+            found.append((bytes.fromhex(salted.group(1)), text[salted.end() : end]))
+            place = end + 1
+        entries.append(text[begin:place])
+    if text != f"[{','.join(entries)}]" or not all(each.endswith(("]", "null")) for each in entries):
+        raise BadError("more stands beside it than the values that it knows")
     return found

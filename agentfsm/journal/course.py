@@ -10,6 +10,7 @@ from typing import Any, cast
 from agentfsm.journal.chain import BadError
 from agentfsm.journal.names import JUDGED, Names
 from agentfsm.journal.records import FORM
+from agentfsm.journal.store import Head
 
 __all__ = ["CannotError", "Course"]
 
@@ -50,6 +51,7 @@ class Course:
         self._table: dict[str, tuple[str, str, str]] = {}
         self._answered = False  # whether somebody has answered, and the run has not moved on it yet
         self._asked: tuple[int, str] | None = None  # number and hash of the record where it last came to wait
+        self._taken_over = False  # whether a graph changed while it waited: it was noted as running from there on
         self._taken: set[str] = set()  # the rows that the run has taken, for a graph that it is taken over to
         self._begun: dict[str, str] = {}  # effects that were begun in this visit to a state, and how they may run
         self._ended: set[str] = set()
@@ -83,8 +85,27 @@ class Course:
         if kind == "run.suspended":
             self._asked = body["seq"], own
 
+    def end(self, head: Head | None) -> None:
+        """Hold what the store notes of the run against what its records tell, once every record was looked at.
+
+        Args:
+            head: What the store notes, where there is a store.
+
+        Raises:
+            BadError: The two differ.
+        """
+        if head is None:
+            return
+        told = "running" if self.status == "none" else self.status
+        if head.status != told and not (self._taken_over and head.status == "running"):
+            raise BadError(f"the store notes that the run is {head.status}, and by its records it is {told}")
+        if head.epoch < self._epoch:
+            raise BadError(f"the store notes epoch {head.epoch}, and the run was in epoch {self._epoch}")
+
     def still_open(self) -> list[str]:
         """What is not at its end yet, a line each."""
+        if self.status == "none":
+            return ["cut off before its first record"]
         if self.status == "suspended":
             return [f"waits for a person ({self.waiting})"]
         if self.status != "running":
@@ -176,7 +197,7 @@ class Course:
     def _suspended(self, body: Data) -> None:
         if self.state not in self._waits:
             raise BadError(f"the run is in {self.state!r}, where it waits for nobody")
-        self.status = "suspended"
+        self.status, self._taken_over = "suspended", False
         self.waiting = body["waiting"]["kind"]
 
     def _resumed(self, body: Data) -> None:
@@ -184,7 +205,7 @@ class Course:
             raise BadError(f"it answers record {to[0]} ({to[1][:12]}), which does not ask what the run waits for")
         if "to" in body and self.status != "suspended":
             raise BadError(f"it answers record {body['to']['seq']}, which was answered before")
-        self.status, self._answered = "running", "to" in body
+        self.status, self._answered, self._taken_over = "running", "to" in body, False
 
     def _migrated(self, body: Data) -> None:
         if body["from"] != self._fingerprint:
@@ -206,7 +227,7 @@ class Course:
             self._taken = {names.transition(way) for way in self._taken}
         else:
             self._taken = set()
-        self.state = state
+        self.state, self._taken_over = state, self.status == "suspended"
 
     def _finished(self, body: Data) -> None:
         if self.state not in self._finals:

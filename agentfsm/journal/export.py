@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from agentfsm.errors import JournalError
 from agentfsm.journal.records import Row
 
-__all__ = ["export_lines", "read_lines"]
+__all__ = ["export_lines", "read_line", "read_lines"]
 
 
 def export_lines(rows: Iterable[Row]) -> Iterator[str]:
@@ -23,15 +23,24 @@ def read_lines(lines: Iterable[str]) -> list[Row]:
     Raises:
         JournalError: A line is none of an export.
     """
-    rows: list[Row] = []
-    for number, line in enumerate(lines, 1):
-        text = line.rstrip("\r\n")
-        head, mark, rest = text.partition('","hidden":')
-        hidden, mark2, body = _split(rest)
-        if not (head.startswith('{"hash":"') and mark and mark2 and body.endswith("}}")):
-            raise JournalError(f"line {number} is no line of an exported journal")
-        rows.append(Row(number, body[:-1], head.removeprefix('{"hash":"'), "" if hidden == "[]" else hidden))
-    return rows
+    return [read_line(number, line) for number, line in enumerate(lines, 1)]
+
+
+def read_line(number: int, line: str) -> Row:
+    """The row of one line of an exported journal.
+
+    Args:
+        number: The line's number, from 1.
+        line: The line.
+
+    Raises:
+        JournalError: It is none of an export.
+    """
+    head, mark, rest = line.rstrip("\r\n").partition('","hidden":')
+    hidden, mark2, body = _split(rest)
+    if not (head.startswith('{"hash":"') and mark and mark2 and body.endswith("}}")):
+        raise JournalError(f"line {number} is no line of an exported journal")
+    return Row(number, body[:-1], head.removeprefix('{"hash":"'), "" if hidden == "[]" else hidden)
 
 
 def _split(text: str) -> tuple[str, str, str]:

@@ -11,9 +11,11 @@ from agentfsm.core.outcomes import Ran
 from agentfsm.errors import JournalError, StoreError, UnknownRunError
 from agentfsm.journal.canonical import encode
 from agentfsm.journal.keeper import owner_name
+from agentfsm.journal.moment import as_it_stands
 from agentfsm.journal.records import Hider, Row, seal
 from agentfsm.journal.restore import Past, restore
 from agentfsm.journal.store import Store
+from agentfsm.journal.verify import CANNOT, TAMPERED, verify
 
 __all__ = ["fork"]
 
@@ -35,11 +37,14 @@ async def fork(store: Store, run_id: str, at: int, new_id: str) -> Past:
     Raises:
         UnknownRunError: There is no such run, or it has no such record.
         RunExistsError: There is a run of the new id already.
-        JournalError: The run had ended by then, or its journal cannot be read.
+        JournalError: The run had ended by then, or its journal cannot be read, or was tampered with.
     """
-    rows = store.rows(run_id)
+    rows, head = as_it_stands(store, run_id)
     if not 1 <= at <= len(rows):
         raise UnknownRunError(f"run {run_id!r} has records 1 to {len(rows)}, not {at}")
+    told = verify(run_id, rows, head)
+    if told.code in (TAMPERED, CANNOT):
+        raise JournalError(f"run {run_id!r} cannot be forked: record {told.seq}: {told.reason}")
     past = restore(rows[:at])
     finals = {name for name, _, final, _ in past.graph["states"] if final}
     run = past.run
@@ -66,12 +71,12 @@ async def fork(store: Store, run_id: str, at: int, new_id: str) -> Past:
         waiting = {name: waits.hide(value) if name in _SAID else value for name, value in _waiting(past).items()}
         bodies.append(("run.suspended", {**again, "waiting": waiting}, waits.kept()))
     made: list[Row] = []
-    head = lease.hash
+    last = lease.hash
     for kind, fields, hidden in bodies:
         seq = len(made) + 1
         body = encode({**fields, "kind": kind, "seq": seq, "epoch": lease.epoch, "ts": int(time.time() * 1000)})
-        head = seal(head, body)
-        made.append(Row(seq, body, head, hidden))
+        last = seal(last, body)
+        made.append(Row(seq, body, last, hidden))
     try:
         await store.append(lease, made, "running" if past.suspended is None else "suspended")
     finally:

@@ -37,7 +37,7 @@ async def redact(store: Store, run_id: str, field: str, by: str = "") -> int:
     """
     rows = store.rows(run_id)
     number, _, path = field.partition(".")
-    if not number.isdigit() or not 1 <= int(number) <= len(rows):
+    if not number.isdecimal() or not 1 <= int(number) <= len(rows):
         raise UnknownRunError(f"run {run_id!r} has records 1 to {len(rows)}; {field!r} names none of them")
     of = int(number)
     row = rows[of - 1]

@@ -20,7 +20,7 @@ from agentfsm.journal.records import FORM, START, Record, Row, open_row, was_red
 from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import Transition
 
-__all__ = ["Past", "records", "restore"]
+__all__ = ["Past", "record", "records", "restore"]
 
 Data = dict[str, Any]
 
@@ -78,9 +78,10 @@ class Past:
                 if was_redacted(row):
                     raise JournalError("a value in it was redacted, and nobody can go on without it")
                 getattr(self, step)(body)
+            epoch = body["epoch"]
         except (KeyError, ValueError, TypeError, AttributeError, IndexError, JournalError) as error:
             raise JournalError(f"record {row.seq} cannot be folded in: {error}") from error
-        self.seq, self.hash, self.epoch = row.seq, row.hash, body["epoch"]
+        self.seq, self.hash, self.epoch = row.seq, row.hash, epoch
         if body["kind"] == "run.suspended":
             self.asked = row.seq, row.hash
 
@@ -200,11 +201,18 @@ def records(rows: Iterable[Row], run_id: str) -> list[Record]:
     Raises:
         JournalError: One of them cannot be read.
     """
-    found: list[Record] = []
-    for row in rows:
-        body = open_row(row)
-        redacted = was_redacted(row)
-        found.append(
-            Record(run_id, row.seq, body["kind"], body["ts"] / 1000, body["epoch"], body, row.hash, redacted=redacted)
-        )
-    return found
+    return [record(row, run_id) for row in rows]
+
+
+def record(row: Row, run_id: str) -> Record:
+    """One row, to read.
+
+    Raises:
+        JournalError: It cannot be read.
+    """
+    body = open_row(row)
+    try:
+        kind, time, epoch = body["kind"], body["ts"] / 1000, body["epoch"]
+    except (LookupError, TypeError) as error:
+        raise JournalError(f"record {row.seq} cannot be read: it is none") from error
+    return Record(run_id, row.seq, kind, time, epoch, body, row.hash, redacted=was_redacted(row))

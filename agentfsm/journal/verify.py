@@ -8,7 +8,8 @@
 4. Epochs only rise, and only where somebody takes the run up; a run that has ended does nothing more.
 5. Every effect was written down before its result; one that may run only once was begun twice only after a
    person had said that it did not run. An answer of a person is to the record that asked, and to no other.
-6. The store's own note of the last record says the same, and so does a checkpoint, where there is one.
+6. The store's own note of the run says the same: its last record, how it stands, its epoch; and so does a
+   checkpoint, where there is one.
 """
 
 from __future__ import annotations
@@ -69,8 +70,9 @@ def verify(
                 chain.redaction(body)
         seq = len(rows)
         chain.end(head, sealed or {}, rows)
+        course.end(head)
     except BadError as bad:
-        return Report(run_id, TAMPERED, len(rows), seq, str(bad))
+        return Report(run_id, TAMPERED, len(rows), bad.seq or seq or None, str(bad))
     except CannotError as cannot:
         return Report(run_id, CANNOT, len(rows), seq, str(cannot))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 
 import agentfsm
+from agentfsm import Agent, Host, SqliteStore
 from agentfsm.cli.app import app
+from agentfsm.testing import ScriptedModel
 from tests.cli.conftest import Cli
 from tests.cli.terminal import clean_environment, without_terminal
 
@@ -146,6 +149,29 @@ def test_the_completion_script_is_one_that_the_shell_reads(cli: Cli, shell: str,
         pytest.skip(f"{shell} is not installed, so nobody can read its script")
     (tmp_path / "script").write_text(script)
     assert subprocess.run([program, "-n", str(tmp_path / "script")], check=False).returncode == 0
+
+
+def test_a_shell_that_asks_gets_the_runs_of_the_store(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "runs.db")
+    for run_id in ("abc1", "abd2"):
+        agent = Agent(ScriptedModel(["Hello."]), host=Host(store=store))
+        asyncio.run(_done(agent, run_id))
+    store.close()
+
+    def offered(words: str, **more: str) -> list[str]:
+        place = str(len(words.split(" ")) - 1)
+        asked = {"_AGENTFSM_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": place}
+        return without_terminal([], tmp_path, **asked, **more).stdout.splitlines()
+
+    for words in ("show", "verify", "replay", "export", "fork", "redact", "resume"):
+        assert offered(f"agentfsm {words} --store runs.db ab") == ["plain,abc1", "plain,abd2"]
+    assert offered("agentfsm show abc", AGENTFSM_STORE="runs.db") == ["plain,abc1"]
+    assert offered("agentfsm show --store none.db ab") == [""]
+    assert not (tmp_path / "none.db").exists()
+
+
+async def _done(agent: Agent, run_id: str) -> None:
+    assert (await agent.run("Hi.", run_id=run_id)).ok
 
 
 def test_a_shell_that_asks_gets_commands_and_options(tmp_path: Path) -> None:

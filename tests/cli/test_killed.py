@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -102,7 +103,10 @@ def test_any_other_tool_is_in_doubt_until_a_person_has_looked(
         asked = without_terminal(["resume", run_id, *options(server.url)], tmp_path)
         assert asked.returncode == 3
         assert "in_doubt" in asked.stderr
-        assert f"agentfsm resume {run_id} " in asked.stderr
+        assert f"agentfsm resume {run_id} 'YOUR ANSWER' " in asked.stderr  # what nobody knows is not suggested
+        assert 'the reply is ran, "ran RESULT", did-not-run, or give-up' in asked.stderr
+        pasted = without_terminal(["resume", run_id, "YOUR ANSWER", *options(server.url)], tmp_path)
+        assert (pasted.returncode, len(effects(tmp_path))) == (2, 1)
         assert len(effects(tmp_path)) == 1
         assert len(server.requests) == 1
         done = without_terminal(["resume", run_id, reply, *options(server.url)], tmp_path)
@@ -110,6 +114,27 @@ def test_any_other_tool_is_in_doubt_until_a_person_has_looked(
     assert len(effects(tmp_path)) == times
     assert server.requests[-1]["messages"][-1]["content"].partition("\n")[0] == result
     assert without_terminal(["verify", run_id, "--store", "runs.db"], tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("tool", ["pay", "pay_once_per_key"])
+def test_tools_that_were_forgotten_cost_no_run_its_call(tmp_path: Path, tool: str) -> None:
+    with little(calls((tool, {})), text("Paid.")) as server:
+        run_id = killed_in(tool, server.url, tmp_path)
+        words = options(server.url)
+        bare = [word for word in words if word not in ("-t", "tools.py")]
+        before = without_terminal(["export", run_id, "--store", "runs.db"], tmp_path).stdout
+        for which, code in ([run_id], 2), ([], 1):
+            refused = without_terminal(["resume", *which, *bare], tmp_path)
+            assert refused.returncode == code, refused.stderr
+            assert f"{tool!r}, and there is no such tool here" in refused.stderr
+        if tool == "pay":
+            assert without_terminal(["resume", run_id, *words], tmp_path).returncode == 3
+            before = without_terminal(["export", run_id, "--store", "runs.db"], tmp_path).stdout
+            refused = without_terminal(["resume", run_id, "did-not-run", *bare], tmp_path)
+            assert refused.returncode == 2
+        assert without_terminal(["export", run_id, "--store", "runs.db"], tmp_path).stdout == before
+        reply = ["did-not-run"] if tool == "pay" else []
+        assert without_terminal(["resume", run_id, *reply, *words], tmp_path).stdout == "Paid.\n"
 
 
 def test_a_run_that_was_cut_off_takes_no_reply_and_stays_as_it_is(tmp_path: Path) -> None:
@@ -137,4 +162,5 @@ def test_the_store_may_be_named_in_the_environment_and_is_then_one_that_must_do(
             lock.release()
     assert refused.exit_code == 2
     assert "other.db" in refused.stderr
+    assert f"process {os.getpid()} on " in refused.stderr
     assert len(server.requests) == 1

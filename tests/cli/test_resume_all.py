@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,36 @@ def test_as_json_it_is_one_document(cli: Cli, folder: Path) -> None:
     assert {w["tool"] for w in data["waiting"]} == {"remove"}
     assert data["waiting"][0]["arguments"] == {"path": "old.txt"}
     assert data["left"] == []
+
+
+def test_a_run_that_cannot_be_read_is_left_and_hides_no_other(cli: Cli, folder: Path) -> None:
+    bad, good = begun(cli, folder), begun(cli, folder)
+    db = sqlite3.connect(folder / "runs.db")
+    db.execute("DROP TRIGGER journal_keeps_what_it_has")
+    asks = "SELECT id << 32 | seq FROM run WHERE run_id = ?"
+    db.execute(f'UPDATE journal SET body = \'{{"kind":"run.suspended"}}\' WHERE key = ({asks})', (bad,))
+    db.commit()
+    db.close()
+    result, _ = resume(cli, "--json")
+    told = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert [each["run_id"] for each in told["waiting"]] == [good]
+    assert [each["run_id"] for each in told["left"]] == [bad]
+
+
+def test_leave_is_not_used_up_where_the_tool_was_forgotten(cli: Cli, folder: Path) -> None:
+    first, second = begun(cli, folder), begun(cli, folder)
+    with little(text("Done.")) as server:
+        bare = ["-m", "some-model", "--store", "runs.db", "--base-url", server.url]
+        for reply in ("allow", '{"path": "new.txt"}'):
+            refused = cli("resume", first, reply, *bare)
+            assert (refused.exit_code, refused.stdout) == (2, "")
+            assert "'remove', and there is no such tool here" in refused.stderr
+        assert not server.requests
+        assert cli("resume", second, "deny", *bare).exit_code == 0  # what is not to run needs no tool
+    result, server = resume(cli, first, "allow")
+    assert result.exit_code == 0
+    assert server.requests[-1]["messages"][-1]["content"] == "removed old.txt"
 
 
 def test_where_nothing_was_cut_off_it_says_so(cli: Cli, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -234,10 +235,10 @@ def test_a_store_that_another_process_writes_is_done_without_unless_it_was_named
             words = ("run", "hi", "-m", "some-model", "--base-url", server.url)
             result = cli(*words)
             assert (result.exit_code, result.stdout) == (0, "Hello.\n")
-            assert "this run is kept nowhere: another process writes" in result.stderr
+            assert f"this run is kept nowhere: agentfsm.db is written by process {os.getpid()}" in result.stderr
             named = cli(*words, "--store", "named.db")
             assert named.exit_code == 2
-            assert "another process writes named.db" in named.stderr
+            assert f"named.db is written by process {os.getpid()}" in named.stderr
             assert cli("resume", "some-id", "-m", "some-model", "--base-url", server.url).exit_code == 2
     finally:
         lock.release()

@@ -23,7 +23,7 @@ from agentfsm import (
     UserInputRequested,
     tool,
 )
-from agentfsm.journal.records import open_row
+from agentfsm.journal.records import Row, open_row
 from agentfsm.journal.restore import restore
 from agentfsm.journal.verify import GOOD, TAMPERED, verify
 from agentfsm.testing import FakeClock, ScriptedModel, call
@@ -206,10 +206,8 @@ def test_arguments_that_were_changed_in_the_store_are_not_asked_about(tmp_path):
     again.store.close()
 
 
-@pytest.mark.parametrize(
-    ("field", "words"), [("seq", "does not ask"), ("hash", "does not ask"), ("again", "was answered before")]
-)
-def test_an_answer_to_another_record_is_found_though_every_hash_is_right(field, words):
+def answered() -> tuple[list[Row], int]:
+    """The journal of a run that asked and was answered, and the place of the record that says so."""
     bank = Bank(MemoryStore())
 
     async def scene() -> None:
@@ -218,7 +216,14 @@ def test_an_answer_to_another_record_is_found_though_every_hash_is_right(field, 
 
     asyncio.run(scene())
     rows = bank.store.rows("r")
-    at = next(n for n, r in enumerate(rows) if '"kind":"run.resumed"' in r.body)
+    return rows, next(n for n, r in enumerate(rows) if '"kind":"run.resumed"' in r.body)
+
+
+@pytest.mark.parametrize(
+    ("field", "words"), [("seq", "does not ask"), ("hash", "does not ask"), ("again", "was answered before")]
+)
+def test_an_answer_to_another_record_is_found_though_every_hash_is_right(field, words):
+    rows, at = answered()
     to = json.loads(rows[at].body)["to"]
     if field == "again":
         twice = rows[at]._replace(seq=at + 2, body=rows[at].body.replace(f'"seq":{at + 1},', f'"seq":{at + 2},'))
@@ -236,15 +241,7 @@ def test_an_answer_to_another_record_is_found_though_every_hash_is_right(field, 
 
 
 def test_an_answer_that_nobody_gave_is_found_though_every_hash_is_right():
-    bank = Bank(MemoryStore())
-
-    async def scene() -> None:
-        await asked(bank)
-        await bank.agent("enough").resume("r", Allow())
-
-    asyncio.run(scene())
-    rows = bank.store.rows("r")
-    at = next(n for n, r in enumerate(rows) if '"kind":"run.resumed"' in r.body)
+    rows, at = answered()
     to = json.loads(rows[at].body)["to"]
     words = f',"to":{{"hash":"{to["hash"]}","seq":{to["seq"]}}}'
     assert words in rows[at].body

@@ -68,7 +68,6 @@ def test_verify(path):
 
 
 def test_what_is_not_there_is_wrong_usage(path):
-    assert "no line of an exported journal" in command("verify", "--file", __file__, code=2)
     command("verify", "nobody", "--store", path, code=2)
     command("verify", "--store", path.with_name("none.db"), code=2)
 
@@ -111,6 +110,46 @@ def test_a_checkpoint_finds_what_was_cut_off_and_what_is_gone(path, tmp_path):
     forge(path, "DELETE FROM run WHERE run_id = 'waits'")
     assert "a checkpoint knows it" in command(*with_note, code=1)
     command("verify", "--checkpoint", note, "--store", path, code=2)
+
+
+def test_a_checkpoint_that_is_not_good_proves_nothing(path, tmp_path):
+    for name in ("key", "other"):
+        key = tmp_path / name
+        subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", key], check=True)
+        subprocess.run(["openssl", "pkey", "-in", key, "-pubout", "-out", key.with_suffix(".pub")], check=True)
+    note, public = tmp_path / "note", tmp_path / "key.pub"
+    note.write_text(command("checkpoint", "--key", tmp_path / "key", "--store", path), encoding="utf-8")
+    verify = ("verify", "whole", "--store", path, "--checkpoint")
+    command(*verify, note, "--key", public)
+    assert "no signature of this key" in command(*verify, note, "--key", tmp_path / "other.pub", code=3)
+    assert "no public key" in command(*verify, note, "--key", tmp_path / "key", code=3)
+    changed = tmp_path / "changed"
+    good = note.read_bytes()
+    for content in (
+        b"",
+        b"hello",
+        good.replace(b"waits", b"w\xffits"),
+        good.replace(b"waits", b"wails"),
+        path.read_bytes(),
+    ):
+        changed.write_bytes(content)
+        assert "cannot be verified" in command(*verify, changed, "--key", public, code=3)
+
+
+def test_a_checkpoint_that_does_not_know_the_run_of_a_file_proves_nothing(path, tmp_path):
+    key, public, note, out = tmp_path / "key.pem", tmp_path / "public.pem", tmp_path / "note", tmp_path / "run.jsonl"
+    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", key], check=True)
+    subprocess.run(["openssl", "pkey", "-in", key, "-pubout", "-out", public], check=True)
+    note.write_text(command("checkpoint", "--key", key, "--store", path), encoding="utf-8")
+    store = SqliteStore(path)
+    a_whole_run(store, "later")
+    store.close()
+    with_note = ("verify", "--file", out, "--checkpoint", note, "--key", public)
+    out.write_text(command("export", "whole", "--store", path), encoding="utf-8")
+    assert command(*with_note).startswith("whole  good")
+    out.write_text(command("export", "later", "--store", path), encoding="utf-8")
+    assert "the checkpoint does not know this run" in command(*with_note, code=3)
+    command("verify", "--store", path, "--checkpoint", note, "--key", public, code=4)
 
 
 def test_replay(path):

@@ -126,7 +126,15 @@ def test_a_note_finds_an_end_that_was_cut_off_and_a_journal_that_was_written_ane
     rows, _ = forged(whole, "effect.intent", '"name":"scripted"', '"name":"another"')
     assert "written anew" in str(independent(rows, note))
     other = note.replace('"sample"', '"another"')
-    assert independent(whole[:-1], other) is None  # it knows nothing of this run
+    assert str(independent(whole, other)).startswith("record 0: the note knows another one")  # not this run
+
+
+def test_nothing_can_be_put_beside_a_record(whole):
+    for place, more in ((0, '["00",1]'), (0, "null"), (2, '["00",1]')):
+        hidden = whole[place].hidden
+        added = f"{hidden[:-1]},{more}]" if hidden else f"[{more}]"
+        rows = [*whole[:place], whole[place]._replace(hidden=added), *whole[place + 1 :]]
+        assert "other values" in str(independent(rows))
 
 
 def test_it_is_a_command(whole, tmp_path):
@@ -139,6 +147,14 @@ def test_it_is_a_command(whole, tmp_path):
         return done.returncode, done.stdout
 
     assert told(file) == (0, "good\n")
+    assert told() == (1, "")  # it says how it is used
+    cut = tmp_path / "cut.jsonl"
+    cut.write_text("".join(export_lines(whole[:-1])), encoding="utf-8")
+    code, said = told(cut)
+    assert (code, "not at its end" in said) == (0, True)
+    cut.write_bytes("".join(export_lines(whole)).encode().replace(b"scripted", b"scr\xffpted", 1))
+    code, said = told(cut)
+    assert (code, said.startswith("record 3: ")) == (1, True)
     code, said = told(file, note)
     assert code == 1
     assert "the note knows another one" in said

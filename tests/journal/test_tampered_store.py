@@ -1,0 +1,322 @@
+"""A store that somebody tampered with by hand: what ``agentfsm verify`` names, and that the other commands bear it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from agentfsm import SqliteStore
+from agentfsm.cli.app import app
+from agentfsm.journal.records import START, seal
+from tests.journal.samples import a_waiting_run, a_whole_run
+
+RECORD = 4  # of the run "whole": a model's reply, with hidden values beside it
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs: "first", "whole" and "waits"."""
+    path = tmp_path_factory.mktemp("made") / "runs.db"
+    store = SqliteStore(path)
+    a_waiting_run(store, "first")
+    a_whole_run(store, "whole")
+    a_waiting_run(store, "waits")
+    store.close()
+    whole = path.with_name("whole.db")
+    with sqlite3.connect(path) as source, sqlite3.connect(whole) as copy:  # its log with it
+        source.backup(copy)
+    return whole
+
+
+@pytest.fixture
+def path(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(made, tmp_path / "runs.db"))
+
+
+def forge(path: Path, *statements: str) -> None:
+    """Do to the file what its triggers forbid."""
+    db = sqlite3.connect(path)
+    for statement in ("DROP TRIGGER journal_keeps_what_it_has", "DROP TRIGGER journal_loses_nothing", *statements):
+        db.execute(statement)
+    db.commit()
+    db.close()
+
+
+def told(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def found(path: Path, *words: str, code: int = 1) -> dict[str, tuple[int | None, str]]:
+    """Record and reason of each run that is not good."""
+    result = told("verify", *words, "--json", "--store", path)
+    assert result.exit_code == code, result.output
+    reports = [json.loads(line) for line in result.stdout.splitlines()]
+    return {each["run_id"]: (each["seq"], each["reason"]) for each in reports if each["reason"]}
+
+
+def at(record: int, run: int = 2) -> str:
+    return f"WHERE key = {run << 32 | record}"
+
+
+def test_nothing_is_said_of_a_store_that_nobody_touched(path: Path) -> None:
+    assert found(path, code=4) == {}
+
+
+@pytest.mark.parametrize(
+    ("run", "status"),
+    [("whole", "running"), ("whole", "suspended"), ("waits", "finished"), ("waits", "running"), ("waits", "nonsense")],
+)
+def test_how_a_run_stands_cannot_be_changed_in_the_note_of_the_store(path: Path, run: str, status: str) -> None:
+    forge(path, f"UPDATE run SET status = '{status}' WHERE run_id = '{run}'")
+    ((which, (_, reason)),) = found(path).items()
+    assert which == run
+    assert f"the store notes that the run is {status}" in reason
+
+
+def test_an_epoch_that_was_set_back_is_found(path: Path) -> None:
+    forge(path, "UPDATE run SET epoch = 0 WHERE run_id = 'whole'")
+    assert "epoch 0" in found(path)["whole"][1]
+
+
+def test_an_id_that_became_another_kind_of_value_hides_no_other_run(path: Path) -> None:
+    forge(path, "UPDATE run SET run_id = CAST(run_id AS BLOB) WHERE run_id = 'whole'")
+    forge_id = "UPDATE journal SET body = replace(body, 'tried', 'trial') WHERE key = (3 << 32 | 2)"
+    db = sqlite3.connect(path)
+    db.execute(forge_id)
+    db.commit()
+    db.close()
+    result = told("verify", "--store", path)
+    assert result.exit_code == 1
+    assert [line.split()[1] for line in result.stdout.splitlines()] == ["good,", "TAMPERED", "TAMPERED"]
+    for words in (["replay"], ["replay", "--json"], ["runs"], ["runs", "--json"]):
+        assert len(told(*words, "--store", path).stdout.splitlines()) == 3
+
+
+def test_a_run_that_was_taken_out_leaves_its_records_behind(path: Path) -> None:
+    forge(path, "DELETE FROM run WHERE run_id = 'whole'")
+    assert found(path) == {"whole": (None, "the store has its records, and not the run")}
+
+
+def test_a_run_that_was_taken_out_with_all_its_records_leaves_its_number_behind(path: Path) -> None:
+    forge(path, "DELETE FROM run WHERE run_id = 'whole'", "DELETE FROM journal WHERE key >> 32 = 2")
+    assert found(path) == {"(run 2)": (None, "it was deleted with all that it had")}
+
+
+def test_a_record_in_front_of_the_first_is_found(path: Path) -> None:
+    forge(path, f"INSERT INTO journal VALUES ({2 << 32}, '{{}}', zeroblob(32), NULL)")
+    assert list(found(path)) == ["(run 2)"]
+
+
+@pytest.mark.parametrize("more", [" ", ",", "null", "]", '["00",1]', " tail"])
+def test_nothing_can_be_put_behind_what_stands_beside_a_record(path: Path, more: str) -> None:
+    forge(path, f"UPDATE journal SET hidden = hidden || '{more}' {at(RECORD)}")
+    assert found(path)["whole"][0] == RECORD
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"],["', '"]["'), ('"],["', '"},["'), ("[[", "[,["), ("[[", "x["), ("[[", "[[ "), ('",', '", '), ("]]", "]}")],
+)
+def test_what_stands_beside_a_record_is_written_in_one_way_only(path: Path, old: str, new: str) -> None:
+    forge(path, f"UPDATE journal SET hidden = replace(hidden, '{old}', '{new}') {at(1)}")
+    assert found(path)["whole"][0] == 1
+
+
+def test_a_value_that_is_gone_is_named_with_the_record_that_had_it(path: Path) -> None:
+    forge(path, f"UPDATE journal SET hidden = '[null]' {at(RECORD)}")
+    assert found(path)["whole"][0] == RECORD
+
+
+def test_a_record_that_is_no_text_any_more_is_named_and_hides_no_other_run(path: Path) -> None:
+    forge(path, f"UPDATE journal SET body = x'ff00' {at(RECORD)}", "DELETE FROM run WHERE run_id = 'first'")
+    assert {run: seq for run, (seq, _) in found(path).items()} == {"whole": RECORD, "first": None}
+
+
+@pytest.mark.parametrize("column", ["body", "hidden"])
+@pytest.mark.parametrize("text", ["{", "[]", "{}", "5", '"x"', "null", "", '{"kind":"transition"}', "[null]"])
+@pytest.mark.parametrize("record", [1, RECORD])
+def test_every_command_bears_a_record_that_is_none(path: Path, column: str, text: str, record: int) -> None:
+    forge(path, f"UPDATE journal SET {column} = '{text}' {at(record)}")
+    assert found(path)["whole"][0] == record
+    for words in (["show", "whole"], ["show", "whole", "--json"], ["replay"], ["replay", "--json"], ["runs"]):
+        result = told(*words, "--store", path)
+        assert "internal error" not in result.output
+        if words[0] != "show" or column == "body":  # what stands beside a record may be gone, and it is shown so
+            assert result.exit_code == (0 if words == ["runs"] else 1), (words, result.output)
+    assert len(told("replay", "--store", path).stdout.splitlines()) == 3
+    refused = told("fork", "whole", "--at", 6, "--store", path)
+    assert (refused.exit_code, f"record {record}" in refused.output) == (2, True), refused.output
+
+
+def test_show_goes_on_behind_a_record_that_it_cannot_read(path: Path) -> None:
+    count = len(told("show", "whole", "--store", path).stdout.splitlines()) - 1  # without the sum of its costs
+    forge(path, f"UPDATE journal SET body = '{{' {at(RECORD)}")
+    result = told("show", "whole", "--store", path)
+    lines = result.stdout.splitlines()
+    assert len(lines) == count
+    assert f"record {RECORD} cannot be read" in lines[RECORD - 1]
+    assert "agentfsm verify whole" in result.stderr
+    as_json = told("show", "whole", "--json", "--store", path).stdout.splitlines()
+    assert [json.loads(line)["seq"] for line in as_json] == list(range(1, count + 1))
+
+
+def test_runs_lists_all_where_what_one_asks_cannot_be_read(path: Path) -> None:
+    asks = f"WHERE key = {3 << 32} + (SELECT seq FROM run WHERE run_id = 'waits')"
+    forge(path, f'UPDATE journal SET body = \'{{"kind":"run.suspended"}}\' {asks}')
+    result = told("runs", "--store", path)
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["first", "whole", "waits"]
+    assert "cannot be read" in lines[2]
+    assert "error" in json.loads(told("runs", "--json", "--store", path).stdout.splitlines()[2])
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("PRAGMA user_version = 99", "schema version 99"),
+        ("PRAGMA application_id = 7", "another program"),
+        ("DROP TABLE journal", "no such table"),
+        ("DROP TABLE run", "no such table"),
+    ],
+)
+def test_a_file_that_cannot_be_checked_is_not_called_good_nor_wrong_usage(
+    path: Path, statement: str, words: str
+) -> None:
+    forge(path, statement)
+    result = told("verify", "--store", path)
+    assert result.exit_code == 3
+    assert words in result.output
+
+
+def test_a_file_that_is_no_database_cannot_be_verified(tmp_path: Path) -> None:
+    (tmp_path / "runs.db").write_text("This is a letter, and no database at all.\n" * 40)
+    result = told("verify", "--store", tmp_path / "runs.db")
+    assert result.exit_code == 3
+    assert "is no database" in result.stderr
+
+
+def test_a_store_with_nothing_in_it_says_so(tmp_path: Path) -> None:
+    (tmp_path / "runs.db").touch()
+    for words in (["verify"], ["runs"]):
+        result = told(*words, "--store", tmp_path / "runs.db")
+        assert (result.exit_code, result.stdout) == (0, "")
+        assert "there is no run" in result.stderr
+    assert "no suspended run" in told("runs", "--status", "suspended", "--store", tmp_path / "runs.db").stderr
+
+
+# -- an exported journal ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def export(path: Path) -> list[str]:
+    return told("export", "whole", "--store", path).stdout.splitlines(keepends=True)
+
+
+def of_file(tmp_path: Path, content: bytes, *words: object) -> Result:
+    file = tmp_path / "run.jsonl"
+    file.write_bytes(content)
+    return told("verify", "--file", file, *words)
+
+
+def test_a_line_that_is_none_is_tampering_and_a_file_that_is_none_is_not(tmp_path: Path, export: list[str]) -> None:
+    for content in (b"", b"Dear Ann,\n", b"\x1f\x8b\x08\xff\xfe" * 9, b"\xef\xbb\xbf" + "".join(export).encode()):
+        result = of_file(tmp_path, content)
+        assert result.exit_code == 3, result.output
+        assert "no line of an exported journal" in result.stderr
+    for line in ("", "{}", export[3][:-9], "# a remark"):
+        result = of_file(tmp_path, "".join([*export[:3], line + "\n", *export[4:]]).encode())
+        assert (result.exit_code, "record 4" in result.stdout) == (1, True), result.output
+
+
+def test_bytes_that_are_no_text_are_found_where_they_are(tmp_path: Path, export: list[str]) -> None:
+    content = (
+        "".join(export[:3]).encode()
+        + export[3].encode().replace(b"transition", b"trans\xfftion")
+        + b"".join(line.encode() for line in export[4:])
+    )
+    result = of_file(tmp_path, content)
+    assert (result.exit_code, "TAMPERED" in result.stdout, "record 4" in result.stdout) == (1, True, True)
+
+
+def test_one_file_is_one_run_and_is_not_named(tmp_path: Path, export: list[str]) -> None:
+    result = of_file(tmp_path, "".join(export).encode(), "another")
+    assert result.exit_code == 2
+    assert "--file" in result.stderr
+
+
+def test_a_run_id_is_shown_on_a_line(path: Path) -> None:
+    for bad in ("", " ", "a\nb", "\x1b[2J"):
+        assert told("fork", "whole", "--at", 3, "--as", bad, "--store", path).exit_code == 2
+    forge(path, "UPDATE run SET run_id = 'a' || char(10) || char(27) || 'b' WHERE run_id = 'whole'")
+    for words in (["runs"], ["verify"], ["replay"]):
+        shown = told(*words, "--store", path).stdout
+        assert "\x1b" not in shown
+        assert len(shown.splitlines()) == 3
+
+
+def test_replay_as_json(path: Path) -> None:
+    reports = [json.loads(line) for line in told("replay", "--json", "--store", path).stdout.splitlines()]
+    assert [(each["run_id"], each["seq"]) for each in reports] == [("first", None), ("whole", None), ("waits", None)]
+    result = told("replay", "whole", "--json", "--guardrails", '{"max_iterations": 1}', "--store", path)
+    elsewhere = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert elsewhere["instead"] == "pre_step.iteration_limit -> recover"
+
+
+def test_a_field_that_is_no_number_is_wrong_usage(path: Path) -> None:
+    for field in ("²", "x", "0", "99", ""):
+        assert told("redact", "whole", field, "--store", path).exit_code == 2
+
+
+def test_show_says_what_the_model_asked_for(path: Path) -> None:
+    shown = told("show", "whole", "--store", path).stdout
+    assert 'add {"a": 1, "b": 2}' in shown
+    assert "all done" in shown
+
+
+# -- what else a store can tell -----------------------------------------------------------------------
+
+
+def test_a_fork_whose_parent_says_something_else_is_found(path: Path) -> None:
+    told("fork", "whole", "--at", 6, "--as", "forked", "--store", path)
+    assert "forked" not in found(path, code=4)
+    store = SqliteStore(path)
+    (first, *_), others = store.rows("forked"), store.rows("first")
+    store.close()
+    parent = json.loads(first.body)["parent"]
+    body = first.body.replace(parent["hash"], others[5].hash)
+    forged = seal(START, body)
+    forge(
+        path,
+        f"UPDATE journal SET body = '{body.replace(chr(39), chr(39) * 2)}', hash = x'{forged}' {at(1, 4)}",
+        f"UPDATE run SET hash = x'{forged}' WHERE run_id = 'forked'",
+    )
+    assert found(path, "forked") == {"forked": (1, "it is forked from record 6 of run whole, and that is another one")}
+    db = sqlite3.connect(path)
+    db.execute("DELETE FROM run WHERE run_id = 'whole'")  # a parent that is elsewhere proves nothing
+    db.commit()
+    db.close()
+    assert found(path, "forked", code=4) == {}
+
+
+def test_redact_says_so_where_somebody_still_reads_what_was_deleted(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentfsm.journal.sqlite_file.BUSY_S", 0.05)
+    forge(path, "PRAGMA journal_mode = WAL")
+    reader = sqlite3.connect(path, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM journal").fetchone()
+    result = told("redact", "whole", "4", "--store", path)
+    assert (result.exit_code, result.stdout) == (0, "1 value deleted\n")
+    assert "another program reads the store" in result.stderr
+    reader.execute("COMMIT")
+    reader.close()
+    result = told("redact", "whole", "1", "--store", path)
+    assert (result.exit_code, result.stderr) == (0, "")
