@@ -115,8 +115,8 @@ MUTANTS = (
     Mutant(
         "the end is told in front of its commit",
         "agentfsm/runtime/driver.py",
-        "# durable before anybody is told\n                await recorder.commit()",
-        "\n                recorder.push()",
+        "late = await whatever_comes(recorder.commit())",
+        "recorder.push()",
         STOPPING,
     ),
     Mutant(

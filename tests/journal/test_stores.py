@@ -162,7 +162,7 @@ def test_a_closed_store_is_one_file_that_can_be_copied_or_read_where_nobody_may_
     folder.chmod(0o555)
     got = subprocess.run([sys.executable, "-c", code, folder / "runs.db"], capture_output=True, text=True)
     folder.chmod(0o755)
-    assert (got.stdout, got.stderr) == ("2\n", "")
+    assert got.stdout == "2\n", got.stderr
 
 
 def test_a_folder_that_cannot_be_searched_is_a_clear_error(tmp_path):
