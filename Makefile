@@ -6,7 +6,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests lint style mypy pyright bench soak diagrams build clean
+.PHONY: help demo test tests coverage lint style mypy pyright bench soak diagrams build clean
 
 help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -14,9 +14,12 @@ help:  ## Say what there is
 demo: .venv/.cli  ## See a whole run, with no key and no network
 	$(BIN)/agentfsm demo
 
-test: lint tests  ## Check the code, and run all tests with their coverage
+test: lint tests  ## Check the code, and run all tests
 
-tests: .venv/.dev  ## Run all tests with their coverage
+tests: .venv/.dev  ## Run all tests
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+coverage: .venv/.dev  ## Run all tests and say which lines they pass, which takes longer
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -n $(JOBS) --dist worksteal; code=$$?; \
 	$(BIN)/coverage combine --quiet && $(BIN)/coverage report; exit $$code

@@ -1,15 +1,14 @@
-"""What tests count is said at the end of a test run; long tests begin first, and are not all followed by coverage."""
+"""What tests count is said at the end of a test run; long tests begin first."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.heavy import FOLLOWED_ELSEWHERE, seconds
+from tests.heavy import seconds
 
 COUNTED = "counted"
 
@@ -59,18 +58,3 @@ def longest_first(items: list[Any], taken: list[float], workers: int) -> list[An
         own = by_length[worker::workers]
         order += own + [next(others) for _ in range(length - len(own))]
     return [items[n] for n in order]
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Hide the tests that others cover from coverage: in this process, and in those that they start."""
-    if not item.nodeid.startswith(FOLLOWED_ELSEWHERE):
-        return (yield)
-    told = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("COVERAGE_PROCESS_")}
-    following = sys.gettrace()
-    sys.settrace(None)
-    try:
-        return (yield)
-    finally:
-        sys.settrace(following)
-        os.environ.update(told)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import longest_first, pytest_runtest_protocol
-from tests.heavy import FOLLOWED_ELSEWHERE, SECONDS, seconds
+from tests.conftest import longest_first
+from tests.heavy import SECONDS, seconds
 
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("start", sorted({*SECONDS, *FOLLOWED_ELSEWHERE}))
+@pytest.mark.parametrize("start", sorted(SECONDS))
 def test_each_name_is_that_of_a_test(start):
     file, _, name = start.partition("::")
     assert f"def {name.partition('[')[0] or 'test_'}" in (ROOT / file).read_text(encoding="utf-8")
@@ -38,17 +35,3 @@ def test_each_workers_stretch_begins_with_its_share_of_the_long_ones(workers, or
 def test_whatever_is_long_all_are_run_once(workers, long):
     names = list(range(7))
     assert sorted(longest_first(names, [float(n < long) for n in names], workers)) == names
-
-
-@pytest.mark.parametrize(("name", "hidden"), [(FOLLOWED_ELSEWHERE[0], True), ("tests/test_heavy.py::test_x", False)])
-def test_coverage_sees_nothing_of_what_others_cover_and_goes_on_behind_it(name, hidden, monkeypatch):
-    monkeypatch.setenv("COVERAGE_PROCESS_CONFIG", "of a run")
-    sees = sys.gettrace()
-    around = pytest_runtest_protocol(SimpleNamespace(nodeid=f"{name}[1]"))
-    next(around)
-    during = sys.gettrace(), os.environ.get("COVERAGE_PROCESS_CONFIG")
-    with pytest.raises(StopIteration) as done:
-        around.send("what it came to")
-    assert during == ((None, None) if hidden else (sees, "of a run"))
-    assert (sys.gettrace(), os.environ["COVERAGE_PROCESS_CONFIG"]) == (sees, "of a run")
-    assert done.value.value == "what it came to"

@@ -519,7 +519,7 @@ def failures(seen: Seen) -> list[str]:
     return found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def matrix() -> dict[str, Seen | BaseException]:
     """All cases, run at once in one event loop; and what is left behind is looked for."""
     unhandled: list[dict[str, Any]] = []
