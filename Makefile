@@ -1,7 +1,8 @@
 # Everything runs in .venv, which is made when something needs it. PYTHON=python3.13 picks another Python.
 
 PYTHON ?= python3
-JOBS ?= 2
+# For two cores: some tests wait for terminals, servers and other processes.
+JOBS ?= 3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 

@@ -10,6 +10,7 @@ row of the table can move a run.
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, cast
 
 import transitions
@@ -159,19 +160,11 @@ class Machine:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._table = _Table(
-            model=None,
-            states=[transitions.State(str(spec.name), final=spec.final) for spec in graph.states],
-            initial=str(graph.initial),
-            auto_transitions=False,
-        )
-        for decision in _decisions(graph):
-            row = decision.transition
-            self._table.add_transition(
-                "step", str(row.source), str(row.target), conditions=cast("Any", row.guard), decision=decision
-            )
-        step = self._table.events["step"]
-        assert isinstance(step, _Step)  # noqa: S101  # event_cls above
+        try:
+            step = _put_together_once(graph)
+        except TypeError:  # a guard that cannot be hashed
+            step = _put_together(graph).events["step"]
+        assert isinstance(step, _Step)  # noqa: S101  # ``_Table.event_cls``
         self._step = step
 
     def step(self, run: Steppable) -> Decision:
@@ -200,8 +193,29 @@ class Machine:
         return self._step.decide(trial) is not None
 
     def to_transitions(self) -> transitions.Machine:
-        """The machine as ``transitions`` sees it, for its own tools (``GraphMachine`` and others)."""
-        return self._table
+        """The machine as ``transitions`` sees it, for its own tools (``GraphMachine`` and others); a new one."""
+        return _put_together(self.graph)
+
+
+def _put_together(graph: Graph) -> _Table:
+    table = _Table(
+        model=None,
+        states=[transitions.State(str(spec.name), final=spec.final) for spec in graph.states],
+        initial=str(graph.initial),
+        auto_transitions=False,
+    )
+    for decision in _decisions(graph):
+        row = decision.transition
+        table.add_transition(
+            "step", str(row.source), str(row.target), conditions=cast("Any", row.guard), decision=decision
+        )
+    return table
+
+
+@lru_cache(maxsize=16)
+def _put_together_once(graph: Graph) -> transitions.Event:
+    """What steps through a graph: a program has few graphs and many agents, and it keeps nothing of a run."""
+    return _put_together(graph).events["step"]
 
 
 def _decisions(graph: Graph) -> Iterator[Decision]:

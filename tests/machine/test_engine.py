@@ -359,3 +359,43 @@ def test_looking_ahead_says_whether_a_step_would_move_the_run():
     assert machine.would_move(Puppet("suspended", dict.fromkeys(names, False) | {"replied": True}))
     assert not machine.would_move(Puppet("suspended", dict.fromkeys(names, False)))
     assert not machine.would_move(Puppet("terminal", {}))
+
+
+class Says:
+    """A guard that is an object; two of one kind are equal, and none can be hashed."""
+
+    def __init__(self, answer: bool) -> None:
+        self.answer = answer
+        self.__name__ = "says"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Says)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self, run: Puppet) -> bool:
+        return self.answer
+
+
+def two_ways(guard: Callable[[Any], Any]) -> Graph:
+    states = (StateSpec("start"), StateSpec("yes", final=True), StateSpec("no", final=True))
+    rows = (Transition("start", guard, "yes"), Transition("start", None, "no"))
+    return Graph(states, rows)
+
+
+def test_machines_of_graphs_that_look_alike_ask_their_own_guards():
+    """Machines of one graph are put together once; a guard that cannot be hashed must be no other's."""
+    for answer in (True, False, True):
+        for guard in (Says(answer), stand_in("asked")):
+            run = Puppet("start", {"asked": answer})
+            Machine(two_ways(guard)).step(run)
+            assert run.state == ("yes" if answer else "no")
+
+
+def test_what_is_done_to_the_machine_of_transitions_changes_no_machine_of_ours():
+    machine = Machine(two_ways(stand_in("asked")))
+    machine.to_transitions().remove_transition("step")
+    for each in (machine, Machine(machine.graph)):
+        run = Puppet("start", {"asked": False})
+        each.step(run)
+        assert run.state == "no"
