@@ -32,6 +32,8 @@ _ORDERED = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan
 # A number in compact JSON stands behind one of these; a hit inside a string would cost time and nothing else.
 _NUMBER = re.compile(r"[:,\[]-?(?:\d{16}|\d+(?:\.0(?!\d)|(?:\.\d+)?e))")
 
+_TEXTS = frozenset({str})
+
 _FAST = encoder(ensure_ascii=False)  # it looks for no circle: where there is no end, ``_STRICT`` is asked
 
 
@@ -58,7 +60,7 @@ def encode(value: Any) -> str:
         text = None  # a mapping that is no dict, or no JSON at all
     except RecursionError:
         raise _endless(value) from None
-    if text is not None and not _odd(text):
+    if text is not None and not _odd(value, text):
         return text
     return _ORDERED(_tagged(value))
 
@@ -74,12 +76,14 @@ def _endless(value: Any) -> ValueError:
     return ValueError("the value is nested too deeply for JSON")
 
 
-def _odd(text: str) -> bool:
-    """Whether a text may hold what must be tagged, or keys that Python sorts otherwise than RFC 8785."""
+def _odd(value: Any, text: str) -> bool:
+    """Whether a value's text may hold what must be tagged, or keys that Python sorts otherwise than RFC 8785."""
     # A text is searched for one character in no time, for two it takes longer, and a pattern is slow to look
     # through all that people said: it sees what stands outside the strings.
     if text[:1] not in "{[" or ("$" in text and '"$' in text) or (not text.isascii() and _wide(text)):
         return True
+    if type(value) is dict and _TEXTS.issuperset(map(type, cast("dict[str, object]", value).values())):
+        return False  # arguments that are texts, as many are: there is no number anywhere
     outside = text if "\\" in text and '\\"' in text else "".join(text.split('"')[::2])
     return _NUMBER.search(outside) is not None
 

@@ -73,7 +73,8 @@ class SqliteStore:
         self._leases[run_id] = lease  # nobody else of this process takes it from here on
         try:
             found = await self._writer.do(lambda db: sqlite_rows.take(db, run_id, owner, new))
-            lease.epoch, lease.seq, lease.hash, lease.row = found
+            lease.epoch, lease.seq, lease.hash, row = found
+            lease.holder = Holder(run_id, lease.epoch, owner, row)
         except BaseException:
             self._forget(lease)
             raise
@@ -163,9 +164,10 @@ class SqliteStore:
 class _RowLease(Lease):
     """A lease that knows the run's row, so that nobody has to look it up for every commit."""
 
-    row: int = 0
+    holder: Holder | None = None
 
 
 def _holder(lease: Lease) -> Holder:
-    row = lease.row if isinstance(lease, _RowLease) else 0  # a lease that nobody gave holds no row
-    return Holder(lease.run_id, lease.epoch, lease.owner, row)
+    if isinstance(lease, _RowLease) and lease.holder is not None:
+        return lease.holder
+    return Holder(lease.run_id, lease.epoch, lease.owner, 0)  # a lease that nobody gave holds no row
