@@ -28,6 +28,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,13 +137,13 @@ def changes(kept: Any) -> list[Any]:
     return [r for r in kept if r.kind == "run.migrated"]
 
 
-def live(folder: Path, scenario: str, kill_at: int, outside: int | None = None) -> None:
+def live(folder: Path, scenario: str, kill_at: int | str, outside: int | None = None) -> None:
     """A whole life, in this process, which is good for nothing else afterwards."""
     world = World(folder, kill_at, outside)
     Watched.world = world
     sqlite3.connect = functools.partial(sqlite3.connect, factory=Watched)
     asyncio.run(life(world, scenario))
-    world.write("points", str(world.passed))
+    world.write("points", json.dumps(world.names))
 
 
 # -- processes --------------------------------------------------------------------------------------------
@@ -184,7 +185,7 @@ def ended(status: int) -> bool:
     return False
 
 
-def process(folder: Path, scenario: str, kill_at: int = 0, *, outside: bool = False) -> bool:
+def process(folder: Path, scenario: str, kill_at: int | str = 0, *, outside: bool = False) -> bool:
     """One life in a process of its own; whether it was killed, by itself or from outside."""
     reading, writing = os.pipe() if outside else (None, None)
     child = forked(lambda: live(folder, scenario, kill_at, writing))
@@ -299,7 +300,7 @@ def check(folder: Path, kills: int, whole: dict[str, Any], scenario: str) -> dic
 
 
 def lives(
-    scenario: str, kills: list[int], whole: dict[str, Any] | None, *, by: Any = process, outside: bool = False
+    scenario: str, kills: Sequence[int | str], whole: dict[str, Any] | None, *, by: Any = process, outside: bool = False
 ) -> dict[str, Any]:
     """A history: killed at each of these points in turn, then left in peace.
 
@@ -316,7 +317,7 @@ def lives(
         raise AssertionError(f"{scenario} killed at {kills}, in {folder}: {error}") from error
     points, where = World(folder).lines("points"), World(folder).lines("killed")
     shutil.rmtree(folder)
-    return {**got, "killed": killed, "points": int(points[-1]), "where": where}
+    return {**got, "killed": killed, "points": json.loads(points[-1]), "where": where}
 
 
 def wholes() -> dict[str, dict[str, Any]]:
@@ -350,7 +351,8 @@ def matrix(step: int = 1, scenarios: tuple[str, ...] = tuple(SCENARIOS)) -> dict
     for scenario in scenarios:
         whole = lives(scenario, [], None)
         must_be_whole(scenario, whole)
-        done = [lives(scenario, [at], whole) for at in range(1, whole["points"] + 1, step)]
+        points = [f"{name} {n}" for name, passed in whole["points"].items() for n in range(1, passed + 1)]
+        done = [lives(scenario, [at], whole) for at in points[::step]]
         kills[scenario] = sum(d["killed"] for d in done)
         where.update(w for d in done for w in d["where"])
         doubted.update(w for d in done for w in d["where"] if d["doubts"])
@@ -363,7 +365,8 @@ def histories(seed: int, count: int) -> dict[str, Any]:
     draw, whole, told = random.Random(seed), wholes(), Counter[str]()
     for _ in range(count):
         scenario = draw.choice(list(SCENARIOS))
-        points = [draw.randint(1, whole[scenario]["points"]) for _ in range(draw.randint(1, 5))]
+        last = sum(whole[scenario]["points"].values())
+        points = [draw.randint(1, last) for _ in range(draw.randint(1, 5))]
         outside = draw.random() < 0.5
         done = lives(scenario, points, whole[scenario], outside=outside)
         told.update({"kills": done["killed"], "doubts": done["doubts"], "backwards": done["backwards"]})
@@ -376,7 +379,8 @@ def fresh() -> dict[str, Any]:
     """One point of each scenario, with interpreters in place of forks."""
     kills = 0
     for n, (scenario, whole) in enumerate(wholes().items(), 1):
-        kills += lives(scenario, [whole["points"] * n // (len(SCENARIOS) + 1)], whole, by=interpreter)["killed"]
+        middle = sum(whole["points"].values()) * n // (len(SCENARIOS) + 1)
+        kills += lives(scenario, [middle], whole, by=interpreter)["killed"]
     return {"kills": kills}
 
 

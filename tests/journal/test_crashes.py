@@ -44,9 +44,7 @@ def test_a_run_that_is_killed_at_any_point_comes_to_the_same_end(counted):
     assert moved == sum(told["changed"].values())  # each of these runs tells of its new graph once
     assert told["changed"].keys() == {"run.suspended", "effect.intent"}  # it waited, or it was cut off
     assert min(told["changed"].values()) >= 40
-    # What cannot be known is asked about. (Commits and calls that run together pass their points in any order, so
-    # that one of these may have been no life's last.)
-    assert doubts.get("after beside_once", 0) == where.get("after beside_once", 0)
+    assert doubts["after beside_once"] == where["after beside_once"] >= 1  # what cannot be known is asked about
     assert doubts["after careful"] == where["after careful"] >= 1
     assert sum(doubts.values()) >= 5
     assert not {"before again", "after again", "before the model", "after the model"} & doubts.keys()

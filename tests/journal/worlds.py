@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,18 +125,21 @@ class World:
 
     Args:
         folder: Where they are.
-        kill_at: The point at which the process ends; 0 for none.
+        kill_at: The point at which the process ends: the so-manieth of all, or, since threads may pass theirs in
+            another order each time, the so-manieth of its name (``after once 2``); 0 for none.
         outside: A pipe into which the point is written; whoever reads it kills the process. Without one, the
             process kills itself.
     """
 
-    def __init__(self, folder: Path, kill_at: int = 0, outside: int | None = None) -> None:
+    def __init__(self, folder: Path, kill_at: int | str = 0, outside: int | None = None) -> None:
         self.folder, self.kill_at, self.outside, self.passed = folder, kill_at, outside, 0
+        self.names = Counter[str]()
 
     def passing(self, where: str) -> None:
         """A point."""
         self.passed += 1
-        if self.passed != self.kill_at:
+        self.names[where] += 1
+        if self.kill_at not in (self.passed, f"{where} {self.names[where]}"):
             return
         self.write("killed", where)
         if threading.current_thread() is not threading.main_thread():
