@@ -44,19 +44,9 @@ from agentfsm.journal.verify import GOOD, OPEN, TAMPERED, verify
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests import test_properties as drawn
 from tests.journal.samples import SCRIPT, a_waiting_run, a_whole_run, an_agent, sealed_anew
+from tests.journal.worlds import long_answer, too_long
 
 STRICTER = "its path would have been another"
-
-
-def too_long(run: RunState) -> Failure | None:
-    """Nothing in these runs is."""
-    text = "" if run.reply is None else run.reply.message.content
-    return Failure(kind=FailureKind.scope_too_large, explanation="too long") if len(text) > 160 else None
-
-
-def long_answer(run: RunState) -> Failure | None:
-    """The same under another name."""
-    return too_long(run)
 
 
 def no_adding(run: RunState) -> Failure | None:

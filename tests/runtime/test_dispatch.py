@@ -232,11 +232,14 @@ def test_a_call_is_run_again_only_so_often_and_then_the_model_is_told():
     assert tool_texts(result) == ["ConnectionError: dropped"]
 
 
-def test_a_policy_may_back_off_before_a_call_is_run_again():
-    class Patient(DefaultPolicy):
-        def backoff(self, kind: FailureKind, attempt: int) -> float:
-            return 3.0
+class Patient(DefaultPolicy):
+    """Waits before whatever is tried again."""
 
+    def backoff(self, kind: FailureKind, attempt: int) -> float:
+        return 3.0
+
+
+def test_a_policy_may_back_off_before_a_call_is_run_again():
     clock, seen = FakeClock(), []
 
     @tool(idempotent=True, retryable=True)
@@ -253,10 +256,6 @@ def test_a_policy_may_back_off_before_a_call_is_run_again():
 
 
 def test_a_back_off_that_was_waited_out_is_not_waited_for_again_behind_an_approval():
-    class Patient(DefaultPolicy):
-        def backoff(self, kind: FailureKind, attempt: int) -> float:
-            return 3.0
-
     clock, seen = FakeClock(), []
 
     @tool(idempotent=True, retryable=True)
