@@ -39,17 +39,16 @@ pyright: .venv/.dev
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: .venv/.dev  ## Measure speed, next to hand-written loops
-	$(BIN)/python tests/benchmarks/run.py
-	$(BIN)/python tests/benchmarks/streaming.py
-	$(BIN)/python -m tests.benchmarks.journal
+	$(BIN)/python tests/benchmarks/loop_benchmark.py
+	$(BIN)/python tests/benchmarks/streaming_benchmark.py
+	$(BIN)/python -m tests.benchmarks.journal_benchmark
 
 soak: .venv/.dev  ## Run the long tests with faults
 	$(BIN)/python -m pytest -n $(JOBS) -m soak
 
 diagrams: .venv/.cli  ## Draw diagrams/ and the README's table anew
 	$(BIN)/agentfsm diagram --output diagrams/
-	$(BIN)/python -m tests.diagrams.pictures
-	$(BIN)/python -m tests.readme_table
+	$(BIN)/python -m tests.helpers.generated_docs
 
 build: .venv/.dev  ## Build the wheel into dist/
 	$(PIP) wheel --quiet --no-deps --wheel-dir dist .

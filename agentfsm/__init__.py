@@ -10,13 +10,53 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
-    from agentfsm.core.events import (
-        AgentError,
+    from agentfsm.errors import (
+        AgentfsmError,
+        BlankHumanReplyError,
+        ConfigurationError,
+        ContextOverflowError,
+        GraphError,
+        HumanReplyError,
+        JournalError,
+        JournalGraphError,
+        MissingExtraError,
+        MissingKeyError,
+        ModelError,
+        NoTransitionError,
+        ProviderError,
+        RunError,
+        RunExistsError,
+        StaleHumanReplyError,
+        StaleLease,
+        StoreError,
+        StoreFormatError,
+        StoreFullError,
+        StoreLockedError,
+        SuspensionExpiredError,
+        SuspensionFormatError,
+        SuspensionGraphError,
+        SuspensionRecordError,
+        SuspensionTamperedError,
+        SuspensionUsedError,
+        ToolDefinitionError,
+        ToolError,
+        TransientProviderError,
+        UnknownModelError,
+        UnknownRunError,
+    )
+    from agentfsm.journal.memory_store import MemoryStore
+    from agentfsm.journal.migration import Migration
+    from agentfsm.journal.records import Record
+    from agentfsm.journal.sqlite.sqlite_store import SqliteStore
+    from agentfsm.journal.store import Store
+    from agentfsm.loop.detectors import Example, detector
+    from agentfsm.loop.events import (
         Event,
         Handoff,
         ModelReplied,
         PartialRunSummary,
         ReasoningDelta,
+        RecoveryStarted,
         ReplyRestarted,
         RunCancelled,
         RunCompleted,
@@ -30,65 +70,22 @@ if TYPE_CHECKING:
         Transitioned,
         UserInputRequested,
     )
-    from agentfsm.core.examples import Example, detector
-    from agentfsm.core.failures import Action, Failure, FailureKind
-    from agentfsm.core.guardrails import AgentGuardrails
-    from agentfsm.core.images import Image
-    from agentfsm.core.loop import LOOP
-    from agentfsm.core.messages import FinishReason, Message, Reply, Role, ToolCall, ToolResult, Usage
-    from agentfsm.core.model import Model, ModelRequest, ToolSpec
-    from agentfsm.core.outcomes import Noted
-    from agentfsm.core.policy import DefaultPolicy, RecoveryPolicy
-    from agentfsm.core.presets import Preset
-    from agentfsm.core.rules import Rules
-    from agentfsm.core.state import RunState
-    from agentfsm.core.suspension import SuspensionRecord
-    from agentfsm.errors import (
-        AgentfsmError,
-        BlankReplyError,
-        ConfigurationError,
-        ContextOverflowError,
-        GraphError,
-        JournalError,
-        JournalGraphError,
-        MissingExtraError,
-        MissingKeyError,
-        ModelError,
-        NoTransitionError,
-        ProviderError,
-        RecordError,
-        RecordExpiredError,
-        RecordFormatError,
-        RecordGraphError,
-        RecordTamperedError,
-        RecordUsedError,
-        ReplyError,
-        RunError,
-        RunExistsError,
-        StaleLease,
-        StaleReplyError,
-        StoreError,
-        StoreFormatError,
-        StoreFullError,
-        StoreLockedError,
-        ToolDefinitionError,
-        ToolError,
-        TransientProviderError,
-        UnknownModelError,
-        UnknownRunError,
-    )
-    from agentfsm.journal.memory import MemoryStore
-    from agentfsm.journal.migration import Migration
-    from agentfsm.journal.records import Record
-    from agentfsm.journal.sqlite import SqliteStore
-    from agentfsm.journal.store import Store
+    from agentfsm.loop.failures import Action, Failure, FailureKind
+    from agentfsm.loop.guardrails import AgentGuardrails, Behavior
+    from agentfsm.loop.messages import FinishReason, Image, Message, Reply, Role, ToolCall, ToolResult, Usage
+    from agentfsm.loop.model import Model, ModelRequest, ToolSpec
+    from agentfsm.loop.outcomes import StateResult
+    from agentfsm.loop.policy import DefaultPolicy, RecoveryPolicy
+    from agentfsm.loop.presets import Preset
+    from agentfsm.loop.state import RunState
+    from agentfsm.loop.suspension import SuspensionRecord
+    from agentfsm.loop.table import LOOP
     from agentfsm.machine.engine import Decision, Machine
     from agentfsm.machine.graph import Graph, State, StateSpec, Transition
+    from agentfsm.runtime.approval import Allow, Deny, Edit, GiveUp, ItDidNotRun, ItRan
     from agentfsm.runtime.hooks import AbortRun, AskApproval, DenyCall, HookContext, SkipCall, hook, observer
-    from agentfsm.runtime.host import Clock, Host, UsedInFolder
-    from agentfsm.runtime.memory import Memory
-    from agentfsm.runtime.permissions import Is, allow, ask, deny, permissions
-    from agentfsm.runtime.replies import Allow, Deny, Edit, GiveUp, ItDidNotRun, ItRan
+    from agentfsm.runtime.host import Clock, FileReplayGuard, Host, Memory
+    from agentfsm.runtime.permissions import ArgumentMatcher, allow, ask, deny, permissions
     from agentfsm.runtime.result import RunResult
     from agentfsm.runtime.run import Run
     from agentfsm.runtime.tools import Tool, ToolContext, tool
@@ -100,12 +97,12 @@ __all__ = [
     "AbortRun",
     "Action",
     "Agent",
-    "AgentError",
+    "RecoveryStarted",
     "AgentGuardrails",
     "AgentfsmError",
     "Allow",
     "AskApproval",
-    "BlankReplyError",
+    "BlankHumanReplyError",
     "Clock",
     "ConfigurationError",
     "ContextOverflowError",
@@ -126,7 +123,7 @@ __all__ = [
     "HookContext",
     "Host",
     "Image",
-    "Is",
+    "ArgumentMatcher",
     "ItDidNotRun",
     "ItRan",
     "JournalError",
@@ -143,24 +140,24 @@ __all__ = [
     "ModelReplied",
     "ModelRequest",
     "NoTransitionError",
-    "Noted",
+    "StateResult",
     "PartialRunSummary",
     "Preset",
     "ProviderError",
     "ReasoningDelta",
     "Record",
-    "RecordError",
-    "RecordExpiredError",
-    "RecordFormatError",
-    "RecordGraphError",
-    "RecordTamperedError",
-    "RecordUsedError",
+    "SuspensionRecordError",
+    "SuspensionExpiredError",
+    "SuspensionFormatError",
+    "SuspensionGraphError",
+    "SuspensionTamperedError",
+    "SuspensionUsedError",
     "RecoveryPolicy",
     "Reply",
-    "ReplyError",
+    "HumanReplyError",
     "ReplyRestarted",
     "Role",
-    "Rules",
+    "Behavior",
     "Run",
     "RunCancelled",
     "RunCompleted",
@@ -174,7 +171,7 @@ __all__ = [
     "SkipCall",
     "SqliteStore",
     "StaleLease",
-    "StaleReplyError",
+    "StaleHumanReplyError",
     "State",
     "StateSpec",
     "Store",
@@ -200,7 +197,7 @@ __all__ = [
     "UnknownModelError",
     "UnknownRunError",
     "Usage",
-    "UsedInFolder",
+    "FileReplayGuard",
     "UserInputRequested",
     "allow",
     "ask",
@@ -212,48 +209,45 @@ __all__ = [
     "tool",
 ]
 
-_HOME = {
+_MODULE_OF = {
     name: module
     for module, names in {
         "agent": "Agent",
-        "core.events": (
-            "AgentError Event Handoff ModelReplied PartialRunSummary ReasoningDelta ReplyRestarted RunCancelled "
-            "RunCompleted RunResumed RunStarted RunWarning TextDelta ToolCallDelta ToolFinished ToolStarted "
-            "Transitioned UserInputRequested"
-        ),
-        "core.examples": "Example detector",
-        "core.failures": "Action Failure FailureKind",
-        "core.guardrails": "AgentGuardrails",
-        "core.images": "Image",
-        "core.loop": "LOOP",
-        "core.messages": "FinishReason Message Reply Role ToolCall ToolResult Usage",
-        "core.model": "Model ModelRequest ToolSpec",
-        "core.outcomes": "Noted",
-        "core.policy": "DefaultPolicy RecoveryPolicy",
-        "core.presets": "Preset",
-        "core.rules": "Rules",
-        "core.state": "RunState",
-        "core.suspension": "SuspensionRecord",
         "errors": (
-            "AgentfsmError BlankReplyError ConfigurationError ContextOverflowError GraphError JournalError "
-            "JournalGraphError MissingExtraError MissingKeyError ModelError NoTransitionError ProviderError "
-            "RecordError RecordExpiredError RecordFormatError RecordGraphError RecordTamperedError "
-            "RecordUsedError ReplyError RunError RunExistsError StaleLease StaleReplyError StoreError "
-            "StoreFormatError StoreFullError StoreLockedError ToolDefinitionError ToolError "
-            "TransientProviderError UnknownModelError UnknownRunError"
+            "AgentfsmError BlankHumanReplyError ConfigurationError ContextOverflowError GraphError "
+            "HumanReplyError JournalError JournalGraphError MissingExtraError MissingKeyError ModelError "
+            "NoTransitionError ProviderError RunError RunExistsError StaleHumanReplyError StaleLease StoreError "
+            "StoreFormatError StoreFullError StoreLockedError SuspensionExpiredError SuspensionFormatError "
+            "SuspensionGraphError SuspensionRecordError SuspensionTamperedError SuspensionUsedError "
+            "ToolDefinitionError ToolError TransientProviderError UnknownModelError UnknownRunError"
         ),
-        "journal.records": "Record",
-        "journal.store": "Store",
-        "journal.memory": "MemoryStore",
+        "journal.memory_store": "MemoryStore",
         "journal.migration": "Migration",
-        "journal.sqlite": "SqliteStore",
+        "journal.records": "Record",
+        "journal.sqlite.sqlite_store": "SqliteStore",
+        "journal.store": "Store",
+        "loop.detectors": "Example detector",
+        "loop.events": (
+            "Event Handoff ModelReplied PartialRunSummary ReasoningDelta RecoveryStarted ReplyRestarted "
+            "RunCancelled RunCompleted RunResumed RunStarted RunWarning TextDelta ToolCallDelta ToolFinished "
+            "ToolStarted Transitioned UserInputRequested"
+        ),
+        "loop.failures": "Action Failure FailureKind",
+        "loop.guardrails": "AgentGuardrails Behavior",
+        "loop.messages": "FinishReason Image Message Reply Role ToolCall ToolResult Usage",
+        "loop.model": "Model ModelRequest ToolSpec",
+        "loop.outcomes": "StateResult",
+        "loop.policy": "DefaultPolicy RecoveryPolicy",
+        "loop.presets": "Preset",
+        "loop.state": "RunState",
+        "loop.suspension": "SuspensionRecord",
+        "loop.table": "LOOP",
         "machine.engine": "Decision Machine",
         "machine.graph": "Graph State StateSpec Transition",
+        "runtime.approval": "Allow Deny Edit GiveUp ItDidNotRun ItRan",
         "runtime.hooks": "AbortRun AskApproval DenyCall HookContext SkipCall hook observer",
-        "runtime.host": "Clock Host UsedInFolder",
-        "runtime.memory": "Memory",
-        "runtime.permissions": "Is allow ask deny permissions",
-        "runtime.replies": "Allow Deny Edit GiveUp ItDidNotRun ItRan",
+        "runtime.host": "Clock FileReplayGuard Host Memory",
+        "runtime.permissions": "ArgumentMatcher allow ask deny permissions",
         "runtime.result": "RunResult",
         "runtime.run": "Run",
         "runtime.tools": "Tool ToolContext tool",
@@ -266,9 +260,9 @@ _HOME = {
 if not TYPE_CHECKING:  # where type checkers see it, they take any name for one that is there
 
     def __getattr__(name: str) -> Any:
-        if name not in _HOME:
+        if name not in _MODULE_OF:
             raise AttributeError(f"module 'agentfsm' has no attribute {name!r}")
-        value = getattr(import_module(f"agentfsm.{_HOME[name]}"), name)
+        value = getattr(import_module(f"agentfsm.{_MODULE_OF[name]}"), name)
         globals()[name] = value
         return value
 

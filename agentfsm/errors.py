@@ -11,15 +11,15 @@
     |   +-- MissingExtraError       an optional package is not installed
     +-- RunError                    a run is used in a way that it cannot be used
     |   +-- NoTransitionError       a step was asked for where no row applies; nothing changed
-    +-- RecordError                 a suspension record cannot be resumed; the run stays as it was
-    |   +-- RecordFormatError       not a record, or one of another version
-    |   +-- RecordTamperedError     its signature does not match
-    |   +-- RecordExpiredError      its time is over
-    |   +-- RecordUsedError         it was resumed already
-    |   +-- RecordGraphError        it belongs to another graph
-    |   +-- ReplyError              the person's reply does not fit what the run waits for
-    |       +-- BlankReplyError     the reply is empty
-    |       +-- StaleReplyError     it answers something else than what the run asks by now
+    +-- SuspensionRecordError                 a suspension record cannot be resumed; the run stays as it was
+    |   +-- SuspensionFormatError       not a record, or one of another version
+    |   +-- SuspensionTamperedError     its signature does not match
+    |   +-- SuspensionExpiredError      its time is over
+    |   +-- SuspensionUsedError         it was resumed already
+    |   +-- SuspensionGraphError        it belongs to another graph
+    |   +-- HumanReplyError              the person's reply does not fit what the run waits for
+    |       +-- BlankHumanReplyError     the reply is empty
+    |       +-- StaleHumanReplyError     it answers something else than what the run asks by now
     +-- StoreError                  a store cannot do what it is asked to; what it holds is unchanged
     |   +-- StoreFormatError        the file is no store of ours, or one of a newer release
     |   +-- StoreLockedError        another process writes to it; the message names it
@@ -40,7 +40,7 @@ from __future__ import annotations
 
 __all__ = [
     "AgentfsmError",
-    "BlankReplyError",
+    "BlankHumanReplyError",
     "ConfigurationError",
     "ContextOverflowError",
     "GraphError",
@@ -51,17 +51,17 @@ __all__ = [
     "ModelError",
     "NoTransitionError",
     "ProviderError",
-    "RecordError",
-    "RecordExpiredError",
-    "RecordFormatError",
-    "RecordGraphError",
-    "RecordTamperedError",
-    "RecordUsedError",
-    "ReplyError",
+    "SuspensionRecordError",
+    "SuspensionExpiredError",
+    "SuspensionFormatError",
+    "SuspensionGraphError",
+    "SuspensionTamperedError",
+    "SuspensionUsedError",
+    "HumanReplyError",
     "RunError",
     "RunExistsError",
     "StaleLease",
-    "StaleReplyError",
+    "StaleHumanReplyError",
     "StoreError",
     "StoreFormatError",
     "StoreFullError",
@@ -124,39 +124,39 @@ class NoTransitionError(RunError):
     """A step was asked for where no row of the table applies; the run is unchanged."""
 
 
-class RecordError(AgentfsmError):
+class SuspensionRecordError(AgentfsmError):
     """A suspension record cannot be resumed; the run stays suspended and untouched."""
 
 
-class RecordFormatError(RecordError):
+class SuspensionFormatError(SuspensionRecordError):
     """The text is no suspension record, or one of a version that this release does not read."""
 
 
-class RecordTamperedError(RecordError):
+class SuspensionTamperedError(SuspensionRecordError):
     """The record's signature does not match: a field was changed, or the secret is another one."""
 
 
-class RecordExpiredError(RecordError):
+class SuspensionExpiredError(SuspensionRecordError):
     """The record's time of validity is over."""
 
 
-class RecordUsedError(RecordError):
+class SuspensionUsedError(SuspensionRecordError):
     """The record was resumed already; each is good for one reply."""
 
 
-class RecordGraphError(RecordError):
+class SuspensionGraphError(SuspensionRecordError):
     """The record was written under another graph."""
 
 
-class ReplyError(RecordError):
+class HumanReplyError(SuspensionRecordError):
     """A person's reply does not fit what the run waits for."""
 
 
-class BlankReplyError(ReplyError):
+class BlankHumanReplyError(HumanReplyError):
     """A person's reply is empty."""
 
 
-class StaleReplyError(ReplyError):
+class StaleHumanReplyError(HumanReplyError):
     """A person's reply is to something else than what the run asks by now; nothing was allowed or denied."""
 
 

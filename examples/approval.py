@@ -13,7 +13,17 @@ import os
 import sys
 from pathlib import Path
 
-from agentfsm import Agent, Allow, Deny, Host, RecordError, RunResult, UsedInFolder, UserInputRequested, tool
+from agentfsm import (
+    Agent,
+    Allow,
+    Deny,
+    FileReplayGuard,
+    Host,
+    RunResult,
+    SuspensionRecordError,
+    UserInputRequested,
+    tool,
+)
 from agentfsm.testing import ScriptedModel, call
 
 RECORD = Path("waiting.json")
@@ -31,7 +41,7 @@ def agent() -> Agent:
     ask_first = call("delete_account", user="ann")
     report = lambda messages: f"Result: {messages[-1].content}"  # noqa: E731
     script = [report] if RECORD.exists() else [ask_first, report]
-    host = Host(secret=SECRET.encode(), used=UsedInFolder("used-records"))
+    host = Host(secret=SECRET.encode(), replay_guard=FileReplayGuard("used-records"))
     return Agent(ScriptedModel(script), tools=[delete_account], host=host)
 
 
@@ -56,5 +66,5 @@ if __name__ == "__main__":
         try:
             reply = Allow() if sys.argv[1] == "allow" else Deny("she changed her mind")
             print(asyncio.run(go_on(RECORD.read_text(), reply)).output)
-        except RecordError as error:
+        except SuspensionRecordError as error:
             sys.exit(f"This cannot be resumed: {error}")

@@ -12,7 +12,7 @@ import asyncio
 import shutil
 import sys
 
-from agentfsm import Agent, AgentError, AgentGuardrails, Handoff, ModelReplied, RunCompleted, ToolFinished
+from agentfsm import Agent, AgentGuardrails, Handoff, ModelReplied, RecoveryStarted, RunCompleted, ToolFinished
 
 
 def disk_space(path: str = "/") -> dict[str, int]:
@@ -36,7 +36,7 @@ async def main(prompt: str) -> int:
                     print(f"calls {call.name}({dict(call.arguments)})")
             case ToolFinished(result=result):
                 print(f"  gives {result.content}")
-            case AgentError(failure=failure, action=action):
+            case RecoveryStarted(failure=failure, action=action):
                 print(f"  {action}: {failure.explanation}")
             case RunCompleted(output=output):
                 print(output)

@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from agentfsm import Agent, Usage
-from agentfsm.core.messages import Message, Reply
 from agentfsm.integrations.otel import tracing
+from agentfsm.loop.messages import Message, Reply
 from agentfsm.testing import ScriptedModel, call
 
 collected = InMemorySpanExporter()

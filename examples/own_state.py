@@ -3,22 +3,22 @@
 Shows: with_state, an effect of your own, what it leaves on the run, and a guard that reads it.
 """
 
-from agentfsm import LOOP, Agent, Message, Noted, RunState, State, StateSpec, Transition
+from agentfsm import LOOP, Agent, Message, RunState, State, StateResult, StateSpec, Transition
 from agentfsm.testing import ScriptedModel
 
 LONGEST = 60
 
 
-def edit(run: RunState) -> Noted:
+def edit(run: RunState) -> StateResult:
     """The effect: judge the answer; what it returns stands in ``run.notes["edit"]``."""
     if len(str(run.answer)) <= LONGEST:
-        return Noted("good")
-    return Noted("too long", (Message.user(f"Say it in {LONGEST} characters at most."),))
+        return StateResult("good")
+    return StateResult("too long", (Message.user(f"Say it in {LONGEST} characters at most."),))
 
 
 def too_long(run: RunState) -> bool:
     """The guard of the way back to the model."""
-    return run.notes["edit"] == "too long"
+    return run.state_results["edit"] == "too long"
 
 
 GRAPH = LOOP.with_state(

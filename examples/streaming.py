@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 
 from agentfsm import (
     Agent,
-    AgentError,
     ModelReplied,
     ReasoningDelta,
+    RecoveryStarted,
     ReplyRestarted,
     RunCompleted,
     TextDelta,
@@ -47,9 +47,9 @@ async def main(model: str, prompt: str) -> int:
                 print(f" {GREY}[{result.name}] -> {result.content}{PLAIN}", flush=True)
             case ModelReplied(message=message) if message.content:
                 print()
-            case ReplyRestarted(why=why):
+            case ReplyRestarted(reason=why):
                 print(f"\n{GREY}(another model begins anew: {why}){PLAIN}")
-            case AgentError(failure=failure):
+            case RecoveryStarted(failure=failure):
                 print(f"\n{GREY}(once more: {failure.explanation}){PLAIN}")  # what was shown of this reply is void
             case _:
                 pass

@@ -8,7 +8,7 @@ The models are scripted ones, so this runs without a key.
 import asyncio
 
 from agentfsm import Agent, Allow, RunResult, Usage, UserInputRequested, tool
-from agentfsm.core.messages import Message, Reply
+from agentfsm.loop.messages import Message, Reply
 from agentfsm.testing import ScriptedModel, call
 
 

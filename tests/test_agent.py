@@ -16,45 +16,45 @@ from agentfsm import (
     Agent,
     AgentGuardrails,
     Allow,
-    BlankReplyError,
+    Behavior,
+    BlankHumanReplyError,
     ConfigurationError,
     DefaultPolicy,
     Deny,
     FailureKind,
+    FileReplayGuard,
     GraphError,
     Handoff,
     Host,
+    HumanReplyError,
     ItRan,
     Message,
     Migration,
     Preset,
-    RecordExpiredError,
-    RecordFormatError,
-    RecordGraphError,
-    RecordTamperedError,
-    RecordUsedError,
-    ReplyError,
     Role,
-    Rules,
     RunError,
     RunResult,
     StateSpec,
+    SuspensionExpiredError,
+    SuspensionFormatError,
+    SuspensionGraphError,
+    SuspensionTamperedError,
+    SuspensionUsedError,
     ToolCall,
     ToolDefinitionError,
     Transition,
-    UsedInFolder,
     UserInputRequested,
     hook,
     observer,
     tool,
 )
-from agentfsm.core.presets import PRESETS
-from agentfsm.journal.memory import MemoryStore
+from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.journal.store import Head, Status
+from agentfsm.loop.presets import PRESETS
 from agentfsm.runtime.run import Run
 from agentfsm.testing import FakeClock, ScriptedModel, call
-from tests.runtime.scenes import agent_on, checked, drive, finish, play, said
-from tests.transcripts import check_requests
+from tests.helpers.provider_rules import check_requests
+from tests.helpers.scenarios import check_result, run_agent, run_async, run_script, scripted_agent, transcript_of
 
 
 @tool
@@ -87,7 +87,7 @@ def test_an_agent_is_a_model_and_the_rest_is_the_presets():
     agent = Agent(model)
     assert agent.model is model
     assert agent.guardrails == AgentGuardrails()
-    assert agent.rules == Rules()
+    assert agent.behavior == Behavior()
     assert agent.graph is LOOP
     assert agent.instructions == ""
     assert repr(agent) == "Agent('scripted', tools=[], graph='loop')"
@@ -98,7 +98,7 @@ def test_a_preset_may_be_named_or_given(name):
     for preset in (name, PRESETS[name]):
         agent = Agent(ScriptedModel(), preset=preset)
         assert agent.guardrails == PRESETS[name].guardrails
-        assert agent.rules == PRESETS[name].rules
+        assert agent.behavior == PRESETS[name].behavior
         assert agent.graph is PRESETS[name].graph
 
 
@@ -107,19 +107,19 @@ def test_what_is_given_comes_before_what_the_preset_brings():
     agent = Agent(ScriptedModel(), preset="feedback", guardrails=limits, graph=graph)
     assert agent.guardrails is limits
     assert agent.graph is graph
-    assert agent.rules.envelope
+    assert agent.behavior.envelope
 
 
 def test_a_preset_of_ones_own_is_as_good_as_any():
-    mine = Preset("mine", rules=Rules(control_tools=True), policy=DefaultPolicy(budgets={}))
+    mine = Preset("mine", behavior=Behavior(control_tools=True), policy=DefaultPolicy(budgets={}))
     agent = Agent(ScriptedModel(), preset=mine)
     assert "return_done" in repr(agent)
 
 
 @pytest.mark.parametrize("name", ["funnel", "breaker"])
 def test_presets_with_control_tools_tell_the_model_of_them(name):
-    agent, model = agent_on(call("return_done", output="x"), preset=name, tools=[look])
-    drive(lambda: _run(agent))
+    agent, model = scripted_agent(call("return_done", output="x"), preset=name, tools=[look])
+    run_async(lambda: _run(agent))
     assert [t.name for t in model.requests[0].tools] == ["look", "ask_user", "return_done", "return_unable"]
 
 
@@ -187,7 +187,7 @@ def test_tools_that_are_named_as_the_presets_own_are_refused():
 
     with pytest.raises(ConfigurationError, match="return_done: the preset brings tools of that name itself"):
         Agent(ScriptedModel(), tools=[mine], preset="funnel")
-    assert Agent(ScriptedModel(), tools=[mine]).rules.control_tools is False
+    assert Agent(ScriptedModel(), tools=[mine]).behavior.control_tools is False
 
 
 @pytest.mark.parametrize(
@@ -246,45 +246,45 @@ def test_nothing_is_half_done_when_something_is_refused():
 
 
 def test_a_run_begins_with_instructions_history_and_prompt():
-    agent, _ = agent_on("done", instructions="be good")
+    agent, _ = scripted_agent("done", instructions="be good")
     history = [Message.system("an older word"), Message.user("hello"), Message.assistant("hi")]
-    result = drive(lambda: _run(agent, "go", message_history=history, session_id="s", run_id="r"))
-    assert said(result) == [
+    result = run_async(lambda: _run(agent, "go", message_history=history, session_id="s", run_id="r"))
+    assert transcript_of(result) == [
         ("system", "be good"), ("user", "hello"), ("assistant", "hi"), ("user", "go"), ("assistant", "done"),
     ]  # fmt: skip
-    assert (result.run.run_id, result.run.session_id) == ("r", "s")
+    assert (result.run_state.run_id, result.run_state.session_id) == ("r", "s")
     assert len(history) == 3
 
 
 def test_a_conversation_goes_on_from_the_messages_of_a_result():
-    agent, model = agent_on(call("look"), "one", call("look"), "two", tools=[look], instructions="be good")
+    agent, model = scripted_agent(call("look"), "one", call("look"), "two", tools=[look], instructions="be good")
 
     async def scene() -> RunResult:
-        first = checked(await agent.run("first"), model)
-        return checked(await agent.run("second", message_history=first.messages), model)
+        first = check_result(await agent.run("first"), model)
+        return check_result(await agent.run("second", message_history=first.messages), model)
 
-    result = drive(scene)
-    assert [role for role, _ in said(result)] == [
+    result = run_async(scene)
+    assert [role for role, _ in transcript_of(result)] == [
         "system", "user", "assistant", "tool", "assistant", "user", "assistant", "tool", "assistant",
     ]  # fmt: skip
 
 
 def test_a_history_that_ends_in_an_open_call_is_made_whole():
     """The messages of a run that waits for a person, taken for a new one instead of an answer."""
-    agent, model = agent_on(call("pay"), "done", tools=[pay])
+    agent, model = scripted_agent(call("pay"), "done", tools=[pay])
 
     async def scene() -> RunResult:
         waiting = await agent.run("go")
         assert isinstance(waiting.outcome, UserInputRequested)
-        return checked(await agent.run("never mind", message_history=waiting.messages), model)
+        return check_result(await agent.run("never mind", message_history=waiting.messages), model)
 
-    result = drive(scene)
+    result = run_async(scene)
     assert [m.role for m in result.messages] == [Role.USER, Role.ASSISTANT, Role.TOOL, Role.USER, Role.ASSISTANT]
     assert result.messages[2].is_error
 
 
 def test_a_history_may_hold_several_open_calls_and_stray_results():
-    agent, model = agent_on("done", tools=[pay])
+    agent, model = scripted_agent("done", tools=[pay])
     history = [
         Message.user("a"),
         Message.assistant("", (ToolCall("1", "pay"), ToolCall("2", "pay"))),
@@ -292,7 +292,7 @@ def test_a_history_may_hold_several_open_calls_and_stray_results():
         Message.user("b"),
         Message.assistant("", (ToolCall("3", "pay"),)),
     ]
-    checked(drive(lambda: _run(agent, message_history=history)))
+    check_result(run_async(lambda: _run(agent, message_history=history)))
     check_requests(model.requests)
 
 
@@ -303,9 +303,9 @@ def test_a_prompt_is_a_text(prompt):
 
 
 def test_runs_of_one_agent_do_not_disturb_each_other():
-    agent, _ = agent_on("a", "b")
+    agent, _ = scripted_agent("a", "b")
     first, second = agent.run("one"), agent.run("two")
-    assert first.state is not second.state
+    assert first.run_state is not second.run_state
     assert first.run_id != second.run_id
 
 
@@ -313,14 +313,14 @@ def test_runs_of_one_agent_do_not_disturb_each_other():
 
 
 def test_run_sync_gives_the_result_where_no_loop_runs():
-    agent, model = agent_on(call("look"), "done", "again", tools=[look])
-    first = checked(agent.run_sync("go", session_id="s"), model)
-    assert (first.output, first.run.session_id) == ("done", "s")
+    agent, model = scripted_agent(call("look"), "done", "again", tools=[look])
+    first = check_result(agent.run_sync("go", session_id="s"), model)
+    assert (first.output, first.run_state.session_id) == ("done", "s")
     assert agent.run_sync("more", message_history=first.messages).output == "again"
 
 
 def test_run_sync_says_so_where_a_loop_runs():
-    agent, _ = agent_on("done")
+    agent, _ = scripted_agent("done")
 
     async def scene() -> None:
         with pytest.raises(RunError, match="use 'await agent"):
@@ -340,18 +340,18 @@ def waiting(agent: Agent) -> str:
         assert isinstance(result.outcome, UserInputRequested)
         return result.outcome.suspension_record.to_json()
 
-    return drive(scene)
+    return run_async(scene)
 
 
 def resumed(agent: Agent, record: Any, answer: Any) -> RunResult:
     async def scene() -> RunResult:
-        return checked(await agent.resume(record, answer))
+        return check_result(await agent.resume(record, answer))
 
-    return drive(scene)
+    return run_async(scene)
 
 
 def paying(*script: Any, **parts: Any) -> Agent:
-    return agent_on(call("pay", amount=3), *(script or ("done",)), **{"tools": [pay], **parts})[0]
+    return scripted_agent(call("pay", amount=3), *(script or ("done",)), **{"tools": [pay], **parts})[0]
 
 
 @pytest.mark.parametrize("form", ["text", "indented", "record"])
@@ -374,19 +374,19 @@ def changed(record: str, **fields: Any) -> str:
 @pytest.mark.parametrize(
     ("change", "answer", "error"),
     [
-        (lambda r: r, "yes", ReplyError),
-        (lambda r: r, "", BlankReplyError),
-        (lambda r: r, "  ", BlankReplyError),
-        (lambda r: r, ItRan("x"), ReplyError),
-        (lambda r: r, 42, ReplyError),
-        (lambda r: r, None, BlankReplyError),
-        (lambda r: changed(r, question="May it really?"), Allow(), RecordTamperedError),
-        (lambda r: changed(r, version=2), Allow(), RecordFormatError),
-        (lambda r: changed(r, expires_at=10**12), Allow(), RecordTamperedError),
-        (lambda r: "{}", Allow(), RecordFormatError),
-        (lambda r: r[:-9], Allow(), RecordFormatError),
-        (lambda r: None, Allow(), RecordFormatError),
-        (lambda r: {}, Allow(), RecordFormatError),
+        (lambda r: r, "yes", HumanReplyError),
+        (lambda r: r, "", BlankHumanReplyError),
+        (lambda r: r, "  ", BlankHumanReplyError),
+        (lambda r: r, ItRan("x"), HumanReplyError),
+        (lambda r: r, 42, HumanReplyError),
+        (lambda r: r, None, BlankHumanReplyError),
+        (lambda r: changed(r, question="May it really?"), Allow(), SuspensionTamperedError),
+        (lambda r: changed(r, version=2), Allow(), SuspensionFormatError),
+        (lambda r: changed(r, expires_at=10**12), Allow(), SuspensionTamperedError),
+        (lambda r: "{}", Allow(), SuspensionFormatError),
+        (lambda r: r[:-9], Allow(), SuspensionFormatError),
+        (lambda r: None, Allow(), SuspensionFormatError),
+        (lambda r: {}, Allow(), SuspensionFormatError),
     ],
 )
 def test_a_reply_or_a_record_that_is_not_good_changes_nothing(change, answer, error):
@@ -398,12 +398,12 @@ def test_a_reply_or_a_record_that_is_not_good_changes_nothing(change, answer, er
 
 
 def test_a_blank_reply_to_a_question_changes_nothing():
-    agent, _ = agent_on(call("ask_user", question="Which?"), call("return_done", output="x"), preset="funnel")
+    agent, _ = scripted_agent(call("ask_user", question="Which?"), call("return_done", output="x"), preset="funnel")
     record = waiting(agent)
     for blank in ("", "\n\t "):
-        with pytest.raises(BlankReplyError):
+        with pytest.raises(BlankHumanReplyError):
             agent.resume(record, blank)
-    with pytest.raises(ReplyError):
+    with pytest.raises(HumanReplyError):
         agent.resume(record, Allow())
     assert resumed(agent, record, "this one").output == "x"
 
@@ -413,7 +413,7 @@ def test_a_record_is_good_for_one_reply():
     record = waiting(agent)
     resumed(agent, record, Deny("no"))
     for use in (lambda: agent.resume(record, Allow()), lambda: agent.dismiss(record)):
-        with pytest.raises(RecordUsedError, match="resumed already"):
+        with pytest.raises(SuspensionUsedError, match="resumed already"):
             use()
 
 
@@ -427,14 +427,14 @@ def test_a_record_that_was_only_looked_at_is_not_used_up():
 
 def test_one_folder_makes_a_record_good_for_one_reply_among_processes(tmp_path):
     def host() -> Host:
-        return Host(clock=FakeClock(), secret=b"shared", used=UsedInFolder(tmp_path))
+        return Host(clock=FakeClock(), secret=b"shared", replay_guard=FileReplayGuard(tmp_path))
 
     first, second = paying(host=host()), paying(host=host())
     record = waiting(first)
-    third, _ = agent_on("done", tools=[pay], host=host())
+    third, _ = scripted_agent("done", tools=[pay], host=host())
     assert resumed(third, record, Allow()).output == "done"
     for agent in (first, second):
-        with pytest.raises(RecordUsedError):
+        with pytest.raises(SuspensionUsedError):
             agent.resume(record, Allow())
 
 
@@ -443,16 +443,16 @@ def test_another_secret_another_graph_and_another_day_are_refused():
     host = Host(clock=clock, secret=b"ours")
     agent = paying(host=host)
     record = waiting(agent)
-    with pytest.raises(RecordTamperedError, match="secret"):
+    with pytest.raises(SuspensionTamperedError, match="secret"):
         paying(host=Host(clock=clock, secret=b"theirs")).resume(record, Allow())
-    with pytest.raises(RecordTamperedError):
+    with pytest.raises(SuspensionTamperedError):
         paying(host=Host(clock=clock)).resume(record, Allow())
-    with pytest.raises(RecordGraphError):
+    with pytest.raises(SuspensionGraphError):
         paying(host=host, preset="strict").resume(record, Allow())
     clock.advance(24 * 60 * 60)
     agent.resume(record, Allow())
     clock.advance(1)
-    with pytest.raises(RecordExpiredError, match="dismiss"):
+    with pytest.raises(SuspensionExpiredError, match="dismiss"):
         agent.resume(record, Allow())
 
 
@@ -467,9 +467,9 @@ def test_a_run_that_was_resumed_may_wait_again_with_a_record_of_its_own():
 
 
 def test_lessons_are_carried_through_a_suspension():
-    agent, model = agent_on(call("nothing"), call("pay"), "done", tools=[pay])
+    agent, model = scripted_agent(call("nothing"), call("pay"), "done", tools=[pay])
     result = resumed(agent, waiting(agent), Allow())
-    assert [x.kind for x in result.run.lessons_learned] == [FailureKind.unknown_tool]
+    assert [x.kind for x in result.run_state.lessons_learned] == [FailureKind.unknown_tool]
     assert "context_addendum" in model.requests[-1].messages[-1].content
 
 
@@ -477,18 +477,18 @@ def test_lessons_are_carried_through_a_suspension():
 
 
 def test_standard_takes_text_for_the_answer():
-    assert play("42").output == "42"
+    assert run_script("42").output == "42"
 
 
 def test_funnel_takes_no_text_for_an_answer():
-    result = play("I think", "still thinking", preset="funnel")
+    result = run_script("I think", "still thinking", preset="funnel")
     assert isinstance(result.outcome, Handoff)
     assert result.outcome.failure.kind is FailureKind.no_progress
 
 
 def test_feedback_keeps_its_feedback_and_has_five_steps():
-    result = play(*["not JSON"] * 5, preset="feedback")
-    assert result.run.model_calls == 5
+    result = run_script(*["not JSON"] * 5, preset="feedback")
+    assert result.run_state.model_calls == 5
     assert result.outcome.failure.kind is FailureKind.iteration_limit
     assert len([m for m in result.messages if m.role is Role.TOOL]) == 5
 
@@ -498,8 +498,8 @@ def test_breaker_opens_at_five_equal_errors():
     def fail() -> str:
         raise ValueError("always")
 
-    result = play(*[call("fail", f"id{n}") for n in range(9)], preset="breaker", tools=[fail])
-    assert result.run.model_calls == 5
+    result = run_script(*[call("fail", f"id{n}") for n in range(9)], preset="breaker", tools=[fail])
+    assert result.run_state.model_calls == 5
     assert isinstance(result.outcome, Handoff)
     assert result.outcome.failure.kind is FailureKind.repeated_error
 
@@ -509,10 +509,10 @@ def test_strict_takes_a_tools_failure_for_conversation():
     def fail(n: int) -> str:
         raise ValueError("always")
 
-    result = play(*[call("fail", n=n) for n in range(7)], "gave up on it", preset="strict", tools=[fail])
+    result = run_script(*[call("fail", n=n) for n in range(7)], "gave up on it", preset="strict", tools=[fail])
     assert result.output == "gave up on it"
-    assert result.run.lessons_learned == []
-    busy = play(TimeoutError("busy"), "never", preset="strict")
+    assert result.run_state.lessons_learned == []
+    busy = run_script(TimeoutError("busy"), "never", preset="strict")
     assert isinstance(busy.outcome, Handoff)
 
 
@@ -525,25 +525,27 @@ class Behind(MemoryStore):
 
 def test_runs_that_somebody_else_has_gone_on_with_meanwhile_are_left_to_them(caplog):
     store = Behind()
-    agent, _ = agent_on("done", call("pay", amount=1), tools=[pay], host=Host(store=store))
+    agent, _ = scripted_agent("done", call("pay", amount=1), tools=[pay], host=Host(store=store))
 
     async def scene() -> list[Run]:
         over, waits = await agent.run("go"), await agent.run("pay")
         assert over.ok
         assert isinstance(waits.outcome, UserInputRequested)
-        return agent.recover()
+        return agent.unfinished_runs()
 
-    assert drive(scene) == []
+    assert run_async(scene) == []
     assert not caplog.text
 
 
 def test_hooks_and_migrations_may_come_one_by_one():
     seen: list[Any] = []
     parts = [hook("call_llm")(seen.append), observer(seen.append)]
-    agent, model = agent_on("done", hooks=(part for part in parts), migrations=(each for each in [Migration(LOOP)]))
-    checked(drive(lambda: finish(agent)), model)
+    agent, model = scripted_agent(
+        "done", hooks=(part for part in parts), migrations=(each for each in [Migration(LOOP)])
+    )
+    check_result(run_async(lambda: run_agent(agent)), model)
     assert {type(each).__name__ for each in seen} > {"HookContext", "RunStarted", "RunCompleted"}
-    assert agent.parts.migrations == (Migration(LOOP),)
+    assert agent.config.migrations == (Migration(LOOP),)
 
 
 @pytest.mark.parametrize("odd", [["hello"], [{"role": "user", "content": "hello"}], "hello", [None]])

@@ -22,8 +22,8 @@ from agentfsm.cli.app import app
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 FENCE = re.compile(r"^```(\w*) ?([\w.]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PLUGIN = () if "agentfsm.testing.plugin" in {e.value for e in entry_points(group="pytest11")} else (
-    "-p", "agentfsm.testing.plugin",
+PLUGIN = () if "agentfsm.testing.pytest_plugin" in {e.value for e in entry_points(group="pytest11")} else (
+    "-p", "agentfsm.testing.pytest_plugin",
 )  # fmt: skip
 PROGRAMS = {
     "agentfsm": ("-m", "agentfsm.cli"),

@@ -17,12 +17,12 @@ from agentfsm import Agent, AgentGuardrails, Example, Failure, FailureKind, dete
 from agentfsm import analysis as analysis_kit
 from agentfsm import diagrams as diagrams_kit
 from agentfsm import testing as testing_kit
-from agentfsm.core.loop import LOOP
+from agentfsm.loop.table import LOOP
 from agentfsm.testing import ScriptedModel, invariants, strategies
 
 ROOT = Path(agentfsm.__file__).parent
 FILES = [*(f for kit in ("analysis", "diagrams", "testing") for f in sorted((ROOT / kit).glob("*.py")))]
-FILES += [ROOT / "core" / "examples.py"]
+FILES += [ROOT / "loop" / "detectors.py"]
 
 
 def examples() -> Iterator[tuple[str, str]]:
@@ -56,10 +56,10 @@ def known() -> dict[str, Any]:
     }  # fmt: skip
     return {
         **kits,
-        "Agent": Agent, "AgentGuardrails": AgentGuardrails, "AgentRules": strategies.AgentRules, "Example": Example,
+        "Agent": Agent, "AgentGuardrails": AgentGuardrails, "AgentRules": strategies.AgentStateMachine, "Example": Example,
         "Failure": Failure, "FailureKind": FailureKind, "LOOP": LOOP, "agentfsm": agentfsm, "detector": detector,
-        "Difference": diagrams_kit.Difference, "CHECKS": {}, "counts": {}, "given": given, "pytest": MARKS,
-        "invariants": invariants, "my_agent": Agent(ScriptedModel()), "scripts": strategies.scripts,
+        "Difference": diagrams_kit.DiffOverlay, "CHECKS": {}, "counts": {}, "given": given, "pytest": MARKS,
+        "invariants": invariants, "my_agent": Agent(ScriptedModel()), "scripts": strategies.scenarios,
         "reviewed": LOOP, "mine": LOOP.without("post_llm.loop_detected"),
     }  # fmt: skip
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.server import Said, calls, little, text
+from tests.helpers.fake_model_server import ModelOutput, fake_model_server, text_output, tool_call_output
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -128,10 +128,10 @@ def test_approval_may_be_denied_and_wants_the_same_secret(tmp_path: Path) -> Non
 def test_a_local_model_calls_the_tool_and_answers(tmp_path: Path) -> None:
     size = shutil.disk_usage(tmp_path).total // 10**9
 
-    def answer(body: dict[str, Any]) -> Said:
-        return text(f"The disk holds {json.loads(body['messages'][-1]['content'])['size']} GB.")
+    def answer(body: dict[str, Any]) -> ModelOutput:
+        return text_output(f"The disk holds {json.loads(body['messages'][-1]['content'])['size']} GB.")
 
-    with little(calls(("disk_space", {"path": str(tmp_path)})), answer) as server:
+    with fake_model_server(tool_call_output(("disk_space", {"path": str(tmp_path)})), answer) as server:
         done = run("local_model", tmp_path, OLLAMA_HOST=server.host)
     called, gives, said = done.stdout.splitlines()
     assert called == f"calls disk_space({{'path': {str(tmp_path)!r}}})"
@@ -141,7 +141,7 @@ def test_a_local_model_calls_the_tool_and_answers(tmp_path: Path) -> None:
 
 
 def test_a_local_model_that_refuses_is_handed_off(tmp_path: Path) -> None:
-    with little(400) as server:
+    with fake_model_server(400) as server:
         done = run("local_model", tmp_path, OLLAMA_HOST=server.host)
     assert done.returncode == 1
     assert done.stdout.startswith("handed off: ollama:llama3.2: ")

@@ -6,21 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import longest_first
-from tests.heavy import SECONDS, seconds
+from tests.conftest import EXPECTED_SECONDS, expected_seconds, longest_first
 
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("start", sorted(SECONDS))
+@pytest.mark.parametrize("start", sorted(EXPECTED_SECONDS))
 def test_each_name_is_that_of_a_test(start):
     file, _, name = start.partition("::")
     assert f"def {name.partition('[')[0] or 'test_'}" in (ROOT / file).read_text(encoding="utf-8")
 
 
 def test_a_name_stands_for_all_tests_that_begin_with_it():
-    assert seconds("tests/cli/test_demo.py::test_of_any_name[1]") == SECONDS["tests/cli/test_demo.py"]
-    assert seconds("tests/cli/test_app.py::test_of_any_name") == 0
+    assert expected_seconds("tests/cli/test_demo.py::test_of_any_name[1]") == EXPECTED_SECONDS["tests/cli/test_demo.py"]
+    assert expected_seconds("tests/cli/test_app.py::test_of_any_name") == 0
 
 
 @pytest.mark.parametrize(("workers", "order"), [(1, "xcfabdeghi"), (2, "xfabd" + "ceghi"), (3, "xab" + "cde" + "fghi")])

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import agentfsm
-from tests.imports import imports, modules
+from tests.helpers.import_graph import imports, modules
 
 MODULES = modules()
 IMPORTS = imports()
@@ -21,14 +21,14 @@ OURS = [i for i in IMPORTS if i.imported.split(".")[0] == "agentfsm"]
 LAYERS = {
     "errors": set(),
     "machine": {"errors"},
-    "core": {"errors", "machine"},
-    "runtime": {"errors", "machine", "core"},
-    "agent": {"errors", "machine", "core", "runtime"},
+    "loop": {"errors", "machine"},
+    "runtime": {"errors", "machine", "loop"},
+    "agent": {"errors", "machine", "loop", "runtime"},
     "agentfsm": set(),
 }
 """What each layer may load when it is imported, beside itself."""
 
-FOR_ADAPTERS = {"errors", "machine", "core", "runtime"}
+FOR_ADAPTERS = {"errors", "machine", "loop", "runtime"}
 FREE = {"__main__", "cli", "testing", "viewer"}
 """Where the parts are put together for somebody: these may import what they need."""
 
@@ -38,10 +38,10 @@ LATER = {
     ("agentfsm.runtime.result", "diagrams"),
     ("agentfsm.runtime.run", "journal"),
     ("agentfsm.agent.agent", "diagrams"),
-    ("agentfsm.agent.lending", "journal"),
-    ("agentfsm.agent.assembly", "journal"),
-    ("agentfsm.agent.assembly", "models"),
-    ("agentfsm.agent.going_on", "journal"),
+    ("agentfsm.agent.subagent", "journal"),
+    ("agentfsm.agent.config", "journal"),
+    ("agentfsm.agent.config", "models"),
+    ("agentfsm.agent.resume", "journal"),
 }
 """The doors to adapters: inside a function, opened when somebody asks for a proof, a picture, a journal or a
 model by name."""
@@ -62,7 +62,7 @@ def crossings(when: str) -> list[tuple[str, str, str, str]]:
 
 
 def test_the_sources_are_found():
-    assert {"agentfsm", "agentfsm.agent", "agentfsm.machine.graph", "agentfsm.core.fold"} <= set(MODULES)
+    assert {"agentfsm", "agentfsm.agent", "agentfsm.machine.graph", "agentfsm.loop.reducer"} <= set(MODULES)
     assert len(OURS) > 100
 
 
@@ -124,7 +124,7 @@ OUTSIDE = {
     "selectors", "shutil", "signal", "socket", "sqlite3", "ssl", "subprocess", "sys", "tempfile", "threading", "time",
     "urllib", "uuid",
 }  # fmt: skip
-PURE = [m for m in MODULES if layer(m) in ("machine", "core")]
+PURE = [m for m in MODULES if layer(m) in ("machine", "loop")]
 
 
 def tree(module: str) -> ast.Module:
@@ -134,7 +134,7 @@ def tree(module: str) -> ast.Module:
 @pytest.mark.parametrize("module", PURE)
 def test_a_pure_module_imports_nothing_that_touches_the_world(module):
     found = {i.imported.split(".")[0] for i in IMPORTS if i.importer == module}
-    assert found & OUTSIDE <= ({"random"} if module == "agentfsm.core.policy" else set())
+    assert found & OUTSIDE <= ({"random"} if module == "agentfsm.loop.policy" else set())
     third_party = found - set(sys.stdlib_module_names) - {"agentfsm"}
     assert third_party <= {"pydantic", "pydantic_core", "transitions"}
 
@@ -149,7 +149,7 @@ def test_a_pure_module_awaits_nothing_and_opens_nothing(module):
 
 def test_the_only_chance_in_the_core_has_a_seed():
     drawn = [
-        node for node in ast.walk(tree("agentfsm.core.policy"))
+        node for node in ast.walk(tree("agentfsm.loop.policy"))
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("random.")
     ]  # fmt: skip
     assert [ast.unparse(node.func) for node in drawn] == ["random.Random"]

@@ -48,11 +48,11 @@ from agentfsm import (
     UserInputRequested,
     tool,
 )
-from agentfsm.core.events import Ending
-from agentfsm.core.presets import PRESETS
+from agentfsm.loop.events import Ending
+from agentfsm.loop.presets import PRESETS
 from agentfsm.runtime.hooks import Hook
 from agentfsm.testing import FakeClock
-from tests.transcripts import check_transcript
+from tests.helpers.provider_rules import check_transcript
 
 MAX_CALLS = 4
 MAX_ANSWERS = 6

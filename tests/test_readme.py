@@ -17,9 +17,9 @@ import pytest
 
 from agentfsm import LOOP, SqliteStore
 from agentfsm.cli.app import app
-from agentfsm.journal.restore import records
-from tests.cli.server import little, text
-from tests.readme_table import README, parts, table
+from agentfsm.journal.replay import read_records
+from tests.helpers.fake_model_server import fake_model_server, text_output
+from tests.helpers.generated_docs import README, readme_table, split_readme
 
 ROOT = README.parent
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -62,7 +62,7 @@ def of(language: str) -> list[Block]:
 
 def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a command where every provider is a little server on loopback that says hello."""
-    with little(text("Hello.")) as server:
+    with fake_model_server(text_output("Hello.")) as server:
         environment = {
             "OPENAI_BASE_URL": server.url,
             "OPENAI_API_KEY": "sk-test",
@@ -83,12 +83,12 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_table_is_that_of_the_loop() -> None:
-    _, shown, _ = parts(README.read_text(encoding="utf-8"))
-    assert shown == table(LOOP), "write it anew with: make diagrams"
+    _, shown, _ = split_readme(README.read_text(encoding="utf-8"))
+    assert shown == readme_table(LOOP), "write it anew with: make diagrams"
 
 
 def test_the_table_holds_every_row_in_its_order() -> None:
-    _, shown, _ = parts(README.read_text(encoding="utf-8"))
+    _, shown, _ = split_readme(README.read_text(encoding="utf-8"))
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in shown.splitlines()[2:]]
     rows = [(name.strip("`*"), target) for _, _, names, target in cells if names for name in names.split(", ")]
     assert rows == [(row.name, str(row.target)) for row in LOOP]
@@ -133,9 +133,9 @@ def test_the_run_that_is_killed_is_in_the_store_once_and_whole(tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     store = SqliteStore(tmp_path / "runs.db")
     (head,) = store.heads()
-    kinds = [record.kind for record in records(store.rows(head.run_id), head.run_id)]
+    kinds = [record.kind for record in read_records(store.records(head.run_id), head.run_id)]
     assert (head.status, kinds.count("run.created"), kinds.count("run.resumed")) == ("finished", 1, 1)
-    asked = [json.loads(row.body) for row in store.rows(head.run_id)]
+    asked = [json.loads(row.body) for row in store.records(head.run_id)]
     begun = [body["eid"] for body in asked if body["kind"] == "effect.intent"]
     assert begun == ["1", "1.0", "1.0", "2"]  # the tool was begun twice, the model asked once for each reply
     store.close()

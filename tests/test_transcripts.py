@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentfsm.core.messages import Message, Role, ToolCall
-from tests.transcripts import check_transcript, problems
+from agentfsm.loop.messages import Message, Role, ToolCall
+from tests.helpers.provider_rules import check_transcript, transcript_errors
 
 USER, SYSTEM, ANSWER = Message.user("hi"), Message.system("be good"), Message.assistant("hello")
 
@@ -58,7 +58,7 @@ def test_what_both_wires_take_is_taken(messages):
 
 @pytest.mark.parametrize(("messages", "why"), BAD)
 def test_what_a_wire_refuses_is_seen(messages, why):
-    assert any(why in problem for problem in problems(messages))
+    assert any(why in problem for problem in transcript_errors(messages))
     with pytest.raises(AssertionError):
         check_transcript(messages)
 

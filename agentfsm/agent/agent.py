@@ -9,42 +9,39 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from agentfsm.agent.assembly import (
-    chosen_model,
-    chosen_preset,
-    each_of_its_kind,
-    effects_of,
-    every_tool,
-    fitting,
+from agentfsm.agent.config import (
+    check_migrations,
+    collect_tools,
+    effects_by_state,
     hooks_by_state,
-    keep_in_store,
-    output_adapter,
-    said_before,
-    told_first,
+    journal_factory,
+    make_output_adapter,
+    normalize_history,
+    resolve_model,
+    resolve_preset,
+    system_prompt,
+    validate_types,
 )
-from agentfsm.agent.going_on import Reply, dismissed, resumed
-from agentfsm.agent.left_behind import left_behind
-from agentfsm.agent.lending import lender_of
-from agentfsm.core.guardrails import AgentGuardrails
-from agentfsm.core.messages import Message
-from agentfsm.core.model import Model
-from agentfsm.core.policy import RecoveryPolicy
-from agentfsm.core.presets import STANDARD, Preset
-from agentfsm.core.state import RunState
-from agentfsm.core.suspension import SuspensionRecord
+from agentfsm.agent.resume import ResumeRequest, dismiss_run, resume_run, unfinished_runs
+from agentfsm.agent.subagent import subagent_factory, subagent_tool
 from agentfsm.errors import RunError, ToolDefinitionError
+from agentfsm.loop.guardrails import AgentGuardrails
+from agentfsm.loop.messages import Message
+from agentfsm.loop.model import Model
+from agentfsm.loop.policy import RecoveryPolicy
+from agentfsm.loop.presets import STANDARD, Preset
+from agentfsm.loop.state import RunState
+from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.machine.engine import Machine
 from agentfsm.machine.graph import Graph
-from agentfsm.runtime.context import Parts
-from agentfsm.runtime.errand import Errand
+from agentfsm.runtime.approval import HumanInput
+from agentfsm.runtime.context import AgentConfig
+from agentfsm.runtime.driver import RunRequest
 from agentfsm.runtime.hooks import Hook, Observer
-from agentfsm.runtime.host import Host
-from agentfsm.runtime.memory import Memory
-from agentfsm.runtime.replies import Answer
+from agentfsm.runtime.host import Host, Memory
 from agentfsm.runtime.result import RunResult
 from agentfsm.runtime.run import Run
-from agentfsm.runtime.subagent import subagent_tool
-from agentfsm.runtime.tools import Approval, Tool
+from agentfsm.runtime.tools import ApprovalRequirement, Tool
 
 if TYPE_CHECKING:
     from agentfsm.journal.migration import Migration
@@ -94,7 +91,7 @@ class Agent:
         host: Host | None = None,
         migrations: Iterable[Migration] = (),
     ) -> None:
-        each_of_its_kind(
+        validate_types(
             {
                 "tools": tools,
                 "instructions": instructions,
@@ -107,55 +104,55 @@ class Agent:
                 "migrations": migrations,
             }
         )
-        hooks, chosen = tuple(hooks), chosen_preset(preset)
+        hooks, chosen = tuple(hooks), resolve_preset(preset)
         self.guardrails = guardrails or chosen.guardrails
-        self.rules = chosen.rules
+        self.behavior = chosen.behavior
         self.graph = graph or chosen.graph
-        every = every_tool(tools, self.rules, output_type)
+        every = collect_tools(tools, self.behavior, output_type)
         specs = tuple(t.spec for t in every.values())
-        output = None if output_type in (None, str) else output_adapter(output_type)
+        output = None if output_type in (None, str) else make_output_adapter(output_type)
         schema = None if output is None else output.json_schema()
-        self.instructions = told_first(instructions, self.rules, specs, schema)
+        self.instructions = system_prompt(instructions, self.behavior, specs, schema)
         lent = host or Host()
-        asked = chosen_model(model)
-        self._parts = Parts(
+        asked = resolve_model(model)
+        self._config = AgentConfig(
             machine=Machine(self.graph),
             model=asked,
             tools=every,
-            specs=() if self.rules.envelope else specs,
+            tool_specs=() if self.behavior.envelope else specs,
             policy=policy or chosen.policy,
             host=lent,
-            effects=effects_of(self.graph),
-            ends=frozenset(s.name for s in self.graph.states if s.final or s.waits),
-            keep=keep_in_store(lent, every, asked),
+            effects=effects_by_state(self.graph),
+            stop_states=frozenset(s.name for s in self.graph.states if s.final or s.waits),
+            open_journal_sink=journal_factory(lent, every, asked),
             hooks=hooks_by_state(hooks, self.graph),
             observers=tuple(h for h in hooks if isinstance(h, Observer)),
             memory=memory,
-            output=output,
-            output_schema=None if self.rules.control_tools else schema,
-            migrations=fitting(tuple(migrations), self.graph),
+            output_adapter=output,
+            output_schema=None if self.behavior.control_tools else schema,
+            migrations=check_migrations(tuple(migrations), self.graph),
         )
 
     @property
     def model(self) -> Model:
         """The model."""
-        return self._parts.model
+        return self._config.model
 
     @property
-    def parts(self) -> Parts:
+    def config(self) -> AgentConfig:
         """What it is made of, put together."""
-        return self._parts
+        return self._config
 
-    def made_of(self, parts: Parts, guardrails: AgentGuardrails | None = None) -> Agent:
+    def with_config(self, config: AgentConfig, guardrails: AgentGuardrails | None = None) -> Agent:
         """An agent like this one, made of other parts: on another host, say, or with a script in the model's seat.
 
         Args:
-            parts: Its parts; ``dataclasses.replace(agent.parts, ...)``.
+            config: Its parts; ``dataclasses.replace(agent.parts, ...)``.
             guardrails: Its limits, where they are other ones.
         """
         agent = copy.copy(self)
-        agent._parts = replace(parts, keep=keep_in_store(parts.host, parts.tools, parts.model))
-        agent.graph, agent.guardrails = parts.machine.graph, guardrails or self.guardrails
+        agent._config = replace(config, open_journal_sink=journal_factory(config.host, config.tools, config.model))
+        agent.graph, agent.guardrails = config.machine.graph, guardrails or self.guardrails
         return agent
 
     def run(
@@ -185,10 +182,10 @@ class Agent:
             session_id=session_id,
             state=self.graph.initial,
             guardrails=self.guardrails,
-            rules=self.rules,
-            messages=[*first, *said_before(message_history), Message.user(prompt)],
+            behavior=self.behavior,
+            messages=[*first, *normalize_history(message_history), Message.user(prompt)],
         )
-        return Run(self._parts, state, Errand(prompt))
+        return Run(self._config, state, RunRequest(prompt))
 
     def run_sync(self, prompt: str, *, message_history: Sequence[Message] = (), session_id: str = "") -> RunResult:
         """Run to the end and give the result, where no event loop runs.
@@ -199,10 +196,12 @@ class Agent:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return asyncio.run(_result(self.run(prompt, message_history=message_history, session_id=session_id)))
+            return asyncio.run(_await_result(self.run(prompt, message_history=message_history, session_id=session_id)))
         raise RunError("run_sync cannot be used inside a running event loop: use 'await agent.run(...)' there")
 
-    def resume(self, record: SuspensionRecord | str, reply: Answer | None = None, *, to: str = "", by: str = "") -> Run:
+    def resume(
+        self, record: SuspensionRecord | str, reply: HumanInput | None = None, *, to: str = "", by: str = ""
+    ) -> Run:
         """A suspended run, going on with a person's reply; or one that was cut off, going on.
 
         Args:
@@ -215,20 +214,20 @@ class Agent:
             by: Who replied, for the journal.
 
         Raises:
-            RecordError: The record or the reply is not good; each case has its own class, and the run
+            SuspensionRecordError: The record or the reply is not good; each case has its own class, and the run
                 stays suspended and untouched.
             agentfsm.errors.JournalGraphError: The stored run is of another graph, and no migration lets it in.
             agentfsm.errors.StoreError: The store does not have it, or cannot be read.
         """
-        return resumed(self._parts, record, Reply(reply, to, by))
+        return resume_run(self._config, record, ResumeRequest(reply, to, by))
 
     def dismiss(self, record: SuspensionRecord | str, reason: str = "dismissed") -> Run:
         """The run that a record holds, ended without a reply; an expired one ends as that.
 
         Raises:
-            RecordError: The record is not good.
+            SuspensionRecordError: The record is not good.
         """
-        return dismissed(self._parts, record, reason)
+        return dismiss_run(self._config, record, reason)
 
     def as_tool(
         self,
@@ -236,7 +235,7 @@ class Agent:
         description: str,
         *,
         timeout: float | None = None,
-        requires_approval: Approval = False,
+        requires_approval: ApprovalRequirement = False,
         parallel: bool = False,
     ) -> Tool:
         """This agent as a tool of another: each call is a run of its own, on the host of the run that calls.
@@ -260,13 +259,13 @@ class Agent:
         if timeout is not None and not timeout > 0:
             raise ToolDefinitionError(f"tool {name!r}: timeout must be more than 0 seconds, not {timeout}")
         return replace(
-            subagent_tool(name, description, lender_of(self)),
+            subagent_tool(name, description, subagent_factory(self)),
             timeout=timeout,
             requires_approval=requires_approval,
             parallel=parallel,
         )
 
-    def recover(self) -> list[Run]:
+    def unfinished_runs(self) -> list[Run]:
         """The runs of the host's store that were cut off, each to be awaited; it then goes on from its last record.
 
         A run of another graph that no migration lets in, or whose journal cannot be gone on with, is left as it
@@ -275,7 +274,7 @@ class Agent:
         Raises:
             ConfigurationError: The host has no store.
         """
-        return left_behind(self._parts)
+        return unfinished_runs(self._config)
 
     def diagram(self, format: str = "svg") -> str:  # noqa: A002  # the word that everybody expects
         """The agent's graph as a picture, with its hooks at the doors of their states.
@@ -286,15 +285,15 @@ class Agent:
         Raises:
             ConfigurationError: There is no such form.
         """
-        from agentfsm.diagrams import FORMATS, Doors, diagram  # a reader of graphs, loaded when one is drawn
+        from agentfsm.diagrams import FORMATS, HooksOverlay, diagram  # a reader of graphs, loaded when one is drawn
 
-        doors = {state: [h.name or "hook" for h in hooks] for state, hooks in self._parts.hooks.items()}
+        doors = {state: [h.name or "hook" for h in hooks] for state, hooks in self._config.hooks.items()}
         shown = bool(doors) and format in FORMATS and FORMATS[format].overlays
-        return diagram(self.graph, format, overlay=Doors(doors) if shown else None)
+        return diagram(self.graph, format, overlay=HooksOverlay(doors) if shown else None)
 
     def __repr__(self) -> str:
-        return f"Agent({self._parts.model.name!r}, tools={sorted(self._parts.tools)}, graph={self.graph.name!r})"
+        return f"Agent({self._config.model.name!r}, tools={sorted(self._config.tools)}, graph={self.graph.name!r})"
 
 
-async def _result(run: Run) -> RunResult:
+async def _await_result(run: Run) -> RunResult:
     return await run

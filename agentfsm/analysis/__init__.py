@@ -1,30 +1,30 @@
-"""Proofs about a table: what no run of it can do, how long one can get, and how two tables differ."""
+"""Model checking of a graph: properties that hold for every run, bounds on a run's length, graph diffs."""
 
-from agentfsm.analysis.analyse import Analysis, Dead, Verdict, analyse
+from agentfsm.analysis.analyse import Analysis, DeadTransition, Verdict, analyse
+from agentfsm.analysis.assumptions import Assumptions, Counter, GuardAssumption, Update, iff
 from agentfsm.analysis.bounds import Bounds
-from agentfsm.analysis.diff import Decides, Difference, Moved, diff, from_table
-from agentfsm.analysis.facts import Change, Counter, Facts, Known, exactly
-from agentfsm.analysis.known import loop_facts
+from agentfsm.analysis.graph_diff import DecisionChange, GraphDiff, MovedRow, diff, graph_from_table
+from agentfsm.analysis.loop_assumptions import loop_assumptions
 from agentfsm.analysis.properties import Property, must_pass, never_after
 
 __all__ = [
     "Analysis",
     "Bounds",
-    "Change",
+    "Update",
     "Counter",
-    "Dead",
-    "Decides",
-    "Difference",
-    "Facts",
-    "Known",
-    "Moved",
+    "DeadTransition",
+    "DecisionChange",
+    "GraphDiff",
+    "Assumptions",
+    "GuardAssumption",
+    "MovedRow",
     "Property",
     "Verdict",
     "analyse",
     "diff",
-    "exactly",
-    "from_table",
-    "loop_facts",
+    "iff",
+    "graph_from_table",
+    "loop_assumptions",
     "must_pass",
     "never_after",
 ]

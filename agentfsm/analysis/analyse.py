@@ -1,4 +1,4 @@
-"""``analyse``: what is proved of a table, and what a broken property's shortest run looks like."""
+"""``analyse``: check a graph's built-in and declared properties, with a shortest counterexample for each violation."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product as combinations
 from typing import Any
 
-from agentfsm.analysis.bounds import Bounds, bounds
-from agentfsm.analysis.facts import Facts
-from agentfsm.analysis.known import CALLS_PER_REPLY, loop_facts
-from agentfsm.analysis.loops import endless
-from agentfsm.analysis.product import Config, Product, Row
+from agentfsm.analysis.assumptions import Assumptions
+from agentfsm.analysis.bounds import Bounds, compute_bounds
+from agentfsm.analysis.loop_assumptions import CALLS_PER_REPLY, loop_assumptions
+from agentfsm.analysis.model_checker import ModelChecker, Trace, find_lasso, row_ids
 from agentfsm.analysis.properties import Property
-from agentfsm.analysis.search import Run, Searcher, names
-from agentfsm.core.guardrails import AgentGuardrails
-from agentfsm.core.rules import Rules
+from agentfsm.analysis.state_space import CompiledRow, Configuration, StateSpace
+from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.machine.graph import Graph
 
-__all__ = ["Analysis", "Dead", "Verdict", "analyse"]
+__all__ = ["Analysis", "DeadTransition", "Verdict", "analyse"]
 
-MOST_CONFIGURATIONS = 300_000
+MAX_CONFIGURATIONS = 300_000
 """Where only looking at every configuration decides, this many are looked at."""
 
-MOST_ROWS_TRIED = 5_000
+MAX_TRACE_ROWS = 5_000
 """A longest run of more moves than this is not tried on everything that is known."""
 
 
@@ -56,7 +54,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Dead:
+class DeadTransition:
     """A row that no run takes under these guardrails, and why."""
 
     row: str
@@ -80,7 +78,7 @@ class Analysis:
     verdicts: tuple[Verdict, ...]
     bounds: Bounds
     exact: bool
-    dead: tuple[Dead, ...]
+    dead: tuple[DeadTransition, ...]
     calls_per_reply: int
 
     @property
@@ -109,19 +107,19 @@ class Analysis:
             yield f"  {verdict}".replace("\n", "\n  ")
         b, some = self.bounds, "" if self.exact else " (or less)"
         yield (
-            f"  between two waits: {_most(b.moves, 'moves')}, {_most(b.model_calls, 'model calls')}, "
-            f"{_most(b.tool_calls, 'tool calls')}{some}, where a reply makes at most {self.calls_per_reply}"
+            f"  between two waits: {_bound_text(b.moves, 'moves')}, {_bound_text(b.model_calls, 'model calls')}, "
+            f"{_bound_text(b.tool_calls, 'tool calls')}{some}, where a reply makes at most {self.calls_per_reply}"
         )
         yield (
-            f"  in a whole run: {_most(b.model_calls_in_all, 'model calls')}, "
-            f"{_most(b.tool_calls_in_all, 'tool calls')}"
+            f"  in a whole run: {_bound_text(b.model_calls_in_all, 'model calls')}, "
+            f"{_bound_text(b.tool_calls_in_all, 'tool calls')}"
         )
         if self.dead:
             yield "  never taken under these guardrails:"
             yield from (f"    {dead.row}: {dead.why}" for dead in self.dead)
 
 
-def _most(bound: int | None, what: str) -> str:
+def _bound_text(bound: int | None, what: str) -> str:
     return f"any number of {what}" if bound is None else f"at most {bound:,} {what}"
 
 
@@ -129,8 +127,8 @@ def analyse(
     graph: Graph,
     *properties: Property,
     guardrails: AgentGuardrails | None = None,
-    rules: Rules | None = None,
-    facts: Facts | None = None,
+    behavior: Behavior | None = None,
+    assumptions: Assumptions | None = None,
     calls_per_reply: int = CALLS_PER_REPLY,
 ) -> Analysis:
     """Prove what can be proved of a graph: exactly, over its states and bounded counters.
@@ -149,24 +147,30 @@ def analyse(
         graph: The graph.
         *properties: What you declare of it, by ``must_pass`` and ``never_after``.
         guardrails: The limits; the defaults unless given.
-        rules: The rules of the run; None leaves open in what they differ.
-        facts: What is known of guards and counters of your own.
+        behavior: The rules of the run; None leaves open in what they differ.
+        assumptions: What is known of guards and counters of your own.
         calls_per_reply: How many calls a reply makes at most; bounds on tool calls depend on it.
 
     Raises:
         ConfigurationError: A property or a fact names something that is not there.
     """
-    known = loop_facts(guardrails or AgentGuardrails(), rules, calls_per_reply=calls_per_reply)
-    known += facts or Facts()
-    searcher = Searcher(graph, known)
-    most = bounds(graph, known)
-    ends = _endless(searcher, most)
-    tried = 0 < len(most.longest) <= MOST_ROWS_TRIED
-    exact = not tried or searcher.possible(Run(most.longest))
-    dead = tuple(_dead(searcher.whole, most.taken))
+    known = loop_assumptions(guardrails or AgentGuardrails(), behavior, calls_per_reply=calls_per_reply)
+    known += assumptions or Assumptions()
+    searcher = ModelChecker(graph, known)
+    most = compute_bounds(graph, known)
+    ends = _check_termination(searcher, most)
+    tried = 0 < len(most.longest) <= MAX_TRACE_ROWS
+    exact = not tried or searcher.is_feasible(Trace(most.longest))
+    dead = tuple(_dead_transitions(searcher.full, most.reachable_rows))
     return Analysis(
         graph,
-        (_cases(graph), _shadowed(searcher, dead), ends, _ending(searcher), *_declared(searcher, properties)),
+        (
+            _check_one_row_taken(graph),
+            _check_shadowing(searcher, dead),
+            ends,
+            _check_end_reachable(searcher),
+            *_check_properties(searcher, properties),
+        ),
         most,
         exact,
         dead,
@@ -177,7 +181,7 @@ def analyse(
 # -- built-in properties ------------------------------------------------------------------------------
 
 
-def _cases(graph: Graph) -> Verdict:
+def _check_one_row_taken(graph: Graph) -> Verdict:
     """Rows are asked in order and each tests one guard, so each state has one case for each first that holds."""
     cases = sum(len(graph.rows(s.name)) for s in graph.states)
     text = "in every state, whatever the guards answer, exactly one row is taken"
@@ -189,74 +193,74 @@ def _cases(graph: Graph) -> Verdict:
     return Verdict(text, not stuck, f"{cases} cases" if not stuck else f"none may be taken in {', '.join(stuck)}")
 
 
-def _dead(product: Product, taken: frozenset[int]) -> Iterator[Dead]:
-    for row in (row for rows in product.rows for row in rows if row.place not in taken):
-        off = [k.why for k in row.known if k.may == "never"]
-        why = "; ".join(off or (k.why for k in row.known if k.why))
-        yield Dead(row.transition.id, why or "a row in front of it always holds first")
+def _dead_transitions(space: StateSpace, reachable: frozenset[int]) -> Iterator[DeadTransition]:
+    for row in (row for rows in space.rows for row in rows if row.place not in reachable):
+        off = [k.why for k in row.assumptions if k.may == "never"]
+        why = "; ".join(off or (k.why for k in row.assumptions if k.why))
+        yield DeadTransition(row.transition.id, why or "a row in front of it always holds first")
 
 
-def _shadowed(searcher: Searcher, dead: tuple[Dead, ...]) -> Verdict:
+def _check_shadowing(checker: ModelChecker, dead: tuple[DeadTransition, ...]) -> Verdict:
     """A row is shadowed where, whatever the counters, a row in front must hold whenever it may."""
     suspects = {d.row for d in dead}
     found = [
         row.transition.id
-        for state in searcher.whole.rows
+        for state in checker.full.rows
         for place, row in enumerate(state)
-        if row.transition.id in suspects and _always_behind(searcher.whole, row, state[:place])
+        if row.transition.id in suspects and _is_shadowed(checker.full, row, state[:place])
     ]
     text = "no row stands behind one that always holds first"
     return Verdict(text, not found, f"shadowed: {', '.join(found)}" if found else "")
 
 
-def _always_behind(product: Product, row: Row, front: Iterable[Row]) -> bool:
-    if any(k.may == "never" for k in row.known):
+def _is_shadowed(space: StateSpace, row: CompiledRow, earlier: Iterable[CompiledRow]) -> bool:
+    if any(k.may == "never" for k in row.assumptions):
         return False  # switched off, whatever stands in front
-    front = tuple(front)
-    reads = row.reads.union(*(each.reads for each in front))
-    ranges = [range(c.limit + 1) if c.name in reads else (0,) for c in product.counters]
-    state = product.index[row.transition.source]
-    configs: Iterator[Config] = ((state, *values) for values in combinations(*ranges))
+    earlier = tuple(earlier)
+    reads = row.reads.union(*(each.reads for each in earlier))
+    ranges = [range(c.limit + 1) if c.name in reads else (0,) for c in space.counters]
+    state = space.state_index[row.transition.source]
+    configs: Iterator[Configuration] = ((state, *values) for values in combinations(*ranges))
     possible = [c for c in configs if row.may(c)]
-    return bool(possible) and all(any(each.must(c) for each in front) for c in possible)
+    return bool(possible) and all(any(each.must(c) for each in earlier) for c in possible)
 
 
-def _endless(searcher: Searcher, most: Bounds) -> Verdict:
+def _check_termination(checker: ModelChecker, bounds: Bounds) -> Verdict:
     text = "every run ends, or waits for a person"
-    run = endless(searcher) if most.moves is None else None
+    run = find_lasso(checker) if bounds.moves is None else None
     if run is None:
         return Verdict(text, True)
-    verdict = _broken(searcher.graph, text, run)
-    transitions = [searcher.graph.transitions[row] for row in run.loop]
-    spent = {searcher.graph.spec(t.target).spends for t in transitions} | {t.spends for t in transitions}
+    verdict = _violated(checker.graph, text, run)
+    transitions = [checker.graph.transitions[row] for row in run.loop]
+    spent = {checker.graph.spec(t.target).spends for t in transitions} | {t.spends for t in transitions}
     hint = ", ".join(sorted(repr(s) for s in spent if s))
     return replace(verdict, detail=f"it spends {hint}, but no counter bounds that" if hint else "")
 
 
-def _broken(graph: Graph, text: str, run: Run) -> Verdict:
-    return Verdict(text, False, path=names(graph, run.rows), loop=names(graph, run.loop))
+def _violated(graph: Graph, text: str, trace: Trace) -> Verdict:
+    return Verdict(text, False, path=row_ids(graph, trace.rows), loop=row_ids(graph, trace.loop))
 
 
-def _declared(searcher: Searcher, properties: Iterable[Property]) -> Iterator[Verdict]:
+def _check_properties(checker: ModelChecker, properties: Iterable[Property]) -> Iterator[Verdict]:
     for each in properties:
-        run = searcher.breaks(each)
-        yield Verdict(each.text, True) if run is None else _broken(searcher.graph, each.text, run)
+        run = checker.find_violation(each)
+        yield Verdict(each.text, True) if run is None else _violated(checker.graph, each.text, run)
 
 
-def _ending(searcher: Searcher) -> Verdict:
+def _check_end_reachable(checker: ModelChecker) -> Verdict:
     """The end can be reached from everywhere: by rows that can always be taken, or by looking everywhere."""
     text = "from everywhere, the end can still be reached"
-    product = searcher.whole
-    if not set(range(len(product.rows))) - _surely_ending(product):
+    product = checker.full
+    if not set(range(len(product.rows))) - _states_sure_to_end(product):
         return Verdict(text, True)
-    back: dict[Config, list[Config]] = {product.start: []}
-    todo = [product.start]
+    back: dict[Configuration, list[Configuration]] = {product.initial: []}
+    todo = [product.initial]
     while todo:
         config = todo.pop()
         for _, after in product.moves(config):
             if after not in back:
-                if len(back) >= MOST_CONFIGURATIONS:
-                    return Verdict(text, None, f"more than {MOST_CONFIGURATIONS:,} configurations")
+                if len(back) >= MAX_CONFIGURATIONS:
+                    return Verdict(text, None, f"more than {MAX_CONFIGURATIONS:,} configurations")
                 back[after] = []
                 todo.append(after)
             back[after].append(config)
@@ -268,26 +272,26 @@ def _ending(searcher: Searcher) -> Verdict:
                 good.add(before)
                 todo.append(before)
     lost = sorted(back.keys() - good)
-    return Verdict(text, not lost, f"not from {product.text(lost[0])}" if lost else "")
+    return Verdict(text, not lost, f"not from {product.describe(lost[0])}" if lost else "")
 
 
-def _surely_ending(product: Product) -> set[int]:
+def _states_sure_to_end(space: StateSpace) -> set[int]:
     """States from which a run can always take a row that leads on to the end."""
-    sure = set(product.finals)
+    sure = set(space.finals)
     while True:
         more = {
             state
-            for state, rows in enumerate(product.rows)
-            if state not in sure and any(row.target in sure for row in _always_possible(rows))
+            for state, rows in enumerate(space.rows)
+            if state not in sure and any(row.target in sure for row in _unconditional_rows(rows))
         }
         if not more:
             return sure
         sure |= more
 
 
-def _always_possible(rows: tuple[Row, ...]) -> Iterator[Row]:
+def _unconditional_rows(rows: tuple[CompiledRow, ...]) -> Iterator[CompiledRow]:
     for row in rows:
-        if all(k.may == "always" for k in row.known):
+        if all(k.may == "always" for k in row.assumptions):
             yield row
-        if row.always or any(k.must != "never" for k in row.known):
+        if row.always or any(k.must != "never" for k in row.assumptions):
             return

@@ -1,4 +1,4 @@
-"""What users declare of a table: ``must_pass`` and ``never_after``, as watchers over the rows of a run."""
+"""Temporal properties that users declare: ``must_pass`` and ``never_after``, as automata over the rows of a run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from agentfsm.errors import ConfigurationError
 from agentfsm.machine.graph import Graph
 
-__all__ = ["BROKEN", "Property", "Watcher", "must_pass", "never_after", "never_taken"]
+__all__ = ["VIOLATED", "Property", "PropertyAutomaton", "must_pass", "never_after", "never_taken"]
 
-BROKEN = 2
+VIOLATED = 2
 """The state of a watcher that has seen its property broken; 0 and 1 are its others."""
 
-Watcher = Callable[[int, int], int]
+PropertyAutomaton = Callable[[int, int], int]
 """From its state and the place of a row that is taken, the watcher's next state."""
 
 
@@ -26,43 +26,45 @@ class Property:
 
     Attributes:
         text: What it says, for people.
-        never: What must not happen while it is armed.
-        arm: What arms it; empty where it is armed from the start and again after each ``never``.
-        disarm: What disarms it; empty for nothing.
-        late: Whether a row that both arms it and is forbidden may pass.
+        forbidden: What must not happen while it is armed.
+        armed_by: What arms it; empty where it is armed from the start and again after each ``forbidden``.
+        disarmed_by: What disarms it; empty for nothing.
+        arm_late: Whether a row that both arms it and is forbidden may pass.
     """
 
     text: str
-    never: str
-    arm: str = ""
-    disarm: str = ""
-    late: bool = False
+    forbidden: str
+    armed_by: str = ""
+    disarmed_by: str = ""
+    arm_late: bool = False
 
-    def watcher(self, graph: Graph) -> tuple[int, Watcher]:
+    def automaton(self, graph: Graph) -> tuple[int, PropertyAutomaton]:
         """The watcher of a graph's rows and the state in which it starts.
 
         Raises:
             ConfigurationError: A name means nothing in the graph.
         """
-        arms, disarms, nevers = (_events(graph, name) for name in (self.arm, self.disarm, self.never))
-        always = 0 if self.arm else 1
+        arms, disarms, nevers = (
+            _matching_rows(graph, name) for name in (self.armed_by, self.disarmed_by, self.forbidden)
+        )
+        always = 0 if self.armed_by else 1
 
         def watch(state: int, row: int) -> int:
-            if row in arms and not self.late:
+            if row in arms and not self.arm_late:
                 state = 1
             if row in disarms:
                 state = 0
             if row in nevers:
                 if state:
-                    return BROKEN
+                    return VIOLATED
                 state = always
-            return 1 if row in arms and self.late else state
+            return 1 if row in arms and self.arm_late else state
 
-        start = 1 if self.arm == graph.initial else always
-        return (0 if self.disarm == graph.initial else start), watch
+        start = 1 if self.armed_by == graph.initial else always
+        return (0 if self.disarmed_by == graph.initial else start), watch
 
 
-def _events(graph: Graph, name: str) -> frozenset[int]:
+def _matching_rows(graph: Graph, name: str) -> frozenset[int]:
     found = frozenset(i for i, t in enumerate(graph.transitions) if name in (t.target, t.name, t.id))
     if name and not found and name not in {s.name for s in graph.states}:
         raise ConfigurationError(f"{name!r} is no state, guard or row of graph {graph.name!r}")
@@ -82,7 +84,7 @@ def must_pass(target: str, *, through: str, when: str = "") -> Property:
         when: With it, that is only owed once this has happened (and is paid when ``through`` comes).
     """
     owed = f" once {when} has come" if when else ""
-    return Property(f"{target} only after {through}{owed}", never=target, arm=when, disarm=through)
+    return Property(f"{target} only after {through}{owed}", forbidden=target, armed_by=when, disarmed_by=through)
 
 
 def never_after(event: str, after: str, *, until: str = "") -> Property:
@@ -98,9 +100,11 @@ def never_after(event: str, after: str, *, until: str = "") -> Property:
         until: What allows it again.
     """
     freed = f" until {until}" if until else ""
-    return Property(f"never {event} after {after}{freed}", never=event, arm=after, disarm=until, late=True)
+    return Property(
+        f"never {event} after {after}{freed}", forbidden=event, armed_by=after, disarmed_by=until, arm_late=True
+    )
 
 
 def never_taken(row: str) -> Property:
     """A row is never taken."""
-    return Property(f"{row} is never taken", never=row)
+    return Property(f"{row} is never taken", forbidden=row)

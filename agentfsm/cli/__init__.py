@@ -13,7 +13,7 @@ from agentfsm.errors import MissingExtraError
 
 __all__ = ["main"]
 
-_NEEDED = ("click", "rich")
+_EXTRA_PACKAGES = ("click", "rich")
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -30,7 +30,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
         return run_app(args)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _NEEDED:
+        if (error.name or "").partition(".")[0] not in _EXTRA_PACKAGES:
             raise
         print(f"agentfsm: {MissingExtraError('the command line', 'cli')}", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""The command ``agentfsm``: its group of commands, and how every error becomes one line and an exit code."""
+"""The ``agentfsm`` command group: the table of its commands, how an error becomes one line and an exit code, and ``agentfsm completion``."""
 
 from __future__ import annotations
 
@@ -7,23 +7,42 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import get_completion_class
 from pydantic import ValidationError
 
 from agentfsm import __version__
-from agentfsm.cli.audit import checkpoint, fork, redact, verify
-from agentfsm.cli.check import check
-from agentfsm.cli.completion import completion
-from agentfsm.cli.demo import demo
-from agentfsm.cli.diagram import diagram
-from agentfsm.cli.diff import diff
-from agentfsm.cli.replay import replay
-from agentfsm.cli.resume import resume
-from agentfsm.cli.run import run
-from agentfsm.cli.runs import export, runs, show
+from agentfsm.cli.check_command import check
+from agentfsm.cli.demo_command import demo
+from agentfsm.cli.diagram_command import diagram
+from agentfsm.cli.diff_command import diff
+from agentfsm.cli.replay_command import replay
+from agentfsm.cli.resume_command import resume
+from agentfsm.cli.run_command import run
+from agentfsm.cli.runs_command import export, runs, show
+from agentfsm.cli.verify_command import checkpoint, fork, redact, verify
 from agentfsm.errors import AgentfsmError
 from agentfsm.runtime.tools import problems
 
-__all__ = ["app", "run_app"]
+__all__ = ["app", "completion", "run_app"]
+
+
+_COMPLETION_EXAMPLES = """\b
+Examples:
+  agentfsm completion bash >> ~/.bashrc
+  agentfsm completion zsh >> ~/.zshrc
+  agentfsm completion fish > ~/.config/fish/completions/agentfsm.fish
+"""
+
+
+@click.command(epilog=_COMPLETION_EXAMPLES, short_help="Make a shell complete commands.")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the completion script for a shell."""
+    kind = get_completion_class(shell)
+    assert kind is not None  # noqa: S101  # the choices above are the ones that click knows
+    click.echo(kind(ctx.find_root().command, {}, "agentfsm", "_AGENTFSM_COMPLETE").source())
+
 
 _EXAMPLES = """\b
 Examples:
@@ -34,7 +53,7 @@ Examples:
 """
 
 
-class _Failed(click.ClickException):
+class _CliError(click.ClickException):
     """One line on stderr."""
 
     def __init__(self, message: str) -> None:
@@ -45,19 +64,19 @@ class _Failed(click.ClickException):
         click.echo(f"agentfsm: {self.message}", err=True)
 
 
-class _Wrong(_Failed):
+class _UsageError(_CliError):
     """Wrong usage or set-up."""
 
     exit_code = 2
 
 
-class _Bug(_Failed):
+class _InternalError(_CliError):
     """Something that should not be."""
 
     exit_code = 70
 
 
-class _Group(click.Group):
+class _CommandGroup(click.Group):
     """A group in whose commands no exception ends as a traceback."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -73,26 +92,26 @@ class _Group(click.Group):
         except Exception as error:
             if os.environ.get("AGENTFSM_TRACEBACK"):
                 raise
-            _fail(error)
+            _raise_cli_error(error)
 
 
-def _fail(error: Exception) -> NoReturn:
+def _raise_cli_error(error: Exception) -> NoReturn:
     match error:
         case AgentfsmError():
-            raise _Wrong(str(error)) from error
+            raise _UsageError(str(error)) from error
         case ValidationError():
-            raise _Wrong("; ".join(problems(error))) from error
+            raise _UsageError("; ".join(problems(error))) from error
         case OSError():
             named = f"{error.filename}: " if error.filename else ""
-            raise _Wrong(f"{named}{error.strerror or error}") from error
+            raise _UsageError(f"{named}{error.strerror or error}") from error
         case _:
             hint = "AGENTFSM_TRACEBACK=1 shows where"
-            raise _Bug(f"internal error: {type(error).__name__}: {error} ({hint})") from error
+            raise _InternalError(f"internal error: {type(error).__name__}: {error} ({hint})") from error
 
 
 @click.group(
     "agentfsm",
-    cls=_Group,
+    cls=_CommandGroup,
     invoke_without_command=True,
     epilog=_EXAMPLES,
     context_settings={"help_option_names": ["-h", "--help"]},

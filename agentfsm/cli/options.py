@@ -1,4 +1,4 @@
-"""The options that ``run`` and ``resume`` share, and the agent that they describe."""
+"""The command-line options that ``run`` and ``resume`` share, and the agent built from them."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ from typing import Any
 import click
 
 from agentfsm.agent import Agent
-from agentfsm.cli.keeping import SECRET, host_for
-from agentfsm.cli.loading import load_graph, load_tools
-from agentfsm.core.guardrails import AgentGuardrails
-from agentfsm.core.presets import PRESETS
+from agentfsm.cli.local_store import SECRET_VARIABLE, build_host
+from agentfsm.cli.user_code import load_graph, load_tools
 from agentfsm.errors import ConfigurationError
+from agentfsm.loop.guardrails import AgentGuardrails
+from agentfsm.loop.presets import PRESETS
 from agentfsm.models import resolve
 
-__all__ = ["AgentOptions", "RunOptions", "agent_options", "run_options"]
+__all__ = ["AgentOptions", "ReportOptions", "agent_options", "report_options"]
 
-Command = Callable[..., Any]
+CommandFunction = Callable[..., Any]
 
 
-def _gathered(kind: type[Any], name: str, options: list[Callable[[Command], Command]]) -> Callable[[Command], Command]:
+def _collect_options(
+    kind: type[Any], parameter: str, options: list[Callable[[CommandFunction], CommandFunction]]
+) -> Callable[[CommandFunction], CommandFunction]:
     """Declare options on a command, which then gets all of them as one argument."""
 
-    def decorate(command: Command) -> Command:
+    def decorate(command: CommandFunction) -> CommandFunction:
         @wraps(command)
         def gather(*args: Any, **given: Any) -> Any:
-            given[name] = kind(**{each.name: given.pop(each.name) for each in fields(kind)})
+            given[parameter] = kind(**{each.name: given.pop(each.name) for each in fields(kind)})
             return command(*args, **given)
 
-        marked: Command = gather
+        marked: CommandFunction = gather
         for option in reversed(options):
             marked = option(marked)
         return marked
@@ -57,11 +59,11 @@ class AgentOptions:
     store: Path | None
     no_store: bool
 
-    def agent(self, *, from_store: bool = False) -> Agent:
+    def build_agent(self, *, require_store: bool = False) -> Agent:
         """The agent.
 
         Args:
-            from_store: Whether it takes up a run of its store, and so cannot do without.
+            require_store: Whether it takes up a run of its store, and so cannot do without.
 
         Raises:
             ConfigurationError: Something does not fit together.
@@ -71,16 +73,16 @@ class AgentOptions:
         limits = {"max_iterations": self.max_iterations, "max_execution_time_s": self.max_time}
         given = {name: value for name, value in limits.items() if value is not None}
         return Agent(
-            resolve(self.model, base_url=self.base_url, api_key=_key(self.api_key_env)),
+            resolve(self.model, base_url=self.base_url, api_key=_api_key(self.api_key_env)),
             tools=[each for path in self.tools for each in load_tools(path)],
             instructions=self.instructions,
             preset=preset,
             graph=load_graph(self.graph) if self.graph else None,
             guardrails=AgentGuardrails.model_validate({**preset.guardrails.model_dump(), **given}),
-            host=host_for(self.store, keep=not self.no_store, must=from_store),
+            host=build_host(self.store, persist=not self.no_store, required=require_store),
         )
 
-    def words(self) -> list[str]:
+    def to_args(self) -> list[str]:
         """The options as they are typed, for a command that goes on with the same agent."""
         words: list[str] = []
         for each in fields(self):
@@ -95,7 +97,7 @@ class AgentOptions:
         return words
 
 
-def _key(variable: str | None) -> str | None:
+def _api_key(variable: str | None) -> str | None:
     if variable is None:
         return None
     key = os.environ.get(variable, "").strip()
@@ -104,12 +106,12 @@ def _key(variable: str | None) -> str | None:
     return key
 
 
-def agent_options(command: Command) -> Command:
+def agent_options(command: CommandFunction) -> CommandFunction:
     """Declare the options of ``AgentOptions`` on a command, which gets them as ``agent_is``."""
     path = click.Path(dir_okay=False)
-    return _gathered(
+    return _collect_options(
         AgentOptions,
-        "agent_is",
+        "agent_opts",
         [
             click.option(
                 "-m",
@@ -150,8 +152,8 @@ def agent_options(command: Command) -> Command:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """The options that say how a run is told; ``run_options`` declares them."""
+class ReportOptions:
+    """The options that say how a run is told; ``report_options`` declares them."""
 
     record: str | None
     diagram: str | None
@@ -159,17 +161,17 @@ class RunOptions:
     quiet: bool
 
 
-def run_options(command: Command) -> Command:
-    """Declare the options of ``RunOptions`` on a command, which gets them as ``how``."""
+def report_options(command: CommandFunction) -> CommandFunction:
+    """Declare the options of ``ReportOptions`` on a command, which gets them as ``how``."""
     path = click.Path(dir_okay=False, writable=True)
-    return _gathered(
-        RunOptions,
-        "how",
+    return _collect_options(
+        ReportOptions,
+        "report_opts",
         [
             click.option(
                 "--record",
                 type=path,
-                help=f"Save a record there, should the run wait for somebody; {SECRET} signs it.",
+                help=f"Save a record there, should the run wait for somebody; {SECRET_VARIABLE} signs it.",
             ),
             click.option("--diagram", type=path, help="Draw the run's path there: .svg, .png, .dot, .mmd or .md."),
             click.option("--json", "as_json", is_flag=True, help="Print the outcome and every transition as JSON."),

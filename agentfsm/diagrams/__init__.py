@@ -2,7 +2,7 @@
 
 ::
 
-    from agentfsm.core.loop import LOOP
+    from agentfsm.loop.table import LOOP
     from agentfsm.diagrams import Coverage, diagram, write
 
     print(diagram(LOOP, "text"))
@@ -20,28 +20,25 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, get_args
 
-from agentfsm.diagrams.doors import Doors
 from agentfsm.diagrams.dot import dot
-from agentfsm.diagrams.exchange import scxml, xstate
-from agentfsm.diagrams.images import IMAGES, draw
-from agentfsm.diagrams.overlay import Counterexample, Coverage, Difference, Overlay, RunPath
-from agentfsm.diagrams.promela import promela
+from agentfsm.diagrams.image_rendering import IMAGE_FORMATS, render_image
+from agentfsm.diagrams.interchange import promela, scxml, xstate
+from agentfsm.diagrams.overlays import Counterexample, Coverage, DiffOverlay, HooksOverlay, Overlay, RunPath
 from agentfsm.diagrams.style import Theme
 from agentfsm.diagrams.svg import svg
-from agentfsm.diagrams.text import markdown, plain_text
-from agentfsm.diagrams.uml import mermaid, plantuml
-from agentfsm.diagrams.view import View, plain
+from agentfsm.diagrams.text_formats import markdown, mermaid, plain_text, plantuml
+from agentfsm.diagrams.view import View, build_view
 from agentfsm.errors import ConfigurationError
 from agentfsm.machine.graph import Graph
 
 __all__ = [
-    "COMMITTED",
+    "COMMITTED_FORMATS",
     "FORMATS",
-    "IMAGES",
+    "IMAGE_FORMATS",
     "Counterexample",
     "Coverage",
-    "Difference",
-    "Doors",
+    "DiffOverlay",
+    "HooksOverlay",
     "Format",
     "Overlay",
     "RunPath",
@@ -57,13 +54,13 @@ class Format(NamedTuple):
     """One form of text.
 
     Attributes:
-        write: Writes a view in a theme.
-        endings: The endings of its files, the usual one first.
+        render: Writes a view in a theme.
+        suffixes: The endings of its files, the usual one first.
         overlays: Whether it shows overlays; forms for other machines do not.
     """
 
-    write: Callable[[View, Theme], str]
-    endings: tuple[str, ...]
+    render: Callable[[View, Theme], str]
+    suffixes: tuple[str, ...]
     overlays: bool = True
 
 
@@ -80,7 +77,7 @@ FORMATS: dict[str, Format] = {
 }
 """Every form of text by its name. A new one is one entry."""
 
-COMMITTED = ("dot", "mermaid", "markdown", "svg")
+COMMITTED_FORMATS = ("dot", "mermaid", "markdown", "svg")
 """The forms that ``write_all`` writes: those that are kept beside the code and compared."""
 
 
@@ -101,12 +98,12 @@ def diagram(graph: Graph, format: str = "svg", *, theme: Theme = "auto", overlay
     """
     form = FORMATS.get(format)
     if form is None:
-        hint = f"; {format} is an image: use image() or write()" if format in IMAGES else ""
+        hint = f"; {format} is an image: use image() or write()" if format in IMAGE_FORMATS else ""
         raise ConfigurationError(f"there is no form {format!r} of a diagram{hint}; there are: {', '.join(FORMATS)}")
     if overlay is not None and not form.overlays:
         able = ", ".join(name for name, other in FORMATS.items() if other.overlays)
         raise ConfigurationError(f"the form {format!r} shows no overlay; these do: {able}")
-    return form.write(_view(graph, overlay), _theme(theme))
+    return form.render(_overlaid_view(graph, overlay), _checked_theme(theme))
 
 
 def image(graph: Graph, format: str = "png", *, theme: Theme = "light", overlay: Overlay | None = None) -> bytes:  # noqa: A002
@@ -114,7 +111,7 @@ def image(graph: Graph, format: str = "png", *, theme: Theme = "light", overlay:
 
     Args:
         graph: The graph.
-        format: One of ``IMAGES``, or ``svg``: Graphviz's own, for programs that read no style sheets; ``diagram``
+        format: One of ``IMAGE_FORMATS``, or ``svg``: Graphviz's own, for programs that read no style sheets; ``diagram``
             writes one that needs nothing installed.
         theme: ``light`` or ``dark``; ``auto`` is light.
         overlay: What to lay over it.
@@ -123,9 +120,9 @@ def image(graph: Graph, format: str = "png", *, theme: Theme = "light", overlay:
         ConfigurationError: There is no such image or theme, or Graphviz is not installed.
         GraphError: The overlay speaks of a transition that the graph does not have.
     """
-    if format not in (*IMAGES, "svg"):
-        raise ConfigurationError(f"there is no image {format!r}; there are: {', '.join(IMAGES)}")
-    return draw(_view(graph, overlay), format, _theme(theme))
+    if format not in (*IMAGE_FORMATS, "svg"):
+        raise ConfigurationError(f"there is no image {format!r}; there are: {', '.join(IMAGE_FORMATS)}")
+    return render_image(_overlaid_view(graph, overlay), format, _checked_theme(theme))
 
 
 def write(graph: Graph, path: str | Path, *, theme: Theme = "auto", overlay: Overlay | None = None) -> Path:
@@ -146,24 +143,24 @@ def write(graph: Graph, path: str | Path, *, theme: Theme = "auto", overlay: Ove
     """
     path = Path(path)
     ending = path.suffix.lower()
-    forms = {e: name for name, form in FORMATS.items() for e in form.endings}
-    if ending.removeprefix(".") in IMAGES:
+    forms = {e: name for name, form in FORMATS.items() for e in form.suffixes}
+    if ending.removeprefix(".") in IMAGE_FORMATS:
         path.write_bytes(image(graph, ending.removeprefix("."), theme=theme, overlay=overlay))
     elif ending in forms:
         text = diagram(graph, forms[ending], theme=theme, overlay=overlay)
         path.write_text(text, encoding="utf-8", newline="\n")
     else:
-        known = ", ".join([*forms, *(f".{name}" for name in IMAGES)])
+        known = ", ".join([*forms, *(f".{name}" for name in IMAGE_FORMATS)])
         raise ConfigurationError(f"no form of a diagram has the ending {ending!r}; there are: {known}")
     return path
 
 
-def write_all(graph: Graph, folder: str | Path, formats: Iterable[str] = COMMITTED) -> list[Path]:
+def write_all(graph: Graph, folder: str | Path, formats: Iterable[str] = COMMITTED_FORMATS) -> list[Path]:
     """Write a graph in several forms into a folder, each file named after the graph.
 
     How the files in ``diagrams/`` are made, and made anew::
 
-        from agentfsm.core.loop import LOOP
+        from agentfsm.loop.table import LOOP
         from agentfsm.diagrams import write_all
 
         write_all(LOOP, "diagrams")
@@ -182,13 +179,13 @@ def write_all(graph: Graph, folder: str | Path, formats: Iterable[str] = COMMITT
     paths: list[Path] = []
     for name in formats:
         text = diagram(graph, name)
-        path = Path(folder) / f"{graph.name}{FORMATS[name].endings[0]}"
+        path = Path(folder) / f"{graph.name}{FORMATS[name].suffixes[0]}"
         path.write_text(text, encoding="utf-8", newline="\n")
         paths.append(path)
     return paths
 
 
-def _theme(theme: Theme) -> Theme:
+def _checked_theme(theme: Theme) -> Theme:
     """The theme, where there is one of its name."""
     themes = get_args(Theme)
     if theme not in themes:
@@ -196,6 +193,6 @@ def _theme(theme: Theme) -> Theme:
     return theme
 
 
-def _view(graph: Graph, overlay: Overlay | None) -> View:
-    view = plain(graph)
-    return view if overlay is None else overlay.on(view)
+def _overlaid_view(graph: Graph, overlay: Overlay | None) -> View:
+    view = build_view(graph)
+    return view if overlay is None else overlay.apply_to(view)

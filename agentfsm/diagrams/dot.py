@@ -1,23 +1,23 @@
-"""DOT for Graphviz: each state an HTML table of numbered rows, and one line for all rows with one destination.
+"""DOT for Graphviz: each state an HTML table of numbered rows, one edge for all rows with the same target.
 
-Nothing needs to be installed to write it. Where things stand is for Graphviz to say, and differs between
-its versions; for the picture that never differs see ``svg``, and for images of that one see ``images``.
+Nothing needs to be installed to write it. Graphviz computes the layout, which differs between its
+versions; ``svg`` writes a picture that is always the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentfsm.diagrams.quoting import dot_string, xml
-from agentfsm.diagrams.style import Palette, Theme, palette
-from agentfsm.diagrams.view import Box, Kind, Row, View
-from agentfsm.diagrams.ways import COLUMN, Side, Way, ways
+from agentfsm.diagrams.edge_routing import COLUMN, Route, Side, choose_routes
+from agentfsm.diagrams.escaping import escape_xml, quote_dot
+from agentfsm.diagrams.style import Palette, Theme, palette_for
+from agentfsm.diagrams.view import Box, RowKind, TableRow, View
 
-__all__ = ["FONT", "LINE", "dot"]
+__all__ = ["FONT_NAMES", "LINE_ATTRIBUTES", "dot"]
 
-FONT = "Inter,Helvetica,Arial,sans-serif"
+FONT_NAMES = "Inter,Helvetica,Arial,sans-serif"
 
-LINE: dict[Kind, str] = {
+LINE_ATTRIBUTES: dict[RowKind, str] = {
     "happy": "penwidth=2.4",
     "recover": "penwidth=1.4",
     "wait": "penwidth=1.7, style=dotted",
@@ -34,32 +34,32 @@ def dot(view: View, theme: Theme = "light") -> str:
         view: What it says.
         theme: ``light`` or ``dark``; ``auto`` is light.
     """
-    return "\n".join(_document(view, palette(theme))) + "\n"
+    return "\n".join(_document(view, palette_for(theme))) + "\n"
 
 
 def _document(view: View, p: Palette) -> Iterator[str]:
-    routes = ways(view)
-    exits: dict[tuple[str, int], Side | None] = {(w.source.name, w.place): w.exit for w in routes}
-    title = f'<FONT POINT-SIZE="16" COLOR="{p.ink}"><B>{xml(view.title)}</B></FONT>'
-    yield f"digraph {dot_string(view.graph.name)} {{"
+    routes = choose_routes(view)
+    exits: dict[tuple[str, int], Side | None] = {(w.source.name, w.group_index): w.exit for w in routes}
+    title = f'<FONT POINT-SIZE="16" COLOR="{p.ink}"><B>{escape_xml(view.title)}</B></FONT>'
+    yield f"digraph {quote_dot(view.graph.name)} {{"
     yield "  graph [rankdir=TB, splines=spline, newrank=true, outputorder=edgesfirst, nodesep=0.8, ranksep=0.4,"
     yield f'    bgcolor="{p.paper}", pad=0.3, labelloc=t, labeljust=l,'
-    yield f'    fontname="{FONT}", fontsize=11, fontcolor="{p.grey}",'
-    yield f'    label=<{title}<BR ALIGN="LEFT"/>{xml(view.caption)}<BR ALIGN="LEFT"/>>]'
-    yield f'  node [shape=plain, fontname="{FONT}", fontsize=12, fontcolor="{p.ink}"]'
+    yield f'    fontname="{FONT_NAMES}", fontsize=11, fontcolor="{p.grey}",'
+    yield f'    label=<{title}<BR ALIGN="LEFT"/>{escape_xml(view.caption)}<BR ALIGN="LEFT"/>>]'
+    yield f'  node [shape=plain, fontname="{FONT_NAMES}", fontsize=12, fontcolor="{p.ink}"]'
     yield "  edge [arrowsize=0.65]"
     yield f'  "" [shape=point, width=0.13, group=spine, color="{p.ink}"]'
     for box in view.boxes:
-        yield f"  {dot_string(box.name)} [{'group=spine, ' if box in view.spine else ''}label=<"
-        yield from _table(box, [exits.get((box.name, i)) for i in range(len(box.groups))], p)
+        yield f"  {quote_dot(box.name)} [{'group=spine, ' if box in view.spine else ''}label=<"
+        yield from _box_table(box, [exits.get((box.name, i)) for i in range(len(box.groups))], p)
         yield "  >]"
-    yield f'  "" -> {dot_string(view.spine[0].name)}:head:n [weight=300, color="{p.ink}"]'
+    yield f'  "" -> {quote_dot(view.spine[0].name)}:head:n [weight=300, color="{p.ink}"]'
     for above, below in zip(view.spine, view.spine[1:], strict=False):
-        yield f"  {dot_string(above.name)} -> {dot_string(below.name)} [style=invis, weight=300]"
+        yield f"  {quote_dot(above.name)} -> {quote_dot(below.name)} [style=invis, weight=300]"
     rank = _ranks(view, routes)
     for box in view.lane("left", "right"):
-        yield f"  {{ rank=same; {dot_string(view.spine[rank[box.name]].name)}; {dot_string(box.name)} }}"
-    joined: dict[tuple[str, str, Kind], list[Way]] = {}
+        yield f"  {{ rank=same; {quote_dot(view.spine[rank[box.name]].name)}; {quote_dot(box.name)} }}"
+    joined: dict[tuple[str, str, RowKind], list[Route]] = {}
     for way in routes:
         joined.setdefault((*way.pair, way.kind), []).append(way)
     for together in joined.values():
@@ -67,7 +67,7 @@ def _document(view: View, p: Palette) -> Iterator[str]:
     yield "}"
 
 
-def _ranks(view: View, routes: tuple[Way, ...]) -> dict[str, int]:
+def _ranks(view: View, routes: tuple[Route, ...]) -> dict[str, int]:
     """How far down each box stands: those of the middle in order, the others among what they are joined with."""
     rank = {b.name: i for i, b in enumerate(view.spine)}
     for box in view.lane("left", "right"):
@@ -76,20 +76,20 @@ def _ranks(view: View, routes: tuple[Way, ...]) -> dict[str, int]:
     return rank
 
 
-def _edge(together: list[Way], rank: dict[str, int], p: Palette) -> str:
+def _edge(joined: list[Route], rank: dict[str, int], p: Palette) -> str:
     """One line for all rows of a state with one destination; it leaves at the largest group of them.
 
     Graphviz keeps a line short only if it runs down, so a line upwards is declared, and drawn, backwards.
     """
-    way = max(together, key=lambda w: len(w.rows))
-    source, target = (dot_string(name) for name in way.pair)
-    colour = p.faint if all(w.dim for w in together) else p.line[way.kind]
-    tip = dot_string(", ".join(i for w in together for i in w.ids))
-    attributes = [f'color="{colour}"', LINE[way.kind], f"tooltip={tip}"]
+    way = max(joined, key=lambda w: len(w.rows))
+    source, target = (quote_dot(name) for name in way.pair)
+    colour = p.faint if all(w.dim for w in joined) else p.line[way.kind]
+    tip = quote_dot(", ".join(i for w in joined for i in w.ids))
+    attributes = [f'color="{colour}"', LINE_ATTRIBUTES[way.kind], f"tooltip={tip}"]
     if way.exit is None:
         return f"{source}:s -> {target}:head:n [{', '.join([*attributes, 'weight=300'])}]"
     compass = way.exit[0].replace("l", "w").replace("r", "e")
-    tail = f"{source}:{compass}{way.place}:{compass}"
+    tail = f"{source}:{compass}{way.group_index}:{compass}"
     head = f"{target}:head:{'e' if way.channels[-1] == COLUMN[way.target.lane] + 1 else 'w'}"
     above, below = rank[way.source.name], rank[way.target.name]
     if above == below:
@@ -99,19 +99,19 @@ def _edge(together: list[Way], rank: dict[str, int], p: Palette) -> str:
     return f"{tail} -> {head} [{', '.join(attributes)}]"
 
 
-def _table(box: Box, exits: list[Side | None], p: Palette) -> Iterator[str]:
+def _box_table(box: Box, exits: list[Side | None], p: Palette) -> Iterator[str]:
     colour = p.faint if box.dim else p.line[box.kind]
     look = f'BORDER="{4 if box.current else 1}" STYLE="ROUNDED" COLOR="{colour}" BGCOLOR="{p.box}"'
-    name = _font(_struck(xml(box.name), box.mark == "removed"), colour, 14)
-    note = _font(xml(box.note) or " ", p.grey, 11)
+    name = _font(_strikethrough(escape_xml(box.name), box.mark == "removed"), colour, 14)
+    note = _font(escape_xml(box.note) or " ", p.grey, 11)
     head = f'<TD ALIGN="LEFT"><B>{name}</B></TD><TD ALIGN="RIGHT">{note}</TD>'
     head = f'<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="0"><TR>{head}</TR></TABLE>'
     yield f'    <TABLE {look} CELLBORDER="0" CELLSPACING="0" CELLPADDING="2">'
     yield f'      <TR><TD PORT="head" COLSPAN="6" BGCOLOR="{p.box if box.dim else p.tint[box.kind]}">{head}</TD></TR>'
     for place, (rows, side) in enumerate(zip(box.groups, exits, strict=True)):
-        west, target, east = _shared(rows, place, side, p)
+        west, target, east = _group_cells(rows, place, side, p)
         for i, row in enumerate(rows):
-            number, guard, tag = _cells(row, p)
+            number, guard, tag = _row_cells(row, p)
             cells = (west, number, guard, target, tag, east) if i == 0 else (number, guard, tag)
             yield f"      <TR>{''.join(cells)}</TR>"
     yield "    </TABLE>"
@@ -121,11 +121,11 @@ def _font(text: str, colour: str, size: float) -> str:
     return f'<FONT POINT-SIZE="{size:g}" COLOR="{colour}">{text}</FONT>'
 
 
-def _struck(text: str, struck: bool) -> str:
-    return f"<S>{text}</S>" if struck else text
+def _strikethrough(text: str, on: bool) -> str:
+    return f"<S>{text}</S>" if on else text
 
 
-def _shared(rows: tuple[Row, ...], place: int, side: Side | None, p: Palette) -> tuple[str, str, str]:
+def _group_cells(rows: tuple[TableRow, ...], place: int, side: Side | None, p: Palette) -> tuple[str, str, str]:
     """What neighbouring rows share: the ports at both sides, a bar where their line leaves, the destination."""
     row = rows[0]
     colour = p.faint if all(r.dim for r in rows) else p.line[row.kind]
@@ -136,21 +136,21 @@ def _shared(rows: tuple[Row, ...], place: int, side: Side | None, p: Palette) ->
         for compass, wall in (("w", "left"), ("e", "right"))
     )
     bracket = f' BORDER="1" SIDES="L" COLOR="{colour}"' if len(rows) > 1 else ""
-    text = f"→ {xml(row.transition.target)}"
-    text = _font(_struck(text, row.mark == "removed"), p.dim if all(r.dim for r in rows) else colour, 12)
+    text = f"→ {escape_xml(row.transition.target)}"
+    text = _font(_strikethrough(text, row.mark == "removed"), p.dim if all(r.dim for r in rows) else colour, 12)
     return west, f'<TD{span}{bracket} ALIGN="LEFT">{text}</TD>', east
 
 
-def _cells(row: Row, p: Palette) -> tuple[str, str, str]:
+def _row_cells(row: TableRow, p: Palette) -> tuple[str, str, str]:
     """What a row has for itself: number, guard, and what an overlay adds."""
     ink, grey = (p.dim, p.dim) if row.dim else (p.ink, p.grey)
     back = {"never": p.never, "removed": p.never, "added": p.added, "moved": p.changed, "changed": p.changed}
     tint = f' BGCOLOR="{back[row.mark]}"' if row.mark else ""
-    guard = _struck(xml(row.transition.name), row.mark == "removed")
+    guard = _strikethrough(escape_xml(row.transition.name), row.mark == "removed")
     if row.transition.guard is None:
         guard = f"<I>{guard}</I>"
     return (
-        f'<TD{tint} ALIGN="RIGHT">{_font(xml(row.label), grey, 10)}</TD>',
-        f'<TD{tint} ALIGN="LEFT" ID="{xml(row.transition.id)}">{_font(guard, ink, 12)}</TD>',
-        f'<TD{tint} ALIGN="RIGHT">{_font(xml(row.tag), grey, 10)}</TD>' if row.tag else f"<TD{tint}></TD>",
+        f'<TD{tint} ALIGN="RIGHT">{_font(escape_xml(row.label), grey, 10)}</TD>',
+        f'<TD{tint} ALIGN="LEFT" ID="{escape_xml(row.transition.id)}">{_font(guard, ink, 12)}</TD>',
+        f'<TD{tint} ALIGN="RIGHT">{_font(escape_xml(row.tag), grey, 10)}</TD>' if row.tag else f"<TD{tint}></TD>",
     )

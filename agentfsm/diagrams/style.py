@@ -1,13 +1,13 @@
-"""Colours by meaning, light and dark, and the weights and dashes that tell meanings apart without colour."""
+"""Colours by meaning in a light and a dark theme, and line widths and dashes that work without colour."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from agentfsm.diagrams.view import Kind
+from agentfsm.diagrams.view import RowKind
 
-__all__ = ["DARK", "DASH", "LIGHT", "WEIGHT", "Palette", "Theme", "palette"]
+__all__ = ["DARK", "LINE_DASHES", "LIGHT", "LINE_WIDTHS", "Palette", "Theme", "palette_for"]
 
 Theme = Literal["auto", "light", "dark"]
 """``auto`` follows the reader's own setting where the form can, and is light where it cannot."""
@@ -37,8 +37,8 @@ class Palette:
     faint: str
     paper: str
     box: str
-    line: dict[Kind, str]
-    tint: dict[Kind, str]
+    line: dict[RowKind, str]
+    tint: dict[RowKind, str]
     never: str
     added: str
     changed: str
@@ -70,13 +70,13 @@ DARK = Palette(
     added="#12361f",
     changed="#3a2d0e",
 )
-WEIGHT: dict[Kind, float] = {"happy": 2.4, "recover": 1.5, "wait": 1.7, "done": 1.8, "stop": 1.4}
+LINE_WIDTHS: dict[RowKind, float] = {"happy": 2.4, "recover": 1.5, "wait": 1.7, "done": 1.8, "stop": 1.4}
 """Pixels."""
 
-DASH: dict[Kind, str] = {"wait": "2.5 2.5", "done": "7 4"}
+LINE_DASHES: dict[RowKind, str] = {"wait": "2.5 2.5", "done": "7 4"}
 """Pixels of line and of gap; a meaning without an entry is drawn in one stroke."""
 
 
-def palette(theme: Theme) -> Palette:
+def palette_for(theme: Theme) -> Palette:
     """The colours for a form that shows one theme only: ``auto`` is light."""
     return DARK if theme == "dark" else LIGHT

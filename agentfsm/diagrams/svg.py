@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from agentfsm.diagrams.layout import ARROW, BAR, SAMPLE, Layout, Placed, arrange
-from agentfsm.diagrams.metrics import FONT
-from agentfsm.diagrams.quoting import xml
-from agentfsm.diagrams.routing import Piece, Point, bends, toward
-from agentfsm.diagrams.style import DARK, DASH, LIGHT, WEIGHT, Palette, Theme
-from agentfsm.diagrams.table import BASELINE, HEAD, ROW, SIZES, Group, Label
-from agentfsm.diagrams.view import Row, View
-from agentfsm.diagrams.ways import Side
+from agentfsm.diagrams.box import BASELINE_OFFSET, FONT_SIZES, FONT_STACK, HEAD_HEIGHT, ROW_HEIGHT, Label, RowGroup
+from agentfsm.diagrams.edge_routing import Point, Segment, Side, bends, point_toward
+from agentfsm.diagrams.escaping import escape_xml
+from agentfsm.diagrams.layout import ARROW_LENGTH, BAR_WIDTH, LEGEND_LINE_LENGTH, Layout, PlacedBox, compute_layout
+from agentfsm.diagrams.style import DARK, LIGHT, LINE_DASHES, LINE_WIDTHS, Palette, Theme
+from agentfsm.diagrams.view import TableRow, View
 
 __all__ = ["svg"]
 
-CORNER = 8  # pixels: how round boxes are
+CORNER_RADIUS = 8  # pixels: how round boxes are
 
 
 def svg(view: View, theme: Theme = "auto") -> str:
@@ -29,44 +27,47 @@ def svg(view: View, theme: Theme = "auto") -> str:
         view: What it says.
         theme: ``light``, ``dark``, or ``auto``: both in one file, and the reader's setting decides.
     """
-    layout = arrange(view)
+    layout = compute_layout(view)
     return "\n".join(_document(view, layout, theme)) + "\n"
 
 
 def _document(view: View, layout: Layout, theme: Theme) -> Iterator[str]:
     w, h = layout.width, layout.height
-    title = xml(f"{view.title}: {view.caption}")
+    title = escape_xml(f"{view.title}: {view.caption}")
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" '
-        f'class="agentfsm-{theme}" role="img" aria-label="{title}" data-graph="{xml(view.graph.name)}">'
+        f'class="agentfsm-{theme}" role="img" aria-label="{title}" data-graph="{escape_xml(view.graph.name)}">'
     )
-    yield f"<style>{_style(theme)}</style>"
+    yield f"<style>{_style_sheet(theme)}</style>"
     yield f'<rect class="paper" width="{w}" height="{h}"/>'
     yield from (_label(label) for label in layout.labels)
-    for sample in layout.samples:
+    for sample in layout.legend_lines:
         x = sample.x
         if sample.kind == "stop":
             yield f'<rect class="box stop" x="{x + 2}" y="{sample.y - 5}" width="18" height="10" rx="3"/>'
         else:
-            yield f'<path class="line {sample.kind}" d="M{x} {sample.y}h{SAMPLE}"/>'
+            yield f'<path class="line {sample.kind}" d="M{x} {sample.y}h{LEGEND_LINE_LENGTH}"/>'
     x, y = layout.start
     yield f'<circle class="start" cx="{x}" cy="{y - 22}" r="5"/>'
-    yield f'<path class="begin" d="M{x} {y - 22}V{y - ARROW + 1}"/>'
-    yield f'<path class="start" d="{_head((x, y - ARROW), (x, y))}"/>'
+    yield f'<path class="begin" d="M{x} {y - 22}V{y - ARROW_LENGTH + 1}"/>'
+    yield f'<path class="start" d="{_arrow_head((x, y - ARROW_LENGTH), (x, y))}"/>'
     stress = any(piece.dim for line in layout.lines for piece in line)
     for line in sorted(layout.lines, key=lambda line: not all(piece.dim for piece in line)):
         casing = "".join(_path(piece.points) for piece in line)
         yield f'<path class="casing" d="{casing}"/>'
         for piece in sorted(line, key=lambda p: not p.dim):
-            yield from _line(piece, thick=stress and not piece.dim)
+            yield from _segment(piece, thick=stress and not piece.dim)
     for box in layout.boxes:
         yield from _box(view, box)
     yield "</svg>"
 
 
-def _style(theme: Theme) -> str:
+def _style_sheet(theme: Theme) -> str:
     """The style sheet; every rule holds within pictures of this theme alone, also where a page embeds several."""
-    rules = [f"text{{font-family:{FONT}}}", *(f".{style}{{font-size:{size:g}px}}" for style, size in SIZES.items())]
+    rules = [
+        f"text{{font-family:{FONT_STACK}}}",
+        *(f".{style}{{font-size:{size:g}px}}" for style, size in FONT_SIZES.items()),
+    ]
     rules += [
         ".title,.name,.never.tag{font-weight:700}",
         ".otherwise{font-style:italic}",
@@ -78,13 +79,13 @@ def _style(theme: Theme) -> str:
         ".box.current{stroke-width:4}",
         ".box.removed{stroke-dasharray:4 3}",
     ]
-    rules += [f".line.{kind}{{stroke-width:{weight:g}}}" for kind, weight in WEIGHT.items()]
-    rules += [f".line.{kind}{{stroke-dasharray:{dash}}}" for kind, dash in DASH.items()]
+    rules += [f".line.{kind}{{stroke-width:{weight:g}}}" for kind, weight in LINE_WIDTHS.items()]
+    rules += [f".line.{kind}{{stroke-dasharray:{dash}}}" for kind, dash in LINE_DASHES.items()]
     rules.append(".line.thick{stroke-width:3.4}")
     scope = f".agentfsm-{theme}"
-    style = _scoped([*rules, *_colours(DARK if theme == "dark" else LIGHT)], scope)
+    style = _scoped([*rules, *_colour_rules(DARK if theme == "dark" else LIGHT)], scope)
     if theme == "auto":
-        style += f"@media (prefers-color-scheme:dark){{{_scoped(_colours(DARK), scope)}}}"
+        style += f"@media (prefers-color-scheme:dark){{{_scoped(_colour_rules(DARK), scope)}}}"
     return style
 
 
@@ -93,7 +94,7 @@ def _scoped(rules: list[str], scope: str) -> str:
     return "".join(",".join(f"{scope} {s}" for s in selectors.split(",")) + "{" + body for selectors, _, body in parts)
 
 
-def _colours(p: Palette) -> list[str]:
+def _colour_rules(p: Palette) -> list[str]:
     rules = [
         f".paper{{fill:{p.paper}}}",
         f".casing{{stroke:{p.paper}}}",
@@ -118,26 +119,26 @@ def _colours(p: Palette) -> list[str]:
     ]
 
 
-def _classes(*names: str | None, dim: bool = False) -> str:
+def _class_attribute(*names: str | None, dim: bool = False) -> str:
     """A class attribute of the names that are there."""
     return f'class="{" ".join(n for n in (*names, "dim" if dim else None) if n)}"'
 
 
 def _label(label: Label, x: int = 0, y: int = 0, mark: str = "") -> str:
-    classes = _classes(label.style, label.kind, mark, "struck" if label.struck else None, dim=label.dim)
-    end = ' text-anchor="end"' if label.end else ""
-    return f'<text {classes} x="{label.x + x}" y="{label.y + y}"{end}>{xml(label.text)}</text>'
+    classes = _class_attribute(label.style, label.kind, mark, "struck" if label.strikethrough else None, dim=label.dim)
+    end = ' text-anchor="end"' if label.align_right else ""
+    return f'<text {classes} x="{label.x + x}" y="{label.y + y}"{end}>{escape_xml(label.text)}</text>'
 
 
-def _line(piece: Piece, *, thick: bool) -> Iterator[str]:
-    points = list(piece.points)
-    if piece.arrow:  # the line ends a pixel inside its head
-        points[-1] = toward(points[-1], points[-2], ARROW - 1)
-    classes = _classes("line", piece.kind, "thick" if thick else None, dim=piece.dim)
-    tip = xml("\n".join(piece.ids))
-    yield f'<path {classes} data-edge="{xml(" ".join(piece.ids))}" d="{_path(points)}"><title>{tip}</title></path>'
-    if piece.arrow:
-        yield f'<path {_classes("arrow", piece.kind, dim=piece.dim)} d="{_head(points[-1], piece.points[-1])}"/>'
+def _segment(segment: Segment, *, thick: bool) -> Iterator[str]:
+    points = list(segment.points)
+    if segment.arrow:  # the line ends a pixel inside its head
+        points[-1] = point_toward(points[-1], points[-2], ARROW_LENGTH - 1)
+    classes = _class_attribute("line", segment.kind, "thick" if thick else None, dim=segment.dim)
+    tip = escape_xml("\n".join(segment.ids))
+    yield f'<path {classes} data-edge="{escape_xml(" ".join(segment.ids))}" d="{_path(points)}"><title>{tip}</title></path>'
+    if segment.arrow:
+        yield f'<path {_class_attribute("arrow", segment.kind, dim=segment.dim)} d="{_arrow_head(points[-1], segment.points[-1])}"/>'
 
 
 def _path(points: Sequence[Point]) -> str:
@@ -148,53 +149,53 @@ def _path(points: Sequence[Point]) -> str:
     return "".join(out)
 
 
-def _head(back: Point, tip: Point) -> str:
+def _arrow_head(back: Point, tip: Point) -> str:
     """An arrow head from its back to its tip."""
     if back[0] == tip[0]:
         return f"M{tip[0]} {tip[1]}L{tip[0] - 4} {back[1]}H{tip[0] + 4}Z"
     return f"M{tip[0]} {tip[1]}L{back[0]} {tip[1] - 4}V{tip[1] + 4}Z"
 
 
-def _box(view: View, placed: Placed) -> Iterator[str]:
+def _box(view: View, placed: PlacedBox) -> Iterator[str]:
     box, table = placed.box, placed.table
-    x, y, w, h, r = placed.x, placed.y, placed.width, placed.height, CORNER
+    x, y, w, h, r = placed.x, placed.y, placed.width, placed.height, CORNER_RADIUS
     rect = f'x="{x}" y="{y}" width="{w}" height="{h}" rx="{r}"'
     tip = f"{box.name}: {box.note}" if box.note else box.name
-    yield f'<g data-state="{xml(box.name)}"><title>{xml(tip)}</title>'
-    yield f"<rect {_classes('head', box.kind, dim=box.dim)} {rect}/>"
-    if h > HEAD:
+    yield f'<g data-state="{escape_xml(box.name)}"><title>{escape_xml(tip)}</title>'
+    yield f"<rect {_class_attribute('head', box.kind, dim=box.dim)} {rect}/>"
+    if h > HEAD_HEIGHT:
         corners = f"a{r} {r} 0 0 1 -{r} {r}h{2 * r - w}a{r} {r} 0 0 1 -{r} -{r}Z"
-        yield f'<path class="inside" d="M{x} {y + HEAD}h{w}V{y + h - r}{corners}"/>'
+        yield f'<path class="inside" d="M{x} {y + HEAD_HEIGHT}h{w}V{y + h - r}{corners}"/>'
     yield from (_label(label, x, y) for label in (*table.head, *table.foot))
     for row, labels in table.rows:
         yield from _row(view, row, labels, placed)
     for group, side in zip(table.groups, placed.exits, strict=True):
         yield from _group(group, side, placed)
     state = ("current" if box.current else None, box.mark)
-    yield f"<rect {_classes('box', box.kind, *state, dim=box.dim)} {rect}/></g>"
+    yield f"<rect {_class_attribute('box', box.kind, *state, dim=box.dim)} {rect}/></g>"
 
 
-def _row(view: View, row: Row, labels: tuple[Label, ...], placed: Placed) -> Iterator[str]:
+def _row(view: View, row: TableRow, labels: tuple[Label, ...], placed: PlacedBox) -> Iterator[str]:
     edge, x, y = row.transition, placed.x, placed.y
     of = "" if row.mark == "removed" else f" of {len(view.graph.rows(edge.source))}"
     spends = f", spends {edge.spends}" if edge.spends else ""
     said = f" ({row.tag})" if row.tag else ""
     tip = f"{edge.id} → {edge.target}: row {row.order}{of}{spends}{said}"
-    yield f'<g data-edge="{xml(edge.id)}"><title>{xml(tip)}</title>'
+    yield f'<g data-edge="{escape_xml(edge.id)}"><title>{escape_xml(tip)}</title>'
     if row.mark:
-        top = labels[0].y + y - BASELINE
-        yield f'<rect class="mark {row.mark}" x="{x + 1}" y="{top}" width="{placed.width - 2}" height="{ROW}"/>'
+        top = labels[0].y + y - BASELINE_OFFSET
+        yield f'<rect class="mark {row.mark}" x="{x + 1}" y="{top}" width="{placed.width - 2}" height="{ROW_HEIGHT}"/>'
     yield "".join(_label(label, x, y, row.mark) for label in labels) + "</g>"
 
 
-def _group(group: Group, side: Side | None, placed: Placed) -> Iterator[str]:
+def _group(group: RowGroup, side: Side | None, placed: PlacedBox) -> Iterator[str]:
     """What neighbouring rows share: a bar where their line leaves, a bracket, and the destination."""
-    x, top, height = placed.x, placed.y + group.top, ROW * len(group.rows)
+    x, top, height = placed.x, placed.y + group.top, ROW_HEIGHT * len(group.rows)
     if side is not None:
-        left = x if side == "left" else x + placed.width - BAR
-        classes = _classes("bar", group.kind, dim=group.dim)
-        yield f'<rect {classes} x="{left}" y="{top + 2}" width="{BAR}" height="{height - 4}"/>'
+        left = x if side == "left" else x + placed.width - BAR_WIDTH
+        classes = _class_attribute("bar", group.kind, dim=group.dim)
+        yield f'<rect {classes} x="{left}" y="{top + 2}" width="{BAR_WIDTH}" height="{height - 4}"/>'
     if len(group.rows) > 1:
         hook = f"M{x + group.label.x - 8} {top + 3}h3v{height - 6}h-3"
-        yield f'<path {_classes("bracket", group.kind, dim=group.dim)} d="{hook}"/>'
+        yield f'<path {_class_attribute("bracket", group.kind, dim=group.dim)} d="{hook}"/>'
     yield _label(group.label, x, placed.y)

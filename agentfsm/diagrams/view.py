@@ -12,15 +12,15 @@ from typing import Literal
 
 from agentfsm.machine.graph import Graph, StateSpec, Transition
 
-__all__ = ["Box", "Kind", "Lane", "Mark", "Row", "View", "plain"]
+__all__ = ["Box", "RowKind", "Lane", "RowMark", "TableRow", "View", "build_view"]
 
-Kind = Literal["happy", "recover", "wait", "done", "stop"]
+RowKind = Literal["happy", "recover", "wait", "done", "stop"]
 """What an edge, or a state, means; colour, weight and dash follow from it."""
 
 Lane = Literal["main", "left", "right", "end"]
 """Where a box stands: in the middle, on the side of recovery, on the side of waiting, or at the bottom."""
 
-Mark = Literal["", "never", "added", "removed", "moved", "changed"]
+RowMark = Literal["", "never", "added", "removed", "moved", "changed"]
 """What an overlay says of a row."""
 
 DECLARED_DONE = "declared_done"
@@ -28,7 +28,7 @@ DECLARED_DONE = "declared_done"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """One transition as a picture shows it.
 
     Attributes:
@@ -44,13 +44,13 @@ class Row:
     transition: Transition
     order: int
     label: str
-    kind: Kind
-    mark: Mark = ""
+    kind: RowKind
+    mark: RowMark = ""
     tag: str = ""
     dim: bool = False
 
     @property
-    def drawn(self) -> bool:
+    def has_line(self) -> bool:
         """Whether it is drawn as a line. Bad ends, and rows that are gone, are text alone."""
         return self.kind != "stop" and self.mark != "removed"
 
@@ -70,10 +70,10 @@ class Box:
     """
 
     spec: StateSpec
-    kind: Kind
+    kind: RowKind
     lane: Lane
-    rows: tuple[Row, ...]
-    mark: Mark = ""
+    rows: tuple[TableRow, ...]
+    mark: RowMark = ""
     current: bool = False
     dim: bool = False
 
@@ -88,7 +88,7 @@ class Box:
         return " ".join(self.spec.note.split())
 
     @property
-    def groups(self) -> tuple[tuple[Row, ...], ...]:
+    def groups(self) -> tuple[tuple[TableRow, ...], ...]:
         """Neighbouring rows with one destination and one meaning, together."""
         same = groupby(self.rows, lambda r: (r.transition.target, r.kind, r.mark == "removed"))
         return tuple(tuple(rows) for _, rows in same)
@@ -125,18 +125,18 @@ class View:
         return self.lane("main", "end")
 
 
-def plain(graph: Graph) -> View:
+def build_view(graph: Graph) -> View:
     """A graph as a view, without any overlay."""
     lanes: dict[str, Lane] = {s.name: lane_of(s, initial=s.name == graph.initial) for s in graph.states}
-    boxes = [box_of(spec, lanes[spec.name], rows_of(graph, spec.name, lanes)) for spec in graph.states]
+    boxes = [box_of(spec, lanes[spec.name], view_rows(graph, spec.name, lanes)) for spec in graph.states]
     return View(
         graph=graph,
-        boxes=in_order(boxes),
-        caption=f"{_count(len(graph.states), 'state')}, {_count(len(graph.transitions), 'transition')}",
+        boxes=order_boxes(boxes),
+        caption=f"{_counted(len(graph.states), 'state')}, {_counted(len(graph.transitions), 'transition')}",
     )
 
 
-def _count(number: int, word: str) -> str:
+def _counted(number: int, word: str) -> str:
     return f"{number} {word}" + ("" if number == 1 else "s")
 
 
@@ -149,21 +149,21 @@ def lane_of(spec: StateSpec, *, initial: bool = False) -> Lane:
     return "left" if spec.lane == "left" else "right"
 
 
-def box_of(spec: StateSpec, lane: Lane, rows: tuple[Row, ...]) -> Box:
+def box_of(spec: StateSpec, lane: Lane, rows: tuple[TableRow, ...]) -> Box:
     """A state and its rows as a box."""
-    kinds: dict[Lane, Kind] = {"main": "happy", "left": "recover", "right": "wait", "end": "stop"}
+    kinds: dict[Lane, RowKind] = {"main": "happy", "left": "recover", "right": "wait", "end": "stop"}
     return Box(spec, "stop" if spec.final else kinds[lane], lane, rows)
 
 
-def rows_of(graph: Graph, state: str, lanes: dict[str, Lane]) -> tuple[Row, ...]:
+def view_rows(graph: Graph, state: str, lanes: dict[str, Lane]) -> tuple[TableRow, ...]:
     """The rows of a state of a graph, numbered."""
     return tuple(
-        Row(transition, order, str(order), _kind(graph, transition, lanes))
+        TableRow(transition, order, str(order), _row_kind(graph, transition, lanes))
         for order, transition in enumerate(graph.rows(state), 1)
     )
 
 
-def _kind(graph: Graph, transition: Transition, lanes: dict[str, Lane]) -> Kind:
+def _row_kind(graph: Graph, transition: Transition, lanes: dict[str, Lane]) -> RowKind:
     ends = {lanes[transition.source], lanes[transition.target]}
     if graph.spec(transition.target).final:
         good = transition.guard is None and lanes[transition.source] == "main"
@@ -173,7 +173,7 @@ def _kind(graph: Graph, transition: Transition, lanes: dict[str, Lane]) -> Kind:
     return "recover" if "left" in ends else "happy"
 
 
-def in_order(boxes: list[Box]) -> tuple[Box, ...]:
+def order_boxes(boxes: list[Box]) -> tuple[Box, ...]:
     """Boxes as a picture wants them: the middle in the order of flow, then left, right and the ends.
 
     A state that a user adds is declared behind the others; the order of flow puts it where a run comes
@@ -185,14 +185,14 @@ def in_order(boxes: list[Box]) -> tuple[Box, ...]:
     flow: list[Box] = []
     for box in main.values():
         finished: list[Box] = []
-        path = [(box, _onward(box))] if box.name not in seen else []
+        path = [(box, _successor_names(box))] if box.name not in seen else []
         seen.add(box.name)
         while path:
             here, onward = path[-1]
             for name in onward:
                 if name in main and name not in seen:
                     seen.add(name)
-                    path.append((main[name], _onward(main[name])))
+                    path.append((main[name], _successor_names(main[name])))
                     break
             else:
                 finished.append(here)
@@ -202,6 +202,6 @@ def in_order(boxes: list[Box]) -> tuple[Box, ...]:
     return (*flow, *(b for lane in lanes for b in boxes if b.lane == lane))
 
 
-def _onward(box: Box) -> Iterator[str]:
+def _successor_names(box: Box) -> Iterator[str]:
     """Where a box leads, the last row first: the first then stands nearest below it."""
     return iter([str(r.transition.target) for r in reversed(box.rows)])

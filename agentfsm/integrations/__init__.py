@@ -1,1 +1,1 @@
-"""Other people's standards, each in a module of its own and each behind an extra: MCP servers, OpenTelemetry."""
+"""Integrations with other standards, each behind an extra: MCP servers, OpenTelemetry."""

@@ -1,29 +1,31 @@
-"""Spans of OpenTelemetry for runs, model calls and tool calls (extra ``otel``, the API alone).
+"""OpenTelemetry spans for runs, model calls and tool calls (extra ``otel``, the API alone).
 
     agent = Agent(model, tools=tools, hooks=[*tracing(agent_name="clerk")])
 
 A run is an ``invoke_agent`` span; each model call is a ``chat`` span and each tool call an ``execute_tool`` span
-below it. Names follow the GenAI conventions (https://github.com/open-telemetry/semantic-conventions-genai); what
-they have no name for begins with ``agentfsm.``. Every transition is an event of the run's span. While a model or
-a tool is at work its span is the current one, so what those record themselves, and a sub-agent's run, stands
-below it. What people, models and tools say is left out unless it is asked for.
+below it. Names follow the GenAI conventions (https://github.com/open-telemetry/semantic-conventions-genai); names that
+these lack begin with ``agentfsm.``. Every transition is an event of the run's span. During a model or tool call its
+span is the current one, so spans that it creates itself, and a sub-agent's run, are its children. Prompts, replies,
+arguments and results are recorded only on request (``content=True``).
 
 Without an SDK that collects them, spans cost next to nothing and go nowhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agentfsm.core.events import (
-    AgentError,
+from agentfsm.errors import MissingExtraError
+from agentfsm.loop.events import (
     Ending,
     Event,
     Handoff,
     ModelReplied,
     PartialRunSummary,
+    RecoveryStarted,
     RunResumed,
     RunStarted,
     ToolFinished,
@@ -31,21 +33,29 @@ from agentfsm.core.events import (
     Transitioned,
     UserInputRequested,
 )
-from agentfsm.core.failures import Failure
-from agentfsm.core.messages import Usage
-from agentfsm.core.render import render
-from agentfsm.errors import MissingExtraError
-from agentfsm.integrations.otel_content import messages_json, value_json
-from agentfsm.integrations.otel_span import Opened, end, fail, known, usage
+from agentfsm.loop.failures import Failure
+from agentfsm.loop.messages import Message, Role, Usage
+from agentfsm.loop.prompts import render_messages
 from agentfsm.machine.graph import State
 from agentfsm.runtime.hooks import Hook, HookContext, Observer
 
 if TYPE_CHECKING:
+    from opentelemetry.context import Context
     from opentelemetry.trace import Span, Tracer, TracerProvider
 
-__all__ = ["tracing"]
+__all__ = [
+    "OpenSpan",
+    "drop_none",
+    "end_span",
+    "mark_failed",
+    "messages_json",
+    "tracing",
+    "usage_attributes",
+    "value_json",
+]
 
-PROVIDERS = {
+
+GENAI_PROVIDER_NAMES = {
     "azure": "azure.ai.openai",
     "bedrock": "aws.bedrock",
     "gemini": "gcp.gemini",
@@ -58,7 +68,7 @@ PROVIDERS = {
 """What the conventions call a provider, where that is not what we call it."""
 
 
-MOST_RUNS = 10_000
+MAX_OPEN_RUNS = 10_000
 """Of so many runs spans are kept open; one that dies with its store says no last word, and must not stay for ever."""
 
 
@@ -79,35 +89,48 @@ def tracing(
         from opentelemetry import trace
     except ImportError as error:
         raise MissingExtraError("OpenTelemetry spans", "otel") from error
-    spans = _Spans(trace.get_tracer("agentfsm", tracer_provider=tracer_provider), agent_name, content)
+    spans = _SpanRecorder(trace.get_tracer("agentfsm", tracer_provider=tracer_provider), agent_name, content)
     return Observer(spans.observe), Hook(State.CALL_LLM, spans.before_model, name="tracing")
 
 
+@dataclass(frozen=True, slots=True)
+class OpenSpan:
+    """A span that has not ended.
+
+    Attributes:
+        span: The span.
+        previous_context: The context that was current before it.
+    """
+
+    span: Span
+    previous_context: Context
+
+
 @dataclass
-class _Traced:
+class _RunSpans:
     """The open spans of one run."""
 
     run: Span
     provider: str
     model: str
     common: dict[str, Any]
-    chat: Opened | None = None
-    tools: dict[str, Opened] = field(default_factory=dict[str, Opened])
+    chat: OpenSpan | None = None
+    tools: dict[str, OpenSpan] = field(default_factory=dict[str, OpenSpan])
     usage: Usage = field(default_factory=Usage)
 
 
-class _Spans:
+class _SpanRecorder:
     """Makes spans of what an observer and a hook are told."""
 
     def __init__(self, tracer: Tracer, agent_name: str, content: bool) -> None:
         self._tracer, self._name, self._content = tracer, agent_name, content
-        self._runs: dict[str, _Traced] = {}
-        self._handlers: Mapping[type[Event], Callable[[_Traced, Any], None]] = {
-            Transitioned: self._moved,
-            ModelReplied: self._replied,
-            ToolStarted: self._tool_started,
-            ToolFinished: self._tool_finished,
-            AgentError: self._recovering,
+        self._runs: dict[str, _RunSpans] = {}
+        self._handlers: Mapping[type[Event], Callable[[_RunSpans, Any], None]] = {
+            Transitioned: self._on_transition,
+            ModelReplied: self._on_model_replied,
+            ToolStarted: self._on_tool_started,
+            ToolFinished: self._on_tool_finished,
+            RecoveryStarted: self._on_recovery,
         }
 
     # -- what they are told -----------------------------------------------------------------------------
@@ -115,38 +138,38 @@ class _Spans:
     def observe(self, event: Event) -> None:
         """An event of a run."""
         if isinstance(event, RunStarted | RunResumed):
-            self._run_started(event)
+            self._on_run_started(event)
             return
         traced = self._runs.get(event.run_id)
         if traced is None:
             return
         if isinstance(event, Ending):
-            self._run_ended(traced, event)
+            self._on_run_ended(traced, event)
         elif (handler := self._handlers.get(type(event))) is not None:
             handler(traced, event)
 
-    def before_model(self, seen: HookContext) -> None:
+    def before_model(self, context: HookContext) -> None:
         """A model is about to be called: its span begins in the task that calls it."""
-        traced = self._runs.get(seen.run.run_id)
+        traced = self._runs.get(context.run.run_id)
         if traced is None:
             return
-        cap = seen.run.output_cap or seen.run.guardrails.max_output_tokens
+        cap = context.run.output_cap or context.run.guardrails.max_output_tokens
         attributes = {
             "gen_ai.operation.name": "chat",
             "gen_ai.provider.name": traced.provider,
             "gen_ai.request.model": traced.model,
             "gen_ai.request.max_tokens": cap,
-            "agentfsm.state": str(seen.state),
-            "agentfsm.model_call": seen.run.model_calls + 1,
-            "gen_ai.input.messages": messages_json(render(seen.run)) if self._content else None,
+            "agentfsm.state": str(context.state),
+            "agentfsm.model_call": context.run.model_calls + 1,
+            "gen_ai.input.messages": messages_json(render_messages(context.run)) if self._content else None,
         }
-        traced.chat = self._below(traced, f"chat {traced.model}", attributes, client=True)
+        traced.chat = self._start_child_span(traced, f"chat {traced.model}", attributes, client=True)
 
     # -- a run --------------------------------------------------------------------------------------------
 
-    def _run_started(self, event: RunStarted | RunResumed) -> None:
+    def _on_run_started(self, event: RunStarted | RunResumed) -> None:
         prefix, colon, model = event.model.partition(":")
-        provider, model = (PROVIDERS.get(prefix, prefix), model) if colon else (event.model, event.model)
+        provider, model = (GENAI_PROVIDER_NAMES.get(prefix, prefix), model) if colon else (event.model, event.model)
         common = {
             "gen_ai.agent.name": self._name or None,
             "gen_ai.conversation.id": event.session_id or None,
@@ -162,19 +185,19 @@ class _Spans:
         }
         name = f"invoke_agent {self._name}" if self._name else "invoke_agent"
         if (lost := self._runs.pop(event.run_id, None)) is not None:  # it died without a word, and goes on now
-            _give_up(lost)
-        span = self._tracer.start_span(name, attributes=known(attributes))
-        self._runs[event.run_id] = _Traced(span, provider, model, common)
-        if len(self._runs) > MOST_RUNS:
-            _give_up(self._runs.pop(next(iter(self._runs))))
+            _abandon(lost)
+        span = self._tracer.start_span(name, attributes=drop_none(attributes))
+        self._runs[event.run_id] = _RunSpans(span, provider, model, common)
+        if len(self._runs) > MAX_OPEN_RUNS:
+            _abandon(self._runs.pop(next(iter(self._runs))))
 
-    def _moved(self, traced: _Traced, event: Transitioned) -> None:
+    def _on_transition(self, traced: _RunSpans, event: Transitioned) -> None:
         decision = event.decision
-        failure = decision.found if isinstance(decision.found, Failure) else None
+        failure = decision.guard_result if isinstance(decision.guard_result, Failure) else None
         kind = None if failure is None else failure.kind.value
         traced.run.add_event(
             "agentfsm.transition",
-            known(
+            drop_none(
                 {
                     "agentfsm.state.from": str(decision.source),
                     "agentfsm.state.to": str(decision.target),
@@ -186,15 +209,15 @@ class _Spans:
         )
         stopped = decision.guard if decision.guard in ("cancelled", "aborted") else None
         if decision.source == State.CALL_LLM and traced.chat is not None:
-            end(traced.chat, kind or stopped)
+            end_span(traced.chat, kind or stopped)
             traced.chat = None
         elif decision.source == State.DISPATCH_TOOL:  # what has no result: cut off, or a sub-agent that waits
             for left in traced.tools.values():
                 left.span.set_attribute("agentfsm.tool.status", "cut_off" if stopped else "waiting")
-                end(left, stopped)
+                end_span(left, stopped)
             traced.tools.clear()
 
-    def _recovering(self, traced: _Traced, event: AgentError) -> None:
+    def _on_recovery(self, traced: _RunSpans, event: RecoveryStarted) -> None:
         traced.run.add_event(
             "agentfsm.recovery",
             {
@@ -205,29 +228,29 @@ class _Spans:
             },
         )
 
-    def _run_ended(self, traced: _Traced, event: Ending) -> None:
+    def _on_run_ended(self, traced: _RunSpans, event: Ending) -> None:
         del self._runs[event.run_id]
         for left in (traced.chat, *traced.tools.values()):
             if left is not None:
-                end(left, "cancelled")
+                end_span(left, "cancelled")
         span, asked = traced.run, event if isinstance(event, UserInputRequested) else None
         span.set_attributes(
-            known(
+            drop_none(
                 {
                     "agentfsm.outcome": type(event).__name__,
                     "agentfsm.waiting.kind": None if asked is None else asked.kind,
                     "agentfsm.cost_usd": traced.usage.cost_usd or None,
-                    **usage(traced.usage),
+                    **usage_attributes(traced.usage),
                 }
             )
         )
         if isinstance(event, Handoff | PartialRunSummary) and event.failure is not None:
-            fail(span, event.failure.kind.value)
+            mark_failed(span, event.failure.kind.value)
         span.end()
 
     # -- a model's reply ------------------------------------------------------------------------------------
 
-    def _replied(self, traced: _Traced, event: ModelReplied) -> None:
+    def _on_model_replied(self, traced: _RunSpans, event: ModelReplied) -> None:
         traced.usage += event.usage
         if traced.chat is None:
             return
@@ -236,13 +259,13 @@ class _Spans:
             "gen_ai.response.finish_reasons": [event.finish_reason.value],
             "gen_ai.response.model": event.model or None,
             "gen_ai.output.messages": said,
-            **usage(event.usage),
+            **usage_attributes(event.usage),
         }
-        traced.chat.span.set_attributes(known(attributes))
+        traced.chat.span.set_attributes(drop_none(attributes))
 
     # -- a tool's call --------------------------------------------------------------------------------------
 
-    def _tool_started(self, traced: _Traced, event: ToolStarted) -> None:
+    def _on_tool_started(self, traced: _RunSpans, event: ToolStarted) -> None:
         call = event.call
         attributes = {
             "gen_ai.operation.name": "execute_tool",
@@ -252,9 +275,9 @@ class _Spans:
             "gen_ai.tool.call.arguments": value_json(call.arguments) if self._content else None,
             "agentfsm.state": str(State.DISPATCH_TOOL),
         }
-        traced.tools[call.id] = self._below(traced, f"execute_tool {call.name}", attributes)
+        traced.tools[call.id] = self._start_child_span(traced, f"execute_tool {call.name}", attributes)
 
-    def _tool_finished(self, traced: _Traced, event: ToolFinished) -> None:
+    def _on_tool_finished(self, traced: _RunSpans, event: ToolFinished) -> None:
         result = event.result
         opened = traced.tools.pop(result.call_id, None)
         if opened is None:  # denied, skipped, unknown: nothing was executed
@@ -272,10 +295,12 @@ class _Spans:
             "agentfsm.subagent.run.id": result.run_id or None,
             "gen_ai.tool.call.result": result.content if self._content else None,
         }
-        opened.span.set_attributes(known(attributes))
-        end(opened, None if result.failure is None else result.error_class or result.failure.kind.value)
+        opened.span.set_attributes(drop_none(attributes))
+        end_span(opened, None if result.failure is None else result.error_class or result.failure.kind.value)
 
-    def _below(self, traced: _Traced, name: str, attributes: Mapping[str, Any], client: bool = False) -> Opened:
+    def _start_child_span(
+        self, traced: _RunSpans, name: str, attributes: Mapping[str, Any], client: bool = False
+    ) -> OpenSpan:
         """A span below the run's, made the current one."""
         from opentelemetry import context, trace
 
@@ -284,15 +309,81 @@ class _Spans:
             name,
             context=trace.set_span_in_context(traced.run, before),
             kind=trace.SpanKind.CLIENT if client else trace.SpanKind.INTERNAL,
-            attributes=known({**attributes, **traced.common}),
+            attributes=drop_none({**attributes, **traced.common}),
         )
         context.attach(trace.set_span_in_context(span, before))
-        return Opened(span, before)
+        return OpenSpan(span, before)
 
 
-def _give_up(traced: _Traced) -> None:
+def _abandon(traced: _RunSpans) -> None:
     """End the spans of a run of which nothing more will be heard; what is current here is none of its."""
     calls = (traced.chat, *traced.tools.values())
     for span in (*(left.span for left in calls if left is not None), traced.run):
-        fail(span, "lost")
+        mark_failed(span, "lost")
         span.end()
+
+
+def value_json(value: Any) -> str:
+    """A value as JSON text."""
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def messages_json(messages: Iterable[Message], finish_reason: str | None = None) -> str:
+    """Messages as JSON text.
+
+    Args:
+        messages: The messages.
+        finish_reason: For a model's reply, why it stopped.
+    """
+    more = {} if finish_reason is None else {"finish_reason": finish_reason}
+    return value_json([{"role": m.role.value, "parts": _message_parts(m), **more} for m in messages])
+
+
+def _message_parts(message: Message) -> list[dict[str, Any]]:
+    if message.role is Role.TOOL and message.tool_call_id is not None:
+        return [{"type": "tool_call_response", "id": message.tool_call_id, "response": message.content}]
+    parts: list[dict[str, Any]] = []
+    if message.content:
+        parts.append({"type": "text", "content": message.content})
+    parts += [
+        {"type": "tool_call", "id": c.id, "name": c.name, "arguments": dict(c.arguments)} for c in message.tool_calls
+    ]
+    return parts
+
+
+def end_span(open_span: OpenSpan, error_type: str | None) -> None:
+    """End a span, and make current what was so before it.
+
+    ``detach`` would need the very context in which the span was made current, and a call that is cut off may end
+    in another one; to attach what was there before is right in both.
+    """
+    from opentelemetry import context
+
+    if error_type is not None:
+        mark_failed(open_span.span, error_type)
+    open_span.span.end()
+    context.attach(open_span.previous_context)
+
+
+def mark_failed(span: Span, error_type: str) -> None:
+    """Mark a span as failed; what exactly went wrong may hold anything, and is left out."""
+    from opentelemetry.trace import StatusCode
+
+    span.set_attribute("error.type", error_type)
+    span.set_status(StatusCode.ERROR, error_type)
+
+
+def usage_attributes(used: Usage) -> dict[str, Any]:
+    """What was used up, as attributes."""
+    return {
+        "gen_ai.usage.input_tokens": used.input_tokens,
+        "gen_ai.usage.output_tokens": used.output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": used.cached_tokens or None,
+        "gen_ai.usage.cache_creation.input_tokens": used.written_tokens or None,
+        "gen_ai.usage.reasoning.output_tokens": used.reasoning_tokens or None,
+    }
+
+
+def drop_none(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes without those that have no value."""
+    return {name: value for name, value in attributes.items() if value is not None}

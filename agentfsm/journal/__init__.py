@@ -1,1 +1,1 @@
-"""Runs that outlive a crash and stand up to an audit: records in a chain, stores, verification, replay."""
+"""Durable runs: hash-chained records, stores, verification, replay and redaction."""

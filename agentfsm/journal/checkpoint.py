@@ -40,9 +40,9 @@ def write_checkpoint(heads: Iterable[Head], key: bytes, name: str = "agentfsm") 
     """
     if not name or re.search(r"[\s+]", name):
         raise JournalError(f"{name!r} is no name for a checkpoint: no spaces, no plus sign")
-    signer = _private(key)
+    signer = _load_private_key(key)
     lines = sorted(f"{h.seq} {h.hash} {json.dumps(h.run_id)}" for h in heads)
-    root = base64.b64encode(_root(lines)).decode()
+    root = base64.b64encode(_root_hash(lines)).decode()
     text = "".join(f"{line}\n" for line in (f"{name}/runs", str(len(lines)), root, *lines))
     signature = _key_id(name, signer.public_key()) + signer.sign(text.encode())
     return f"{text}\n\u2014 {name} {base64.b64encode(signature).decode()}\n"
@@ -59,7 +59,7 @@ def read_checkpoint(text: str, key: bytes) -> dict[str, tuple[int, str]]:
         JournalError: The note, its signature or the key is not good.
         MissingExtraError: The package for signatures is not installed.
     """
-    public = _public(key)
+    public = _load_public_key(key)
     body, blank, signatures = text.rpartition("\n\n")
     signed = body + "\n"
     lines = body.split("\n")
@@ -67,12 +67,12 @@ def read_checkpoint(text: str, key: bytes) -> dict[str, tuple[int, str]]:
         raise JournalError("this is no checkpoint")
     name = lines[0].removesuffix("/runs")
     for signature in signatures.splitlines():
-        if _good(signature, name, signed, public):
+        if _is_valid_signature(signature, name, signed, public):
             break
     else:
         raise JournalError("the checkpoint has no signature of this key, or it was changed")
     runs = lines[3:]
-    if len(runs) != int(lines[1]) or base64.b64encode(_root(runs)).decode() != lines[2]:
+    if len(runs) != int(lines[1]) or base64.b64encode(_root_hash(runs)).decode() != lines[2]:
         raise JournalError("the checkpoint's lines do not fit its root hash")
     known: dict[str, tuple[int, str]] = {}
     for line in runs:
@@ -83,11 +83,11 @@ def read_checkpoint(text: str, key: bytes) -> dict[str, tuple[int, str]]:
     return known
 
 
-def _root(lines: Iterable[str]) -> bytes:
+def _root_hash(lines: Iterable[str]) -> bytes:
     return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).digest()
 
 
-def _good(line: str, name: str, signed: str, public: Ed25519PublicKey) -> bool:
+def _is_valid_signature(line: str, name: str, signed: str, public: Ed25519PublicKey) -> bool:
     from cryptography.exceptions import InvalidSignature
 
     dash, _, rest = line.partition(" ")
@@ -111,7 +111,7 @@ def _key_id(name: str, public: Ed25519PublicKey) -> bytes:
     return hashlib.sha256(name.encode() + b"\n\x01" + public.public_bytes_raw()).digest()[:4]
 
 
-def _private(key: bytes) -> Ed25519PrivateKey:
+def _load_private_key(key: bytes) -> Ed25519PrivateKey:
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -126,7 +126,7 @@ def _private(key: bytes) -> Ed25519PrivateKey:
     return loaded
 
 
-def _public(key: bytes) -> Ed25519PublicKey:
+def _load_public_key(key: bytes) -> Ed25519PublicKey:
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
         from cryptography.hazmat.primitives.serialization import load_pem_public_key

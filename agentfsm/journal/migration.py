@@ -1,10 +1,9 @@
-"""A run of an earlier graph that goes on under another one: what is declared about it, and how it is judged.
+"""Migrations: which runs of an earlier graph may continue under a new one, and the checks for it.
 
-The names of states and guards, and their order, are what a run's graph is known by. Where an agent has
-another one, its runs are refused unless a ``Migration`` lets them in. Then their path so far is replayed on
-the new graph, guards and all: a run whose every move would have been the same goes on. For a run whose path
-would have been another, somebody can vouch. Which of the two it was stands in the journal, as
-``run.migrated``, with the new graph.
+A run's graph is identified by the names of its states and guards, and their order. An agent with a different graph
+refuses the run unless a ``Migration`` admits it. Then the path so far is replayed on the new graph, guards included:
+if every transition would have been the same, the run continues. Otherwise somebody can vouch for it. Which of the
+two it was is recorded as ``run.migrated``, with the new graph.
 """
 
 from __future__ import annotations
@@ -14,15 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentfsm.core.presets import PRESETS
 from agentfsm.errors import ConfigurationError, GraphError, JournalGraphError
-from agentfsm.journal.names import Names
-from agentfsm.journal.records import Row
-from agentfsm.journal.replay import Replay, replay
-from agentfsm.journal.restore import Past
+from agentfsm.journal.records import SealedRecord
+from agentfsm.journal.replay import RehydratedRun, RenameMap, Replay, replay
+from agentfsm.loop.presets import PRESETS
 from agentfsm.machine.graph import Graph
 
-__all__ = ["Migration", "differences", "migrate"]
+__all__ = ["Migration", "pinned_graph_diff", "migrate"]
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{12,64}")
 
@@ -61,11 +58,11 @@ class Migration:
                 raise ConfigurationError(f"two of {', '.join(map(str, what))} would have one name")
 
     @property
-    def names(self) -> Names:
+    def rename_map(self) -> RenameMap:
         """The names that change."""
-        return Names(self.states, self.transitions)
+        return RenameMap(self.states, self.transitions)
 
-    def fits(self, fingerprint: str) -> bool:
+    def matches(self, fingerprint: str) -> bool:
         """Whether it is for runs of a graph."""
         if self.old is None:
             return True
@@ -90,12 +87,14 @@ class Migration:
                 self.old.transition(old)
 
 
-def migrate(rows: Sequence[Row], past: Past, graph: Graph, migrations: Sequence[Migration]) -> dict[str, Any]:
+def migrate(
+    records: Sequence[SealedRecord], rehydrated: RehydratedRun, graph: Graph, migrations: Sequence[Migration]
+) -> dict[str, Any]:
     """Take a run over to another graph, if its journal and somebody's word allow it. Nothing is written.
 
     Args:
-        rows: Its journal.
-        past: What its records tell; its run has the new names behind this.
+        records: Its journal.
+        rehydrated: What its records tell; its run has the new names behind this.
         graph: The graph.
         migrations: What is declared; the first one for runs of its graph counts.
 
@@ -106,39 +105,39 @@ def migrate(rows: Sequence[Row], past: Past, graph: Graph, migrations: Sequence[
         JournalGraphError: It is not allowed; the error lists what differs between the graphs.
         JournalError: The journal cannot be read.
     """
-    pinned, run = past.graph, past.run
+    pinned, run = rehydrated.graph, rehydrated.run
     if pinned["fingerprint"] == graph.fingerprint:
         return {}
-    declared = next((m for m in migrations if m.fits(pinned["fingerprint"])), None)
+    declared = next((m for m in migrations if m.matches(pinned["fingerprint"])), None)
     if declared is None:
-        raise _refused(past, graph, _advice(rows, past, graph))
-    names = declared.names
-    if why := _no_place(past, graph, names):
-        raise _refused(past, graph, why)
-    told = Replay(0) if declared.vouched else replay(rows, graph, names=names)
+        raise _migration_error(rehydrated, graph, _migration_advice(records, rehydrated, graph))
+    names = declared.rename_map
+    if why := _incompatibility(rehydrated, graph, names):
+        raise _migration_error(rehydrated, graph, why)
+    told = Replay(0) if declared.vouched else replay(records, graph, rename_map=names)
     if not told.same:
-        raise _refused(past, graph, _elsewhere(told, past))
+        raise _migration_error(rehydrated, graph, _divergence_advice(told, rehydrated))
     names.rename(run)
-    past.left = {names.state(name) for name in past.left}
+    rehydrated.visited = {names.state(name) for name in rehydrated.visited}
     return {
         "from": pinned["fingerprint"],
         "graph": {"name": graph.name, "fingerprint": graph.fingerprint, **graph.table},
         "judged": "vouched" if declared.vouched else "replayed",
         "to": run.state,
         **({} if declared.vouched else {"moves": told.moves}),
-        **names.written(),
+        **names.to_record(),
     }
 
 
-def _no_place(past: Past, graph: Graph, names: Names) -> str:
+def _incompatibility(rehydrated: RehydratedRun, graph: Graph, rename_map: RenameMap) -> str:
     """Why there is no state there in which the run could be, or wait, as it does; an empty string where there is."""
-    old = past.run.state
-    known = {name: (waits, final) for name, waits, final, _ in past.graph["states"]}
-    for name in names.states:
+    old = rehydrated.run.state
+    known = {name: (waits, final) for name, waits, final, _ in rehydrated.graph["states"]}
+    for name in rename_map.states:
         if name not in known:
             return f"the migration renames {name!r}, and the run's graph has no such state"
     try:
-        spec = graph.spec(names.state(old))
+        spec = graph.spec(rename_map.state(old))
     except GraphError:
         return f"the run is in {old!r}, and there is no such state there"
     if known[old] != (spec.waits, spec.final):
@@ -146,43 +145,43 @@ def _no_place(past: Past, graph: Graph, names: Names) -> str:
     return ""
 
 
-def _advice(rows: Sequence[Row], past: Past, graph: Graph) -> str:
+def _migration_advice(records: Sequence[SealedRecord], rehydrated: RehydratedRun, graph: Graph) -> str:
     """What somebody can do who wants the run to go on under the graph."""
-    way = f"Migration({past.graph['fingerprint'][:12]!r})"
-    if why := _no_place(past, graph, Names()):
+    way = f"Migration({rehydrated.graph['fingerprint'][:12]!r})"
+    if why := _incompatibility(rehydrated, graph, RenameMap()):
         return f"{why}; Migration(..., states=...), or agentfsm resume --rename, says what it is called"
-    told = replay(rows, graph)
+    told = replay(records, graph)
     if told.same:
         how = f"Agent(..., migrations=[{way}]), or agentfsm resume --migrate, lets it go on"
         return f"its path so far would have been the same there: {how}"
-    return _elsewhere(told, past)
+    return _divergence_advice(told, rehydrated)
 
 
-def _elsewhere(told: Replay, past: Past) -> str:
-    way = f"Migration({past.graph['fingerprint'][:12]!r}, vouched=True)"
+def _divergence_advice(result: Replay, rehydrated: RehydratedRun) -> str:
+    way = f"Migration({rehydrated.graph['fingerprint'][:12]!r}, vouched=True)"
     return (
-        f"its path would have been another there: record {told.seq} is {told.recorded}, and would be {told.instead}; "
+        f"its path would have been another there: record {result.seq} is {result.recorded}, and would be {result.instead}; "
         f"Agent(..., migrations=[{way}]), or agentfsm resume --vouch, lets it go on all the same"
     )
 
 
-def _refused(past: Past, graph: Graph, why: str) -> JournalGraphError:
-    pinned = past.graph
+def _migration_error(rehydrated: RehydratedRun, graph: Graph, reason: str) -> JournalGraphError:
+    pinned = rehydrated.graph
     presets = [name for name, preset in PRESETS.items() if preset.graph.fingerprint == pinned["fingerprint"]]
     was = f"{pinned['name']!r}" + (f" of preset {presets[0]!r}" if len(presets) == 1 else "")
     return JournalGraphError(
-        f"run {past.run.run_id!r} was written under graph {was} ({pinned['fingerprint'][:12]}), the agent runs graph "
-        f"{graph.name!r} ({graph.fingerprint[:12]}); {why}. What differs:",
-        differences(pinned, graph),
+        f"run {rehydrated.run.run_id!r} was written under graph {was} ({pinned['fingerprint'][:12]}), the agent runs graph "
+        f"{graph.name!r} ({graph.fingerprint[:12]}); {reason}. What differs:",
+        pinned_graph_diff(pinned, graph),
     )
 
 
-def differences(pinned: Mapping[str, list[list[object]]], graph: Graph) -> tuple[str, ...]:
+def pinned_graph_diff(pinned: Mapping[str, list[list[object]]], graph: Graph) -> tuple[str, ...]:
     """What differs between a pinned table and a graph, a line each."""
     lines: list[str] = []
     for what in ("states", "transitions"):
-        old = [_row(row) for row in pinned[what]]
-        new = [_row(row) for row in graph.table[what]]
+        old = [_format_table_row(row) for row in pinned[what]]
+        new = [_format_table_row(row) for row in graph.table[what]]
         lines += [f"- {row}" for row in old if row not in new]
         lines += [f"+ {row}" for row in new if row not in old]
         if not lines and old != new:
@@ -190,7 +189,7 @@ def differences(pinned: Mapping[str, list[list[object]]], graph: Graph) -> tuple
     return tuple(lines)
 
 
-def _row(row: list[object]) -> str:
+def _format_table_row(row: list[object]) -> str:
     if len(row) == 4 and isinstance(row[1], bool):
         name, waits, final, spends = row
         return " ".join(str(part) for part in (name, "waits" * bool(waits), "final" * bool(final), spends) if part)

@@ -1,4 +1,4 @@
-"""Takes what was said out of a journal for good; the chain stays whole, and a record says what is gone."""
+"""Redacts values from a journal for good; the hash chain stays valid, and a record says what was removed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import time
 from typing import Any, cast
 
 from agentfsm.errors import JournalError, StoreError, UnknownRunError
-from agentfsm.journal.canonical import encode
-from agentfsm.journal.keeper import owner_name
-from agentfsm.journal.records import Row, seal
+from agentfsm.journal.journal_writer import owner_name
+from agentfsm.journal.records import SealedRecord, record_hash
 from agentfsm.journal.store import Store
+from agentfsm.loop.canonical_json import encode
 
 __all__ = ["redact"]
 
@@ -35,18 +35,20 @@ async def redact(store: Store, run_id: str, field: str, by: str = "") -> int:
         StaleLease: Somebody runs it.
         StoreError: The store cannot write.
     """
-    rows = store.rows(run_id)
+    rows = store.records(run_id)
     number, _, path = field.partition(".")
     if not number.isdecimal() or not 1 <= int(number) <= len(rows):
         raise UnknownRunError(f"run {run_id!r} has records 1 to {len(rows)}; {field!r} names none of them")
     of = int(number)
     row = rows[of - 1]
     kept: list[Any] = json.loads(row.hidden or "[]")
-    places = [place for place in _places(_at(json.loads(row.body), path)) if kept[place] is not None]
+    places = [
+        place for place in _commitment_places(_resolve_path(json.loads(row.body), path)) if kept[place] is not None
+    ]
     if not places:
         raise JournalError(f"nothing is hidden in {field!r} of run {run_id!r}")
     head = store.head(run_id)
-    lease = await store.take(run_id, owner_name())
+    lease = await store.acquire(run_id, owner_name())
     try:
         body = {
             "kind": "redaction",
@@ -60,19 +62,19 @@ async def redact(store: Store, run_id: str, field: str, by: str = "") -> int:
         if by:
             body["by"] = by
         text = encode(body)
-        said = Row(lease.seq + 1, text, seal(lease.hash, text))
+        said = SealedRecord(lease.seq + 1, text, record_hash(lease.hash, text))
         status = "running" if head is None else head.status
         await store.append(lease, [said], status)
         if status != "running":  # with that, the run was given back
-            lease = await store.take(run_id, owner_name())
-        await store.redact(lease, of, _without(row.hidden, places))
+            lease = await store.acquire(run_id, owner_name())
+        await store.redact(lease, of, _remove_hidden(row.hidden, places))
     finally:
         with contextlib.suppress(StoreError):  # whatever came of it, nobody holds the run
             await store.release(lease)
     return len(places)
 
 
-def _at(value: Any, path: str) -> Any:
+def _resolve_path(value: Any, path: str) -> Any:
     found = value
     for name in path.split(".") if path else ():
         key: Any = int(name) if isinstance(found, list) and name.isdigit() else name
@@ -83,18 +85,18 @@ def _at(value: Any, path: str) -> Any:
     return found
 
 
-def _places(value: Any) -> list[int]:
+def _commitment_places(value: Any) -> list[int]:
     if isinstance(value, list):
-        return [place for item in cast("list[object]", value) for place in _places(item)]
+        return [place for item in cast("list[object]", value) for place in _commitment_places(item)]
     if not isinstance(value, dict):
         return []
     found = cast("dict[str, Any]", value)
     if len(found) == 1 and "#" in found:
         return [found["#"][0]]
-    return [place for item in found.values() for place in _places(item)]
+    return [place for item in found.values() for place in _commitment_places(item)]
 
 
-def _without(hidden: str, places: list[int]) -> str:
+def _remove_hidden(hidden: str, places: list[int]) -> str:
     """What stands beside a record, with some of it gone; the rest stays as it was, to the byte."""
     entries: list[str] = []
     place = 1

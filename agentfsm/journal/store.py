@@ -1,8 +1,8 @@
-"""The port to a store: where journals are kept, and who may write to which.
+"""The Store protocol, its leases, and a consistent read of one run.
 
-A store keeps rows as they are given and never looks into them. It gives out *leases*: whoever takes a run
-becomes its holder in a new epoch, and only the last holder's rows are accepted, each behind the row that was
-last. That check (``fencing``) stands in the same transaction as the rows themselves.
+A store keeps records as they are given and never interprets them. It hands out *leases*: whoever acquires a run
+becomes its owner in a new epoch, and only the current owner's records are accepted, each directly after the last
+one. That check (*fencing*) is part of the same transaction as the records.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from agentfsm.journal.records import Row
+from agentfsm.journal.records import SealedRecord
 
-__all__ = ["Head", "Lease", "Status", "Store"]
+__all__ = ["Head", "Lease", "Status", "Store", "consistent_read"]
+
 
 Status = Literal["running", "suspended", "finished"]
 
@@ -61,7 +62,7 @@ class Lease:
 class Store(Protocol):
     """Keeps journals. Reading answers at once; what is written is durable when its await returns."""
 
-    async def take(self, run_id: str, owner: str, *, new: bool = False) -> Lease:
+    async def acquire(self, run_id: str, owner: str, *, new: bool = False) -> Lease:
         """Become a run's holder.
 
         Args:
@@ -77,12 +78,12 @@ class Store(Protocol):
         """
         ...
 
-    def append(self, lease: Lease, rows: Sequence[Row], status: Status) -> Awaitable[None]:
+    def append(self, lease: Lease, records: Sequence[SealedRecord], status: Status) -> Awaitable[None]:
         """Add rows behind the last one. They are queued, in order, when this is called.
 
         Args:
             lease: The holder's lease; it ends when the status is not ``running``.
-            rows: The rows.
+            records: The rows.
             status: How the run stands behind them. A finished run stays finished.
 
         Raises:
@@ -112,7 +113,7 @@ class Store(Protocol):
         """Where every run stands (of one status), the oldest run first."""
         ...
 
-    def rows(self, run_id: str, after: int = 0) -> list[Row]:
+    def records(self, run_id: str, after: int = 0) -> list[SealedRecord]:
         """A run's rows, in order, behind a sequence number.
 
         Raises:
@@ -123,3 +124,27 @@ class Store(Protocol):
     def close(self) -> None:
         """Let go of everything; what was queued is written first."""
         ...
+
+
+READ_ATTEMPTS = 3
+
+
+def consistent_read(store: Store, run_id: str) -> tuple[list[SealedRecord], Head | None]:
+    """A run's rows and what its store notes of them, of one moment.
+
+    A store gives them one after the other, and a run that goes on meanwhile would look as if somebody had tampered
+    with it. While it does, they are read again; a run that never stands still is given as far as it was noted
+    before its rows were read.
+
+    Raises:
+        UnknownRunError: There is no such run.
+        StoreError: The store cannot be read.
+    """
+    before = store.head(run_id)
+    rows = store.records(run_id)
+    for _ in range(READ_ATTEMPTS):
+        after = store.head(run_id)
+        if before is None or after is None or (before.seq, before.hash) == (after.seq, after.hash):
+            return rows, after
+        before, rows = after, store.records(run_id)
+    return rows[: before.seq] if before is not None else rows, before

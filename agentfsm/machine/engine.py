@@ -1,10 +1,9 @@
-"""The table compiled onto one shared ``transitions.Machine``; ``step`` moves a run and says why.
+"""The engine: a graph compiled onto one shared ``transitions.Machine``; ``step`` moves a run and says why.
 
-``transitions`` 0.9.3 is driven through its documented class attributes. Its own ``Event.trigger`` builds
-an ``EventData`` and walks eight lists of callbacks for each trigger (10 to 20 microseconds) and does not
-say which guard decided; the subclass below asks the same ``Transition`` objects in the same order and
-keeps the answers. There are no callbacks, no auto-transitions and no registered models, so nothing but a
-row of the table can move a run.
+``transitions`` 0.9.3 is driven through its documented class attributes. Its own ``Event.trigger`` builds an
+``EventData`` and walks eight callback lists per trigger (10 to 20 microseconds), and does not say which guard decided;
+the subclass below evaluates the same ``Transition`` objects in the same order and keeps the answers. There are no
+callbacks, auto-transitions or registered models, so only a row of the table can move a run.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ class Decision(NamedTuple):
         transition: The row that was taken.
         tried: Pairs of guard name and answer, in the order in which they were asked; the last is the
             one that decided. A guard that raised answered False.
-        found: What the deciding guard returned, where that says more than True (a ``Failure``).
+        guard_result: What the deciding guard returned, where that says more than True (a ``Failure``).
     """
 
     transition: Transition
     tried: tuple[tuple[str, bool], ...]
-    found: Any = None
+    guard_result: Any = None
 
     @property
     def source(self) -> str:
@@ -67,7 +66,7 @@ class Decision(NamedTuple):
         return str(self.transition)
 
 
-class _Row(transitions.Transition):
+class _CompiledTransition(transitions.Transition):
     """A ``transitions`` row that knows our own, and the decision that it amounts to."""
 
     def __init__(self, source: str, dest: str, *callbacks: Any, decision: Decision) -> None:
@@ -75,19 +74,19 @@ class _Row(transitions.Transition):
         self.decision = decision
 
 
-class _Step(transitions.Event):
+class _StepEvent(transitions.Event):
     """The one event of the machine: ask the rows of the run's state in order, take the first that holds."""
 
     def __init__(self, name: str, machine: transitions.Machine) -> None:
         super().__init__(name, machine)
-        self._rows: dict[str, list[tuple[Guard | None, Decision]]] = {}
+        self._rows_by_state: dict[str, list[tuple[Guard | None, Decision]]] = {}
 
     def add_transition(self, transition: transitions.Transition) -> None:
         """As ``transitions`` has it, with the guard laid out for asking."""
         super().add_transition(transition)
-        if isinstance(transition, _Row):
+        if isinstance(transition, _CompiledTransition):
             decision = transition.decision
-            self._rows.setdefault(decision.source, []).append((decision.transition.guard, decision))
+            self._rows_by_state.setdefault(decision.source, []).append((decision.transition.guard, decision))
 
     def trigger(self, model: Any, *args: Any, **kwargs: Any) -> bool:
         """As ``transitions`` has it: move the model, and say whether it moved."""
@@ -100,7 +99,7 @@ class _Step(transitions.Event):
         from the first, so that the ``aborted`` row is taken (also where it is that row's own guard that
         raised). The same guard is not asked twice.
         """
-        rows = self._rows.get(run.state, ())
+        rows = self._rows_by_state.get(run.state, ())
         decision: Decision | None = None
         try:
             for guard, decision in rows:
@@ -109,46 +108,46 @@ class _Step(transitions.Event):
                     return decision
                 found = guard(run)
                 if found:
-                    answer = decision if found is True else _saying(decision, found)
+                    answer = decision if found is True else _with_guard_result(decision, found)
                     run.state = decision.transition.target
                     return answer
         except Exception as error:  # user code: whatever it raises ends the run in order
             if decision is None:
                 raise
-            return self._decide_without(run, {decision.transition.id: error})
+            return self._decide_skipping(run, {decision.transition.id: error})
         return None
 
-    def _decide_without(self, run: Steppable, raised: dict[str, Exception]) -> Decision | None:
+    def _decide_skipping(self, run: Steppable, failed_guards: dict[str, Exception]) -> Decision | None:
         """Decide again, with the guards that have raised left out."""
-        by, error = next(reversed(raised.items()))
+        by, error = next(reversed(failed_guards.items()))
         run.abort(by, error)
-        for guard, decision in self._rows[run.state]:
+        for guard, decision in self._rows_by_state[run.state]:
             row = decision.transition
-            if row.id in raised and row.name != ABORTED:
+            if row.id in failed_guards and row.name != ABORTED:
                 continue
             try:
-                found = guard is None or row.id in raised or guard(run)
-                answer = decision if found is True else _saying(decision, found) if found else None
+                found = guard is None or row.id in failed_guards or guard(run)
+                answer = decision if found is True else _with_guard_result(decision, found) if found else None
             except Exception as another:
-                return self._decide_without(run, {**raised, row.id: another})
+                return self._decide_skipping(run, {**failed_guards, row.id: another})
             if answer is not None:
                 run.state = row.target
                 return answer
         return None
 
 
-def _saying(decision: Decision, found: object) -> Decision:
+def _with_guard_result(decision: Decision, guard_result: object) -> Decision:
     """A decision with what its guard returned; an awaitable is no answer, and would always read as true."""
-    if hasattr(type(found), "__await__"):
-        if isinstance(found, Coroutine):
-            found.close()
+    if hasattr(type(guard_result), "__await__"):
+        if isinstance(guard_result, Coroutine):
+            guard_result.close()
         raise TypeError(f"the guard {decision.guard!r} returned an awaitable: a guard must be a plain function")
-    return decision._replace(found=found)
+    return decision._replace(guard_result=guard_result)
 
 
-class _Table(transitions.Machine):
-    event_cls = _Step
-    transition_cls = _Row
+class _TransitionsMachine(transitions.Machine):
+    event_cls = _StepEvent
+    transition_cls = _CompiledTransition
 
 
 class Machine:
@@ -161,11 +160,11 @@ class Machine:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         try:
-            step = _put_together_once(graph)
+            step = _cached_step_event(graph)
         except TypeError:  # a guard that cannot be hashed
-            step = _put_together(graph).events["step"]
-        assert isinstance(step, _Step)  # noqa: S101  # ``_Table.event_cls``
-        self._step = step
+            step = _build_machine(graph).events["step"]
+        assert isinstance(step, _StepEvent)  # noqa: S101  # ``_TransitionsMachine.event_cls``
+        self._step_event = step
 
     def step(self, run: Steppable) -> Decision:
         """Move a run by the first row whose guard holds, and say why. Pure but for the run; never awaits.
@@ -177,7 +176,7 @@ class Machine:
             NoTransitionError: The run is in a final state, or waits and nothing that it waits for has
                 come. The run is unchanged.
         """
-        decision = self._step.decide(run)
+        decision = self._step_event.decide(run)
         if decision is None:
             spec = self.graph.spec(run.state)
             why = "the run is over" if spec.final else "nothing that it waits for has come"
@@ -190,21 +189,21 @@ class Machine:
         Args:
             trial: A copy of the run, which is moved.
         """
-        return self._step.decide(trial) is not None
+        return self._step_event.decide(trial) is not None
 
     def to_transitions(self) -> transitions.Machine:
         """The machine as ``transitions`` sees it, for its own tools (``GraphMachine`` and others); a new one."""
-        return _put_together(self.graph)
+        return _build_machine(self.graph)
 
 
-def _put_together(graph: Graph) -> _Table:
-    table = _Table(
+def _build_machine(graph: Graph) -> _TransitionsMachine:
+    table = _TransitionsMachine(
         model=None,
         states=[transitions.State(str(spec.name), final=spec.final) for spec in graph.states],
         initial=str(graph.initial),
         auto_transitions=False,
     )
-    for decision in _decisions(graph):
+    for decision in _compile_decisions(graph):
         row = decision.transition
         table.add_transition(
             "step", str(row.source), str(row.target), conditions=cast("Any", row.guard), decision=decision
@@ -213,12 +212,12 @@ def _put_together(graph: Graph) -> _Table:
 
 
 @lru_cache(maxsize=16)
-def _put_together_once(graph: Graph) -> transitions.Event:
+def _cached_step_event(graph: Graph) -> transitions.Event:
     """What steps through a graph: a program has few graphs and many agents, and it keeps nothing of a run."""
-    return _put_together(graph).events["step"]
+    return _build_machine(graph).events["step"]
 
 
-def _decisions(graph: Graph) -> Iterator[Decision]:
+def _compile_decisions(graph: Graph) -> Iterator[Decision]:
     """The decision that each row amounts to: the first that holds wins, so all in front of it said no."""
     for spec in graph.states:
         rows = graph.rows(spec.name)

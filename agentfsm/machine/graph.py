@@ -1,23 +1,33 @@
-"""The types of a declared graph: states, transitions, and the graph that holds them in order.
+"""Declared graphs: states, transitions, and the checks that every graph must pass.
 
-A graph is data. Its order is behaviour: in each state the transitions are asked in the order in which
-they stand, and the first whose guard holds is taken. A graph that breaks a rule of ``checks`` is never
-built.
+A graph is data, and its order is behavior: in each state the transitions are tried in the order in which they are
+declared, and the first whose guard holds is taken. ``check_graph`` runs when a graph is built and reads nothing else:
+
+1. State and guard names are identifiers; no state is declared twice, no guard is used twice in one state.
+2. Every transition joins declared states, and none leaves a final state.
+3. A guard is a plain function: a coroutine function or a generator would always be truthy.
+4. Every state except a waiting or final one ends with a transition without a guard, so no run is ever stuck;
+   no transition follows it, because it could never be tried.
+5. Every state is reachable, and a final state is reachable from every state.
+6. Every cycle spends something or waits for an external event, so every run ends or waits.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from agentfsm.errors import GraphError
 
-__all__ = ["OTHERWISE", "Graph", "Guard", "State", "StateSpec", "Transition"]
+__all__ = ["Graph", "Guard", "OTHERWISE", "State", "StateSpec", "Transition", "check_graph"]
+
 
 Guard = Callable[[Any], object]
 """A pure, synchronous function of a run: what it returns is read as true or false."""
@@ -119,13 +129,12 @@ class Graph:
     )
 
     def __post_init__(self) -> None:
-        from agentfsm.machine.checks import check  # checks reads the types above
 
         object.__setattr__(self, "states", tuple(self.states))
         object.__setattr__(self, "transitions", tuple(self.transitions))
         for spec in self.states:
             self._rows[spec.name] = tuple(t for t in self.transitions if t.source == spec.name)
-        check(self)
+        check_graph(self)
 
     @property
     def initial(self) -> str:
@@ -220,7 +229,7 @@ class Graph:
         Raises:
             GraphError: ``before`` names no row of that state, or the new table breaks a rule.
         """
-        return replace(self, transitions=self._inserted(transition, before))
+        return replace(self, transitions=self._insert_row(transition, before))
 
     def with_detector(
         self, state: str, detector: Guard, *, before: str | None = None, target: str = State.RECOVER
@@ -268,7 +277,7 @@ class Graph:
             old = self.transition(entered_by)
             table = tuple(replace(t, target=spec.name) if t is old else t for t in self.transitions)
         else:
-            table = self._inserted(entered_by, before)
+            table = self._insert_row(entered_by, before)
         return replace(self, states=(*self.states, spec), transitions=(*table, *rows))
 
     def without(self, *names: str) -> Graph:
@@ -287,7 +296,7 @@ class Graph:
         )
         return replace(self, states=tuple(s for s in self.states if s.name not in gone_states), transitions=kept)
 
-    def _inserted(self, new: Transition, before: str | None) -> tuple[Transition, ...]:
+    def _insert_row(self, new: Transition, before: str | None) -> tuple[Transition, ...]:
         table = list(self.transitions)
         rows = [i for i, t in enumerate(table) if t.source == new.source]
         if before is None:
@@ -300,3 +309,143 @@ class Graph:
                 raise GraphError(f"there is no row {before!r} to stand in front of", new.id, f"rows: {asked}")
             place = named[0]
         return (*table[:place], new, *table[place:])
+
+
+def check_graph(graph: Graph) -> None:
+    """Raise ``GraphError`` for the first rule that a graph breaks, naming the edge."""
+    for rule in (
+        _check_names,
+        _check_endpoints,
+        _check_guards,
+        _check_default_rows,
+        _check_reachability,
+        _check_cycles,
+    ):
+        rule(graph)
+
+
+def _check_names(graph: Graph) -> None:
+    if not graph.states:
+        raise GraphError("a graph needs at least one state", graph.name)
+    _check_unique((s.name for s in graph.states), "the state is declared twice")
+    for spec in graph.states:
+        if not spec.name.isidentifier():
+            raise GraphError("a state's name must be an identifier", repr(spec.name))
+    for transition in graph.transitions:
+        if not transition.name.isidentifier():
+            raise GraphError(
+                "a guard's name must be an identifier", transition.id, "give the function a name: no lambda"
+            )
+    _check_unique((t.id for t in graph.transitions), "the guard is asked twice in one state")
+
+
+def _check_unique(names: Iterable[str], rule: str) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise GraphError(rule, name)
+        seen.add(name)
+
+
+def _check_endpoints(graph: Graph) -> None:
+    specs = {s.name: s for s in graph.states}
+    for transition in graph.transitions:
+        for end in (transition.source, transition.target):
+            if end not in specs:
+                known = ", ".join(specs)
+                raise GraphError(f"{end!r} is not a declared state", transition.id, f"declared: {known}")
+        if specs[transition.source].final:
+            raise GraphError("nothing may leave a final state", transition.id)
+
+
+def _check_guards(graph: Graph) -> None:
+    for transition in graph.transitions:
+        guard = transition.guard
+        if guard is None:
+            continue
+        if not callable(guard):
+            raise GraphError("a guard must be a function of the run", transition.id)
+        if _returns_unawaited(guard) or _returns_unawaited(type(guard).__call__):
+            raise GraphError(
+                "a guard must be a plain function, not a coroutine function or a generator",
+                transition.id,
+                "await in an effect",
+            )
+
+
+def _returns_unawaited(function: object) -> bool:
+    """Whether what a function returns is an object that waits to be run, and never its answer."""
+    return (
+        inspect.iscoroutinefunction(function)
+        or inspect.isgeneratorfunction(function)
+        or inspect.isasyncgenfunction(function)
+    )
+
+
+def _check_default_rows(graph: Graph) -> None:
+    for spec in graph.states:
+        rows = graph.rows(spec.name)
+        if spec.final:
+            continue
+        if not rows:
+            raise GraphError("no transition leaves the state", spec.name, "declare it final, or add a row")
+        for earlier, later in pairwise(rows):
+            if earlier.guard is None:
+                raise GraphError(f"can never be asked: {earlier.id} stands in front of it and has no guard", later.id)
+        if rows[-1].guard is not None and not spec.waits:
+            raise GraphError(
+                "the last transition of a state that does not wait must have no guard",
+                rows[-1].id,
+                f"add Transition({str(spec.name)!r}, None, ...) behind it",
+            )
+
+
+def _check_reachability(graph: Graph) -> None:
+    reached = _reachable({graph.initial}, graph.transitions, lambda t: (t.source, t.target))
+    finals = {s.name for s in graph.states if s.final}
+    if not finals:
+        raise GraphError("a graph needs a final state", graph.name)
+    ending = _reachable(finals, graph.transitions, lambda t: (t.target, t.source))
+    for spec in graph.states:
+        if spec.name not in reached:
+            raise GraphError(f"the state cannot be reached from {graph.initial!r}", spec.name)
+        if spec.name not in ending:
+            raise GraphError("no final state can be reached from the state", spec.name)
+
+
+def _reachable(
+    start: set[str], transitions: Iterable[Transition], ends: Callable[[Transition], tuple[str, str]]
+) -> set[str]:
+    pairs = [ends(t) for t in transitions]
+    found = set(start)
+    while more := {b for a, b in pairs if a in found} - found:
+        found |= more
+    return found
+
+
+def _check_cycles(graph: Graph) -> None:
+    """Refuse a cycle in what is left when all that spends or waits is taken out."""
+    bounded = {s.name for s in graph.states if s.spends or s.waits}
+    free = [t for t in graph.transitions if not t.spends and t.source not in bounded and t.target not in bounded]
+    on_path: list[Transition] = []
+    done: set[str] = set()
+
+    def walk(state: str) -> None:
+        for transition in (t for t in free if t.source == state):
+            path = [t.source for t in on_path] + [state]
+            if transition.target in path:
+                loop = [*path[path.index(transition.target) :], transition.target]
+                raise GraphError(
+                    f"closes a cycle that spends nothing and waits for nobody: {' -> '.join(loop)}",
+                    transition.id,
+                    "say what it uses up with spends=..., or lead it through a state that spends",
+                )
+            if transition.target not in done:
+                on_path.append(transition)
+                walk(transition.target)
+                on_path.pop()
+        done.add(state)
+
+    for spec in graph.states:
+        if spec.name not in done:
+            walk(spec.name)

@@ -1,8 +1,8 @@
-"""Adapters from the ``Model`` port to providers' HTTP interfaces, loaded when they are first used.
+"""Adapters from the ``Model`` protocol to providers' HTTP APIs, imported on first use.
 
-``resolve("openai:gpt-5-mini")`` is the usual way in; ``OpenAIChat``, ``OpenAIResponses``, ``AnthropicMessages``
-and ``OllamaChat`` are the wires behind it, for settings that a name cannot say. ``FallbackModel``, ``Limited`` and
-``Priced`` stand before other models. Importing this package imports no HTTP library.
+``resolve("openai:gpt-5-mini")`` is the usual entry point. ``OpenAIChat``, ``OpenAIResponses``, ``AnthropicMessages``
+and ``OllamaChat`` are the wires behind it, for settings that a name cannot express. ``FallbackModel``, ``Limited`` and
+``Priced`` wrap other models. Importing this package imports no HTTP library.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agentfsm.models.anthropic import AnthropicMessages
-    from agentfsm.models.fallback import FallbackModel
     from agentfsm.models.limits import ConcurrencyLimit, Limited, RateLimit
-    from agentfsm.models.names import resolve
+    from agentfsm.models.model_registry import resolve
     from agentfsm.models.ollama import OllamaChat
     from agentfsm.models.openai_chat import OpenAIChat
     from agentfsm.models.openai_responses import OpenAIResponses
-    from agentfsm.models.prices import Price, Priced
     from agentfsm.models.settings import ModelSettings
+    from agentfsm.models.wrappers import FallbackModel, Price, Priced
 
 __all__ = [
     "AnthropicMessages",
@@ -36,26 +35,26 @@ __all__ = [
     "resolve",
 ]
 
-_HOMES = {
+_LAZY_IMPORTS = {
     "AnthropicMessages": "agentfsm.models.anthropic",
     "ConcurrencyLimit": "agentfsm.models.limits",
-    "FallbackModel": "agentfsm.models.fallback",
+    "FallbackModel": "agentfsm.models.wrappers",
     "Limited": "agentfsm.models.limits",
     "ModelSettings": "agentfsm.models.settings",
     "OllamaChat": "agentfsm.models.ollama",
     "OpenAIChat": "agentfsm.models.openai_chat",
     "OpenAIResponses": "agentfsm.models.openai_responses",
-    "Price": "agentfsm.models.prices",
-    "Priced": "agentfsm.models.prices",
+    "Price": "agentfsm.models.wrappers",
+    "Priced": "agentfsm.models.wrappers",
     "RateLimit": "agentfsm.models.limits",
-    "resolve": "agentfsm.models.names",
+    "resolve": "agentfsm.models.model_registry",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _LAZY_IMPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_LAZY_IMPORTS[name]), name)
 
 
 def __dir__() -> list[str]:

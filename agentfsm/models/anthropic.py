@@ -1,36 +1,61 @@
-"""``AnthropicMessages``: the messages wire of Anthropic, and of servers that speak it.
+"""``AnthropicMessages``: Anthropic's messages API, and servers that implement it.
 
-``encode`` and ``decode`` are the mapping, pure and complete; the class adds address, key and call.
+``encode`` and ``decode`` are the pure and complete mapping, ``AnthropicAccumulator`` reads streams
+(https://docs.anthropic.com/en/api/messages-streaming; unknown event and delta types are skipped, as it says).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
-from agentfsm.core.messages import FinishReason, Message, Reply, Role, Usage
-from agentfsm.core.model import ModelRequest, ToolSpec
 from agentfsm.errors import ConfigurationError, ProviderError
-from agentfsm.models.anthropic_stream import MessageAssembly
-from agentfsm.models.anthropic_turns import EXTRA, Turns, mark_of, tool_use, turns
-from agentfsm.models.assembly import Assembly
-from agentfsm.models.base import HttpModel
+from agentfsm.loop.messages import FinishReason, Message, Reply, Role, ToolCall, Usage
+from agentfsm.loop.model import ModelRequest, ReasoningChunk, StreamChunk, TextChunk, ToolCallChunk, ToolSpec
+from agentfsm.loop.prompts import Transcript
+from agentfsm.models.http_model import HttpModel
 from agentfsm.models.settings import ModelSettings
-from agentfsm.models.wire import as_list, as_object, ended, token_count, tool_calls, unpriced
-from agentfsm.models.written import Units
+from agentfsm.models.stream_reader import StreamAccumulator, TextAccumulator
+from agentfsm.models.wire_format import (
+    MessageEncoder,
+    as_list,
+    as_object,
+    as_text,
+    dumps,
+    finish_reason,
+    mark_unpriced,
+    parse_tool_calls,
+    safe_tool_name,
+    token_count,
+    visible_message,
+)
 
-__all__ = ["DEFAULT_MAX_TOKENS", "AnthropicMessages", "decode", "encode"]
+__all__ = [
+    "AnthropicAccumulator",
+    "AnthropicMessageEncoder",
+    "AnthropicMessages",
+    "CacheControl",
+    "DEFAULT_MAX_TOKENS",
+    "EXTRA_KEY",
+    "cache_control_for",
+    "decode",
+    "encode",
+    "encode_messages",
+    "tool_use_block",
+]
+
 
 DEFAULT_MAX_TOKENS = 4096
 """The cap on a reply, in tokens, where the request names none; this wire takes no request without one."""
 
-_ROOM_AT_HOME = 16_384
+_OFFICIAL_MAX_TOKENS = 16_384
 """The same for Anthropic's own models: what they think counts, and all that are left write as much and more
 (https://docs.anthropic.com/en/docs/about-claude/models/overview)."""
 
-_FINISH = {
+_FINISH_REASONS = {
     "end_turn": FinishReason.STOP,
     "stop_sequence": FinishReason.STOP,
     "tool_use": FinishReason.STOP,
@@ -53,7 +78,7 @@ class AnthropicMessages(HttpModel):
     _key_header, _key_scheme = "x-api-key", ""
 
     @staticmethod
-    def _checked(settings: ModelSettings) -> ModelSettings:
+    def _validate_settings(settings: ModelSettings) -> ModelSettings:
         if settings.seed is not None:
             raise ConfigurationError("Anthropic's wire has no seed")
         if settings.temperature is not None and settings.temperature > 1:
@@ -63,28 +88,30 @@ class AnthropicMessages(HttpModel):
         return settings
 
     @property
-    def _cache(self) -> str:
-        return self.settings.prompt_cache or ("5m" if self._endpoint.at_home else "off")
+    def _cache_ttl(self) -> str:
+        return self.settings.prompt_cache or ("5m" if self._endpoint.is_official else "off")
 
     def _path(self) -> str:
         return "/messages" if self._endpoint.base_url.endswith("/v1") else "/v1/messages"
 
     def _encode(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
-        roomy = replace(request, max_output_tokens=self._cap(request))
-        body = encode(roomy, self.model, self.settings, cache=self._cache, voice=self._voice)
+        roomy = replace(request, max_output_tokens=self._max_output_tokens(request))
+        body = encode(roomy, self.model, self.settings, cache_ttl=self._cache_ttl, origin=self._origin)
         return {"stream": True} | body if stream else body
 
-    def _units(self, request: ModelRequest) -> tuple[str, Units]:
-        return "messages", Turns(mark_of(self._cache), self._voice, self.settings.images)
+    def _message_encoder(self, request: ModelRequest) -> tuple[str, MessageEncoder]:
+        return "messages", AnthropicMessageEncoder(
+            cache_control_for(self._cache_ttl), self._origin, self.settings.images
+        )
 
-    def _decode(self, body: object, taken: Collection[str]) -> Reply:
-        return decode(body, taken=taken, voice=self._voice)
+    def _decode(self, body: object, used_ids: Collection[str]) -> Reply:
+        return decode(body, used_ids=used_ids, origin=self._origin)
 
-    def _assembly(self) -> Assembly:
-        return MessageAssembly()
+    def _accumulator(self) -> StreamAccumulator:
+        return AnthropicAccumulator()
 
-    def _cap(self, request: ModelRequest) -> int:
-        room = _ROOM_AT_HOME if self._endpoint.at_home else DEFAULT_MAX_TOKENS
+    def _max_output_tokens(self, request: ModelRequest) -> int:
+        room = _OFFICIAL_MAX_TOKENS if self._endpoint.is_official else DEFAULT_MAX_TOKENS
         return request.max_output_tokens or self.settings.max_tokens or room
 
 
@@ -93,8 +120,8 @@ def encode(
     model: str,
     settings: ModelSettings | None = None,
     *,
-    cache: str = "off",
-    voice: str = "",
+    cache_ttl: str = "off",
+    origin: str = "",
 ) -> dict[str, Any]:
     """The body of a request.
 
@@ -104,18 +131,18 @@ def encode(
         request: What to ask.
         model: The model's name.
         settings: How the model is asked to answer.
-        cache: How long the server is to keep the unchanging beginning: ``5m``, ``1h`` or ``off``.
-        voice: Who is asked; they get back what they said they thought, and what others said is left out.
+        cache_ttl: How long the server is to keep the unchanging beginning: ``5m``, ``1h`` or ``off``.
+        origin: Who is asked; they get back what they said they thought, and what others said is left out.
     """
     settings = settings or ModelSettings()
-    mark = mark_of(cache)
+    mark = cache_control_for(cache_ttl)
     cap = request.max_output_tokens or settings.max_tokens or DEFAULT_MAX_TOKENS
     body: dict[str, Any] = {"model": model, "max_tokens": cap}
     if request.tools:
         body["tools"] = [
             {"name": t.name, "description": t.description, "input_schema": dict(t.parameters)} for t in request.tools
         ]
-        if choice := _tool_choice(settings.tool_choice, request.tools):
+        if choice := _encode_tool_choice(settings.tool_choice, request.tools):
             body["tool_choice"] = choice
     if system := "\n\n".join(m.content for m in request.messages if m.role is Role.SYSTEM and m.content.strip()):
         body["system"] = system
@@ -123,7 +150,7 @@ def encode(
             body["system"] = [{"type": "text", "text": system, "cache_control": mark}]
     elif mark is not None and request.tools:
         body["tools"][-1]["cache_control"] = mark
-    body["messages"] = turns(request.messages, mark, voice=voice, images=settings.images)
+    body["messages"] = encode_messages(request.messages, mark, origin=origin, images=settings.images)
     wanted = settings.model_dump(include={"temperature", "top_p"}, exclude_none=True)
     if settings.stop:
         wanted["stop_sequences"] = list(settings.stop)
@@ -132,13 +159,13 @@ def encode(
     return body | wanted | settings.extra_body
 
 
-def decode(body: object, *, taken: Collection[str] = (), voice: str = "") -> Reply:
+def decode(body: object, *, used_ids: Collection[str] = (), origin: str = "") -> Reply:
     """The reply that an answer's body holds.
 
     Args:
         body: The answer, JSON.
-        taken: Call ids that the transcript uses already; a reply that repeats one gets another.
-        voice: Who answered.
+        used_ids: Call ids that the transcript uses already; a reply that repeats one gets another.
+        origin: Who answered.
 
     Raises:
         ProviderError: The body lacks what a reply must hold.
@@ -147,11 +174,11 @@ def decode(body: object, *, taken: Collection[str] = (), voice: str = "") -> Rep
     top = as_object(body)
     if not isinstance(top.get("content"), list):
         raise ProviderError("the answer holds no content; does base_url speak Anthropic's messages?")
-    blocks = [block for block in map(as_object, as_list(top["content"])) if not _is_blank(block)]
+    blocks = [block for block in map(as_object, as_list(top["content"])) if not _is_blank_block(block)]
     text = "".join(str(block["text"]) for block in blocks if block.get("type") == "text")
     uses = [block for block in blocks if block.get("type") == "tool_use"]
-    calls = tool_calls([(use.get("id"), use.get("name"), use.get("input")) for use in uses], taken)
-    finish = _FINISH.get(ended(top, "stop_reason"), FinishReason.STOP)
+    calls = parse_tool_calls([(use.get("id"), use.get("name"), use.get("input")) for use in uses], used_ids)
+    finish = _FINISH_REASONS.get(finish_reason(top, "stop_reason"), FinishReason.STOP)
     if finish is FinishReason.STOP and calls:
         finish = FinishReason.TOOL_CALLS
     refusal = None
@@ -161,8 +188,8 @@ def decode(body: object, *, taken: Collection[str] = (), voice: str = "") -> Rep
     extra = None
     if any(block.get("type") not in ("text", "tool_use") for block in blocks):
         fresh = iter(calls)
-        said = [tool_use(next(fresh)) if b.get("type") == "tool_use" else b for b in blocks]
-        extra = {EXTRA: {"voice": voice, "blocks": said}}
+        said = [tool_use_block(next(fresh)) if b.get("type") == "tool_use" else b for b in blocks]
+        extra = {EXTRA_KEY: {"voice": origin, "blocks": said}}
     usage = as_object(top.get("usage"))
     cached = token_count(usage, "cache_read_input_tokens")
     written = token_count(usage, "cache_creation_input_tokens")
@@ -170,7 +197,7 @@ def decode(body: object, *, taken: Collection[str] = (), voice: str = "") -> Rep
         message=Message(Role.ASSISTANT, text, calls, extra=extra),
         finish_reason=finish,
         # This wire counts the cached parts of the prompt beside the rest of it, not within.
-        usage=unpriced(
+        usage=mark_unpriced(
             Usage(
                 input_tokens=token_count(usage, "input_tokens") + cached + written,
                 output_tokens=token_count(usage, "output_tokens"),
@@ -184,14 +211,281 @@ def decode(body: object, *, taken: Collection[str] = (), voice: str = "") -> Rep
     )
 
 
-def _is_blank(block: dict[str, Any]) -> bool:
+def _is_blank_block(block: dict[str, Any]) -> bool:
     """Whether a block says nothing: no object, or blank text, which the wire would refuse later."""
     return not block or (block.get("type") == "text" and not str(block.get("text") or "").strip())
 
 
-def _tool_choice(choice: str | None, tools: tuple[ToolSpec, ...]) -> dict[str, str] | None:
+def _encode_tool_choice(choice: str | None, tools: tuple[ToolSpec, ...]) -> dict[str, str] | None:
     if choice in ("auto", "none"):
         return {"type": choice}
     if choice == "required":
         return {"type": "any"}
     return {"type": "tool", "name": choice} if choice in {tool.name for tool in tools} and choice else None
+
+
+EXTRA_KEY = "anthropic"
+"""Where ``Message.extra`` keeps a reply's blocks: thinking is signed, and must come back to its thinker as it was."""
+
+CacheControl = dict[str, str]
+"""The value of ``cache_control``."""
+
+_MUTABLE_TURNS = 4
+"""How many turns, from the last, may still change: by messages that join the last, and by marks."""
+
+
+def cache_control_for(cache_ttl: str) -> CacheControl | None:
+    """The mark for a time to keep a prompt: ``5m``, ``1h``, or ``off`` for none."""
+    return None if cache_ttl == "off" else {"type": "ephemeral"} | ({"ttl": cache_ttl} if cache_ttl != "5m" else {})
+
+
+class AnthropicMessageEncoder:
+    """The turns of a transcript, written as it grows.
+
+    Args:
+        cache_control: The mark to set, or None.
+        origin: Who is asked.
+        images: Whether they take pictures.
+    """
+
+    def __init__(self, cache_control: CacheControl | None, origin: str = "", images: bool = True) -> None:
+        self._cache_control = cache_control
+        self._recipient = _Recipient(origin, images)
+        self._encoded: list[str] = []
+        self._open_turns: list[dict[str, Any]] = []
+
+    def add(self, message: Message) -> None:
+        """Write a message that stands in every later request."""
+        _append_messages(self._open_turns, (message,), self._recipient)
+        if len(self._open_turns) > _MUTABLE_TURNS:
+            self._encoded.append(dumps(self._open_turns.pop(0)))
+
+    def encoded_items(self, tail: Iterable[Message]) -> list[str]:
+        """The JSON of all turns."""
+        last = [{"role": turn["role"], "content": list(turn["content"])} for turn in self._open_turns]
+        if len(self._encoded) > 1:
+            self._encoded = [",".join(self._encoded)]
+        return [*self._encoded, *map(dumps, _with_cache_control(last, tail, self._cache_control, self._recipient))]
+
+
+def encode_messages(
+    messages: Sequence[Message], cache_control: CacheControl | None = None, *, origin: str = "", images: bool = True
+) -> list[dict[str, Any]]:
+    """The transcript as turns that alternate; a user's must have its results before its text.
+
+    With a mark, the server keeps what stands up to there (it counts tools and system first, and takes four
+    marks, https://docs.anthropic.com/en/docs/build-with-claude/prompt-caching). One stands behind the last
+    message that no later request changes; one where the request before had it, since the server looks back
+    only 20 blocks from a mark.
+    """
+    settled = messages.stable_count if isinstance(messages, Transcript) else len(messages)
+    found: list[dict[str, Any]] = []
+    asked = _Recipient(origin, images)
+    _append_messages(found, islice(messages, settled), asked)
+    return _with_cache_control(found, islice(messages, settled, None), cache_control, asked)
+
+
+class _Recipient(NamedTuple):
+    """Who is asked, and whether they take pictures."""
+
+    origin: str
+    images: bool
+
+
+def _with_cache_control(
+    turns: list[dict[str, Any]], tail: Iterable[Message], cache_control: CacheControl | None, recipient: _Recipient
+) -> list[dict[str, Any]]:
+    """The turns with their marks, and with what stands in this request alone behind them."""
+    if cache_control is not None:
+        for blocks in _cacheable_contents(turns):
+            blocks[-1] = blocks[-1] | {"cache_control": cache_control}
+    _append_messages(turns, tail, recipient)
+    return turns
+
+
+def _append_messages(turns: list[dict[str, Any]], messages: Iterable[Message], recipient: _Recipient) -> None:
+    for message in messages:
+        if message.role is Role.SYSTEM:
+            continue
+        role = "assistant" if message.role is Role.ASSISTANT else "user"
+        if role == "assistant":
+            blocks = _encode_assistant(message, recipient.origin)
+        else:  # of a call that failed the wire takes text alone (https://github.com/vellum-ai/vellum-assistant/pull/18387)
+            blocks = _encode_user(visible_message(message, recipient.images and not message.is_error))
+        if not blocks:
+            continue
+        if turns and turns[-1]["role"] == role:
+            turns[-1]["content"] += blocks
+            if role == "user":
+                turns[-1]["content"].sort(key=_is_not_tool_result)
+        else:
+            turns.append({"role": role, "content": blocks})
+
+
+def _cacheable_contents(turns: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The content of the last turn and of the user's turn before it; a thought takes no mark."""
+    users: list[list[dict[str, Any]]] = [turn["content"] for turn in turns[-3:] if turn["role"] == "user"]
+    last: list[dict[str, Any]] = turns[-1]["content"] if turns else []
+    if not last or any(last is content for content in users[-1:]):
+        return users[-2:]
+    thought = last[-1]["type"] in ("thinking", "redacted_thinking")
+    return users[-1:] if thought else [*users[-1:], last]
+
+
+def _encode_user(message: Message) -> list[dict[str, Any]]:
+    if message.role is Role.TOOL and message.tool_call_id is not None:
+        result: dict[str, Any] = {"type": "tool_result", "tool_use_id": message.tool_call_id}
+        result["content"] = message.content if message.content.strip() else "(empty)"
+        if message.images:
+            result["content"] = [*_text_blocks(message.content), *_image_blocks(message)]
+        return [result | {"is_error": True} if message.is_error else result]
+    return [*_image_blocks(message), *_text_blocks(message.content)]
+
+
+def _image_blocks(message: Message) -> list[dict[str, Any]]:
+    return [
+        {"type": "image", "source": {"type": "base64", "media_type": image.media_type, "data": image.data}}
+        for image in message.images
+    ]
+
+
+def _encode_assistant(message: Message, origin: str) -> list[dict[str, Any]]:
+    """A reply's blocks: as they came, where who is asked said them, and they still say what the message says."""
+    plain = _text_blocks(message.content) + [tool_use_block(call) for call in message.tool_calls]
+    extra = as_object((message.extra or {}).get(EXTRA_KEY))
+    kept = [dict(as_object(block)) for block in as_list(extra.get("blocks"))]
+    if not kept or extra.get("voice") != origin:
+        return plain
+    text = "".join(str(block.get("text")) for block in kept if block.get("type") == "text")
+    uses = [block for block in kept if block.get("type") == "tool_use"]
+    if text == message.content and uses == [tool_use_block(call) for call in message.tool_calls]:
+        return kept
+    return [block for block in kept if block.get("type") in ("thinking", "redacted_thinking")] + plain
+
+
+def _is_not_tool_result(block: dict[str, Any]) -> bool:
+    return str(block["type"]) != "tool_result"
+
+
+def _text_blocks(text: str) -> list[dict[str, Any]]:
+    """A block of text; none for a blank one, which the wire refuses."""
+    return [{"type": "text", "text": text}] if text.strip() else []
+
+
+def tool_use_block(call: ToolCall) -> dict[str, Any]:
+    """A call as a block."""
+    return {"type": "tool_use", "id": call.id, "name": safe_tool_name(call.name), "input": dict(call.arguments)}
+
+
+_TEXT_FIELDS = {
+    "text_delta": "text",
+    "thinking_delta": "thinking",
+    "signature_delta": "signature",
+    "input_json_delta": "partial_json",
+}
+"""The deltas that add to a text, and where they keep it."""
+
+
+@dataclass(slots=True)
+class _Block:
+    start: dict[str, Any]
+    call_index: int
+    texts: dict[str, TextAccumulator] = field(default_factory=dict[str, TextAccumulator])
+    citations: list[object] = field(default_factory=list[object])
+
+    def body(self) -> dict[str, Any]:
+        block = dict(self.start)
+        for key, letters in self.texts.items():
+            if key == "partial_json":  # gateways send the whole input at the start, and then an empty piece
+                block["input"] = str(letters) or block.get("input")
+            else:
+                block[key] = as_text(block.get(key)) + str(letters)
+        if self.citations:
+            block["citations"] = [*as_list(block.get("citations")), *self.citations]
+        return block
+
+
+class AnthropicAccumulator:
+    """Folds a message's events into the message.
+
+    Attributes:
+        closed: Whether ``message_stop`` came. Gateways leave it out behind a stop reason
+            (https://github.com/esengine/DeepSeek-Reasonix/pull/8756), so a stream is whole with that.
+    """
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._top: dict[str, Any] = {}
+        self._usage: dict[str, Any] = {}
+        self._blocks: list[_Block] = []
+        self._by_index: dict[object, _Block] = {}
+        self._call_count = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether the stop reason came."""
+        return bool(self._top.get("stop_reason"))
+
+    def add(self, event: dict[str, Any]) -> Iterator[StreamChunk]:
+        """Fold an event in."""
+        match event.get("type"):
+            case "message_start":
+                message = as_object(event.get("message"))
+                self._merge_top_level(message)
+                for block in map(as_object, as_list(message.get("content"))):
+                    yield from self._start_block(None, block)
+            case "content_block_start":
+                yield from self._start_block(event.get("index"), as_object(event.get("content_block")))
+            case "content_block_delta":
+                yield from self._apply_delta(event.get("index"), as_object(event.get("delta")))
+            case "message_delta":
+                self._merge_top_level(as_object(event.get("delta")) | {"usage": event.get("usage")})
+            case "message_stop":
+                self.closed = True
+            case _:  # ping, content_block_stop, and what is yet to come
+                pass
+
+    def body(self) -> object:
+        """The message."""
+        return self._top | {"content": [block.body() for block in self._blocks], "usage": self._usage}
+
+    def _merge_top_level(self, message: dict[str, Any]) -> None:
+        """What stands at the top of a message; counts of later events are of all so far, and win."""
+        self._usage |= {k: v for k, v in as_object(message.get("usage")).items() if v is not None}
+        self._top |= {k: v for k, v in message.items() if k not in ("usage", "content") and v is not None}
+
+    def _start_block(self, index: object, start: dict[str, Any]) -> Iterator[StreamChunk]:
+        block = _Block(start, self._call_count)
+        self._blocks.append(block)
+        if isinstance(index, int):
+            self._by_index[index] = block
+        if start.get("type") == "tool_use":
+            self._call_count += 1
+            yield ToolCallChunk(block.call_index, as_text(start.get("name")), "")
+        elif text := as_text(start.get("text")):
+            yield TextChunk(text)
+
+    def _apply_delta(self, index: object, delta: dict[str, Any]) -> Iterator[StreamChunk]:
+        block = self._by_index.get(index) if isinstance(index, int) else None
+        if block is None and self._blocks and not isinstance(index, int):
+            block = self._blocks[-1]
+        if block is None:
+            block = _Block({"type": "text", "text": ""}, self._call_count)  # a gateway that begins no blocks
+            self._blocks.append(block)
+            if isinstance(index, int):
+                self._by_index[index] = block
+        kind = as_text(delta.get("type"))
+        if kind == "citations_delta":
+            block.citations.append(delta.get("citation"))
+        key = _TEXT_FIELDS.get(kind)
+        if key is None:
+            return
+        shown = block.texts.setdefault(key, TextAccumulator()).add(delta.get(key))
+        if not shown:
+            return
+        if key == "text":
+            yield TextChunk(shown)
+        elif key == "thinking":
+            yield ReasoningChunk(shown)
+        elif key == "partial_json" and block.start.get("type") == "tool_use":
+            yield ToolCallChunk(block.call_index, as_text(block.start.get("name")), shown)

@@ -1,8 +1,8 @@
-"""``OllamaChat``: Ollama's own chat interface, ``/api/chat``.
+"""``OllamaChat``: Ollama's native chat API, ``/api/chat``.
 
-Its compatible one cannot set how much of the prompt a model sees: ``num_ctx`` is ignored there, and what is
-longer than the default is cut without a word (https://github.com/NousResearch/hermes-agent/issues/43900). Here
-it is an option like any other::
+Ollama's OpenAI-compatible API cannot set the context length: ``num_ctx`` is ignored there, and a prompt longer than
+the default is silently truncated (https://github.com/NousResearch/hermes-agent/issues/43900). Here it is an option like
+any other::
 
     resolve("ollama:llama3.2", settings=ModelSettings(extra_body={"options": {"num_ctx": 32768}}))
 """
@@ -16,26 +16,33 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from agentfsm.core.messages import FinishReason, Message, Reply, Role, Usage
-from agentfsm.core.model import ModelRequest
-from agentfsm.core.streaming import CallPiece, Piece, ReasoningPiece, TextPiece
 from agentfsm.errors import ConfigurationError, ProviderError, TransientProviderError
-from agentfsm.models.assembly import Assembly, Letters
-from agentfsm.models.base import HttpModel
-from agentfsm.models.framing import Frames, JsonLines
-from agentfsm.models.openai_chat import refuse_cache
-from agentfsm.models.pictures import seen
+from agentfsm.loop.messages import FinishReason, Message, Reply, Role, Usage
+from agentfsm.loop.model import ModelRequest, ReasoningChunk, StreamChunk, TextChunk, ToolCallChunk
+from agentfsm.models.http_model import HttpModel
+from agentfsm.models.openai_chat import reject_prompt_cache
 from agentfsm.models.providers import Endpoint
 from agentfsm.models.settings import ModelSettings
-from agentfsm.models.wire import as_list, as_object, text_of, token_count, tool_calls, unpriced, wire_name
-from agentfsm.models.written import Items, Units
+from agentfsm.models.stream_reader import FrameParser, NDJSONParser, StreamAccumulator, TextAccumulator
+from agentfsm.models.wire_format import (
+    MessageEncoder,
+    PerMessageEncoder,
+    as_list,
+    as_object,
+    as_text,
+    mark_unpriced,
+    parse_tool_calls,
+    safe_tool_name,
+    token_count,
+    visible_message,
+)
 
-__all__ = ["OllamaAssembly", "OllamaChat", "decode", "encode"]
+__all__ = ["OllamaAccumulator", "OllamaChat", "decode", "encode"]
 
-_EXTRA = "ollama"
+EXTRA_KEY = "ollama"
 """Where ``Message.extra`` keeps what the model thought, which thinking models want back beside their calls."""
 
-_THINK: dict[str, object] = {"none": False, "minimal": "low", "xhigh": "high", "max": "high"}
+_THINK_LEVELS: dict[str, object] = {"none": False, "minimal": "low", "xhigh": "high", "max": "high"}
 """Its words for effort, where they are not ours (https://docs.ollama.com/capabilities/thinking)."""
 
 
@@ -47,45 +54,45 @@ class OllamaChat(HttpModel):
 
     _provider = "ollama"
 
-    def _located(self, base_url: str | None, api_key: str | SecretStr | None) -> Endpoint:
-        found = super()._located(base_url, api_key)
+    def _resolve_endpoint(self, base_url: str | None, api_key: str | SecretStr | None) -> Endpoint:
+        found = super()._resolve_endpoint(base_url, api_key)
         return replace(found, base_url=found.base_url.removesuffix("/v1"))  # where its compatible interface is
 
     @staticmethod
-    def _checked(settings: ModelSettings) -> ModelSettings:
+    def _validate_settings(settings: ModelSettings) -> ModelSettings:
         if settings.tool_choice not in (None, "auto"):
             raise ConfigurationError("Ollama's wire has no tool_choice")
         if not isinstance(settings.extra_body.get("options", {}), dict):
             raise ConfigurationError("extra_body: options must be an object")
-        return refuse_cache(settings, "Ollama's wire")
+        return reject_prompt_cache(settings, "Ollama's wire")
 
     def _path(self) -> str:
         return "/api/chat"
 
     def _encode(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
-        return {"stream": stream} | encode(request, self.model, self.settings, voice=self._voice)
+        return {"stream": stream} | encode(request, self.model, self.settings, origin=self._origin)
 
-    def _units(self, request: ModelRequest) -> tuple[str, Units]:
-        return "messages", Items(self._messages)
+    def _message_encoder(self, request: ModelRequest) -> tuple[str, MessageEncoder]:
+        return "messages", PerMessageEncoder(self._encode_visible)
 
-    def _messages(self, message: Message) -> list[dict[str, Any]]:
-        return [_message(seen(message, self.settings.images), self._voice)]
+    def _encode_visible(self, message: Message) -> list[dict[str, Any]]:
+        return [_encode_message(visible_message(message, self.settings.images), self._origin)]
 
-    def _decode(self, body: object, taken: Collection[str]) -> Reply:
-        return decode(body, taken=taken, voice=self._voice)
+    def _decode(self, body: object, used_ids: Collection[str]) -> Reply:
+        return decode(body, used_ids=used_ids, origin=self._origin)
 
-    def _assembly(self) -> Assembly:
-        return OllamaAssembly()
+    def _accumulator(self) -> StreamAccumulator:
+        return OllamaAccumulator()
 
-    def _frames(self, limit: int) -> Frames:
-        return JsonLines(limit)
+    def _frame_parser(self, limit: int) -> FrameParser:
+        return NDJSONParser(limit)
 
-    def _is_no_stream(self, head: bytes) -> bool:
+    def _is_not_stream(self, head: bytes) -> bool:
         return head[:1] in (b"<", b"[")
 
 
 def encode(
-    request: ModelRequest, model: str, settings: ModelSettings | None = None, *, voice: str = ""
+    request: ModelRequest, model: str, settings: ModelSettings | None = None, *, origin: str = ""
 ) -> dict[str, Any]:
     """The body of a request, but for ``stream``.
 
@@ -94,10 +101,10 @@ def encode(
         model: The model's name.
         settings: How the model is asked to answer. ``options`` of ``extra_body`` are added to those that the
             other settings make.
-        voice: Who is asked; they get back what they said they thought, and what others said is left out.
+        origin: Who is asked; they get back what they said they thought, and what others said is left out.
     """
     settings = settings or ModelSettings()
-    messages = [_message(seen(m, settings.images), voice) for m in request.messages]
+    messages = [_encode_message(visible_message(m, settings.images), origin) for m in request.messages]
     body: dict[str, Any] = {"model": model, "messages": messages}
     if request.tools:
         body["tools"] = [
@@ -117,18 +124,18 @@ def encode(
     if request.output_schema is not None and not request.tools:  # with a format it calls no tool
         body["format"] = dict(request.output_schema)
     if (effort := settings.reasoning_effort) is not None:
-        body["think"] = _THINK.get(effort, effort)
+        body["think"] = _THINK_LEVELS.get(effort, effort)
     return body | {k: v for k, v in settings.extra_body.items() if k != "options"}
 
 
-def decode(body: object, *, taken: Collection[str] = (), voice: str = "") -> Reply:
+def decode(body: object, *, used_ids: Collection[str] = (), origin: str = "") -> Reply:
     """The reply that an answer's body holds.
 
     Args:
         body: The answer, JSON.
-        taken: Call ids that the transcript uses already; a reply that repeats one gets another. Most versions
+        used_ids: Call ids that the transcript uses already; a reply that repeats one gets another. Most versions
             of the server give none at all.
-        voice: Who answered.
+        origin: Who answered.
 
     Raises:
         ProviderError: The body lacks what a reply must hold.
@@ -143,23 +150,23 @@ def decode(body: object, *, taken: Collection[str] = (), voice: str = "") -> Rep
     wishes = [as_object(call) for call in as_list(message.get("tool_calls"))]
     functions = [as_object(wish.get("function")) for wish in wishes]
     raw = [(w.get("id"), f.get("name"), f.get("arguments")) for w, f in zip(wishes, functions, strict=True)]
-    calls = tool_calls(raw, taken)
+    calls = parse_tool_calls(raw, used_ids)
     finish = FinishReason.TOOL_CALLS if calls else FinishReason.STOP
     if top.get("done_reason") == "length":
         finish = FinishReason.LENGTH
-    thought = text_of(message.get("thinking"))
-    extra = {_EXTRA: {"voice": voice, "thinking": thought}} if thought and calls else None
+    thought = as_text(message.get("thinking"))
+    extra = {EXTRA_KEY: {"voice": origin, "thinking": thought}} if thought and calls else None
     return Reply(
-        message=Message(Role.ASSISTANT, text_of(message.get("content")), calls, extra=extra),
+        message=Message(Role.ASSISTANT, as_text(message.get("content")), calls, extra=extra),
         finish_reason=finish,
-        usage=unpriced(
+        usage=mark_unpriced(
             Usage(input_tokens=token_count(top, "prompt_eval_count"), output_tokens=token_count(top, "eval_count"))
         ),
-        model=text_of(top.get("model")),
+        model=as_text(top.get("model")),
     )
 
 
-class OllamaAssembly:
+class OllamaAccumulator:
     """Folds a stream's lines into the one line that a whole answer would be.
 
     Calls come whole, with an object for arguments, in any line (https://ollama.com/blog/streaming-tool).
@@ -170,46 +177,46 @@ class OllamaAssembly:
 
     def __init__(self) -> None:
         self.closed = False
-        self._text, self._thought = Letters(), Letters()
+        self._text, self._reasoning = TextAccumulator(), TextAccumulator()
         self._calls: list[Any] = []
-        self._last: dict[str, Any] = {}
+        self._final_event: dict[str, Any] = {}
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Whether the line that is ``done`` came."""
         return self.closed
 
-    def add(self, event: dict[str, Any]) -> Iterator[Piece]:
+    def add(self, event: dict[str, Any]) -> Iterator[StreamChunk]:
         """Fold a line in."""
         message = as_object(event.get("message"))
-        if shown := self._thought.add(message.get("thinking")):
-            yield ReasoningPiece(shown)
+        if shown := self._reasoning.add(message.get("thinking")):
+            yield ReasoningChunk(shown)
         if shown := self._text.add(message.get("content")):
-            yield TextPiece(shown)
+            yield TextChunk(shown)
         for call in as_list(message.get("tool_calls")):
             function = as_object(as_object(call).get("function"))
-            yield CallPiece(len(self._calls), text_of(function.get("name")), json.dumps(function.get("arguments")))
+            yield ToolCallChunk(len(self._calls), as_text(function.get("name")), json.dumps(function.get("arguments")))
             self._calls.append(call)
         if event.get("done") is True:
-            self._last, self.closed = event, True
+            self._final_event, self.closed = event, True
 
     def body(self) -> object:
         """The one line."""
         message: dict[str, Any] = {"role": "assistant", "content": str(self._text)}
-        if self._thought:
-            message["thinking"] = str(self._thought)
+        if self._reasoning:
+            message["thinking"] = str(self._reasoning)
         if self._calls:
             message["tool_calls"] = self._calls
-        return self._last | {"message": message}
+        return self._final_event | {"message": message}
 
 
-def _message(message: Message, voice: str) -> dict[str, Any]:
+def _encode_message(message: Message, origin: str) -> dict[str, Any]:
     # The server takes pictures beside any message (``msg.Images`` in its ``server/prompt.go``).
     pictures = {"images": [image.data for image in message.images]} if message.images else {}
     match message.role:
         case Role.TOOL if message.tool_call_id is not None:
             # Older servers know the tool by its name alone, newer ones by the id of the call.
-            named = {"tool_name": wire_name(message.name)} if message.name else {}
+            named = {"tool_name": safe_tool_name(message.name)} if message.name else {}
             told = {"role": "tool", "content": message.content, **named, "tool_call_id": message.tool_call_id}
             return told | pictures
         case Role.TOOL | Role.USER:
@@ -218,12 +225,12 @@ def _message(message: Message, voice: str) -> dict[str, Any]:
             return {"role": "system", "content": message.content}
         case Role.ASSISTANT:
             said: dict[str, Any] = {"role": "assistant", "content": message.content}
-            kept = as_object((message.extra or {}).get(_EXTRA))
-            if kept.get("voice") == voice:
+            kept = as_object((message.extra or {}).get(EXTRA_KEY))
+            if kept.get("voice") == origin:
                 said["thinking"] = kept.get("thinking", "")
             if message.tool_calls:
                 said["tool_calls"] = [
-                    {"id": call.id, "function": {"name": wire_name(call.name), "arguments": dict(call.arguments)}}
+                    {"id": call.id, "function": {"name": safe_tool_name(call.name), "arguments": dict(call.arguments)}}
                     for call in message.tool_calls
                 ]
             return said

@@ -1,7 +1,7 @@
-"""Where models live: one table of providers, and how an address and a key are found for one.
+"""The table of providers, and how the base URL and the API key of one are resolved.
 
-To add a provider, add a row to ``PROVIDERS``: its wire, its address, and the environment variables that
-hold its address and its key. ``names.resolve("row:model")`` then finds it.
+To add a provider that speaks an existing wire, add a row to ``PROVIDERS``: its wire, its base URL, and the environment
+variables that hold the URL and the key. ``resolve("provider:model")`` then knows it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from agentfsm.errors import ConfigurationError, MissingKeyError
 
-__all__ = ["PROVIDERS", "Endpoint", "Provider", "locate"]
+__all__ = ["PROVIDERS", "Endpoint", "Provider", "resolve_endpoint"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Provider:
         url_env: The variable that names another address, or an empty string.
         key_env: The variable that holds the key, or an empty string.
         needs_key: Whether its own address takes no call without a key.
-        bare: Patterns of model names that need no ``provider:`` before them.
+        bare_patterns: Patterns of model names that need no ``provider:`` before them.
         hint: What to do when nothing answers at the address.
         parse_url: How the value of ``url_env`` becomes an address.
     """
@@ -44,7 +44,7 @@ class Provider:
     url_env: str = ""
     key_env: str = ""
     needs_key: bool = False
-    bare: tuple[str, ...] = ()
+    bare_patterns: tuple[str, ...] = ()
     hint: str = "is the server running, and is base_url right?"
     parse_url: Callable[[str], str] = str
 
@@ -74,7 +74,7 @@ PROVIDERS: dict[str, Provider] = {
             url_env="OPENAI_BASE_URL",
             key_env="OPENAI_API_KEY",
             needs_key=True,
-            bare=("gpt-*", "chatgpt-*", "o[1-9]", "o[1-9]-*", "ft:gpt-*", "ft:o[1-9]*"),
+            bare_patterns=("gpt-*", "chatgpt-*", "o[1-9]", "o[1-9]-*", "ft:gpt-*", "ft:o[1-9]*"),
         ),
         Provider(
             name="openai-responses",
@@ -93,7 +93,7 @@ PROVIDERS: dict[str, Provider] = {
             url_env="ANTHROPIC_BASE_URL",
             key_env="ANTHROPIC_API_KEY",
             needs_key=True,
-            bare=("claude-*",),
+            bare_patterns=("claude-*",),
         ),
         Provider(
             name="ollama",
@@ -141,14 +141,14 @@ class Endpoint:
         base_url: Where calls go; no slash at its end.
         key: The key, or None; it shows in no ``repr``, and the whole cannot be pickled.
         key_source: Where the key came from: a variable's name or ``api_key``; empty without a key.
-        at_home: Whether the address is the provider's own.
+        is_official: Whether the address is the provider's own.
     """
 
     provider: Provider
     base_url: str
     key: SecretStr | None
     key_source: str
-    at_home: bool
+    is_official: bool
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a model holds a key and is never pickled: keep its name, and resolve() it again")
@@ -157,7 +157,7 @@ class Endpoint:
         return self
 
 
-def locate(
+def resolve_endpoint(
     provider: str,
     base_url: str | None,
     api_key: str | SecretStr | None,
@@ -171,7 +171,7 @@ def locate(
     that pointing a model at a server in the next room does not send it the key of an account.
 
     Args:
-        provider: A name of ``PROVIDERS``.
+        provider: A name of ``GENAI_PROVIDER_NAMES``.
         base_url: The address, or None.
         api_key: The key, or None.
         environ: The environment; the process's own unless given.
@@ -187,27 +187,27 @@ def locate(
     named = environ.get(row.url_env, "").strip() if row.url_env else ""
     home = urlsplit(row.base_url)
     if base_url is None and named:
-        url = _checked(named, row.url_env, row.parse_url)
+        url = _parse_base_url(named, row.url_env, row.parse_url)
         trusted = True
     else:
-        url = _checked(row.base_url if base_url is None else base_url, "base_url")
-        trusted = _same_place(url, home)
-    at_home = _same_place(url, home)
-    key, source = _key(api_key), "api_key"
+        url = _parse_base_url(row.base_url if base_url is None else base_url, "base_url")
+        trusted = _same_origin(url, home)
+    at_home = _same_origin(url, home)
+    key, source = _parse_key(api_key), "api_key"
     if key is None and row.key_env and trusted:
-        key, source = _key(environ.get(row.key_env), row.key_env), row.key_env
+        key, source = _parse_key(environ.get(row.key_env), row.key_env), row.key_env
     if key is None and row.needs_key and at_home:
         raise MissingKeyError(f"{provider} needs a key: set the variable {row.key_env}, or pass api_key")
     return Endpoint(row, url.geturl(), key, source if key else "", at_home)
 
 
-def _same_place(url: SplitResult, home: SplitResult) -> bool:
+def _same_origin(url: SplitResult, official: SplitResult) -> bool:
     """Whether an address is the home itself, or a regional host below it, over the same scheme and port."""
-    host, home_host = url.hostname or "", home.hostname or ""
-    return (url.scheme, url.port) == (home.scheme, home.port) and f".{host}".endswith(f".{home_host}")
+    host, home_host = url.hostname or "", official.hostname or ""
+    return (url.scheme, url.port) == (official.scheme, official.port) and f".{host}".endswith(f".{home_host}")
 
 
-def _checked(text: str, source: str, parse: Callable[[str], str] = str) -> SplitResult:
+def _parse_base_url(text: str, source: str, parse: Callable[[str], str] = str) -> SplitResult:
     """An address in parts; an error never repeats it, since it may hold a password."""
     try:
         url = urlsplit(parse(text.strip()).rstrip("/"))
@@ -221,7 +221,7 @@ def _checked(text: str, source: str, parse: Callable[[str], str] = str) -> Split
     return url
 
 
-def _key(value: str | SecretStr | None, source: str = "api_key") -> SecretStr | None:
+def _parse_key(value: str | SecretStr | None, source: str = "api_key") -> SecretStr | None:
     """A key without the blanks around it; blank is none.
 
     Raises:

@@ -1,4 +1,4 @@
-"""``ModelSettings``: how a model is asked to answer, one typed vocabulary for every wire."""
+"""``ModelSettings``: sampling and output settings of a model, the same for every wire."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from agentfsm.core.messages import canonical_json
+from agentfsm.loop.messages import canonical_json
 
 __all__ = ["ModelSettings"]
 
-_OWNED = frozenset({"input", "instructions", "messages", "model", "stream", "system", "tools"})
+_RESERVED_FIELDS = frozenset({"input", "instructions", "messages", "model", "stream", "system", "tools"})
 
 
 class ModelSettings(BaseModel):
@@ -57,8 +57,8 @@ class ModelSettings(BaseModel):
 
     @field_validator("extra_body")
     @classmethod
-    def _only_what_nobody_owns(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if owned := sorted(_OWNED & value.keys()):
+    def _check_extra_body(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if owned := sorted(_RESERVED_FIELDS & value.keys()):
             raise ValueError(f"the loop owns {', '.join(owned)}")
         try:
             canonical_json(value)

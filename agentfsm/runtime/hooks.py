@@ -1,16 +1,33 @@
-"""Hooks at the states' doors, and observers of events. A hook may stop a run; an observer may not."""
+"""Hooks that run before a state's effect, observers of events, and the logging of events.
+
+A hook may stop a run; an observer may not. Log lines hold ids, names, kinds and counts, never what a user, a model
+or a tool said: INFO has the start and end of a run, DEBUG each transition and call, WARNING what failed beside a run.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
-from agentfsm.core.events import Event
-from agentfsm.core.messages import ToolCall
-from agentfsm.core.state import RunState
 from agentfsm.errors import ConfigurationError
+from agentfsm.loop.events import (
+    Ending,
+    Event,
+    ModelReplied,
+    RecoveryStarted,
+    RunResumed,
+    RunStarted,
+    ToolFinished,
+    ToolStarted,
+    Transitioned,
+    UserInputRequested,
+)
+from agentfsm.loop.failures import FailureKind
+from agentfsm.loop.messages import ToolCall
+from agentfsm.loop.state import RunState
 from agentfsm.machine.graph import State
 from agentfsm.runtime.tools import Tool
 
@@ -20,10 +37,13 @@ __all__ = [
     "DenyCall",
     "Hook",
     "HookContext",
+    "HookDecision",
+    "INFO_EVENTS",
     "Observer",
     "SkipCall",
-    "Verdict",
     "hook",
+    "log_event",
+    "logger",
     "observer",
 ]
 
@@ -56,7 +76,7 @@ class AskApproval:
     question: str = ""
 
 
-Verdict = AbortRun | SkipCall | DenyCall | AskApproval | None
+HookDecision = AbortRun | SkipCall | DenyCall | AskApproval | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +114,7 @@ class Hook:
     """
 
     at: str
-    function: Callable[[HookContext], Verdict | Awaitable[Verdict]]
+    function: Callable[[HookContext], HookDecision | Awaitable[HookDecision]]
     fail_open: bool = True
     once: bool = False
     name: str = ""
@@ -116,7 +136,7 @@ class Observer:
         return str(getattr(self.function, "__name__", self.function))
 
 
-HookFunction = Callable[[HookContext], Verdict | Awaitable[Verdict]]
+HookFunction = Callable[[HookContext], HookDecision | Awaitable[HookDecision]]
 F = TypeVar("F", bound=HookFunction)
 
 
@@ -142,3 +162,42 @@ def observer(function: Callable[[Event], Any]) -> Observer:
         ConfigurationError: It is a coroutine function.
     """
     return Observer(function)
+
+
+INFO_EVENTS = (RunStarted, RunResumed)
+"""The events, beside the last one, that INFO tells."""
+
+logger = logging.getLogger("agentfsm")
+logger.addHandler(logging.NullHandler())  # else Python prints warnings to stderr where nobody has set up a log
+
+
+def log_event(event: Event) -> None:
+    """Write an event's line, if it has one."""
+    if isinstance(event, RunStarted | RunResumed):
+        begins = "begins" if isinstance(event, RunStarted) else f"goes on ({event.kind})"
+        logger.info("run %s: %s with %s", event.run_id, begins, event.model)
+    elif isinstance(event, Ending):
+        what = f" ({event.kind})" if isinstance(event, UserInputRequested) else ""
+        logger.info("run %s: %s%s", event.run_id, type(event).__name__, what)
+    elif logger.isEnabledFor(logging.DEBUG) and (line := _debug_message(event)):
+        logger.debug("run %s: %s", event.run_id, line)
+
+
+def _debug_message(event: Event) -> str:
+    match event:
+        case Transitioned():
+            return f"{event.source} -> {event.target} ({event.decision.guard})"
+        case ModelReplied():
+            used, calls = event.usage, len(event.message.tool_calls)
+            return f"reply with {calls} calls, {used.input_tokens} + {used.output_tokens} tokens"
+        case ToolStarted():
+            return f"tool {event.call.name} begins"
+        case ToolFinished():
+            result = event.result
+            kind = result.failure.kind if result.failure is not None else None
+            name = "" if kind is FailureKind.unknown_tool else f" {result.name}"  # a model may call anything
+            return f"tool{name} is {result.status}" + (f" ({kind.value})" if kind is not None else "")
+        case RecoveryStarted():
+            return f"{event.failure.kind.value}: {event.action.value}, strike {event.attempt}"
+        case _:
+            return ""

@@ -1,18 +1,21 @@
-"""What the embedding program lends to runs: a clock, a secret, a seed, and a memory of used records."""
+"""What the embedding program provides: clock, signing secret, seed, store, replay guard, and long-term memory."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from agentfsm.loop.messages import Message
+
 if TYPE_CHECKING:
     from agentfsm.journal.store import Store
 
-__all__ = ["Clock", "Host", "SystemClock", "UsedInFolder", "UsedInProcess", "UsedRecords"]
+__all__ = ["Clock", "FileReplayGuard", "Host", "InMemoryReplayGuard", "Memory", "ReplayGuard", "SystemClock"]
 
 
 class Clock(Protocol):
@@ -42,10 +45,10 @@ class SystemClock:
         await asyncio.sleep(seconds)
 
 
-class UsedRecords(Protocol):
+class ReplayGuard(Protocol):
     """Remembers which suspension records were resumed, so that each is used once."""
 
-    def used(self, record_id: str) -> bool:
+    def is_used(self, record_id: str) -> bool:
         """Whether a record was claimed."""
         ...
 
@@ -54,13 +57,13 @@ class UsedRecords(Protocol):
         ...
 
 
-class UsedInProcess:
+class InMemoryReplayGuard:
     """Used records of this process: enough for one that suspends and resumes by itself."""
 
     def __init__(self) -> None:
         self._claims: dict[str, object] = {}
 
-    def used(self, record_id: str) -> bool:
+    def is_used(self, record_id: str) -> bool:
         """Whether a record was claimed."""
         return record_id in self._claims
 
@@ -70,7 +73,7 @@ class UsedInProcess:
         return self._claims.setdefault(record_id, mine) is mine  # one step, among threads too
 
 
-class UsedInFolder:
+class FileReplayGuard:
     """Used records as empty files in a folder, which any number of processes may share.
 
     Args:
@@ -80,7 +83,7 @@ class UsedInFolder:
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
 
-    def used(self, record_id: str) -> bool:
+    def is_used(self, record_id: str) -> bool:
         """Whether a record was claimed."""
         return (self._folder / record_id).exists()
 
@@ -107,7 +110,7 @@ class Host:
         secret: Signs suspension records. By default a random one, good within this process alone: give
             every process that suspends or resumes the same.
         seed: Seed of a run's random draws (jitter); None derives them from the run's id alone.
-        used: Remembers which suspension records were resumed.
+        replay_guard: Remembers which suspension records were resumed.
         store: Where runs keep their journals; without one they keep them in memory, and cannot be taken
             up by another process.
     """
@@ -115,7 +118,7 @@ class Host:
     clock: Clock = field(default_factory=SystemClock)
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     seed: int | None = None
-    used: UsedRecords = field(default_factory=UsedInProcess)
+    replay_guard: ReplayGuard = field(default_factory=InMemoryReplayGuard)
     store: Store | None = None
 
     def new_id(self) -> str:
@@ -127,3 +130,19 @@ class Host:
             object.__setattr__(self, "secret", self.secret.encode())
         if not self.secret:
             raise ValueError("secret is empty: anybody could sign a record with it")
+
+
+class Memory(Protocol):
+    """Recalls before the first model call, remembers when the run has ended.
+
+    Whatever it raises is warned about, and the run goes on without it; so it does where it takes longer than
+    the guardrails' ``tool_timeout_s``.
+    """
+
+    async def recall(self, prompt: str) -> str:
+        """What is worth knowing for a prompt, as text; empty for nothing."""
+        ...
+
+    async def remember(self, messages: Sequence[Message]) -> None:
+        """Keep what is worth keeping of a run's transcript."""
+        ...

@@ -1,4 +1,4 @@
-"""``Run``: one run as its caller sees it, to await, to iterate or to cancel."""
+"""``Run``: a run as its caller sees it, to await, to iterate for events, or to cancel."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from agentfsm.core.events import Event
-from agentfsm.core.model import secrets_of
-from agentfsm.core.state import RunState
 from agentfsm.errors import RunError
+from agentfsm.loop.events import Event
+from agentfsm.loop.model import secrets_of
+from agentfsm.loop.state import RunState
 from agentfsm.machine.engine import Decision
-from agentfsm.runtime.calls import being_cancelled
-from agentfsm.runtime.context import Parts
-from agentfsm.runtime.driver import Driver
-from agentfsm.runtime.errand import Errand
+from agentfsm.runtime.context import AgentConfig
+from agentfsm.runtime.driver import Driver, RunRequest
 from agentfsm.runtime.result import RunResult
+from agentfsm.runtime.tool_execution import being_cancelled
 
 if TYPE_CHECKING:
     from agentfsm.journal.records import Record
@@ -34,18 +33,20 @@ class Run:
     ``asyncio.ensure_future`` give it one of its own.
     """
 
-    def __init__(self, parts: Parts, state: RunState, errand: Errand) -> None:
-        self._parts = parts
-        self._driver = Driver(parts, state, errand)
+    def __init__(self, config: AgentConfig, run_state: RunState, request: RunRequest) -> None:
+        self._config = config
+        self._driver = Driver(config, run_state, request)
         self._events: deque[Event] = deque()
         self._step: asyncio.Task[None] | None = None
-        self._news: asyncio.Future[None] | None = None
-        self._held_since: float | None = None
+        self._event_ready: asyncio.Future[None] | None = None
+        self._consumer_since: float | None = None
         self._busy = False
 
     def __repr__(self) -> str:
         ended = self._driver.outcome
-        stands = f"in {str(self.state.state)!r}, not at its end: await it" if ended is None else type(ended).__name__
+        stands = (
+            f"in {str(self.run_state.state)!r}, not at its end: await it" if ended is None else type(ended).__name__
+        )
         return f"<Run {self.run_id!r} {stands}>"
 
     @property
@@ -54,7 +55,7 @@ class Run:
         return self._driver.context.run.run_id
 
     @property
-    def state(self) -> RunState:
+    def run_state(self) -> RunState:
         """Everything that the run knows at this moment; read it, do not change it."""
         return self._driver.context.run
 
@@ -78,8 +79,8 @@ class Run:
         driver = self._driver
         if driver.outcome is None:
             raise RunError(f"run {self.run_id!r} is not finished: await it, or iterate it to its end")
-        graph = self._parts.machine.graph
-        return RunResult(driver.output, driver.outcome, self.decisions, self.state, graph, self.journal)
+        graph = self._config.machine.graph
+        return RunResult(driver.output, driver.outcome, self.decisions, self.run_state, graph, self.journal)
 
     def journal(self) -> list[Record]:
         """What happened so far, as sealed records; written and hashed now, or read from the host's store.
@@ -87,11 +88,13 @@ class Run:
         Raises:
             agentfsm.errors.JournalError: A record cannot be read.
         """
-        from agentfsm.journal.keeper import read_back  # the journal loads when somebody asks for it
+        from agentfsm.journal.journal_writer import read_journal  # the journal loads when somebody asks for it
 
-        parts = self._parts
+        parts = self._config
         secret = {t.name: t.secret for t in parts.tools.values() if t.secret}
-        return read_back(self._driver.context.recorder, self.run_id, parts.host.store, secret, secrets_of(parts.model))
+        return read_journal(
+            self._driver.context.recorder, self.run_id, parts.host.store, secret, secrets_of(parts.model)
+        )
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Ask the run to stop: what it awaits is cut off, and it ends as ``RunCancelled``.
@@ -104,21 +107,21 @@ class Run:
     # -- to await -------------------------------------------------------------------------------------
 
     def __await__(self) -> Generator[Any, None, RunResult]:
-        return self._to_the_end().__await__()
+        return self._run_to_end().__await__()
 
-    async def _to_the_end(self) -> RunResult:
+    async def _run_to_end(self) -> RunResult:
         driver = self._driver
-        self._claim()
-        self._let_go()
+        self._acquire()
+        self._exclude_consumer_time()
         try:
             if self._step is not None:
-                await self._settled(self._step)
-            await driver.to_the_end()
+                await self._await_step(self._step)
+            await driver.run_to_end()
         finally:
             self._busy = False
         return self.result
 
-    def _claim(self) -> None:
+    def _acquire(self) -> None:
         if self._busy:
             raise RunError(f"run {self.run_id!r} is being awaited or iterated somewhere else")
         self._busy = True
@@ -129,46 +132,46 @@ class Run:
         return self
 
     async def __anext__(self) -> Event:
-        self._driver.context.watch(self._take)
-        self._let_go()
+        self._driver.context.set_listener(self._enqueue)
+        self._exclude_consumer_time()
         while not self._events:
             if self.finished:
                 raise StopAsyncIteration
-            self._claim()
+            self._acquire()
             try:
-                await self._next_news()
+                await self._wait_for_event()
             finally:
                 self._busy = False
-        self._held_since = self._parts.host.clock.monotonic()
+        self._consumer_since = self._config.host.clock.monotonic()
         return self._events.popleft()
 
-    def _let_go(self) -> None:
+    def _exclude_consumer_time(self) -> None:
         """The consumer is back: the time for which it held the last event, or left the run alone, is no silence."""
-        if self._held_since is not None and (self._step is None or self._step.done()):
-            self._driver.excuse(self._held_since)
-        self._held_since = None
+        if self._consumer_since is not None and (self._step is None or self._step.done()):
+            self._driver.exclude_idle(self._consumer_since)
+        self._consumer_since = None
 
-    def _take(self, event: Event) -> None:
+    def _enqueue(self, event: Event) -> None:
         self._events.append(event)
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+        if self._event_ready is not None and not self._event_ready.done():
+            self._event_ready.set_result(None)
 
-    async def _next_news(self) -> None:
+    async def _wait_for_event(self) -> None:
         """Go on until there is an event: a step runs as a task, so events come while it still awaits."""
         if self._step is None:
             self._step = asyncio.create_task(self._driver.advance())
-        self._news = asyncio.get_running_loop().create_future()
+        self._event_ready = asyncio.get_running_loop().create_future()
         try:
-            await asyncio.wait({self._step, self._news}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({self._step, self._event_ready}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             self._step.cancel()
             await asyncio.wait({self._step})
             self._step = None  # what it ended with is this cancellation
             raise
         if self._step.done():
-            await self._settled(self._step)
+            await self._await_step(self._step)
 
-    async def _settled(self, step: asyncio.Task[None]) -> None:
+    async def _await_step(self, step: asyncio.Task[None]) -> None:
         self._step = None
         try:
             await step
@@ -181,7 +184,7 @@ class Run:
     async def aclose(self) -> None:
         """End a run that nobody goes on with: cancel it if it has not ended, and wait until it has."""
         self.cancel("closed")
-        await self._to_the_end()
+        await self._run_to_end()
 
     async def __aenter__(self) -> Run:
         return self

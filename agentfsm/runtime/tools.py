@@ -1,4 +1,4 @@
-"""Tools from plain functions: what a model is told of one, how a call is treated, and its checked arguments."""
+"""Tools: the ``@tool`` decorator, ``Tool``, and the built-in control tools ask_user, return_done and return_unable."""
 
 from __future__ import annotations
 
@@ -7,30 +7,45 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
-from agentfsm.core.messages import ToolResult, Usage
-from agentfsm.core.model import ToolSpec
-from agentfsm.core.state import CallState, Held
-from agentfsm.core.wording import raised
 from agentfsm.errors import ToolDefinitionError
-from agentfsm.runtime.described import described
+from agentfsm.loop.failures import describe_exception
+from agentfsm.loop.messages import ToolResult, Usage
+from agentfsm.loop.model import ToolSpec
+from agentfsm.loop.state import CallState, SuspendedSubRun
+from agentfsm.runtime.tool_schema import describe_function
 
 if TYPE_CHECKING:
     from agentfsm.runtime.context import Context
 
-__all__ = ["Approval", "Delegation", "Share", "Tool", "ToolContext", "as_tool", "problems", "registry", "tool", "unfit"]
+__all__ = [
+    "ApprovalRequirement",
+    "BudgetShare",
+    "Delegation",
+    "Tool",
+    "ToolContext",
+    "as_tool",
+    "control_tools",
+    "describe_validation_error",
+    "problems",
+    "tool",
+    "tools_by_name",
+]
 
-Approval = bool | Callable[[Mapping[str, Any]], bool]
+
+ApprovalRequirement = bool | Callable[[Mapping[str, Any]], bool]
 """Whether a call needs a person's leave: always, never, or by its (validated) arguments."""
 
 UI_MESSAGE = "_ui_message"
 """An argument that a model may add to any call: words for the user, which the tool only gets if it declares them."""
 
-_NAME = re.compile(r"\A[A-Za-z0-9_-]{1,64}\Z")
+_TOOL_NAME = re.compile(r"\A[A-Za-z0-9_-]{1,64}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +80,7 @@ class Delegation(Protocol):
         """What that run has used up since this call of it began."""
         ...
 
-    async def answer(self, arguments: Mapping[str, Any]) -> ToolResult | Held:
+    async def execute(self, arguments: Mapping[str, Any]) -> ToolResult | SuspendedSubRun:
         """The call's result; or the run that works on it, where that waits for a person.
 
         Raises:
@@ -75,16 +90,16 @@ class Delegation(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class BudgetShare:
     """What a sub-agent may have of a budget that is left.
 
     Attributes:
-        among: How many sub-agents begin together; each has an equal part.
-        spent: What other calls of the batch have used up that the run has not been charged for yet.
+        shared_by: How many sub-agents begin together; each has an equal part.
+        uncharged: What other calls of the batch have used up that the run has not been charged for yet.
     """
 
-    among: int = 1
-    spent: Usage = field(default_factory=Usage)
+    shared_by: int = 1
+    uncharged: Usage = field(default_factory=Usage)
 
 
 @dataclass(frozen=True)
@@ -114,13 +129,13 @@ class Tool:
     timeout: float | None = None
     idempotent: bool = False
     retryable: bool = False
-    requires_approval: Approval = False
+    requires_approval: ApprovalRequirement = False
     ends_run: bool = False
     parallel: bool = False
     control: str | None = None
     is_async: bool = field(default=False)
     secret: frozenset[str] = frozenset()
-    delegate: Callable[[Context, CallState, int, Share], Delegation] | None = None
+    delegate: Callable[[Context, CallState, int, BudgetShare], Delegation] | None = None
 
     def __post_init__(self) -> None:
         rule: object = self.requires_approval
@@ -164,9 +179,9 @@ def problems(error: ValidationError) -> list[str]:
     ]
 
 
-def unfit(error: Exception) -> str:
+def describe_validation_error(error: Exception) -> str:
     """Why a value is none of its type: each bad field, or what a validator of the type's raised."""
-    return "; ".join(problems(error)) if isinstance(error, ValidationError) else raised(error)
+    return "; ".join(problems(error)) if isinstance(error, ValidationError) else describe_exception(error)
 
 
 @overload
@@ -178,7 +193,7 @@ def tool(
     timeout: float | None = None,
     idempotent: bool = False,
     retryable: bool = False,
-    requires_approval: Approval = False,
+    requires_approval: ApprovalRequirement = False,
     ends_run: bool = False,
     parallel: bool = False,
     secret: Iterable[str] = (),
@@ -191,7 +206,7 @@ def tool(
     timeout: float | None = None,
     idempotent: bool = False,
     retryable: bool = False,
-    requires_approval: Approval = False,
+    requires_approval: ApprovalRequirement = False,
     ends_run: bool = False,
     parallel: bool = False,
     secret: Iterable[str] = (),
@@ -214,7 +229,7 @@ def tool(
         ToolDefinitionError: The function cannot be described to a model.
     """
 
-    def make(function: Callable[..., Any]) -> Tool:
+    def decorate(function: Callable[..., Any]) -> Tool:
         made = as_tool(function, name=name)
         if timeout is not None and not timeout > 0:
             raise ToolDefinitionError(f"tool {made.name!r}: timeout must be more than 0 seconds, not {timeout}")
@@ -234,7 +249,7 @@ def tool(
             parallel=parallel,
         )
 
-    return make if function is None else make(function)
+    return decorate if function is None else decorate(function)
 
 
 def as_tool(function: Callable[..., Any], *, name: str | None = None, control: str | None = None) -> Tool:
@@ -248,9 +263,9 @@ def as_tool(function: Callable[..., Any], *, name: str | None = None, control: s
     if not callable(function):
         raise ToolDefinitionError(f"a tool must be a function, not {type(function).__name__}")
     label = str(getattr(function, "__name__", "")) if name is None else name
-    if not _NAME.match(label):
+    if not _TOOL_NAME.match(label):
         raise ToolDefinitionError(f"{label!r} is no name for a tool: letters, digits, '_' and '-', 64 at most")
-    found = described(function, label, ToolContext)
+    found = describe_function(function, label, ToolContext)
     return Tool(
         ToolSpec(label, found.summary, found.schema),
         function,
@@ -262,7 +277,7 @@ def as_tool(function: Callable[..., Any], *, name: str | None = None, control: s
     )
 
 
-def registry(tools: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
+def tools_by_name(tools: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
     """Tools by name.
 
     Raises:
@@ -275,3 +290,64 @@ def registry(tools: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
             raise ToolDefinitionError(f"two tools are named {each.name!r}")
         found[each.name] = each
     return found
+
+
+def ask_user(question: str, context: str = "", choices: list[str] | None = None) -> dict[str, Any]:
+    """Ask the user something that you need to know in order to go on. The answer is this call's result.
+
+    Args:
+        question: One clear question.
+        context: Why you ask.
+        choices: Answers to choose from, if there are only a few.
+    """
+    return {"question": question, "context": context, "choices": choices or []}
+
+
+def return_done(output: str) -> Any:
+    """Finish: the task is done.
+
+    Args:
+        output: The result, as the user should see it.
+    """
+    return output
+
+
+def return_unable(
+    rationale: str, blockers: list[str] | None = None, suggested_next_steps: list[str] | None = None
+) -> dict[str, Any]:
+    """Give up: the task cannot be done here. This is a good answer when it is true.
+
+    Args:
+        rationale: Why it cannot be done.
+        blockers: What concretely stands in the way.
+        suggested_next_steps: What a person could do about it.
+    """
+    return {
+        "rationale": rationale,
+        "blockers": blockers or [],
+        "suggested_next_steps": suggested_next_steps or [],
+    }
+
+
+def control_tools(output_type: Any = None) -> Mapping[str, Tool]:
+    """The three control tools by name; with an output type, ``return_done`` takes a value of it."""
+    if output_type is None:
+        return _default_control_tools()
+
+    def typed_done(output: Any) -> Any:
+        return output
+
+    typed_done.__doc__ = return_done.__doc__
+    typed_done.__annotations__["output"] = output_type
+    return {**_default_control_tools(), "return_done": as_tool(typed_done, name="return_done", control="done")}
+
+
+@cache
+def _default_control_tools() -> Mapping[str, Tool]:
+    """Made once: a schema takes milliseconds, and an agent may be made for each request of a server."""
+    tools = (
+        as_tool(ask_user, control="ask"),
+        as_tool(return_done, control="done"),
+        as_tool(return_unable, control="unable"),
+    )
+    return MappingProxyType({t.name: t for t in tools})

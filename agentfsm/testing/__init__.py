@@ -1,4 +1,4 @@
-"""For tests, with no model: scripts, a clock, paths over a graph, and drivers that take them.
+"""Tools for testing an agent without a model: fakes, scenarios, paths through a graph, and drivers that follow them.
 
 Names load when they are first used.
 """
@@ -9,87 +9,100 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agentfsm.core.examples import Example, detector
-    from agentfsm.testing.clock import FakeClock
-    from agentfsm.testing.compose import NoExampleError
-    from agentfsm.testing.contest import Contest, contests, hold
-    from agentfsm.testing.forced import force, forcing
-    from agentfsm.testing.models import RecordingModel, ScriptedModel, ScriptExhaustedError, call
-    from agentfsm.testing.pathfinder import Path, Paths, paths
-    from agentfsm.testing.scripts import DISMISSED, EXPIRED, Moment, Said, Script
-    from agentfsm.testing.stage import Played, Stage
-    from agentfsm.testing.witness import Clash, ClashError, Walk, Witness, bench
-    from agentfsm.testing.witnesses import Examples
+    from agentfsm.loop.detectors import Example, detector
+    from agentfsm.testing.fakes import FakeClock, RecordingModel, ScriptedModel, ScriptExhaustedError, call
+    from agentfsm.testing.guard_examples import GuardExamples
+    from agentfsm.testing.guard_priority import GuardConflict, check_priority, guard_conflicts
+    from agentfsm.testing.path_drivers import (
+        PathDivergence,
+        PathDivergenceError,
+        PathRun,
+        WitnessDriver,
+        default_agent,
+        force,
+        force_async,
+    )
+    from agentfsm.testing.path_generation import Path, Paths, paths
+    from agentfsm.testing.path_to_scenario import NoExampleError
+    from agentfsm.testing.simulation import (
+        DISMISSED,
+        EXPIRED,
+        ModelTurn,
+        Scenario,
+        SideEvent,
+        SimulationResult,
+        Simulator,
+    )
 
 __all__ = [
     "DISMISSED",
     "EXPIRED",
-    "Clash",
-    "ClashError",
-    "Contest",
+    "PathDivergence",
+    "PathDivergenceError",
+    "GuardConflict",
     "Example",
-    "Examples",
+    "GuardExamples",
     "FakeClock",
-    "Moment",
+    "SideEvent",
     "NoExampleError",
     "Path",
     "Paths",
-    "Played",
+    "SimulationResult",
     "RecordingModel",
-    "Said",
-    "Script",
+    "ModelTurn",
+    "Scenario",
     "ScriptExhaustedError",
     "ScriptedModel",
-    "Stage",
-    "Walk",
-    "Witness",
-    "bench",
+    "Simulator",
+    "PathRun",
+    "WitnessDriver",
+    "default_agent",
     "call",
-    "contests",
+    "guard_conflicts",
     "detector",
     "force",
-    "forcing",
-    "hold",
+    "force_async",
+    "check_priority",
     "paths",
 ]
 
-_WHERE = {
-    "Clash": "agentfsm.testing.witness",
-    "ClashError": "agentfsm.testing.witness",
-    "Contest": "agentfsm.testing.contest",
-    "DISMISSED": "agentfsm.testing.scripts",
-    "EXPIRED": "agentfsm.testing.scripts",
-    "Example": "agentfsm.core.examples",
-    "Examples": "agentfsm.testing.witnesses",
-    "FakeClock": "agentfsm.testing.clock",
-    "Moment": "agentfsm.testing.scripts",
-    "NoExampleError": "agentfsm.testing.compose",
-    "Path": "agentfsm.testing.pathfinder",
-    "Paths": "agentfsm.testing.pathfinder",
-    "Played": "agentfsm.testing.stage",
-    "RecordingModel": "agentfsm.testing.models",
-    "Said": "agentfsm.testing.scripts",
-    "Script": "agentfsm.testing.scripts",
-    "ScriptExhaustedError": "agentfsm.testing.models",
-    "ScriptedModel": "agentfsm.testing.models",
-    "Stage": "agentfsm.testing.stage",
-    "Walk": "agentfsm.testing.witness",
-    "Witness": "agentfsm.testing.witness",
-    "bench": "agentfsm.testing.witness",
-    "call": "agentfsm.testing.models",
-    "contests": "agentfsm.testing.contest",
-    "detector": "agentfsm.core.examples",
-    "force": "agentfsm.testing.forced",
-    "forcing": "agentfsm.testing.forced",
-    "hold": "agentfsm.testing.contest",
-    "paths": "agentfsm.testing.pathfinder",
+_MODULE_OF = {
+    "DISMISSED": "agentfsm.testing.simulation",
+    "EXPIRED": "agentfsm.testing.simulation",
+    "Example": "agentfsm.loop.detectors",
+    "FakeClock": "agentfsm.testing.fakes",
+    "GuardConflict": "agentfsm.testing.guard_priority",
+    "GuardExamples": "agentfsm.testing.guard_examples",
+    "ModelTurn": "agentfsm.testing.simulation",
+    "NoExampleError": "agentfsm.testing.path_to_scenario",
+    "Path": "agentfsm.testing.path_generation",
+    "PathDivergence": "agentfsm.testing.path_drivers",
+    "PathDivergenceError": "agentfsm.testing.path_drivers",
+    "PathRun": "agentfsm.testing.path_drivers",
+    "Paths": "agentfsm.testing.path_generation",
+    "RecordingModel": "agentfsm.testing.fakes",
+    "Scenario": "agentfsm.testing.simulation",
+    "ScriptExhaustedError": "agentfsm.testing.fakes",
+    "ScriptedModel": "agentfsm.testing.fakes",
+    "SideEvent": "agentfsm.testing.simulation",
+    "SimulationResult": "agentfsm.testing.simulation",
+    "Simulator": "agentfsm.testing.simulation",
+    "WitnessDriver": "agentfsm.testing.path_drivers",
+    "call": "agentfsm.testing.fakes",
+    "check_priority": "agentfsm.testing.guard_priority",
+    "default_agent": "agentfsm.testing.path_drivers",
+    "detector": "agentfsm.loop.detectors",
+    "force": "agentfsm.testing.path_drivers",
+    "force_async": "agentfsm.testing.path_drivers",
+    "guard_conflicts": "agentfsm.testing.guard_priority",
+    "paths": "agentfsm.testing.path_generation",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_WHERE[name]), name)
+    value = getattr(import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value
 

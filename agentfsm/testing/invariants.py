@@ -1,20 +1,25 @@
-"""What must hold of every run, whatever happens outside. Each is a function that asserts; choose from them."""
+"""Invariants of every run, as functions that assert; choose the ones that your tests need."""
 
 from __future__ import annotations
 
 from agentfsm.agent import Agent
-from agentfsm.core.messages import Role
-from agentfsm.core.state import RunState
-from agentfsm.journal.verify import verify
+from agentfsm.journal.verification import verify
+from agentfsm.loop.messages import Role
+from agentfsm.loop.state import RunState
 from agentfsm.runtime.tools import Tool
-from agentfsm.testing.playing import RUN_ID, Played
-from agentfsm.testing.scripts import Moment, Script
-from agentfsm.testing.stage import Stage
+from agentfsm.testing.simulation import SIMULATION_RUN_ID, Scenario, SideEvent, SimulationResult, Simulator
 
-__all__ = ["answered_once", "approved_first", "ended", "journal_verifies", "resumes_alike", "within_budgets"]
+__all__ = [
+    "one_result_per_call",
+    "approved_before_run",
+    "ended_once",
+    "journal_verifies",
+    "resumes_identically",
+    "within_budgets",
+]
 
 
-def answered_once(run: RunState) -> None:
+def one_result_per_call(run: RunState) -> None:
     """Every call of the transcript has one result, but for those of the batch at hand, which have none yet."""
     open_ids = {c.call.id for c in run.batch}
     calls = [c.id for m in run.messages for c in m.tool_calls]
@@ -33,41 +38,51 @@ def within_budgets(run: RunState) -> None:
     assert all(c.retries <= limits.max_tool_retries for c in run.batch), "a call was run again too often"  # noqa: S101
 
 
-def approved_first(agent: Agent, played: Played) -> None:
+def approved_before_run(agent: Agent, result: SimulationResult) -> None:
     """No tool that must be allowed by a person ran before it was."""
-    tools = agent.parts.tools
-    for started in played.started:
+    tools = agent.config.tools
+    for started in result.started_tools:
         tool = tools.get(started.tool)
-        if tool is not None and _must_ask(tool, started.arguments):
+        if tool is not None and _needs_approval(tool, started.arguments):
             assert started.approved, f"{started.tool} ran unapproved with {started.arguments}"  # noqa: S101
 
 
-def _must_ask(tool: Tool, arguments: object) -> bool:
+def _needs_approval(tool: Tool, arguments: object) -> bool:
     rule = tool.requires_approval
     if isinstance(rule, bool):
         return rule
     return bool(rule(tool.arguments(arguments)))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-def ended(played: Played) -> None:
+def ended_once(result: SimulationResult) -> None:
     """The run has come to an end, with exactly one move into it."""
-    finals = {s.name for s in played.result.graph.states if s.final}
-    into = [d for d in played.decisions if d.target in finals]
+    finals = {s.name for s in result.run_result.graph.states if s.final}
+    into = [d for d in result.decisions if d.target in finals]
     assert len(into) == 1, f"it came to an end {len(into)} times"  # noqa: S101
-    assert played.decisions[-1] is into[0], "it went on behind its end"  # noqa: S101
+    assert result.decisions[-1] is into[0], "it went on behind its end"  # noqa: S101
 
 
-def journal_verifies(played: Played) -> None:
+def journal_verifies(result: SimulationResult) -> None:
     """The run's journal is whole, and every move in it legal."""
-    store = played.store
-    told = verify(RUN_ID, store.rows(RUN_ID), store.head(RUN_ID))
+    store = result.store
+    told = verify(SIMULATION_RUN_ID, store.records(SIMULATION_RUN_ID), store.head(SIMULATION_RUN_ID))
     assert told.code == 0, f"record {told.seq}: {told.reason}"  # noqa: S101
 
 
-def resumes_alike(agent: Agent, script: Script) -> None:
+def resumes_identically(agent: Agent, scenario: Scenario) -> None:
     """A run taken up from its store at every wait is the run that is taken up from its suspension records."""
-    calm = {i: Moment(m.took_s, m.silent_s, m.cancel, m.abort, m.asks) for i, m in script.moments.items()}
-    same = Script(script.replies, script.results, script.actions, script.people, calm, script.guardrails)
-    stored, recorded = Stage(agent).play(same), Stage(agent, from_records=True).play(same)
+    calm = {
+        i: SideEvent(m.duration_s, m.idle_s, m.cancel, m.abort, m.needs_approval)
+        for i, m in scenario.side_events.items()
+    }
+    same = Scenario(
+        scenario.model_turns,
+        scenario.tool_results,
+        scenario.recovery_actions,
+        scenario.human_replies,
+        calm,
+        scenario.guardrails,
+    )
+    stored, recorded = Simulator(agent).run_sync(same), Simulator(agent, from_records=True).run_sync(same)
     assert stored.ids == recorded.ids, f"{stored.ids} against {recorded.ids}"  # noqa: S101
-    assert stored.result.messages == recorded.result.messages, "they say different things"  # noqa: S101
+    assert stored.run_result.messages == recorded.run_result.messages, "they say different things"  # noqa: S101

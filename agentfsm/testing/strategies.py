@@ -1,7 +1,7 @@
-"""Hypothesis strategies for runs, and ``AgentRules``: a state machine that plays the outside, move by move.
+"""Hypothesis strategies for scenarios, and ``AgentStateMachine``, which drives a simulated run move by move.
 
-Paths are for control flow; these are for data: replies, arguments, results, times and answers that nobody
-thought of. What fails shrinks to the shortest run that fails. Needs ``agentfsm[testing]``.
+Paths test control flow; strategies test data: replies, arguments, results, times and human answers. A failure shrinks
+to the shortest failing run. Needs ``agentfsm[testing]``.
 """
 
 from __future__ import annotations
@@ -20,20 +20,18 @@ except ImportError as error:  # pragma: no cover  # the extra is there where thi
     raise MissingExtraError("agentfsm.testing.strategies", "testing") from error
 
 from agentfsm.agent import Agent
-from agentfsm.core.messages import FinishReason, Message, Reply, ToolCall
-from agentfsm.core.state import RunState
 from agentfsm.errors import ContextOverflowError, ProviderError, ToolError, TransientProviderError
+from agentfsm.loop.messages import FinishReason, Message, Reply, ToolCall
+from agentfsm.loop.state import RunState
 from agentfsm.machine.graph import State
-from agentfsm.runtime.replies import Allow, Deny, GiveUp, ItDidNotRun, ItRan
-from agentfsm.testing.invariants import answered_once, approved_first, journal_verifies, within_budgets
-from agentfsm.testing.playing import Playing
-from agentfsm.testing.scripts import DISMISSED, EXPIRED, Moment, Said, Script
-from agentfsm.testing.stage import Stage
+from agentfsm.runtime.approval import Allow, Deny, GiveUp, ItDidNotRun, ItRan
+from agentfsm.testing.invariants import approved_before_run, journal_verifies, one_result_per_call, within_budgets
+from agentfsm.testing.simulation import DISMISSED, EXPIRED, ModelTurn, Scenario, SideEvent, Simulation, Simulator
 
-__all__ = ["AgentRules", "answers", "arguments", "moments", "replies", "results", "scripts"]
+__all__ = ["AgentStateMachine", "human_replies", "arguments", "side_events", "model_turns", "tool_results", "scenarios"]
 
-_OUTSIDE: tuple[str, ...] = (State.PRE_STEP, State.CALL_LLM, State.DISPATCH_TOOL)
-MOST_MOVES_MET = 40
+_EXTERNAL_STATES: tuple[str, ...] = (State.PRE_STEP, State.CALL_LLM, State.DISPATCH_TOOL)
+MAX_SIDE_EVENT_MOVE = 40
 """Mishaps happen within so many moves."""
 
 
@@ -43,24 +41,24 @@ def arguments(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
     Args:
         schema: The schema; ``$ref`` is looked up in its ``$defs``.
     """
-    return _fitting(schema, cast("Mapping[str, Any]", schema.get("$defs", {})))
+    return _matching(schema, cast("Mapping[str, Any]", schema.get("$defs", {})))
 
 
-def _fitting(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> st.SearchStrategy[Any]:
+def _matching(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> st.SearchStrategy[Any]:
     if "$ref" in schema:
-        return st.deferred(lambda: _fitting(defs[str(schema["$ref"]).rpartition("/")[2]], defs))
+        return st.deferred(lambda: _matching(defs[str(schema["$ref"]).rpartition("/")[2]], defs))
     if "const" in schema:
         return st.just(schema["const"])
     if "enum" in schema:
         return st.sampled_from(list(schema["enum"]))
     for several in ("anyOf", "oneOf"):
         if several in schema:
-            return st.one_of(*(_fitting(each, defs) for each in schema[several]))
+            return st.one_of(*(_matching(each, defs) for each in schema[several]))
     match schema.get("type"):
         case "string":
             return st.text(min_size=schema.get("minLength", 0), max_size=schema.get("maxLength", 12))
         case "integer":
-            return st.integers(_bound(schema, "inimum", 1), _bound(schema, "aximum", -1))
+            return st.integers(_integer_bound(schema, "inimum", 1), _integer_bound(schema, "aximum", -1))
         case "number":
             return st.floats(schema.get("minimum"), schema.get("maximum"), allow_nan=False, allow_infinity=False)
         case "boolean":
@@ -68,14 +66,14 @@ def _fitting(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> st.SearchStr
         case "null":
             return st.none()
         case "array":
-            return st.lists(_fitting(schema.get("items", {}), defs), max_size=3)
+            return st.lists(_matching(schema.get("items", {}), defs), max_size=3)
         case "object":
-            return _object(schema, defs)
+            return _matching_object(schema, defs)
         case _:
             return st.none() | st.booleans() | st.integers() | st.text(max_size=12)
 
 
-def _bound(schema: Mapping[str, Any], which: str, inward: int) -> int | None:
+def _integer_bound(schema: Mapping[str, Any], which: str, inward: int) -> int | None:
     end = "m" + which
     if end in schema:
         return int(schema[end])
@@ -83,8 +81,8 @@ def _bound(schema: Mapping[str, Any], which: str, inward: int) -> int | None:
     return int(schema[exclusive]) + inward if exclusive in schema else None
 
 
-def _object(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> st.SearchStrategy[Any]:
-    fields = {name: _fitting(each, defs) for name, each in schema.get("properties", {}).items()}
+def _matching_object(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> st.SearchStrategy[Any]:
+    fields = {name: _matching(each, defs) for name, each in schema.get("properties", {}).items()}
     required = set(schema.get("required", ()))
     return st.fixed_dictionaries(
         {n: s for n, s in fields.items() if n in required},
@@ -92,11 +90,11 @@ def _object(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> st.SearchStra
     )
 
 
-def replies(agent: Agent) -> st.SearchStrategy[Said]:
+def model_turns(agent: Agent) -> st.SearchStrategy[ModelTurn]:
     """What a model may say to an agent: a text, calls of its tools, a broken reply, or a failure."""
     texts = st.sampled_from(["done", "", "{", "1"]) | st.text(max_size=20)
     flawed = st.sampled_from([FinishReason.LENGTH, FinishReason.CONTENT_FILTER, FinishReason.REFUSAL])
-    tools = agent.parts.tools
+    tools = agent.config.tools
     known = st.sampled_from(sorted(tools)) if tools else st.just("nothing")
     fitting = known.flatmap(
         lambda name: arguments(tools[name].spec.parameters if name in tools else {"type": "object"}).map(
@@ -112,10 +110,10 @@ def replies(agent: Agent) -> st.SearchStrategy[Said]:
         st.builds(Reply, texts.map(Message.assistant), flawed),
         failures,
     )
-    return st.builds(Said, entries, st.integers(0, 2_000), st.just(0.0))
+    return st.builds(ModelTurn, entries, st.integers(0, 2_000), st.just(0.0))
 
 
-def results() -> st.SearchStrategy[Any]:
+def tool_results() -> st.SearchStrategy[Any]:
     """What a tool may bring: a value, or a failure of any kind."""
     kinds = ("tool_error", "ambiguous_input", "scope_too_large", "capability_gap", "kernel_invalidated")
     errors = [ToolError(kind, kind=kind) for kind in (*kinds, "policy_violation")]
@@ -126,7 +124,7 @@ def results() -> st.SearchStrategy[Any]:
     )
 
 
-def answers() -> st.SearchStrategy[Any]:
+def human_replies() -> st.SearchStrategy[Any]:
     """What a person may answer, for each kind of wait; or that nobody does."""
     words = st.sampled_from(["go on", "the first one", "no"])
     return st.one_of(
@@ -142,19 +140,25 @@ def answers() -> st.SearchStrategy[Any]:
     )
 
 
-def moments() -> st.SearchStrategy[Moment]:
+def side_events() -> st.SearchStrategy[SideEvent]:
     """What may happen beside a visit to a state: time, silence, a cancellation, a power cut."""
     seconds = st.sampled_from([0.0, 1.0, 31.0, 400.0])
-    mishaps = [Moment(), Moment(cancel=True), Moment(abort=True), Moment(asks=True), Moment(cut=True)]
-    return st.tuples(seconds, seconds, st.sampled_from(mishaps)).map(_beside)
+    mishaps = [
+        SideEvent(),
+        SideEvent(cancel=True),
+        SideEvent(abort=True),
+        SideEvent(needs_approval=True),
+        SideEvent(crash=True),
+    ]
+    return st.tuples(seconds, seconds, st.sampled_from(mishaps)).map(_with_times)
 
 
-def _beside(drawn: tuple[float, float, Moment]) -> Moment:
+def _with_times(drawn: tuple[float, float, SideEvent]) -> SideEvent:
     took_s, silent_s, mishap = drawn
-    return replace(mishap, took_s=took_s, silent_s=silent_s)
+    return replace(mishap, duration_s=took_s, idle_s=silent_s)
 
 
-def scripts(agent: Agent, *, longest: int = 8) -> st.SearchStrategy[Script]:
+def scenarios(agent: Agent, *, max_turns: int = 8) -> st.SearchStrategy[Scenario]:
     """Whole scripts for an agent: what the model, the tools, people, the clock and chance do in one run.
 
     ::
@@ -166,20 +170,20 @@ def scripts(agent: Agent, *, longest: int = 8) -> st.SearchStrategy[Script]:
 
     Args:
         agent: The agent; its tools' schemas say what calls look like.
-        longest: How many replies, and how many results, at most; behind them all goes well.
+        max_turns: How many replies, and how many results, at most; behind them all goes well.
     """
     return st.builds(
-        Script,
-        st.lists(replies(agent), max_size=longest),
-        st.lists(results(), max_size=longest),
+        Scenario,
+        st.lists(model_turns(agent), max_size=max_turns),
+        st.lists(tool_results(), max_size=max_turns),
         st.just(()),
-        st.lists(answers(), max_size=4),
-        st.dictionaries(st.integers(0, MOST_MOVES_MET), moments(), max_size=3),
+        st.lists(human_replies(), max_size=4),
+        st.dictionaries(st.integers(0, MAX_SIDE_EVENT_MOVE), side_events(), max_size=3),
         st.none(),
     )
 
 
-class AgentRules(RuleBasedStateMachine):
+class AgentStateMachine(RuleBasedStateMachine):
     """The outside as rules: in each state, whatever may happen there happens. Derive from it and set ``agent``.
 
     ::
@@ -200,78 +204,78 @@ class AgentRules(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self._runner = asyncio.Runner()
-        self._replies: list[Said] = []
-        self._results: list[Any] = []
-        self._people: list[Any] = []
-        self._moments: dict[int, Moment] = {}
-        script = Script(self._replies, self._results, (), self._people, self._moments)
-        self._stage = Stage(self.agent)
-        self.playing: Playing = self._stage.open(script)
-        self._over = False
+        self._model_turns: list[ModelTurn] = []
+        self._tool_results: list[Any] = []
+        self._human_replies: list[Any] = []
+        self._side_events: dict[int, SideEvent] = {}
+        script = Scenario(self._model_turns, self._tool_results, (), self._human_replies, self._side_events)
+        self._simulator = Simulator(self.agent)
+        self.simulation: Simulation = self._simulator.start(script)
+        self._finished = False
 
     def teardown(self) -> None:
         """Let go of the event loop; a run that has ended has a journal that verifies."""
         try:
-            if self._over:
-                journal_verifies(self.playing.played)
+            if self._finished:
+                journal_verifies(self.simulation.result)
         finally:
             self._runner.close()
 
     @property
     def state(self) -> RunState:
         """What the run knows at this moment."""
-        return self.playing.state
+        return self.simulation.state
 
     def check(self) -> None:
         """What must hold after every move."""
-        answered_once(self.state)
+        one_result_per_call(self.state)
         within_budgets(self.state)
-        approved_first(self.agent, self.playing.played)
+        approved_before_run(self.agent, self.simulation.result)
 
     @invariant()
-    def holds(self) -> None:
+    def invariants_hold(self) -> None:
         """Check after every move."""
         self.check()
 
-    def _at(self, *states: str) -> bool:
-        return not self._over and self.state.state in states
+    def _in_state(self, *states: str) -> bool:
+        return not self._finished and self.state.state in states
 
-    def _move(self, answer: Any, moment: Moment | None = None) -> None:
+    def _step(self, answer: Any, moment: SideEvent | None = None) -> None:
         """Make one move; should the run come to a wait with it, that is answered."""
-        played = self.playing.played
-        del self._people[len(played.results) :]
-        self._people.append(answer)
+        played = self.simulation.result
+        del self._human_replies[len(played.run_results) :]
+        self._human_replies.append(answer)
         if moment is not None:
-            self._moments[len(played.decisions)] = moment
-        self._over = not self._runner.run(self.playing.move())
+            self._side_events[len(played.decisions)] = moment
+        self._finished = not self._runner.run(self.simulation.step())
 
-    @rule(moment=moments(), answer=answers())
+    @rule(moment=side_events(), answer=human_replies())
     @precondition(lambda self: self._at(State.PRE_STEP))
-    def step(self, moment: Moment, answer: Any) -> None:
+    def step(self, moment: SideEvent, answer: Any) -> None:
         """Time passes, and the budgets are checked."""
-        self._move(answer, moment)
+        self._step(answer, moment)
 
-    @rule(data=st.data(), answer=answers())
+    @rule(data=st.data(), answer=human_replies())
     @precondition(lambda self: self._at(State.CALL_LLM))
     def model(self, data: st.DataObject, answer: Any) -> None:
         """The model says something."""
-        self._replies.append(data.draw(replies(self.agent), label="reply"))
-        self._move(answer)
+        self._model_turns.append(data.draw(model_turns(self.agent), label="reply"))
+        self._step(answer)
 
-    @rule(brought=st.lists(results(), min_size=1, max_size=3), moment=moments(), answer=answers())
+    @rule(brought=st.lists(tool_results(), min_size=1, max_size=3), moment=side_events(), answer=human_replies())
     @precondition(lambda self: self._at(State.DISPATCH_TOOL))
-    def tools(self, brought: Sequence[Any], moment: Moment, answer: Any) -> None:
+    def tools(self, brought: Sequence[Any], moment: SideEvent, answer: Any) -> None:
         """The calls that are due run, wait, or are cut off."""
-        self._results += brought
-        self._move(answer, moment)
+        self._tool_results += brought
+        self._step(answer, moment)
 
-    @rule(answer=answers())
-    @precondition(lambda self: not self._over and self.state.state not in _OUTSIDE)
-    def go_on(self, answer: Any) -> None:
+    @rule(answer=human_replies())
+    @precondition(lambda self: not self._over and self.state.state not in _EXTERNAL_STATES)
+    def internal_step(self, answer: Any) -> None:
         """The reply is read, the batch judged, the policy asked, a person answers."""
-        self._move(answer)
+        self._step(answer)
 
     @rule()
     @precondition(lambda self: self._over)
-    def rest(self) -> None:
+    def stay_finished(self) -> None:
         """The run is over; a machine that could do nothing more would count as stuck."""

@@ -12,24 +12,34 @@ from app import GRAPH, HURRIED, NEEDS_LEAVE, NEVER, support
 from hypothesis import given, settings
 
 from agentfsm.analysis import analyse, diff, never_after
-from agentfsm.testing import ClashError, Example, ScriptedModel, Stage, Witness, call, force, invariants, paths
-from agentfsm.testing.strategies import scripts
+from agentfsm.testing import (
+    Example,
+    PathDivergenceError,
+    ScriptedModel,
+    Simulator,
+    WitnessDriver,
+    call,
+    force,
+    invariants,
+    paths,
+)
+from agentfsm.testing.strategies import scenarios
 
 AGENT = support(ScriptedModel())
 EXAMPLES = {"tool_calls": Example(call=call("look_up", order="A-1"))}
-WITNESS = Witness(AGENT, examples=EXAMPLES)
+WITNESS = WitnessDriver(AGENT, examples=EXAMPLES)
 
 
 @pytest.mark.fsm(graph=AGENT)
 def test_the_real_loop_takes_every_path(fsm_path) -> None:
     """Each path is brought about by the examples of its guards: scripted replies, results, people and time."""
-    WITNESS.walk(fsm_path).check()
+    WITNESS.run(fsm_path).check()
 
 
 @pytest.mark.fsm(graph=AGENT, cover="transitions")
 def test_on_every_path_the_run_comes_to_an_end(fsm_path) -> None:
     """Whatever the guards would say: this is how a screen or a hook of yours meets every path."""
-    assert force(AGENT, fsm_path).result.state == "terminal"
+    assert force(AGENT, fsm_path).run_result.state == "terminal"
 
 
 def test_the_detector_is_right_about_its_own_examples() -> None:
@@ -42,21 +52,21 @@ def test_what_is_proved() -> None:
         never_after("dispatch_tool", "too_much", until="pre_step"),
         never_after("dispatch_tool", "output_truncated", until="pre_step"),
         guardrails=AGENT.guardrails,
-        rules=AGENT.rules,
+        behavior=AGENT.behavior,
     )
     assert found.ok, str(found)
 
 
 @settings(max_examples=200, deadline=None)
-@given(scripts(AGENT, longest=3))
+@given(scenarios(AGENT, max_turns=3))
 def test_no_money_leaves_without_leave(script) -> None:
-    played = Stage(AGENT).play(script)
-    for started in played.started:
+    played = Simulator(AGENT).run_sync(script)
+    for started in played.started_tools:
         if started.tool == "refund":
             assert started.arguments["amount"] <= NEVER
             assert started.approved or started.arguments["amount"] <= NEEDS_LEAVE
-    invariants.approved_first(AGENT, played)
-    invariants.within_budgets(played.result.run)
+    invariants.approved_before_run(AGENT, played)
+    invariants.within_budgets(played.run_result.run_state)
 
 
 # -- the planted bug, and three ways in which it shows ------------------------------------------------
@@ -74,8 +84,10 @@ def test_the_difference_shows_it() -> None:
 def test_its_path_shows_it() -> None:
     """The path that was reviewed is not taken any more, and the guard that stole it is named."""
     path = next(p for p in paths(AGENT, "transitions") if "post_llm.too_much" in p.ids)
-    with pytest.raises(ClashError, match=r"was to be post_llm.too_much -> recover, but it was post_llm.tool_calls"):
-        Witness(support(ScriptedModel(), HURRIED), examples=EXAMPLES).walk(path).check()
+    with pytest.raises(
+        PathDivergenceError, match=r"was to be post_llm.too_much -> recover, but it was post_llm.tool_calls"
+    ):
+        WitnessDriver(support(ScriptedModel(), HURRIED), examples=EXAMPLES).run(path).check()
 
 
 def test_a_run_shows_it() -> None:

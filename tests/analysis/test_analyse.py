@@ -9,15 +9,25 @@ from dataclasses import replace
 
 import pytest
 
-from agentfsm.analysis import Analysis, Change, Counter, Facts, Known, analyse, exactly, must_pass, never_after
-from agentfsm.analysis.product import Product
-from agentfsm.core.detectors import tool_error
-from agentfsm.core.guardrails import AgentGuardrails
-from agentfsm.core.loop import LOOP
-from agentfsm.core.presets import PRESETS
+from agentfsm.analysis import (
+    Analysis,
+    Assumptions,
+    Counter,
+    GuardAssumption,
+    Update,
+    analyse,
+    iff,
+    must_pass,
+    never_after,
+)
+from agentfsm.analysis.state_space import StateSpace
 from agentfsm.errors import ConfigurationError
+from agentfsm.loop.detectors import tool_error
+from agentfsm.loop.guardrails import AgentGuardrails
+from agentfsm.loop.presets import PRESETS
+from agentfsm.loop.table import LOOP
 from agentfsm.machine.graph import Graph, StateSpec, Transition
-from tests.analysis.graphs import dodging, endless_retry, guard, random_case
+from tests.helpers.graphs import endless_retry, random_graph_with_assumptions, retry_bypassing_budget, unasked_guard
 
 FEW = AgentGuardrails(max_iterations=3, max_steps=6)
 
@@ -28,7 +38,7 @@ def broken(analysis: Analysis) -> dict[str, tuple[str, ...]]:
 
 def test_every_preset_passes_whatever_its_policy() -> None:
     for preset in PRESETS.values():
-        found = analyse(preset.graph, guardrails=preset.guardrails, rules=preset.rules)
+        found = analyse(preset.graph, guardrails=preset.guardrails, behavior=preset.behavior)
         assert found.ok, str(found)
 
 
@@ -97,16 +107,16 @@ def test_a_name_that_means_nothing_is_refused() -> None:
 
 def test_attempts_that_reset_on_success_make_an_endless_retry() -> None:
     graph, facts = endless_retry(resets=True)
-    (verdict,) = [v for v in analyse(graph, facts=facts).verdicts if not v.holds]
+    (verdict,) = [v for v in analyse(graph, assumptions=facts).verdicts if not v.holds]
     assert verdict.text == "every run ends, or waits for a person"
     assert (verdict.path, verdict.loop) == ((), ("ask.otherwise", "read.unreadable", "recover.otherwise"))
     assert "'an attempt'" in verdict.detail  # what the table claims to spend
     graph, facts = endless_retry(resets=False)
-    assert analyse(graph, facts=facts).ok
+    assert analyse(graph, assumptions=facts).ok
 
 
 def test_a_retry_that_goes_straight_to_the_model_dodges_the_budget() -> None:
-    graph, _ = dodging()
+    graph, _ = retry_bypassing_budget()
     found = broken(analyse(graph, must_pass("call_llm", through="pre_step"), guardrails=FEW))
     assert found["call_llm only after pre_step"] == (
         "pre_step.otherwise",
@@ -118,7 +128,7 @@ def test_a_retry_that_goes_straight_to_the_model_dodges_the_budget() -> None:
 
 def test_approval_that_is_asked_too_late_is_found() -> None:
     """The table of a hurried change: the flag is looked at, and the calls run all the same."""
-    needs = guard("needs_approval")
+    needs = unasked_guard("needs_approval")
     wrong = LOOP.with_transition(Transition("post_llm", needs, "dispatch_tool"), before="tool_calls")
     rule = must_pass("dispatch_tool", through="approval_required", when="needs_approval")
     (path,) = broken(analyse(wrong, rule, guardrails=FEW)).values()
@@ -126,27 +136,27 @@ def test_approval_that_is_asked_too_late_is_found() -> None:
 
 
 def test_a_row_behind_one_that_always_holds_first_is_named() -> None:
-    low, high = guard("low"), guard("high")
+    low, high = unasked_guard("low"), unasked_guard("high")
     graph = Graph(
         (StateSpec("a", spends="a step"), StateSpec("end", final=True)),
         (Transition("a", low, "end"), Transition("a", high, "end"), Transition("a", None, "a")),
     )
-    count = Counter("n", 9, (Change("* -> a", 1),))
-    facts = Facts((count,), (exactly(low, "n >= 2"), exactly(high, "n >= 5")))
-    found = analyse(graph, facts=facts)
+    count = Counter("n", 9, (Update("* -> a", 1),))
+    facts = Assumptions((count,), (iff(low, "n >= 2"), iff(high, "n >= 5")))
+    found = analyse(graph, assumptions=facts)
     assert [d.row for d in found.dead] == ["a.high"]
     assert "shadowed: a.high" in str(found)
     assert not found.ok
 
 
 def test_a_run_that_can_no_longer_end_is_found() -> None:
-    stuck = guard("stuck")
+    stuck = unasked_guard("stuck")
     graph = Graph(
         (StateSpec("a"), StateSpec("b", waits=True), StateSpec("end", final=True)),
-        (Transition("a", stuck, "b"), Transition("a", None, "end"), Transition("b", guard("released"), "a")),
+        (Transition("a", stuck, "b"), Transition("a", None, "end"), Transition("b", unasked_guard("released"), "a")),
     )
-    tried = Counter("tried", 1, (Change("b.released", to=(1,)),))
-    found = analyse(graph, facts=Facts((tried,), (exactly(stuck, "tried == 1 or tried == 0"),)))
+    tried = Counter("tried", 1, (Update("b.released", to=(1,)),))
+    found = analyse(graph, assumptions=Assumptions((tried,), (iff(stuck, "tried == 1 or tried == 0"),)))
     (verdict,) = [v for v in found.verdicts if v.text == "from everywhere, the end can still be reached"]
     assert verdict.holds is False
     assert verdict.detail.startswith("not from a (")
@@ -158,29 +168,29 @@ def test_spending_without_a_counter_is_no_proof() -> None:
     loose = LOOP.with_state(
         StateSpec("review", spends="a review", effect=print),
         [Transition("review", None, "post_tool")],
-        entered_by=Transition("post_tool", guard("reviewable"), "review"),
+        entered_by=Transition("post_tool", unasked_guard("reviewable"), "review"),
         before="tool_error",
     )
     (verdict,) = [v for v in analyse(loose, guardrails=FEW).verdicts if not v.holds]
     assert set(verdict.loop) == {"review.otherwise", "post_tool.reviewable"}
     assert verdict.detail == "it spends 'a review', but no counter bounds that"
-    bounded = Facts(
-        (Counter("reviews", 2, (Change("* -> review", 1), Change("* -> pre_step", to=(0,)))),),
-        (exactly("reviewable", "reviews < 2"),),
+    bounded = Assumptions(
+        (Counter("reviews", 2, (Update("* -> review", 1), Update("* -> pre_step", to=(0,)))),),
+        (iff("reviewable", "reviews < 2"),),
     )
-    assert analyse(loose, facts=bounded, guardrails=FEW).ok
+    assert analyse(loose, assumptions=bounded, guardrails=FEW).ok
 
 
 def test_a_guard_of_the_users_with_a_known_name_is_free() -> None:
-    mine = LOOP.without("post_tool.tool_error").with_detector("post_tool", guard("tool_error"))
+    mine = LOOP.without("post_tool.tool_error").with_detector("post_tool", unasked_guard("tool_error"))
     assert analyse(mine, guardrails=FEW).ok
     assert mine.transition("post_tool.tool_error").guard is not tool_error
 
 
 def test_it_is_the_same_under_any_hash_seed_and_becomes_json() -> None:
     code = (
-        "import json; from agentfsm.analysis import analyse, must_pass; from agentfsm.core.loop import LOOP;"
-        "from agentfsm.core.guardrails import AgentGuardrails;"
+        "import json; from agentfsm.analysis import analyse, must_pass; from agentfsm.loop.table import LOOP;"
+        "from agentfsm.loop.guardrails import AgentGuardrails;"
         "a = analyse(LOOP, must_pass('terminal', through='call_llm'), guardrails=AgentGuardrails(max_iterations=3));"
         "print(json.dumps(a.to_dict()), a.bounds.longest, a)"
     )
@@ -196,15 +206,15 @@ def test_it_is_the_same_under_any_hash_seed_and_becomes_json() -> None:
 
 
 def test_facts_that_name_nothing_are_refused() -> None:
-    facts = Facts((), (exactly("tool_error", "tries >= 2"),))
+    facts = Assumptions((), (iff("tool_error", "tries >= 2"),))
     with pytest.raises(ConfigurationError, match="there is no counter 'tries'"):
-        analyse(LOOP, facts=facts, guardrails=FEW)
+        analyse(LOOP, assumptions=facts, guardrails=FEW)
     with pytest.raises(ConfigurationError, match="'>= 2' is no condition"):
-        analyse(LOOP, facts=Facts((), (exactly("tool_error", ">= 2"),)), guardrails=FEW)
+        analyse(LOOP, assumptions=Assumptions((), (iff("tool_error", ">= 2"),)), guardrails=FEW)
     with pytest.raises(ConfigurationError, match="declared twice"):
-        analyse(LOOP, facts=Facts((Counter("steps", 3),)), guardrails=FEW)
+        analyse(LOOP, assumptions=Assumptions((Counter("steps", 3),)), guardrails=FEW)
     with pytest.raises(ConfigurationError, match="no value 'red'"):
-        Facts((Counter("light", labels=("green",), changes=(Change("*", to=("red",)),)),)).check()
+        Assumptions((Counter("light", labels=("green",), updates=(Update("*", to=("red",)),)),)).check()
     with pytest.raises(ConfigurationError, match="outside 0 to 2"):
         Counter("n", 2, start=3)
 
@@ -226,17 +236,17 @@ def test_a_graph_can_be_asked_itself() -> None:
 def test_whether_the_end_can_be_reached_is_what_a_walk_from_everywhere_finds() -> None:
     lost = 0
     for seed in range(60):
-        graph, facts = random_case(seed)
-        product = Product(graph, facts)
-        everywhere = walk(product, product.start)
+        graph, facts = random_graph_with_assumptions(seed)
+        product = StateSpace(graph, facts)
+        everywhere = walk(product, product.initial)
         expected = all(any(c[0] in product.finals for c in walk(product, config)) for config in everywhere)
-        (verdict,) = [v for v in analyse(graph, facts=facts).verdicts if v.text.startswith("from everywhere")]
+        (verdict,) = [v for v in analyse(graph, assumptions=facts).verdicts if v.text.startswith("from everywhere")]
         assert verdict.holds is expected, graph.name
         lost += not expected
     assert 5 < lost < 55  # both answers come up
 
 
-def walk(product: Product, start: tuple[int, ...]) -> set[tuple[int, ...]]:
+def walk(product: StateSpace, start: tuple[int, ...]) -> set[tuple[int, ...]]:
     seen, todo = {start}, [start]
     while todo:
         for _, after in product.moves(todo.pop()):
@@ -248,12 +258,12 @@ def walk(product: Product, start: tuple[int, ...]) -> set[tuple[int, ...]]:
 
 def test_calls_before_a_wait_that_nobody_ends_are_counted() -> None:
     """By hand: one model call, then a wait for a guard that never holds."""
-    never = guard("never")
+    never = unasked_guard("never")
     graph = Graph(
         (StateSpec("call_llm"), StateSpec("wait", waits=True), StateSpec("end", final=True)),
         (Transition("call_llm", None, "wait"), Transition("wait", never, "end")),
     )
-    most = analyse(graph, facts=Facts((), (Known(never, may="never"),))).bounds
+    most = analyse(graph, assumptions=Assumptions((), (GuardAssumption(never, may="never"),))).bounds
     assert (most.model_calls, most.model_calls_in_all, most.tool_calls_in_all) == (1, 1, 0)
 
 
@@ -263,8 +273,8 @@ def test_one_kind_of_call_without_a_bound_leaves_the_other_its_own() -> None:
         (StateSpec("call_llm"), StateSpec("wait", waits=True), StateSpec("end", final=True)),
         (
             Transition("call_llm", None, "wait"),
-            Transition("wait", guard("again"), "call_llm"),
-            Transition("wait", guard("enough"), "end"),
+            Transition("wait", unasked_guard("again"), "call_llm"),
+            Transition("wait", unasked_guard("enough"), "end"),
         ),
     )
     most = analyse(graph).bounds

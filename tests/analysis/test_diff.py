@@ -8,14 +8,14 @@ from itertools import product
 
 import pytest
 
-from agentfsm.analysis import diff, from_table
-from agentfsm.core.loop import LOOP
-from agentfsm.core.presets import PRESETS, STRICT
+from agentfsm.analysis import diff, graph_from_table
 from agentfsm.errors import ConfigurationError, GraphError
+from agentfsm.loop.presets import PRESETS, STRICT
+from agentfsm.loop.table import LOOP
 from agentfsm.machine.graph import Graph, StateSpec, Transition
-from tests.analysis.graphs import guard, random_case
+from tests.helpers.graphs import random_graph_with_assumptions, unasked_guard
 
-RISKY, NORMAL, LATE = guard("risky"), guard("normal"), guard("late")
+RISKY, NORMAL, LATE = unasked_guard("risky"), unasked_guard("normal"), unasked_guard("late")
 
 
 def small(*rows: Transition, **states: bool) -> Graph:
@@ -23,7 +23,7 @@ def small(*rows: Transition, **states: bool) -> Graph:
     return Graph((StateSpec("go", **states), wait, StateSpec("end", final=True)), (*rows, *ASK), "small")
 
 
-ASK = (Transition("ask", guard("allowed"), "end"),)
+ASK = (Transition("ask", unasked_guard("allowed"), "end"),)
 FIRST = small(Transition("go", RISKY, "ask"), Transition("go", NORMAL, "end"), Transition("go", None, "end"))
 SWAPPED = small(Transition("go", NORMAL, "end"), Transition("go", RISKY, "ask"), Transition("go", None, "end"))
 
@@ -79,7 +79,7 @@ def test_states_that_come_go_or_are_declared_otherwise() -> None:
     more = LOOP.with_state(
         StateSpec("review", effect=print),
         [Transition("review", None, "post_tool")],
-        entered_by=Transition("post_llm", guard("reviewable"), "review"),
+        entered_by=Transition("post_llm", unasked_guard("reviewable"), "review"),
         before="tool_calls",
     )
     found = diff(LOOP, more)
@@ -99,7 +99,7 @@ def test_what_strict_takes_out_of_the_loop_is_told() -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_the_decisions_are_those_of_the_whole_truth_table(seed: int) -> None:
     """Brute force: each table is asked for every answer of its guards, and the differences are counted."""
-    old, _ = random_case(seed)
+    old, _ = random_graph_with_assumptions(seed)
     new = mutated(old, seed)
     found = diff(old, new)
     for spec in old.states:
@@ -147,14 +147,14 @@ def mutated(graph: Graph, seed: int) -> Graph:
 def test_a_table_as_data_is_the_table() -> None:
     for preset in PRESETS.values():
         data = json.loads(json.dumps(preset.graph.table))
-        assert diff(preset.graph, from_table(data)).same
-    assert from_table(LOOP.table, "pinned").name == "pinned"
+        assert diff(preset.graph, graph_from_table(data)).same
+    assert graph_from_table(LOOP.table, "pinned").name == "pinned"
 
 
 @pytest.mark.parametrize("data", [{}, {"states": []}, {"states": [["a"]], "transitions": []}, {"states": 1}])
 def test_data_that_is_no_table_is_refused(data: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match="no table of a graph"):
-        from_table(data)
+        graph_from_table(data)
 
 
 def test_it_becomes_json() -> None:

@@ -10,73 +10,90 @@ from pathlib import Path
 
 import pytest
 
-from agentfsm.analysis import Change, Counter, Facts, Known, analyse, exactly, laps, loop_facts, must_pass, never_after
-from agentfsm.analysis.analyse import _ending
-from agentfsm.analysis.bounds import bounds
-from agentfsm.analysis.facts import condition
-from agentfsm.analysis.loops import endless
-from agentfsm.analysis.product import Product
-from agentfsm.analysis.promela import to_promela
+from agentfsm.analysis import (
+    Assumptions,
+    Counter,
+    GuardAssumption,
+    Update,
+    analyse,
+    bounds,
+    iff,
+    loop_assumptions,
+    must_pass,
+    never_after,
+)
+from agentfsm.analysis.analyse import _check_end_reachable
+from agentfsm.analysis.assumptions import parse_condition
+from agentfsm.analysis.bounds import compute_bounds
+from agentfsm.analysis.model_checker import ModelChecker, find_lasso
+from agentfsm.analysis.promela_model import to_promela
 from agentfsm.analysis.properties import never_taken
-from agentfsm.analysis.search import Searcher
-from agentfsm.core.guardrails import AgentGuardrails
-from agentfsm.core.loop import LOOP
-from agentfsm.core.presets import PRESETS
-from agentfsm.core.rules import Rules
+from agentfsm.analysis.state_space import StateSpace
+from agentfsm.loop.guardrails import AgentGuardrails, Behavior
+from agentfsm.loop.presets import PRESETS
+from agentfsm.loop.table import LOOP
 from agentfsm.machine.graph import Graph, StateSpec, Transition
 from agentfsm.testing import paths
-from agentfsm.testing.pathfinder import short
-from tests.analysis.explored import MOST, Explored, explore
-from tests.analysis.graphs import dodging, endless_retry, guard, random_case
-from tests.analysis.spin import CAP, Case, Found, ask, spin
+from agentfsm.testing.path_generation import small_guardrails
+from tests.helpers.graphs import endless_retry, random_graph_with_assumptions, retry_bypassing_budget, unasked_guard
+from tests.helpers.spin import (
+    MAX_CALLS,
+    MAX_COUNTER,
+    Exploration,
+    SpinCase,
+    SpinResult,
+    explore,
+    require_spin,
+    run_spin,
+)
 
 BATCHES = 10
 """Of 20 random tables each. The first is asked about every time, the others in long runs."""
 
 
-def compare(case: Case, found: Found) -> int:
+def compare(case: SpinCase, found: SpinResult) -> int:
     """Every property of a case, ours against spin's; how many were compared."""
-    searcher = Searcher(case.graph, case.facts)
+    searcher = ModelChecker(case.graph, case.facts)
     name = case.graph.name
-    assert (endless(searcher) is not None) == found.endless, name
-    taken = {i for i, t in enumerate(case.graph.transitions) if searcher.breaks(never_taken(t.id)) is not None}
+    assert (find_lasso(searcher) is not None) == found.endless, name
+    taken = {i for i, t in enumerate(case.graph.transitions) if searcher.find_violation(never_taken(t.id)) is not None}
     assert taken == found.rows, name
-    product = Product(case.graph, case.facts)
+    product = StateSpace(case.graph, case.facts)
     assert pairs(product) == found.pairs, name
-    most = bounds(case.graph, case.facts)
+    most = compute_bounds(case.graph, case.facts)
     longest = most.moves
     assert (longest is None) == found.endless, name
-    if longest is not None and longest < CAP:
+    if longest is not None and longest < MAX_COUNTER:
         assert longest == found.longest, name
     for large in (1, 100):  # almost every counter is folded away, or none: nothing may change
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(laps, "LARGE", large)
-            other = bounds(case.graph, case.facts)
+            patch.setattr(bounds, "FOLDING_THRESHOLD", large)
+            other = compute_bounds(case.graph, case.facts)
             assert replace(other, longest=()) == replace(most, longest=()), name
     properties = [must_pass(a, through=b, when=c) for a, b, c in case.passes]
     properties += [never_after(a, b, until=c) for a, b, c in case.nevers]
-    broken = {i for i, p in enumerate(properties) if searcher.breaks(p) is not None}
+    broken = {i for i, p in enumerate(properties) if searcher.find_violation(p) is not None}
     assert broken == found.broken, name
     return 4 + len(case.graph.transitions) + len(properties)
 
 
-def compare_walk(case: Case, found: Explored) -> int:
+def compare_walk(case: SpinCase, found: Exploration) -> int:
     """What a walk of the whole model shows, against ours; how many verdicts were compared."""
-    searcher = Searcher(case.graph, case.facts)
+    searcher = ModelChecker(case.graph, case.facts)
     name = case.graph.name
-    ending = _ending(searcher)
+    ending = _check_end_reachable(searcher)
     assert ending.holds is found.ends, f"{name}: {ending}"
-    most = bounds(case.graph, case.facts)
+    most = compute_bounds(case.graph, case.facts)
     ours = (most.model_calls_in_all, most.tool_calls_in_all, most.model_calls, most.tool_calls)
     if most.moves is None:
         return 1
     for one, other in zip(ours, found.most, strict=True):
-        assert (None if one is None or one >= MOST else one) == other, f"{name}: {ours} against {found.most}"
+        assert (None if one is None or one >= MAX_CALLS else one) == other, f"{name}: {ours} against {found.most}"
     return 5
 
 
-def pairs(product: Product) -> set[tuple[int, int]]:
-    seen = {(product.start, -1)}
+def pairs(product: StateSpace) -> set[tuple[int, int]]:
+    seen = {(product.initial, -1)}
     todo = list(seen)
     while todo:
         config, _ = todo.pop()
@@ -87,12 +104,12 @@ def pairs(product: Product) -> set[tuple[int, int]]:
     return {(last, row) for config, last in seen if last >= 0 for row, _ in product.moves(config)}
 
 
-def with_questions(seed: int) -> Case:
-    graph, facts = random_case(seed)
+def with_questions(seed: int) -> SpinCase:
+    graph, facts = random_graph_with_assumptions(seed)
     dice = random.Random(-seed)
     names = [s.name for s in graph.states] + [t.id for t in graph]
     pick = lambda: dice.choice(names)  # noqa: E731
-    return Case(
+    return SpinCase(
         graph,
         facts,
         [(pick(), pick(), ""), (pick(), pick(), pick())],
@@ -103,7 +120,7 @@ def with_questions(seed: int) -> Case:
 @pytest.mark.parametrize("batch", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, BATCHES))])
 def test_random_tables(batch: int, tmp_path: Path) -> None:
     cases = [with_questions(seed) for seed in range(20 * batch, 20 * batch + 20)]
-    found = ask(cases, tmp_path)
+    found = run_spin(cases, tmp_path)
     compared = sum(compare(case, each) for case, each in zip(cases, found, strict=True))
     kinds = f"{sum(f.endless for f in found)} endless, {sum(len(f.broken) for f in found)} broken properties"
     print(f"spin agrees on {len(cases)} random tables: {compared} verdicts ({kinds})")
@@ -111,7 +128,7 @@ def test_random_tables(batch: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("batch", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, BATCHES))])
 def test_random_tables_walked(batch: int, tmp_path: Path) -> None:
-    cases = [Case(*random_case(seed)) for seed in range(20 * batch, 20 * batch + 20)]
+    cases = [SpinCase(*random_graph_with_assumptions(seed)) for seed in range(20 * batch, 20 * batch + 20)]
     found = explore(cases, tmp_path)
     compared = sum(compare_walk(case, each) for case, each in zip(cases, found, strict=True))
     lost = sum(not each.ends for each in found)
@@ -134,14 +151,14 @@ NEVERS = [
 SMALL = {"max_iterations": 2, "max_steps": 4, "max_continues": 1, "max_tokens": 10, "max_cost_usd": 1.0}
 
 
-def of_the_loop(graph: Graph, rules: Rules | None, calls: int = 2) -> Case:
-    return Case(graph, loop_facts(AgentGuardrails(**SMALL), rules, calls_per_reply=calls), PASSES, NEVERS)
+def of_the_loop(graph: Graph, rules: Behavior | None, calls: int = 2) -> SpinCase:
+    return SpinCase(graph, loop_assumptions(AgentGuardrails(**SMALL), rules, calls_per_reply=calls), PASSES, NEVERS)
 
 
 def test_the_loop_and_every_preset(tmp_path: Path) -> None:
     cases = [of_the_loop(LOOP, None)]
-    cases += [of_the_loop(p.graph, p.rules) for p in PRESETS.values()]
-    found = ask(cases, tmp_path)
+    cases += [of_the_loop(p.graph, p.behavior) for p in PRESETS.values()]
+    found = run_spin(cases, tmp_path)
     compared = sum(compare(case, each) for case, each in zip(cases, found, strict=True))
     assert not any(f.endless for f in found)
     print(f"spin agrees on LOOP and {len(PRESETS)} presets: {compared} verdicts")
@@ -149,7 +166,7 @@ def test_the_loop_and_every_preset(tmp_path: Path) -> None:
 
 def test_the_loop_and_every_preset_walked(tmp_path: Path) -> None:
     """From every configuration the end can be reached, and no run makes more calls than is said."""
-    cases = [of_the_loop(LOOP, None), *(of_the_loop(p.graph, p.rules) for p in PRESETS.values())]
+    cases = [of_the_loop(LOOP, None), *(of_the_loop(p.graph, p.behavior) for p in PRESETS.values())]
     found = explore(cases, tmp_path)
     compared = sum(compare_walk(case, each) for case, each in zip(cases, found, strict=True))
     assert all(each.ends for each in found)
@@ -158,7 +175,7 @@ def test_the_loop_and_every_preset_walked(tmp_path: Path) -> None:
 
 def test_a_trap_is_found_by_both(tmp_path: Path) -> None:
     """By hand: one goes home for good after the third time, but the door is shut for good after the second."""
-    door, ring = guard("door"), guard("ring")
+    door, ring = unasked_guard("door"), unasked_guard("ring")
     graph = Graph(
         (StateSpec("house"), StateSpec("yard", waits=True), StateSpec("end", final=True)),
         (
@@ -169,36 +186,36 @@ def test_a_trap_is_found_by_both(tmp_path: Path) -> None:
         ),
         "yard",
     )
-    used = Counter("used", 3, (Change("yard.door", 1),))
-    facts = Facts((used,), (exactly(door, "used < 2"), exactly(ring, "used >= 3")))
-    open_for_ever = Facts((used,), (exactly(ring, "used >= 3"),))
-    found = explore([Case(graph, facts), Case(graph, open_for_ever)], tmp_path)
+    used = Counter("used", 3, (Update("yard.door", 1),))
+    facts = Assumptions((used,), (iff(door, "used < 2"), iff(ring, "used >= 3")))
+    open_for_ever = Assumptions((used,), (iff(ring, "used >= 3"),))
+    found = explore([SpinCase(graph, facts), SpinCase(graph, open_for_ever)], tmp_path)
     assert [each.ends for each in found] == [False, True]
     for each, said in zip((facts, open_for_ever), found, strict=True):
-        assert compare_walk(Case(graph, each), said) >= 1
-    (verdict,) = [v for v in analyse(graph, facts=facts).verdicts if v.text.startswith("from everywhere")]
+        assert compare_walk(SpinCase(graph, each), said) >= 1
+    (verdict,) = [v for v in analyse(graph, assumptions=facts).verdicts if v.text.startswith("from everywhere")]
     assert verdict.holds is False
 
 
 @pytest.mark.parametrize("name", ["loop", *PRESETS])
 def test_what_paths_leave_out_is_what_spin_never_takes(name: str, tmp_path: Path) -> None:
     """Of all pairs of rows that follow each other, the generated runs take those that spin takes, and no others."""
-    graph, rules = (LOOP, None) if name == "loop" else (PRESETS[name].graph, PRESETS[name].rules)
-    facts = loop_facts(short(rules), rules, calls_per_reply=2)
-    (found,) = ask([Case(graph, facts)], tmp_path)
+    graph, rules = (LOOP, None) if name == "loop" else (PRESETS[name].graph, PRESETS[name].behavior)
+    facts = loop_assumptions(small_guardrails(rules), rules, calls_per_reply=2)
+    (found,) = run_spin([SpinCase(graph, facts)], tmp_path)
     ids = [t.id for t in graph]
-    listed = paths(graph, rules=rules)
+    listed = paths(graph, behavior=rules)
     taken = {pair for path in listed for pair in pairwise(path.ids)}
     assert taken == {(ids[a], ids[b]) for a, b in found.pairs}
-    assert len(taken) + len(listed.infeasible) == listed.wanted
+    assert len(taken) + len(listed.infeasible) == listed.required
     print(f"{name}: {len(taken)} of {len(taken)} feasible pairs are taken by {len(listed)} runs, as spin has it")
 
 
 def test_the_loop_without_its_step_budget_is_endless_for_both(tmp_path: Path) -> None:
     unlimited = of_the_loop(LOOP.without("pre_step.runaway", "pre_step.iteration_limit"), None)
-    faults = (endless_retry(resets=True), endless_retry(resets=False), dodging())
-    faulty = [Case(unlimited.graph, unlimited.facts), *(Case(*each) for each in faults)]
-    found = ask(faulty, tmp_path)
+    faults = (endless_retry(resets=True), endless_retry(resets=False), retry_bypassing_budget())
+    faulty = [SpinCase(unlimited.graph, unlimited.facts), *(SpinCase(*each) for each in faults)]
+    found = run_spin(faulty, tmp_path)
     assert [f.endless for f in found] == [True, True, False, True]
     for each, seen in zip(faulty, found, strict=True):
         compare(each, seen)
@@ -206,16 +223,18 @@ def test_the_loop_without_its_step_budget_is_endless_for_both(tmp_path: Path) ->
 
 def test_the_exported_model_says_the_same_of_the_default_limits(tmp_path: Path) -> None:
     """As a user would run it, and with the default budgets: over the counters that the proof needs."""
-    facts = loop_facts(AgentGuardrails())
+    facts = loop_assumptions(AgentGuardrails())
     names = ("steps", "calls", "tool_retries", "about", "allowed", "together", "ran", "gated", "asked")
-    needed = Facts(tuple(c for c in facts.counters if c.name in names), tuple(k for k in facts.known if uses(k, names)))
+    needed = Assumptions(
+        tuple(c for c in facts.counters if c.name in names), tuple(k for k in facts.guards if uses(k, names))
+    )
     (tmp_path / "loop.pml").write_text(to_promela(LOOP, needed), encoding="utf-8")
-    command = [spin(), "-search", "-O1", "-a", "-m1000000", "loop.pml"]
+    command = [require_spin(), "-search", "-O1", "-a", "-m1000000", "loop.pml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "errors: 0" in done.stdout, done.stdout
-    assert endless(Searcher(LOOP, needed)) is None
+    assert find_lasso(ModelChecker(LOOP, needed)) is None
 
 
-def uses(known: Known, names: tuple[str, ...]) -> bool:
-    tests = [t for text in (known.may, known.must) for each in condition(text) for t in each]
+def uses(known: GuardAssumption, names: tuple[str, ...]) -> bool:
+    tests = [t for text in (known.may, known.must) for each in parse_condition(text) for t in each]
     return all(t.counter in names for t in tests)

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from agentfsm.cli.app import app
-from tests.cli.terminal import clean_environment
+from tests.helpers.terminal import clean_environment
 
 Cli = Callable[..., Result]
 

@@ -16,7 +16,7 @@ from agentfsm import Agent, Host, SqliteStore
 from agentfsm.cli.app import app
 from agentfsm.testing import ScriptedModel
 from tests.cli.conftest import Cli
-from tests.cli.terminal import clean_environment, without_terminal
+from tests.helpers.terminal import clean_environment, run_without_terminal
 
 FIRST = ["demo", "run", "resume", "diagram"]
 
@@ -89,7 +89,7 @@ def test_a_bug_is_one_line_too_and_a_variable_shows_where_it_is(cli: Cli, monkey
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("this should\nnot be")
 
-    monkeypatch.setattr("agentfsm.cli.diagram.drawn", broken)
+    monkeypatch.setattr("agentfsm.cli.diagram_command.drawn", broken)
     result = cli("diagram")
     assert result.exit_code == 70
     assert result.stderr == (
@@ -114,7 +114,7 @@ def test_without_the_extra_it_says_how_to_get_it(tmp_path: Path) -> None:
     for name in ("click", "rich"):
         (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError(name={name!r})")
     path = os.pathsep.join([str(tmp_path), str(Path(agentfsm.__file__).parents[1])])
-    done = without_terminal(["--version"], tmp_path, PYTHONPATH=path)
+    done = run_without_terminal(["--version"], tmp_path, PYTHONPATH=path)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == "agentfsm: the command line needs an optional package: pip install 'agentfsm[cli]'\n"
@@ -161,7 +161,7 @@ def test_a_shell_that_asks_gets_the_runs_of_the_store(tmp_path: Path) -> None:
     def offered(words: str, **more: str) -> list[str]:
         place = str(len(words.split(" ")) - 1)
         asked = {"_AGENTFSM_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": place}
-        return without_terminal([], tmp_path, **asked, **more).stdout.splitlines()
+        return run_without_terminal([], tmp_path, **asked, **more).stdout.splitlines()
 
     for words in ("show", "verify", "replay", "export", "fork", "redact", "resume"):
         assert offered(f"agentfsm {words} --store runs.db ab") == ["plain,abc1", "plain,abd2"]
@@ -177,7 +177,9 @@ async def _done(agent: Agent, run_id: str) -> None:
 def test_a_shell_that_asks_gets_commands_and_options(tmp_path: Path) -> None:
     def offered(words: str) -> str:
         place = str(len(words.split(" ")) - 1)
-        answer = without_terminal([], tmp_path, _AGENTFSM_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=place)
+        answer = run_without_terminal(
+            [], tmp_path, _AGENTFSM_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=place
+        )
         return answer.stdout
 
     assert "plain,resume" in offered("agentfsm re")

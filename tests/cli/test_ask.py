@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from agentfsm import Agent, Allow, Deny, Edit, GiveUp, ItDidNotRun, ItRan, ReplyError, UserInputRequested, tool
-from agentfsm.cli.ask import Person, parse_reply
-from agentfsm.runtime.replies import Answer
+from agentfsm import Agent, Allow, Deny, Edit, GiveUp, HumanReplyError, ItDidNotRun, ItRan, UserInputRequested, tool
+from agentfsm.cli.console import TerminalPrompter, parse_reply
+from agentfsm.runtime.approval import HumanInput
 from agentfsm.testing import ScriptedModel, call
 
 
@@ -28,7 +28,7 @@ def asked(kind: str = "approval", **fields: Any) -> UserInputRequested:
     return UserInputRequested(**{**vars(outcome), "kind": kind, **fields})
 
 
-def answered(question: UserInputRequested, *typed: str, editor: str | None = None) -> tuple[Answer, str]:
+def answered(question: UserInputRequested, *typed: str, editor: str | None = None) -> tuple[HumanInput, str]:
     """The reply to what was typed, and all that was shown."""
     shown = io.StringIO()
     lines = iter(typed)
@@ -37,7 +37,7 @@ def answered(question: UserInputRequested, *typed: str, editor: str | None = Non
         shown.write(f"{prompt}\n")
         return next(lines)
 
-    person = Person(Console(file=shown, width=100, markup=False, highlight=False), read, lambda _: editor)
+    person = TerminalPrompter(Console(file=shown, width=100, markup=False, highlight=False), read, lambda _: editor)
     return person.answer(question), shown.getvalue()
 
 
@@ -58,7 +58,7 @@ def answered(question: UserInputRequested, *typed: str, editor: str | None = Non
         ("limit", " ten more ", " ten more "),
     ],
 )
-def test_a_typed_reply_means_what_the_run_waits_for(kind: str, typed: str, reply: Answer) -> None:
+def test_a_typed_reply_means_what_the_run_waits_for(kind: str, typed: str, reply: HumanInput) -> None:
     assert parse_reply(kind, typed) == reply
 
 
@@ -74,7 +74,7 @@ def test_a_typed_reply_means_what_the_run_waits_for(kind: str, typed: str, reply
     ],
 )
 def test_a_reply_that_does_not_fit_is_refused_with_those_that_do(kind: str, typed: str, said: str) -> None:
-    with pytest.raises(ReplyError, match=said):
+    with pytest.raises(HumanReplyError, match=said):
         parse_reply(kind, typed)
 
 

@@ -15,8 +15,8 @@ from tests.cli.conftest import Cli
 
 MINE = """
 from dataclasses import replace
-from agentfsm.core.loop import LOOP
-from agentfsm.core.detectors import policy_violation
+from agentfsm.loop.table import LOOP
+from agentfsm.loop.detectors import policy_violation
 from agentfsm.machine.graph import Transition
 
 
@@ -141,7 +141,7 @@ def test_only_rows_that_differ_fail_where_that_is_asked_for(cli: Cli, tmp_path: 
     """An error in front of another kind of error leads to the same place, but is another decision; so is told."""
     (tmp_path / "two.py").write_text(
         "from dataclasses import replace\n"
-        "from agentfsm.core.loop import LOOP\n"
+        "from agentfsm.loop.table import LOOP\n"
         "SAME = replace(LOOP, transitions=tuple(sorted(LOOP, key=lambda t: t.source)))\n"
     )
     assert cli("diff", "two.py:LOOP", "two.py:SAME", "--any").exit_code == 0

@@ -11,8 +11,8 @@ import pytest
 import agentfsm
 from agentfsm import LOOP
 from tests.cli.conftest import Cli
-from tests.cli.server import little, text
-from tests.cli.terminal import AtTerminal, without_terminal
+from tests.helpers.fake_model_server import fake_model_server, text_output
+from tests.helpers.terminal import TerminalProcess, run_without_terminal
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_an_empty_folder_is_handed_back_with_exit_code_1(cli: Cli, tmp_path: Pat
 
 
 def test_a_real_model_may_sit_in_the_seat(cli: Cli, source: Path) -> None:
-    with little(text("I would rather not.")) as server:
+    with fake_model_server(text_output("I would rather not.")) as server:
         result = cli("demo", "source", "--model", "ollama:little", OLLAMA_HOST=server.host)
     assert result.exit_code == 1  # it only talks: narrowed once, then handed off
     assert "the model is ollama:little" in result.stdout
@@ -114,7 +114,7 @@ def test_a_real_model_may_sit_in_the_seat(cli: Cli, source: Path) -> None:
 
 
 def test_as_a_process_without_a_terminal_it_prints_plain_lines(tmp_path: Path) -> None:
-    done = without_terminal(["demo"], tmp_path)
+    done = run_without_terminal(["demo"], tmp_path)
     assert done.returncode == 0
     assert done.stderr == ""
     assert "\x1b" not in done.stdout
@@ -123,7 +123,7 @@ def test_as_a_process_without_a_terminal_it_prints_plain_lines(tmp_path: Path) -
 
 
 def test_at_a_terminal_a_person_answers(tmp_path: Path, source: Path) -> None:
-    with AtTerminal(["demo", str(source)], tmp_path) as terminal:
+    with TerminalProcess(["demo", str(source)], tmp_path) as terminal:
         terminal.expect("How many lines may a module have?")
         terminal.expect("Your answer:")
         terminal.type("")  # a blank answer is asked for again
@@ -145,7 +145,7 @@ def test_at_a_terminal_a_person_answers(tmp_path: Path, source: Path) -> None:
 
 
 def test_at_a_terminal_a_call_may_be_denied_with_a_reason(tmp_path: Path, source: Path) -> None:
-    with AtTerminal(["demo", str(source)], tmp_path, columns=80) as terminal:
+    with TerminalProcess(["demo", str(source)], tmp_path, columns=80) as terminal:
         terminal.expect("Your answer:")
         terminal.type("100")
         terminal.expect("[e]dit?")
@@ -162,7 +162,7 @@ def test_at_a_terminal_a_call_may_be_denied_with_a_reason(tmp_path: Path, source
 
 
 def test_at_a_terminal_arguments_may_be_edited(tmp_path: Path, source: Path) -> None:
-    with AtTerminal(["demo", str(source)], tmp_path) as terminal:
+    with TerminalProcess(["demo", str(source)], tmp_path) as terminal:
         terminal.expect("Your answer:")
         terminal.type("100")
         terminal.expect("[e]dit?")
@@ -179,7 +179,7 @@ def test_at_a_terminal_arguments_may_be_edited(tmp_path: Path, source: Path) -> 
 
 
 def test_ctrl_c_at_a_question_ends_the_run_in_order(tmp_path: Path, source: Path) -> None:
-    with AtTerminal(["demo", str(source)], tmp_path) as terminal:
+    with TerminalProcess(["demo", str(source)], tmp_path) as terminal:
         terminal.expect("Your answer:")
         terminal.interrupt("cancelled")
         terminal.expect("it stood in suspended")
@@ -188,7 +188,7 @@ def test_ctrl_c_at_a_question_ends_the_run_in_order(tmp_path: Path, source: Path
 
 
 def test_colours_go_where_no_color_is_set(tmp_path: Path, source: Path) -> None:
-    with AtTerminal(["demo", str(source), "--yes"], tmp_path, {"NO_COLOR": "1"}) as terminal:
+    with TerminalProcess(["demo", str(source), "--yes"], tmp_path, {"NO_COLOR": "1"}) as terminal:
         assert terminal.wait() == 0
     assert "\x1b[33m" not in terminal.raw
     assert "(the demo answers itself: 300)" in terminal.text

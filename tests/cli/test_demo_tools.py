@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentfsm.cli.demo_tools import workshop
+from agentfsm.cli.demo_command import demo_tools
 
 Tools = dict[str, Callable[..., Any]]
 
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tools(folder: Path, tmp_path: Path) -> Tools:
-    return {tool.name: tool.function for tool in workshop(folder, tmp_path / "out")}
+    return {tool.name: tool.function for tool in demo_tools(folder, tmp_path / "out")}
 
 
 def test_files_are_listed_sorted_without_hidden_ones(tools: Tools) -> None:
@@ -70,7 +70,7 @@ def test_a_link_leads_nowhere_else_either(tools: Tools, folder: Path) -> None:
 
 
 def test_the_report_is_written_beside_and_a_person_is_asked(folder: Path, tmp_path: Path) -> None:
-    (write,) = [tool for tool in workshop(folder, tmp_path / "out") if tool.requires_approval]
+    (write,) = [tool for tool in demo_tools(folder, tmp_path / "out") if tool.requires_approval]
     assert write.name == "write_report"
     assert write.function("report.md", "one\ntwo\n") == f"wrote 2 lines to {tmp_path / 'out' / 'report.md'}"
     assert (tmp_path / "out" / "report.md").read_text() == "one\ntwo\n"

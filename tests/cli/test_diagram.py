@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from agentfsm import LOOP, Agent, Graph, Host, SqliteStore, tool
-from agentfsm.core.presets import STRICT
-from agentfsm.diagrams import COMMITTED, FORMATS, Coverage, RunPath, diagram
+from agentfsm.diagrams import COMMITTED_FORMATS, FORMATS, Coverage, RunPath, diagram
+from agentfsm.loop.presets import STRICT
 from agentfsm.testing import ScriptedModel, call
 from tests.cli.conftest import Cli
-from tests.cli.terminal import AtTerminal
+from tests.helpers.terminal import TerminalProcess
 
 
 def test_without_a_word_it_prints_the_loop_as_text(cli: Cli) -> None:
@@ -44,7 +44,7 @@ def test_a_theme_is_drawn(cli: Cli) -> None:
 
 
 def test_the_graph_of_a_preset_and_one_of_a_file(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("from agentfsm.core.presets import STRICT as MINE")
+    (tmp_path / "mine.py").write_text("from agentfsm.loop.presets import STRICT as MINE")
     expected = diagram(STRICT.graph, "text").rstrip("\n")
     assert cli("diagram", "--preset", "strict").stdout.rstrip("\n") == expected
     assert cli("diagram", "mine.py:MINE").stdout.rstrip("\n") == expected
@@ -55,7 +55,7 @@ def test_a_folder_gets_the_forms_that_are_kept_and_check_compares_them(cli: Cli,
     assert not (tmp_path / "kept").exists()
     written = cli("diagram", "--output", "kept/")
     assert sorted(Path(line).name for line in written.stderr.splitlines()) == sorted(
-        f"loop{FORMATS[form].endings[0]}" for form in COMMITTED
+        f"loop{FORMATS[form].suffixes[0]}" for form in COMMITTED_FORMATS
     )
     fresh = cli("diagram", "--output", "kept", "--check")
     assert (fresh.exit_code, fresh.output) == (0, "")
@@ -120,7 +120,7 @@ WAY = ["pre_step.otherwise", "call_llm.otherwise", "post_llm.tool_calls", "dispa
 
 def test_the_way_of_a_run_of_the_store_is_laid_over_its_graph(cli: Cli, tmp_path: Path) -> None:
     keep(tmp_path / "runs.db")
-    expected = diagram(LOOP, "svg", overlay=RunPath.of(WAY, "suspended"))
+    expected = diagram(LOOP, "svg", overlay=RunPath.from_ids(WAY, "suspended"))
     assert cli("diagram", "--run", "one", "--store", "runs.db", "-o", "run.svg").exit_code == 0
     assert (tmp_path / "run.svg").read_text() == expected
     text = cli("diagram", "--run", "one", "--store", "runs.db").stdout
@@ -130,7 +130,7 @@ def test_the_way_of_a_run_of_the_store_is_laid_over_its_graph(cli: Cli, tmp_path
 def test_a_run_on_a_graph_that_is_not_at_hand_is_drawn_on_what_its_journal_pins(cli: Cli, tmp_path: Path) -> None:
     keep(tmp_path / "runs.db", MINE)
     result = cli("diagram", "--run", "one", "--store", "runs.db", "-f", "svg")
-    assert result.stdout.rstrip("\n") == diagram(MINE, overlay=RunPath.of(WAY, "suspended")).rstrip("\n")
+    assert result.stdout.rstrip("\n") == diagram(MINE, overlay=RunPath.from_ids(WAY, "suspended")).rstrip("\n")
     (tmp_path / "mine.py").write_text("from agentfsm import LOOP\nSHORT = LOOP.without('post_llm.tool_calls')\n")
     other = cli("diagram", "mine.py:SHORT", "--run", "one", "--store", "runs.db")
     assert other.exit_code == 2
@@ -154,7 +154,7 @@ def test_an_image_goes_to_a_file_or_through_a_pipe_but_not_to_a_terminal(cli: Cl
     assert cli("diagram", "-f", "png").stdout_bytes.startswith(b"\x89PNG")
     cli("diagram", "-o", "loop.png")
     assert (tmp_path / "loop.png").read_bytes().startswith(b"\x89PNG")
-    with AtTerminal(["diagram", "-f", "png"], tmp_path) as terminal:
+    with TerminalProcess(["diagram", "-f", "png"], tmp_path) as terminal:
         terminal.expect("say where it goes with --output")
         assert terminal.wait() == 2
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from agentfsm.journal.filelock import FileLock
+from agentfsm.journal.sqlite.sqlite_writer import FileLock
 from tests.cli.conftest import Cli
-from tests.cli.server import calls, little, text
-from tests.cli.terminal import COMMAND, clean_environment, without_terminal
+from tests.helpers.fake_model_server import fake_model_server, text_output, tool_call_output
+from tests.helpers.terminal import COMMAND, clean_environment, run_without_terminal
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 
@@ -65,7 +65,7 @@ def killed_in(tool: str, url: str, folder: Path) -> str:
         assert process.stdout is not None
         assert process.stdout.readline() == "in the middle\n"
         process.kill()
-    (listed,) = without_terminal(["runs", "--store", "runs.db", "--json"], folder).stdout.splitlines()
+    (listed,) = run_without_terminal(["runs", "--store", "runs.db", "--json"], folder).stdout.splitlines()
     head = json.loads(listed)
     assert (head["status"], head["owner"]) == ("running", None)
     assert said.read_text().splitlines()[0] == f"run {head['run_id']}"
@@ -81,15 +81,15 @@ def effects(folder: Path) -> list[str]:
 
 
 def test_an_idempotent_tool_runs_again_with_the_same_key(tmp_path: Path) -> None:
-    with little(calls(("pay_once_per_key", {})), text("Paid.")) as server:
+    with fake_model_server(tool_call_output(("pay_once_per_key", {})), text_output("Paid.")) as server:
         run_id = killed_in("pay_once_per_key", server.url, tmp_path)
-        done = without_terminal(["resume", run_id, *options(server.url)], tmp_path)
+        done = run_without_terminal(["resume", run_id, *options(server.url)], tmp_path)
     assert (done.returncode, done.stdout) == (0, "Paid.\n"), done.stderr
     first, second = effects(tmp_path)
     assert first == second
     assert len(server.requests) == 2  # the reply that was durable is not asked for again
     assert server.requests[-1]["messages"][-1]["content"] == "paid"
-    assert without_terminal(["verify", run_id, "--store", "runs.db"], tmp_path).returncode == 0
+    assert run_without_terminal(["verify", run_id, "--store", "runs.db"], tmp_path).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -98,57 +98,57 @@ def test_an_idempotent_tool_runs_again_with_the_same_key(tmp_path: Path) -> None
 def test_any_other_tool_is_in_doubt_until_a_person_has_looked(
     tmp_path: Path, reply: str, times: int, result: str
 ) -> None:
-    with little(calls(("pay", {})), text("Paid.")) as server:
+    with fake_model_server(tool_call_output(("pay", {})), text_output("Paid.")) as server:
         run_id = killed_in("pay", server.url, tmp_path)
-        asked = without_terminal(["resume", run_id, *options(server.url)], tmp_path)
+        asked = run_without_terminal(["resume", run_id, *options(server.url)], tmp_path)
         assert asked.returncode == 3
         assert "in_doubt" in asked.stderr
         assert f"agentfsm resume {run_id} 'YOUR ANSWER' " in asked.stderr  # what nobody knows is not suggested
         assert 'the reply is ran, "ran RESULT", did-not-run, or give-up' in asked.stderr
-        pasted = without_terminal(["resume", run_id, "YOUR ANSWER", *options(server.url)], tmp_path)
+        pasted = run_without_terminal(["resume", run_id, "YOUR ANSWER", *options(server.url)], tmp_path)
         assert (pasted.returncode, len(effects(tmp_path))) == (2, 1)
         assert len(effects(tmp_path)) == 1
         assert len(server.requests) == 1
-        done = without_terminal(["resume", run_id, reply, *options(server.url)], tmp_path)
+        done = run_without_terminal(["resume", run_id, reply, *options(server.url)], tmp_path)
     assert (done.returncode, done.stdout) == (0, "Paid.\n"), done.stderr
     assert len(effects(tmp_path)) == times
     assert server.requests[-1]["messages"][-1]["content"].partition("\n")[0] == result
-    assert without_terminal(["verify", run_id, "--store", "runs.db"], tmp_path).returncode == 0
+    assert run_without_terminal(["verify", run_id, "--store", "runs.db"], tmp_path).returncode == 0
 
 
 @pytest.mark.parametrize("tool", ["pay", "pay_once_per_key"])
 def test_tools_that_were_forgotten_cost_no_run_its_call(tmp_path: Path, tool: str) -> None:
-    with little(calls((tool, {})), text("Paid.")) as server:
+    with fake_model_server(tool_call_output((tool, {})), text_output("Paid.")) as server:
         run_id = killed_in(tool, server.url, tmp_path)
         words = options(server.url)
         bare = [word for word in words if word not in ("-t", "tools.py")]
-        before = without_terminal(["export", run_id, "--store", "runs.db"], tmp_path).stdout
+        before = run_without_terminal(["export", run_id, "--store", "runs.db"], tmp_path).stdout
         for which, code in ([run_id], 2), ([], 1):
-            refused = without_terminal(["resume", *which, *bare], tmp_path)
+            refused = run_without_terminal(["resume", *which, *bare], tmp_path)
             assert refused.returncode == code, refused.stderr
             assert f"{tool!r}, and there is no such tool here" in refused.stderr
         if tool == "pay":
-            assert without_terminal(["resume", run_id, *words], tmp_path).returncode == 3
-            before = without_terminal(["export", run_id, "--store", "runs.db"], tmp_path).stdout
-            refused = without_terminal(["resume", run_id, "did-not-run", *bare], tmp_path)
+            assert run_without_terminal(["resume", run_id, *words], tmp_path).returncode == 3
+            before = run_without_terminal(["export", run_id, "--store", "runs.db"], tmp_path).stdout
+            refused = run_without_terminal(["resume", run_id, "did-not-run", *bare], tmp_path)
             assert refused.returncode == 2
-        assert without_terminal(["export", run_id, "--store", "runs.db"], tmp_path).stdout == before
+        assert run_without_terminal(["export", run_id, "--store", "runs.db"], tmp_path).stdout == before
         reply = ["did-not-run"] if tool == "pay" else []
-        assert without_terminal(["resume", run_id, *reply, *words], tmp_path).stdout == "Paid.\n"
+        assert run_without_terminal(["resume", run_id, *reply, *words], tmp_path).stdout == "Paid.\n"
 
 
 def test_a_run_that_was_cut_off_takes_no_reply_and_stays_as_it_is(tmp_path: Path) -> None:
-    with little(calls(("pay_once_per_key", {})), text("Paid.")) as server:
+    with fake_model_server(tool_call_output(("pay_once_per_key", {})), text_output("Paid.")) as server:
         run_id = killed_in("pay_once_per_key", server.url, tmp_path)
-        refused = without_terminal(["resume", run_id, "ran", *options(server.url)], tmp_path)
+        refused = run_without_terminal(["resume", run_id, "ran", *options(server.url)], tmp_path)
         assert refused.returncode == 2
         assert "resume it without a reply" in refused.stderr
         assert len(effects(tmp_path)) == 1
-        assert without_terminal(["resume", run_id, *options(server.url)], tmp_path).returncode == 0
+        assert run_without_terminal(["resume", run_id, *options(server.url)], tmp_path).returncode == 0
 
 
 def test_the_store_may_be_named_in_the_environment_and_is_then_one_that_must_do(cli: Cli, tmp_path: Path) -> None:
-    with little(text("Hello.")) as server:
+    with fake_model_server(text_output("Hello.")) as server:
         words = ("run", "hi", "-m", "some-model", "--base-url", server.url)
         assert cli(*words, AGENTFSM_STORE="mine.db").exit_code == 0
         (listed,) = cli("runs", AGENTFSM_STORE="mine.db").stdout.splitlines()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agentfsm import LOOP, ConfigurationError
-from agentfsm.cli.loading import load_graph, load_tools
-from agentfsm.core.presets import STRICT
+from agentfsm.cli.user_code import load_graph, load_tools
+from agentfsm.loop.presets import STRICT
 
 
 @pytest.fixture(autouse=True)
@@ -85,8 +85,8 @@ def test_a_file_of_another_kind_is_refused() -> None:
 
 def test_a_graph_is_found_in_a_module_in_a_file_and_in_what_has_one() -> None:
     Path("mine.py").write_text("from agentfsm import LOOP as MINE\nclass Holder:\n    inner = MINE")
-    assert load_graph("agentfsm.core.loop:LOOP") is LOOP
-    assert load_graph("agentfsm.core.presets:STRICT") is STRICT.graph
+    assert load_graph("agentfsm.loop.table:LOOP") is LOOP
+    assert load_graph("agentfsm.loop.presets:STRICT") is STRICT.graph
     assert load_graph("mine:MINE") is LOOP
     assert load_graph("mine.py:MINE") is LOOP
     assert load_graph("mine.py:Holder.inner") is LOOP
@@ -99,8 +99,8 @@ def test_a_graph_is_found_in_a_module_in_a_file_and_in_what_has_one() -> None:
         (":LOOP", "no MODULE:GRAPH"),
         ("agentfsm:", "no MODULE:GRAPH"),
         ("no_such.module:G", "no module 'no_such.module'"),
-        ("agentfsm.core.loop:POOL", "has no 'POOL'; there is: LOOP"),
-        ("agentfsm.core.loop:State", "no graph; there is: LOOP"),
+        ("agentfsm.loop.table:POOL", "has no 'POOL'; there is: LOOP"),
+        ("agentfsm.loop.table:State", "no graph; there is: LOOP"),
         ("broken.py:G", "broken.py, line 2: GraphError: a.never"),
         ("needs:G", "No module named 'no_such_module'"),
     ],

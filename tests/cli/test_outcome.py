@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from agentfsm import Agent, AgentGuardrails, tool
-from agentfsm.cli.outcome import Story, exit_code, show_outcome, story_json
-from agentfsm.cli.screen import Screen
+from agentfsm.cli.console import CliConsole
+from agentfsm.cli.run_report import RunReport, exit_code, print_outcome, report_json
 from agentfsm.testing import ScriptedModel, call
 
 
@@ -21,15 +21,17 @@ class Town(BaseModel):
     people: int
 
 
-def story(agent: Agent, signal: int | None = None) -> Story:
+def story(agent: Agent, signal: int | None = None) -> RunReport:
     result = agent.run_sync("go")
-    return Story(result, result.decisions, 1.25, signal)
+    return RunReport(result, result.decisions, 1.25, signal)
 
 
-def shown(told: Story) -> tuple[str, str]:
+def shown(told: RunReport) -> tuple[str, str]:
     """What goes to stdout and what to stderr."""
     out, err = io.StringIO(), io.StringIO()
-    show_outcome(Screen(Console(file=out), Console(file=err, width=200, markup=False), person=False, live=False), told)
+    print_outcome(
+        CliConsole(Console(file=out), Console(file=err, width=200, markup=False), interactive=False, live=False), told
+    )
     return out.getvalue(), err.getvalue()
 
 
@@ -40,7 +42,7 @@ def test_an_answer_of_a_type_is_printed_as_json() -> None:
     assert "Köln" in out
     assert err.startswith("\ncompleted  1 model call, 3 transitions, 1.2 s")
     assert exit_code(told) == 0
-    assert story_json(told)["output"] == {"name": "Köln", "people": 1}
+    assert report_json(told)["output"] == {"name": "Köln", "people": 1}
 
 
 def test_a_handoff_says_what_blocks_and_what_comes_next() -> None:
@@ -50,7 +52,7 @@ def test_a_handoff_says_what_blocks_and_what_comes_next() -> None:
     assert out == ""
     assert err.splitlines()[2:] == ["  no road", "  blocked by: snow", "  next: wait for spring"]
     assert exit_code(told) == 1
-    assert story_json(told)["details"]["blockers"] == ["snow"]
+    assert report_json(told)["details"]["blockers"] == ["snow"]
 
 
 def test_a_partial_summary_says_what_was_learned() -> None:
@@ -70,9 +72,9 @@ def test_a_question_says_what_it_is() -> None:
     _, err = shown(told)
     assert err.splitlines()[2:] == ["  question: Which one?", "  There are two.", "  choices: a, b"]
     assert exit_code(told) == 3
-    assert story_json(told)["suspension_record"]["question"] == "Which one?"
+    assert report_json(told)["suspension_record"]["question"] == "Which one?"
     told.files["record"] = "wait.json"
-    assert "suspension_record" not in story_json(told)
+    assert "suspension_record" not in report_json(told)
 
 
 @pytest.mark.parametrize(("signal", "code"), [(2, 130), (15, 143)])
@@ -87,7 +89,7 @@ def test_an_output_that_json_cannot_say_is_said_in_words() -> None:
         return {1, 2}
 
     told = story(Agent(ScriptedModel([call("finish")]), tools=[finish]))
-    json.dumps(story_json(told))
+    json.dumps(report_json(told))
 
 
 def test_counts_are_in_plain_english() -> None:

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from agentfsm import Agent, Handoff, Host, RunCompleted
-from agentfsm.core.events import AgentError, Event
+from agentfsm.loop.events import Event, RecoveryStarted
 from agentfsm.models import resolve
 from agentfsm.testing import FakeClock
 from tests.cli.conftest import Cli
-from tests.models.aimock import AiMock, aimock_server  # noqa: F401  # the import makes the fixture known
+from tests.helpers.npm_servers import AiMock, aimock_server  # noqa: F401  # the import makes the fixture known
 
 TOOLS = '''
 def weather(city: str) -> str:
@@ -88,7 +88,7 @@ def run(request: pytest.FixtureRequest, wire: str, aimock: AiMock, cli: Cli, tmp
         asyncio.run(watch())
         end = events[-1]
         assert isinstance(end, RunCompleted | Handoff)
-        failures = [e for e in events if isinstance(e, AgentError)]
+        failures = [e for e in events if isinstance(e, RecoveryStarted)]
         assert [e.backoff_s for e in failures] == clock.slept
         return {
             "ok": isinstance(end, RunCompleted),

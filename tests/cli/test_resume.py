@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Cli
-from tests.cli.server import Little, calls, little, text
-from tests.cli.terminal import AtTerminal, without_terminal
 from tests.cli.test_run import SECRET, TOOLS
+from tests.helpers.fake_model_server import FakeModelServer, fake_model_server, text_output, tool_call_output
+from tests.helpers.terminal import TerminalProcess, run_without_terminal
 
 ENVIRONMENT = {"AGENTFSM_SECRET": SECRET}
 
@@ -19,15 +19,15 @@ ENVIRONMENT = {"AGENTFSM_SECRET": SECRET}
 def agent(cli: Cli, tmp_path: Path) -> list[str]:
     """The options of the agent; ``wait.json`` holds a run of it that waits for leave."""
     (tmp_path / "tools.py").write_text(TOOLS)
-    with little(calls(("remove", {"path": "old.txt"}))) as server:
+    with fake_model_server(tool_call_output(("remove", {"path": "old.txt"}))) as server:
         options = ["-m", "some-model", "--base-url", server.url, "-t", "tools.py"]
         assert cli("run", "tidy", *options, "--no-store", "--record", "wait.json", **ENVIRONMENT).exit_code == 3
     return options
 
 
-def resumed(cli: Cli, agent: list[str], *words: str, **environment: str) -> tuple[int, str, str, Little]:
+def resumed(cli: Cli, agent: list[str], *words: str, **environment: str) -> tuple[int, str, str, FakeModelServer]:
     """What comes of ``resume wait.json``, and the server that its model was."""
-    with little(text("Done.")) as server:
+    with fake_model_server(text_output("Done.")) as server:
         options = [server.url if word.startswith("http") else word for word in agent]
         result = cli("resume", "wait.json", *words, *options, **(ENVIRONMENT | environment))
     return result.exit_code, result.stdout, result.stderr, server
@@ -57,11 +57,11 @@ def test_a_record_is_good_for_one_reply(cli: Cli, agent: list[str]) -> None:
 
 
 def test_another_process_goes_on_and_a_third_one_cannot(agent: list[str], tmp_path: Path) -> None:
-    with little(text("Done.")) as server:
+    with fake_model_server(text_output("Done.")) as server:
         options = [server.url if word.startswith("http") else word for word in agent]
         words = ["resume", "wait.json", "allow", *options]
-        first = without_terminal(words, tmp_path, **ENVIRONMENT)
-        second = without_terminal(words, tmp_path, **ENVIRONMENT)
+        first = run_without_terminal(words, tmp_path, **ENVIRONMENT)
+        second = run_without_terminal(words, tmp_path, **ENVIRONMENT)
     assert (first.returncode, first.stdout) == (0, "Done.\n")
     assert second.returncode == 2
     assert "was resumed already" in second.stderr
@@ -108,9 +108,9 @@ def test_a_run_may_be_ended_without_a_reply(cli: Cli, agent: list[str]) -> None:
 
 
 def test_at_a_terminal_the_person_is_asked(agent: list[str], tmp_path: Path) -> None:
-    with little(text("Done.")) as server:
+    with fake_model_server(text_output("Done.")) as server:
         options = [server.url if word.startswith("http") else word for word in agent]
-        with AtTerminal(["resume", "wait.json", *options], tmp_path, ENVIRONMENT) as terminal:
+        with TerminalProcess(["resume", "wait.json", *options], tmp_path, ENVIRONMENT) as terminal:
             terminal.expect("May 'remove' run with these arguments?")
             terminal.expect("old.txt")
             terminal.type("deny")
@@ -137,11 +137,11 @@ def test_a_run_that_is_nowhere_is_said_to_be(cli: Cli, words: list[str], said: s
 
 def test_from_the_store_the_person_is_asked_at_the_terminal(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text(TOOLS)
-    with little(calls(("remove", {"path": "old.txt"})), text("Done.")) as server:
+    with fake_model_server(tool_call_output(("remove", {"path": "old.txt"})), text_output("Done.")) as server:
         options = ["-m", "some-model", "--base-url", server.url, "-t", "tools.py"]
         assert cli("run", "tidy", *options).exit_code == 3
         run_id = cli("runs").stdout.split()[0]
-        with AtTerminal(["resume", run_id, *options], tmp_path) as terminal:
+        with TerminalProcess(["resume", run_id, *options], tmp_path) as terminal:
             terminal.expect("May 'remove' run with these arguments?")
             terminal.type("a")
             terminal.expect("Done.")
@@ -150,7 +150,7 @@ def test_from_the_store_the_person_is_asked_at_the_terminal(cli: Cli, tmp_path: 
 
 def test_a_run_of_the_store_may_be_ended_without_a_reply(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text(TOOLS)
-    with little(calls(("remove", {"path": "old.txt"}))) as server:
+    with fake_model_server(tool_call_output(("remove", {"path": "old.txt"}))) as server:
         options = ["-m", "some-model", "--base-url", server.url, "-t", "tools.py"]
         cli("run", "tidy", *options)
         run_id = cli("runs").stdout.split()[0]

@@ -12,8 +12,8 @@ import pytest
 
 from agentfsm import SqliteStore
 from tests.cli.conftest import Cli
-from tests.cli.server import Little, calls, little, text
 from tests.cli.test_run import TOOLS
+from tests.helpers.fake_model_server import FakeModelServer, fake_model_server, text_output, tool_call_output
 
 OPTIONS = ["-m", "some-model", "-t", "tools.py", "--store", "runs.db"]
 
@@ -49,14 +49,14 @@ def folder(cli: Cli, tmp_path: Path) -> Path:
 
 def begun(cli: Cli, folder: Path, *more: str, cut: bool = False) -> str:
     """The id of a run that waits for leave; or that was cut off behind the model's reply."""
-    with little(calls(("remove", {"path": "old.txt"}))) as server:
+    with fake_model_server(tool_call_output(("remove", {"path": "old.txt"}))) as server:
         result = cli("run", "tidy", *OPTIONS, "--base-url", server.url, "--json", *more)
     assert result.exit_code == 3, result.stderr
     run_id = str(json.loads(result.stdout)["run_id"])
     if not cut:
         return run_id
     store = SqliteStore(folder / "runs.db")
-    rows = store.rows(run_id)
+    rows = store.records(run_id)
     rows = rows[: next(n for n, r in enumerate(rows) if '"transition":"call_llm.otherwise"' in r.body) + 1]
     store.close()
     (folder / "runs.db").unlink()
@@ -65,7 +65,7 @@ def begun(cli: Cli, folder: Path, *more: str, cut: bool = False) -> str:
     store = SqliteStore(folder / "runs.db")
 
     async def put() -> None:
-        lease = await store.take(run_id, "gone", new=True)
+        lease = await store.acquire(run_id, "gone", new=True)
         await store.append(lease, rows, "running")
         await store.release(lease)
 
@@ -74,8 +74,8 @@ def begun(cli: Cli, folder: Path, *more: str, cut: bool = False) -> str:
     return run_id
 
 
-def resume(cli: Cli, *words: str, answer: str = "Done.") -> tuple[Any, Little]:
-    with little(text(answer)) as server:
+def resume(cli: Cli, *words: str, answer: str = "Done.") -> tuple[Any, FakeModelServer]:
+    with fake_model_server(text_output(answer)) as server:
         return cli("resume", *words, *OPTIONS, "--base-url", server.url), server
 
 
@@ -120,7 +120,7 @@ def test_a_run_that_cannot_be_read_is_left_and_hides_no_other(cli: Cli, folder: 
 
 def test_leave_is_not_used_up_where_the_tool_was_forgotten(cli: Cli, folder: Path) -> None:
     first, second = begun(cli, folder), begun(cli, folder)
-    with little(text("Done.")) as server:
+    with fake_model_server(text_output("Done.")) as server:
         bare = ["-m", "some-model", "--store", "runs.db", "--base-url", server.url]
         for reply in ("allow", '{"path": "new.txt"}'):
             refused = cli("resume", first, reply, *bare)
@@ -143,7 +143,7 @@ def test_where_nothing_was_cut_off_it_says_so(cli: Cli, folder: Path) -> None:
 
 
 def test_a_run_of_another_graph_is_left_and_named(cli: Cli, folder: Path) -> None:
-    cut = begun(cli, folder, "--graph", "graphs.py:NO_TOOLS", "--graph", "agentfsm.core.loop:LOOP", cut=True)
+    cut = begun(cli, folder, "--graph", "graphs.py:NO_TOOLS", "--graph", "agentfsm.loop.table:LOOP", cut=True)
     result, _ = resume(cli, "--graph", "graphs.py:LONGER")
     assert result.exit_code == 1
     assert f"run {cut} is left as it is:" in result.stderr

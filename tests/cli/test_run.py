@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agentfsm.journal.filelock import FileLock
+from agentfsm.journal.sqlite.sqlite_writer import FileLock
 from tests.cli.conftest import Cli
-from tests.cli.server import Body, Said, calls, little, text
-from tests.cli.terminal import AtTerminal, without_terminal
+from tests.helpers.fake_model_server import JsonBody, ModelOutput, fake_model_server, text_output, tool_call_output
+from tests.helpers.terminal import TerminalProcess, run_without_terminal
 
 TOOLS = '''
 from agentfsm import tool
@@ -36,7 +36,7 @@ def _tools(tmp_path: Path) -> None:
 
 
 def test_the_answer_alone_goes_to_stdout(cli: Cli) -> None:
-    with little(calls(("add", {"a": 2, "b": 3})), text("It is 5.")) as server:
+    with fake_model_server(tool_call_output(("add", {"a": 2, "b": 3})), text_output("It is 5.")) as server:
         result = cli("run", "2 + 3?", "--model", "some-model", "--base-url", server.url, "--tools", "tools.py")
     assert result.exit_code == 0
     assert result.stdout == "It is 5.\n"
@@ -49,13 +49,13 @@ def test_the_answer_alone_goes_to_stdout(cli: Cli) -> None:
 
 
 def test_quiet_says_nothing_else(cli: Cli) -> None:
-    with little(text("Hello.")) as server:
+    with fake_model_server(text_output("Hello.")) as server:
         result = cli("run", "hi", "-m", "some-model", "--base-url", server.url, "-q")
     assert (result.stdout, result.stderr) == ("Hello.\n", "")
 
 
 def test_the_prompt_may_come_from_stdin(cli: Cli) -> None:
-    with little(text("Hello.")) as server:
+    with fake_model_server(text_output("Hello.")) as server:
         cli(
             "run", "-", "-m", "some-model", "--base-url", server.url, "--instructions", "Be brief.", stdin="from a pipe"
         )
@@ -73,7 +73,7 @@ def test_an_empty_prompt_is_wrong_usage(cli: Cli, prompt: str) -> None:
 
 
 def test_the_model_may_stand_in_the_environment(cli: Cli) -> None:
-    with little(text("Hello.")) as server:
+    with fake_model_server(text_output("Hello.")) as server:
         result = cli("run", "hi", AGENTFSM_MODEL="openai:tiny", OPENAI_BASE_URL=server.url, OPENAI_API_KEY="sk-test")
     assert result.stdout == "Hello.\n"
     assert server.requests[0]["model"] == "tiny"
@@ -81,7 +81,7 @@ def test_the_model_may_stand_in_the_environment(cli: Cli) -> None:
 
 def test_a_key_for_another_address_comes_from_a_variable_and_is_never_shown(cli: Cli) -> None:
     keys: list[str] = []
-    with little(401) as server:
+    with fake_model_server(401) as server:
         result = cli(
             *("run", "hi", "-m", "some-model", "--base-url", server.url, "--api-key-env", "MY_KEY", "--json"),
             MY_KEY="sk-canary-0123456789",
@@ -93,7 +93,7 @@ def test_a_key_for_another_address_comes_from_a_variable_and_is_never_shown(cli:
 
 
 def test_json_holds_the_outcome_and_every_transition_with_the_guards_asked(cli: Cli) -> None:
-    with little(calls(("add", {"a": 2, "b": "x"})), text("Five.")) as server:
+    with fake_model_server(tool_call_output(("add", {"a": 2, "b": "x"})), text_output("Five.")) as server:
         result = cli("run", "2 + 3?", "-m", "some-model", "--base-url", server.url, "-t", "tools.py", "--json")
     data = json.loads(result.stdout)
     assert (data["outcome"], data["ok"], data["output"], data["state"]) == ("RunCompleted", True, "Five.", "terminal")
@@ -114,7 +114,7 @@ def test_json_holds_the_outcome_and_every_transition_with_the_guards_asked(cli: 
 
 
 def test_a_run_that_hands_off_exits_with_1_and_says_why(cli: Cli) -> None:
-    with little(404) as server:
+    with fake_model_server(404) as server:
         result = cli("run", "hi", "-m", "some-model", "--base-url", server.url)
     assert result.exit_code == 1
     assert result.stdout == ""
@@ -123,7 +123,7 @@ def test_a_run_that_hands_off_exits_with_1_and_says_why(cli: Cli) -> None:
 
 
 def test_a_server_that_is_not_there_is_said_to_be_unreachable(cli: Cli) -> None:
-    with little(text("gone")) as server:
+    with fake_model_server(text_output("gone")) as server:
         pass
     result = cli("run", "hi", "-m", "some-model", "--base-url", server.url, "--preset", "strict")
     assert result.exit_code == 1
@@ -131,10 +131,10 @@ def test_a_server_that_is_not_there_is_said_to_be_unreachable(cli: Cli) -> None:
 
 
 def test_limits_hold(cli: Cli) -> None:
-    def more(body: Body) -> Said:
-        return calls(("add", {"a": len(server.requests), "b": 1}))
+    def more(body: JsonBody) -> ModelOutput:
+        return tool_call_output(("add", {"a": len(server.requests), "b": 1}))
 
-    with little(more) as server:
+    with fake_model_server(more) as server:
         cli("run", "hi", "-m", "some-model", "--base-url", server.url, "-t", "tools.py", "--max-iterations", "3")
     assert len(server.requests) == 3
 
@@ -147,14 +147,14 @@ def test_a_graph_of_ones_own_runs(cli: Cli, tmp_path: Path) -> None:
         "        return Failure(kind=FailureKind.output_refused, explanation='too polite')\n"
         "MINE = LOOP.with_detector('post_llm', too_polite, before='no_progress')\n"
     )
-    with little(text("Yes, please.")) as server:
+    with fake_model_server(text_output("Yes, please.")) as server:
         result = cli("run", "hi", "-m", "some-model", "--base-url", server.url, "--graph", "graphs.py:MINE")
     assert result.exit_code == 1
     assert "too_polite" in result.stderr
 
 
 def test_the_run_is_drawn_where_one_wants_it(cli: Cli, tmp_path: Path) -> None:
-    with little(text("Hello.")) as server:
+    with fake_model_server(text_output("Hello.")) as server:
         result = cli("run", "hi", "-m", "some-model", "--base-url", server.url, "--diagram", "out/run.md")
     assert "picture: out/run.md" in result.stderr
     assert "call_llm" in (tmp_path / "out" / "run.md").read_text()
@@ -170,7 +170,7 @@ def suspend(cli: Cli, url: str, *words: str, **environment: str) -> tuple[int, s
 
 
 def test_without_a_terminal_a_question_leaves_the_run_suspended_and_its_record_saved(cli: Cli, tmp_path: Path) -> None:
-    with little(calls(("remove", {"path": "old.txt"})), text("Done.")) as server:
+    with fake_model_server(tool_call_output(("remove", {"path": "old.txt"})), text_output("Done.")) as server:
         code, out, err = suspend(cli, server.url, "--record", "wait.json", AGENTFSM_SECRET=SECRET)
         assert code == 3
         assert out == ""
@@ -189,7 +189,7 @@ def test_without_a_terminal_a_question_leaves_the_run_suspended_and_its_record_s
 
 
 def test_without_a_file_or_a_store_for_it_the_record_goes_to_stdout(cli: Cli) -> None:
-    with little(calls(("remove", {"path": "old.txt"}))) as server:
+    with fake_model_server(tool_call_output(("remove", {"path": "old.txt"}))) as server:
         code, out, err = suspend(cli, server.url, "--no-store", AGENTFSM_SECRET=SECRET)
         assert code == 3
         assert json.loads(out)["tool"] == "remove"
@@ -201,14 +201,14 @@ def test_without_a_file_or_a_store_for_it_the_record_goes_to_stdout(cli: Cli) ->
 
 
 def test_without_a_store_and_a_secret_it_says_that_the_run_cannot_be_resumed(cli: Cli) -> None:
-    with little(calls(("remove", {"path": "old.txt"}))) as server:
+    with fake_model_server(tool_call_output(("remove", {"path": "old.txt"}))) as server:
         code, out, err = suspend(cli, server.url, "--no-store")
     assert (code, out) == (3, "")
     assert "this run cannot be resumed" in err
 
 
 def test_a_run_goes_on_from_its_store_with_no_record_and_no_secret(cli: Cli) -> None:
-    with little(calls(("remove", {"path": "old.txt"})), text("Done.")) as server:
+    with fake_model_server(tool_call_output(("remove", {"path": "old.txt"})), text_output("Done.")) as server:
         code, _, err = suspend(cli, server.url)
         assert code == 3
         (command,) = [line.strip() for line in err.splitlines() if "agentfsm resume" in line]
@@ -231,7 +231,7 @@ def test_a_store_that_another_process_writes_is_done_without_unless_it_was_named
     other = FileLock(default / "agentfsm.db-lock")
     other.acquire()
     try:
-        with little(text("Hello.")) as server:
+        with fake_model_server(text_output("Hello.")) as server:
             words = ("run", "hi", "-m", "some-model", "--base-url", server.url)
             result = cli(*words)
             assert (result.exit_code, result.stdout) == (0, "Hello.\n")
@@ -249,7 +249,7 @@ def test_a_store_that_cannot_be_written_is_done_without_unless_it_was_named(cli:
     default = tmp_path / ".local" / "share" / "agentfsm"
     (default / "agentfsm.db-lock").mkdir(parents=True)  # where its lock would be: nobody, root neither, can write it
     (tmp_path / "named.db-lock").mkdir()
-    with little(text("Hello."), text("Hello.")) as server:
+    with fake_model_server(text_output("Hello."), text_output("Hello.")) as server:
         words = ("run", "hi", "-m", "some-model", "--base-url", server.url)
         result = cli(*words)
         assert (result.exit_code, result.stdout) == (0, "Hello.\n")
@@ -263,7 +263,7 @@ def test_a_store_that_cannot_be_written_is_done_without_unless_it_was_named(cli:
 
 
 def test_the_store_is_its_owners_alone_and_quiet_where_nothing_is_to_be_kept(cli: Cli, tmp_path: Path) -> None:
-    with little(text("Hello.")) as server:
+    with fake_model_server(text_output("Hello.")) as server:
         words = ("run", "hi", "-m", "some-model", "--base-url", server.url)
         cli(*words, "--no-store")
         assert not (tmp_path / ".local").exists()
@@ -274,7 +274,7 @@ def test_the_store_is_its_owners_alone_and_quiet_where_nothing_is_to_be_kept(cli
 
 
 def test_a_folder_that_is_not_there_is_found_out_before_the_run_costs_anything(cli: Cli) -> None:
-    with little(text("Hello.")) as server:
+    with fake_model_server(text_output("Hello.")) as server:
         code, _, err = suspend(cli, server.url, "--record", "no/where/wait.json", AGENTFSM_SECRET=SECRET)
         assert code == 2
         assert "there is no folder 'no/where'" in err
@@ -285,9 +285,9 @@ def test_a_folder_that_is_not_there_is_found_out_before_the_run_costs_anything(c
 
 
 def test_at_a_terminal_the_person_is_asked_and_the_run_goes_on(tmp_path: Path) -> None:
-    with little(calls(("remove", {"path": "old.txt"})), text("Done.")) as server:
+    with fake_model_server(tool_call_output(("remove", {"path": "old.txt"})), text_output("Done.")) as server:
         words = ["run", "tidy", "-m", "some-model", "--base-url", server.url, "-t", "tools.py"]
-        with AtTerminal(words, tmp_path) as terminal:
+        with TerminalProcess(words, tmp_path) as terminal:
             terminal.expect("May 'remove' run with these arguments?")
             terminal.type("e")
             terminal.expect("New arguments as JSON")
@@ -298,9 +298,9 @@ def test_at_a_terminal_the_person_is_asked_and_the_run_goes_on(tmp_path: Path) -
 
 
 def test_ctrl_c_ends_a_run_that_waits_for_its_model_in_order(tmp_path: Path) -> None:
-    with little(hang=True) as server:
+    with fake_model_server(hang=True) as server:
         words = ["run", "hi", "-m", "some-model", "--base-url", server.url]
-        with AtTerminal(words, tmp_path) as terminal:
+        with TerminalProcess(words, tmp_path) as terminal:
             terminal.expect("waiting for")
             assert server.asked.wait(30)
             terminal.type("\x03", end="")
@@ -312,9 +312,9 @@ def test_ctrl_c_ends_a_run_that_waits_for_its_model_in_order(tmp_path: Path) -> 
 
 
 def test_a_signal_to_end_is_heeded_in_the_same_way(tmp_path: Path) -> None:
-    with little(hang=True) as server:
+    with fake_model_server(hang=True) as server:
         words = ["run", "hi", "-m", "some-model", "--base-url", server.url, "--json"]
-        with AtTerminal(words, tmp_path) as terminal:
+        with TerminalProcess(words, tmp_path) as terminal:
             assert server.asked.wait(30)
             terminal.process.terminate()
             assert terminal.wait() == 143
@@ -322,17 +322,20 @@ def test_a_signal_to_end_is_heeded_in_the_same_way(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_killed_goes_on_from_its_store(tmp_path: Path) -> None:
-    with little(calls(("add", {"a": 2, "b": 3})), text("Five.")) as good, little(hang=True) as bad:
+    with (
+        fake_model_server(tool_call_output(("add", {"a": 2, "b": 3})), text_output("Five.")) as good,
+        fake_model_server(hang=True) as bad,
+    ):
         first = ["run", "2 + 3?", "-m", "some-model", "--base-url", bad.url, "-t", "tools.py"]
-        with AtTerminal(first, tmp_path) as terminal:
+        with TerminalProcess(first, tmp_path) as terminal:
             assert bad.asked.wait(30)
             terminal.process.kill()
             terminal.wait()
-        (listed,) = without_terminal(["runs"], tmp_path).stdout.splitlines()
+        (listed,) = run_without_terminal(["runs"], tmp_path).stdout.splitlines()
         run_id, status = listed.split()[:2]
         assert status == "running"
         words = ["resume", run_id, "-m", "some-model", "--base-url", good.url, "-t", "tools.py"]
-        done = without_terminal(words, tmp_path)
+        done = run_without_terminal(words, tmp_path)
     assert (done.returncode, done.stdout) == (0, "Five.\n")
     assert good.requests[0]["messages"] == [{"role": "user", "content": "2 + 3?"}]
 
@@ -345,9 +348,9 @@ def test_ctrl_c_cuts_off_a_tool_that_hangs(tmp_path: Path) -> None:
         "    print('at it', flush=True)\n"
         "    threading.Event().wait()\n"
     )
-    with little(calls(("wait", {}))) as server:
+    with fake_model_server(tool_call_output(("wait", {}))) as server:
         words = ["run", "hi", "-m", "some-model", "--base-url", server.url, "-t", "slow.py"]
-        with AtTerminal(words, tmp_path) as terminal:
+        with TerminalProcess(words, tmp_path) as terminal:
             terminal.expect("at it")
             terminal.type("\x03", end="")
             terminal.expect("it stood in dispatch_tool")
@@ -355,21 +358,21 @@ def test_ctrl_c_cuts_off_a_tool_that_hangs(tmp_path: Path) -> None:
 
 
 def test_the_answer_goes_through_a_pipe_as_it_is(tmp_path: Path) -> None:
-    with little(text("tab\there \x1b[1m grüße")) as server:
-        done = without_terminal(["run", "hi", "-m", "some-model", "--base-url", server.url], tmp_path)
+    with fake_model_server(text_output("tab\there \x1b[1m grüße")) as server:
+        done = run_without_terminal(["run", "hi", "-m", "some-model", "--base-url", server.url], tmp_path)
     assert done.stdout == "tab\there \x1b[1m grüße\n"
     assert "\x1b" not in done.stderr
 
 
 def test_a_locale_that_knows_no_arrows_gets_question_marks(tmp_path: Path) -> None:
-    with little(text("→ grüße")) as server:
+    with fake_model_server(text_output("→ grüße")) as server:
         words = ["run", "hi", "-m", "some-model", "--base-url", server.url]
-        done = without_terminal(words, tmp_path, PYTHONIOENCODING="ascii")
+        done = run_without_terminal(words, tmp_path, PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stdout) == (0, "? gr??e\n")
 
 
 def test_what_was_said_cannot_steer_the_terminal_when_it_is_shown_later(cli: Cli) -> None:
-    with little(calls(("remove", {"path": "\x1b[2J\u202eold.txt"}))) as server:
+    with fake_model_server(tool_call_output(("remove", {"path": "\x1b[2J\u202eold.txt"}))) as server:
         suspend(cli, server.url)
     shown = cli("show", cli("runs").stdout.split()[0]).stdout
     assert "post_llm.tool_calls -> dispatch_tool" in shown

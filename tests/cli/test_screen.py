@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm.cli.screen import safe, short
+from agentfsm.cli.console import sanitize, shorten
 
 
 @pytest.mark.parametrize(
@@ -22,17 +22,17 @@ from agentfsm.cli.screen import safe, short
     ],
 )
 def test_what_would_steer_the_terminal_is_shown_as_its_code(text: str, shown: str) -> None:
-    assert safe(text) == shown
+    assert sanitize(text) == shown
 
 
 @given(st.text(st.characters(codec=None)))
 def test_whatever_comes_is_harmless_and_can_be_encoded(text: str) -> None:
-    shown = safe(text)
+    shown = sanitize(text)
     assert not any(ord(c) < 32 and c not in "\n\t" for c in shown)
     shown.encode()
 
 
 def test_a_short_text_is_one_line_of_a_length() -> None:
-    assert short("a\n  b\tc") == "a b c"
-    assert short("x" * 50, 10) == "x" * 9 + "…"
-    assert short(12) == "12"
+    assert shorten("a\n  b\tc") == "a b c"
+    assert shorten("x" * 50, 10) == "x" * 9 + "…"
+    assert shorten(12) == "12"

@@ -12,10 +12,9 @@ import pytest
 from rich.console import Console
 
 from agentfsm import Agent, Allow, Deny, RunCancelled, UserInputRequested, tool
-from agentfsm.cli.outcome import Story
-from agentfsm.cli.screen import Screen
-from agentfsm.cli.session import Asker, see_through
-from agentfsm.cli.watch import Watcher
+from agentfsm.cli.console import CliConsole
+from agentfsm.cli.run_command import AnswerCallback, drive
+from agentfsm.cli.run_report import ProgressDisplay, RunReport
 from agentfsm.testing import ScriptedModel, call
 
 
@@ -25,11 +24,11 @@ def send(to: str) -> str:
     return f"sent to {to}"
 
 
-def seen(ask: Asker, *script: object) -> Story:
+def seen(ask: AnswerCallback, *script: object) -> RunReport:
     agent = Agent(ScriptedModel(script), tools=[send], preset="funnel")  # type: ignore[arg-type]
     console = Console(file=io.StringIO(), width=100)
-    watcher = Watcher(Screen(console, console, person=False, live=False), agent.graph, "scripted")
-    return see_through(agent, agent.run("go"), watcher, ask)
+    watcher = ProgressDisplay(CliConsole(console, console, interactive=False, live=False), agent.graph, "scripted")
+    return drive(agent, agent.run("go"), watcher, ask)
 
 
 def answers(*replies: object) -> Callable[[UserInputRequested], object]:
@@ -84,7 +83,7 @@ def test_signal_handlers_are_as_they_were_before() -> None:
 
 
 def test_it_runs_in_another_thread_too() -> None:
-    stories: list[Story] = []
+    stories: list[RunReport] = []
     thread = threading.Thread(target=lambda: stories.append(seen(answers("Ann"), ASK, DONE)))  # type: ignore[arg-type]
     thread.start()
     thread.join()

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from agentfsm import Agent, Allow, Deny, Edit, FailureKind, Handoff, RunCompleted, UserInputRequested
-from agentfsm.cli.demo_tools import workshop
-from agentfsm.cli.standin import MISTAKES, TASK, StandIn
-from agentfsm.core.messages import Message, Role
-from agentfsm.core.model import ModelRequest
+from agentfsm.cli.demo_command import MISTAKES, TASK, DemoModel, demo_tools
 from agentfsm.errors import TransientProviderError
+from agentfsm.loop.messages import Message, Role
+from agentfsm.loop.model import ModelRequest
 from agentfsm.runtime.host import Host
 from agentfsm.runtime.result import RunResult
 from agentfsm.testing import FakeClock
@@ -25,11 +24,11 @@ def seen_through(
 ) -> tuple[RunResult, list[str], list[str]]:
     """A run of the stand-in to its end, with the states it went through and the kinds it recovered from."""
     agent = Agent(
-        StandIn(mistakes=mistakes), tools=workshop(folder, out), preset="funnel", host=Host(clock=FakeClock())
+        DemoModel(mistakes=mistakes), tools=demo_tools(folder, out), preset="funnel", host=Host(clock=FakeClock())
     )
     result = agent.run_sync(TASK)
     guards = [d.guard for d in result.decisions]
-    kinds = [d.found.kind.value for d in result.decisions if d.target == "recover"]
+    kinds = [d.guard_result.kind.value for d in result.decisions if d.target == "recover"]
     while isinstance(result.outcome, UserInputRequested):
         asked = result.outcome
         reply = (leave or Allow()) if asked.kind == "approval" else limit
@@ -39,7 +38,7 @@ def seen_through(
 
         result = asyncio.run(go_on())
         guards += [d.guard for d in result.decisions]
-        kinds += [d.found.kind.value for d in result.decisions if d.target == "recover"]
+        kinds += [d.guard_result.kind.value for d in result.decisions if d.target == "recover"]
     return result, guards, kinds
 
 
@@ -128,7 +127,7 @@ def test_it_makes_its_mistakes_and_the_loop_mends_each(folder: Path, tmp_path: P
 
 def test_it_reads_the_name_of_a_tool_from_the_answer_to_a_wrong_one() -> None:
     """With other words in the result it calls another tool: nothing of it is canned."""
-    model = StandIn(mistakes=("unknown tool",))
+    model = DemoModel(mistakes=("unknown tool",))
 
     async def talk() -> str:
         wrong = (await model.reply(ModelRequest([Message.user(TASK)]))).message
@@ -141,7 +140,7 @@ def test_it_reads_the_name_of_a_tool_from_the_answer_to_a_wrong_one() -> None:
 
 def test_a_busy_provider_says_how_long_to_wait() -> None:
     with pytest.raises(TransientProviderError) as caught:
-        asyncio.run(StandIn(mistakes=("busy",)).reply(ModelRequest([Message.user(TASK)])))
+        asyncio.run(DemoModel(mistakes=("busy",)).reply(ModelRequest([Message.user(TASK)])))
     assert (caught.value.status, caught.value.retry_after_s) == (429, 2.0)
 
 

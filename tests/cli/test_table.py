@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from agentfsm import LOOP, Agent, RunResult
-from agentfsm.cli.table import colour, transition_table
+from agentfsm.cli.run_report import state_style, transition_table
 from agentfsm.testing import ScriptedModel
 
 
@@ -41,5 +41,10 @@ def test_a_narrow_terminal_loses_only_the_last_column() -> None:
 
 
 def test_states_have_the_colours_of_the_pictures() -> None:
-    assert [colour(LOOP, s) for s in ("call_llm", "recover", "suspended", "terminal")] == ["", "yellow", "cyan", "bold"]
+    assert [state_style(LOOP, s) for s in ("call_llm", "recover", "suspended", "terminal")] == [
+        "",
+        "yellow",
+        "cyan",
+        "bold",
+    ]
     assert "\x1b[33mrecover" in "".join(shown(RESULT, 120, colours=True))

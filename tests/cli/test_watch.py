@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import Console
 
 from agentfsm import LOOP, Agent, Event, Message, ModelRequest, Reply, RunResult, ToolError, tool
-from agentfsm.cli.screen import Screen
-from agentfsm.cli.watch import Watcher
-from agentfsm.core.streaming import Piece, ReasoningPiece, Restart, TextPiece
+from agentfsm.cli.console import CliConsole
+from agentfsm.cli.run_report import ProgressDisplay
 from agentfsm.errors import TransientProviderError
+from agentfsm.loop.model import ReasoningChunk, StreamChunk, StreamRestart, TextChunk
 from agentfsm.machine.graph import StateSpec, Transition
 from agentfsm.runtime.host import Host
 from agentfsm.testing import FakeClock, ScriptedModel, call
@@ -36,13 +36,13 @@ def told(script: list[Any], *, live: bool = False, **agent: Any) -> tuple[list[s
     out = io.StringIO()
     console = Console(file=out, width=100, force_terminal=live, markup=False, highlight=False, color_system=None)
     subject = Agent(ScriptedModel(script), tools=[add, fail], host=Host(clock=FakeClock()), **agent)
-    watcher = Watcher(Screen(console, console, person=False, live=live), subject.graph, "a-model")
+    watcher = ProgressDisplay(CliConsole(console, console, interactive=False, live=live), subject.graph, "a-model")
 
     async def watch() -> RunResult:
         run = subject.run("go")
         with watcher:
             async for event in run:
-                watcher.see(event)
+                watcher.on_event(event)
         return await run
 
     result = asyncio.run(watch())
@@ -115,21 +115,21 @@ class Speaking:
     async def reply(self, request: ModelRequest) -> Reply:
         return Reply(Message.assistant("not streamed"))
 
-    async def stream(self, request: ModelRequest) -> AsyncIterator[Piece | Reply]:
-        yield ReasoningPiece("Hm. ")
-        yield TextPiece("Wrong [bold]")
-        yield Restart("another took over")
+    async def stream(self, request: ModelRequest) -> AsyncIterator[StreamChunk | Reply]:
+        yield ReasoningChunk("Hm. ")
+        yield TextChunk("Wrong [bold]")
+        yield StreamRestart("another took over")
         for letter in "It is a long way to Tipperary. " * 8 + "The end":
-            yield TextPiece(letter)
+            yield TextChunk(letter)
         yield Reply(Message.assistant("It is."))
 
 
 def test_where_it_can_move_what_a_model_says_is_seen_while_it_speaks() -> None:
     shown: list[str] = []
 
-    class Seen(Watcher):
+    class Seen(ProgressDisplay):
         def see(self, event: Event) -> None:
-            super().see(event)
+            super().on_event(event)
             shown.extend(task.description for task in self._progress.tasks)
 
     out = io.StringIO()
@@ -138,7 +138,7 @@ def test_where_it_can_move_what_a_model_says_is_seen_while_it_speaks() -> None:
 
     async def watch() -> None:
         run = agent.run("go")
-        with Seen(Screen(console, console, person=False, live=True), agent.graph, "speaking") as watcher:
+        with Seen(CliConsole(console, console, interactive=False, live=True), agent.graph, "speaking") as watcher:
             async for event in run:
                 watcher.see(event)
 
@@ -157,9 +157,11 @@ def test_in_plain_lines_only_the_whole_reply_is_shown() -> None:
 
     async def watch() -> None:
         run = agent.run("go")
-        with Watcher(Screen(console, console, person=False, live=False), agent.graph, "speaking") as watcher:
+        with ProgressDisplay(
+            CliConsole(console, console, interactive=False, live=False), agent.graph, "speaking"
+        ) as watcher:
             async for event in run:
-                watcher.see(event)
+                watcher.on_event(event)
 
     asyncio.run(watch())
     assert out.getvalue().splitlines() == [

@@ -25,10 +25,19 @@ from agentfsm import (
     TransientProviderError,
     UserInputRequested,
 )
-from agentfsm.core.presets import PRESETS
+from agentfsm.loop.presets import PRESETS
 from agentfsm.testing import RecordingModel, call
-from tests.defects.scenes import check, cut, echo, explode, host, resumed
-from tests.sources.scenes import moves, scripted, text_of
+from tests.helpers.scenarios import (
+    check_run,
+    echo,
+    explode,
+    make_host,
+    request_text,
+    run_with_replies,
+    scripted_model,
+    transitions_taken,
+    truncated_reply,
+)
 
 # -- max_iterations N gives exactly N model calls ----------------------------------------------------
 
@@ -51,7 +60,7 @@ FAULTS: dict[str, Callable[[int], Any]] = {
     "a tool that fails": lambda i: call("explode", text=str(i)),
     "an unknown tool": lambda i: call(f"tool_{i}"),
     "arguments that do not fit": lambda i: call("echo", wrong=i),
-    "a cut-off reply": lambda i: cut(text=str(i)),
+    "a cut-off reply": lambda i: truncated_reply(text=str(i)),
     "a refusal": lambda i: Reply(Message.assistant("no"), FinishReason.REFUSAL),
     "an empty reply": lambda i: "",
     "a hiccup of the provider": lambda i: TransientProviderError("503"),
@@ -66,13 +75,13 @@ FAULTS: dict[str, Callable[[int], Any]] = {
 def test_max_iterations_gives_exactly_so_many_model_calls_whatever_fails_and_whatever_the_policy(
     limit: int, fault: str
 ) -> None:
-    model = scripted(*(FAULTS[fault](i) for i in range(limit + 5)))
+    model = scripted_model(*(FAULTS[fault](i) for i in range(limit + 5)))
     guardrails = AgentGuardrails(max_iterations=limit, on_limit="stop", repeated_error_threshold=99)
     agent = Agent(model, tools=[echo, explode], guardrails=guardrails, policy=AlwaysAgain())
     result = agent.run_sync("go")
     assert len(model.requests) == limit
     assert isinstance(result.outcome, PartialRunSummary)
-    check(model, result)
+    check_run(model, result)
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
@@ -82,7 +91,7 @@ def test_max_iterations_is_exact_in_every_preset(preset: str) -> None:
             return json.dumps({"kind": "tool_call", "tool_name": "echo", "arguments": {"text": str(i)}})
         return call("echo", text=str(i))
 
-    model = scripted(*map(entry, range(9)))
+    model = scripted_model(*map(entry, range(9)))
     guardrails = AgentGuardrails(max_iterations=4, on_limit="stop")
     result = Agent(model, tools=[echo], preset=preset, guardrails=guardrails).run_sync("go")
     assert len(model.requests) == 4
@@ -90,22 +99,26 @@ def test_max_iterations_is_exact_in_every_preset(preset: str) -> None:
 
 
 def test_recoveries_spend_the_same_iterations_as_steps_that_work() -> None:
-    model = scripted(
-        TransientProviderError("503"), call("explode"), cut(text="half"), call("nonexistent"), call("echo", text="a")
+    model = scripted_model(
+        TransientProviderError("503"),
+        call("explode"),
+        truncated_reply(text="half"),
+        call("nonexistent"),
+        call("echo", text="a"),
     )
     guardrails = AgentGuardrails(max_iterations=5, on_limit="stop")
-    result = Agent(model, tools=[echo, explode], guardrails=guardrails, host=host()).run_sync("go")
+    result = Agent(model, tools=[echo, explode], guardrails=guardrails, host=make_host()).run_sync("go")
     assert len(model.requests) == 5
-    assert result.run.model_calls == 5
-    assert moves(result)[-2:] == ["pre_step: iteration_limit -> recover", "recover: stop -> terminal"]
+    assert result.run_state.model_calls == 5
+    assert transitions_taken(result)[-2:] == ["pre_step: iteration_limit -> recover", "recover: stop -> terminal"]
 
 
 def test_a_person_who_extends_the_budget_gets_exactly_as_many_again() -> None:
-    model = scripted(*(call("echo", text=str(i)) for i in range(99)))
-    agent = Agent(model, tools=[echo], guardrails=AgentGuardrails(max_iterations=2, max_steps=99), host=host())
+    model = scripted_model(*(call("echo", text=str(i)) for i in range(99)))
+    agent = Agent(model, tools=[echo], guardrails=AgentGuardrails(max_iterations=2, max_steps=99), host=make_host())
     for replies in (1, 2, 3):
         model.requests.clear()
-        result = asyncio.run(resumed(agent, "go", *["go on"] * replies))
+        result = asyncio.run(run_with_replies(agent, "go", *["go on"] * replies))
         assert len(model.requests) == 2 * (1 + replies)
         assert isinstance(result.outcome, UserInputRequested if replies < 3 else PartialRunSummary)  # max_continues
 
@@ -114,11 +127,13 @@ def test_a_person_who_extends_the_budget_gets_exactly_as_many_again() -> None:
 
 
 def seen_in(model: RecordingModel, words: str) -> list[int]:
-    return [i for i, request in enumerate(model.requests) if words in text_of(request)]
+    return [i for i, request in enumerate(model.requests) if words in request_text(request)]
 
 
 def test_an_instruction_stands_in_exactly_one_request() -> None:
-    model = scripted("just talking", call("echo", text="a"), call("echo", text="b"), call("return_done", output="x"))
+    model = scripted_model(
+        "just talking", call("echo", text="a"), call("echo", text="b"), call("return_done", output="x")
+    )
     result = Agent(model, tools=[echo], preset="funnel").run_sync("go")
     assert result.output == "x"
     assert seen_in(model, "return_unable if it") == [1]
@@ -126,25 +141,25 @@ def test_an_instruction_stands_in_exactly_one_request() -> None:
 
 
 def test_an_instruction_waits_for_a_request_that_the_model_answers() -> None:
-    model = scripted(
+    model = scripted_model(
         "just talking", TransientProviderError("503"), call("echo", text="a"), call("return_done", output="")
     )
-    Agent(model, tools=[echo], preset="funnel", host=host()).run_sync("go")
+    Agent(model, tools=[echo], preset="funnel", host=make_host()).run_sync("go")
     assert seen_in(model, "return_unable if it") == [1, 2]  # the first of them got no answer
 
 
 def test_an_instruction_survives_a_suspension_and_still_stands_in_one_request() -> None:
-    model = scripted("just talking", call("echo", text="a"), call("return_done", output="x"))
+    model = scripted_model("just talking", call("echo", text="a"), call("return_done", output="x"))
     guardrails = AgentGuardrails(max_iterations=1, max_steps=99)
-    agent = Agent(model, tools=[echo], preset="funnel", guardrails=guardrails, host=host())
-    result = asyncio.run(resumed(agent, "go", "go on", "go on"))
+    agent = Agent(model, tools=[echo], preset="funnel", guardrails=guardrails, host=make_host())
+    result = asyncio.run(run_with_replies(agent, "go", "go on", "go on"))
     assert result.output == "x"
     assert seen_in(model, "return_unable if it") == [1]
 
 
 ANSWERS_NO_CALL = {
-    "truncated": ("standard", cut(text="half a"), "Go on exactly where it stopped"),
-    "truncated with a call": ("standard", cut(call("echo", "c1", text="a")), "Make the call again"),
+    "truncated": ("standard", truncated_reply(text="half a"), "Go on exactly where it stopped"),
+    "truncated with a call": ("standard", truncated_reply(call("echo", "c1", text="a")), "Make the call again"),
     "text only": ("breaker", "just talking", "called no tool"),
 }
 
@@ -153,25 +168,25 @@ ANSWERS_NO_CALL = {
 def test_feedback_that_answers_no_call_stands_in_exactly_one_request(case: str) -> None:
     preset, entry, words = ANSWERS_NO_CALL[case]
     end = call("return_done", output="x") if preset == "breaker" else "x"
-    model = scripted(entry, call("echo", text="a"), end)
+    model = scripted_model(entry, call("echo", text="a"), end)
     guardrails = AgentGuardrails(max_iterations=9)
     result = Agent(model, tools=[echo], preset=preset, guardrails=guardrails).run_sync("go")
     assert result.output == "x"
     told = [i for i, r in enumerate(model.requests) if words in r.messages[-1].content]
     assert told == [1]
-    check(model, result)
+    check_run(model, result)
 
 
 def test_feedback_on_a_malformed_answer_stands_in_exactly_one_request() -> None:
-    model = scripted("no number", "12 apples", "12")
+    model = scripted_model("no number", "12 apples", "12")
     agent = Agent(model, output_type=int)
     result = agent.run_sync("how many?")
     assert result.output == 12
     assert seen_in(model, "could not be read") == [1, 2]  # one for each of the two bad answers
-    assert [text_of(r).count("could not be read") for r in model.requests] == [0, 1, 1]
+    assert [request_text(r).count("could not be read") for r in model.requests] == [0, 1, 1]
 
 
 def test_feedback_that_answers_a_call_is_its_result_and_stays() -> None:
-    model = scripted(call("nonexistent"), call("echo", text="a"), "x")
+    model = scripted_model(call("nonexistent"), call("echo", text="a"), "x")
     Agent(model, tools=[echo]).run_sync("go")
     assert seen_in(model, "There is no tool named 'nonexistent'") == [1, 2]

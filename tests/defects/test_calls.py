@@ -11,7 +11,6 @@ import pytest
 from agentfsm import (
     Action,
     Agent,
-    AgentError,
     AgentGuardrails,
     Allow,
     DefaultPolicy,
@@ -20,17 +19,32 @@ from agentfsm import (
     Handoff,
     Host,
     ItRan,
-    RecordError,
+    RecoveryStarted,
     RunResult,
     State,
+    SuspensionRecordError,
     ToolCall,
     ToolContext,
     observer,
     tool,
 )
 from agentfsm.testing import FakeClock, call
-from tests.defects.scenes import Booking, K, awaited, check, cut, dangerous, echo, explode, host, resumed, suspended
-from tests.sources.scenes import events_of, results, scripted
+from tests.helpers.scenarios import (
+    Booking,
+    Kind,
+    await_run,
+    check_run,
+    collect_events,
+    dangerous,
+    echo,
+    explode,
+    make_host,
+    run_until_suspended,
+    run_with_replies,
+    scripted_model,
+    tool_result_texts,
+    truncated_reply,
+)
 
 # -- five failing calls of a batch -------------------------------------------------------------------
 
@@ -40,26 +54,26 @@ def test_five_failing_calls_of_a_batch_give_one_recovery_and_one_terminal_event(
     batch = [call("explode", text="same" if equal else str(i)) for i in range(5)]
     for i, one in enumerate(batch):
         batch[i] = ToolCall(f"c{i}", one.name, one.arguments)
-    model = scripted(batch, "x")
+    model = scripted_model(batch, "x")
     agent = Agent(model, tools=[explode], guardrails=AgentGuardrails(loop_hard_threshold=9))
 
     async def scene() -> tuple[list[Any], RunResult]:
         run = agent.run("go")
-        return await events_of(run), run.result
+        return await collect_events(run), run.result
 
     events, result = asyncio.run(scene())
     recoveries = [d for d in result.decisions if d.target == State.RECOVER]
     assert len(recoveries) == 1
-    assert len(results(result.messages)) == 5
+    assert len(tool_result_texts(result.messages)) == 5
     if equal:
         assert isinstance(result.outcome, Handoff)
         assert result.outcome.failure is not None
-        assert result.outcome.failure.kind is K.repeated_error
+        assert result.outcome.failure.kind is Kind.repeated_error
     else:
-        assert [e.action for e in events if isinstance(e, AgentError)] == [Action.retry]
-        assert result.run.failure_attempts == {K.tool_error: 1}
+        assert [e.action for e in events if isinstance(e, RecoveryStarted)] == [Action.retry]
+        assert result.run_state.failure_attempts == {Kind.tool_error: 1}
         assert result.output == "x"
-    check(model, result)
+    check_run(model, result)
 
 
 def test_a_batch_that_fails_in_many_ways_is_one_failure_and_the_others_stand_in_its_metadata() -> None:
@@ -68,10 +82,10 @@ def test_a_batch_that_fails_in_many_ways_is_one_failure_and_the_others_stand_in_
         raise FileNotFoundError("gone")
 
     seen: list[Any] = []
-    model = scripted([call("explode"), call("missing"), call("echo", wrong=1), call("nonexistent")], "x")
+    model = scripted_model([call("explode"), call("missing"), call("echo", wrong=1), call("nonexistent")], "x")
     Agent(model, tools=[echo, explode, missing], hooks=[observer(seen.append)]).run_sync("go")
-    [error] = [e for e in seen if isinstance(e, AgentError)]
-    assert error.failure.kind is K.unknown_tool  # the first in the order of the table
+    [error] = [e for e in seen if isinstance(e, RecoveryStarted)]
+    assert error.failure.kind is Kind.unknown_tool  # the first in the order of the table
     assert set(error.failure.metadata["others"]) == {"invalid_arguments", "environment_error", "tool_error"}
 
 
@@ -99,12 +113,12 @@ def test_arguments_that_do_not_fit_never_run_the_tool(arguments: dict[str, Any])
         ran.append(count)
         return "ran"
 
-    model = scripted(ToolCall("c", "add", arguments), "x")
+    model = scripted_model(ToolCall("c", "add", arguments), "x")
     result = Agent(model, tools=[add]).run_sync("go")
     assert not ran
-    assert [lesson.kind for lesson in result.run.lessons_learned] == [K.invalid_arguments]
+    assert [lesson.kind for lesson in result.run_state.lessons_learned] == [Kind.invalid_arguments]
     assert result.output == "x"
-    check(model, result)
+    check_run(model, result)
 
 
 def test_arguments_that_are_no_json_never_run_the_tool_and_the_model_is_told_why() -> None:
@@ -115,10 +129,10 @@ def test_arguments_that_are_no_json_never_run_the_tool_and_the_model_is_told_why
         ran.append(text)
         return "ran"
 
-    model = scripted(ToolCall("c", "note", {}, malformed="the arguments are no valid JSON: Expecting value"), "x")
+    model = scripted_model(ToolCall("c", "note", {}, malformed="the arguments are no valid JSON: Expecting value"), "x")
     result = Agent(model, tools=[note]).run_sync("go")
     assert not ran
-    assert "Expecting value" in results(result.messages)[0]
+    assert "Expecting value" in tool_result_texts(result.messages)[0]
 
 
 @pytest.mark.parametrize(
@@ -132,11 +146,11 @@ def test_a_model_that_gives_arguments_which_no_json_can_hold_harms_nobody(value:
         """Takes anything."""
         return "ran"
 
-    model = scripted(ToolCall("c", "note", {"value": value}), "x")
-    result = Agent(model, tools=[note], host=host()).run_sync("go")
+    model = scripted_model(ToolCall("c", "note", {"value": value}), "x")
+    result = Agent(model, tools=[note], host=make_host()).run_sync("go")
     assert result.output == "x"
-    assert [lesson.kind for lesson in result.run.lessons_learned] == [K.invalid_arguments]
-    check(model, result)
+    assert [lesson.kind for lesson in result.run_state.lessons_learned] == [Kind.invalid_arguments]
+    check_run(model, result)
 
 
 def test_a_call_in_a_message_that_was_cut_off_is_never_run() -> None:
@@ -147,10 +161,10 @@ def test_a_call_in_a_message_that_was_cut_off_is_never_run() -> None:
         ran.append(text)
         return text
 
-    model = scripted(cut(call("note", "c", text="looks whole")), "x")
+    model = scripted_model(truncated_reply(call("note", "c", text="looks whole")), "x")
     result = Agent(model, tools=[note]).run_sync("go")
     assert not ran
-    assert "cut off" in results(result.messages)[0]
+    assert "cut off" in tool_result_texts(result.messages)[0]
 
 
 def test_a_tool_that_changes_its_arguments_changes_no_transcript() -> None:
@@ -161,7 +175,7 @@ def test_a_tool_that_changes_its_arguments_changes_no_transcript() -> None:
         return "tidied"
 
     given = {"data": {"inner": {"a": 1}}, "anything": [1, 2]}
-    model = scripted(ToolCall("c", "tidy", given), "x")
+    model = scripted_model(ToolCall("c", "tidy", given), "x")
     result = Agent(model, tools=[tidy]).run_sync("go")
     [message] = [m for m in result.messages if m.tool_calls]
     assert message.tool_calls[0].arguments == {"data": {"inner": {"a": 1}}, "anything": [1, 2]}
@@ -173,9 +187,9 @@ def test_arguments_are_read_as_json_where_a_type_is_strict() -> None:
         return f"{booking.day:%d.%m.%Y} {sum(booking.seats)}"
 
     entry = call("book", booking={"day": "2026-03-01", "seats": [1, 2]})
-    result = Agent(scripted(entry, "x"), tools=[book]).run_sync("go")
-    assert results(result.messages) == ["01.03.2026 3"]
-    typed = Agent(scripted('{"day": "2026-03-01", "seats": [1, 2]}'), output_type=Booking).run_sync("go")
+    result = Agent(scripted_model(entry, "x"), tools=[book]).run_sync("go")
+    assert tool_result_texts(result.messages) == ["01.03.2026 3"]
+    typed = Agent(scripted_model('{"day": "2026-03-01", "seats": [1, 2]}'), output_type=Booking).run_sync("go")
     assert typed.output == Booking(day=datetime.date(2026, 3, 1), seats=(1, 2))
 
 
@@ -184,23 +198,23 @@ def test_arguments_are_read_as_json_where_a_type_is_strict() -> None:
 
 def test_three_denials_in_a_row_stop_the_batch_before_anything_else_runs_or_is_asked() -> None:
     batch = [call("dangerous", what=str(i)) for i in range(3)]
-    model = scripted([*batch, call("echo", text="next")], "x")
-    agent = Agent(model, tools=[echo, dangerous], host=host())
-    result = asyncio.run(resumed(agent, "go", Deny("1"), Deny("2"), Deny("3")))
+    model = scripted_model([*batch, call("echo", text="next")], "x")
+    agent = Agent(model, tools=[echo, dangerous], host=make_host())
+    result = asyncio.run(run_with_replies(agent, "go", Deny("1"), Deny("2"), Deny("3")))
     assert isinstance(result.outcome, Handoff)
     assert result.outcome.failure is not None
-    assert result.outcome.failure.kind is K.policy_violation
-    assert "next" not in results(result.messages)
-    check(model, result)
+    assert result.outcome.failure.kind is Kind.policy_violation
+    assert "next" not in tool_result_texts(result.messages)
+    check_run(model, result)
 
 
 def test_a_denial_is_no_failure_and_a_success_between_forgives_it() -> None:
-    model = scripted(*(call("dangerous", what=str(i)) for i in range(5)), "x")
-    agent = Agent(model, tools=[dangerous], host=host())
-    result = asyncio.run(resumed(agent, "go", Deny("1"), Deny("2"), Allow(), Deny("4"), Deny("5")))
+    model = scripted_model(*(call("dangerous", what=str(i)) for i in range(5)), "x")
+    agent = Agent(model, tools=[dangerous], host=make_host())
+    result = asyncio.run(run_with_replies(agent, "go", Deny("1"), Deny("2"), Allow(), Deny("4"), Deny("5")))
     assert result.output == "x"
-    assert not result.run.lessons_learned
-    assert results(result.messages)[:3] == ["Denied by the user: 1", "Denied by the user: 2", "did 2"]
+    assert not result.run_state.lessons_learned
+    assert tool_result_texts(result.messages)[:3] == ["Denied by the user: 1", "Denied by the user: 2", "did 2"]
 
 
 @pytest.mark.parametrize(
@@ -209,11 +223,11 @@ def test_a_denial_is_no_failure_and_a_success_between_forgives_it() -> None:
     ids=["nan", "an object", "a reason of 7", "a result of a dict", "7", "nothing", "a class"],
 )
 def test_an_answer_that_is_none_is_refused_and_the_run_waits_on(answer: Any) -> None:
-    agent = Agent(scripted(call("dangerous", what="it"), "x"), tools=[dangerous], host=host())
-    record = suspended(agent)
-    with pytest.raises(RecordError):
+    agent = Agent(scripted_model(call("dangerous", what="it"), "x"), tools=[dangerous], host=make_host())
+    record = run_until_suspended(agent)
+    with pytest.raises(SuspensionRecordError):
         agent.resume(record, answer)
-    assert asyncio.run(awaited(agent.resume(record, Allow()))).output == "x"
+    assert asyncio.run(await_run(agent.resume(record, Allow()))).output == "x"
 
 
 # -- a call that is run again as it stands -----------------------------------------------------------
@@ -232,11 +246,11 @@ def test_a_call_is_run_again_only_after_its_back_off_and_with_the_same_key() -> 
         return text
 
     policy = type("Slow", (DefaultPolicy,), {"backoff": lambda self, kind, attempt: 7.0})()
-    model = scripted([call("echo", text="a"), call("flaky", text="b")], "x")
+    model = scripted_model([call("echo", text="a"), call("flaky", text="b")], "x")
     result = Agent(model, tools=[echo, flaky], policy=policy, host=Host(clock=clock)).run_sync("go")
     assert result.output == "x"
     assert len(model.requests) == 2
-    assert results(result.messages) == ["a", "b"]
+    assert tool_result_texts(result.messages) == ["a", "b"]
     key = tries[0][1]
     assert tries == [(1, key, 0.0), (2, key, 7.0)]
     assert clock.slept == [7.0]
@@ -250,6 +264,6 @@ def test_a_call_that_is_not_declared_idempotent_and_retryable_is_never_run_again
         ran.append(text)
         raise OSError("not yet")
 
-    result = Agent(scripted(call("flaky", text="a"), "x"), tools=[flaky]).run_sync("go")
+    result = Agent(scripted_model(call("flaky", text="a"), "x"), tools=[flaky]).run_sync("go")
     assert ran == ["a"]
     assert result.output == "x"

@@ -18,16 +18,23 @@ from agentfsm import (
     AgentGuardrails,
     Allow,
     Edit,
+    FileReplayGuard,
     Host,
-    RecordError,
-    RecordTamperedError,
-    RecordUsedError,
     SuspensionRecord,
-    UsedInFolder,
+    SuspensionRecordError,
+    SuspensionTamperedError,
+    SuspensionUsedError,
 )
 from agentfsm.testing import call
-from tests.defects.scenes import awaited, check, dangerous, echo, host, suspended
-from tests.sources.scenes import scripted
+from tests.helpers.scenarios import (
+    await_run,
+    check_run,
+    dangerous,
+    echo,
+    make_host,
+    run_until_suspended,
+    scripted_model,
+)
 
 # -- a record that went through JSON resumes ---------------------------------------------------------
 
@@ -50,21 +57,23 @@ WAYS_TO_WAIT: dict[str, tuple[list[Any], str, Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", WAYS_TO_WAIT)
 def test_a_record_that_went_through_json_resumes(case: str) -> None:
     entries, kind, reply, limits = WAYS_TO_WAIT[case]
-    model = scripted(*entries, call("return_done", output="x"))
-    agent = Agent(model, tools=[echo, dangerous], preset="funnel", guardrails=AgentGuardrails(**limits), host=host())
-    record = suspended(agent)
+    model = scripted_model(*entries, call("return_done", output="x"))
+    agent = Agent(
+        model, tools=[echo, dangerous], preset="funnel", guardrails=AgentGuardrails(**limits), host=make_host()
+    )
+    record = run_until_suspended(agent)
     text = record.to_json()
     assert json.loads(text)["kind"] == kind
     back = SuspensionRecord.from_json(text.encode())
     assert back == record
-    result = asyncio.run(awaited(agent.resume(back, reply)))
+    result = asyncio.run(await_run(agent.resume(back, reply)))
     assert result.output == "x"
-    check(model, result)
+    check_run(model, result)
 
 
 OTHER_PROCESS = """
 import asyncio, sys
-from agentfsm import Agent, AgentGuardrails, Allow, Host, UsedInFolder, tool
+from agentfsm import Agent, AgentGuardrails, Allow, Host, FileReplayGuard, tool
 from agentfsm.testing import ScriptedModel, call
 
 @tool(requires_approval=True)
@@ -73,22 +82,22 @@ def dangerous(what: str) -> str:
     return f"did {what}"
 
 async def main(folder):
-    host = Host(secret=b"shared", used=UsedInFolder(folder + "/used"))
+    host = Host(secret=b"shared", replay_guard=FileReplayGuard(folder + "/used"))
     model = ScriptedModel([lambda messages: f"it {messages[-1].content}"])
     agent = Agent(model, tools=[dangerous], host=host, guardrails=AgentGuardrails(max_iterations=9))
     record = open(folder + "/record.json", encoding="utf-8").read()
     result = await agent.resume(record, Allow())
-    print(result.output, len(result.messages), result.run.run_id)
+    print(result.output, len(result.messages), result.run_state.run_id)
 
 asyncio.run(main(sys.argv[1]))
 """
 
 
 def test_a_record_resumes_in_another_process_and_only_once(tmp_path: Path) -> None:
-    shared = Host(secret=b"shared", used=UsedInFolder(tmp_path / "used"))
+    shared = Host(secret=b"shared", replay_guard=FileReplayGuard(tmp_path / "used"))
     guardrails = AgentGuardrails(max_iterations=9)
-    agent = Agent(scripted(call("dangerous", what="it")), tools=[dangerous], host=shared, guardrails=guardrails)
-    record = suspended(agent)
+    agent = Agent(scripted_model(call("dangerous", what="it")), tools=[dangerous], host=shared, guardrails=guardrails)
+    record = run_until_suspended(agent)
     (tmp_path / "record.json").write_text(record.to_json(), encoding="utf-8")
 
     def resume(seed: str) -> subprocess.CompletedProcess[str]:
@@ -106,8 +115,8 @@ def test_a_record_resumes_in_another_process_and_only_once(tmp_path: Path) -> No
     assert first.stdout.split() == ["it", "did", "it", "4", record.run_id], first.stderr
     second = resume("2")
     assert second.returncode != 0
-    assert "RecordUsedError" in second.stderr
-    with pytest.raises(RecordUsedError):
+    assert "SuspensionUsedError" in second.stderr
+    with pytest.raises(SuspensionUsedError):
         agent.resume(record, Allow())
 
 
@@ -143,11 +152,11 @@ def changed(value: Any) -> Any:
 
 
 def test_a_record_with_any_one_field_changed_is_refused_and_the_right_one_still_resumes() -> None:
-    model = scripted(
+    model = scripted_model(
         "just talking", [call("echo", text="a"), call("dangerous", what="it")], call("return_done", output="x")
     )
-    agent = Agent(model, tools=[echo, dangerous], preset="funnel", host=host())
-    record = suspended(agent)
+    agent = Agent(model, tools=[echo, dangerous], preset="funnel", host=make_host())
+    record = run_until_suspended(agent)
     data = json.loads(record.to_json())
     paths = list(leaves(data))
     assert {p[0] for p in paths} == set(SuspensionRecord.model_fields)
@@ -158,7 +167,7 @@ def test_a_record_with_any_one_field_changed_is_refused_and_the_right_one_still_
         for step in path[:-1]:
             place = place[step]
         place[path[-1]] = changed(place[path[-1]])
-        with pytest.raises(RecordError):
+        with pytest.raises(SuspensionRecordError):
             agent.resume(json.dumps(copy), Allow())
     for path in paths:  # and with any one left out
         copy = json.loads(record.to_json())
@@ -166,32 +175,34 @@ def test_a_record_with_any_one_field_changed_is_refused_and_the_right_one_still_
         for step in path[:-1]:
             place = place[step]
         del place[path[-1]]
-        with pytest.raises(RecordError):
+        with pytest.raises(SuspensionRecordError):
             agent.resume(json.dumps(copy), Allow())
-    with pytest.raises(RecordError):
+    with pytest.raises(SuspensionRecordError):
         agent.resume(json.dumps({**data, "more": 1}), Allow())
     assert len(model.requests) == 2
-    result = asyncio.run(awaited(agent.resume(record, Allow())))
+    result = asyncio.run(await_run(agent.resume(record, Allow())))
     assert result.output == "x"
 
 
 def test_a_record_signed_with_another_secret_is_refused() -> None:
-    record = suspended(Agent(scripted(call("dangerous", what="it")), tools=[dangerous], host=host()))
-    other = Agent(scripted(), tools=[dangerous], host=Host(secret=b"another"))
-    with pytest.raises(RecordTamperedError):
+    record = run_until_suspended(
+        Agent(scripted_model(call("dangerous", what="it")), tools=[dangerous], host=make_host())
+    )
+    other = Agent(scripted_model(), tools=[dangerous], host=Host(secret=b"another"))
+    with pytest.raises(SuspensionTamperedError):
         other.resume(record, Allow())
 
 
 def test_a_record_that_was_used_is_refused_even_when_two_resume_it_at_once() -> None:
-    agent = Agent(scripted(call("dangerous", what="it"), "x", "y"), tools=[dangerous], host=host())
-    record = suspended(agent)
+    agent = Agent(scripted_model(call("dangerous", what="it"), "x", "y"), tools=[dangerous], host=make_host())
+    record = run_until_suspended(agent)
 
     async def scene() -> list[Any]:
         runs = [agent.resume(record, Allow()), agent.resume(record, Allow())]
-        return await asyncio.gather(*map(awaited, runs), return_exceptions=True)
+        return await asyncio.gather(*map(await_run, runs), return_exceptions=True)
 
     one, other = asyncio.run(scene())
     assert one.output == "x"
-    assert isinstance(other, RecordUsedError)
-    with pytest.raises(RecordUsedError):
+    assert isinstance(other, SuspensionUsedError)
+    with pytest.raises(SuspensionUsedError):
         agent.resume(record, Allow())

@@ -23,8 +23,7 @@ from agentfsm import (
     tool,
 )
 from agentfsm.testing import FakeClock, call
-from tests.defects.scenes import K, echo, host
-from tests.sources.scenes import moves, scripted
+from tests.helpers.scenarios import Kind, echo, make_host, scripted_model, transitions_taken
 
 # -- ten equal calls in one reply trip the loop guard ------------------------------------------------
 
@@ -39,12 +38,12 @@ def test_ten_equal_calls_in_one_reply_trip_the_loop_guard_before_the_sixth_runs(
         ran.append(text)
         return text
 
-    model = scripted([call("note", text="same")] * 10)
-    result = Agent(model, tools=[note], host=host()).run_sync("go")
+    model = scripted_model([call("note", text="same")] * 10)
+    result = Agent(model, tools=[note], host=make_host()).run_sync("go")
     assert isinstance(result.outcome, UserInputRequested)
-    assert result.outcome.originating_failure_kind is K.loop_detected
+    assert result.outcome.originating_failure_kind is Kind.loop_detected
     assert len(ran) < 6
-    assert moves(result)[-2:] == ["post_llm: loop_detected -> recover", "recover: ask_user -> suspended"]
+    assert transitions_taken(result)[-2:] == ["post_llm: loop_detected -> recover", "recover: ask_user -> suspended"]
 
 
 def test_equal_calls_are_counted_across_replies_and_within_them() -> None:
@@ -55,8 +54,8 @@ def test_equal_calls_are_counted_across_replies_and_within_them() -> None:
         ran.append(text)
         return text
 
-    model = scripted([call("note", text="same")] * 2, [call("note", text="same")] * 3, call("note", text="same"))
-    result = Agent(model, tools=[note], host=host()).run_sync("go")
+    model = scripted_model([call("note", text="same")] * 2, [call("note", text="same")] * 3, call("note", text="same"))
+    result = Agent(model, tools=[note], host=make_host()).run_sync("go")
     assert isinstance(result.outcome, UserInputRequested)
     assert ran == ["same"] * 5
 
@@ -78,21 +77,21 @@ def stalling(clock: FakeClock, at: State, silences: list[float]) -> Any:
 
 def test_one_stall_strikes_once() -> None:
     clock = FakeClock()
-    model = scripted(call("echo", text="a"), "x")
+    model = scripted_model(call("echo", text="a"), "x")
     graph = stalling(clock, State.POST_LLM, [31.0])
     result = Agent(model, tools=[echo], graph=graph, host=Host(clock=clock)).run_sync("go")
     assert result.output == "x"
-    assert moves(result).count("pre_step: no_progress -> recover") == 1
+    assert transitions_taken(result).count("pre_step: no_progress -> recover") == 1
     assert len(model.requests) == 2
 
 
 def test_a_second_stall_strikes_only_behind_another_model_call() -> None:
     clock = FakeClock()
-    model = scripted(call("echo", text="a"), call("echo", text="b"), "x")
+    model = scripted_model(call("echo", text="a"), call("echo", text="b"), "x")
     graph = stalling(clock, State.POST_TOOL, [31.0] * 9)
     result = Agent(model, tools=[echo], graph=graph, host=Host(clock=clock)).run_sync("go")
     assert result.output == "x"
-    way = moves(result)
+    way = transitions_taken(result)
     strikes = [i for i, m in enumerate(way) if m == "pre_step: no_progress -> recover"]
     assert len(strikes) == 2
     for one, other in pairwise(strikes):
@@ -102,11 +101,11 @@ def test_a_second_stall_strikes_only_behind_another_model_call() -> None:
 def test_silence_below_the_threshold_is_none() -> None:
     clock = FakeClock()
     graph = stalling(clock, State.POST_LLM, [30.0])
-    result = Agent(scripted(call("echo", text="a"), "x"), tools=[echo], graph=graph, host=Host(clock=clock)).run_sync(
-        ""
-    )
-    assert not result.run.failure_attempts
-    assert not result.run.lessons_learned
+    result = Agent(
+        scripted_model(call("echo", text="a"), "x"), tools=[echo], graph=graph, host=Host(clock=clock)
+    ).run_sync("")
+    assert not result.run_state.failure_attempts
+    assert not result.run_state.lessons_learned
 
 
 @pytest.mark.parametrize("where", ["a slow tool", "a slow model", "a back-off", "a consumer", "a consumer in a tool"])
@@ -127,7 +126,7 @@ def test_what_has_its_own_time_limit_is_no_stall(where: str) -> None:
         entries.insert(0, slow_reply)
     if where == "a back-off":
         entries.insert(0, TransientProviderError("429", retry_after_s=40))
-    agent = Agent(scripted(*entries), tools=[slow_tool], host=Host(clock=clock))
+    agent = Agent(scripted_model(*entries), tools=[slow_tool], host=Host(clock=clock))
 
     async def scene() -> RunResult:
         run = agent.run("go")
@@ -142,21 +141,21 @@ def test_what_has_its_own_time_limit_is_no_stall(where: str) -> None:
 
     result = asyncio.run(scene())
     assert result.ok or isinstance(result.outcome, UserInputRequested)
-    assert K.no_progress not in [lesson.kind for lesson in result.run.lessons_learned]
+    assert Kind.no_progress not in [lesson.kind for lesson in result.run_state.lessons_learned]
 
 
 def test_an_observer_that_takes_long_is_no_stall() -> None:
     clock = FakeClock()
     dawdle = observer(lambda event: clock.advance(10))
     result = Agent(
-        scripted(call("echo", text="a"), "x"), tools=[echo], hooks=[dawdle], host=Host(clock=clock)
+        scripted_model(call("echo", text="a"), "x"), tools=[echo], hooks=[dawdle], host=Host(clock=clock)
     ).run_sync("")
-    assert K.no_progress not in [lesson.kind for lesson in result.run.lessons_learned]
+    assert Kind.no_progress not in [lesson.kind for lesson in result.run_state.lessons_learned]
 
 
 def test_a_run_that_was_left_alone_and_then_awaited_has_not_stalled() -> None:
     clock = FakeClock()
-    agent = Agent(scripted(call("echo", text="a"), "x"), tools=[echo], host=Host(clock=clock))
+    agent = Agent(scripted_model(call("echo", text="a"), "x"), tools=[echo], host=Host(clock=clock))
 
     async def scene() -> RunResult:
         run = agent.run("go")
@@ -168,4 +167,4 @@ def test_a_run_that_was_left_alone_and_then_awaited_has_not_stalled() -> None:
 
     result = asyncio.run(scene())
     assert result.output == "x"
-    assert not result.run.lessons_learned
+    assert not result.run_state.lessons_learned

@@ -21,11 +21,21 @@ from agentfsm import (
     UserInputRequested,
     tool,
 )
-from agentfsm.core.presets import PRESETS
+from agentfsm.loop.presets import PRESETS
 from agentfsm.testing import call
-from tests.defects.scenes import K, check, cut, dangerous, echo, explode, host, resumed
-from tests.sources.scenes import results, scripted
-from tests.transcripts import check_requests, check_transcript
+from tests.helpers.provider_rules import check_requests, check_transcript
+from tests.helpers.scenarios import (
+    Kind,
+    check_run,
+    dangerous,
+    echo,
+    explode,
+    make_host,
+    run_with_replies,
+    scripted_model,
+    tool_result_texts,
+    truncated_reply,
+)
 
 # -- no request ever carries an unanswered call ------------------------------------------------------
 
@@ -44,8 +54,11 @@ async def crash(text: str) -> str:
 
 
 UNANSWERED = {
-    "truncation": ([cut(call("echo", "a", text="1"), call("echo", "b", text="2")), "x"], ()),
-    "truncation in a row": ([cut(call("echo", "a", text="1")), cut(call("echo", "b")), "x"], ()),
+    "truncation": ([truncated_reply(call("echo", "a", text="1"), call("echo", "b", text="2")), "x"], ()),
+    "truncation in a row": (
+        [truncated_reply(call("echo", "a", text="1")), truncated_reply(call("echo", "b")), "x"],
+        (),
+    ),
     "a loop": ([[call("echo", text="same")] * 9, call("echo", text="other"), "x"], ("do something else",)),
     "a refusal with calls": ([Reply(Message.assistant("", (call("echo", "a"),)), FinishReason.REFUSAL)], ()),
     "ask_user in a batch": (
@@ -77,23 +90,25 @@ UNANSWERED = {
 @pytest.mark.parametrize("case", UNANSWERED)
 def test_no_request_carries_an_unanswered_call(case: str, preset: str) -> None:
     script, replies = UNANSWERED[case]
-    rules = PRESETS[preset].rules.model_copy(update={"control_tools": True, "text_is_answer": True})
-    model = scripted(*script)
+    rules = PRESETS[preset].behavior.model_copy(update={"control_tools": True, "text_is_answer": True})
+    model = scripted_model(*script)
     tools = [echo, explode, dangerous, slow, crash]
-    agent = Agent(model, tools=tools, preset=replace(PRESETS[preset], rules=rules), host=host())
-    result = asyncio.run(resumed(agent, "go", *replies))
+    agent = Agent(model, tools=tools, preset=replace(PRESETS[preset], behavior=rules), host=make_host())
+    result = asyncio.run(run_with_replies(agent, "go", *replies))
     assert not isinstance(result.outcome, UserInputRequested)
-    check(model, result)
-    again = scripted("hello again")
+    check_run(model, result)
+    again = scripted_model("hello again")
     Agent(again, preset="standard").run_sync("and now?", message_history=result.messages)
     check_requests(again.requests)
 
 
 def test_each_call_of_a_batch_is_told_what_became_of_it() -> None:
     script, replies = UNANSWERED["ask_user in a batch"]
-    model = scripted(*script[:1], call("return_done", output="x"))
-    result = asyncio.run(resumed(Agent(model, tools=[echo], preset="funnel", host=host()), "go", *replies))
-    first, second, third = results(result.messages)[:3]
+    model = scripted_model(*script[:1], call("return_done", output="x"))
+    result = asyncio.run(
+        run_with_replies(Agent(model, tools=[echo], preset="funnel", host=make_host()), "go", *replies)
+    )
+    first, second, third = tool_result_texts(result.messages)[:3]
     assert (first, second) == ("a", "this one")
     assert "Not run" in third
     assert "question" in third
@@ -108,17 +123,17 @@ def test_a_run_that_is_cancelled_in_a_tool_answers_every_call() -> None:
             await asyncio.Event().wait()
             return text
 
-        model = scripted([call("echo", text="a"), call("hang", text="b"), call("echo", text="c")])
+        model = scripted_model([call("echo", text="a"), call("hang", text="b"), call("echo", text="c")])
         run = Agent(model, tools=[echo, hang]).run("go")
         return await run
 
     result = asyncio.run(scene())
     assert result.outcome == RunCancelled(
-        run_id=result.run.run_id, seq=result.outcome.seq, time=result.outcome.time, reason="enough"
+        run_id=result.run_state.run_id, seq=result.outcome.seq, time=result.outcome.time, reason="enough"
     )
     check_transcript(result.messages, request=False)
-    assert results(result.messages)[0] == "a"
-    assert all("cancelled" in text for text in results(result.messages)[1:])
+    assert tool_result_texts(result.messages)[0] == "a"
+    assert all("cancelled" in text for text in tool_result_texts(result.messages)[1:])
 
 
 def test_a_run_that_is_cancelled_among_parallel_tools_keeps_what_was_done() -> None:
@@ -129,7 +144,7 @@ def test_a_run_that_is_cancelled_among_parallel_tools_keeps_what_was_done() -> N
             await asyncio.Event().wait()
             return text
 
-        model = scripted([call("slow", text="done"), call("hang", text="b")])
+        model = scripted_model([call("slow", text="done"), call("hang", text="b")])
         run = Agent(model, tools=[slow, hang]).run("go")
         async for event in run:
             if type(event).__name__ == "ToolFinished":
@@ -138,8 +153,8 @@ def test_a_run_that_is_cancelled_among_parallel_tools_keeps_what_was_done() -> N
 
     result = asyncio.run(scene())
     check_transcript(result.messages, request=False)
-    assert results(result.messages)[0] == "done"
-    assert "cancelled" in results(result.messages)[1]
+    assert tool_result_texts(result.messages)[0] == "done"
+    assert "cancelled" in tool_result_texts(result.messages)[1]
 
 
 def test_a_run_whose_task_is_cancelled_ends_whole_and_lets_the_cancellation_through() -> None:
@@ -150,7 +165,7 @@ def test_a_run_whose_task_is_cancelled_ends_whole_and_lets_the_cancellation_thro
             await asyncio.Event().wait()
             return ""
 
-        run = Agent(scripted([call("hang"), call("hang")]), tools=[hang]).run("go")
+        run = Agent(scripted_model([call("hang"), call("hang")]), tools=[hang]).run("go")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await run
@@ -173,12 +188,12 @@ def test_whatever_a_tool_raises_is_its_calls_result(how: type[BaseException], is
         raise how("crashed")
 
     function = tool(name="crash")(awaited if is_async else plain)
-    model = scripted([call("crash"), call("echo", text="b")], "x")
+    model = scripted_model([call("crash"), call("echo", text="b")], "x")
     result = Agent(model, tools=[function, echo]).run_sync("go")
     assert result.output == "x"
-    assert "crashed" in results(result.messages)[0]
-    assert result.run.lessons_learned[-1].kind is K.tool_error
-    check(model, result)
+    assert "crashed" in tool_result_texts(result.messages)[0]
+    assert result.run_state.lessons_learned[-1].kind is Kind.tool_error
+    check_run(model, result)
 
 
 def test_a_tool_that_awaits_something_cancelled_fails_and_cancels_nobody() -> None:
@@ -189,20 +204,20 @@ def test_a_tool_that_awaits_something_cancelled_fails_and_cancels_nobody() -> No
         await task
         return ""
 
-    model = scripted(call("inner"), "x")
+    model = scripted_model(call("inner"), "x")
     result = Agent(model, tools=[inner]).run_sync("go")
     assert result.output == "x"
-    assert "CancelledError" in results(result.messages)[0]
-    assert result.run.lessons_learned[-1].kind is K.tool_error
+    assert "CancelledError" in tool_result_texts(result.messages)[0]
+    assert result.run_state.lessons_learned[-1].kind is Kind.tool_error
 
 
 @pytest.mark.parametrize("prompt", ["never mind that", "go on"])
 def test_the_transcript_of_a_suspended_run_is_good_as_the_history_of_another(prompt: str) -> None:
-    first = Agent(scripted([call("echo", text="a"), call("dangerous", what="it")]), tools=[echo, dangerous]).run_sync(
-        "go"
-    )
+    first = Agent(
+        scripted_model([call("echo", text="a"), call("dangerous", what="it")]), tools=[echo, dangerous]
+    ).run_sync("go")
     assert isinstance(first.outcome, UserInputRequested)
-    model = scripted("x")
+    model = scripted_model("x")
     result = Agent(model).run_sync(prompt, message_history=first.messages)
-    check(model, result)
-    assert len(results(model.requests[0].messages)) == 2
+    check_run(model, result)
+    assert len(tool_result_texts(model.requests[0].messages)) == 2

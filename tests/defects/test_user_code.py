@@ -18,13 +18,13 @@ from agentfsm import (
     HookContext,
     Host,
     Message,
-    Noted,
     PartialRunSummary,
     RunCompleted,
     RunResult,
     RunState,
     RunWarning,
     State,
+    StateResult,
     StateSpec,
     TransientProviderError,
     Transition,
@@ -33,9 +33,8 @@ from agentfsm import (
     tool,
 )
 from agentfsm.testing import FakeClock, RecordingModel, call
-from tests.defects.scenes import K, check, echo, explode
-from tests.sources.scenes import events_of, scripted
-from tests.transcripts import check_transcript
+from tests.helpers.provider_rules import check_transcript
+from tests.helpers.scenarios import Kind, check_run, collect_events, echo, explode, scripted_model
 
 # -- code of the user's that raises ------------------------------------------------------------------
 
@@ -67,18 +66,18 @@ def aborted_by(agent: Agent, model: RecordingModel, closed: Seen) -> PartialRunS
 
     async def scene() -> RunResult:
         run = agent.run("go")
-        await events_of(run)
+        await collect_events(run)
         return run.result
 
     result = asyncio.run(scene())
     assert isinstance(result.outcome, PartialRunSummary), result.outcome
     assert result.outcome.failure is not None
-    assert result.outcome.failure.kind is K.aborted
+    assert result.outcome.failure.kind is Kind.aborted
     assert "Boom" in result.outcome.failure.explanation
     assert result.state == State.TERMINAL
     assert result.decisions[-1].guard == "aborted"
     assert closed.closed == ["first", "second"]
-    check(model, result)
+    check_run(model, result)
     return result.outcome
 
 
@@ -105,7 +104,7 @@ def test_a_hook_that_raises_and_fails_closed_ends_the_run_in_order(at: State, is
         await asyncio.sleep(0)
         raise Boom("in a hook")
 
-    model = scripted(*EVERYWHERE)
+    model = scripted_model(*EVERYWHERE)
     bad = hook(at, fail_open=False)(raises_later if is_async else raises)
     outcome = aborted_by(Agent(model, tools=[echo, explode], hooks=[bad, *closed.hooks()]), model, closed)
     assert outcome.failure is not None
@@ -119,7 +118,7 @@ def test_a_hook_that_raises_and_fails_open_is_warned_about(at: State) -> None:
         raise Boom("in a hook")
 
     seen: list[Any] = []
-    model = scripted(*EVERYWHERE)
+    model = scripted_model(*EVERYWHERE)
     result = Agent(model, tools=[echo, explode], hooks=[raises, observer(seen.append)]).run_sync("go")
     assert result.output == "x"
     assert any("Boom" in e.text for e in seen if isinstance(e, RunWarning))
@@ -132,7 +131,7 @@ def test_a_hook_that_aborts_the_run_is_named(at: State) -> None:
         return AbortRun("Boom: not today")
 
     closed = Seen()
-    model = scripted(*EVERYWHERE)
+    model = scripted_model(*EVERYWHERE)
     outcome = aborted_by(Agent(model, tools=[echo, explode], hooks=[gatekeeper, *closed.hooks()]), model, closed)
     assert outcome.failure is not None
     assert "gatekeeper" in outcome.failure.explanation
@@ -145,7 +144,7 @@ def test_a_hook_at_the_end_that_raises_keeps_no_other_from_running_and_changes_n
         raise Boom("at the end")
 
     closed, seen = Seen(), []
-    result = Agent(scripted("x"), hooks=[raises, *closed.hooks(), observer(seen.append)]).run_sync("go")
+    result = Agent(scripted_model("x"), hooks=[raises, *closed.hooks(), observer(seen.append)]).run_sync("go")
     assert result.output == "x"
     assert closed.closed == ["first", "second"]
     assert any("Boom" in e.text for e in seen if isinstance(e, RunWarning))
@@ -157,7 +156,7 @@ def test_a_task_cancelled_while_a_hook_at_the_end_runs_still_has_its_outcome() -
         async def hang(context: HookContext) -> None:
             await asyncio.Event().wait()
 
-        run = Agent(scripted("x"), hooks=[hang]).run("go")
+        run = Agent(scripted_model("x"), hooks=[hang]).run("go")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await run
@@ -179,7 +178,7 @@ def test_a_detector_that_raises_ends_the_run_in_order(at: State, first: bool) ->
         graph = LOOP.with_transition(Transition(at, faulty, State.PRE_STEP), before="cancelled" if first else None)
     else:
         graph = LOOP.with_detector(at, faulty, before="cancelled" if first else None)
-    model = scripted(*(EVERYWHERE if first or at is State.RECOVER else [call("echo", text="a"), "x"]))
+    model = scripted_model(*(EVERYWHERE if first or at is State.RECOVER else [call("echo", text="a"), "x"]))
     outcome = aborted_by(Agent(model, tools=[echo, explode], graph=graph, hooks=closed.hooks()), model, closed)
     assert outcome.failure is not None
     assert "faulty" in outcome.failure.explanation
@@ -199,14 +198,14 @@ def faulty_policy(method: str) -> Any:
 @pytest.mark.parametrize("method", ["decide", "backoff", "retry_budget"])
 def test_a_policy_that_raises_ends_the_run_in_order(method: str) -> None:
     closed = Seen()
-    model = scripted(*EVERYWHERE)
+    model = scripted_model(*EVERYWHERE)
     aborted_by(Agent(model, tools=[echo, explode], policy=faulty_policy(method), hooks=closed.hooks()), model, closed)
 
 
 @pytest.mark.parametrize("answer", ["no such action", None, 7, float("nan")])
 def test_a_policy_that_answers_nonsense_ends_the_run_in_order(answer: Any) -> None:
     policy = type("Odd", (DefaultPolicy,), {"decide": lambda self, failure, state: answer})()
-    result = Agent(scripted(*EVERYWHERE), tools=[echo, explode], policy=policy).run_sync("go")
+    result = Agent(scripted_model(*EVERYWHERE), tools=[echo, explode], policy=policy).run_sync("go")
     assert isinstance(result.outcome, PartialRunSummary)
     assert result.decisions[-1].guard == "aborted"
     check_transcript(result.messages, request=False)
@@ -216,7 +215,7 @@ def test_a_policy_that_answers_nonsense_ends_the_run_in_order(answer: Any) -> No
 def test_a_back_off_that_is_no_time_ends_the_run_in_order(seconds: Any) -> None:
     policy = type("Odd", (DefaultPolicy,), {"backoff": lambda self, kind, attempt: seconds})()
     clock = FakeClock()
-    model = scripted(TransientProviderError("503"), "x")
+    model = scripted_model(TransientProviderError("503"), "x")
     result = Agent(model, policy=policy, host=Host(clock=clock)).run_sync("go")
     if result.ok:
         assert clock.slept in ([], [0.0])
@@ -226,7 +225,7 @@ def test_a_back_off_that_is_no_time_ends_the_run_in_order(seconds: Any) -> None:
 
 
 def test_an_effect_of_a_state_of_ones_own_that_raises_ends_the_run_in_order() -> None:
-    def effect(run: RunState) -> Noted:
+    def effect(run: RunState) -> StateResult:
         raise Boom("in an effect")
 
     graph = LOOP.with_state(
@@ -235,7 +234,7 @@ def test_an_effect_of_a_state_of_ones_own_that_raises_ends_the_run_in_order() ->
         entered_by="post_llm.otherwise",
     )
     closed = Seen()
-    model = scripted("x")
+    model = scripted_model("x")
     aborted_by(Agent(model, graph=graph, hooks=closed.hooks()), model, closed)
 
 
@@ -252,7 +251,7 @@ def test_an_approval_rule_that_raises_never_lets_the_call_run() -> None:
         return text
 
     closed = Seen()
-    model = scripted([call("echo", text="a"), call("note", text="b")], "x")
+    model = scripted_model([call("echo", text="a"), call("note", text="b")], "x")
     aborted_by(Agent(model, tools=[echo, note], hooks=closed.hooks()), model, closed)
     assert not ran
 
@@ -270,7 +269,7 @@ def test_a_memory_that_raises_is_done_without(raising: str) -> None:
                 raise Boom("in a memory")
 
     seen: list[Any] = []
-    result = Agent(scripted("x"), memory=Memory(), hooks=[observer(seen.append)]).run_sync("go")
+    result = Agent(scripted_model("x"), memory=Memory(), hooks=[observer(seen.append)]).run_sync("go")
     assert result.output == "x"
     assert any("Boom" in e.text for e in seen if isinstance(e, RunWarning))
 
@@ -280,11 +279,13 @@ def test_an_observer_that_raises_harms_neither_the_run_nor_the_order_of_its_even
         raise Boom("in an observer")
 
     seen: list[Any] = []
-    agent = Agent(scripted(call("echo", text="a"), "x"), tools=[echo], hooks=[observer(bad), observer(seen.append)])
+    agent = Agent(
+        scripted_model(call("echo", text="a"), "x"), tools=[echo], hooks=[observer(bad), observer(seen.append)]
+    )
 
     async def scene() -> tuple[list[Any], RunResult]:
         run = agent.run("go")
-        return await events_of(run), run.result
+        return await collect_events(run), run.result
 
     events, result = asyncio.run(scene())
     assert result.output == "x"
@@ -294,11 +295,11 @@ def test_an_observer_that_raises_harms_neither_the_run_nor_the_order_of_its_even
 
 @pytest.mark.parametrize("how", [Boom("x"), ValueError("x"), KeyError("x"), asyncio.CancelledError("x")])
 def test_a_model_that_raises_anything_hands_the_task_back(how: BaseException) -> None:
-    model = scripted(how)
+    model = scripted_model(how)
     result = Agent(model).run_sync("go")
     assert isinstance(result.outcome, Handoff)
     assert result.outcome.failure is not None
-    assert result.outcome.failure.kind is K.provider_error
+    assert result.outcome.failure.kind is Kind.provider_error
     assert type(how).__name__ in result.outcome.rationale
 
 
@@ -313,7 +314,7 @@ def test_a_model_that_returns_no_reply_hands_the_task_back(reply: Any) -> None:
     result = Agent(Odd()).run_sync("go")
     assert isinstance(result.outcome, Handoff)
     assert result.outcome.failure is not None
-    assert result.outcome.failure.kind is K.provider_error
+    assert result.outcome.failure.kind is Kind.provider_error
 
 
 class SpeechlessError(Exception):
@@ -364,7 +365,7 @@ SPEECHLESS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("who", SPEECHLESS)
 def test_an_exception_that_cannot_be_put_into_words_ends_in_order_too(who: str) -> None:
     parts, ending = SPEECHLESS[who]
-    result = Agent(**{"model": scripted(call("say_nothing"), "x"), **parts}).run_sync("go")
+    result = Agent(**{"model": scripted_model(call("say_nothing"), "x"), **parts}).run_sync("go")
     assert type(result.outcome).__name__ == ending
     check_transcript(result.messages, request=False)
 
@@ -380,5 +381,5 @@ def test_an_answer_whose_type_has_other_names_in_json_comes_through() -> None:
             return 2 * self.total
 
     for preset, entry in (("standard", '{"Total": 7}'), ("funnel", call("return_done", output={"Total": 7}))):
-        result = Agent(scripted(entry), output_type=Answer, preset=preset).run_sync("how much?")
+        result = Agent(scripted_model(entry), output_type=Answer, preset=preset).run_sync("how much?")
         assert result.output == Answer(Total=7), preset

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agentfsm import Agent, GraphError, HookContext, State, hook, permissions
-from agentfsm.core.loop import LOOP
-from agentfsm.diagrams import FORMATS, Doors, diagram
+from agentfsm.diagrams import FORMATS, HooksOverlay, diagram
+from agentfsm.loop.table import LOOP
 from agentfsm.testing import ScriptedModel
 
 
@@ -28,7 +28,7 @@ def test_every_form_that_is_looked_at_shows_them(form: str) -> None:
 
 
 def test_they_stand_in_the_box_of_their_state_in_order() -> None:
-    text = diagram(LOOP, "text", overlay=Doors({"dispatch_tool": ["first", "second"]}))
+    text = diagram(LOOP, "text", overlay=HooksOverlay({"dispatch_tool": ["first", "second"]}))
     (line,) = [line for line in text.splitlines() if "first" in line]
     assert "dispatch_tool" in line
     assert line.index("first") < line.index("second") < line.index("run the next call")
@@ -42,4 +42,4 @@ def test_an_agent_without_hooks_is_drawn_as_its_graph(form: str) -> None:
 
 def test_a_state_that_the_graph_does_not_have_is_refused() -> None:
     with pytest.raises(GraphError, match="no such state"):
-        diagram(LOOP, "text", overlay=Doors({"nowhere": ["x"]}))
+        diagram(LOOP, "text", overlay=HooksOverlay({"nowhere": ["x"]}))

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from agentfsm.core.loop import LOOP
-from agentfsm.core.presets import PRESETS
 from agentfsm.diagrams import diagram
 from agentfsm.errors import NoTransitionError
+from agentfsm.loop.presets import PRESETS
+from agentfsm.loop.table import LOOP
 from agentfsm.machine import Graph, Machine, Transition
-from tests.diagrams.graphs import SMALL, more_states
-from tests.diagrams.npm import node, package
+from tests.helpers.graphs import SMALL_GRAPH, extended_loop
+from tests.helpers.npm_servers import install_package, require_node
 
-GRAPHS = {"loop": LOOP, **{n: p.graph for n, p in PRESETS.items()}, "more": more_states(), "small": SMALL}
+GRAPHS = {"loop": LOOP, **{n: p.graph for n, p in PRESETS.items()}, "more": extended_loop(), "small": SMALL_GRAPH}
 XSTATE = "5.33.3"
 
 Taken = tuple[int, str]
@@ -80,7 +80,7 @@ def first_ones(guards: int) -> Iterator[int]:
 
 def test_xstate_takes_the_row_that_we_take_on_every_row_of_the_truth_table() -> None:
     """All of them; ``post_tool`` of the default loop alone has 32,768."""
-    program, folder = node(), package("xstate", XSTATE)
+    program, folder = require_node(), install_package("xstate", XSTATE)
     graphs = {graph.fingerprint: graph for graph in GRAPHS.values()}  # some presets share a table
     given = {
         "xstate": str(folder / "dist" / "xstate.cjs.js"),

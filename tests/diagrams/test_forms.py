@@ -14,11 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from agentfsm.core.loop import LOOP
 from agentfsm.diagrams import FORMATS, Coverage, Format, RunPath, diagram, image, write, write_all
 from agentfsm.errors import ConfigurationError, GraphError
+from agentfsm.loop.table import LOOP
 from agentfsm.machine import Graph
-from tests.diagrams.graphs import LONELY, ODD, SMALL, every_graph, more_states, random_graph
+from tests.helpers.graphs import (
+    ODD_NAMES_GRAPH,
+    SINGLE_STATE_GRAPH,
+    SMALL_GRAPH,
+    all_graphs,
+    extended_loop,
+    random_graph,
+)
 
 Row = tuple[str, int, str, str]  # source, number, guard, target
 
@@ -159,8 +166,8 @@ def test_every_form_has_a_reader_here() -> None:
 
 @pytest.mark.parametrize("form", READERS)
 def test_every_row_with_its_number_is_in_the_form(form: str) -> None:
-    assert sorted(READERS[form](diagram(SMALL, form))) == SMALL_ROWS
-    for graph in (LOOP, more_states(), *(random_graph(seed) for seed in range(12))):
+    assert sorted(READERS[form](diagram(SMALL_GRAPH, form))) == SMALL_ROWS
+    for graph in (LOOP, extended_loop(), *(random_graph(seed) for seed in range(12))):
         assert sorted(READERS[form](diagram(graph, form))) == rows_of(graph), graph.name
 
 
@@ -185,7 +192,7 @@ def test_the_svg_lists_on_each_line_the_transitions_that_run_along_it() -> None:
 
 
 @pytest.mark.parametrize("form", ["svg", "scxml"])
-@pytest.mark.parametrize("graph", every_graph().values(), ids=every_graph().keys())
+@pytest.mark.parametrize("graph", all_graphs().values(), ids=all_graphs().keys())
 def test_xml_is_well_formed(form: str, graph: Graph) -> None:
     ET.fromstring(diagram(graph, form))
 
@@ -202,12 +209,14 @@ MERMAID = (
 )
 
 
-@pytest.mark.parametrize("graph", [LOOP, SMALL, ODD, LONELY, more_states()], ids=lambda g: g.name)
+@pytest.mark.parametrize(
+    "graph", [LOOP, SMALL_GRAPH, ODD_NAMES_GRAPH, SINGLE_STATE_GRAPH, extended_loop()], ids=lambda g: g.name
+)
 def test_mermaid_lines_are_of_the_kinds_that_its_grammar_knows(graph: Graph) -> None:
     # The parser of mermaid 12 reads these; it needs a browser, so its verdict is kept as the patterns above.
     text = diagram(graph, "mermaid")
     first = graph.initial
-    text += diagram(graph, "mermaid", overlay=RunPath({}, first)) if graph is not LONELY else ""
+    text += diagram(graph, "mermaid", overlay=RunPath({}, first)) if graph is not SINGLE_STATE_GRAPH else ""
     assert not [line for line in text.splitlines() if not any(re.fullmatch(p, line) for p in MERMAID)]
     edges = len(re.findall(r'\|"', diagram(graph, "mermaid")))
     styled = re.findall(r"linkStyle ([\d,]+)", diagram(graph, "mermaid"))
@@ -220,19 +229,23 @@ def test_xstate_asks_guards_in_order_and_the_last_has_none() -> None:
     for state in json.loads(diagram(LOOP, "xstate"))["states"].values():
         rows = state.get("on", {}).get("step", [])
         assert all("guard" in r for r in rows[:-1])
-    machine = json.loads(diagram(SMALL, "xstate"))
+    machine = json.loads(diagram(SMALL_GRAPH, "xstate"))
     assert machine["initial"] == "plan"
     assert machine["states"]["end"]["type"] == "final"
     assert [r.get("guard") for r in machine["states"]["work"]["on"]["step"]] == ["cancelled", "again", "revise", None]
 
 
 def test_scxml_starts_and_ends_where_the_graph_does() -> None:
-    root = ET.fromstring(diagram(SMALL, "scxml"))
+    root = ET.fromstring(diagram(SMALL_GRAPH, "scxml"))
     assert root.attrib["initial"] == "plan"
     assert [child.tag.partition("}")[2] for child in root] == ["state", "state", "final"]
 
 
-@pytest.mark.parametrize("graph", [LOOP, SMALL, ODD, LONELY, more_states(), random_graph(4)], ids=lambda g: g.name)
+@pytest.mark.parametrize(
+    "graph",
+    [LOOP, SMALL_GRAPH, ODD_NAMES_GRAPH, SINGLE_STATE_GRAPH, extended_loop(), random_graph(4)],
+    ids=lambda g: g.name,
+)
 def test_spin_accepts_the_promela(graph: Graph, tmp_path: Path) -> None:
     spin = shutil.which("spin")
     if spin is None:
@@ -244,7 +257,11 @@ def test_spin_accepts_the_promela(graph: Graph, tmp_path: Path) -> None:
     assert (tmp_path / "pan.c").exists()
 
 
-@pytest.mark.parametrize("graph", [LOOP, SMALL, ODD, LONELY, more_states(), random_graph(4)], ids=lambda g: g.name)
+@pytest.mark.parametrize(
+    "graph",
+    [LOOP, SMALL_GRAPH, ODD_NAMES_GRAPH, SINGLE_STATE_GRAPH, extended_loop(), random_graph(4)],
+    ids=lambda g: g.name,
+)
 def test_graphviz_accepts_the_dot(graph: Graph) -> None:
     dot = shutil.which("dot")
     if dot is None:
@@ -257,9 +274,9 @@ def test_graphviz_accepts_the_dot(graph: Graph) -> None:
 def test_forms_are_the_same_bytes_under_any_hash_seed() -> None:
     program = (
         "import hashlib\n"
-        "from agentfsm.core.loop import LOOP\n"
+        "from agentfsm.loop.table import LOOP\n"
         "from agentfsm.diagrams import FORMATS, Coverage, RunPath, diagram\n"
-        "from tests.diagrams.graphs import more_states\n"
+        "from tests.helpers.graphs import more_states\n"
         "texts = [diagram(g, f) for g in (LOOP, more_states()) for f in FORMATS]\n"
         "counts = {t.id: 3 for t in list(LOOP)[::2]}\n"
         "texts += [diagram(LOOP, f, overlay=o) for o in (Coverage(counts), RunPath(counts))\n"
@@ -333,31 +350,31 @@ def test_an_overlay_of_another_graph_is_refused() -> None:
 
 def test_a_new_form_is_one_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(FORMATS, "names", Format(lambda view, theme: " ".join(b.name for b in view.boxes), (".names",)))
-    assert diagram(SMALL, "names") == "plan work end"
-    assert write(SMALL, tmp_path / "small.names").read_text() == "plan work end"
+    assert diagram(SMALL_GRAPH, "names") == "plan work end"
+    assert write(SMALL_GRAPH, tmp_path / "small.names").read_text() == "plan work end"
 
 
 def test_write_takes_the_form_from_the_ending(tmp_path: Path) -> None:
     for name, form in FORMATS.items():
-        for ending in form.endings:
-            path = write(SMALL, tmp_path / f"small{ending.upper()}")
-            assert path.read_bytes() == diagram(SMALL, name).encode()
+        for ending in form.suffixes:
+            path = write(SMALL_GRAPH, tmp_path / f"small{ending.upper()}")
+            assert path.read_bytes() == diagram(SMALL_GRAPH, name).encode()
 
 
 def test_write_all_names_files_after_the_graph(tmp_path: Path) -> None:
-    paths = write_all(SMALL, tmp_path)
+    paths = write_all(SMALL_GRAPH, tmp_path)
     assert [p.name for p in paths] == ["small.dot", "small.mmd", "small.md", "small.svg"]
-    assert paths[1].read_text(encoding="utf-8") == diagram(SMALL, "mermaid")
+    assert paths[1].read_text(encoding="utf-8") == diagram(SMALL_GRAPH, "mermaid")
 
 
 def test_free_text_stays_text_in_every_form() -> None:
-    assert "&lt;b&gt;" in diagram(ODD, "svg")
-    assert "<b>" not in diagram(ODD, "svg")
-    assert "\x00" not in diagram(ODD, "svg")
-    assert "\\<b\\>" in diagram(ODD, "markdown")
-    assert "a \\*/ b" in diagram(ODD, "markdown")
-    assert "a * / b" in diagram(ODD, "promela")
-    assert "at__e9tat" in diagram(ODD, "promela")  # Promela knows ASCII names only
+    assert "&lt;b&gt;" in diagram(ODD_NAMES_GRAPH, "svg")
+    assert "<b>" not in diagram(ODD_NAMES_GRAPH, "svg")
+    assert "\x00" not in diagram(ODD_NAMES_GRAPH, "svg")
+    assert "\\<b\\>" in diagram(ODD_NAMES_GRAPH, "markdown")
+    assert "a \\*/ b" in diagram(ODD_NAMES_GRAPH, "markdown")
+    assert "a * / b" in diagram(ODD_NAMES_GRAPH, "promela")
+    assert "at__e9tat" in diagram(ODD_NAMES_GRAPH, "promela")  # Promela knows ASCII names only
 
 
 def test_plain_text_is_as_plain_as_its_names() -> None:

@@ -11,24 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from agentfsm.core.loop import LOOP
 from agentfsm.diagrams import Coverage, diagram, image, write
-from agentfsm.diagrams.layout import arrange
-from agentfsm.diagrams.view import plain
+from agentfsm.diagrams.layout import compute_layout
+from agentfsm.diagrams.view import build_view
 from agentfsm.errors import ConfigurationError
+from agentfsm.loop.table import LOOP
 from agentfsm.machine import Graph
-from tests.diagrams.graphs import ODD, SMALL, more_states
+from tests.helpers.graphs import ODD_NAMES_GRAPH, SMALL_GRAPH, extended_loop
 
 needs_graphviz = pytest.mark.skipif(shutil.which("neato") is None, reason="Graphviz is not installed")
 
 
 @needs_graphviz
-@pytest.mark.parametrize("graph", [LOOP, SMALL, ODD, more_states()], ids=lambda g: g.name)
+@pytest.mark.parametrize("graph", [LOOP, SMALL_GRAPH, ODD_NAMES_GRAPH, extended_loop()], ids=lambda g: g.name)
 def test_a_png_shows_the_whole_layout_at_twice_its_size(graph: Graph, capfd: pytest.CaptureFixture[str]) -> None:
     data = image(graph)
     assert data.startswith(b"\x89PNG")
     width, height = struct.unpack(">II", data[16:24])
-    layout = arrange(plain(graph))
+    layout = compute_layout(build_view(graph))
     assert abs(width - 2 * layout.width) <= 4
     assert abs(height - 2 * layout.height) <= 4
     assert capfd.readouterr().err == ""  # Graphviz warns of texts that do not fit
@@ -36,27 +36,27 @@ def test_a_png_shows_the_whole_layout_at_twice_its_size(graph: Graph, capfd: pyt
 
 @needs_graphviz
 def test_images_take_themes_and_overlays(tmp_path: Path) -> None:
-    assert image(SMALL, "pdf").startswith(b"%PDF")
-    assert image(SMALL, theme="dark", overlay=Coverage({})) != image(SMALL)
-    assert write(SMALL, tmp_path / "small.png").read_bytes().startswith(b"\x89PNG")
+    assert image(SMALL_GRAPH, "pdf").startswith(b"%PDF")
+    assert image(SMALL_GRAPH, theme="dark", overlay=Coverage({})) != image(SMALL_GRAPH)
+    assert write(SMALL_GRAPH, tmp_path / "small.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_without_graphviz_an_image_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match=r"png image needs Graphviz.*\.svg"):
-        image(SMALL)
-    assert diagram(SMALL).startswith("<svg")
+        image(SMALL_GRAPH)
+    assert diagram(SMALL_GRAPH).startswith("<svg")
 
 
 def test_without_the_package_an_image_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "graphviz", None)
     with pytest.raises(ConfigurationError, match="pip install graphviz"):
-        image(SMALL)
+        image(SMALL_GRAPH)
 
 
 def test_importing_and_writing_text_leaves_graphviz_alone() -> None:
     program = (
-        "import sys; from agentfsm.diagrams import FORMATS, diagram; from agentfsm.core.loop import LOOP\n"
+        "import sys; from agentfsm.diagrams import FORMATS, diagram; from agentfsm.loop.table import LOOP\n"
         "for form in FORMATS: diagram(LOOP, form)\n"
         "assert 'graphviz' not in sys.modules"
     )

@@ -7,22 +7,21 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from agentfsm.core.loop import LOOP
-from agentfsm.diagrams import Counterexample, Coverage, Difference, Overlay, RunPath
-from agentfsm.diagrams.layout import Layout, Placed, arrange
-from agentfsm.diagrams.metrics import fit, width, wrap
-from agentfsm.diagrams.table import Label
-from agentfsm.diagrams.view import View, plain
+from agentfsm.diagrams import Counterexample, Coverage, DiffOverlay, Overlay, RunPath
+from agentfsm.diagrams.box import Label, text_width, truncate, wrap_words
+from agentfsm.diagrams.layout import Layout, PlacedBox, compute_layout
+from agentfsm.diagrams.view import View, build_view
+from agentfsm.loop.table import LOOP
 from agentfsm.machine import Graph, StateSpec, Transition
-from tests.diagrams.graphs import SMALL, every_graph, guard, more_states, random_graph
+from tests.helpers.graphs import SMALL_GRAPH, all_graphs, extended_loop, never_guard, random_graph
 
 Rect = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 def views() -> Iterator[tuple[str, View]]:
-    graphs = every_graph()
+    graphs = all_graphs()
     for name, graph in graphs.items():
-        yield name, plain(graph)
+        yield name, build_view(graph)
     for name in ("loop", "more", "random-1", "random-2"):
         graph = graphs[name]
         some = {t.id: 10**place for place, t in enumerate(list(graph)[::9])}
@@ -30,28 +29,30 @@ def views() -> Iterator[tuple[str, View]]:
             "path": RunPath(some, graph.initial),
             "coverage": Coverage(some, [t.id for t in graph][1::9]),
             "counterexample": Counterexample((*some, *some), tuple(some)[:2], "one thing never after another"),
-            "since-small": Difference(SMALL, ["a state, where " + "this and " * 20 + "that hold: was a -> b", "more"]),
-            "since-random": Difference(random_graph(3)),
+            "since-small": DiffOverlay(
+                SMALL_GRAPH, ["a state, where " + "this and " * 20 + "that hold: was a -> b", "more"]
+            ),
+            "since-random": DiffOverlay(random_graph(3)),
         }
         for kind, overlay in overlays.items():
-            yield f"{name}-{kind}", overlay.on(plain(graph))
+            yield f"{name}-{kind}", overlay.apply_to(build_view(graph))
 
 
-LAYOUTS = {name: arrange(view) for name, view in views()}
+LAYOUTS = {name: compute_layout(view) for name, view in views()}
 each = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 
 
-def rect_of(box: Placed) -> Rect:
+def rect_of(box: PlacedBox) -> Rect:
     return box.x, box.y, box.x + box.width, box.y + box.height
 
 
 def rect_of_text(label: Label, x: int = 0, y: int = 0) -> Rect:
     """What a text covers, letters below the baseline too."""
-    left = x + label.x - (label.width if label.end else 0)
+    left = x + label.x - (label.width if label.align_right else 0)
     return left, y + label.y - 0.75 * label.size, left + label.width, y + label.y + 0.2 * label.size
 
 
-def box_texts(box: Placed) -> list[Rect]:
+def box_texts(box: PlacedBox) -> list[Rect]:
     table = box.table
     labels = [*table.head, *table.foot, *(g.label for g in table.groups)]
     labels += [label for _, row in table.rows for label in row]
@@ -121,7 +122,7 @@ def test_no_two_lines_lie_upon_each_other(layout: Layout) -> None:
 @each
 def test_every_drawn_row_has_an_unbroken_line_to_its_destination(layout: Layout) -> None:
     boxes = {b.box.name: b for b in layout.boxes}
-    drawn = {r.transition.id: r for b in layout.boxes for r in b.box.rows if r.drawn}
+    drawn = {r.transition.id: r for b in layout.boxes for r in b.box.rows if r.has_line}
     by_id: dict[str, list[tuple[tuple[int, int], ...]]] = {i: [] for i in drawn}
     arrows: dict[str, int] = dict.fromkeys(drawn, 0)
     for line in layout.lines:
@@ -142,7 +143,7 @@ def test_every_drawn_row_has_an_unbroken_line_to_its_destination(layout: Layout)
         assert on_border(at, target)
 
 
-def on_border(point: tuple[int, int], box: Placed) -> bool:
+def on_border(point: tuple[int, int], box: PlacedBox) -> bool:
     x, y = point
     left, top, right, bottom = rect_of(box)
     return (x in (left, right) and top <= y <= bottom) or (y in (top, bottom) and left <= x <= right)
@@ -180,7 +181,7 @@ def test_the_end_lists_the_ways_to_it() -> None:
 
 
 def test_states_that_a_user_adds_stand_where_a_run_comes_by() -> None:
-    spine = [b.name for b in plain(more_states()).spine]
+    spine = [b.name for b in build_view(extended_loop()).spine]
     assert spine.index("pre_step") + 1 == spine.index("compact") == spine.index("call_llm") - 1
     assert spine.index("post_llm") < spine.index("review") < spine.index("terminal") == len(spine) - 1
 
@@ -188,22 +189,22 @@ def test_states_that_a_user_adds_stand_where_a_run_comes_by() -> None:
 def test_a_run_starts_at_the_top_and_ends_at_the_bottom_whatever_the_lanes_say() -> None:
     graph = Graph(
         (StateSpec("a", lane="left", spends="x"), StateSpec("z", lane="right", final=True), StateSpec("b", lane="odd")),
-        (Transition("a", guard("more"), "b"), Transition("a", None, "z"), Transition("b", None, "z")),
+        (Transition("a", never_guard("more"), "b"), Transition("a", None, "z"), Transition("b", None, "z")),
     )
-    assert [b.name for b in plain(graph).spine] == ["a", "b", "z"]
+    assert [b.name for b in build_view(graph).spine] == ["a", "b", "z"]
 
 
 def test_texts_get_room_enough() -> None:
     # Widths in Helvetica (Adobe's AFM file): an advance of 556/1000 for most letters, 222 for i and l.
-    assert width("aeo", 10) >= 3 * 5.56
-    assert width("ill", 10) >= 3 * 2.22
-    assert width("W", 10) >= 9.44
-    assert width("name", 10, bold=True) > width("name", 10)
-    assert width("漢字", 10) >= 20
-    assert fit("a long note", 10, 1000) == "a long note"
-    assert fit("a long note", 10, 40).endswith("…")
-    assert width(fit("a long note", 10, 40), 10) <= 40
-    assert wrap(["aa", "bb", "a_word_wider_than_the_room"], 10, 40) == ["aa bb", "a_word_wider_than_the_room"]
+    assert text_width("aeo", 10) >= 3 * 5.56
+    assert text_width("ill", 10) >= 3 * 2.22
+    assert text_width("W", 10) >= 9.44
+    assert text_width("name", 10, bold=True) > text_width("name", 10)
+    assert text_width("漢字", 10) >= 20
+    assert truncate("a long note", 10, 1000) == "a long note"
+    assert truncate("a long note", 10, 40).endswith("…")
+    assert text_width(truncate("a long note", 10, 40), 10) <= 40
+    assert wrap_words(["aa", "bb", "a_word_wider_than_the_room"], 10, 40) == ["aa bb", "a_word_wider_than_the_room"]
 
 
 def crossings(layout: Layout) -> int:

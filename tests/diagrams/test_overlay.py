@@ -7,24 +7,24 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from agentfsm.core.loop import LOOP
-from agentfsm.diagrams import Counterexample, Coverage, Difference, RunPath, diagram
-from agentfsm.diagrams.layout import arrange
-from agentfsm.diagrams.view import Row, View, plain
+from agentfsm.diagrams import Counterexample, Coverage, DiffOverlay, RunPath, diagram
+from agentfsm.diagrams.layout import compute_layout
+from agentfsm.diagrams.view import TableRow, View, build_view
 from agentfsm.errors import GraphError
+from agentfsm.loop.table import LOOP
 from agentfsm.machine import Graph, StateSpec, Transition
-from tests.diagrams.graphs import SMALL, guard
+from tests.helpers.graphs import SMALL_GRAPH, never_guard
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 
-def rows(view: View) -> dict[str, Row]:
+def rows(view: View) -> dict[str, TableRow]:
     return {r.transition.id: r for b in view.boxes for r in b.rows}
 
 
 def test_a_path_counts_what_was_taken_and_lets_the_rest_stand_back() -> None:
     ids = ["plan.otherwise", "work.revise", "plan.otherwise"]
-    view = RunPath.of(ids, "work").on(plain(SMALL))
+    view = RunPath.from_ids(ids, "work").apply_to(build_view(SMALL_GRAPH))
     found = rows(view)
     assert found["plan.otherwise"].tag == f"{TIMES}2"
     assert found["work.revise"].tag == f"{TIMES}1"
@@ -40,7 +40,7 @@ def test_a_path_counts_what_was_taken_and_lets_the_rest_stand_back() -> None:
 
 
 def test_a_line_stands_back_unless_one_of_its_rows_was_taken() -> None:
-    layout = arrange(RunPath({"post_llm.output_refused": 1}, "recover").on(plain(LOOP)))
+    layout = compute_layout(RunPath({"post_llm.output_refused": 1}, "recover").apply_to(build_view(LOOP)))
     bright = {i for line in layout.lines for piece in line if not piece.dim for i in piece.ids}
     dim = [piece for line in layout.lines for piece in line if piece.dim]
     assert "post_llm.output_refused" in bright
@@ -57,19 +57,21 @@ def test_the_current_state_is_drawn_thick() -> None:
 
 
 def test_a_row_that_cannot_be_taken_is_not_asked_for() -> None:
-    view = Coverage({"plan.otherwise": 2, "work.otherwise": 1}, ["work.again", "work.otherwise"]).on(plain(SMALL))
+    view = Coverage({"plan.otherwise": 2, "work.otherwise": 1}, ["work.again", "work.otherwise"]).apply_to(
+        build_view(SMALL_GRAPH)
+    )
     found = rows(view)
     assert (found["work.again"].tag, found["work.again"].mark, found["work.again"].dim) == ("cannot", "", True)
     assert (found["work.revise"].tag, found["work.revise"].mark) == ("never", "never")
     assert found["work.otherwise"].tag == f"{TIMES}1"  # it was, whatever was said
     assert view.caption == "coverage: 2 of 6 transitions taken, 1 cannot be"
     with pytest.raises(GraphError, match=r"work\.nonsense"):
-        diagram(SMALL, overlay=Coverage({}, ["work.nonsense"]))
+        diagram(SMALL_GRAPH, overlay=Coverage({}, ["work.nonsense"]))
 
 
 def test_a_counterexample_numbers_its_steps_and_says_what_it_breaks() -> None:
     ids = ("plan.otherwise", "work.revise", "plan.otherwise")
-    view = Counterexample(ids, ("work.again",), "no work after work").on(plain(SMALL))
+    view = Counterexample(ids, ("work.again",), "no work after work").apply_to(build_view(SMALL_GRAPH))
     found = rows(view)
     assert {i: r.tag for i, r in found.items() if r.tag} == {
         "plan.otherwise": "step 1, 3",
@@ -79,34 +81,34 @@ def test_a_counterexample_numbers_its_steps_and_says_what_it_breaks() -> None:
     assert all(r.dim is (not r.tag) for r in found.values())
     assert [b.name for b in view.boxes if b.current] == ["work"]
     assert view.caption == "broken: no work after work; by a run of 3 transitions, and then one that never ends"
-    both = Counterexample(("work.again",), ("work.again",)).on(plain(SMALL))
+    both = Counterexample(("work.again",), ("work.again",)).apply_to(build_view(SMALL_GRAPH))
     assert rows(both)["work.again"].tag == "step 1, for ever"
-    assert diagram(SMALL, "text", overlay=Counterexample(ids)).isascii()
+    assert diagram(SMALL_GRAPH, "text", overlay=Counterexample(ids)).isascii()
     with pytest.raises(GraphError, match=r"work\.nonsense"):
-        diagram(SMALL, overlay=Counterexample((), ("work.nonsense",)))
+        diagram(SMALL_GRAPH, overlay=Counterexample((), ("work.nonsense",)))
 
 
 def test_a_difference_says_which_decision_changes() -> None:
     told = ["work, where again holds: was this -> that, is that -> this", "a second", "a third"]
-    caption = Difference(SMALL, told).on(plain(SMALL)).caption
+    caption = DiffOverlay(SMALL_GRAPH, told).apply_to(build_view(SMALL_GRAPH)).caption
     assert caption == f"difference: none; {told[0]} (and 2 decisions more)"
-    long = Difference(SMALL, ["word " * 100]).on(plain(SMALL)).caption
+    long = DiffOverlay(SMALL_GRAPH, ["word " * 100]).apply_to(build_view(SMALL_GRAPH)).caption
     assert len(long) < 170
     assert long.endswith("...")
 
 
 def test_a_run_that_has_not_moved_stands_at_the_start() -> None:
-    view = RunPath({}).on(plain(SMALL))
+    view = RunPath({}).apply_to(build_view(SMALL_GRAPH))
     assert [b.name for b in view.boxes if not b.dim] == ["plan"]
 
 
 def test_coverage_marks_what_no_test_took() -> None:
     counts = {"plan.otherwise": 7, "work.again": 0}
-    found = rows(Coverage(counts).on(plain(SMALL)))
+    found = rows(Coverage(counts).apply_to(build_view(SMALL_GRAPH)))
     assert (found["plan.otherwise"].tag, found["plan.otherwise"].mark) == (f"{TIMES}7", "")
     assert (found["work.again"].tag, found["work.again"].mark) == ("never", "never")
-    assert Coverage(counts).on(plain(SMALL)).caption == "coverage: 1 of 7 transitions taken"
-    root = ET.fromstring(diagram(SMALL, overlay=Coverage(counts)))
+    assert Coverage(counts).apply_to(build_view(SMALL_GRAPH)).caption == "coverage: 1 of 7 transitions taken"
+    root = ET.fromstring(diagram(SMALL_GRAPH, overlay=Coverage(counts)))
     tinted = [r for r in root.iterfind(".//{*}rect") if r.attrib.get("class") == "mark never"]
     assert len(tinted) == 6
 
@@ -114,20 +116,20 @@ def test_coverage_marks_what_no_test_took() -> None:
 @pytest.mark.parametrize("overlay", [RunPath({"plan.nothing": 1}), Coverage({"plan.nothing": 1}), RunPath({}, "x")])
 def test_names_that_the_graph_does_not_have_are_refused(overlay: RunPath | Coverage) -> None:
     with pytest.raises(GraphError):
-        diagram(SMALL, overlay=overlay)
+        diagram(SMALL_GRAPH, overlay=overlay)
 
 
 def changed() -> Graph:
     """SMALL with ``again`` gone, ``revise`` before ``cancelled``, a new row and a new state."""
     return Graph(
         name="small",
-        states=(*SMALL.states[:2], StateSpec("check", "look again"), SMALL.states[2]),
+        states=(*SMALL_GRAPH.states[:2], StateSpec("check", "look again"), SMALL_GRAPH.states[2]),
         transitions=(
-            *SMALL.transitions[:2],
+            *SMALL_GRAPH.transitions[:2],
             Transition("plan", None, "check"),
-            Transition("work", guard("revise"), "plan"),
-            Transition("work", guard("cancelled"), "end"),
-            Transition("work", guard("failed"), "end"),
+            Transition("work", never_guard("revise"), "plan"),
+            Transition("work", never_guard("cancelled"), "end"),
+            Transition("work", never_guard("failed"), "end"),
             Transition("work", None, "end"),
             Transition("check", None, "work"),
         ),
@@ -135,7 +137,7 @@ def changed() -> Graph:
 
 
 def test_a_difference_shows_rows_that_are_new_gone_moved_or_lead_elsewhere() -> None:
-    view = Difference(SMALL).on(plain(changed()))
+    view = DiffOverlay(SMALL_GRAPH).apply_to(build_view(changed()))
     shown = {b.name: [(r.label, r.transition.name, r.mark, r.tag) for r in b.rows] for b in view.boxes}
     assert shown["plan"] == [
         ("1", "cancelled", "", ""),
@@ -150,25 +152,25 @@ def test_a_difference_shows_rows_that_are_new_gone_moved_or_lead_elsewhere() -> 
 
 
 def test_a_state_that_is_gone_is_put_back_struck_through_and_draws_no_lines() -> None:
-    view = Difference(changed()).on(plain(SMALL))
+    view = DiffOverlay(changed()).apply_to(build_view(SMALL_GRAPH))
     gone = next(b for b in view.boxes if b.name == "check")
     assert gone.mark == "removed"
     assert [r.mark for r in gone.rows] == ["removed"]
-    layout = arrange(view)
+    layout = compute_layout(view)
     assert not any("check.otherwise" in piece.ids for line in layout.lines for piece in line)
-    text = diagram(SMALL, overlay=Difference(changed()))
+    text = diagram(SMALL_GRAPH, overlay=DiffOverlay(changed()))
     assert re.search(r'<text class="name happy struck"[^>]*>check<', text)
 
 
 def test_graphs_that_are_alike_differ_in_nothing() -> None:
-    view = Difference(SMALL).on(plain(SMALL))
+    view = DiffOverlay(SMALL_GRAPH).apply_to(build_view(SMALL_GRAPH))
     assert view.caption == "difference: none"
     assert not [r for r in rows(view).values() if r.mark]
 
 
 def test_an_overlay_is_anything_that_turns_a_view_into_a_view() -> None:
     class Quiet:
-        def on(self, view: View) -> View:
+        def apply_to(self, view: View) -> View:
             return View(view.graph, view.boxes, "hush", overlaid=True)
 
-    assert "hush" in diagram(SMALL, "text", overlay=Quiet())
+    assert "hush" in diagram(SMALL_GRAPH, "text", overlay=Quiet())

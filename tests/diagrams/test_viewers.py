@@ -12,13 +12,20 @@ from typing import Any
 
 import pytest
 
-from agentfsm.core.loop import LOOP
-from agentfsm.diagrams import Coverage, Difference, RunPath, diagram
-from tests.diagrams.graphs import LONELY, ODD, SMALL, more_states, random_graph
-from tests.diagrams.npm import package
+from agentfsm.diagrams import Coverage, DiffOverlay, RunPath, diagram
+from agentfsm.loop.table import LOOP
+from tests.helpers.graphs import ODD_NAMES_GRAPH, SINGLE_STATE_GRAPH, SMALL_GRAPH, extended_loop, random_graph
+from tests.helpers.npm_servers import install_package
 
 MERMAID = "12.3.0"
-GRAPHS = {"loop": LOOP, "more": more_states(), "small": SMALL, "odd": ODD, "lonely": LONELY, "random": random_graph(4)}
+GRAPHS = {
+    "loop": LOOP,
+    "more": extended_loop(),
+    "small": SMALL_GRAPH,
+    "odd": ODD_NAMES_GRAPH,
+    "lonely": SINGLE_STATE_GRAPH,
+    "random": random_graph(4),
+}
 
 PAGE = """<!doctype html><meta charset="utf-8"><body>
 <script src="SCRIPT"></script>
@@ -52,7 +59,7 @@ def drawn(texts: dict[str, str], folder: Path) -> dict[str, Any]:
     )
     if browser is None:
         pytest.skip("Mermaid draws in a browser, and no chromium is on the path")
-    script = package("mermaid", MERMAID, "dist/mermaid.min.js")
+    script = install_package("mermaid", MERMAID, "dist/mermaid.min.js")
     page = folder / "page.html"
     page.write_text(PAGE.replace("SCRIPT", script.as_uri()).replace("TEXTS", json.dumps(texts).replace("<", "\\u003c")))
     flags = [
@@ -88,7 +95,7 @@ def test_mermaid_draws_every_graph_and_no_text_lies_over_another(tmp_path: Path)
     texts["dark"] = diagram(LOOP, "mermaid", theme="dark")
     texts["run"] = diagram(LOOP, "mermaid", overlay=RunPath(counts, "suspended"))
     texts["coverage"] = diagram(LOOP, "mermaid", overlay=Coverage(counts))
-    texts["difference"] = diagram(more_states(), "mermaid", overlay=Difference(LOOP))
+    texts["difference"] = diagram(extended_loop(), "mermaid", overlay=DiffOverlay(LOOP))
     told = drawn(texts, tmp_path)
     assert told.keys() == texts.keys()
     for name, found in told.items():
@@ -98,7 +105,7 @@ def test_mermaid_draws_every_graph_and_no_text_lies_over_another(tmp_path: Path)
             for other in (*labels[:place], *found["nodes"]):
                 assert apart(label, other), f"{name}: {label} over {other}"
         graph = GRAPHS.get(name)
-        if graph is not None and graph is not ODD:
+        if graph is not None and graph is not ODD_NAMES_GRAPH:
             said = " ".join(text for text, *_ in (*labels, *found["nodes"]))
             assert all(t.name in said for t in graph), name
     print(f"mermaid {MERMAID} draws {len(told)} texts")
@@ -111,7 +118,7 @@ def test_plantuml_accepts_every_graph() -> None:
     texts = [diagram(graph, "plantuml") for graph in GRAPHS.values()]
     texts.append(diagram(LOOP, "plantuml", theme="dark"))
     texts.append(diagram(LOOP, "plantuml", overlay=RunPath({"pre_step.otherwise": 1}, "call_llm")))
-    texts.append(diagram(more_states(), "plantuml", overlay=Difference(LOOP)))
+    texts.append(diagram(extended_loop(), "plantuml", overlay=DiffOverlay(LOOP)))
     flags = ["-DPLANTUML_LIMIT_SIZE=16384", "-charset", "UTF-8", "-tsvg", "-pipe"]
     for text in texts:
         done = subprocess.run(

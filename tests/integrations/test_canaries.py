@@ -23,17 +23,17 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from agentfsm import Agent, Allow, Event, Host, Image, MemoryStore, UserInputRequested, tool
-from agentfsm.integrations.mcp import MCPSettings, MCPTools
+from agentfsm.integrations.mcp.toolset import MCPSettings, MCPTools
 from agentfsm.integrations.otel import tracing
 from agentfsm.models import ConcurrencyLimit, FallbackModel, Limited, OpenAIChat, Price, Priced
-from tests.cli.server import calls, little, text
-from tests.integrations.fake_server import PIXEL
+from tests.helpers.fake_model_server import fake_model_server, text_output, tool_call_output
+from tests.helpers.mcp_stdio_server import PIXEL
 
-SERVER = Path(__file__).with_name("fake_server.py")
+SERVER = Path(__file__).parents[1] / "helpers" / "mcp_stdio_server.py"
 KEY = "sk-canary-5d41402abc4b2a76b971"
 VARIABLE = "canary-variable-9b1d"
 SECRET = b"canary-host-secret-77aa"
-PICTURE = Image.of(b"\x89PNG\r\n\x1a\n canary picture " * 3)
+PICTURE = Image.from_bytes(b"\x89PNG\r\n\x1a\n canary picture " * 3)
 NEVER = (KEY, KEY[:16], VARIABLE, SECRET.decode(), PICTURE.data[:40], PIXEL[:40])
 """What stands nowhere, and pictures too, which no event tells in words."""
 
@@ -57,11 +57,11 @@ def test_no_canary_sings_in_a_run_with_everything_in_it(tmp_path: Path, caplog: 
     spans, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
     script = [
-        calls(("echo", {"text": "canary words"}), ("many_parts", {}), ("broken", {"at": "canary place"})),
-        calls(("helper", {"task": "canary task"})),
-        text("canary answer of the helper"),
-        calls(("send", {"to": "canary person"}), ("refuse", {})),
-        text("canary end"),
+        tool_call_output(("echo", {"text": "canary words"}), ("many_parts", {}), ("broken", {"at": "canary place"})),
+        tool_call_output(("helper", {"task": "canary task"})),
+        text_output("canary answer of the helper"),
+        tool_call_output(("send", {"to": "canary person"}), ("refuse", {})),
+        text_output("canary end"),
     ]
 
     async def main(url: str) -> tuple[list[Event], list[Any]]:
@@ -93,7 +93,7 @@ def test_no_canary_sings_in_a_run_with_everything_in_it(tmp_path: Path, caplog: 
             await model.aclose()
         return events, things
 
-    with little(*script) as served, caplog.at_level(logging.DEBUG):
+    with fake_model_server(*script) as served, caplog.at_level(logging.DEBUG):
         events, things = asyncio.run(main(served.url))
     assert "canary end" in repr(events[-1])
     assert any(VARIABLE in json.dumps(request) or PICTURE.data in json.dumps(request) for request in served.requests)

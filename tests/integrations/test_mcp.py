@@ -29,13 +29,13 @@ from agentfsm import (
     deny,
     permissions,
 )
-from agentfsm.integrations.mcp import MCPSettings, MCPTools
-from agentfsm.integrations.mcp_result import MAX_SHOWN, result_parts
+from agentfsm.integrations.mcp.remote_tool import MAX_IMAGE_CHARS, result_content
+from agentfsm.integrations.mcp.toolset import MCPSettings, MCPTools
 from agentfsm.testing import RecordingModel, ScriptedModel, call
-from tests.integrations.fake_server import ECHO, PIXEL
-from tests.transcripts import check_transcript
+from tests.helpers.mcp_stdio_server import ECHO, PIXEL
+from tests.helpers.provider_rules import check_transcript
 
-SERVER = Path(__file__).with_name("fake_server.py")
+SERVER = Path(__file__).parents[1] / "helpers" / "mcp_stdio_server.py"
 
 
 class World:
@@ -135,14 +135,14 @@ def test_a_picture_is_shown_to_the_model_as_a_picture(world: World) -> None:
         ("image/svg+xml", "PHN2Zy8+", "[image, image/svg+xml, 6 bytes: not shown]"),  # no provider takes it
         ("image/png", "%%%", "[image, image/png: its data cannot be read]"),
         ("image/png", "", "[image, image/png, 0 bytes: not shown]"),
-        ("image/png", "A" * (MAX_SHOWN + 4), "[image, image/png, 3,932,163 bytes: not shown]"),
+        ("image/png", "A" * (MAX_IMAGE_CHARS + 4), "[image, image/png, 3,932,163 bytes: not shown]"),
     ],
 )
 def test_a_picture_that_every_later_request_would_be_refused_for_is_not_shown(kind: str, data: str, note: str) -> None:
     from mcp.types import CallToolResult, ImageContent
 
     result = CallToolResult(content=[ImageContent(type="image", data=data, mime_type=kind)])
-    assert asyncio.run(result_parts(result, None)) == note
+    assert asyncio.run(result_content(result, None)) == note
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_a_part_whose_data_is_no_base64_is_told_as_such() -> None:
     for data in ("%%%", "caf\u00e9"):
         part = SimpleNamespace(type="image", mime_type="image/png", data=data)
         given: Any = SimpleNamespace(content=[part, SimpleNamespace(type="text", text="but")], structured_content=None)
-        told = asyncio.run(result_parts(given, None))
+        told = asyncio.run(result_content(given, None))
         assert told == "[image, image/png: its data cannot be read]\nbut"
 
 

@@ -16,10 +16,10 @@ import pytest
 pytest.importorskip("mcp", reason="the extra 'mcp' is not installed")
 
 from agentfsm import Agent, RunCancelled, RunResult, ToolStarted
-from agentfsm.integrations.mcp import MCPSettings, MCPTools
+from agentfsm.integrations.mcp.toolset import MCPSettings, MCPTools
 from agentfsm.testing import RecordingModel, ScriptedModel, call
-from tests.integrations.everything import Everything, everything_command, everything_http
-from tests.transcripts import check_transcript
+from tests.helpers.npm_servers import EverythingServer, everything_command, everything_http
+from tests.helpers.provider_rules import check_transcript
 
 FIXTURES = everything_command, everything_http  # importing them makes them known
 
@@ -91,7 +91,7 @@ def test_the_git_server(tmp_path: Path) -> None:
 @pytest.fixture(params=["stdio", "http"])
 def tools(request: pytest.FixtureRequest) -> MCPTools:
     if request.param == "http":
-        server: Everything = request.getfixturevalue("everything_http")
+        server: EverythingServer = request.getfixturevalue("everything_http")
         return MCPTools.http(server.url)
     command: list[str] = request.getfixturevalue("everything")
     return MCPTools.stdio(command[0], [*command[1:], "stdio"])
@@ -170,7 +170,9 @@ def _with_limit(tools: MCPTools, seconds: float) -> list[Any]:
     return [replace(t, timeout=seconds) for t in tools]
 
 
-def test_over_http_a_server_that_dies_is_an_environment_error_and_is_gone_back_to(everything_http: Everything) -> None:
+def test_over_http_a_server_that_dies_is_an_environment_error_and_is_gone_back_to(
+    everything_http: EverythingServer,
+) -> None:
     server = everything_http
 
     def kill(_: Any) -> Any:
@@ -188,7 +190,7 @@ def test_over_http_a_server_that_dies_is_an_environment_error_and_is_gone_back_t
     assert "three" in results(result)[2]
 
 
-def test_over_http_a_server_that_has_forgotten_the_session_is_met_anew(everything_http: Everything) -> None:
+def test_over_http_a_server_that_has_forgotten_the_session_is_met_anew(everything_http: EverythingServer) -> None:
     server = everything_http
 
     def restart(_: Any) -> Any:

@@ -34,10 +34,10 @@ from agentfsm import (
     permissions,
     tool,
 )
-from agentfsm.core.events import RunCompleted, RunResumed, RunStarted
 from agentfsm.integrations.otel import tracing
+from agentfsm.loop.events import RunCompleted, RunResumed, RunStarted
 from agentfsm.testing import FakeClock, ScriptedModel, call
-from tests.transcripts import check_transcript
+from tests.helpers.provider_rules import check_transcript
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -451,7 +451,7 @@ def test_the_span_of_a_run_that_ended_without_a_word_ends_when_the_run_goes_on(c
 def test_runs_that_nobody_hears_of_again_do_not_fill_the_memory(
     collected: Collected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentfsm.integrations.otel.MOST_RUNS", 3)
+    monkeypatch.setattr("agentfsm.integrations.otel.MAX_OPEN_RUNS", 3)
     watch = collected.hooks()[0].function
     for n in range(5):
         watch(started(f"r{n}"))

@@ -14,20 +14,20 @@ from agentfsm import (
     Deny,
     Edit,
     Host,
+    HumanReplyError,
     JournalError,
     MemoryStore,
-    ReplyError,
     RunResult,
     SqliteStore,
-    StaleReplyError,
+    StaleHumanReplyError,
     UserInputRequested,
     tool,
 )
-from agentfsm.journal.records import Row, open_row
-from agentfsm.journal.restore import restore
-from agentfsm.journal.verify import GOOD, TAMPERED, verify
+from agentfsm.journal.records import SealedRecord, open_record
+from agentfsm.journal.replay import rehydrate
+from agentfsm.journal.verification import GOOD, TAMPERED, verify
 from agentfsm.testing import FakeClock, ScriptedModel, call
-from tests.journal.samples import sealed_anew
+from tests.helpers.journal_scenarios import reseal
 
 PAYS = [call("pay", to="Ann", amount=1), call("pay", to="Ann", amount=1000), "paid"]
 
@@ -57,7 +57,7 @@ async def asked(bank: Bank) -> UserInputRequested:
 
 
 def of_kind(store: Any, kind: str) -> list[tuple[Any, dict[str, Any]]]:
-    return [(r, open_row(r)) for r in store.rows("r") if f'"kind":"{kind}"' in r.body]
+    return [(r, open_record(r)) for r in store.records("r") if f'"kind":"{kind}"' in r.body]
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -87,21 +87,21 @@ def test_an_answer_is_bound_to_the_record_that_asks(bank):
         {"kind": "allow", "by": "ann@example.org"},
         {"kind": "edit", "arguments": {"to": "Ann", "amount": 10}},
     ]
-    assert "ann@example.org" not in "".join(r.body for r in bank.store.rows("r"))  # it may be redacted, as any text
-    assert verify("r", bank.store.rows("r"), bank.store.head("r")).code == GOOD
-    assert restore(bank.store.rows("r")).run.messages == result.messages
+    assert "ann@example.org" not in "".join(r.body for r in bank.store.records("r"))  # it may be redacted, as any text
+    assert verify("r", bank.store.records("r"), bank.store.head("r")).code == GOOD
+    assert rehydrate(bank.store.records("r")).run.messages == result.messages
 
 
 def test_an_answer_to_other_arguments_is_refused_and_nothing_runs(bank):
     async def scene() -> None:
         first = await asked(bank)
         await bank.agent(*PAYS[1:]).resume("r", Allow(), to=first.digest)
-        before = bank.store.rows("r")
+        before = bank.store.records("r")
         for late in (Allow(), Edit({"to": "Bob", "amount": 5}), Deny("no")):
-            with pytest.raises(StaleReplyError, match=r"pay.*1000") as caught:
+            with pytest.raises(StaleHumanReplyError, match=r"pay.*1000") as caught:
                 bank.agent().resume("r", late, to=first.digest)
             assert first.digest[:12] in str(caught.value)
-        assert bank.store.rows("r") == before
+        assert bank.store.records("r") == before
 
     asyncio.run(scene())
     assert bank.paid == [("Ann", 1)]
@@ -111,7 +111,7 @@ def test_an_answer_to_other_arguments_is_refused_and_nothing_runs(bank):
 def test_an_answer_to_another_record_is_refused(bank, to):
     async def scene() -> None:
         await asked(bank)
-        with pytest.raises(StaleReplyError):
+        with pytest.raises(StaleHumanReplyError):
             bank.agent().resume("r", Allow(), to=to)
 
     asyncio.run(scene())
@@ -123,7 +123,7 @@ def test_a_few_digits_of_the_right_record_do_not_do():
 
     async def scene() -> None:
         first = await asked(bank)
-        with pytest.raises(StaleReplyError, match="12"):
+        with pytest.raises(StaleHumanReplyError, match="12"):
             bank.agent().resume("r", Allow(), to=first.digest[:11])
 
     asyncio.run(scene())
@@ -145,7 +145,7 @@ def test_a_record_is_bound_too_and_a_digest_beside_it_is_looked_at():
 
     async def scene() -> None:
         first = await asked(bank)
-        with pytest.raises(StaleReplyError):
+        with pytest.raises(StaleHumanReplyError):
             bank.agent().resume(first.suspension_record, Allow(), to="0" * 64)
         await bank.agent("enough").resume(first.suspension_record, Allow(), to=first.digest, by="ann")
 
@@ -159,7 +159,7 @@ def test_without_a_store_there_is_no_record_to_answer_to_but_who_answered_is_kep
     async def scene() -> RunResult:
         first = await asked(bank)
         assert first.digest == ""
-        with pytest.raises(ReplyError, match="no store"):
+        with pytest.raises(HumanReplyError, match="no store"):
             bank.agent().resume(first.suspension_record, Allow(), to="0" * 64)
         return await bank.agent("enough").resume(first.suspension_record, Allow(), by="ann")
 
@@ -174,12 +174,12 @@ def test_an_answer_to_a_run_that_was_cut_off_says_so():
 
     async def scene() -> None:
         await asked(bank)
-        rows = store.rows("r")[:-1]
+        rows = store.records("r")[:-1]
         other = MemoryStore()
-        lease = await other.take("r", "gone", new=True)
+        lease = await other.acquire("r", "gone", new=True)
         await other.append(lease, rows, "running")
         await other.release(lease)
-        with pytest.raises(ReplyError, match="waits for nobody"):
+        with pytest.raises(HumanReplyError, match="waits for nobody"):
             Bank(other).agent().resume("r", Allow(), to=store.head("r").hash)
 
     asyncio.run(scene())
@@ -206,7 +206,7 @@ def test_arguments_that_were_changed_in_the_store_are_not_asked_about(tmp_path):
     again.store.close()
 
 
-def answered() -> tuple[list[Row], int]:
+def answered() -> tuple[list[SealedRecord], int]:
     """The journal of a run that asked and was answered, and the place of the record that says so."""
     bank = Bank(MemoryStore())
 
@@ -215,7 +215,7 @@ def answered() -> tuple[list[Row], int]:
         await bank.agent("enough").resume("r", Allow())
 
     asyncio.run(scene())
-    rows = bank.store.rows("r")
+    rows = bank.store.records("r")
     return rows, next(n for n, r in enumerate(rows) if '"kind":"run.resumed"' in r.body)
 
 
@@ -227,14 +227,14 @@ def test_an_answer_to_another_record_is_found_though_every_hash_is_right(field, 
     to = json.loads(rows[at].body)["to"]
     if field == "again":
         twice = rows[at]._replace(seq=at + 2, body=rows[at].body.replace(f'"seq":{at + 1},', f'"seq":{at + 2},'))
-        forged = sealed_anew([*rows[: at + 1], twice], at + 1)
+        forged = reseal([*rows[: at + 1], twice], at + 1)
         at += 1
     else:
         other = {"seq": f'"seq":{to["seq"] - 1}}}', "hash": f'"hash":"{"0" * 64}"'}[field]
         old = {"seq": f'"seq":{to["seq"]}}}', "hash": f'"hash":"{to["hash"]}"'}[field]
         assert old in rows[at].body
         edited = rows[at]._replace(body=rows[at].body.replace(old, other))
-        forged = sealed_anew([*rows[:at], edited, *rows[at + 1 :]], at)
+        forged = reseal([*rows[:at], edited, *rows[at + 1 :]], at)
     told = verify("r", forged)
     assert (told.code, told.seq) == (TAMPERED, at + 1)
     assert words in told.reason
@@ -246,6 +246,6 @@ def test_an_answer_that_nobody_gave_is_found_though_every_hash_is_right():
     words = f',"to":{{"hash":"{to["hash"]}","seq":{to["seq"]}}}'
     assert words in rows[at].body
     edited = rows[at]._replace(body=rows[at].body.replace(words, ""))
-    told = verify("r", sealed_anew([*rows[:at], edited, *rows[at + 1 :]], at))
+    told = verify("r", reseal([*rows[:at], edited, *rows[at + 1 :]], at))
     assert (told.code, told.seq) == (TAMPERED, at + 2)
     assert "nothing says that somebody was asked" in told.reason

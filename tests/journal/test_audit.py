@@ -10,17 +10,16 @@ import pytest
 
 from agentfsm import MemoryStore, SqliteStore
 from agentfsm.errors import JournalError, StaleLease, UnknownRunError
-from agentfsm.journal.export import export_lines, read_lines
-from agentfsm.journal.records import Row
+from agentfsm.journal.records import SealedRecord, export_lines, read_lines
 from agentfsm.journal.redact import redact
 from agentfsm.journal.store import Head
-from agentfsm.journal.verify import GOOD, OPEN, TAMPERED, verify
-from tests.journal.samples import a_waiting_run, a_whole_run, an_agent, sealed_anew
+from agentfsm.journal.verification import GOOD, OPEN, TAMPERED, verify
+from tests.helpers.journal_scenarios import finished_run, reseal, sample_agent, waiting_run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "verify_journal.py"
 
 
-def independent(rows: list[Row]) -> str | None:
+def independent(rows: list[SealedRecord]) -> str | None:
     spec = importlib.util.spec_from_file_location("verify_journal", EXAMPLE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -28,16 +27,16 @@ def independent(rows: list[Row]) -> str | None:
 
 
 @pytest.fixture(scope="module")
-def whole() -> list[Row]:
-    store, _ = a_whole_run()
-    return store.rows("sample")
+def whole() -> list[SealedRecord]:
+    store, _ = finished_run()
+    return store.records("sample")
 
 
-def head_of(rows: list[Row]) -> Head:
+def head_of(rows: list[SealedRecord]) -> Head:
     return Head("sample", 2, None, len(rows), rows[-1].hash, "finished")
 
 
-def found(rows: list[Row], head: Head | None = None) -> int:
+def found(rows: list[SealedRecord], head: Head | None = None) -> int:
     """The record that our verifier names; the independent one finds what does not need the head too."""
     told = verify("sample", rows, head)
     assert told.code == TAMPERED, told
@@ -55,8 +54,8 @@ def test_a_journal_that_nobody_touched_is_good(whole):
 
 
 def test_a_run_that_waits_is_good_and_open():
-    store, _ = a_waiting_run()
-    told = verify("sample", store.rows("sample"), store.head("sample"))
+    store, _ = waiting_run()
+    told = verify("sample", store.records("sample"), store.head("sample"))
     assert (told.code, told.open) == (OPEN, ("waits for a person (approval)",))
 
 
@@ -70,10 +69,10 @@ def test_every_edit_of_a_body_is_found_where_it_is(whole):
 def test_an_edit_with_its_own_hash_made_to_fit_is_found_at_the_next_record(whole):
     for place in range(len(whole) - 1):
         edited = whole[place]._replace(body=whole[place].body.replace('"ts":1', '"ts":2'))
-        forged = sealed_anew([*whole[:place], edited], place)
+        forged = reseal([*whole[:place], edited], place)
         assert found([*forged, *whole[place + 1 :]]) == place + 2
     last = whole[-1]._replace(body=whole[-1].body.replace('"ts":1', '"ts":2'))
-    forged = sealed_anew([*whole[:-1], last], len(whole) - 1)
+    forged = reseal([*whole[:-1], last], len(whole) - 1)
     assert found(forged, head_of(whole)) == len(whole)  # the store's own note does not fit
 
 
@@ -108,18 +107,18 @@ def test_a_tail_that_was_cut_off_is_found_by_the_note_of_the_store_or_by_a_check
 def test_a_journal_that_was_written_anew_is_found_by_a_checkpoint(whole):
     place = max(n for n, r in enumerate(whole) if '"name":"scripted"' in r.body)  # behind the person's answer
     edited = whole[place]._replace(body=whole[place].body.replace('"name":"scripted"', '"name":"another"'))
-    forged = sealed_anew([*whole[:place], edited, *whole[place + 1 :]], place)
+    forged = reseal([*whole[:place], edited, *whole[place + 1 :]], place)
     assert verify("sample", forged, head_of(forged)).code == GOOD  # nothing inside can tell
     told = verify("sample", forged, head_of(forged), {len(whole): whole[-1].hash})
     assert (told.code, told.seq) == (TAMPERED, len(whole))
     assert "written anew" in told.reason
 
 
-def rewritten(whole: list[Row], kind: str, old: str, new: str, nth: int = 0) -> tuple[list[Row], int]:
+def rewritten(whole: list[SealedRecord], kind: str, old: str, new: str, nth: int = 0) -> tuple[list[SealedRecord], int]:
     places = [n for n, r in enumerate(whole) if f'"kind":"{kind}"' in r.body and re.search(old, r.body)]
     place = places[nth]
     edited = whole[place]._replace(body=re.sub(old, new, whole[place].body))
-    return sealed_anew([*whole[:place], edited, *whole[place + 1 :]], place), place + 1
+    return reseal([*whole[:place], edited, *whole[place + 1 :]], place), place + 1
 
 
 @pytest.mark.parametrize(
@@ -153,7 +152,7 @@ def test_a_move_that_was_left_out_is_found_though_every_hash_is_right(whole):
             r._replace(seq=r.seq - 1, body=r.body.replace(f'"seq":{r.seq}', f'"seq":{r.seq - 1}'))
             for r in whole[place + 1 :]
         ]
-        forged = sealed_anew([*whole[:place], *rest], place)
+        forged = reseal([*whole[:place], *rest], place)
         assert found(forged)
 
 
@@ -171,7 +170,7 @@ def test_a_hidden_value_that_was_changed_or_is_gone_is_found(whole):
         assert verify("sample", [*whole[:place], row._replace(hidden=""), *whole[place + 1 :]]).seq == place + 1
 
 
-def found_at(whole: list[Row], place: int, hidden: str) -> int:
+def found_at(whole: list[SealedRecord], place: int, hidden: str) -> int:
     told = verify("sample", [*whole[:place], whole[place]._replace(hidden=hidden), *whole[place + 1 :]])
     assert told.code == TAMPERED
     return told.seq
@@ -181,7 +180,7 @@ def found_at(whole: list[Row], place: int, hidden: str) -> int:
 
 
 def field_with(store, text: str) -> str:
-    for row in store.rows("sample"):
+    for row in store.records("sample"):
         if text in row.hidden:
             return str(row.seq)
     raise AssertionError(text)
@@ -191,11 +190,11 @@ def field_with(store, text: str) -> str:
 @pytest.mark.parametrize("state", ["finished", "waiting"])
 def test_what_is_redacted_is_gone_and_the_journal_is_good(tmp_path, kind, state):
     store = MemoryStore() if kind == "memory" else SqliteStore(tmp_path / "runs.db")
-    a_whole_run(store) if state == "finished" else a_waiting_run(store)
+    finished_run(store) if state == "finished" else waiting_run(store)
     before = store.head("sample").status
     field = field_with(store, "contents of a")
     assert asyncio.run(redact(store, "sample", field + ".out.content", by="the officer")) == 1
-    rows = store.rows("sample")
+    rows = store.records("sample")
     assert not any("contents of a" in r.body + r.hidden for r in rows[: int(field)])
     assert json.loads(rows[-1].body)["by"] == "the officer"
     told = verify("sample", rows, store.head("sample"))
@@ -214,15 +213,15 @@ def test_what_is_redacted_is_gone_and_the_journal_is_good(tmp_path, kind, state)
 def test_a_redaction_that_was_cut_off_is_told(whole):
     forged = [*whole]
     body = f'{{"epoch":3,"field":"1","kind":"redaction","of":1,"places":[0],"seq":{len(whole) + 1},"ts":1}}'
-    forged = sealed_anew([*whole, Row(len(whole) + 1, body, "")], len(whole))
+    forged = reseal([*whole, SealedRecord(len(whole) + 1, body, "")], len(whole))
     told = verify("sample", forged)
     assert told.code == OPEN
     assert "still there" in told.open[0]
 
 
 def test_a_redaction_of_nothing_changes_nothing():
-    store, _ = a_whole_run()
-    rows = list(store.rows("sample"))
+    store, _ = finished_run()
+    rows = list(store.records("sample"))
     for field, error in (("0", UnknownRunError), ("x", UnknownRunError), ("99999", UnknownRunError)):
         with pytest.raises(error):
             asyncio.run(redact(store, "sample", field))
@@ -231,14 +230,14 @@ def test_a_redaction_of_nothing_changes_nothing():
             asyncio.run(redact(store, "sample", field))
     with pytest.raises(UnknownRunError):
         asyncio.run(redact(store, "nobody", "1"))
-    assert store.rows("sample") == rows
+    assert store.records("sample") == rows
 
 
 def test_a_run_that_is_being_run_cannot_be_redacted():
-    store, _ = a_waiting_run()
+    store, _ = waiting_run()
 
     async def try_it():
-        held = await store.take("sample", "somebody")
+        held = await store.acquire("sample", "somebody")
         with pytest.raises(StaleLease, match="somebody"):
             await redact(store, "sample", "1")
         del held
@@ -247,9 +246,9 @@ def test_a_run_that_is_being_run_cannot_be_redacted():
 
 
 def test_a_redacted_run_cannot_go_on_and_says_why():
-    store, _ = a_waiting_run()
+    store, _ = waiting_run()
     asyncio.run(redact(store, "sample", "1"))
-    agent = an_agent(store)
+    agent = sample_agent(store)
     with pytest.raises(JournalError, match=r"record 1 .*redacted"):
         agent.resume("sample", "x")
 

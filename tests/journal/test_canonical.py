@@ -7,7 +7,7 @@ import random
 import pytest
 import rfc8785
 
-from agentfsm.journal.canonical import MAX_INT, decode, encode
+from agentfsm.loop.canonical_json import MAX_INT, decode, encode
 
 CASES = 10_000
 

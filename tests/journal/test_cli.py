@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from agentfsm import SqliteStore
 from agentfsm.cli.app import app
-from tests.journal.samples import a_waiting_run, a_whole_run
+from tests.helpers.journal_scenarios import finished_run, waiting_run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "verify_journal.py"
 
@@ -19,8 +19,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "verify_journal.py"
 @pytest.fixture
 def path(tmp_path):
     store = SqliteStore(tmp_path / "runs.db")
-    a_whole_run(store, "whole")
-    a_waiting_run(store, "waits")
+    finished_run(store, "whole")
+    waiting_run(store, "waits")
     store.close()
     return tmp_path / "runs.db"
 
@@ -83,13 +83,13 @@ def test_export_and_verify_of_the_export(path, tmp_path):
 def test_an_export_with_every_kind_of_line_break_in_it(tmp_path):
     import asyncio
 
-    from tests.journal.samples import an_agent
+    from tests.helpers.journal_scenarios import sample_agent
 
     breaks = "a\u2028b\u2029c\x0bd\x0ce\x1cf\x85g\rh\ni"
     store = SqliteStore(tmp_path / "runs.db")
 
     async def live():
-        return await an_agent(store, [breaks]).run(breaks, run_id="r")
+        return await sample_agent(store, [breaks]).run(breaks, run_id="r")
 
     asyncio.run(live())
     store.close()
@@ -142,7 +142,7 @@ def test_a_checkpoint_that_does_not_know_the_run_of_a_file_proves_nothing(path, 
     subprocess.run(["openssl", "pkey", "-in", key, "-pubout", "-out", public], check=True)
     note.write_text(command("checkpoint", "--key", key, "--store", path), encoding="utf-8")
     store = SqliteStore(path)
-    a_whole_run(store, "later")
+    finished_run(store, "later")
     store.close()
     with_note = ("verify", "--file", out, "--checkpoint", note, "--key", public)
     out.write_text(command("export", "whole", "--store", path), encoding="utf-8")

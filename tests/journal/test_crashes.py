@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.journal.crashes import as_settled, straight
-from tests.journal.worlds import CHANGES
+from tests.helpers.crash_injection import with_resolved_doubts, without_detours
+from tests.helpers.journal_scenarios import CHANGES
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 
@@ -132,12 +132,14 @@ END = "post_tool.otherwise pre_step.otherwise"
     ],
 )
 def test_the_comparison_leaves_out_one_visit_for_each_result_that_a_person_gave(settled, left):
-    assert as_settled(f"{BATCH} {END}".split(), settled) == left.split()
+    assert with_resolved_doubts(f"{BATCH} {END}".split(), settled) == left.split()
 
 
 def test_the_comparison_takes_no_other_detour_for_one_past_a_person():
     doubt = ["dispatch_tool.in_doubt", "suspended.doubt_settled"]
-    assert straight(["a", *doubt, "b", *doubt, *doubt]) == ["a", "b"]
+    assert without_detours(["a", *doubt, "b", *doubt, *doubt]) == ["a", "b"]
     with pytest.raises(AssertionError):
-        straight(["a", "suspended.doubt_settled"])
-    assert straight([*doubt, "dispatch_tool.in_doubt"]) == ["dispatch_tool.in_doubt"]  # which the other side has not
+        without_detours(["a", "suspended.doubt_settled"])
+    assert without_detours([*doubt, "dispatch_tool.in_doubt"]) == [
+        "dispatch_tool.in_doubt"
+    ]  # which the other side has not

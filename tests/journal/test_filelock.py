@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from agentfsm import StoreLockedError
-from agentfsm.journal import filelock
-from agentfsm.journal.filelock import FileLock
+from agentfsm.journal.sqlite import sqlite_writer
+from agentfsm.journal.sqlite.sqlite_writer import FileLock
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="flock")
 
@@ -57,10 +57,10 @@ def test_whoever_has_it_and_has_not_written_its_name_yet_is_waited_for(path, mon
         if len(waits) == 9:
             path.write_text("process 7 on earth\n")
 
-    monkeypatch.setattr(filelock.time, "sleep", sleep)
+    monkeypatch.setattr(sqlite_writer.time, "sleep", sleep)
     assert "is written by process 7 on earth: " in refusal(path)
     path.write_text("")
-    monkeypatch.setattr(filelock.time, "sleep", lambda seconds: waits.append(seconds))
+    monkeypatch.setattr(sqlite_writer.time, "sleep", lambda seconds: waits.append(seconds))
     assert "is written by another process: " in refusal(path)
     assert sum(waits) < 0.2
 
@@ -72,7 +72,7 @@ def test_one_that_only_asks_in_this_moment_is_no_holder(path, monkeypatch, left)
     path.write_text(left)
     asking = os.open(path, os.O_RDWR)
     fcntl.flock(asking, fcntl.LOCK_EX)  # what ``held`` does for an instant
-    monkeypatch.setattr(filelock.time, "sleep", lambda seconds: fcntl.flock(asking, fcntl.LOCK_UN))
+    monkeypatch.setattr(sqlite_writer.time, "sleep", lambda seconds: fcntl.flock(asking, fcntl.LOCK_UN))
     FileLock(path).acquire()
     os.close(asking)
     assert path.read_text() == f"{US}\n"
@@ -80,16 +80,16 @@ def test_one_that_only_asks_in_this_moment_is_no_holder(path, monkeypatch, left)
 
 def test_two_that_ask_at_once_take_each_other_for_no_holder(path, monkeypatch):
     path.touch()
-    one, told = filelock.FileLock(path), []
+    one, told = sqlite_writer.FileLock(path), []
     close = os.close
 
     def closing(descriptor: int) -> None:  # the first one is still asking when the second does
-        monkeypatch.setattr(filelock.os, "close", close)
-        told.append(FileLock(path).held())
+        monkeypatch.setattr(sqlite_writer.os, "close", close)
+        told.append(FileLock(path).held_by_other())
         close(descriptor)
 
-    monkeypatch.setattr(filelock.os, "close", closing)
-    told.append(one.held())
+    monkeypatch.setattr(sqlite_writer.os, "close", closing)
+    told.append(one.held_by_other())
     assert told == [False, False]
     one.acquire()
-    assert FileLock(path).held()
+    assert FileLock(path).held_by_other()

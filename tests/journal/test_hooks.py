@@ -9,7 +9,7 @@ import pytest
 
 from agentfsm import Allow, Edit, HookContext, Migration, RunResult, StateSpec, Transition, hook
 from agentfsm.runtime.hooks import DenyCall
-from tests.journal.samples import SCRIPT, a_waiting_run, an_agent
+from tests.helpers.journal_scenarios import SAMPLE_SCRIPT, sample_agent, waiting_run
 from tests.journal.test_migration import LONGER, LOOP, stored
 
 
@@ -19,22 +19,22 @@ async def done(run: Any) -> RunResult:
 
 @pytest.mark.parametrize("graph", [LOOP, LONGER])
 def test_a_hook_that_is_wanted_once_is_not_asked_again_behind_a_suspension(graph):
-    store, _ = a_waiting_run()
+    store, _ = waiting_run()
     seen: list[str] = []
     doors = ("pre_step", "call_llm", "post_llm", "dispatch_tool", "terminal")
     hooks = [hook(door, once=True)(lambda c: seen.append(c.state)) for door in doors]
-    agent = an_agent(store, ["all done"], hooks=hooks, graph=graph, migrations=[Migration(LOOP)])
+    agent = sample_agent(store, ["all done"], hooks=hooks, graph=graph, migrations=[Migration(LOOP)])
     asyncio.run(done(agent.resume("sample", Allow())))
     assert seen == ["terminal"]
 
 
 def test_where_the_effect_was_cut_off_it_is_asked_again():
-    first, _ = a_waiting_run()
-    rows = first.rows("sample")
+    first, _ = waiting_run()
+    rows = first.records("sample")
     at = next(n for n, r in enumerate(rows) if '"name":"scripted"' in r.body)
     seen: list[str] = []
     hooks = [hook(door, once=True)(lambda c: seen.append(c.state)) for door in ("pre_step", "call_llm")]
-    agent = an_agent(stored(rows[: at + 1]), SCRIPT, hooks=hooks)
+    agent = sample_agent(stored(rows[: at + 1]), SAMPLE_SCRIPT, hooks=hooks)
     asyncio.run(done(agent.resume("sample")))
     assert seen == ["call_llm"]  # it may have stopped the call that nobody knows the end of
 
@@ -44,7 +44,7 @@ def test_without_a_store_once_is_once_in_each_part():
     watch = hook("pre_step", once=True)(lambda c: seen.append(c.state))
 
     async def scene() -> None:
-        agent = an_agent(None, SCRIPT, hooks=[watch])
+        agent = sample_agent(None, SAMPLE_SCRIPT, hooks=[watch])
         first = await agent.run("Do it all.")
         await agent.resume(first.outcome.suspension_record, Allow())
 
@@ -53,7 +53,7 @@ def test_without_a_store_once_is_once_in_each_part():
 
 
 def test_a_gate_is_asked_again_before_a_call_that_a_person_allowed():
-    store, _ = a_waiting_run()
+    store, _ = waiting_run()
     seen: list[dict[str, Any]] = []
 
     def gate(context: HookContext) -> DenyCall | None:
@@ -62,7 +62,7 @@ def test_a_gate_is_asked_again_before_a_call_that_a_person_allowed():
             return DenyCall("the bank is closed")
         return None
 
-    agent = an_agent(store, ["all done"], hooks=[hook("dispatch_tool", fail_open=False)(gate)])
+    agent = sample_agent(store, ["all done"], hooks=[hook("dispatch_tool", fail_open=False)(gate)])
     result = asyncio.run(done(agent.resume("sample", Edit({"to": "Bob", "amount": 2.0}))))
     assert seen == [{"to": "Bob", "amount": 2.0}]
     assert any("the bank is closed" in m.content for m in result.messages)
@@ -76,9 +76,9 @@ def test_a_door_that_has_another_name_by_now_is_the_same_door():
     from agentfsm import MemoryStore
 
     old, new, store, seen = reviewing("review"), reviewing("check"), MemoryStore(), []
-    asyncio.run(done(an_agent(store, graph=old).run("Do it all.", run_id="sample")))
-    script = [SCRIPT[0], "all done"]
+    asyncio.run(done(sample_agent(store, graph=old).run("Do it all.", run_id="sample")))
+    script = [SAMPLE_SCRIPT[0], "all done"]
     watch = hook("check", once=True)(lambda c: seen.append(c.state))
     let = [Migration(old, states={"review": "check"})]
-    asyncio.run(done(an_agent(store, script, hooks=[watch], graph=new, migrations=let).resume("sample", Allow())))
+    asyncio.run(done(sample_agent(store, script, hooks=[watch], graph=new, migrations=let).resume("sample", Allow())))
     assert seen == []

@@ -13,19 +13,18 @@ from typing import Any
 import pytest
 
 from agentfsm import Allow, Migration
-from agentfsm.core.presets import PRESETS
 from agentfsm.journal.checkpoint import write_checkpoint
-from agentfsm.journal.export import export_lines
-from agentfsm.journal.records import Row
+from agentfsm.journal.records import SealedRecord, export_lines
 from agentfsm.journal.store import Head
-from agentfsm.journal.verify import TAMPERED, verify
-from tests.journal.samples import a_waiting_run, a_whole_run, an_agent, sealed_anew
+from agentfsm.journal.verification import TAMPERED, verify
+from agentfsm.loop.presets import PRESETS
+from tests.helpers.journal_scenarios import finished_run, reseal, sample_agent, waiting_run
 from tests.journal.test_migration import LONGER, LOOP, NO_ADDING, go_on
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "verify_journal.py"
 
 
-def independent(rows: list[Row], note: str = "") -> str | None:
+def independent(rows: list[SealedRecord], note: str = "") -> str | None:
     spec = importlib.util.spec_from_file_location("verify_journal", EXAMPLE)
     assert spec is not None
     assert spec.loader is not None
@@ -36,18 +35,18 @@ def independent(rows: list[Row], note: str = "") -> str | None:
 
 
 @pytest.fixture(scope="module")
-def whole() -> list[Row]:
-    return a_whole_run()[0].rows("sample")
+def whole() -> list[SealedRecord]:
+    return finished_run()[0].records("sample")
 
 
 @pytest.fixture(scope="module")
-def migrated() -> list[Row]:
-    store, _ = a_waiting_run()
+def migrated() -> list[SealedRecord]:
+    store, _ = waiting_run()
     go_on(store, LONGER, [Migration(LOOP)], Allow())
-    return store.rows("sample")
+    return store.records("sample")
 
 
-def forged(rows: list[Row], kind: str, old: str, new: str) -> tuple[list[Row], int]:
+def forged(rows: list[SealedRecord], kind: str, old: str, new: str) -> tuple[list[SealedRecord], int]:
     """Rows with one changed and every hash made to fit, the answers' too."""
     place = next(n for n, r in enumerate(rows) if f'"kind":"{kind}"' in r.body and re.search(old, r.body))
     rows = [*rows[:place], rows[place]._replace(body=re.sub(old, new, rows[place].body, count=1)), *rows[place + 1 :]]
@@ -56,7 +55,7 @@ def forged(rows: list[Row], kind: str, old: str, new: str) -> tuple[list[Row], i
         if n > place and body["kind"] == "run.resumed" and "to" in body:
             at = body["to"]["seq"] - 1
             rows[n] = rows[n]._replace(body=rows[n].body.replace(body["to"]["hash"], rows[at].hash))
-        rows = sealed_anew(rows[: n + 1], n) + rows[n + 1 :]
+        rows = reseal(rows[: n + 1], n) + rows[n + 1 :]
     return rows, place + 1
 
 
@@ -94,8 +93,8 @@ def test_forging_alone_changes_nothing_that_it_finds(whole):
 
 def test_nothing_comes_behind_the_end(whole):
     last = whole[-1]
-    more = Row(len(whole) + 1, re.sub(r'"seq":\d+', f'"seq":{len(whole) + 1}', last.body), "")
-    rows = sealed_anew([*whole, more], len(whole))
+    more = SealedRecord(len(whole) + 1, re.sub(r'"seq":\d+', f'"seq":{len(whole) + 1}', last.body), "")
+    rows = reseal([*whole, more], len(whole))
     assert "the run had ended" in str(independent(rows))
 
 
@@ -112,9 +111,9 @@ def test_a_run_that_was_taken_over_is_judged_by_each_graph_in_turn(migrated):
     assert independent(rows) == f"record {at}: the run was on another graph"
     rows, _ = forged(migrated, "run.migrated", '"to":"suspended"', '"to":"pre_step"')
     assert "is not allowed in pre_step" in str(independent(rows))
-    vouched, _ = a_waiting_run()
+    vouched, _ = waiting_run()
     go_on(vouched, NO_ADDING, [Migration(LOOP, vouched=True)], Allow())
-    assert independent(vouched.rows("sample")) is None
+    assert independent(vouched.records("sample")) is None
 
 
 def test_a_note_finds_an_end_that_was_cut_off_and_a_journal_that_was_written_anew(whole, tmp_path):
@@ -169,7 +168,7 @@ def test_every_kind_of_run_is_good(preset):
     store = MemoryStore()
 
     async def live() -> None:
-        await an_agent(store, preset=preset).run("Do it all.", run_id="sample")
+        await sample_agent(store, preset=preset).run("Do it all.", run_id="sample")
 
     asyncio.run(live())
-    assert independent(store.rows("sample")) is None
+    assert independent(store.records("sample")) is None

@@ -6,8 +6,8 @@ import pytest
 
 from agentfsm import StaleLease, StoreFullError
 from agentfsm.errors import JournalError
-from agentfsm.journal.keeper import StoreKeeper, open_keeper
-from agentfsm.journal.memory import MemoryStore
+from agentfsm.journal.journal_writer import StoreJournal, open_journal
+from agentfsm.journal.memory_store import MemoryStore
 
 
 class Failing(MemoryStore):
@@ -18,9 +18,9 @@ class Failing(MemoryStore):
         self.errors = list(errors)
         self.released = 0
 
-    def append(self, lease, rows, status):
+    def append(self, lease, records, status):
         if not self.errors:
-            return super().append(lease, rows, status)
+            return super().append(lease, records, status)
         done = asyncio.get_running_loop().create_future()
         done.set_exception(self.errors.pop(0))
         return done
@@ -33,8 +33,8 @@ class Failing(MemoryStore):
 class Coroutines(MemoryStore):
     """A store of somebody's that gives a task where ours give a future."""
 
-    def append(self, lease, rows, status):
-        done = super().append(lease, rows, status)
+    def append(self, lease, records, status):
+        done = super().append(lease, records, status)
 
         async def later():
             await asyncio.sleep(0)
@@ -47,8 +47,8 @@ def note(kind="note", what=None):
     return (kind, 1.0, what)
 
 
-async def kept(store) -> StoreKeeper:
-    return await open_keeper(store, "r", None, {})
+async def kept(store) -> StoreJournal:
+    return await open_journal(store, "r", None, {})
 
 
 def test_of_several_errors_the_first_is_told_and_the_run_is_given_back():
@@ -58,11 +58,11 @@ def test_of_several_errors_the_first_is_told_and_the_run_is_given_back():
         keeper.push([note()])
         keeper.push([note()])
         with pytest.raises(StoreFullError, match="no room"):
-            await keeper.settle()
+            await keeper.flush()
         assert isinstance(keeper.error, StoreFullError)
         keeper.push([note()])  # comes to nothing
         assert store.released == 1
-        assert store.rows("r") == []
+        assert store.records("r") == []
         assert store.head("r").owner is None
 
     asyncio.run(live())
@@ -83,7 +83,7 @@ def test_what_cannot_be_written_down_stops_the_run():
         keeper = await kept(MemoryStore())
         keeper.push([note(what={"set": {1, 2}})])
         with pytest.raises(JournalError, match="cannot be written down"):
-            await keeper.settle()
+            await keeper.flush()
 
     asyncio.run(live())
 
@@ -95,24 +95,24 @@ def test_entries_come_in_order_and_the_end_is_the_end(make):
         keeper = await kept(store)
         for n in range(5):
             keeper.push([note(what={"n": n})])
-        await keeper.settle()
+        await keeper.flush()
         keeper.push([note("run.finished", {"ending": "x"})])
         keeper.push([note()])  # behind the end: nothing comes of it
-        await keeper.settle()
-        await keeper.settle()
+        await keeper.flush()
+        await keeper.flush()
         assert keeper.error is None
         return store
 
     store = asyncio.run(live())
-    assert [row.seq for row in store.rows("r")] == [1, 2, 3, 4, 5, 6]
+    assert [row.seq for row in store.records("r")] == [1, 2, 3, 4, 5, 6]
     assert store.head("r").status == "finished"
 
 
 def test_who_is_cut_off_while_it_waits_loses_nothing_of_what_it_handed_over():
     class Slow(MemoryStore):
-        def append(self, lease, rows, status):
-            done = super().append(lease, rows, status)
-            if not rows:
+        def append(self, lease, records, status):
+            done = super().append(lease, records, status)
+            if not records:
                 return done
             waiting = asyncio.get_running_loop().create_future()
             asyncio.get_running_loop().call_later(0.01, lambda: waiting.done() or waiting.set_result(None))
@@ -122,14 +122,14 @@ def test_who_is_cut_off_while_it_waits_loses_nothing_of_what_it_handed_over():
         store = Slow()
         keeper = await kept(store)
         keeper.push([note()])
-        task = asyncio.ensure_future(keeper.settle())
+        task = asyncio.ensure_future(keeper.flush())
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await keeper.settle()
+        await keeper.flush()
         keeper.push([note()])
-        await keeper.settle()
-        assert len(store.rows("r")) == 2
+        await keeper.flush()
+        assert len(store.records("r")) == 2
 
     asyncio.run(live())

@@ -25,26 +25,32 @@ from agentfsm import (
     JournalGraphError,
     MemoryStore,
     Migration,
-    RecordGraphError,
     RunCancelled,
     RunError,
     RunResult,
     RunState,
     StateSpec,
+    SuspensionGraphError,
     Transition,
     UserInputRequested,
     tool,
 )
-from agentfsm.core.codec import dump_state
-from agentfsm.journal.forks import fork
-from agentfsm.journal.records import Row
-from agentfsm.journal.replay import replay
-from agentfsm.journal.restore import restore
-from agentfsm.journal.verify import GOOD, OPEN, TAMPERED, verify
+from agentfsm.journal.fork import fork
+from agentfsm.journal.records import SealedRecord
+from agentfsm.journal.replay import rehydrate, replay
+from agentfsm.journal.verification import GOOD, OPEN, TAMPERED, verify
+from agentfsm.loop.state import dump_state
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests import test_properties as drawn
-from tests.journal.samples import SCRIPT, a_waiting_run, a_whole_run, an_agent, sealed_anew
-from tests.journal.worlds import long_answer, too_long
+from tests.helpers.journal_scenarios import (
+    SAMPLE_SCRIPT,
+    finished_run,
+    long_answer,
+    reseal,
+    sample_agent,
+    too_long,
+    waiting_run,
+)
 
 STRICTER = "its path would have been another"
 
@@ -68,16 +74,16 @@ def reviewing(name: str) -> Graph:
     )
 
 
-def stored(rows: Sequence[Row], run_id: str = "sample") -> MemoryStore:
+def stored(rows: Sequence[SealedRecord], run_id: str = "sample") -> MemoryStore:
     """A store that holds a run as far as some rows tell it, as after a crash."""
     store = MemoryStore()
     waits = '"kind":"run.suspended"' in rows[-1].body
 
     async def put() -> None:
-        lease = await store.take(run_id, "a process that is gone", new=True)
+        lease = await store.acquire(run_id, "a process that is gone", new=True)
         while lease.epoch < json.loads(rows[-1].body)["epoch"]:
             await store.release(lease)
-            lease = await store.take(run_id, "another that is gone")
+            lease = await store.acquire(run_id, "another that is gone")
         await store.append(lease, list(rows), "suspended" if waits else "running")
         if not waits:
             await store.release(lease)
@@ -88,21 +94,21 @@ def stored(rows: Sequence[Row], run_id: str = "sample") -> MemoryStore:
 
 def go_on(store: Any, graph: Graph, migrations: Any = (), reply: Any = None, script: Any = ("all done",)) -> RunResult:
     async def live() -> RunResult:
-        return await an_agent(store, script, graph=graph, migrations=migrations).resume("sample", reply)
+        return await sample_agent(store, script, graph=graph, migrations=migrations).resume("sample", reply)
 
     return asyncio.run(live())
 
 
 def change_of(store: Any) -> dict[str, Any]:
-    (found,) = [json.loads(r.body) for r in store.rows("sample") if '"kind":"run.migrated"' in r.body]
+    (found,) = [json.loads(r.body) for r in store.records("sample") if '"kind":"run.migrated"' in r.body]
     return found
 
 
-def good(store: Any, graph: Graph, result: RunResult) -> list[Row]:
-    rows = store.rows("sample")
+def good(store: Any, graph: Graph, result: RunResult) -> list[SealedRecord]:
+    rows = store.records("sample")
     told = verify("sample", rows, store.head("sample"))
     assert told.code == GOOD, told
-    assert dump_state(restore(rows).run) == dump_state(result.run)
+    assert dump_state(rehydrate(rows).run) == dump_state(result.run_state)
     assert replay(rows, graph).same
     return rows
 
@@ -111,8 +117,8 @@ def good(store: Any, graph: Graph, result: RunResult) -> list[Row]:
 
 
 def test_a_run_whose_path_is_the_same_there_goes_on_under_the_new_graph():
-    store, _ = a_waiting_run()
-    before = store.rows("sample")
+    store, _ = waiting_run()
+    before = store.records("sample")
     result = go_on(store, LONGER, [Migration(LOOP)], Allow(), ["all done"])
     rows = good(store, LONGER, result)
     assert result.output == "all done"
@@ -127,15 +133,15 @@ def test_a_run_whose_path_is_the_same_there_goes_on_under_the_new_graph():
 
 
 def test_a_run_that_was_cut_off_anywhere_goes_on_as_if_it_had_begun_there():
-    _, whole = a_whole_run()
-    first, _ = a_waiting_run()
-    rows = first.rows("sample")
+    _, whole = finished_run()
+    first, _ = waiting_run()
+    rows = first.records("sample")
     for length in range(1, len(rows)):
         replies = sum('"transition":"call_llm.' in r.body for r in rows[:length])
         store = stored(rows[:length])
         if rows[length - 1].body.count('"kind":"effect.intent"') and '"policy":"once"' in rows[length - 1].body:
             continue  # in doubt, under every graph
-        go_on(store, LONGER, [Migration(LOOP.fingerprint[:12])], None, SCRIPT[replies:])
+        go_on(store, LONGER, [Migration(LOOP.fingerprint[:12])], None, SAMPLE_SCRIPT[replies:])
         result = go_on(store, LONGER, (), _edit(), ["all done"])
         good(store, LONGER, result)
         assert [m.content for m in result.messages] == [m.content for m in whole.messages]
@@ -149,8 +155,8 @@ def _edit() -> Any:
 
 @pytest.mark.parametrize("migrations", [[], [Migration("0" * 64)]])
 def test_without_a_migration_it_is_refused_with_what_would_let_it_in(migrations):
-    store, _ = a_waiting_run()
-    before = list(store.rows("sample"))
+    store, _ = waiting_run()
+    before = list(store.records("sample"))
     with pytest.raises(JournalGraphError) as caught:
         go_on(store, LONGER, migrations, Allow())
     assert LOOP.fingerprint[:12] in str(caught.value)
@@ -159,12 +165,12 @@ def test_without_a_migration_it_is_refused_with_what_would_let_it_in(migrations)
     assert caught.value.differences == ("+ post_llm.too_long -> recover",)
     with pytest.raises(JournalGraphError, match=STRICTER):
         go_on(store, NO_ADDING, migrations, Allow())
-    assert store.rows("sample") == before
+    assert store.records("sample") == before
     assert store.head("sample").status == "suspended"
 
 
 def test_a_run_of_any_graph_may_be_let_in_and_of_two_the_first_that_fits_counts():
-    store, _ = a_waiting_run()
+    store, _ = waiting_run()
     never = Migration(LOOP, states={"pre_step": "call_llm"})
     go_on(store, LONGER, [Migration("0" * 12), Migration(), never], Allow())
     assert change_of(store)["judged"] == "replayed"
@@ -174,20 +180,20 @@ def test_a_run_of_any_graph_may_be_let_in_and_of_two_the_first_that_fits_counts(
 
 
 def test_a_run_whose_path_would_have_been_another_is_refused_and_the_record_named():
-    store, _ = a_waiting_run()
-    before = list(store.rows("sample"))
+    store, _ = waiting_run()
+    before = list(store.records("sample"))
     with pytest.raises(JournalGraphError, match=STRICTER) as caught:
         go_on(store, NO_ADDING, [Migration(LOOP)], Allow())
     first = next(r.seq for r in before if '"transition":"post_llm.tool_calls"' in r.body)
     assert f"record {first} is post_llm.tool_calls -> dispatch_tool, and would be post_llm.no_adding" in str(
         caught.value
     )
-    assert store.rows("sample") == before
+    assert store.records("sample") == before
 
 
 def test_a_run_that_somebody_vouches_for_goes_on_and_the_journal_says_so():
-    store, _ = a_waiting_run()
-    before = store.rows("sample")
+    store, _ = waiting_run()
+    before = store.records("sample")
     result = go_on(store, NO_ADDING, [Migration(LOOP, vouched=True)], Allow())
     rows = good(store, NO_ADDING, result)
     said = change_of(store)
@@ -201,15 +207,15 @@ def test_a_run_that_somebody_vouches_for_goes_on_and_the_journal_says_so():
 
 def test_a_graph_that_lacks_the_state_or_cannot_wait_there_refuses_even_a_vouched_run():
     other = LOOP.without("suspended")
-    store, _ = a_waiting_run()
-    before = list(store.rows("sample"))
+    store, _ = waiting_run()
+    before = list(store.records("sample"))
     with pytest.raises(JournalGraphError, match="in 'suspended', and there is no such state"):
         go_on(store, other, [Migration(LOOP, vouched=True)], Allow())
     with pytest.raises(JournalGraphError, match="'pre_step' there is a state of another kind"):
         go_on(store, other, [Migration(LOOP, states={"suspended": "pre_step"}, vouched=True)], Allow())
     with pytest.raises(JournalGraphError, match="renames 'nowhere', and the run's graph"):
         go_on(store, other, [Migration(LOOP.fingerprint, states={"nowhere": "pre_step"})], Allow())
-    assert store.rows("sample") == before
+    assert store.records("sample") == before
 
 
 # -- other names --------------------------------------------------------------------------------------
@@ -222,10 +228,10 @@ def test_states_and_guards_may_have_other_names_there():
     store = MemoryStore()
 
     async def begin() -> RunResult:
-        return await an_agent(store, graph=old).run("Do it all.", run_id="sample")
+        return await sample_agent(store, graph=old).run("Do it all.", run_id="sample")
 
     first = asyncio.run(begin())
-    assert first.run.notes.keys() == {"review"}
+    assert first.run_state.state_results.keys() == {"review"}
     names = {"states": {"review": "check"}, "transitions": {"post_llm.too_long": "post_llm.long_answer"}}
     with pytest.raises(JournalGraphError, match=STRICTER):
         go_on(store, new, [Migration(old)], Allow())
@@ -234,7 +240,7 @@ def test_states_and_guards_may_have_other_names_there():
     said = change_of(store)
     assert said["states"] == [["review", "check"]]
     assert said["transitions"] == [["post_llm.too_long", "post_llm.long_answer"]]
-    assert result.run.notes == {"check": first.run.notes["review"]}
+    assert result.run_state.state_results == {"check": first.run_state.state_results["review"]}
     assert replay(rows, new).moves == sum('"kind":"transition"' in r.body for r in rows)
 
 
@@ -243,22 +249,22 @@ def test_a_run_in_a_renamed_state_goes_on_in_it():
     store = MemoryStore()
 
     async def begin() -> RunResult:
-        return await an_agent(store, graph=old).run("Do it all.", run_id="sample")
+        return await sample_agent(store, graph=old).run("Do it all.", run_id="sample")
 
     asyncio.run(begin())
-    rows = store.rows("sample")
+    rows = store.records("sample")
     at = next(n for n, r in enumerate(rows) if '"to":"review"' in r.body)
     cut = stored(rows[: at + 1])
     replies = sum('"transition":"call_llm.' in r.body for r in rows[:at])
-    result = go_on(cut, new, [Migration(old, states={"review": "check"})], None, SCRIPT[replies:])
+    result = go_on(cut, new, [Migration(old, states={"review": "check"})], None, SAMPLE_SCRIPT[replies:])
     assert change_of(cut)["to"] == "check"
     assert result.decisions[0].source == "check"
-    told = verify("sample", cut.rows("sample"), cut.head("sample"))
+    told = verify("sample", cut.records("sample"), cut.head("sample"))
     assert told.code == OPEN, told
 
 
 def test_a_run_may_be_taken_over_again_and_again():
-    store, _ = a_waiting_run()
+    store, _ = waiting_run()
     script = [call("pay", to="Ann", amount=1.0), call("pay", to="Ann", amount=1.0), "all done"]
     graphs = [LONGER, RENAMED, LOOP]
     moves = {"transitions": {"post_llm.too_long": "post_llm.long_answer"}}
@@ -273,12 +279,12 @@ def test_a_run_may_be_taken_over_again_and_again():
 
 
 def test_a_fork_of_a_run_that_was_taken_over_is_on_the_graph_that_it_had_at_that_record():
-    store, _ = a_waiting_run()
-    before = len(store.rows("sample"))
+    store, _ = waiting_run()
+    before = len(store.records("sample"))
     go_on(store, LONGER, [Migration(LOOP)], Allow())
     asyncio.run(fork(store, "sample", before, "old"))
     asyncio.run(fork(store, "sample", before + 4, "new"))
-    pinned = {name: json.loads(store.rows(name)[0].body)["graph"]["fingerprint"] for name in ("old", "new")}
+    pinned = {name: json.loads(store.records(name)[0].body)["graph"]["fingerprint"] for name in ("old", "new")}
     assert pinned == {"old": LOOP.fingerprint, "new": LONGER.fingerprint}
 
 
@@ -286,21 +292,21 @@ def test_a_fork_of_a_run_that_was_taken_over_is_on_the_graph_that_it_had_at_that
 
 
 def test_a_run_may_be_dismissed_and_recovered_under_a_new_graph():
-    store, _ = a_waiting_run()
+    store, _ = waiting_run()
 
     async def dismiss() -> RunResult:
-        return await an_agent(store, graph=LONGER, migrations=[Migration(LOOP)]).dismiss("sample", "enough")
+        return await sample_agent(store, graph=LONGER, migrations=[Migration(LOOP)]).dismiss("sample", "enough")
 
     result = asyncio.run(dismiss())
     assert isinstance(result.outcome, RunCancelled)
     good(store, LONGER, result)
 
-    first, _ = a_waiting_run()
-    cut = stored(first.rows("sample")[:4])
+    first, _ = waiting_run()
+    cut = stored(first.records("sample")[:4])
 
     async def recover(**more: Any) -> list[RunResult]:
-        agent = an_agent(cut, ["all done"], graph=LONGER, **more)
-        return [await run for run in agent.recover()]
+        agent = sample_agent(cut, ["all done"], graph=LONGER, **more)
+        return [await run for run in agent.unfinished_runs()]
 
     assert asyncio.run(recover()) == []
     (recovered,) = asyncio.run(recover(migrations=[Migration(LOOP)]))
@@ -308,15 +314,15 @@ def test_a_run_may_be_dismissed_and_recovered_under_a_new_graph():
 
 
 def test_a_run_that_cannot_go_on_does_not_keep_the_others_from_it(caplog):
-    first, _ = a_waiting_run()
-    rows = first.rows("sample")[:4]
+    first, _ = waiting_run()
+    rows = first.records("sample")[:4]
     store = stored([*rows[:2], rows[2]._replace(body=rows[2].body.replace("scripted", "another")), rows[3]], "bad")
 
     async def more() -> list[RunResult]:
-        lease = await store.take("sample", "gone", new=True)
+        lease = await store.acquire("sample", "gone", new=True)
         await store.append(lease, rows, "running")
         await store.release(lease)
-        return [await run for run in an_agent(store, ["all done"]).recover()]
+        return [await run for run in sample_agent(store, ["all done"]).unfinished_runs()]
 
     (recovered,) = asyncio.run(more())
     assert recovered.output == "all done"
@@ -344,15 +350,15 @@ def test_a_sub_agents_run_is_taken_over_by_the_migrations_of_the_sub_agent():
 
     result = asyncio.run(scene())
     assert result.output == "done"
-    changed = {h.run_id for h in store.heads() if any('"run.migrated"' in r.body for r in store.rows(h.run_id))}
+    changed = {h.run_id for h in store.heads() if any('"run.migrated"' in r.body for r in store.records(h.run_id))}
     assert changed == {h.run_id for h in store.heads()} - {"above"}
 
 
 def test_a_run_that_is_cut_off_while_or_after_it_was_taken_over_goes_on_there():
-    store, _ = a_waiting_run()
-    before = len(store.rows("sample"))
+    store, _ = waiting_run()
+    before = len(store.records("sample"))
     whole = go_on(store, LONGER, [Migration(LOOP)], Allow())
-    rows = store.rows("sample")
+    rows = store.records("sample")
     for length in range(before, len(rows)):
         if '"kind":"effect.intent"' in rows[length - 1].body and '"policy":"once"' in rows[length - 1].body:
             continue  # in doubt, under every graph
@@ -360,29 +366,29 @@ def test_a_run_that_is_cut_off_while_or_after_it_was_taken_over_goes_on_there():
         asks = length <= before + 1  # the answer was not durable: a person is asked again
         reply = Allow() if asks else None
         result = go_on(cut, LONGER, [Migration(LOOP)], reply)
-        if not result.run.done:  # cut off in front of the move that the answer makes
+        if not result.run_state.done:  # cut off in front of the move that the answer makes
             result = go_on(cut, LONGER, (), Allow())
         good(cut, LONGER, result)
-        assert sum('"kind":"run.migrated"' in r.body for r in cut.rows("sample")) == 1
+        assert sum('"kind":"run.migrated"' in r.body for r in cut.records("sample")) == 1
         assert result.messages == whole.messages
 
 
 def test_a_signed_record_goes_on_under_a_new_graph_where_the_store_has_its_run():
-    store, first = a_waiting_run()
+    store, first = waiting_run()
     record = first.outcome.suspension_record
 
     async def answered(store: Any, *migrations: Migration) -> RunResult:
-        return await an_agent(store, ["all done"], graph=LONGER, migrations=migrations).resume(record, Allow())
+        return await sample_agent(store, ["all done"], graph=LONGER, migrations=migrations).resume(record, Allow())
 
-    before = list(store.rows("sample"))
+    before = list(store.records("sample"))
     for nowhere in (None, MemoryStore()):  # what a record alone tells is too little to judge by
-        with pytest.raises(RecordGraphError):
+        with pytest.raises(SuspensionGraphError):
             asyncio.run(answered(nowhere, Migration(LOOP)))
-    with pytest.raises(RecordGraphError):
+    with pytest.raises(SuspensionGraphError):
         asyncio.run(answered(store, Migration("0" * 12)))
     with pytest.raises(JournalGraphError, match=STRICTER):
-        asyncio.run(_awaited(an_agent(store, graph=NO_ADDING, migrations=[Migration(LOOP)]), record))
-    assert store.rows("sample") == before
+        asyncio.run(_awaited(sample_agent(store, graph=NO_ADDING, migrations=[Migration(LOOP)]), record))
+    assert store.records("sample") == before
     good(store, LONGER, asyncio.run(answered(store, Migration(LOOP))))
     with pytest.raises(RunError, match="is over"):
         asyncio.run(answered(store, Migration(LOOP)))
@@ -432,12 +438,12 @@ def test_a_run_that_is_taken_over_at_every_stop_lives_the_life_of_one_that_is_no
 
     _, still = asyncio.run(life(False))
     store, moved = asyncio.run(life(True))
-    assert dump_state(moved.run) == dump_state(still.run)
+    assert dump_state(moved.run_state) == dump_state(still.run_state)
     assert [str(d) for d in moved.decisions] == [str(d) for d in still.decisions]
-    rows = store.rows("sample")
+    rows = store.records("sample")
     told = verify("sample", rows, store.head("sample"))
-    assert told.code == (GOOD if moved.run.done else OPEN), told
-    assert dump_state(restore(rows).run) == dump_state(moved.run)
+    assert told.code == (GOOD if moved.run_state.done else OPEN), told
+    assert dump_state(rehydrate(rows).run) == dump_state(moved.run_state)
     assert replay(rows, moved.graph).same
 
 
@@ -471,11 +477,11 @@ def test_what_is_no_list_of_migrations_is_refused_when_the_agent_is_made(given):
 # -- what an auditor finds ----------------------------------------------------------------------------
 
 
-def forged(rows: list[Row], old: str, new: str) -> tuple[list[Row], int]:
+def forged(rows: list[SealedRecord], old: str, new: str) -> tuple[list[SealedRecord], int]:
     place = next(n for n, r in enumerate(rows) if '"kind":"run.migrated"' in r.body)
     assert old in rows[place].body
     edited = rows[place]._replace(body=rows[place].body.replace(old, new))
-    return sealed_anew([*rows[:place], edited, *rows[place + 1 :]], place), place + 1
+    return reseal([*rows[:place], edited, *rows[place + 1 :]], place), place + 1
 
 
 @pytest.mark.parametrize(
@@ -490,22 +496,22 @@ def forged(rows: list[Row], old: str, new: str) -> tuple[list[Row], int]:
     ],
 )
 def test_a_change_of_graph_that_was_not_allowed_is_found_though_every_hash_is_right(old, new, words):
-    store, _ = a_waiting_run()
+    store, _ = waiting_run()
     go_on(store, LONGER, [Migration(LOOP)], Allow())
-    rows, at = forged(store.rows("sample"), old, new)
+    rows, at = forged(store.records("sample"), old, new)
     told = verify("sample", rows)
     assert (told.code, told.seq) == (TAMPERED, at), told
     assert words in told.reason
 
 
 def test_a_move_behind_the_change_is_judged_by_the_new_graph():
-    store, _ = a_waiting_run()
+    store, _ = waiting_run()
     go_on(store, replace(LONGER, name="mine"), [Migration(LOOP)], Allow())
-    rows = store.rows("sample")
+    rows = store.records("sample")
     last = max(n for n, r in enumerate(rows) if '"transition":"post_llm.otherwise"' in r.body)
     tried = json.loads(rows[last].body)["tried"]
     edited = rows[last]._replace(body=rows[last].body.replace(f'"tried":"{tried}"', f'"tried":"{tried[1:]}"'))
-    told = verify("sample", sealed_anew([*rows[:last], edited, *rows[last + 1 :]], last))
+    told = verify("sample", reseal([*rows[:last], edited, *rows[last + 1 :]], last))
     assert (told.code, told.seq) == (TAMPERED, last + 1)
 
 
@@ -514,7 +520,7 @@ def test_a_run_of_a_preset_that_has_a_graph_to_itself_is_told_by_its_name():
 
     async def begin() -> RunResult:
         script = [call("pay", to="Ann", amount=1.0)]
-        return await an_agent(store, script, preset="strict").run("Pay.", run_id="sample")
+        return await sample_agent(store, script, preset="strict").run("Pay.", run_id="sample")
 
     asyncio.run(begin())
     with pytest.raises(JournalGraphError, match="under graph 'strict' of preset 'strict'"):

@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from tests.journal.breaking import ROOT, Mutant, tried
-from tests.journal.mutants import MUTANTS
+from tests.helpers.mutation import MUTANTS, ROOT, Mutant, try_mutant
 from tests.journal.test_crashes import environment
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
@@ -19,7 +18,7 @@ PARTS = 4
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", range(1, PARTS + 1))
 def test_each_mutant_is_caught(part, counted):
-    command = [sys.executable, "-m", "tests.journal.mutants", f"{part}/{PARTS}"]
+    command = [sys.executable, "-m", "tests.helpers.mutation", f"{part}/{PARTS}"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     caught = sum(line.startswith("caught ") for line in done.stdout.splitlines())
@@ -27,7 +26,7 @@ def test_each_mutant_is_caught(part, counted):
     counted(f"mutants of our own code, part {part} of {PARTS}: {caught} of {caught} caught")
 
 
-ONE = "import sys\nfrom tests.journal.breaking import Mutant, tried\nprint(*tried(Mutant(*sys.argv[1:])))"
+ONE = "import sys\nfrom tests.helpers.mutation import Mutant, tried\nprint(*tried(Mutant(*sys.argv[1:])))"
 OLD = "    attempts = _write_down(context, ready)\n"
 SAME = f"{OLD}    # nothing else\n"
 
@@ -43,7 +42,7 @@ SAME = f"{OLD}    # nothing else\n"
     ids=["crashes", "simulation", "tests", "no test has run"],
 )
 def test_what_breaks_nothing_is_caught_by_nobody_and_what_cannot_be_read_is_no_mutant(new, tests, told):
-    arguments = ["none", "agentfsm/runtime/dispatch.py", OLD, new, tests]
+    arguments = ["none", "agentfsm/runtime/tool_dispatch.py", OLD, new, tests]
     command = [sys.executable, "-c", ONE, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=True, cwd=ROOT)
     assert done.stdout.startswith(told), done.stdout
@@ -51,4 +50,4 @@ def test_what_breaks_nothing_is_caught_by_nobody_and_what_cannot_be_read_is_no_m
 
 def test_what_is_to_be_replaced_must_stand_there_once():
     with pytest.raises(SystemExit, match="stands 0 times"):
-        tried(Mutant("none", "agentfsm/journal/records.py", "no such text", "", "simulation 1"))
+        try_mutant(Mutant("none", "agentfsm/journal/records.py", "no such text", "", "simulation 1"))

@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from agentfsm.core import outcomes as o
-from agentfsm.core.failures import Failure
-from agentfsm.core.images import MEDIA_TYPES, Image
-from agentfsm.core.messages import Message, Reply, Role, ToolCall, ToolResult
-from agentfsm.journal.canonical import decode
-from agentfsm.journal.outcomes import OutcomeReader, OutcomeWriter
-from agentfsm.journal.records import Hider, reveal
+from agentfsm.journal.outcome_codec import OutcomeReader, OutcomeWriter
+from agentfsm.journal.records import CommitmentWriter, restore_hidden
+from agentfsm.loop import outcomes as o
+from agentfsm.loop.canonical_json import decode
+from agentfsm.loop.failures import Failure
+from agentfsm.loop.messages import MEDIA_TYPES, Image, Message, Reply, Role, ToolCall, ToolResult
 
 KINDS = typing.get_args(o.Outcome)
 
@@ -58,7 +57,7 @@ def any_of(shape: Any, name: str = "") -> st.SearchStrategy[Any]:
     if isinstance(shape, type) and issubclass(shape, Failure):
         return st.builds(Failure, **{n: any_of(f.annotation, n) for n, f in Failure.model_fields.items()})
     if shape is Image:
-        return st.builds(Image.of, st.binary(min_size=1, max_size=9), st.sampled_from(list(MEDIA_TYPES)))
+        return st.builds(Image.from_bytes, st.binary(min_size=1, max_size=9), st.sampled_from(list(MEDIA_TYPES)))
     assert dataclasses.is_dataclass(shape), shape
     hints = typing.get_type_hints(shape)
     return st.builds(shape, **{f.name: any_of(hints[f.name], f.name) for f in dataclasses.fields(shape)})
@@ -78,10 +77,10 @@ def fields(value: Any) -> Any:
 
 
 def trip(writer: OutcomeWriter, reader: OutcomeReader, outcome: Any) -> Any:
-    hider = Hider()
+    hider = CommitmentWriter()
     body = writer.write(outcome, hider)
-    kept = hider.kept()
-    return reader.read(reveal(decode(body), json.loads(kept)) if kept else decode(body))
+    kept = hider.dump()
+    return reader.read(restore_hidden(decode(body), json.loads(kept)) if kept else decode(body))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.__name__)
@@ -100,37 +99,39 @@ def test_what_an_outcome_repeats_is_not_written_again():
     calls = (ToolCall("1", "pay", {"to": "long" * 100}),)
     writer, reader = OutcomeWriter(), OutcomeReader()
     reply = Reply(Message(Role.ASSISTANT, "", calls))
-    trip(writer, reader, o.Replied(reply))
-    hider = Hider()
-    assert writer.write(o.Read(calls=reply.message.tool_calls), hider) == '{"read":{"calls":"reply"}}'
-    assert hider.kept() == ""
-    assert trip(writer, reader, o.Read(calls=reply.message.tool_calls)) == o.Read(calls=calls)
+    trip(writer, reader, o.ModelCallSucceeded(reply))
+    hider = CommitmentWriter()
+    assert writer.write(o.ReplyParsed(calls=reply.message.tool_calls), hider) == '{"read":{"calls":"reply"}}'
+    assert hider.dump() == ""
+    assert trip(writer, reader, o.ReplyParsed(calls=reply.message.tool_calls)) == o.ReplyParsed(calls=calls)
     said = Reply(Message.assistant("an answer"))
-    assert trip(writer, reader, o.Replied(said)) == o.Replied(said)
-    assert writer.write(o.Read(answer=said.message.content), hider) == '{"read":{"answer":{"is":"text"}}}'
-    assert trip(writer, reader, o.Read(answer=said.message.content)) == o.Read(answer="an answer")
+    assert trip(writer, reader, o.ModelCallSucceeded(said)) == o.ModelCallSucceeded(said)
+    assert writer.write(o.ReplyParsed(answer=said.message.content), hider) == '{"read":{"answer":{"is":"text"}}}'
+    assert trip(writer, reader, o.ReplyParsed(answer=said.message.content)) == o.ReplyParsed(answer="an answer")
 
 
 def test_a_result_with_a_record_of_its_own_is_pointed_to():
     writer, reader = OutcomeWriter(), OutcomeReader()
     result = ToolResult("1", "pay", "paid")
-    reader.result("1.0", json.loads(writer.result("1.0", result, Hider())) | {"content": "paid"})
-    hider = Hider()
-    assert writer.write(o.Ran((result,)), hider) == '{"ran":{"results":["1.0"]}}'
-    assert reader.read({"ran": {"results": ["1.0"]}}) == o.Ran((result,))
+    reader.read_result("1.0", json.loads(writer.write_result("1.0", result, CommitmentWriter())) | {"content": "paid"})
+    hider = CommitmentWriter()
+    assert writer.write(o.ToolsRan((result,)), hider) == '{"ran":{"results":["1.0"]}}'
+    assert reader.read({"ran": {"results": ["1.0"]}}) == o.ToolsRan((result,))
 
 
 def test_what_people_and_tools_said_stands_beside_the_record():
     said = [
-        o.Replied(
+        o.ModelCallSucceeded(
             Reply(Message(Role.ASSISTANT, "SAID", (ToolCall("1", "pay", {"to": "SAID"}, "SAID"),)), refusal="SAID")
         ),
-        o.Ran((ToolResult("1", "pay", "SAID", failure=Failure(kind="tool_error", explanation="SAID"), value="SAID"),)),
-        o.Read(answer={"x": "SAID"}),
-        o.Noted({"x": "SAID"}, (Message.user("SAID"),)),
-        o.Checked("SAID"),
+        o.ToolsRan(
+            (ToolResult("1", "pay", "SAID", failure=Failure(kind="tool_error", explanation="SAID"), value="SAID"),)
+        ),
+        o.ReplyParsed(answer={"x": "SAID"}),
+        o.StateResult({"x": "SAID"}, (Message.user("SAID"),)),
+        o.PreStepDone("SAID"),
     ]
     for outcome in said:
-        hider = Hider()
+        hider = CommitmentWriter()
         assert "SAID" not in OutcomeWriter().write(outcome, hider)
-        assert "SAID" in hider.kept()
+        assert "SAID" in hider.dump()

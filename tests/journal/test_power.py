@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 
 from agentfsm import SqliteStore, StoreError
-from agentfsm.journal.moment import as_it_stands
-from agentfsm.journal.records import START, Row, seal
-from agentfsm.journal.verify import TAMPERED, verify
-from tests.journal.disks import cut, lived
-from tests.journal.samples import a_whole_run
+from agentfsm.journal.records import GENESIS_HASH, SealedRecord, record_hash
+from agentfsm.journal.store import consistent_read
+from agentfsm.journal.verification import TAMPERED, verify
+from tests.helpers.faulty_disk import cut_power, run_on_disk
+from tests.helpers.journal_scenarios import finished_run
 
 
-def read(folder: Path, names: str = "abc") -> dict[str, list[Row]] | None:
+def read(folder: Path, names: str = "abc") -> dict[str, list[SealedRecord]] | None:
     """Every row of a store, or None where there is none yet."""
     if not (folder / "runs.db").exists():
         return {name: [] for name in names}
     store = SqliteStore(folder / "runs.db")
     try:
         known = {h.run_id for h in store.heads()}
-        return {name: store.rows(name) if name in known else [] for name in names}
+        return {name: store.records(name) if name in known else [] for name in names}
     finally:
         store.close()
 
@@ -37,12 +37,12 @@ def put(folder: Path, files: dict[str, bytes]) -> None:
 def cuts(tmp_path, monkeypatch, level: str, count: int, seed: int = 0) -> int:
     """Cut the power at so many places; how many acknowledged rows were lost."""
     (tmp_path / "live").mkdir(exist_ok=True)
-    disk, truth, acked = lived(tmp_path / "live", level, 40, seed, monkeypatch)
+    disk, truth, acked = run_on_disk(tmp_path / "live", level, 40, seed, monkeypatch)
     draw = random.Random(seed)
     lost = 0
     for n in range(count):
         at = round((n + 1) * len(disk.log) / count)
-        put(tmp_path / "cut", cut(disk, at, draw))
+        put(tmp_path / "cut", cut_power(disk, at, draw))
         found = read(tmp_path / "cut")
         for name in "abc":
             assert found[name] == truth[name][: len(found[name])], (at, name)  # never a wrong row
@@ -72,12 +72,12 @@ def with_a_log(tmp_path):
     """Files of a store whose rows stand, for the greater part, in the write-ahead log still."""
     import asyncio
 
-    from agentfsm.testing.store_conformance import rows
+    from agentfsm.testing.store_conformance import sealed_records
 
     async def live():
         store = SqliteStore(tmp_path / "runs.db")
-        lease = await store.take("a", "me", new=True)
-        some = rows(40, hidden='[["00","' + "x" * 500 + '"]]')
+        lease = await store.acquire("a", "me", new=True)
+        some = sealed_records(40, hidden='[["00","' + "x" * 500 + '"]]')
         for row in some:
             await store.append(lease, [row], "running")
         files = {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.name in ("runs.db", "runs.db-wal")}
@@ -89,10 +89,10 @@ def with_a_log(tmp_path):
     return files, some
 
 
-def whole_rows(found: list[Row]) -> bool:
-    head = START
+def whole_rows(found: list[SealedRecord]) -> bool:
+    head = GENESIS_HASH
     for seq, row in enumerate(found, 1):
-        head = seal(head, row.body)
+        head = record_hash(head, row.body)
         if head != row.hash or row.seq != seq:
             return False
     return True
@@ -152,7 +152,7 @@ WRONG = [("hash", "7"), ("hash", "'text'"), ("body", "8"), ("body", "x'00'"), ("
 
 @pytest.mark.parametrize(("column", "value"), WRONG)
 def test_a_value_that_has_become_another_kind_of_value_is_tampering(tmp_path, column, value):
-    store, _ = a_whole_run(SqliteStore(tmp_path / "runs.db"))
+    store, _ = finished_run(SqliteStore(tmp_path / "runs.db"))
     store.close()
     db = sqlite3.connect(tmp_path / "runs.db")
     db.executescript("DROP TRIGGER journal_keeps_what_it_has")
@@ -160,29 +160,29 @@ def test_a_value_that_has_become_another_kind_of_value_is_tampering(tmp_path, co
     db.commit()
     db.close()
     store = SqliteStore(tmp_path / "runs.db")
-    told = verify("sample", store.rows("sample"), store.head("sample"))
+    told = verify("sample", store.records("sample"), store.head("sample"))
     store.close()
     assert (told.code, told.seq) == (TAMPERED, 4)
 
 
 @pytest.mark.parametrize(("column", "value"), [("hash", "7"), ("seq", "'many'"), ("status", "5"), ("epoch", "'x'")])
 def test_a_note_of_a_run_that_has_become_another_kind_of_value_is_no_riddle(tmp_path, column, value):
-    store, _ = a_whole_run(SqliteStore(tmp_path / "runs.db"))
+    store, _ = finished_run(SqliteStore(tmp_path / "runs.db"))
     store.close()
     db = sqlite3.connect(tmp_path / "runs.db")
     db.execute(f"UPDATE run SET {column} = {value}")
     db.commit()
     db.close()
     store = SqliteStore(tmp_path / "runs.db")
-    told = verify("sample", *as_it_stands(store, "sample"))
+    told = verify("sample", *consistent_read(store, "sample"))
     store.close()
     assert (told.code, told.seq) == (TAMPERED, told.records)
 
 
 @pytest.mark.parametrize("hidden", ["9", "[", "[[", "[[]]", '[["zz","x"]]', '[["00","x"', "[null,null]", "null", "x"])
 def test_whatever_stands_beside_a_record_is_looked_at_and_found_wrong(hidden):
-    store, _ = a_whole_run()
-    rows = store.rows("sample")
+    store, _ = finished_run()
+    rows = store.records("sample")
     at = next(n for n, row in enumerate(rows) if row.hidden)
     rows[at] = rows[at]._replace(hidden=hidden)
     told = verify("sample", rows, store.head("sample"))

@@ -8,15 +8,15 @@ import dataclasses
 import pytest
 
 from agentfsm import Agent, Allow, Host, MemoryStore, StaleLease, tool
-from agentfsm.core.loop import LOOP
-from agentfsm.journal.keeper import owner_name
-from agentfsm.journal.moment import as_it_stands
-from agentfsm.journal.resume import take_up
-from agentfsm.journal.verify import OPEN, TAMPERED, verify
+from agentfsm.journal.journal_writer import owner_name
+from agentfsm.journal.load import load_stored_run
+from agentfsm.journal.store import consistent_read
+from agentfsm.journal.verification import OPEN, TAMPERED, verify
+from agentfsm.loop.table import LOOP
 from agentfsm.testing import ScriptedModel, call
-from tests.journal.samples import a_whole_run
+from tests.helpers.journal_scenarios import finished_run
 
-WHOLE = a_whole_run()[0].rows("sample")
+WHOLE = finished_run()[0].records("sample")
 
 
 class Growing(MemoryStore):
@@ -25,7 +25,7 @@ class Growing(MemoryStore):
     def __init__(self, first: int, last: int) -> None:
         super().__init__()
         self.now, self.last = first, last
-        self.whole, whole_head = WHOLE, a_whole_run()[0].head("sample")
+        self.whole, whole_head = WHOLE, finished_run()[0].head("sample")
         assert whole_head is not None
         self.whole_head = whole_head
 
@@ -35,7 +35,7 @@ class Growing(MemoryStore):
         self.now = min(self.now + 1, self.last)
         return told
 
-    def rows(self, run_id, after=0):
+    def records(self, run_id, after=0):
         told = self.whole[after : self.now]
         self.now = min(self.now + 1, self.last)
         return told
@@ -44,22 +44,22 @@ class Growing(MemoryStore):
 @pytest.mark.parametrize("last", [4, 5, 6, 9, 20])
 def test_records_that_are_added_while_a_run_is_read_are_no_tampering(last):
     store = Growing(4, last)
-    rows, head = as_it_stands(store, "sample")
+    rows, head = consistent_read(store, "sample")
     assert (head.seq, head.hash) == (len(rows), rows[-1].hash)
     assert len(rows) >= 4
     assert verify("sample", rows, head).code == OPEN
 
 
 def test_a_run_that_is_being_written_is_taken_up_as_it_stood():
-    taken = take_up(Growing(4, 20), "sample", LOOP).taken_up
+    taken = load_stored_run(Growing(4, 20), "sample", LOOP).resume_point
     assert taken.hash == WHOLE[taken.seq - 1].hash  # whoever holds it is found when it is to go on
 
 
 @pytest.mark.parametrize("shown", [3, 5])
 def test_records_that_the_store_has_no_note_of_are_tampering(shown):
     store = Growing(4, 4)
-    store.rows = lambda run_id, after=0: WHOLE[after:shown]
-    assert verify("sample", *as_it_stands(store, "sample")).code == TAMPERED
+    store.records = lambda run_id, after=0: WHOLE[after:shown]
+    assert verify("sample", *consistent_read(store, "sample")).code == TAMPERED
 
 
 def test_an_answer_to_a_run_that_somebody_else_is_running_names_them():

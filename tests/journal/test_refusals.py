@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agentfsm import LOOP, Allow, Failure, FailureKind, NoTransitionError, RunCancelled, RunResult, RunState, Transition
-from agentfsm.journal.verify import GOOD, verify
-from tests.journal.samples import a_waiting_run, an_agent
+from agentfsm.journal.verification import GOOD, verify
+from tests.helpers.journal_scenarios import sample_agent, waiting_run
 from tests.journal.test_migration import stored
 
 
@@ -19,7 +19,7 @@ def waiting(graph: Any) -> tuple[Any, RunResult]:
     store = MemoryStore()
 
     async def begin() -> RunResult:
-        return await an_agent(store, graph=graph).run("Do it all.", run_id="sample")
+        return await sample_agent(store, graph=graph).run("Do it all.", run_id="sample")
 
     return store, asyncio.run(begin())
 
@@ -31,12 +31,12 @@ async def done(run: Any) -> RunResult:
 def test_an_answer_that_no_row_takes_leaves_the_run_as_it_is():
     graph = LOOP.without("suspended.approval_decided")
     store, first = waiting(graph)
-    before = list(store.rows("sample"))
-    agent = an_agent(store, graph=graph)
+    before = list(store.records("sample"))
+    agent = sample_agent(store, graph=graph)
     for held in ("sample", first.outcome.suspension_record):
         with pytest.raises(NoTransitionError, match=r"no row there takes 'allow' \(rows: cancelled, expired, doubt"):
             asyncio.run(done(agent.resume(held, Allow())))
-    assert store.rows("sample") == before
+    assert store.records("sample") == before
     assert (store.head("sample").status, store.head("sample").owner) == ("suspended", None)
     ended = asyncio.run(done(agent.dismiss(first.outcome.suspension_record)))
     assert isinstance(ended.outcome, RunCancelled)
@@ -50,58 +50,58 @@ def test_a_guard_that_raises_where_a_run_waits_leaves_it_as_it_is():
         Transition("suspended", broken, "dispatch_tool"), before="doubt_settled"
     )
     store, _ = waiting(graph)
-    before = list(store.rows("sample"))
+    before = list(store.records("sample"))
     with pytest.raises(NoTransitionError):
-        asyncio.run(done(an_agent(store, graph=graph).resume("sample", Allow())))
-    assert store.rows("sample") == before
+        asyncio.run(done(sample_agent(store, graph=graph).resume("sample", Allow())))
+    assert store.records("sample") == before
 
 
 @pytest.mark.parametrize("by_id", [True, False])
 def test_an_expired_run_of_a_graph_that_knows_no_expiry_ends_as_cancelled(by_id):
     graph = LOOP.without("suspended.expired")
     store, first = waiting(graph)
-    agent = an_agent(store, graph=graph)
-    agent.parts.host.clock.advance(25 * 3600)
+    agent = sample_agent(store, graph=graph)
+    agent.config.host.clock.advance(25 * 3600)
     held = "sample" if by_id else first.outcome.suspension_record
     ended = asyncio.run(done(agent.dismiss(held, "too late")))
     assert (type(ended.outcome), ended.outcome.reason) == (RunCancelled, "too late")
-    assert verify("sample", store.rows("sample"), store.head("sample")).code == GOOD
+    assert verify("sample", store.records("sample"), store.head("sample")).code == GOOD
 
 
 def test_a_wait_that_nothing_can_cancel_cannot_be_dismissed_but_answered_and_then_cancelled():
     graph = LOOP.without("suspended.cancelled", "suspended.expired")
     store, _ = waiting(graph)
-    before = list(store.rows("sample"))
+    before = list(store.records("sample"))
     with pytest.raises(NoTransitionError, match="'cancelled'"):
-        asyncio.run(done(an_agent(store, graph=graph).dismiss("sample")))
-    assert store.rows("sample") == before
+        asyncio.run(done(sample_agent(store, graph=graph).dismiss("sample")))
+    assert store.records("sample") == before
 
     async def cancelled() -> RunResult:
-        run = an_agent(store, graph=graph).resume("sample", Allow())
+        run = sample_agent(store, graph=graph).resume("sample", Allow())
         run.cancel("not now")
         return await run
 
     ended = asyncio.run(cancelled())
     assert (type(ended.outcome), ended.outcome.reason) == (RunCancelled, "not now")
-    assert ended.run.usage == restored_usage(before)  # no model was called, and no tool
+    assert ended.run_state.usage == restored_usage(before)  # no model was called, and no tool
 
 
 def restored_usage(rows: Any) -> Any:
-    from agentfsm.journal.restore import restore
+    from agentfsm.journal.replay import rehydrate
 
-    return restore(rows).run.usage
+    return rehydrate(rows).run.usage
 
 
 def test_a_run_that_was_cut_off_and_is_dismissed_does_nothing_more():
-    first, _ = a_waiting_run()
-    rows = first.rows("sample")
+    first, _ = waiting_run()
+    rows = first.records("sample")
     for at in (1, 2, 3, 9):
         store = stored(rows[:at])
-        agent = an_agent(store)
+        agent = sample_agent(store)
         ended = asyncio.run(done(agent.dismiss("sample", "enough")))
         assert (type(ended.outcome), ended.outcome.reason) == (RunCancelled, "enough")
         assert agent.model.calls == 0
-        assert verify("sample", store.rows("sample"), store.head("sample")).code == GOOD
+        assert verify("sample", store.records("sample"), store.head("sample")).code == GOOD
 
 
 def test_asking_first_changes_nothing_that_the_run_knows():
@@ -113,6 +113,6 @@ def test_asking_first_changes_nothing_that_the_run_knows():
 
     graph = LOOP.with_detector("suspended", counted, before="approval_decided")
     store, _ = waiting(graph)
-    result = asyncio.run(done(an_agent(store, ["all done"], graph=graph).resume("sample", Allow())))
+    result = asyncio.run(done(sample_agent(store, ["all done"], graph=graph).resume("sample", Allow())))
     assert result.output == "all done"
     assert len(set(seen)) == 1  # asked before and asked then, of the same run

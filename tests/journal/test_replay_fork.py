@@ -20,19 +20,18 @@ from agentfsm import (
     UnknownRunError,
     tool,
 )
-from agentfsm.errors import JournalError, JournalGraphError, ReplyError, RunError
-from agentfsm.journal.forks import fork
-from agentfsm.journal.replay import replay
-from agentfsm.journal.restore import restore
-from agentfsm.journal.verify import GOOD, OPEN, verify
+from agentfsm.errors import HumanReplyError, JournalError, JournalGraphError, RunError
+from agentfsm.journal.fork import fork
+from agentfsm.journal.replay import rehydrate, replay
+from agentfsm.journal.verification import GOOD, OPEN, verify
 from agentfsm.testing import FakeClock, ScriptedModel, call
-from tests.journal.samples import a_waiting_run, a_whole_run, an_agent
+from tests.helpers.journal_scenarios import finished_run, sample_agent, waiting_run
 
 
 @pytest.fixture(scope="module")
 def rows():
-    store, _ = a_whole_run()
-    return store.rows("sample")
+    store, _ = finished_run()
+    return store.records("sample")
 
 
 def seq_of(rows, transition: str) -> int:
@@ -76,54 +75,54 @@ def test_a_replay_of_nothing_is_an_error():
 
 def go_on(store, run_id, script, **more):
     async def live():
-        agent = an_agent(store, script, **more)
+        agent = sample_agent(store, script, **more)
         return await agent.resume(run_id)
 
     return asyncio.run(live())
 
 
 def test_a_fork_goes_on_from_any_record_and_its_past_is_its_parents():
-    store, _ = a_whole_run()
-    rows = store.rows("sample")
+    store, _ = finished_run()
+    rows = store.records("sample")
     forked = 0
     for at in range(1, len(rows) + 1):
-        past = restore(rows[:at])
+        past = rehydrate(rows[:at])
         if past.run.state == "terminal":
             with pytest.raises(JournalError, match="had ended"):
                 asyncio.run(fork(store, "sample", at, f"f{at}"))
             continue
         asyncio.run(fork(store, "sample", at, f"f{at}"))
         forked += 1
-        made = store.rows(f"f{at}")
+        made = store.records(f"f{at}")
         first = json.loads(made[0].body)
         assert first["parent"] == {"run": "sample", "seq": at, "hash": rows[at - 1].hash}
-        state = restore(made).run
+        state = rehydrate(made).run
         assert state.run_id == f"f{at}"
         assert (state.messages, state.state, state.usage) == (past.run.messages, past.run.state, past.run.usage)
         assert verify(f"f{at}", made, store.head(f"f{at}")).code == OPEN
     assert forked > 20
-    assert store.rows("sample") == rows  # the parent is as it was
+    assert store.records("sample") == rows  # the parent is as it was
 
 
 def test_a_fork_comes_to_its_own_end_and_repeats_no_effect():
-    store, whole = a_whole_run()
-    rows = store.rows("sample")
+    store, whole = finished_run()
+    rows = store.records("sample")
     at = seq_of(rows, "post_tool.otherwise")  # behind the first tool
     asyncio.run(fork(store, "sample", at, "other"))
     result = go_on(store, "other", ["another end"])
     assert result.output == "another end"
     assert [m.content for m in result.messages][:4] == [m.content for m in whole.messages][:4]
-    made = store.rows("other")
+    made = store.records("other")
     assert not any('"name":"add"' in r.body for r in made)
     assert verify("other", made, store.head("other")).code == GOOD
     assert replay(made, LOOP).same
 
 
 def test_a_fork_of_a_waiting_run_waits_too():
-    store, _ = a_waiting_run()
-    rows = store.rows("sample")
+    store, _ = waiting_run()
+    rows = store.records("sample")
     asyncio.run(fork(store, "sample", len(rows), "other"))
-    agent = an_agent(store, ["paid it"])
+    agent = sample_agent(store, ["paid it"])
 
     async def live():
         return await agent.resume("other", Allow())
@@ -147,7 +146,7 @@ def test_a_forks_effects_have_keys_of_their_own():
     async def live():
         agent = Agent(ScriptedModel([call("act")]), tools=[act], host=Host(clock=FakeClock(), store=store))
         await agent.run("go", run_id="parent")
-        await fork(store, "parent", len(store.rows("parent")), "child")
+        await fork(store, "parent", len(store.records("parent")), "child")
         again = Agent(ScriptedModel(["a", "b"]), tools=[act], host=Host(clock=FakeClock(), store=store))
         await again.resume("child", Allow())
         await again.resume("parent", Allow())
@@ -157,8 +156,8 @@ def test_a_forks_effects_have_keys_of_their_own():
 
 
 def test_a_fork_that_cannot_be_changes_nothing():
-    store, _ = a_waiting_run()
-    rows = list(store.rows("sample"))
+    store, _ = waiting_run()
+    rows = list(store.records("sample"))
     for at in (0, -1, len(rows) + 1):
         with pytest.raises(UnknownRunError):
             asyncio.run(fork(store, "sample", at, "other"))
@@ -167,40 +166,40 @@ def test_a_fork_that_cannot_be_changes_nothing():
     with pytest.raises(RunExistsError):
         asyncio.run(fork(store, "sample", 1, "sample"))
     assert [h.run_id for h in store.heads()] == ["sample"]
-    assert store.rows("sample") == rows
+    assert store.records("sample") == rows
 
 
 # -- going on from the store --------------------------------------------------------------------------
 
 
 def test_each_wrong_way_to_go_on_is_an_error_of_its_own_and_changes_nothing():
-    store, _ = a_waiting_run()
-    rows = list(store.rows("sample"))
-    agent = an_agent(store)
+    store, _ = waiting_run()
+    rows = list(store.records("sample"))
+    agent = sample_agent(store)
     with pytest.raises(UnknownRunError):
         agent.resume("nobody", "x")
-    with pytest.raises(ReplyError, match="Allow"):
+    with pytest.raises(HumanReplyError, match="Allow"):
         agent.resume("sample", "x")
-    with pytest.raises(ReplyError):
+    with pytest.raises(HumanReplyError):
         agent.resume("sample")
-    whole, _ = a_whole_run()
+    whole, _ = finished_run()
     with pytest.raises(RunError, match="is over"):
-        an_agent(whole).resume("sample", "x")
-    other = an_agent(store, graph=replace(LOOP.without("pre_step.no_progress"), name="mine"))
+        sample_agent(whole).resume("sample", "x")
+    other = sample_agent(store, graph=replace(LOOP.without("pre_step.no_progress"), name="mine"))
     with pytest.raises(JournalGraphError, match=r"pre_step\.no_progress") as caught:
         other.resume("sample", Allow())
     assert caught.value.differences == ("- pre_step.no_progress -> recover",)
     assert LOOP.fingerprint[:12] in str(caught.value)
     assert other.graph.fingerprint[:12] in str(caught.value)
-    assert store.rows("sample") == rows
+    assert store.records("sample") == rows
     assert store.head("sample").status == "suspended"
 
 
 def test_two_who_resume_one_run_are_told_apart():
-    store, _ = a_waiting_run()
+    store, _ = waiting_run()
 
     async def both():
-        agent = an_agent(store, ["one"])
+        agent = sample_agent(store, ["one"])
         return await asyncio.gather(
             *(_awaited(agent.resume("sample", Allow())) for _ in range(4)), return_exceptions=True
         )

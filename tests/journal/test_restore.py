@@ -8,30 +8,28 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentfsm import Agent, AgentGuardrails, Allow, Host, RunResult, UserInputRequested
-from agentfsm.core.codec import dump_state
-from agentfsm.core.presets import PRESETS
-from agentfsm.journal.canonical import decode, encode
-from agentfsm.journal.export import export_lines, read_lines
-from agentfsm.journal.memory import MemoryStore
-from agentfsm.journal.records import START, seal
-from agentfsm.journal.replay import replay
-from agentfsm.journal.restore import restore
-from agentfsm.journal.verify import GOOD, OPEN, verify
+from agentfsm.journal.memory_store import MemoryStore
+from agentfsm.journal.records import GENESIS_HASH, export_lines, read_lines, record_hash
+from agentfsm.journal.replay import rehydrate, replay
+from agentfsm.journal.verification import GOOD, OPEN, verify
+from agentfsm.loop.canonical_json import decode, encode
+from agentfsm.loop.presets import PRESETS
+from agentfsm.loop.state import dump_state
 from agentfsm.runtime.run import Run
 from tests import test_properties as drawn
 
 
 def check(store: MemoryStore, result: RunResult) -> None:
-    rows = store.rows(result.run.run_id)
-    assert dump_state(restore(rows).run) == dump_state(result.run)
+    rows = store.records(result.run_state.run_id)
+    assert dump_state(rehydrate(rows).run) == dump_state(result.run_state)
     assert [r.seq for r in rows] == list(range(1, len(rows) + 1))
-    head = START
+    head = GENESIS_HASH
     for row in rows:
-        head = seal(head, row.body)
+        head = record_hash(head, row.body)
         assert row.hash == head
         assert encode(decode(row.body)) == row.body  # canonical, also where it was put together by hand
-    told = verify(result.run.run_id, rows, store.head(result.run.run_id))
-    assert told.code == (GOOD if result.run.done else OPEN), told
+    told = verify(result.run_state.run_id, rows, store.head(result.run_state.run_id))
+    assert told.code == (GOOD if result.run_state.done else OPEN), told
     again = replay(rows, result.graph)
     assert again.same, again
     assert again.moves == sum('"kind":"transition"' in row.body for row in rows)
@@ -48,7 +46,7 @@ async def life(agent: Agent, people: Sequence[Any], store: MemoryStore, by_id: b
         use = answer
         if answer is not None and not drawn.fits(answer, outcome.kind):
             use = Allow() if outcome.kind == "approval" else "go"
-        held: Any = result.run.run_id if by_id else outcome.suspension_record
+        held: Any = result.run_state.run_id if by_id else outcome.suspension_record
         run: Run = agent.dismiss(held) if use is None else agent.resume(held, use)
         result = await run
         check(store, result)
@@ -74,11 +72,11 @@ def test_the_journal_gives_the_live_state_back(
     agent = Agent(world, tools=world.tools(), preset=preset, guardrails=limits, host=host)
     result = asyncio.run(life(agent, people, store, by_id))
     acted = world.acted, len(world.requests)
-    assert dump_state(restore(store.rows(result.run.run_id)).run) == dump_state(result.run)
+    assert dump_state(rehydrate(store.records(result.run_state.run_id)).run) == dump_state(result.run_state)
     assert acted == (world.acted, len(world.requests))  # nothing was called
-    head = store.head(result.run.run_id)
+    head = store.head(result.run_state.run_id)
     assert head is not None
-    assert head.status == ("finished" if result.run.done else "suspended")
+    assert head.status == ("finished" if result.run_state.done else "suspended")
     assert head.owner is None
 
 
@@ -87,7 +85,7 @@ def test_a_run_without_a_store_has_a_journal_too():
     result = asyncio.run(_run(Agent(world, host=Host(clock=world.clock))))
     kinds = [r.kind for r in result.journal]
     assert kinds == ["run.created", "transition", "effect.intent", "transition", "transition", "run.finished"]
-    assert result.journal[0].data["run"] == result.run.run_id
+    assert result.journal[0].data["run"] == result.run_state.run_id
 
 
 async def _run(agent: Agent) -> RunResult:

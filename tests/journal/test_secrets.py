@@ -9,9 +9,9 @@ import pytest
 from pydantic import SecretStr
 
 from agentfsm import Agent, Allow, Edit, Host, ProviderError, SqliteStore, ToolDefinitionError, UserInputRequested, tool
-from agentfsm.core.model import secrets_of
-from agentfsm.journal.secrets import Secrets
-from agentfsm.journal.verify import GOOD, verify
+from agentfsm.journal.records import SecretScrubber
+from agentfsm.journal.verification import GOOD, verify
+from agentfsm.loop.model import secrets_of
 from agentfsm.models import ConcurrencyLimit, FallbackModel, Limited, Priced, resolve
 from agentfsm.testing import FakeClock, ScriptedModel, call
 
@@ -82,7 +82,7 @@ def test_nothing_secret_is_written_and_the_tools_get_all_of_it(store, tmp_path):
     for secret in (PASSWORD, KEY, "0000-hidden", PIN):
         assert secret.encode() not in written, secret
     assert b"ann" in written
-    rows = store.rows("r")
+    rows = store.records("r")
     assert verify("r", rows, store.head("r")).code == GOOD
 
 
@@ -144,10 +144,10 @@ def test_a_model_that_says_nothing_of_secrets_has_none():
 
 
 def test_equal_secrets_of_a_run_are_seen_to_be_equal_and_those_of_two_runs_are_not():
-    one, other = Secrets(), Secrets()
-    assert one.commitment(PASSWORD) == one.commitment(PASSWORD) != other.commitment(PASSWORD)
+    one, other = SecretScrubber(), SecretScrubber()
+    assert one.placeholder_for(PASSWORD) == one.placeholder_for(PASSWORD) != other.placeholder_for(PASSWORD)
     digest = hashlib.sha256(f"{one.salt}{PASSWORD}".encode()).hexdigest()
-    assert one.commitment(PASSWORD) == f"[secret {digest[:32]}]"
+    assert one.placeholder_for(PASSWORD) == f"[secret {digest[:32]}]"
 
 
 def test_a_run_that_was_taken_up_asks_for_its_secrets_again(store, tmp_path):

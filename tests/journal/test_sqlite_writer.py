@@ -7,18 +7,18 @@ import threading
 import pytest
 
 from agentfsm import StoreError
-from agentfsm.journal import sqlite_rows, sqlite_writer
-from agentfsm.journal.sqlite import SqliteStore
-from agentfsm.journal.sqlite_writer import Writer
-from agentfsm.testing.store_conformance import rows
+from agentfsm.journal.sqlite import sqlite_store, sqlite_writer
+from agentfsm.journal.sqlite.sqlite_store import SqliteStore
+from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
+from agentfsm.testing.store_conformance import sealed_records
 
 
 def test_a_store_serves_several_event_loops_at_once(tmp_path):
     store = SqliteStore(tmp_path / "runs.db")
 
     async def one(name):
-        lease = await store.take(name, "me", new=True)
-        for row in rows(20):
+        lease = await store.acquire(name, "me", new=True)
+        for row in sealed_records(20):
             await store.append(lease, [row], "running")
 
     threads = [threading.Thread(target=lambda n=n: asyncio.run(one(f"run{n}"))) for n in range(4)]
@@ -26,20 +26,20 @@ def test_a_store_serves_several_event_loops_at_once(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    assert [len(store.rows(f"run{n}")) for n in range(4)] == [20] * 4
+    assert [len(store.records(f"run{n}")) for n in range(4)] == [20] * 4
     store.close()
 
 
 def test_runs_that_write_at_once_share_commits(tmp_path, monkeypatch):
     store = SqliteStore(tmp_path / "runs.db")
     commits = []
-    real = Writer._commit
-    monkeypatch.setattr(Writer, "_commit", lambda *args: commits.append(len(args[2])) or real(*args))
+    real = SqliteWriter._commit
+    monkeypatch.setattr(SqliteWriter, "_commit", lambda *args: commits.append(len(args[2])) or real(*args))
 
     async def many():
-        leases = [await store.take(f"run{n}", "me", new=True) for n in range(100)]
+        leases = [await store.acquire(f"run{n}", "me", new=True) for n in range(100)]
         commits.clear()
-        await asyncio.gather(*(store.append(lease, rows(1), "running") for lease in leases))
+        await asyncio.gather(*(store.append(lease, sealed_records(1), "running") for lease in leases))
 
     asyncio.run(many())
     store.close()
@@ -51,13 +51,13 @@ def test_runs_that_write_at_once_share_commits(tmp_path, monkeypatch):
 def test_half_of_many_runs_make_up_a_commit_and_few_runs_share_one(tmp_path, monkeypatch, runs, commits):
     store = SqliteStore(tmp_path / "runs.db")
     seen = []
-    real = Writer._commit
-    monkeypatch.setattr(Writer, "_commit", lambda *args: seen.append(len(args[2])) or real(*args))
+    real = SqliteWriter._commit
+    monkeypatch.setattr(SqliteWriter, "_commit", lambda *args: seen.append(len(args[2])) or real(*args))
 
     async def many():
-        leases = [await store.take(f"run{n}", "me", new=True) for n in range(runs)]
+        leases = [await store.acquire(f"run{n}", "me", new=True) for n in range(runs)]
         seen.clear()
-        await asyncio.gather(*[store.append(lease, rows(1), "running") for lease in leases])
+        await asyncio.gather(*[store.append(lease, sealed_records(1), "running") for lease in leases])
 
     asyncio.run(many())
     store.close()
@@ -68,17 +68,17 @@ def test_half_of_many_runs_make_up_a_commit_and_few_runs_share_one(tmp_path, mon
 def test_whatever_goes_wrong_while_it_writes_is_told_and_the_next_is_written(tmp_path, monkeypatch, level):
     async def live():
         store = SqliteStore(tmp_path / "runs.db", synchronous=level)
-        lease = await store.take("a", "me", new=True)
-        real = sqlite_rows.append
-        monkeypatch.setattr(sqlite_rows, "append", lambda *args: {}["no error of a database"])
+        lease = await store.acquire("a", "me", new=True)
+        real = sqlite_store.insert_records
+        monkeypatch.setattr(sqlite_store, "insert_records", lambda *args: {}["no error of a database"])
         with pytest.raises(StoreError, match="KeyError"):
-            await asyncio.wait_for(store.append(lease, rows(2), "running"), 30)
+            await asyncio.wait_for(store.append(lease, sealed_records(2), "running"), 30)
         other = sqlite3.connect(tmp_path / "runs.db", timeout=0, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")  # the file is not left locked
         other.close()
-        monkeypatch.setattr(sqlite_rows, "append", real)
-        await asyncio.wait_for(store.append(lease, rows(2), "finished"), 30)
-        assert len(store.rows("a")) == 2
+        monkeypatch.setattr(sqlite_store, "insert_records", real)
+        await asyncio.wait_for(store.append(lease, sealed_records(2), "finished"), 30)
+        assert len(store.records("a")) == 2
         store.close()
 
     asyncio.run(live())
@@ -86,19 +86,19 @@ def test_whatever_goes_wrong_while_it_writes_is_told_and_the_next_is_written(tmp
 
 def test_what_a_loop_left_behind_that_is_closed_now_is_written(tmp_path, monkeypatch):
     store = SqliteStore(tmp_path / "runs.db")
-    closed, real = threading.Event(), Writer._commit
+    closed, real = threading.Event(), SqliteWriter._commit
 
     async def live():
-        leases = [await store.take(f"run{n}", "me", new=True) for n in range(3)]
+        leases = [await store.acquire(f"run{n}", "me", new=True) for n in range(3)]
 
         def late(*args):
             assert closed.wait(30)
             return real(*args)
 
-        monkeypatch.setattr(Writer, "_commit", late)
-        handed = [store.append(leases[0], rows(2), "running")]
+        monkeypatch.setattr(SqliteWriter, "_commit", late)
+        handed = [store.append(leases[0], sealed_records(2), "running")]
         await asyncio.sleep(0)  # a commit is on its way, and the others wait for the next
-        return handed + [store.append(lease, rows(2), "running") for lease in leases[1:]]
+        return handed + [store.append(lease, sealed_records(2), "running") for lease in leases[1:]]
 
     asyncio.run(live())
     closed.set()
@@ -111,8 +111,8 @@ def test_what_a_loop_left_behind_that_is_closed_now_is_written(tmp_path, monkeyp
 def test_what_nobody_awaits_is_written_too(tmp_path, level):
     async def live():
         store = SqliteStore(tmp_path / "runs.db", synchronous=level)
-        lease = await store.take("a", "me", new=True)
-        some = rows(6)
+        lease = await store.acquire("a", "me", new=True)
+        some = sealed_records(6)
         store.append(lease, some[:2], "running")
         await asyncio.sleep(0)
         store.append(lease, some[2:4], "running")
@@ -123,7 +123,7 @@ def test_what_nobody_awaits_is_written_too(tmp_path, level):
 
     some = asyncio.run(live())
     again = SqliteStore(tmp_path / "runs.db")
-    assert again.rows("a") == some
+    assert again.records("a") == some
     again.close()
 
 
@@ -131,13 +131,13 @@ def test_a_run_that_writes_alone_waits_for_the_store_and_for_nothing_else(tmp_pa
     store = SqliteStore(tmp_path / "runs.db", synchronous="normal")
 
     async def live():
-        lease = await store.take("a", "me", new=True)
+        lease = await store.acquire("a", "me", new=True)
         turns = []
         asyncio.get_running_loop().call_soon(turns.append, "a turn of the event loop")
-        for row in rows(3):
+        for row in sealed_records(3):
             await store.append(lease, [row], "running")
         assert turns == []
-        assert len(store.rows("a")) == 3
+        assert len(store.records("a")) == 3
 
     asyncio.run(live())
     store.close()
@@ -145,13 +145,13 @@ def test_a_run_that_writes_alone_waits_for_the_store_and_for_nothing_else(tmp_pa
 
 @pytest.mark.parametrize("level", ["full", "normal"])
 def test_the_log_is_brought_into_the_file_now_and_then(tmp_path, monkeypatch, level):
-    monkeypatch.setattr(sqlite_writer, "TIDY_AFTER", {level: 10})
+    monkeypatch.setattr(sqlite_writer, "CHECKPOINT_INTERVAL", {level: 10})
     path = tmp_path / "runs.db"
     store = SqliteStore(path, synchronous=level)
 
     async def live():
-        lease = await store.take("a", "me", new=True)
-        for row in rows(50, hidden='["' + "x" * 4000 + '"]'):
+        lease = await store.acquire("a", "me", new=True)
+        for row in sealed_records(50, hidden='["' + "x" * 4000 + '"]'):
             await store.append(lease, [row], "running")
 
     asyncio.run(live())

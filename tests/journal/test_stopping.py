@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from agentfsm import Agent, Host, MemoryStore, RunCancelled, StaleLease, StoreError, StoreFullError, tool
-from agentfsm.core.codec import dump_state
-from agentfsm.journal.forks import fork
+from agentfsm.journal.fork import fork
 from agentfsm.journal.redact import redact
-from agentfsm.journal.restore import restore
-from agentfsm.journal.verify import GOOD, verify
+from agentfsm.journal.replay import rehydrate
+from agentfsm.journal.verification import GOOD, verify
+from agentfsm.loop.state import dump_state
 from agentfsm.testing import FakeClock, ScriptedModel, call
-from tests.journal.samples import an_agent
+from tests.helpers.journal_scenarios import sample_agent
 
 
 class Failing(MemoryStore):
@@ -21,13 +21,13 @@ class Failing(MemoryStore):
         super().__init__()
         self.left = at
 
-    def append(self, lease, rows, status):
+    def append(self, lease, records, status):
         self.left -= 1
         if self.left < 0:
             done = asyncio.get_running_loop().create_future()
             done.set_exception(StoreFullError("there is no room"))
             return done
-        return super().append(lease, rows, status)
+        return super().append(lease, records, status)
 
 
 @pytest.mark.parametrize("at", range(4))
@@ -52,9 +52,11 @@ def test_a_run_that_cannot_be_written_down_stops_in_front_of_its_next_effect_and
             await run
         assert len(done) == (1 if at > 1 else 0)
         store.left = 99
-        if not store.rows("r"):
+        if not store.records("r"):
             return await agent([call("act"), "done"]).run("go", run_id="r")
-        (again,) = agent([call("act"), "done"][min(len(restore(store.rows("r")).run.messages), 2) // 2 :]).recover()
+        (again,) = agent(
+            [call("act"), "done"][min(len(rehydrate(store.records("r")).run.messages), 2) // 2 :]
+        ).unfinished_runs()
         return await again
 
     if at == 2:  # the call has run, and nobody could write down that it had: a person is asked
@@ -65,7 +67,7 @@ def test_a_run_that_cannot_be_written_down_stops_in_front_of_its_next_effect_and
     if at == 3:
         assert result.output in ("done", None)
     assert len(done) <= 1
-    assert restore(store.rows("r")).run.messages == result.messages
+    assert rehydrate(store.records("r")).run.messages == result.messages
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -88,8 +90,8 @@ def test_a_cancellation_is_in_the_journal_wherever_it_came(waits):
 
     result = asyncio.run(live())
     assert isinstance(result.outcome, RunCancelled)
-    rows = store.rows("r")
-    assert dump_state(restore(rows).run) == dump_state(result.run)
+    rows = store.records("r")
+    assert dump_state(rehydrate(rows).run) == dump_state(result.run_state)
     assert verify("r", rows, store.head("r")).code == GOOD
     assert ('"cancel":"enough"' in rows[-2].body) == (not waits)
 
@@ -114,7 +116,7 @@ def test_a_run_whose_task_is_cancelled_is_kept_to_its_end():
     asyncio.run(live())
     head = store.head("r")
     assert (head.status, head.owner) == ("finished", None)
-    assert verify("r", store.rows("r"), head).code == GOOD
+    assert verify("r", store.records("r"), head).code == GOOD
 
 
 def test_a_run_that_somebody_else_has_taken_writes_nothing_more():
@@ -126,14 +128,14 @@ def test_a_run_that_somebody_else_has_taken_writes_nothing_more():
             """Lose the run to somebody else, as after a long sleep of the machine."""
             kept = store._runs["r"]
             kept.lease = None
-            running.append(await store.take("r", "somebody else"))
+            running.append(await store.acquire("r", "somebody else"))
             return "lost"
 
         running: list = []
         agent = Agent(ScriptedModel([call("lose"), "x"]), tools=[lose], host=Host(store=store))
         with pytest.raises(StaleLease, match="somebody else"):
             await agent.run("go", run_id="r")
-        return len(store.rows("r"))
+        return len(store.records("r"))
 
     assert asyncio.run(live()) == 6  # up to the intent of the call
 
@@ -142,9 +144,9 @@ def test_two_runs_of_one_id_are_refused():
     store = MemoryStore()
 
     async def live():
-        await an_agent(store, ["a"]).run("go", run_id="r")
+        await sample_agent(store, ["a"]).run("go", run_id="r")
         with pytest.raises(StoreError, match="'r' already"):
-            await an_agent(store, ["a"]).run("go", run_id="r")
+            await sample_agent(store, ["a"]).run("go", run_id="r")
 
     asyncio.run(live())
 
@@ -157,7 +159,7 @@ def test_a_fork_that_finds_no_room_can_be_made_when_there_is_room():
     store = Failing(99)
 
     async def live():
-        await an_agent(store, ["a"]).run("go", run_id="r")
+        await sample_agent(store, ["a"]).run("go", run_id="r")
         store.left = 0
         with pytest.raises(StoreFullError) as failed:
             await fork(store, "r", 2, "other")
@@ -174,7 +176,7 @@ def test_a_redaction_that_finds_no_room_can_be_made_when_there_is_room():
     store = Failing(99)
 
     async def live():
-        await an_agent(store, ["a"]).run("go", run_id="r")
+        await sample_agent(store, ["a"]).run("go", run_id="r")
         store.left = 0
         with pytest.raises(StoreFullError) as failed:
             await redact(store, "r", "1")

@@ -10,10 +10,9 @@ import sys
 import pytest
 
 from agentfsm import StoreError, StoreFormatError, StoreLockedError, UnknownRunError
-from agentfsm.journal import sqlite_file
-from agentfsm.journal.memory import MemoryStore
-from agentfsm.journal.sqlite import SCHEMA_VERSION, SqliteStore
-from agentfsm.testing.store_conformance import CHECKS, rows
+from agentfsm.journal.memory_store import MemoryStore
+from agentfsm.journal.sqlite.sqlite_store import SCHEMA_VERSION, SqliteStore, sqlite_schema
+from agentfsm.testing.store_conformance import CHECKS, sealed_records
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -26,8 +25,8 @@ def test_conformance(kind, check, tmp_path):
 
 async def keep(path, count=2):
     store = SqliteStore(path)
-    lease = await store.take("a", "me", new=True)
-    await store.append(lease, rows(count), "running")
+    lease = await store.acquire("a", "me", new=True)
+    await store.append(lease, sealed_records(count), "running")
     return store, lease
 
 
@@ -44,9 +43,9 @@ def test_a_row_can_be_neither_changed_nor_deleted(tmp_path):
 def test_one_process_writes_and_the_second_is_told_who(tmp_path):
     store, lease = asyncio.run(keep(tmp_path / "runs.db"))
     code = (
-        "import asyncio, sys; from agentfsm.journal.sqlite import SqliteStore\n"
-        "s = SqliteStore(sys.argv[1]); print(len(s.rows('a')))\n"
-        "try: asyncio.run(s.take('a', 'you'))\n"
+        "import asyncio, sys; from agentfsm.journal.sqlite.sqlite_store import SqliteStore\n"
+        "s = SqliteStore(sys.argv[1]); print(len(s.records('a')))\n"
+        "try: asyncio.run(s.acquire('a', 'you'))\n"
         "except Exception as e: print(type(e).__name__, e)"
     )
     got = subprocess.run([sys.executable, "-c", code, tmp_path / "runs.db"], capture_output=True, text=True)
@@ -61,9 +60,9 @@ def test_two_stores_of_one_process_do_not_write_one_file(tmp_path):
     store, _ = asyncio.run(keep(tmp_path / "runs.db"))
     other = SqliteStore(tmp_path / "runs.db")
     with pytest.raises(StoreLockedError, match=str(os.getpid())):
-        asyncio.run(other.take("a", "you"))
+        asyncio.run(other.acquire("a", "you"))
     store.close()
-    asyncio.run(other.take("a", "you"))  # it may write now
+    asyncio.run(other.acquire("a", "you"))  # it may write now
     other.close()
 
 
@@ -71,7 +70,7 @@ def test_reading_makes_no_file(tmp_path):
     store = SqliteStore(tmp_path / "runs.db")
     assert store.heads() == []
     with pytest.raises(UnknownRunError, match=r"'a'.*runs\.db"):
-        store.rows("a")
+        store.records("a")
     store.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -116,7 +115,7 @@ def test_a_file_that_is_not_ours_is_refused_and_left_as_it_is(tmp_path, make, wo
 def test_a_folder_that_is_not_there_is_a_clear_error(tmp_path):
     store = SqliteStore(tmp_path / "no" / "runs.db")
     with pytest.raises(StoreError, match=r"runs\.db-lock cannot be written"):
-        asyncio.run(store.take("a", "me", new=True))
+        asyncio.run(store.acquire("a", "me", new=True))
 
 
 def reachable(folder):
@@ -131,9 +130,9 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
     folder = tmp_path / "locked"
     folder.mkdir()
     code = (
-        "import asyncio, os, sys; from agentfsm.journal.sqlite import SqliteStore\n"
+        "import asyncio, os, sys; from agentfsm.journal.sqlite.sqlite_store import SqliteStore\n"
         "os.setuid(65534) if os.getuid() == 0 else None\n"
-        "try: asyncio.run(SqliteStore(sys.argv[1]).take('a', 'me', new=True))\n"
+        "try: asyncio.run(SqliteStore(sys.argv[1]).acquire('a', 'me', new=True))\n"
         "except Exception as e: print(type(e).__name__, e)"
     )
     reachable(tmp_path)
@@ -148,15 +147,15 @@ def test_a_closed_store_is_one_file_that_can_be_copied_or_read_where_nobody_may_
     folder = tmp_path / "kept"
     folder.mkdir()
     store, _ = asyncio.run(keep(folder / "runs.db"))
-    assert len(store.rows("a")) == 2  # whoever has read it has a connection of its own
+    assert len(store.records("a")) == 2  # whoever has read it has a connection of its own
     store.close()
     assert not (folder / "runs.db-wal").exists()
     with SqliteStore(shutil.copy(folder / "runs.db", tmp_path / "copy.db")) as copy:
         assert [head.run_id for head in copy.heads()] == ["a"]
     code = (
-        "import os, sys; from agentfsm.journal.sqlite import SqliteStore\n"
+        "import os, sys; from agentfsm.journal.sqlite.sqlite_store import SqliteStore\n"
         "os.setuid(65534) if os.getuid() == 0 else None\n"
-        "with SqliteStore(sys.argv[1]) as store: print(len(store.rows('a')))"
+        "with SqliteStore(sys.argv[1]) as store: print(len(store.records('a')))"
     )
     reachable(tmp_path)
     folder.chmod(0o555)
@@ -169,7 +168,7 @@ def test_a_folder_that_cannot_be_searched_is_a_clear_error(tmp_path):
     folder = tmp_path / "shut"
     folder.mkdir()
     code = (
-        "import asyncio, os, sys; from agentfsm.journal.sqlite import SqliteStore\n"
+        "import asyncio, os, sys; from agentfsm.journal.sqlite.sqlite_store import SqliteStore\n"
         "os.setuid(65534) if os.getuid() == 0 else None\n"
         "try: SqliteStore(sys.argv[1])\n"
         "except Exception as e: print(type(e).__name__, e)"
@@ -183,7 +182,7 @@ def test_a_folder_that_cannot_be_searched_is_a_clear_error(tmp_path):
 
 
 def test_a_database_that_another_program_locks_is_a_clear_error_and_changes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(sqlite_file, "BUSY_S", 0.05)
+    monkeypatch.setattr(sqlite_schema, "BUSY_TIMEOUT_S", 0.05)
     store, lease = asyncio.run(keep(tmp_path / "runs.db"))
     other = sqlite3.connect(tmp_path / "runs.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -191,10 +190,10 @@ def test_a_database_that_another_program_locks_is_a_clear_error_and_changes_noth
     store.close()
     store = SqliteStore(tmp_path / "runs.db")
     with pytest.raises(StoreLockedError, match="locked by another program"):
-        asyncio.run(store.take("a", "me"))
+        asyncio.run(store.acquire("a", "me"))
     other.execute("ROLLBACK")
     other.close()
-    assert asyncio.run(store.take("a", "me")).seq == 2
+    assert asyncio.run(store.acquire("a", "me")).seq == 2
     store.close()
 
 

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 
 from agentfsm import SqliteStore
 from agentfsm.cli.app import app
-from agentfsm.journal.records import START, seal
-from tests.journal.samples import a_waiting_run, a_whole_run
+from agentfsm.journal.records import GENESIS_HASH, record_hash
+from tests.helpers.journal_scenarios import finished_run, waiting_run
 
 RECORD = 4  # of the run "whole": a model's reply, with hidden values beside it
 
@@ -23,9 +23,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three runs: "first", "whole" and "waits"."""
     path = tmp_path_factory.mktemp("made") / "runs.db"
     store = SqliteStore(path)
-    a_waiting_run(store, "first")
-    a_whole_run(store, "whole")
-    a_waiting_run(store, "waits")
+    waiting_run(store, "first")
+    finished_run(store, "whole")
+    waiting_run(store, "waits")
     store.close()
     return path
 
@@ -284,11 +284,11 @@ def test_a_fork_whose_parent_says_something_else_is_found(path: Path) -> None:
     told("fork", "whole", "--at", 6, "--as", "forked", "--store", path)
     assert "forked" not in found(path, code=4)
     store = SqliteStore(path)
-    (first, *_), others = store.rows("forked"), store.rows("first")
+    (first, *_), others = store.records("forked"), store.records("first")
     store.close()
     parent = json.loads(first.body)["parent"]
     body = first.body.replace(parent["hash"], others[5].hash)
-    forged = seal(START, body)
+    forged = record_hash(GENESIS_HASH, body)
     forge(
         path,
         f"UPDATE journal SET body = '{body.replace(chr(39), chr(39) * 2)}', hash = x'{forged}' {at(1, 4)}",
@@ -305,7 +305,7 @@ def test_a_fork_whose_parent_says_something_else_is_found(path: Path) -> None:
 def test_redact_says_so_where_somebody_still_reads_what_was_deleted(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentfsm.journal.sqlite_file.BUSY_S", 0.05)
+    monkeypatch.setattr("agentfsm.journal.sqlite.sqlite_schema.BUSY_TIMEOUT_S", 0.05)
     forge(path, "PRAGMA journal_mode = WAL")
     reader = sqlite3.connect(path, isolation_level=None)
     reader.execute("BEGIN")

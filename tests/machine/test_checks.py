@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from agentfsm.core.loop import LOOP
 from agentfsm.errors import ConfigurationError, GraphError
+from agentfsm.loop.table import LOOP
 from agentfsm.machine.graph import Graph, State, StateSpec, Transition
 
 
@@ -322,7 +322,7 @@ def test_the_default_loop_is_the_table_of_the_rules():
 
 
 def test_every_row_of_the_loop_has_the_guard_of_its_name():
-    from agentfsm.core import detectors, guards
+    from agentfsm.loop import detectors, guards
 
     for row in LOOP:
         home = guards if hasattr(guards, row.name) else detectors

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from agentfsm.core.failures import Failure, FailureKind
-from agentfsm.core.loop import LOOP
-from agentfsm.core.presets import PRESETS
-from agentfsm.core.state import RunState
 from agentfsm.errors import NoTransitionError, RunError
+from agentfsm.loop.failures import Failure, FailureKind
+from agentfsm.loop.presets import PRESETS
+from agentfsm.loop.state import RunState
+from agentfsm.loop.table import LOOP
 from agentfsm.machine.engine import Decision, Machine
 from agentfsm.machine.graph import Graph, State, StateSpec, Transition
 
@@ -109,7 +109,7 @@ def test_the_engine_and_the_reference_agree_on_every_row_of_the_truth_table(name
                 assert run.state == spec.name
                 continue
             decision = machine.step(run)
-            assert (decision.transition, decision.tried, decision.found) == (row, tried, None)
+            assert (decision.transition, decision.tried, decision.guard_result) == (row, tried, None)
             assert run.state == row.target
             assert run.asked == [n for n, _ in tried if n != "otherwise"]
             assert not run.aborts
@@ -141,7 +141,7 @@ def test_what_reads_as_true_holds_and_is_kept(answer):
     run = Puppet("dispatch_tool", {"cancelled": False, "aborted": False, "approval_required": answer})
     decision = Machine(puppets(LOOP)).step(run)
     assert decision.guard == "approval_required"
-    assert decision.found is answer
+    assert decision.guard_result is answer
     assert decision.tried[-1] == ("approval_required", True)
 
 
@@ -175,7 +175,7 @@ def test_where_a_guard_raises_the_aborted_row_is_taken(name):
     error = ValueError("no")
     run = Puppet("call_llm", {**FINE, name: error})
     decision = Machine(puppets(LOOP)).step(run)
-    assert (decision.guard, decision.found, run.state) == ("aborted", None, "terminal")
+    assert (decision.guard, decision.guard_result, run.state) == ("aborted", None, "terminal")
     assert decision.tried == (("cancelled", False), ("aborted", True))
     assert run.aborts == [(f"call_llm.{name}", error)]
 
@@ -205,7 +205,7 @@ def test_two_guards_that_raise_are_both_noted_and_each_is_asked_once():
 def test_a_graph_whose_rows_hold_again_without_the_one_that_raised_takes_the_first_of_them():
     run = Puppet("call_llm", {**FINE, "transient_provider": ValueError(), "context_overflow": FAILURE})
     decision = Machine(puppets(LOOP.without("call_llm.aborted"))).step(run)
-    assert (decision.guard, decision.found) == ("context_overflow", FAILURE)
+    assert (decision.guard, decision.guard_result) == ("context_overflow", FAILURE)
 
 
 def test_where_the_aborted_guard_itself_raises_its_row_is_taken():
@@ -297,8 +297,8 @@ def test_a_state_read_back_from_json_is_as_good_as_the_enum():
 
 def test_equal_graphs_of_equal_runs_decide_alike_in_any_process():
     code = (
-        "from agentfsm.core.loop import LOOP\n"
-        "from agentfsm.core.state import RunState\n"
+        "from agentfsm.loop.table import LOOP\n"
+        "from agentfsm.loop.state import RunState\n"
         "from agentfsm.machine.engine import Machine\n"
         "machine, run = Machine(LOOP), RunState('r')\n"
         "print(LOOP.fingerprint)\n"

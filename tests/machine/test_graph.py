@@ -9,8 +9,8 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from agentfsm.core.loop import LOOP
 from agentfsm.errors import GraphError
+from agentfsm.loop.table import LOOP
 from agentfsm.machine.graph import Graph, State, StateSpec, Transition
 
 
@@ -152,7 +152,7 @@ def test_the_fingerprint_leaves_out_what_only_pictures_show():
 
 
 def test_the_fingerprint_of_the_loop_is_the_same_in_every_process():
-    code = "from agentfsm.core.presets import PRESETS; print(*(p.graph.fingerprint for p in PRESETS.values()))"
+    code = "from agentfsm.loop.presets import PRESETS; print(*(p.graph.fingerprint for p in PRESETS.values()))"
 
     def under(seed: str) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": seed}

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm.core.messages import FinishReason, Message, Role, ToolCall, Usage
-from agentfsm.core.model import ModelRequest
 from agentfsm.errors import ConfigurationError, MissingKeyError, ProviderError
+from agentfsm.loop.messages import FinishReason, Message, Role, ToolCall, Usage
+from agentfsm.loop.model import ModelRequest
 from agentfsm.models import AnthropicMessages, ModelSettings
 from agentfsm.models.anthropic import decode, encode
-from tests.models.helpers import GOOD, KEY, REQUEST, WEATHER, ask, build
+from tests.helpers.model_clients import CANARY_KEY, GOOD_BODIES, REQUEST, WEATHER, build_model, request_reply
 
 PARIS = ToolCall("toolu_a", "weather", {"city": "Paris"})
 ROME = ToolCall("toolu_b", "weather", {"city": "Rome"})
@@ -174,7 +174,7 @@ def test_a_tool_choice_is_sent_in_this_wires_words(choice: str, sent_choice: obj
 )
 def test_a_setting_that_this_wire_cannot_say_is_refused_at_once(settings: ModelSettings) -> None:
     with pytest.raises(ConfigurationError, match="Anthropic"):
-        AnthropicMessages("m", api_key=KEY, settings=settings)
+        AnthropicMessages("m", api_key=CANARY_KEY, settings=settings)
 
 
 # -- what is read ------------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ def test_arguments_that_are_no_object_make_a_malformed_call(value: object) -> No
 
 def test_ids_that_are_missing_or_used_before_are_made_anew() -> None:
     body = answered(USE | {"id": None}, USE, USE)
-    ids = [call.id for call in decode(body, taken={"toolu_a"}).message.tool_calls]
+    ids = [call.id for call in decode(body, used_ids={"toolu_a"}).message.tool_calls]
     assert ids == ["call_1", "call_2", "call_3"]
 
 
@@ -332,11 +332,11 @@ def test_a_call_carries_key_and_version_to_the_address(base_url: str | None, url
 
     def handler(request: httpx.Request) -> httpx.Response:
         seen.append(request)
-        return httpx.Response(200, json=GOOD["anthropic"])
+        return httpx.Response(200, json=GOOD_BODIES["anthropic"])
 
-    ask(build("anthropic", handler, base_url=base_url))
+    request_reply(build_model("anthropic", handler, base_url=base_url))
     assert str(seen[0].url) == url
-    assert seen[0].headers["x-api-key"] == KEY
+    assert seen[0].headers["x-api-key"] == CANARY_KEY
     assert seen[0].headers["anthropic-version"] == "2023-06-01"
     assert "authorization" not in seen[0].headers
 
@@ -357,10 +357,10 @@ def test_the_address_may_stand_in_the_environment(monkeypatch: pytest.MonkeyPatc
 
 
 def test_at_home_there_is_room_for_thinking_and_elsewhere_a_small_model_is_asked_for_no_more_than_it_has() -> None:
-    home, away = AnthropicMessages("m", api_key=KEY), build("anthropic", base_url="http://127.0.0.1:9/v1")
-    assert json.loads(home._content(REQUEST, stream=False))["max_tokens"] == 16_384
-    assert json.loads(away._content(REQUEST, stream=False))["max_tokens"] == 4096
-    said = AnthropicMessages("m", api_key=KEY, settings=ModelSettings(max_tokens=77))
-    assert json.loads(said._content(REQUEST, stream=False))["max_tokens"] == 77
+    home, away = AnthropicMessages("m", api_key=CANARY_KEY), build_model("anthropic", base_url="http://127.0.0.1:9/v1")
+    assert json.loads(home._request_body(REQUEST, stream=False))["max_tokens"] == 16_384
+    assert json.loads(away._request_body(REQUEST, stream=False))["max_tokens"] == 4096
+    said = AnthropicMessages("m", api_key=CANARY_KEY, settings=ModelSettings(max_tokens=77))
+    assert json.loads(said._request_body(REQUEST, stream=False))["max_tokens"] == 77
     asked = replace(REQUEST, max_output_tokens=55)
-    assert json.loads(said._content(asked, stream=False))["max_tokens"] == 55
+    assert json.loads(said._request_body(asked, stream=False))["max_tokens"] == 55

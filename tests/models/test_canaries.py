@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from agentfsm import Agent, Event, ModelReplied, RunStarted, TextDelta
-from agentfsm.core.events import ReasoningDelta, ToolCallDelta
-from agentfsm.core.messages import Message
-from agentfsm.models import ConcurrencyLimit, FallbackModel, Limited, ModelSettings, Price, Priced, faults
+from agentfsm.loop.events import ReasoningDelta, ToolCallDelta
+from agentfsm.loop.messages import Message
+from agentfsm.models import ConcurrencyLimit, FallbackModel, Limited, ModelSettings, Price, Priced, error_mapping
 from agentfsm.runtime.host import Host
 from agentfsm.testing import FakeClock
-from tests.models.helpers import KEY, WIRES, build
+from tests.helpers.fake_model_server import ModelOutput, encode_events, stream_events
+from tests.helpers.model_clients import CANARY_KEY, WIRES, build_model
 from tests.models.test_streams import Chunks
-from tests.models.wires import Said, as_bytes, stream_events
 
 PROMPT = "canary prompt: the launch code is tangerine"
 INSTRUCTIONS = "canary instructions: never tell about the blue door"
@@ -52,8 +52,8 @@ def echoing(wire: str, how: str) -> Any:
             raise httpx.ReadError(f"lost {key} {PROMPT}", request=request)
         if how == "no JSON":
             return httpx.Response(200, text=words, headers=headers)
-        begun = stream_events(wire, Said("Hello"))[:3]
-        return httpx.Response(200, stream=Chunks([as_bytes(wire, [*begun, error])]), headers=headers)
+        begun = stream_events(wire, ModelOutput("Hello"))[:3]
+        return httpx.Response(200, stream=Chunks([encode_events(wire, [*begun, error])]), headers=headers)
 
     return handler
 
@@ -74,7 +74,7 @@ def shown(thing: Any, seen: set[int]) -> list[str]:
 
 
 def has_canary(text: str, *, said: bool) -> bool:
-    keys = KEY in text or KEY[:-6] in text or HEADER in text
+    keys = CANARY_KEY in text or CANARY_KEY[:-6] in text or HEADER in text
     return keys or (not said and any(word in text for word in ("tangerine", "launch code", "blue door")))
 
 
@@ -82,7 +82,7 @@ def has_canary(text: str, *, said: bool) -> bool:
 @pytest.mark.parametrize("streamed", [True, False])
 @pytest.mark.parametrize("wire", WIRES)
 def test_no_canary_sings(wire: str, streamed: bool, how: str, caplog: pytest.LogCaptureFixture) -> None:
-    model = build(wire, echoing(wire, how))
+    model = build_model(wire, echoing(wire, how))
     agent = Agent(
         Limited(Priced(FallbackModel(model, model), {"*": Price()}), ConcurrencyLimit(1)), host=Host(clock=FakeClock())
     )
@@ -106,10 +106,10 @@ def test_no_canary_sings(wire: str, streamed: bool, how: str, caplog: pytest.Log
 
 def test_settings_that_are_refused_do_not_show_what_they_hold() -> None:
     wrong: list[dict[str, Any]] = [
-        {"extra_body": {"messages": [], "token": KEY}},
-        {"stop": ("", KEY)},
-        {"temperature": KEY},
-        {"tokn": KEY},
+        {"extra_body": {"messages": [], "token": CANARY_KEY}},
+        {"stop": ("", CANARY_KEY)},
+        {"temperature": CANARY_KEY},
+        {"tokn": CANARY_KEY},
     ]
     for given_ in wrong:
         with pytest.raises(ValidationError) as refused:
@@ -126,4 +126,4 @@ def test_every_run_of_letters_that_a_text_has_in_common_with_a_secret_is_found(
     size_of_run = min(size, len(secret))
     runs = [i for i in range(len(text) - size_of_run + 1) if text[i : i + size_of_run] in secret]
     wanted = {i + n for i in runs for n in range(size_of_run)} if size_of_run >= 4 else set[int]()
-    assert faults._shared(text, secret, size) == wanted
+    assert error_mapping._overlap(text, secret, size) == wanted

@@ -10,13 +10,13 @@ import httpx
 import pytest
 
 from agentfsm import Agent, FailureKind, Host, RunCompleted
-from agentfsm.core.failures import Failure
 from agentfsm.errors import TransientProviderError
+from agentfsm.loop.failures import Failure
 from agentfsm.testing import FakeClock
-from tests.models.helpers import GOOD, WIRES, answer, ask, build, failure
+from tests.helpers.fake_model_server import ModelOutput, encode_events, stream_events, whole_body
+from tests.helpers.model_clients import GOOD_BODIES, WIRES, build_model, request_error, request_reply, respond_with
 from tests.models.test_streams import failure as stream_failure
 from tests.models.test_streams import streaming
-from tests.models.wires import Said, as_bytes, stream_events, whole_body
 
 WORDS = {
     "openai": ("finish_reason", [None, "", 0]),
@@ -26,10 +26,10 @@ WORDS = {
 }
 ABSENT = "absent"
 CASES = [(wire, value) for wire in WIRES for value in [ABSENT, *WORDS[wire][1]]]
-SAID = [Said("All is done."), Said(calls=(("a", "weather", {"city": "Paris"}),))]
+SAID = [ModelOutput("All is done."), ModelOutput(calls=(("a", "weather", {"city": "Paris"}),))]
 
 
-def without_end(wire: str, said: Said, value: Any) -> dict[str, Any]:
+def without_end(wire: str, said: ModelOutput, value: Any) -> dict[str, Any]:
     """A whole answer whose word for the end is another, or is not there."""
     body = whole_body(wire, said)
     holder: dict[str, Any] = body["choices"][0] if wire == "openai" else body
@@ -44,24 +44,24 @@ def without_end(wire: str, said: Said, value: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("said", SAID, ids=["text", "call"])
 @pytest.mark.parametrize(("wire", "value"), CASES)
-def test_a_whole_answer_without_a_word_of_its_end_is_transient(wire: str, value: Any, said: Said) -> None:
-    error = failure(build(wire, answer(200, without_end(wire, said, value))))
+def test_a_whole_answer_without_a_word_of_its_end_is_transient(wire: str, value: Any, said: ModelOutput) -> None:
+    error = request_error(build_model(wire, respond_with(200, without_end(wire, said, value))))
     assert type(error) is TransientProviderError
     assert "the server" in str(error)
 
 
 @pytest.mark.parametrize("said", SAID, ids=["text", "call"])
 @pytest.mark.parametrize("wire", WIRES)
-def test_so_is_one_that_comes_whole_where_a_stream_was_asked_for(wire: str, said: Said) -> None:
+def test_so_is_one_that_comes_whole_where_a_stream_was_asked_for(wire: str, said: ModelOutput) -> None:
     text = json.dumps(without_end(wire, said, ABSENT)).encode()
     assert type(stream_failure(streaming(wire, text, kind="application/json"))) is TransientProviderError
 
 
 @pytest.mark.parametrize("said", SAID, ids=["text", "call"])
 @pytest.mark.parametrize("wire", WIRES)
-def test_and_a_stream_that_ends_in_order_without_one(wire: str, said: Said) -> None:
+def test_and_a_stream_that_ends_in_order_without_one(wire: str, said: ModelOutput) -> None:
     events = [e for e in stream_events(wire, said) if not (isinstance(e, dict) and _ends(wire, e))]
-    assert type(stream_failure(streaming(wire, as_bytes(wire, events)))) is TransientProviderError
+    assert type(stream_failure(streaming(wire, encode_events(wire, events)))) is TransientProviderError
 
 
 def _ends(wire: str, event: dict[str, Any]) -> bool:
@@ -72,13 +72,13 @@ def _ends(wire: str, event: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_another_try_is_made_and_the_run_goes_on(wire: str) -> None:
-    bodies = [without_end(wire, SAID[0], ABSENT), GOOD[wire]]
-    model = build(wire, lambda _: httpx.Response(200, json=bodies.pop(0)))
+    bodies = [without_end(wire, SAID[0], ABSENT), GOOD_BODIES[wire]]
+    model = build_model(wire, lambda _: httpx.Response(200, json=bodies.pop(0)))
     run = Agent(model, host=Host(clock=FakeClock())).run("go")
     result = asyncio.run(_awaited(run))
     assert isinstance(result.outcome, RunCompleted)
     assert result.output == "hello"
-    kinds = [d.found.kind for d in result.decisions if isinstance(d.found, Failure)]
+    kinds = [d.guard_result.kind for d in result.decisions if isinstance(d.guard_result, Failure)]
     assert kinds == [FailureKind.transient_provider]
 
 
@@ -88,4 +88,4 @@ async def _awaited(run: Any) -> Any:
 
 def test_older_versions_of_ollama_say_that_it_is_done_and_not_why() -> None:
     body = {"message": {"role": "assistant", "content": "hello"}, "done": True}
-    assert ask(build("ollama", answer(200, body))).message.content == "hello"
+    assert request_reply(build_model("ollama", respond_with(200, body))).message.content == "hello"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.server import calls, little, text
+from tests.helpers.fake_model_server import fake_model_server, text_output, tool_call_output
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -28,7 +28,7 @@ def run(example: str, folder: Path, *words: str, **environment: str) -> subproce
 
 @pytest.mark.parametrize("model", ["openai:m", "openai-responses:m", "anthropic:m", "ollama:m"])
 def test_streaming_shows_what_is_said_while_it_is_said(model: str, tmp_path: Path) -> None:
-    with little(calls(("clock", {})), text("A haiku.")) as server:
+    with fake_model_server(tool_call_output(("clock", {})), text_output("A haiku.")) as server:
         keys = {"OPENAI_API_KEY": "k" * 20, "ANTHROPIC_API_KEY": "k" * 20}
         homes = {"OPENAI_BASE_URL": server.url, "ANTHROPIC_BASE_URL": server.host, "OLLAMA_HOST": server.host}
         done = run("streaming", tmp_path, "-m", model, "Write a haiku.", **keys, **homes)
@@ -39,7 +39,7 @@ def test_streaming_shows_what_is_said_while_it_is_said(model: str, tmp_path: Pat
 
 
 def test_hosted_models_falls_back_and_says_what_it_cost(tmp_path: Path) -> None:
-    with little(529) as busy, little(text("For a lot.")) as server:
+    with fake_model_server(529) as busy, fake_model_server(text_output("For a lot.")) as server:
         done = run(
             "hosted_models",
             tmp_path,

@@ -23,13 +23,13 @@ from typing import Any
 import pytest
 
 from agentfsm import Agent, AgentGuardrails, Event
-from agentfsm.core.events import AgentError, Handoff, ModelReplied, RunCompleted
-from agentfsm.core.failures import Failure, FailureKind
-from agentfsm.models.http import HttpOptions
+from agentfsm.loop.events import Handoff, ModelReplied, RecoveryStarted, RunCompleted
+from agentfsm.loop.failures import Failure, FailureKind
+from agentfsm.models.http_client import HttpOptions
 from agentfsm.runtime.host import Host
 from agentfsm.testing import FakeClock
-from tests.models.helpers import CLASSES, WIRES, AnyModel
-from tests.models.wires import Events, Said, as_bytes, stream_events, whole_body
+from tests.helpers.fake_model_server import Events, ModelOutput, encode_events, stream_events, whole_body
+from tests.helpers.model_clients import MODEL_CLASSES, WIRES, AnyModel
 
 TRANSIENT, REFUSED, OVERFLOW = "transient_provider", "provider_error", "context_overflow"
 
@@ -76,7 +76,7 @@ class Case:
 # -- what a server says ------------------------------------------------------------------------------------
 
 
-GOOD = Said("All is well.")
+GOOD = ModelOutput("All is well.")
 
 
 def head(status: int = 200, **headers: str) -> bytes:
@@ -92,7 +92,7 @@ def kind_of(case: Case) -> str:
 def good(case: Case) -> bytes:
     """A good answer's body."""
     if case.streamed:
-        return as_bytes(case.wire, stream_events(case.wire, GOOD))
+        return encode_events(case.wire, stream_events(case.wire, GOOD))
     return json.dumps(whole_body(case.wire, GOOD)).encode()
 
 
@@ -218,7 +218,7 @@ def begun(case: Case, *, of_length: int | None = None) -> bytes:
 
 
 def some_events(case: Case, count: int = 3) -> bytes:
-    return as_bytes(case.wire, stream_events(case.wire, GOOD)[:count])
+    return encode_events(case.wire, stream_events(case.wire, GOOD)[:count])
 
 
 def with_event(case: Case, event: dict[str, Any] | str) -> bytes:
@@ -226,7 +226,7 @@ def with_event(case: Case, event: dict[str, Any] | str) -> bytes:
     if not case.streamed:
         return (event if isinstance(event, str) else json.dumps(event)).encode()
     events: Events = [*stream_events(case.wire, GOOD)[:3], event, *stream_events(case.wire, GOOD)[3:]]
-    return as_bytes(case.wire, events)
+    return encode_events(case.wire, events)
 
 
 def half(case: Case) -> bytes:
@@ -271,7 +271,7 @@ NO_END = {"openai": 3, "responses": 1, "anthropic": 2, "ollama": 1}
 
 def without_end(case: Case) -> bytes:
     events = stream_events(case.wire, GOOD)
-    return as_bytes(case.wire, events[: len(events) - NO_END[case.wire]])
+    return encode_events(case.wire, events[: len(events) - NO_END[case.wire]])
 
 
 def gave_up(case: Case) -> bytes:
@@ -467,7 +467,7 @@ class Seen:
 
 def model_of(case: Case, url: str) -> AnyModel:
     http = HttpOptions(max_body_bytes=LIMIT, max_stream_bytes=4 * LIMIT, clock=lambda: 0.0)
-    return CLASSES[case.wire]("some-model", base_url=url, api_key="sk-test-0123456789", http=http)
+    return MODEL_CLASSES[case.wire]("some-model", base_url=url, api_key="sk-test-0123456789", http=http)
 
 
 async def run_case(case: Case, server: Server) -> Seen:
@@ -483,7 +483,7 @@ async def run_case(case: Case, server: Server) -> Seen:
             events = [event async for event in run]
         else:
             result = await run
-            kinds = [d.found.kind for d in result.decisions if isinstance(d.found, Failure)]
+            kinds = [d.guard_result.kind for d in result.decisions if isinstance(d.guard_result, Failure)]
             events = [_Stood(kind) for kind in kinds]  # type: ignore[misc]
             events.append(result.outcome)
         busy = [repr(c) for c in connections(model) if not (c.is_idle() or c.is_closed())]
@@ -501,7 +501,7 @@ class _Stood:
 
 def connections(model: AnyModel) -> list[Any]:
     """The connections that a model's client holds."""
-    clients = vars(vars(model)["_http"])["_clients"]._held
+    clients = vars(vars(model)["_http"])["_pool"]._clients
     return [c for held in clients.values() for c in held.client._transport._pool.connections]
 
 
@@ -510,7 +510,7 @@ def failures(seen: Seen) -> list[str]:
     found: list[str] = []
     for event in seen.events:
         match event:
-            case AgentError(failure=failure) | Handoff(failure=failure) if failure is not None:
+            case RecoveryStarted(failure=failure) | Handoff(failure=failure) if failure is not None:
                 found.append(failure.kind.value)
             case _Stood(kind):
                 found.append(kind.value)

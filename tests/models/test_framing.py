@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm.errors import ProviderError
-from agentfsm.models.framing import EventLines, JsonLines
+from agentfsm.models.stream_reader import NDJSONParser, SSEParser
 
 
 def read(*chunks: bytes, limit: int = 10_000) -> list[tuple[str, bytes]]:
-    frames = EventLines(limit)
+    frames = SSEParser(limit)
     found = [frame for chunk in chunks for frame in frames.feed(chunk)]
-    return [*found, *frames.rest()]
+    return [*found, *frames.flush()]
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_it_does_not_matter_where_the_bytes_are_cut(
     assert read(*chunks) == by_the_book(stream)
 
 
-@pytest.mark.parametrize("frames", [EventLines, JsonLines])
-def test_a_line_without_an_end_is_refused_at_its_limit(frames: type[EventLines] | type[JsonLines]) -> None:
+@pytest.mark.parametrize("frames", [SSEParser, NDJSONParser])
+def test_a_line_without_an_end_is_refused_at_its_limit(frames: type[SSEParser] | type[NDJSONParser]) -> None:
     reader = frames(1000)
     assert not [frame for _ in range(40) for frame in reader.feed(b"data: " + b"x" * 18)]
     with pytest.raises(ProviderError, match="longer than 1000 bytes"):
@@ -87,15 +87,15 @@ def test_a_line_without_an_end_is_refused_at_its_limit(frames: type[EventLines] 
 
 
 def test_an_event_of_endless_lines_is_refused_at_its_limit() -> None:
-    reader = EventLines(1000)
+    reader = SSEParser(1000)
     assert not [frame for _ in range(40) for frame in reader.feed(b"data: " + b"x" * 20 + b"\n")]
     with pytest.raises(ProviderError, match="longer than 1000 bytes"):
         list(reader.feed((b"data: " + b"x" * 20 + b"\n") * 20))
 
 
 def test_json_lines_are_read_with_any_line_end_and_without_the_last() -> None:
-    reader = JsonLines(1000)
+    reader = NDJSONParser(1000)
     sent = b'{"a": 1}\n\r\n{"b": "\xe2\x80\xa8"}\r\n{"c"'
     found = [data for i in range(len(sent)) for _, data in reader.feed(sent[i : i + 1])]
     assert found == [b'{"a": 1}', b'{"b": "\xe2\x80\xa8"}']
-    assert list(reader.rest()) == [("", b'{"c"')]
+    assert list(reader.flush()) == [("", b'{"c"')]

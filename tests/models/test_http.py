@@ -27,8 +27,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm.core.messages import Message, ToolCall
-from agentfsm.core.model import ModelRequest
 from agentfsm.errors import (
     ConfigurationError,
     ContextOverflowError,
@@ -36,9 +34,22 @@ from agentfsm.errors import (
     ProviderError,
     TransientProviderError,
 )
-from agentfsm.models.faults import retry_after_s
-from agentfsm.models.http import HttpOptions
-from tests.models.helpers import GOOD, KEY, PROMPT, REQUEST, WIRES, answer, ask, build, failure, raw_server
+from agentfsm.loop.messages import Message, ToolCall
+from agentfsm.loop.model import ModelRequest
+from agentfsm.models.error_mapping import retry_after_s
+from agentfsm.models.http_client import HttpOptions
+from tests.helpers.model_clients import (
+    CANARY_KEY,
+    CANARY_PROMPT,
+    GOOD_BODIES,
+    REQUEST,
+    WIRES,
+    build_model,
+    raw_server,
+    request_error,
+    request_reply,
+    respond_with,
+)
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 SOON = ModelRequest(REQUEST.messages, timeout_s=0.2)
@@ -50,7 +61,7 @@ SOON = ModelRequest(REQUEST.messages, timeout_s=0.2)
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504, 529, 599])
 def test_a_status_that_another_try_can_mend_is_transient(wire: str, status: int) -> None:
-    error = failure(build(wire, answer(status, {"error": {"message": "busy"}})))
+    error = request_error(build_model(wire, respond_with(status, {"error": {"message": "busy"}})))
     assert isinstance(error, TransientProviderError)
     assert error.status == status
     assert str(status) in str(error)
@@ -60,7 +71,7 @@ def test_a_status_that_another_try_can_mend_is_transient(wire: str, status: int)
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 405, 422, 301, 302, 307])
 def test_a_status_that_nobody_can_retry_away_is_a_provider_error(wire: str, status: int) -> None:
-    error = failure(build(wire, answer(status, {"error": {"message": "no"}})))
+    error = request_error(build_model(wire, respond_with(status, {"error": {"message": "no"}})))
     assert type(error) is ProviderError
     assert error.status == status
 
@@ -100,14 +111,14 @@ def test_a_status_that_nobody_can_retry_away_is_a_provider_error(wire: str, stat
     ],
 )
 def test_every_vendors_words_for_a_prompt_that_is_too_long_are_known(status: int, body: object) -> None:
-    error = failure(build("openai", answer(status, body)))
+    error = request_error(build_model("openai", respond_with(status, body)))
     assert isinstance(error, ContextOverflowError)
     assert "too long" in str(error)
 
 
 def test_too_many_tokens_per_minute_is_no_long_prompt() -> None:
     body = {"error": {"message": "over the maximum context length of your plan's minute", "type": "tokens"}}
-    assert isinstance(failure(build("openai", answer(429, body))), TransientProviderError)
+    assert isinstance(request_error(build_model("openai", respond_with(429, body))), TransientProviderError)
 
 
 # -- Retry-After -------------------------------------------------------------------------------------------
@@ -135,7 +146,7 @@ def test_the_wait_that_a_provider_asks_for_is_kept_in_seconds(
     wire: str, headers: dict[str, str], seconds: float | None
 ) -> None:
     named = {name.replace("-", "_"): value for name, value in headers.items()}
-    error = failure(build(wire, answer(429, {}, **named), clock=lambda: 10.0))
+    error = request_error(build_model(wire, respond_with(429, {}, **named), clock=lambda: 10.0))
     assert error.retry_after_s == seconds
 
 
@@ -171,12 +182,15 @@ def test_no_retry_after_breaks_the_reader(text: str) -> None:
     ],
 )
 def test_an_error_inside_an_answer_of_status_200_is_an_error(wire: str, body: object, kind: type[ModelError]) -> None:
-    assert type(failure(build(wire, answer(200, body)))) is kind
+    assert type(request_error(build_model(wire, respond_with(200, body)))) is kind
 
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_an_error_field_that_is_null_is_no_error(wire: str) -> None:
-    assert ask(build(wire, answer(200, GOOD[wire] | {"error": None}))).message.content == "hello"
+    assert (
+        request_reply(build_model(wire, respond_with(200, GOOD_BODIES[wire] | {"error": None}))).message.content
+        == "hello"
+    )
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -184,7 +198,7 @@ def test_an_error_field_that_is_null_is_no_error(wire: str) -> None:
     "body", ["", "<html>hi</html>", "{", "[1, NaN]", "\xff", "[" * 100_000, "{}", "[]", "3", "null"]
 )
 def test_an_answer_that_is_no_reply_is_a_provider_error_with_a_hint(wire: str, body: str) -> None:
-    error = failure(build(wire, lambda _: httpx.Response(200, content=body.encode("latin-1"))))
+    error = request_error(build_model(wire, lambda _: httpx.Response(200, content=body.encode("latin-1"))))
     assert type(error) is ProviderError
     assert "base_url" in str(error)
 
@@ -193,7 +207,7 @@ def test_an_answer_that_is_no_reply_is_a_provider_error_with_a_hint(wire: str, b
 def test_an_answer_past_the_limit_is_refused_however_small_it_came(wire: str) -> None:
     bomb = gzip.compress(b" " * 5_000_000)
     assert len(bomb) < 10_000
-    error = failure(build(wire, packed(bomb), max_body_bytes=1000))
+    error = request_error(build_model(wire, packed(bomb), max_body_bytes=1000))
     assert type(error) is ProviderError
     assert "longer than 1000 bytes" in str(error)
 
@@ -205,39 +219,39 @@ def packed(body: bytes, how: str = "gzip", status: int = 200) -> Callable[[httpx
 
 
 def test_a_long_error_page_does_not_hide_its_status() -> None:
-    error = failure(build("openai", answer(503, "x" * 1_000_000), max_body_bytes=1000))
+    error = request_error(build_model("openai", respond_with(503, "x" * 1_000_000), max_body_bytes=1000))
     assert isinstance(error, TransientProviderError)
     assert len(str(error)) < 1000
 
 
 def test_an_answer_that_cannot_be_unpacked_is_transient() -> None:
     with pytest.raises(TransientProviderError, match="unpacked"):
-        ask(build("openai", packed(b"no gzip")))
+        request_reply(build_model("openai", packed(b"no gzip")))
 
 
 @pytest.mark.parametrize("wbits", [15, -15])
 @pytest.mark.parametrize("wire", WIRES)
 def test_both_things_that_servers_call_deflate_are_unpacked(wire: str, wbits: int) -> None:
     engine = zlib.compressobj(wbits=wbits)
-    body = engine.compress(json.dumps(GOOD[wire]).encode()) + engine.flush()
-    assert ask(build(wire, packed(body, "deflate"))).message.content == "hello"
+    body = engine.compress(json.dumps(GOOD_BODIES[wire]).encode()) + engine.flush()
+    assert request_reply(build_model(wire, packed(body, "deflate"))).message.content == "hello"
 
 
 def test_an_answer_packed_in_a_way_that_nobody_asked_for_is_refused_and_an_error_keeps_its_status() -> None:
     """Brotli and zstd give no way to stop in time, so a request does not name them."""
-    error = failure(build("openai", packed(b"??", "br")))
+    error = request_error(build_model("openai", packed(b"??", "br")))
     assert type(error) is ProviderError
     assert "compressed" in str(error)
-    assert isinstance(failure(build("openai", packed(b"??", "zstd", 503))), TransientProviderError)
+    assert isinstance(request_error(build_model("openai", packed(b"??", "zstd", 503))), TransientProviderError)
 
 
 def test_a_bomb_is_unpacked_only_as_far_as_its_limit() -> None:
     bomb = zlib.compressobj(9, wbits=31)
     body = b"".join(bomb.compress(b" " * 1_000_000) for _ in range(300)) + bomb.flush()
-    model = build("openai", packed(body), max_body_bytes=1_000_000)
+    model = build_model("openai", packed(body), max_body_bytes=1_000_000)
     tracemalloc.start()
     try:
-        assert "longer" in str(failure(model))
+        assert "longer" in str(request_error(model))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -246,7 +260,7 @@ def test_a_bomb_is_unpacked_only_as_far_as_its_limit() -> None:
 
 def test_half_a_letter_in_an_answer_becomes_one_that_can_be_stored() -> None:
     body = r'{"choices": [{"message": {"content": "\ud83d!"}, "finish_reason": "stop"}]}'
-    content = ask(build("openai", answer(200, body))).message.content
+    content = request_reply(build_model("openai", respond_with(200, body))).message.content
     assert content.encode() == b"?!"
 
 
@@ -255,9 +269,9 @@ def test_half_a_letter_in_a_prompt_is_sent_as_a_question_mark() -> None:
 
     def handler(request: httpx.Request) -> httpx.Response:
         sent.append(request.content)
-        return httpx.Response(200, json=GOOD["openai"])
+        return httpx.Response(200, json=GOOD_BODIES["openai"])
 
-    ask(build("openai", handler), ModelRequest((Message.user("a\ud83d"),)))
+    request_reply(build_model("openai", handler), ModelRequest((Message.user("a\ud83d"),)))
     assert json.loads(sent[0])["messages"] == [{"role": "user", "content": "a?"}]
 
 
@@ -272,7 +286,7 @@ def over_raw_server(talk: Talk, request: ModelRequest = SOON) -> ModelError | st
 
     async def main() -> ModelError | str:
         async with raw_server(talk) as url:
-            model = build("openai", base_url=url)
+            model = build_model("openai", base_url=url)
             try:
                 return (await model.reply(request)).message.content
             except ModelError as error:
@@ -285,7 +299,7 @@ def over_raw_server(talk: Talk, request: ModelRequest = SOON) -> ModelError | st
 
 def test_a_raw_server_that_behaves_is_understood() -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        body = json.dumps(GOOD["openai"]).encode()
+        body = json.dumps(GOOD_BODIES["openai"]).encode()
         writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
         await writer.drain()
         await reader.read()
@@ -342,7 +356,7 @@ def test_an_unreachable_server_is_transient_and_named(wire: str) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-        error = failure(build(wire, base_url=url))
+        error = request_error(build_model(wire, base_url=url))
     assert isinstance(error, TransientProviderError)
     assert url.removesuffix("/v1") in str(error)
     assert "running" in str(error)
@@ -363,18 +377,18 @@ def test_an_unreachable_server_is_transient_and_named(wire: str) -> None:
 )
 def test_every_way_to_lose_a_call_has_its_kind(lost: type[httpx.TransportError], kind: type, said: str) -> None:
     def handler(request: httpx.Request) -> httpx.Response:
-        raise lost(f"Bearer {KEY}", request=request)
+        raise lost(f"Bearer {CANARY_KEY}", request=request)
 
-    error = failure(build("openai", handler))
+    error = request_error(build_model("openai", handler))
     assert type(error) is kind
     assert said in str(error)
-    assert KEY not in str(error)
+    assert CANARY_KEY not in str(error)
 
 
 def test_cancellation_from_outside_is_no_failure_of_the_model() -> None:
     async def main() -> None:
         async with raw_server(say_nothing) as url:
-            model = build("openai", base_url=url)
+            model = build_model("openai", base_url=url)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.1):
                     await model.reply(REQUEST)
@@ -391,7 +405,7 @@ def test_a_redirect_is_refused_and_the_key_is_not_sent_there(wire: str) -> None:
         asked.append(request.url.host)
         return httpx.Response(307, headers={"location": "http://elsewhere.example/v1"})
 
-    error = failure(build(wire, handler))
+    error = request_error(build_model(wire, handler))
     assert type(error) is ProviderError
     assert "redirect" in str(error)
     assert asked == ["127.0.0.1"]
@@ -408,7 +422,7 @@ class Answering(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
-        body = json.dumps(GOOD["openai"]).encode()
+        body = json.dumps(GOOD_BODIES["openai"]).encode()
         self.send_response(200)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
@@ -439,14 +453,14 @@ def lasting_server() -> Iterator[ThreadingHTTPServer]:
 def test_one_model_serves_one_event_loop_after_another_and_leaves_no_socket_open(
     lasting_server: ThreadingHTTPServer,
 ) -> None:
-    model = build("openai", base_url=f"http://127.0.0.1:{lasting_server.server_port}/v1")
+    model = build_model("openai", base_url=f"http://127.0.0.1:{lasting_server.server_port}/v1")
     for _ in range(3):
-        assert ask(model).message.content == "hello"
+        assert request_reply(model).message.content == "hello"
         gc.collect()  # a socket left open is a ResourceWarning now, and that an error
 
 
 def test_a_model_holds_on_to_no_loop_that_is_over_but_the_last() -> None:
-    model = build("openai", answer(200, GOOD["openai"]))
+    model = build_model("openai", respond_with(200, GOOD_BODIES["openai"]))
     loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []
 
     async def main() -> None:
@@ -460,15 +474,15 @@ def test_a_model_holds_on_to_no_loop_that_is_over_but_the_last() -> None:
 
 
 def test_one_model_serves_event_loops_in_several_threads(lasting_server: ThreadingHTTPServer) -> None:
-    model = build("openai", base_url=f"http://127.0.0.1:{lasting_server.server_port}/v1")
+    model = build_model("openai", base_url=f"http://127.0.0.1:{lasting_server.server_port}/v1")
     with ThreadPoolExecutor(4) as pool:
-        replies = [job.result() for job in [pool.submit(ask, model) for _ in range(12)]]
+        replies = [job.result() for job in [pool.submit(request_reply, model) for _ in range(12)]]
     assert {reply.message.content for reply in replies} == {"hello"}
     gc.collect()
 
 
 def test_calls_of_one_event_loop_share_a_connection(lasting_server: ThreadingHTTPServer) -> None:
-    model = build("openai", base_url=f"http://127.0.0.1:{lasting_server.server_port}/v1")
+    model = build_model("openai", base_url=f"http://127.0.0.1:{lasting_server.server_port}/v1")
 
     async def main() -> None:
         for _ in range(3):
@@ -480,7 +494,7 @@ def test_calls_of_one_event_loop_share_a_connection(lasting_server: ThreadingHTT
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_closed_model_may_be_closed_again_and_used_again(wire: str) -> None:
-    model = build(wire, answer(200, GOOD[wire]))
+    model = build_model(wire, respond_with(200, GOOD_BODIES[wire]))
 
     async def main() -> None:
         await model.aclose()
@@ -524,11 +538,11 @@ def everything_said(error: BaseException) -> str:
 @pytest.mark.parametrize("status", [200, 302, 400, 401, 403, 404, 413, 429, 500])
 def test_an_error_never_holds_the_key_or_the_prompt(wire: str, status: int, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
-        said = everything_said(failure(build(wire, echo(status))))
+        said = everything_said(request_error(build_model(wire, echo(status))))
     for text in (said, caplog.text):
-        assert KEY not in text
-        assert KEY[:-6] not in text
-        assert PROMPT not in text
+        assert CANARY_KEY not in text
+        assert CANARY_KEY[:-6] not in text
+        assert CANARY_PROMPT not in text
         assert "launch code" not in text
         assert "tangerine" not in text
 
@@ -542,7 +556,7 @@ def test_tool_arguments_and_results_are_the_prompt_too() -> None:
         Message.user("the weather in Reykjavik is fine"),
     )
     body = {"error": {"message": f"bad: {secret} / the weather in Reykjavik is fine"}}
-    text = str(failure(build("openai", answer(400, body)), ModelRequest(messages)))
+    text = str(request_error(build_model("openai", respond_with(400, body)), ModelRequest(messages)))
     assert secret not in text
     assert "Reykjavik" not in text
 
@@ -550,13 +564,13 @@ def test_tool_arguments_and_results_are_the_prompt_too() -> None:
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_broken_connection_keeps_no_request_and_so_no_key(wire: str) -> None:
     def handler(request: httpx.Request) -> httpx.Response:
-        raise httpx.ReadError(f"lost {KEY}", request=request)
+        raise httpx.ReadError(f"lost {CANARY_KEY}", request=request)
 
-    error = failure(build(wire, handler))
+    error = request_error(build_model(wire, handler))
     assert isinstance(error, TransientProviderError)
     assert error.__cause__ is None
     assert error.__context__ is None
-    assert KEY not in everything_said(error)
+    assert CANARY_KEY not in everything_said(error)
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -565,32 +579,32 @@ def test_the_key_reaches_the_server_and_nothing_that_prints(wire: str, caplog: p
 
     def handler(request: httpx.Request) -> httpx.Response:
         sent.extend(request.headers.values())
-        return httpx.Response(200, json=GOOD[wire])
+        return httpx.Response(200, json=GOOD_BODIES[wire])
 
-    model = build(wire, handler)
+    model = build_model(wire, handler)
     with caplog.at_level(logging.DEBUG):
         logging.getLogger().info("%r %s %r", model, model, vars(model))
-        ask(model)
-    assert any(KEY in value for value in sent)
+        request_reply(model)
+    assert any(CANARY_KEY in value for value in sent)
     http = vars(model)["_http"]
     shown = [repr(model), str(model), model.name, repr(vars(model)), repr(vars(http)), caplog.text]
     shown += [repr(vars(vars(http)["_auth"])), repr(model.settings)]
-    assert KEY not in "\n".join(shown)
+    assert CANARY_KEY not in "\n".join(shown)
 
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_model_is_never_pickled_and_copies_share_its_key(wire: str) -> None:
-    model = build(wire, answer(200, GOOD[wire]))
+    model = build_model(wire, respond_with(200, GOOD_BODIES[wire]))
     with pytest.raises(TypeError, match="never pickled") as caught:
         pickle.dumps(model)
-    assert KEY not in str(caught.value)
-    assert ask(copy.deepcopy(model)).message.content == "hello"
+    assert CANARY_KEY not in str(caught.value)
+    assert request_reply(copy.deepcopy(model)).message.content == "hello"
 
 
 @pytest.mark.parametrize("key", ["two\nlines-secret", "k\x00ey-secret", "clé-secret"])
 def test_a_key_that_no_header_may_hold_is_refused_without_showing_it(key: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        build("openai", api_key=key)
+        build_model("openai", api_key=key)
     assert "secret" not in everything_said(caught.value)
 
 
@@ -599,28 +613,28 @@ def test_blanks_around_a_key_are_no_part_of_it() -> None:
 
     def handler(request: httpx.Request) -> httpx.Response:
         sent.append(request.headers["authorization"])
-        return httpx.Response(200, json=GOOD["openai"])
+        return httpx.Response(200, json=GOOD_BODIES["openai"])
 
-    ask(build("openai", handler, api_key=f" {KEY}\n"))
-    assert sent == [f"Bearer {KEY}"]
+    request_reply(build_model("openai", handler, api_key=f" {CANARY_KEY}\n"))
+    assert sent == [f"Bearer {CANARY_KEY}"]
 
 
 # -- texts -------------------------------------------------------------------------------------------------
 
 
 def test_a_refused_key_is_named_by_where_it_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    text = str(failure(build("openai", answer(401, {}), base_url=None, api_key=None)))
+    monkeypatch.setenv("OPENAI_API_KEY", CANARY_KEY)
+    text = str(request_error(build_model("openai", respond_with(401, {}), base_url=None, api_key=None)))
     assert "OPENAI_API_KEY" in text
-    assert KEY not in text
+    assert CANARY_KEY not in text
 
 
 def test_a_server_that_wants_a_key_and_got_none_says_how_to_give_one() -> None:
-    assert "api_key" in str(failure(build("openai", answer(401, {}), api_key=None)))
+    assert "api_key" in str(request_error(build_model("openai", respond_with(401, {}), api_key=None)))
 
 
 def test_an_unknown_model_is_named() -> None:
-    assert "some-model" in str(failure(build("openai", answer(404, {}))))
+    assert "some-model" in str(request_error(build_model("openai", respond_with(404, {}))))
 
 
 @pytest.mark.parametrize(
@@ -633,7 +647,7 @@ def test_options_out_of_range_are_refused_by_name(options: dict[str, float]) -> 
 
 def test_importing_the_packages_imports_no_http_library() -> None:
     code = (
-        "import sys, agentfsm, agentfsm.models, agentfsm.models.names\n"
+        "import sys, agentfsm, agentfsm.models, agentfsm.models.model_registry\n"
         "assert 'httpx' not in sys.modules\n"
         "agentfsm.models.OpenAIChat\n"
         "assert 'httpx' in sys.modules\n"

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm.core.messages import FinishReason, Message, Role, ToolCall, Usage
-from agentfsm.core.model import ModelRequest
 from agentfsm.errors import ConfigurationError, ContextOverflowError, ProviderError
+from agentfsm.loop.messages import FinishReason, Message, Role, ToolCall, Usage
+from agentfsm.loop.model import ModelRequest
 from agentfsm.models import ModelSettings, OllamaChat, resolve
-from agentfsm.models.http import HttpOptions
+from agentfsm.models.http_client import HttpOptions
 from agentfsm.models.ollama import decode, encode
-from tests.models.helpers import GOOD, REQUEST, WEATHER, answer, build, failure
+from tests.helpers.model_clients import GOOD_BODIES, REQUEST, WEATHER, build_model, request_error, respond_with
 from tests.models.test_openai_chat import CLOSED, json_values
 
 PARIS = ToolCall("call_1", "weather", {"city": "Paris"})
@@ -105,7 +105,7 @@ def test_it_is_found_where_its_own_variable_says(host: str | None, url: str, mon
 
     def handler(request: httpx.Request) -> httpx.Response:
         asked.append(str(request.url).replace(":443/", "/"))
-        return httpx.Response(200, json=GOOD["ollama"])
+        return httpx.Response(200, json=GOOD_BODIES["ollama"])
 
     monkeypatch.delenv("OLLAMA_HOST", raising=False)
     if host is not None:
@@ -122,7 +122,7 @@ def test_an_address_may_be_given_as_for_the_compatible_interface() -> None:
 
 def test_calls_have_no_ids_and_get_their_own() -> None:
     functions = [{"function": {"name": "weather", "arguments": {"city": town}}} for town in ("Paris", "Rome")]
-    reply = decode(answered({"content": "", "tool_calls": functions}), taken={"call_1"})
+    reply = decode(answered({"content": "", "tool_calls": functions}), used_ids={"call_1"})
     assert [(c.id, c.arguments) for c in reply.message.tool_calls] == [
         ("call_2", {"city": "Paris"}),
         ("call_3", {"city": "Rome"}),
@@ -151,7 +151,7 @@ def test_counts_finish_and_thoughts_are_read() -> None:
     ],
 )
 def test_its_errors_are_read(status: int, words: str, kind: type) -> None:
-    error = failure(build("ollama", answer(status, {"error": words})))
+    error = request_error(build_model("ollama", respond_with(status, {"error": words})))
     assert type(error) is kind
     assert words[:12] in str(error)
 

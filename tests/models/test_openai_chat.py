@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
-from agentfsm.core.messages import FinishReason, Message, Role, ToolCall, Usage
-from agentfsm.core.model import ModelRequest
 from agentfsm.errors import ConfigurationError, MissingKeyError, ProviderError
+from agentfsm.loop.messages import FinishReason, Message, Role, ToolCall, Usage
+from agentfsm.loop.model import ModelRequest
 from agentfsm.models import ModelSettings, OpenAIChat
-from agentfsm.models.http import HttpOptions
+from agentfsm.models.http_client import HttpOptions
 from agentfsm.models.openai_chat import decode, encode
-from tests.models.helpers import GOOD, KEY, REQUEST, WEATHER, ask, build
+from tests.helpers.model_clients import CANARY_KEY, GOOD_BODIES, REQUEST, WEATHER, build_model, request_reply
 
 PARIS = ToolCall("call_a", "weather", {"city": "Paris"})
 
@@ -123,9 +123,11 @@ def test_the_cap_on_the_reply_has_the_name_that_the_server_knows(base_url: str |
     def handler(request: httpx.Request) -> httpx.Response:
         assert request.url.path == "/v1/chat/completions"
         bodies.append(json.loads(request.content))
-        return httpx.Response(200, json=GOOD["openai"])
+        return httpx.Response(200, json=GOOD_BODIES["openai"])
 
-    ask(build("openai", handler, base_url=base_url), ModelRequest(REQUEST.messages, max_output_tokens=77))
+    request_reply(
+        build_model("openai", handler, base_url=base_url), ModelRequest(REQUEST.messages, max_output_tokens=77)
+    )
     assert {k: v for k, v in bodies[0].items() if k.startswith("max")} == {field: 77}
 
 
@@ -305,7 +307,7 @@ def test_ids_that_are_missing_doubled_or_used_before_are_made_anew_and_never_cla
         call("{}", id="old"),
         call("{}", id=17),
     )
-    ids = [c.id for c in decode(body, taken={"old", "call_3"}).message.tool_calls]
+    ids = [c.id for c in decode(body, used_ids={"old", "call_3"}).message.tool_calls]
     assert ids == ["call_1", "call_2", "call_4", "call_5", "call_6", "call_7"]
 
 
@@ -313,19 +315,19 @@ def test_ids_that_are_missing_doubled_or_used_before_are_made_anew_and_never_cla
 def test_ids_are_unique_in_the_transcript_and_the_same_each_time(ids: list[object]) -> None:
     body = calling(*(call("{}", id=id_) for id_ in ids))
     taken = {"call_1", "x"}
-    found = [c.id for c in decode(body, taken=taken).message.tool_calls]
+    found = [c.id for c in decode(body, used_ids=taken).message.tool_calls]
     assert len({*found, *taken}) == len(ids) + len(taken)
-    assert found == [c.id for c in decode(body, taken=taken).message.tool_calls]
+    assert found == [c.id for c in decode(body, used_ids=taken).message.tool_calls]
 
 
 def test_a_model_never_reuses_an_id_of_the_transcript() -> None:
-    model = build("openai", lambda _: httpx.Response(200, json=calling(call("{}", id="call_a"))))
+    model = build_model("openai", lambda _: httpx.Response(200, json=calling(call("{}", id="call_a"))))
     earlier = (
         Message.user("x"),
         Message.assistant("", (PARIS,)),
         Message(Role.TOOL, "sunny", tool_call_id="call_a"),
     )
-    assert [c.id for c in ask(model, ModelRequest(earlier)).message.tool_calls] == ["call_1"]
+    assert [c.id for c in request_reply(model, ModelRequest(earlier)).message.tool_calls] == ["call_1"]
 
 
 @pytest.mark.parametrize(
@@ -420,9 +422,9 @@ def header(model_options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, **env
 
     def handler(request: httpx.Request) -> httpx.Response:
         seen.append((str(request.url), request.headers.get("authorization")))
-        return httpx.Response(200, json=GOOD["openai"])
+        return httpx.Response(200, json=GOOD_BODIES["openai"])
 
-    ask(OpenAIChat("m", http=HttpOptions(transport=httpx.MockTransport(handler)), **model_options))
+    request_reply(OpenAIChat("m", http=HttpOptions(transport=httpx.MockTransport(handler)), **model_options))
     return seen[0]
 
 
@@ -431,20 +433,20 @@ LAN = "http://lan:8000/v1/chat/completions"
 
 
 def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert header({}, monkeypatch, OPENAI_API_KEY=KEY) == (HOME, f"Bearer {KEY}")
+    assert header({}, monkeypatch, OPENAI_API_KEY=CANARY_KEY) == (HOME, f"Bearer {CANARY_KEY}")
 
 
 def test_a_key_in_the_program_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert header({"api_key": SecretStr("mine")}, monkeypatch, OPENAI_API_KEY=KEY) == (HOME, "Bearer mine")
+    assert header({"api_key": SecretStr("mine")}, monkeypatch, OPENAI_API_KEY=CANARY_KEY) == (HOME, "Bearer mine")
 
 
 def test_an_address_in_the_environment_gets_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    environ = {"OPENAI_API_KEY": KEY, "OPENAI_BASE_URL": "http://lan:8000/v1/"}
-    assert header({}, monkeypatch, **environ) == (LAN, f"Bearer {KEY}")
+    environ = {"OPENAI_API_KEY": CANARY_KEY, "OPENAI_BASE_URL": "http://lan:8000/v1/"}
+    assert header({}, monkeypatch, **environ) == (LAN, f"Bearer {CANARY_KEY}")
 
 
 def test_an_address_in_the_program_gets_no_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert header({"base_url": "http://lan:8000/v1"}, monkeypatch, OPENAI_API_KEY=KEY) == (LAN, None)
+    assert header({"base_url": "http://lan:8000/v1"}, monkeypatch, OPENAI_API_KEY=CANARY_KEY) == (LAN, None)
 
 
 def test_an_address_in_the_program_gets_the_key_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,7 +454,7 @@ def test_an_address_in_the_program_gets_the_key_beside_it(monkeypatch: pytest.Mo
 
 
 def test_the_providers_own_address_in_plain_text_gets_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, key = header({"base_url": "http://api.openai.com/v1"}, monkeypatch, OPENAI_API_KEY=KEY)
+    _, key = header({"base_url": "http://api.openai.com/v1"}, monkeypatch, OPENAI_API_KEY=CANARY_KEY)
     assert key is None
 
 
@@ -482,7 +484,7 @@ def test_ollama_is_found_where_its_own_variable_says(
     host: str | None, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environ = {} if host is None else {"OLLAMA_HOST": host}
-    found, key = header({"provider": "ollama"}, monkeypatch, OPENAI_API_KEY=KEY, **environ)
+    found, key = header({"provider": "ollama"}, monkeypatch, OPENAI_API_KEY=CANARY_KEY, **environ)
     assert (
         found.replace(":80/", "/").replace(":443/", "/")
         == url.replace(":80/", "/").replace(":443/", "/") + "/chat/completions"

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm.core.messages import FinishReason, Message, Role, ToolCall, Usage
-from agentfsm.core.model import ModelRequest
 from agentfsm.errors import ConfigurationError, ProviderError, TransientProviderError
+from agentfsm.loop.messages import FinishReason, Message, Role, ToolCall, Usage
+from agentfsm.loop.model import ModelRequest
 from agentfsm.models import ModelSettings, OpenAIResponses
-from agentfsm.models.http import HttpOptions
+from agentfsm.models.http_client import HttpOptions
 from agentfsm.models.openai_responses import decode, encode
-from tests.models.helpers import GOOD, REQUEST, WEATHER
+from tests.helpers.model_clients import GOOD_BODIES, REQUEST, WEATHER
 from tests.models.test_openai_chat import CLOSED, json_values
 
 PARIS = ToolCall("call_a", "weather", {"city": "Paris"})
@@ -109,7 +109,7 @@ def test_openai_itself_is_asked_for_sealed_reasoning_at_its_own_address(monkeypa
 
     def handler(request: httpx.Request) -> httpx.Response:
         sent.append(request)
-        return httpx.Response(200, json=GOOD["responses"])
+        return httpx.Response(200, json=GOOD_BODIES["responses"])
 
     monkeypatch.setenv("OPENAI_API_KEY", "k" * 20)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
@@ -168,7 +168,7 @@ def test_arguments_come_as_text_object_or_nothing(arguments: object, parsed: dic
 
 def test_ids_that_are_missing_or_doubled_are_made_anew() -> None:
     items = [call("{}", None) | {"id": None}, call("{}", "b"), call("{}", "b"), call("{}", "old")]
-    found = [c.id for c in decode(answered(*items), taken={"old"}).message.tool_calls]
+    found = [c.id for c in decode(answered(*items), used_ids={"old"}).message.tool_calls]
     assert found == ["call_1", "b", "call_2", "call_3"]
 
 

@@ -11,20 +11,20 @@ import httpx
 import pytest
 
 from agentfsm import Agent, Image, RunCompleted
-from agentfsm.core.messages import Message, Role, ToolCall
-from agentfsm.core.model import ModelRequest
-from agentfsm.core.render import Transcript
 from agentfsm.errors import ProviderError
+from agentfsm.loop.messages import Message, Role, ToolCall
+from agentfsm.loop.model import ModelRequest
+from agentfsm.loop.prompts import Transcript
 from agentfsm.models import ModelSettings
-from tests.models.aimock import AiMock, aimock_server  # noqa: F401  # the import makes the fixture known
-from tests.models.helpers import CLASSES, WEATHER, WIRES, answer, build, failure
-from tests.models.wires import Said, whole_body
+from tests.helpers.fake_model_server import ModelOutput, whole_body
+from tests.helpers.model_clients import MODEL_CLASSES, WEATHER, WIRES, build_model, request_error, respond_with
+from tests.helpers.npm_servers import AiMock, aimock_server  # noqa: F401  # the import makes the fixture known
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 )
-RED = Image.of(PNG)
-BLUE = Image.of(b"\xff\xd8\xff\xe0 blue")
+RED = Image.from_bytes(PNG)
+BLUE = Image.from_bytes(b"\xff\xd8\xff\xe0 blue")
 CALLS = (ToolCall("a", "look", {}), ToolCall("b", "look", {"n": 2}))
 LOOKED = [
     Message.user("look"),
@@ -36,7 +36,7 @@ LOOKED = [
 
 def body(wire: str, messages: list[Message], **settings: Any) -> dict[str, Any]:
     """What is sent."""
-    model = CLASSES[wire]("m", base_url="http://127.0.0.1:9/v1", settings=ModelSettings(**settings))
+    model = MODEL_CLASSES[wire]("m", base_url="http://127.0.0.1:9/v1", settings=ModelSettings(**settings))
     sent = json.loads(model._content(ModelRequest(messages, tools=(WEATHER,)), stream=False))
     assert isinstance(sent, dict)
     return sent
@@ -116,10 +116,10 @@ def test_without_pictures_nothing_is_other_than_before(wire: str) -> None:
 @pytest.mark.parametrize("wire", WIRES)
 def test_what_was_sent_stands_in_the_next_request_just_as_it_was(wire: str) -> None:
     """A provider's prompt cache keeps a prefix of bytes, pictures included."""
-    model = CLASSES[wire]("m", base_url="http://127.0.0.1:9/v1")
+    model = MODEL_CLASSES[wire]("m", base_url="http://127.0.0.1:9/v1")
     said, memo, before = [Message.user("look")], dict[object, object](), b""
     for step in range(4):
-        sent = model._content(ModelRequest(Transcript(said, len(said)), memo=memo), stream=False)
+        sent = model._content(ModelRequest(Transcript(said, len(said)), cache=memo), stream=False)
         key = b'"input":[' if wire == "responses" else b'"messages":['
         turns = sent[sent.index(key) :].rpartition(b"]")[0]
         assert turns.startswith(before)
@@ -137,13 +137,13 @@ def test_an_old_picture_goes_with_its_result_when_the_prompt_is_too_long(wire: s
     def handler(request: httpx.Request) -> httpx.Response:
         bodies.append(request.content.decode())
         if len(bodies) == 1:
-            return httpx.Response(200, json=whole_body(wire, Said(calls=(("a", "look", {}),))))
+            return httpx.Response(200, json=whole_body(wire, ModelOutput(calls=(("a", "look", {}),))))
         if len(bodies) < 7:
-            return httpx.Response(200, json=whole_body(wire, Said(calls=((f"a{len(bodies)}", "other", {}),))))
+            return httpx.Response(200, json=whole_body(wire, ModelOutput(calls=((f"a{len(bodies)}", "other", {}),))))
         if len(bodies) == 7:
             error = {"message": "prompt is too long: 9 tokens > 8 maximum", "code": "context_length_exceeded"}
             return httpx.Response(400, json={"error": error})
-        return httpx.Response(200, json=whole_body(wire, Said("done")))
+        return httpx.Response(200, json=whole_body(wire, ModelOutput("done")))
 
     def look() -> Image:
         """Look."""
@@ -153,7 +153,7 @@ def test_an_old_picture_goes_with_its_result_when_the_prompt_is_too_long(wire: s
         """Do something else."""
         return "ok"
 
-    result = asyncio.run(_run(Agent(build(wire, handler), tools=[look, other])))
+    result = asyncio.run(_run(Agent(build_model(wire, handler), tools=[look, other])))
     assert isinstance(result, RunCompleted)
     assert [RED.data in sent for sent in bodies] == [False, True, True, True, True, True, True, False]
 
@@ -169,13 +169,13 @@ def test_in_envelope_mode_a_note_stands_for_it(wire: str) -> None:
 
     def handler(request: httpx.Request) -> httpx.Response:
         bodies.append(request.content.decode())
-        return httpx.Response(200, json=whole_body(wire, Said(said[len(bodies) - 1])))
+        return httpx.Response(200, json=whole_body(wire, ModelOutput(said[len(bodies) - 1])))
 
     def look() -> Image:
         """Look."""
         return RED
 
-    agent = Agent(build(wire, handler), tools=[look], preset="feedback")
+    agent = Agent(build_model(wire, handler), tools=[look], preset="feedback")
     assert asyncio.run(_run(agent)).output == "red"
     assert RED.data not in bodies[1]
     assert "[image, image/png, 70 bytes]" in bodies[1]
@@ -196,20 +196,20 @@ def test_a_real_server_takes_a_transcript_with_pictures(wire: str, aimock: AiMoc
     )
     name = "claude-sonnet-4-6" if wire == "anthropic" else "gpt-5-mini"
     at = aimock.openai_url if wire in ("openai", "responses") else aimock.url
-    agent = Agent(CLASSES[wire](name, base_url=at, api_key=aimock.key), tools=[look])
+    agent = Agent(MODEL_CLASSES[wire](name, base_url=at, api_key=aimock.key), tools=[look])
     assert asyncio.run(_run(agent)).output == "A red dot."
 
 
 def test_a_model_that_turns_out_to_see_none_is_refused_with_what_to_do_about_it() -> None:
     body = {"error": {"message": "this model does not support image input"}}
     request = ModelRequest(LOOKED)
-    error = failure(build("openai", answer(400, body)), request)
+    error = request_error(build_model("openai", respond_with(400, body)), request)
     assert isinstance(error, ProviderError)
     assert "ModelSettings(images=False)" in str(error)
-    assert "images=False" not in str(failure(build("openai", answer(400, body))))  # nothing was shown
+    assert "images=False" not in str(request_error(build_model("openai", respond_with(400, body))))  # nothing was shown
 
 
 def test_an_error_that_quotes_a_picture_does_not_pass_it_on() -> None:
     body = {"error": {"message": f"invalid image: data:image/png;base64,{RED.data}"}}
-    text = str(failure(build("openai", answer(400, body)), ModelRequest(LOOKED)))
+    text = str(request_error(build_model("openai", respond_with(400, body)), ModelRequest(LOOKED)))
     assert "invalid image: data:image/png;base64,[...]" in text

@@ -11,15 +11,15 @@ import httpx
 import pytest
 
 from agentfsm import Agent, AgentGuardrails, tool
-from agentfsm.core.messages import Message, Role, ToolCall
-from agentfsm.core.model import ModelRequest
-from agentfsm.core.render import Transcript
 from agentfsm.errors import ConfigurationError
+from agentfsm.loop.messages import Message, Role, ToolCall
+from agentfsm.loop.model import ModelRequest
+from agentfsm.loop.prompts import Transcript
 from agentfsm.models import AnthropicMessages, ModelSettings, OllamaChat, OpenAIChat, OpenAIResponses
 from agentfsm.models.anthropic import encode
-from agentfsm.models.http import HttpOptions
-from tests.models.helpers import WEATHER, WIRES, build
-from tests.models.wires import Said, whole_body
+from agentfsm.models.http_client import HttpOptions
+from tests.helpers.fake_model_server import ModelOutput, whole_body
+from tests.helpers.model_clients import WEATHER, WIRES, build_model
 
 MARK = {"cache_control": {"type": "ephemeral"}}
 
@@ -40,10 +40,12 @@ def bodies_of_a_run(wire: str) -> list[bytes]:
         sent.append(request.content)
         step = len(sent)
         calls = tuple((f"c{step}_{i}", "look", {"place": 2 * step - i}) for i in range(2))
-        said = Said("Thinking about it.", "hm", calls if step < 8 else (), finish="length" if step == 4 else "stop")
+        said = ModelOutput(
+            "Thinking about it.", "hm", calls if step < 8 else (), finish="length" if step == 4 else "stop"
+        )
         return httpx.Response(200, json=whole_body(wire, said))
 
-    agent = Agent(build(wire, handler), tools=[look], instructions="Be brief.", guardrails=AgentGuardrails())
+    agent = Agent(build_model(wire, handler), tools=[look], instructions="Be brief.", guardrails=AgentGuardrails())
     assert asyncio.run(_ok(agent))
     assert len(sent) == 8
     return sent
@@ -110,13 +112,13 @@ def test_the_marks_stand_behind_the_instructions_and_behind_what_is_settled() ->
         (4, [("system", 0, 0), ("messages", 0, 0), ("messages", 2, 0)]),
     ):
         request = ModelRequest(Transcript(STEPS, count), tools=(WEATHER,))
-        assert marked(encode(request, "m", cache="5m")) == marks
+        assert marked(encode(request, "m", cache_ttl="5m")) == marks
 
 
 def test_what_stands_in_one_request_alone_is_behind_the_last_mark() -> None:
     feedback = Message.user("<context_addendum>lessons</context_addendum>")
     request = ModelRequest(Transcript(STEPS, 4, (feedback,)), tools=(WEATHER,))
-    body = encode(request, "m", cache="5m")
+    body = encode(request, "m", cache_ttl="5m")
     last = body["messages"][-1]["content"]
     assert [block["type"] for block in last] == ["tool_result", "text"]
     assert "cache_control" in last[0]
@@ -129,22 +131,22 @@ def test_the_mark_of_one_step_is_where_the_next_one_finds_it() -> None:
         Message.assistant("", (ToolCall("c2", "weather", {}),)),
         Message(Role.TOOL, "wet", tool_call_id="c2"),
     ]
-    before = marked(encode(ModelRequest(Transcript(long, 4), tools=(WEATHER,)), "m", cache="5m"))
-    after = marked(encode(ModelRequest(Transcript(long, 6), tools=(WEATHER,)), "m", cache="5m"))
+    before = marked(encode(ModelRequest(Transcript(long, 4), tools=(WEATHER,)), "m", cache_ttl="5m"))
+    after = marked(encode(ModelRequest(Transcript(long, 6), tools=(WEATHER,)), "m", cache_ttl="5m"))
     assert before[-1] in after
     assert len(after) <= 4
 
 
 def test_without_instructions_the_tools_bear_the_mark() -> None:
     request = ModelRequest(STEPS[1:2], tools=(WEATHER, WEATHER))
-    assert marked(encode(request, "m", cache="5m"))[0] == ("tools", 1, 0)
-    assert marked(encode(ModelRequest(STEPS[1:2]), "m", cache="5m")) == [("messages", 0, 0)]
+    assert marked(encode(request, "m", cache_ttl="5m"))[0] == ("tools", 1, 0)
+    assert marked(encode(ModelRequest(STEPS[1:2]), "m", cache_ttl="5m")) == [("messages", 0, 0)]
 
 
 def test_a_thought_bears_no_mark() -> None:
     blocks = [{"type": "thinking", "thinking": "hm", "signature": "x"}]
     thought = Message(Role.ASSISTANT, "", extra={"anthropic": {"voice": "me", "blocks": blocks}})
-    body = encode(ModelRequest([*STEPS, thought]), "m", cache="5m", voice="me")
+    body = encode(ModelRequest([*STEPS, thought]), "m", cache_ttl="5m", origin="me")
     assert body["messages"][-1]["content"] == blocks
     assert ("messages", 2, 0) in marked(body)
     assert all("cache_control" not in block for block in body["messages"][-1]["content"])
@@ -152,7 +154,7 @@ def test_a_thought_bears_no_mark() -> None:
 
 def test_marks_change_nothing_else() -> None:
     request = ModelRequest(Transcript(STEPS, 4), tools=(WEATHER,))
-    plain, kept = encode(request, "m"), encode(request, "m", cache="1h")
+    plain, kept = encode(request, "m"), encode(request, "m", cache_ttl="1h")
     assert kept["system"][0]["cache_control"] == {"type": "ephemeral", "ttl": "1h"}
     bare = without_marks(kept)
     assert bare.pop("system") == [{"type": "text", "text": plain.pop("system")}]
@@ -176,7 +178,7 @@ def test_marks_are_sent_to_anthropic_itself_and_elsewhere_on_demand(
 
     def handler(request: httpx.Request) -> httpx.Response:
         sent.append(request.content)
-        return httpx.Response(200, json=whole_body("anthropic", Said("hi")))
+        return httpx.Response(200, json=whole_body("anthropic", ModelOutput("hi")))
 
     http = HttpOptions(transport=httpx.MockTransport(handler))
     settings = ModelSettings(prompt_cache=setting)

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from agentfsm.core.messages import FinishReason, Reply
-from tests.models.helpers import WIRES, answer, ask, build
+from agentfsm.loop.messages import FinishReason, Reply
+from tests.helpers.fake_model_server import ModelOutput, encode_events, stream_events, whole_body
+from tests.helpers.model_clients import WIRES, build_model, request_reply, respond_with
 from tests.models.test_streams import ask as ask_streamed
 from tests.models.test_streams import streaming
-from tests.models.wires import Said, as_bytes, stream_events, whole_body
 
 ABSENT = object()
 PLACE = {"openai": ("function", "arguments"), "responses": ("arguments",), "anthropic": ("input",)}
 PLACE["ollama"] = PLACE["openai"]
 ID = {"openai": "id", "responses": "call_id", "anthropic": "id", "ollama": "id"}
-SAID = Said(calls=(("a", "weather", {}), ("b", "weather", {})))
+SAID = ModelOutput(calls=(("a", "weather", {}), ("b", "weather", {})))
 
 
 def calls_of(wire: str, body: Any) -> list[dict[str, Any]]:
@@ -63,8 +63,8 @@ def both(wire: str, change: Any) -> list[Reply]:
                 known = str(call.get(ID[wire]) or call.get("index"))
                 change(seen.setdefault(known, len(seen)), call)
         events.append(event)
-    whole = ask(build(wire, answer(200, body)))
-    streamed = ask_streamed(streaming(wire, as_bytes(wire, events)))[1]
+    whole = request_reply(build_model(wire, respond_with(200, body)))
+    streamed = ask_streamed(streaming(wire, encode_events(wire, events)))[1]
     assert whole.finish_reason is streamed.finish_reason is FinishReason.TOOL_CALLS
     return [whole, streamed]
 
@@ -120,4 +120,4 @@ def test_calls_beside_a_word_for_a_plain_end_are_calls(wire: str) -> None:
         body["choices"][0]["finish_reason"] = "stop"
     else:
         body["stop_reason"] = "end_turn"
-    assert ask(build(wire, answer(200, body))).finish_reason is FinishReason.TOOL_CALLS
+    assert request_reply(build_model(wire, respond_with(200, body))).finish_reason is FinishReason.TOOL_CALLS

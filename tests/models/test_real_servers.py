@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from agentfsm import Agent, Allow, Deny, Edit, RunResult, ToolStarted, UserInputRequested, tool
-from agentfsm.core.messages import FinishReason, Message, Reply, Role, Usage
-from agentfsm.core.model import ModelRequest
-from agentfsm.core.streaming import Piece, TextPiece
 from agentfsm.errors import ModelError, ProviderError, TransientProviderError
+from agentfsm.loop.messages import FinishReason, Message, Reply, Role, Usage
+from agentfsm.loop.model import ModelRequest, StreamChunk, TextChunk
 from agentfsm.models import ModelSettings, resolve
 from agentfsm.runtime.run import Run
-from tests.models.aimock import AiMock, aimock_server  # noqa: F401  # the import makes the fixture known
-from tests.models.helpers import CLASSES, WEATHER, AnyModel, ask, failure
+from tests.helpers.model_clients import MODEL_CLASSES, WEATHER, AnyModel, request_error, request_reply
+from tests.helpers.npm_servers import AiMock, aimock_server  # noqa: F401  # the import makes the fixture known
 from tests.models.test_streams import pieces
 
 WIRES = ["openai", "responses", "anthropic", "ollama"]
@@ -29,7 +28,7 @@ def model(wire: str, aimock: AiMock, *, api_key: str | None = None, settings: Mo
     at_v1 = wire in ("openai", "responses")
     name = "claude-sonnet-4-6" if wire == "anthropic" else "gpt-5-mini"
     url = aimock.openai_url if at_v1 else aimock.url
-    return CLASSES[wire](name, base_url=url, api_key=api_key or aimock.key, settings=settings)
+    return MODEL_CLASSES[wire](name, base_url=url, api_key=api_key or aimock.key, settings=settings)
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -72,7 +71,7 @@ def test_two_calls_at_once_and_their_results_go_round(wire: str, aimock: AiMock)
         {"match": {"turnIndex": 0}, "response": {"content": "Looking.", "toolCalls": calls}},
         {"match": {"turnIndex": 1}, "response": {"content": "Sunny and wet."}},
     )
-    first = ask(model(wire, aimock), ASKED)
+    first = request_reply(model(wire, aimock), ASKED)
     assert first.message.content == "Looking."
     assert [call.arguments["city"] for call in first.message.tool_calls] == towns
     results = [
@@ -80,7 +79,7 @@ def test_two_calls_at_once_and_their_results_go_round(wire: str, aimock: AiMock)
         Message(Role.TOOL, "", tool_call_id=first.message.tool_calls[1].id, name="weather", is_error=True),
     ]
     again = ModelRequest((*ASKED.messages, first.message, *results, Message.user("go on")), tools=(WEATHER,))
-    assert ask(model(wire, aimock), again).message.content == "Sunny and wet."
+    assert request_reply(model(wire, aimock), again).message.content == "Sunny and wet."
     roles = [message["role"] for message in aimock.requests()[-1]["messages"]]
     assert [roles.count(role) for role in ("system", "tool", "user")] == [1, 2, 2]
 
@@ -96,7 +95,7 @@ def test_a_failure_has_its_kind_and_its_wait(
     wait = {} if retry_after is None else {"retryAfter": retry_after}
     response = {"error": {"message": "not now", "type": "some_error"}, "status": status, **wait}
     aimock.script({"match": {}, "response": response})
-    error = failure(model(wire, aimock), ASKED)
+    error = request_error(model(wire, aimock), ASKED)
     assert type(error) is kind
     assert (error.status, error.retry_after_s) == (status, retry_after)
     assert "not now" in str(error)
@@ -105,7 +104,7 @@ def test_a_failure_has_its_kind_and_its_wait(
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_wrong_key_is_refused_and_not_shown(wire: str, aimock: AiMock) -> None:
     aimock.script({"match": {}, "response": {"content": "hi"}})
-    error = failure(model(wire, aimock, api_key="sk-wrong-0123456789"), ASKED)
+    error = request_error(model(wire, aimock, api_key="sk-wrong-0123456789"), ASKED)
     assert type(error) is ProviderError
     assert error.status == 401
     assert "api_key" in str(error)
@@ -116,7 +115,7 @@ def test_a_wrong_key_is_refused_and_not_shown(wire: str, aimock: AiMock) -> None
 def test_an_answer_cut_off_is_said_to_be(wire: str, aimock: AiMock) -> None:
     cut = "max_tokens" if wire == "anthropic" else "length"
     aimock.script({"match": {}, "response": {"content": "Once upon", "finishReason": cut}})
-    assert ask(model(wire, aimock), ASKED).finish_reason is FinishReason.LENGTH
+    assert request_reply(model(wire, aimock), ASKED).finish_reason is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize("name", ["openai:gpt-5-mini", "claude-sonnet-4-6"])
@@ -146,7 +145,7 @@ RICH = {
 def test_a_streamed_reply_is_the_whole_one(wire: str, size: int, aimock: AiMock) -> None:
     aimock.script({"match": {}, "response": RICH, "chunkSize": size})
 
-    async def both() -> tuple[Reply, list[Piece], Reply]:
+    async def both() -> tuple[Reply, list[StreamChunk], Reply]:
         speaker = model(wire, aimock)
         whole = await speaker.reply(ASKED)
         told, streamed = await pieces(speaker, ASKED)
@@ -158,7 +157,7 @@ def test_a_streamed_reply_is_the_whole_one(wire: str, size: int, aimock: AiMock)
         (call["name"], call["arguments"]) for call in RICH["toolCalls"]
     ]
     assert streamed.message.content == whole.message.content == RICH["content"]
-    assert "".join(piece.text for piece in told if isinstance(piece, TextPiece)) == RICH["content"]
+    assert "".join(piece.text for piece in told if isinstance(piece, TextChunk)) == RICH["content"]
     assert (streamed.finish_reason, streamed.usage) == (whole.finish_reason, whole.usage)
     assert [c.arguments for c in whole.message.tool_calls] == [c.arguments for c in streamed.message.tool_calls]
 

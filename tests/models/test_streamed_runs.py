@@ -12,12 +12,12 @@ import pytest
 
 from agentfsm import (
     Agent,
-    AgentError,
     AgentGuardrails,
     Event,
     Handoff,
     ModelReplied,
     ReasoningDelta,
+    RecoveryStarted,
     ReplyRestarted,
     RunCancelled,
     RunCompleted,
@@ -29,15 +29,22 @@ from agentfsm import (
     Transitioned,
     tool,
 )
-from agentfsm.core.messages import Message, Reply, ToolCall
-from agentfsm.core.model import ModelRequest
-from agentfsm.core.streaming import CallPiece, Piece, Pulse, ReasoningPiece, Restart, TextPiece
 from agentfsm.errors import TransientProviderError
+from agentfsm.loop.messages import Message, Reply, ToolCall
+from agentfsm.loop.model import (
+    KeepAlive,
+    ModelRequest,
+    ReasoningChunk,
+    StreamChunk,
+    StreamRestart,
+    TextChunk,
+    ToolCallChunk,
+)
 from agentfsm.runtime.host import Host
 from agentfsm.testing import FakeClock, ScriptedModel
-from tests.models.helpers import WIRES, build
+from tests.helpers.fake_model_server import ModelOutput, encode_events, stream_events, whole_body
+from tests.helpers.model_clients import WIRES, build_model
 from tests.models.test_streams import Chunks
-from tests.models.wires import Said, as_bytes, stream_events, whole_body
 
 
 class Telling:
@@ -55,7 +62,7 @@ class Telling:
         self.asked.append("whole")
         return Reply(Message.assistant("whole"))
 
-    async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece | Reply, None]:
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[StreamChunk | Reply, None]:
         self.asked.append("streamed")
         try:
             for entry in self.scripts[min(len(self.asked), len(self.scripts)) - 1]:
@@ -85,7 +92,7 @@ HELLO = Reply(Message.assistant("Hello"))
 
 
 def test_what_a_model_tells_comes_in_order_between_the_start_and_the_whole_reply() -> None:
-    model = Telling([ReasoningPiece("hm"), Pulse(), TextPiece("Hel"), TextPiece("lo"), HELLO])
+    model = Telling([ReasoningChunk("hm"), KeepAlive(), TextChunk("Hel"), TextChunk("lo"), HELLO])
     events = asyncio.run(watched(agent(model)))
     assert kinds(events) == [RunStarted, ReasoningDelta, TextDelta, TextDelta, ModelReplied, RunCompleted]
     assert [e.text for e in events if isinstance(e, TextDelta | ReasoningDelta)] == ["hm", "Hel", "lo"]
@@ -107,7 +114,7 @@ async def _result(made: Agent) -> Any:
 def test_a_delta_is_there_while_the_model_still_speaks() -> None:
     async def main() -> None:
         may_go_on = asyncio.Event()
-        model = Telling([TextPiece("first"), may_go_on.wait, TextPiece("second"), HELLO])
+        model = Telling([TextChunk("first"), may_go_on.wait, TextChunk("second"), HELLO])
         run = agent(model).run("go")
         async for event in run:
             if isinstance(event, TextDelta) and event.text == "first":
@@ -128,21 +135,21 @@ def test_the_pieces_of_a_call_are_told_and_the_call_is_run_once() -> None:
         return 2 * n
 
     call = Reply(Message.assistant("", (ToolCall("c1", "double", {"n": 4}),)))
-    model = Telling([CallPiece(0, "double", ""), CallPiece(0, "double", '{"n": 4}'), call], [HELLO])
+    model = Telling([ToolCallChunk(0, "double", ""), ToolCallChunk(0, "double", '{"n": 4}'), call], [HELLO])
     made = Agent(model, tools=[double])
     events = asyncio.run(watched(made))
     deltas = [event for event in events if isinstance(event, ToolCallDelta)]
-    assert [(d.place, d.name, d.arguments) for d in deltas] == [(0, "double", ""), (0, "double", '{"n": 4}')]
+    assert [(d.index, d.name, d.arguments) for d in deltas] == [(0, "double", ""), (0, "double", '{"n": 4}')]
     assert kinds(events).index(ToolCallDelta) < kinds(events).index(ModelReplied) < kinds(events).index(ToolStarted)
     assert ToolFinished in kinds(events)
     assert ran == [4]
 
 
 def test_a_stream_that_breaks_off_is_tried_again_and_half_of_it_is_no_reply() -> None:
-    broken = [TextPiece("Half a"), TransientProviderError("gone")]
-    model = Telling(broken, [TextPiece("Hello"), HELLO])
+    broken = [TextChunk("Half a"), TransientProviderError("gone")]
+    model = Telling(broken, [TextChunk("Hello"), HELLO])
     events = asyncio.run(watched(agent(model)))
-    assert kinds(events) == [RunStarted, TextDelta, AgentError, TextDelta, ModelReplied, RunCompleted]
+    assert kinds(events) == [RunStarted, TextDelta, RecoveryStarted, TextDelta, ModelReplied, RunCompleted]
     last = events[-1]
     assert isinstance(last, RunCompleted)
     assert last.output == "Hello"
@@ -150,8 +157,8 @@ def test_a_stream_that_breaks_off_is_tried_again_and_half_of_it_is_no_reply() ->
 
 
 def test_a_stream_without_its_reply_is_transient() -> None:
-    events = asyncio.run(watched(agent(Telling([TextPiece("Half a")], [HELLO]))))
-    (error,) = [event for event in events if isinstance(event, AgentError)]
+    events = asyncio.run(watched(agent(Telling([TextChunk("Half a")], [HELLO]))))
+    (error,) = [event for event in events if isinstance(event, RecoveryStarted)]
     assert error.failure.kind == "transient_provider"
     assert "without its reply" in error.failure.explanation
 
@@ -161,9 +168,9 @@ async def hang() -> None:
 
 
 def test_silence_in_mid_stream_is_transient_and_said_to_be() -> None:
-    model = Telling([TextPiece("Half a"), hang], [HELLO])
+    model = Telling([TextChunk("Half a"), hang], [HELLO])
     events = asyncio.run(watched(agent(model, stream_heartbeat_s=0.05)))
-    (error,) = [event for event in events if isinstance(event, AgentError)]
+    (error,) = [event for event in events if isinstance(event, RecoveryStarted)]
     assert error.failure.kind == "transient_provider"
     assert "silent for 0.05 s" in error.failure.explanation
     assert model.closed == 2
@@ -173,7 +180,7 @@ def test_a_pulse_is_no_silence_and_before_the_first_piece_the_models_own_time_co
     async def a_moment() -> None:
         await asyncio.sleep(0.04)
 
-    slow = [a_moment, a_moment, a_moment, TextPiece("a"), *[a_moment, Pulse()] * 4, HELLO]
+    slow = [a_moment, a_moment, a_moment, TextChunk("a"), *[a_moment, KeepAlive()] * 4, HELLO]
     events = asyncio.run(watched(agent(Telling(slow), stream_heartbeat_s=0.1)))
     assert kinds(events) == [RunStarted, TextDelta, ModelReplied, RunCompleted]
 
@@ -182,15 +189,15 @@ def test_the_whole_call_has_a_deadline_however_busy_the_stream_is() -> None:
     async def a_moment() -> None:
         await asyncio.sleep(0.01)
 
-    model = Telling([x for _ in range(1000) for x in (a_moment, Pulse())], [HELLO])
+    model = Telling([x for _ in range(1000) for x in (a_moment, KeepAlive())], [HELLO])
     events = asyncio.run(watched(agent(model, llm_timeout_s=0.1)))
-    (error,) = [event for event in events if isinstance(event, AgentError)]
+    (error,) = [event for event in events if isinstance(event, RecoveryStarted)]
     assert error.failure.kind == "transient_provider"
     assert "within 0.1 s" in error.failure.explanation
 
 
 def test_a_run_cancelled_in_mid_stream_ends_and_closes_the_stream() -> None:
-    model = Telling([TextPiece("Half a"), hang])
+    model = Telling([TextChunk("Half a"), hang])
 
     async def main() -> list[Event]:
         run = agent(model).run("go")
@@ -207,13 +214,13 @@ def test_a_run_cancelled_in_mid_stream_ends_and_closes_the_stream() -> None:
 
 
 def test_a_reply_that_begins_anew_says_so() -> None:
-    model = Telling([TextPiece("Half a"), Restart("the first broke off"), TextPiece("Hello"), HELLO])
+    model = Telling([TextChunk("Half a"), StreamRestart("the first broke off"), TextChunk("Hello"), HELLO])
     events = asyncio.run(watched(agent(model)))
     assert kinds(events) == [RunStarted, TextDelta, ReplyRestarted, TextDelta, ModelReplied, RunCompleted]
 
 
 def test_a_stream_that_raises_something_else_is_a_provider_error() -> None:
-    events = asyncio.run(watched(agent(Telling([TextPiece("x"), ValueError("what?")]))))
+    events = asyncio.run(watched(agent(Telling([TextChunk("x"), ValueError("what?")]))))
     assert isinstance(events[-1], Handoff)
     assert events[-1].failure is not None
     assert events[-1].failure.kind == "provider_error"
@@ -229,7 +236,7 @@ def test_a_scripted_model_is_watched_as_before() -> None:
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_run_over_each_wire_tells_its_calls_and_its_answer_and_comes_to_the_same_end(wire: str) -> None:
-    said = [Said("Let me see.", "hm", (("c1", "weather", {"city": "Paris"}),)), Said("It is sunny.")]
+    said = [ModelOutput("Let me see.", "hm", (("c1", "weather", {"city": "Paris"}),)), ModelOutput("It is sunny.")]
     bodies: list[dict[str, Any]] = []
 
     def handler(request: httpx.Request) -> httpx.Response:
@@ -237,7 +244,7 @@ def test_a_run_over_each_wire_tells_its_calls_and_its_answer_and_comes_to_the_sa
         bodies.append(body)
         now = said[len(bodies) % 2 - 1]
         if body.get("stream"):
-            return httpx.Response(200, stream=Chunks([as_bytes(wire, stream_events(wire, now))]))
+            return httpx.Response(200, stream=Chunks([encode_events(wire, stream_events(wire, now))]))
         return httpx.Response(200, json=whole_body(wire, now))
 
     @tool
@@ -245,7 +252,7 @@ def test_a_run_over_each_wire_tells_its_calls_and_its_answer_and_comes_to_the_sa
         """Tell the weather."""
         return f"sunny in {city}"
 
-    made = Agent(build(wire, handler), tools=[weather])
+    made = Agent(build_model(wire, handler), tools=[weather])
     events = asyncio.run(watched(made))
     text = "".join(event.text for event in events if isinstance(event, TextDelta))
     assert text == "Let me see.It is sunny."

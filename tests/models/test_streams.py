@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentfsm.core.messages import FinishReason, Reply, ToolCall, Usage
-from agentfsm.core.model import ModelRequest
-from agentfsm.core.streaming import CallPiece, Piece, Pulse, ReasoningPiece, TextPiece
 from agentfsm.errors import ContextOverflowError, ModelError, ProviderError, TransientProviderError
-from agentfsm.models.chat_stream import ChatAssembly
-from tests.models.helpers import GOOD, REQUEST, WEATHER, WIRES, AnyModel, build
-from tests.models.wires import Said, Style, as_bytes, stream_events, whole_body
+from agentfsm.loop.messages import FinishReason, Reply, ToolCall, Usage
+from agentfsm.loop.model import KeepAlive, ModelRequest, ReasoningChunk, StreamChunk, TextChunk, ToolCallChunk
+from agentfsm.models.openai_chat import ChatAccumulator
+from tests.helpers.fake_model_server import FramingStyle, ModelOutput, encode_events, stream_events, whole_body
+from tests.helpers.model_clients import GOOD_BODIES, REQUEST, WEATHER, WIRES, AnyModel, build_model
 
 SSE_WIRES = [wire for wire in WIRES if wire != "ollama"]
 TOOLS = ModelRequest(REQUEST.messages, tools=(WEATHER,), max_output_tokens=500)
@@ -36,10 +35,10 @@ class Chunks(httpx.AsyncByteStream):
 
 
 def streaming(wire: str, *chunks: bytes, kind: str = "text/event-stream") -> AnyModel:
-    return build(wire, lambda _: httpx.Response(200, stream=Chunks(list(chunks)), headers={"content-type": kind}))
+    return build_model(wire, lambda _: httpx.Response(200, stream=Chunks(list(chunks)), headers={"content-type": kind}))
 
 
-async def pieces(model: AnyModel, request: ModelRequest = TOOLS) -> tuple[list[Piece], Reply]:
+async def pieces(model: AnyModel, request: ModelRequest = TOOLS) -> tuple[list[StreamChunk], Reply]:
     """What a stream tells, and the reply at its end."""
     told = [piece async for piece in model.stream(request)]
     reply = told.pop()
@@ -48,7 +47,7 @@ async def pieces(model: AnyModel, request: ModelRequest = TOOLS) -> tuple[list[P
     return [piece for piece in told if not isinstance(piece, Reply)], reply
 
 
-def ask(model: AnyModel, request: ModelRequest = TOOLS) -> tuple[list[Piece], Reply]:
+def ask(model: AnyModel, request: ModelRequest = TOOLS) -> tuple[list[StreamChunk], Reply]:
     return asyncio.run(pieces(model, request))
 
 
@@ -58,7 +57,7 @@ def failure(model: AnyModel, request: ModelRequest = TOOLS) -> ModelError:
     return caught.value
 
 
-def text_of(told: list[Piece], kind: type[TextPiece] | type[ReasoningPiece] = TextPiece) -> str:
+def text_of(told: list[StreamChunk], kind: type[TextChunk] | type[ReasoningChunk] = TextChunk) -> str:
     return "".join(piece.text for piece in told if isinstance(piece, kind))
 
 
@@ -80,7 +79,7 @@ calls = st.lists(arguments, max_size=3).map(
     lambda several: tuple((f"c{i}", f"tool_{i % 2}", a) for i, a in enumerate(several))
 )
 replies = st.builds(
-    Said,
+    ModelOutput,
     text=words,
     thought=words,
     calls=calls,
@@ -89,7 +88,7 @@ replies = st.builds(
     reply_tokens=st.integers(0, 499),
 )
 styles = st.builds(
-    Style,
+    FramingStyle,
     end=st.sampled_from(["\n", "\r\n", "\r"]),
     between=st.sampled_from(["", ": keep-alive", ":", "retry: 3"]),
     ascii=st.booleans(),
@@ -114,20 +113,20 @@ def cut_in_utf16(text: str, sizes: Iterator[int]) -> list[str]:
 @given(wire=st.sampled_from(WIRES), said=replies, style=styles, data=st.data())
 @settings(max_examples=600, deadline=None)
 def test_a_streamed_reply_is_the_whole_one_wherever_it_is_cut(
-    wire: str, said: Said, style: Style, data: st.DataObject
+    wire: str, said: ModelOutput, style: FramingStyle, data: st.DataObject
 ) -> None:
     sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=9))
     endless = (size for _ in iter(int, 1) for size in sizes)
     if wire == "ollama" and style.end == "\r":
-        style = Style(ascii=style.ascii)
-    safe = Style(style.end, style.between, True, style.lines, style.names, style.space, style.bom)
-    sent = as_bytes(wire, stream_events(wire, said, lambda text: cut_in_utf16(text, endless)), safe)
+        style = FramingStyle(ascii=style.ascii)
+    safe = FramingStyle(style.end, style.between, True, style.lines, style.names, style.space, style.bom)
+    sent = encode_events(wire, stream_events(wire, said, lambda text: cut_in_utf16(text, endless)), safe)
     if style.ascii is False:  # cut between letters, and send those as they are
         cut = lambda text: [text[i : i + sizes[0]] for i in range(0, len(text), sizes[0])]  # noqa: E731
-        sent = as_bytes(wire, stream_events(wire, said, cut), style)
+        sent = encode_events(wire, stream_events(wire, said, cut), style)
     places = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=12)))
     chunks = [sent[a:b] for a, b in zip([0, *places], [*places, len(sent)], strict=True)]
-    whole = asyncio.run(build(wire, lambda _: httpx.Response(200, json=whole_body(wire, said))).reply(TOOLS))
+    whole = asyncio.run(build_model(wire, lambda _: httpx.Response(200, json=whole_body(wire, said))).reply(TOOLS))
 
     told, reply = ask(streaming(wire, *chunks))
 
@@ -135,11 +134,11 @@ def test_a_streamed_reply_is_the_whole_one_wherever_it_is_cut(
     assert text_of(told) == said.text
     blank = wire == "anthropic" and not said.text.strip()  # a blank block is left out: the wire takes none back
     assert reply.message.content == ("" if blank else said.text)
-    assert text_of(told, ReasoningPiece) == said.thought
+    assert text_of(told, ReasoningChunk) == said.thought
     called = [(call.name, dict(call.arguments)) for call in reply.message.tool_calls]
     assert called == [(name, args) for _, name, args in said.calls]
     for place, (_, name, args) in enumerate(said.calls):
-        shown = [piece for piece in told if isinstance(piece, CallPiece) and piece.place == place]
+        shown = [piece for piece in told if isinstance(piece, ToolCallChunk) and piece.index == place]
         assert {piece.name for piece in shown} == {name}
         assert json.loads("".join(piece.arguments for piece in shown) or "{}") == args
     assert reply.usage == Usage(said.prompt_tokens, said.reply_tokens)
@@ -147,18 +146,18 @@ def test_a_streamed_reply_is_the_whole_one_wherever_it_is_cut(
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_every_byte_may_come_alone(wire: str) -> None:
-    said = Said("naïve 😀\u2028", "hm 漢", (("c1", "weather", {"city": "Łódź 😀"}),))
-    sent = as_bytes(wire, stream_events(wire, said))
+    said = ModelOutput("naïve 😀\u2028", "hm 漢", (("c1", "weather", {"city": "Łódź 😀"}),))
+    sent = encode_events(wire, stream_events(wire, said))
     told, reply = ask(streaming(wire, *(sent[i : i + 1] for i in range(len(sent)))))
     assert reply.message.content == text_of(told) == "naïve 😀\u2028"
     assert reply.message.tool_calls == (ToolCall("c1", "weather", {"city": "Łódź 😀"}),)
-    assert any(isinstance(piece, Pulse) for piece in told)
+    assert any(isinstance(piece, KeepAlive) for piece in told)
 
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_half_a_letter_that_stays_alone_is_a_question_mark_and_can_be_shown(wire: str) -> None:
-    said = Said("half \ud83d of it")
-    sent = as_bytes(wire, stream_events(wire, said), Style(ascii=True))
+    said = ModelOutput("half \ud83d of it")
+    sent = encode_events(wire, stream_events(wire, said), FramingStyle(ascii=True))
     told, reply = ask(streaming(wire, sent))
     assert reply.message.content == "half ? of it"
     text_of(told).encode()
@@ -169,10 +168,10 @@ def test_half_a_letter_that_stays_alone_is_a_question_mark_and_can_be_shown(wire
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_stream_that_ends_before_the_reply_does_is_transient(wire: str) -> None:
-    events = stream_events(wire, Said("Hello there", "hm", (("c1", "weather", {"city": "Paris"}),)))
+    events = stream_events(wire, ModelOutput("Hello there", "hm", (("c1", "weather", {"city": "Paris"}),)))
     enough = {"openai": 2, "anthropic": 1}.get(wire, 0)  # what may be missing: [DONE] and usage, message_stop
     for kept in range(len(events)):
-        model = streaming(wire, as_bytes(wire, events[:kept]))
+        model = streaming(wire, encode_events(wire, events[:kept]))
         if kept < len(events) - enough:
             if kept:
                 assert isinstance(failure(model), TransientProviderError), kept
@@ -184,8 +183,8 @@ def test_a_stream_that_ends_before_the_reply_does_is_transient(wire: str) -> Non
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_stream_cut_anywhere_is_never_half_a_reply_taken_for_whole(wire: str) -> None:
-    said = Said("Hello", "", (("c1", "weather", {"city": "Paris"}),))
-    sent = as_bytes(wire, stream_events(wire, said))
+    said = ModelOutput("Hello", "", (("c1", "weather", {"city": "Paris"}),))
+    sent = encode_events(wire, stream_events(wire, said))
     for end in range(1, len(sent)):
         try:
             reply = ask(streaming(wire, sent[:end]))[1]
@@ -210,7 +209,7 @@ def chat(*deltas: dict[str, Any], finish: str | None = "tool_calls", done: bool 
     ]
     if finish is not None:
         chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
-    return streaming("openai", as_bytes("openai", [*chunks, "[DONE]"] if done else chunks))
+    return streaming("openai", encode_events("openai", [*chunks, "[DONE]"] if done else chunks))
 
 
 def test_done_without_a_finish_reason_is_no_success() -> None:
@@ -228,7 +227,9 @@ def test_a_server_that_says_it_gave_up_is_transient(word: str) -> None:
 
 
 def test_nothing_behind_the_end_is_read() -> None:
-    sent = as_bytes("openai", stream_events("openai", Said("hello"))) + b'data: {"error": "late"}\n\nrubbish'
+    sent = (
+        encode_events("openai", stream_events("openai", ModelOutput("hello"))) + b'data: {"error": "late"}\n\nrubbish'
+    )
     assert ask(streaming("openai", sent))[1].message.content == "hello"
 
 
@@ -269,13 +270,13 @@ ERRORS: list[tuple[Any, type[ModelError]]] = [
 def test_an_error_inside_a_stream_of_status_200_is_an_error(
     wire: str, event: dict[str, Any], kind: type[ModelError], first: bool
 ) -> None:
-    begun = [] if first else stream_events(wire, Said("Hello"))[:3]
-    assert type(failure(streaming(wire, as_bytes(wire, [*begun, event])))) is kind
+    begun = [] if first else stream_events(wire, ModelOutput("Hello"))[:3]
+    assert type(failure(streaming(wire, encode_events(wire, [*begun, event])))) is kind
 
 
 @pytest.mark.parametrize("wire", SSE_WIRES)
 def test_an_event_named_error_is_one_whatever_it_holds(wire: str) -> None:
-    begun = as_bytes(wire, stream_events(wire, Said("Hello"))[:3])
+    begun = encode_events(wire, stream_events(wire, ModelOutput("Hello"))[:3])
     for data in (b"internal server error", b'"gone"', b'{"detail": "gone"}'):
         assert isinstance(
             failure(streaming(wire, begun, b"event: error\ndata: " + data + b"\n\n")), TransientProviderError
@@ -284,17 +285,17 @@ def test_an_event_named_error_is_one_whatever_it_holds(wire: str) -> None:
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_an_event_that_is_no_json_breaks_the_stream(wire: str) -> None:
-    events = stream_events(wire, Said("Hello"))
+    events = stream_events(wire, ModelOutput("Hello"))
     broken: list[Any] = [*events[:3], '{"choices": [', *events[3:]]
-    assert isinstance(failure(streaming(wire, as_bytes(wire, broken))), TransientProviderError)
+    assert isinstance(failure(streaming(wire, encode_events(wire, broken))), TransientProviderError)
 
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_events_and_fields_that_nobody_knows_are_passed_over(wire: str) -> None:
-    events = stream_events(wire, Said("Hello", "", (("c1", "weather", {}),)))
+    events = stream_events(wire, ModelOutput("Hello", "", (("c1", "weather", {}),)))
     strange: list[Any] = [{"type": "keepalive"}, {"type": "response.future.delta", "delta": 3}, {}, {"choices": None}]
     spiced = [part for event in events for part in (*strange, event)]
-    reply = ask(streaming(wire, as_bytes(wire, spiced)))[1]
+    reply = ask(streaming(wire, encode_events(wire, spiced)))[1]
     assert reply.message.content == "Hello"
     assert reply.message.tool_calls == (ToolCall("c1", "weather", {}),)
 
@@ -305,7 +306,7 @@ def test_events_and_fields_that_nobody_knows_are_passed_over(wire: str) -> None:
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("kind", ["application/json", "text/event-stream", "text/plain"])
 def test_a_whole_answer_to_a_streamed_call_is_read_as_one(wire: str, kind: str) -> None:
-    body = b" \n" + json.dumps(whole_body(wire, Said("hello"))).encode()
+    body = b" \n" + json.dumps(whole_body(wire, ModelOutput("hello"))).encode()
     _, reply = ask(streaming(wire, body[:7], body[7:], kind=kind))
     assert reply.message.content == "hello"
 
@@ -326,10 +327,10 @@ def test_a_stream_is_asked_for_and_otherwise_the_same_is_sent(wire: str) -> None
 
     def handler(request: httpx.Request) -> httpx.Response:
         bodies.append(json.loads(request.content))
-        return httpx.Response(200, json=GOOD[wire])
+        return httpx.Response(200, json=GOOD_BODIES[wire])
 
     async def both() -> None:
-        model = build(wire, handler)
+        model = build_model(wire, handler)
         await model.reply(TOOLS)
         await pieces(model)
 
@@ -471,7 +472,9 @@ def test_the_wires_first_form_of_a_call_is_read_in_pieces_too() -> None:
 
 
 def test_usage_comes_in_a_last_chunk_without_choices() -> None:
-    assert ask(streaming("openai", as_bytes("openai", stream_events("openai", Said("x")))))[1].usage == Usage(11, 7)
+    assert ask(streaming("openai", encode_events("openai", stream_events("openai", ModelOutput("x")))))[
+        1
+    ].usage == Usage(11, 7)
 
 
 def test_a_refusal_comes_in_pieces() -> None:
@@ -488,7 +491,7 @@ def test_content_may_come_as_parts() -> None:
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
 def test_reasoning_is_shown_under_either_name(key: str) -> None:
     told, reply = ask(chat({key: "h"}, {key: "m"}, {"content": "a"}, finish="stop"))
-    assert text_of(told, ReasoningPiece) == "hm"
+    assert text_of(told, ReasoningChunk) == "hm"
     assert reply.message.content == "a"
 
 
@@ -503,7 +506,7 @@ class Once(str):
 
 def details(*pieces: dict[str, Any]) -> list[Any]:
     """What the reasoning blocks of OpenRouter add up to that come in these pieces."""
-    assembly = ChatAssembly()
+    assembly = ChatAccumulator()
     for one in pieces:
         assert not list(assembly.add({"choices": [{"index": 0, "delta": {"reasoning_details": [one]}}]}))
     body: Any = assembly.body()
@@ -544,22 +547,24 @@ def test_pieces_of_a_reasoning_block_are_joined_and_its_signature_kept(pieces: l
 @pytest.mark.parametrize("output", [[], None, "absent"])
 def test_a_response_whose_last_event_is_empty_is_made_of_its_items(output: object) -> None:
     """https://github.com/QuantumNous/new-api/issues/4362"""
-    said = Said("Hello", "hm", (("c1", "weather", PARIS),))
+    said = ModelOutput("Hello", "hm", (("c1", "weather", PARIS),))
     events = stream_events("responses", said)
-    whole = ask(streaming("responses", as_bytes("responses", events)))[1]
+    whole = ask(streaming("responses", encode_events("responses", events)))[1]
     last = events[-1]
     assert isinstance(last, dict)
     bare = {k: v for k, v in last["response"].items() if k != "output"}
     events[-1] = last | {"response": bare if output == "absent" else bare | {"output": output}}
-    assert ask(streaming("responses", as_bytes("responses", events)))[1] == whole
+    assert ask(streaming("responses", encode_events("responses", events)))[1] == whole
     few = [e for e in events if not isinstance(e, dict) or not e["type"].endswith("item.done")]
-    assert ask(streaming("responses", as_bytes("responses", few)))[1].message.tool_calls == whole.message.tool_calls
+    assert (
+        ask(streaming("responses", encode_events("responses", few)))[1].message.tool_calls == whole.message.tool_calls
+    )
 
 
 def test_a_message_whose_gateway_leaves_out_its_last_event_is_whole() -> None:
     """https://github.com/esengine/DeepSeek-Reasonix/pull/8756"""
-    events = stream_events("anthropic", Said("Hello"))
-    assert ask(streaming("anthropic", as_bytes("anthropic", events[:-1])))[1].message.content == "Hello"
+    events = stream_events("anthropic", ModelOutput("Hello"))
+    assert ask(streaming("anthropic", encode_events("anthropic", events[:-1])))[1].message.content == "Hello"
 
 
 # -- calls cut off by the cap ------------------------------------------------------------------------------
@@ -572,9 +577,9 @@ def test_a_call_that_the_cap_cut_off_is_truncated_even_where_the_server_calls_it
     wire: str, streamed: bool, cut: dict[str, Any] | None
 ) -> None:
     """https://github.com/LibreChat-AI/agents/pull/280"""
-    said = Said("", "", (("c1", "weather", {}),), reply_tokens=500)
+    said = ModelOutput("", "", (("c1", "weather", {}),), reply_tokens=500)
     text = json.dumps(whole_body(wire, said))
-    sent = as_bytes(wire, stream_events(wire, said))
+    sent = encode_events(wire, stream_events(wire, said))
     if cut is None:  # the arguments stop at their first bracket
         if wire in ("anthropic", "ollama"):
             return  # arguments are an object there, and cannot
@@ -584,21 +589,23 @@ def test_a_call_that_the_cap_cut_off_is_truncated_even_where_the_server_calls_it
             .replace(b'"arguments": "}"', b'"arguments": ""')
             .replace(b'"delta": "}"', b'"delta": ""')
         )
-    model = streaming(wire, sent) if streamed else build(wire, lambda _: httpx.Response(200, text=text))
+    model = streaming(wire, sent) if streamed else build_model(wire, lambda _: httpx.Response(200, text=text))
     reply = ask(model)[1] if streamed else asyncio.run(model.reply(TOOLS))
     assert reply.finish_reason is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_call_below_the_cap_is_not_truncated(wire: str) -> None:
-    said = Said("", "", (("c1", "now", {}),), reply_tokens=499)
-    assert ask(streaming(wire, as_bytes(wire, stream_events(wire, said))))[1].finish_reason is FinishReason.TOOL_CALLS
+    said = ModelOutput("", "", (("c1", "now", {}),), reply_tokens=499)
+    assert (
+        ask(streaming(wire, encode_events(wire, stream_events(wire, said))))[1].finish_reason is FinishReason.TOOL_CALLS
+    )
 
 
 def test_a_call_that_its_own_item_calls_incomplete_is_truncated() -> None:
-    body = whole_body("responses", Said("", "", (("c1", "weather", PARIS),)))
+    body = whole_body("responses", ModelOutput("", "", (("c1", "weather", PARIS),)))
     body["output"][0]["status"] = "incomplete"
-    reply = asyncio.run(build("responses", lambda _: httpx.Response(200, json=body)).reply(TOOLS))
+    reply = asyncio.run(build_model("responses", lambda _: httpx.Response(200, json=body)).reply(TOOLS))
     assert reply.finish_reason is FinishReason.LENGTH
 
 
@@ -607,7 +614,7 @@ def test_a_call_that_its_own_item_calls_incomplete_is_truncated() -> None:
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_an_event_past_the_limit_is_refused(wire: str) -> None:
-    sent = as_bytes(wire, stream_events(wire, Said("x" * 2_000_000), lambda text: [text]))
+    sent = encode_events(wire, stream_events(wire, ModelOutput("x" * 2_000_000), lambda text: [text]))
     chunks = [sent[i : i + 65536] for i in range(0, len(sent), 65536)]
     error = failure(streaming(wire, *chunks))
     assert type(error) is ProviderError

@@ -12,42 +12,42 @@ import httpx
 import pytest
 
 from agentfsm import Agent, Allow, Deny, Edit, Host, Image, Message, RunResult, ToolStarted, UserInputRequested, tool
-from agentfsm.core.model import ModelRequest
+from agentfsm.loop.model import ModelRequest
 from agentfsm.models import ModelSettings
-from agentfsm.models.http import HttpOptions
+from agentfsm.models.http_client import HttpOptions
 from agentfsm.testing import FakeClock
-from tests.models.helpers import CLASSES, WEATHER, WIRES, AnyModel
-from tests.models.strict import refusals, show
-from tests.models.wires import Said, whole_body
+from tests.helpers.fake_model_server import ModelOutput, whole_body
+from tests.helpers.model_clients import MODEL_CLASSES, WEATHER, WIRES, AnyModel
+from tests.helpers.provider_rules import request_errors, show_body
 
 CALLS: tuple[tuple[str, str, dict[str, Any]], ...] = (("toolu_1", "send", {"to": "ann"}), ("toolu_2", "look", {}))
-SAID: dict[str, list[Said]] = {
-    "two calls": [Said("Let me see.", "hm", CALLS), Said("done")],
-    "the same id again": [Said("", "", CALLS[:1]), Said("", "", CALLS[:1]), Said("done")],
-    "a name of its own": [Said("", "", (("", "foo.bar baz", {"x": None}),)), Said("done")],
-    "cut off": [Said("", "", CALLS[:1], finish="length"), Said("done")],
-    "cut off in words": [Said("Once upon", finish="length"), Said("done")],
-    "nothing": [Said(), Said(" \n"), Said("done")],
-    "asks": [Said("", "", (("toolu_4", "ask_user", {"question": "Which?"}), *CALLS)), Said("done")],
+SAID: dict[str, list[ModelOutput]] = {
+    "two calls": [ModelOutput("Let me see.", "hm", CALLS), ModelOutput("done")],
+    "the same id again": [ModelOutput("", "", CALLS[:1]), ModelOutput("", "", CALLS[:1]), ModelOutput("done")],
+    "a name of its own": [ModelOutput("", "", (("", "foo.bar baz", {"x": None}),)), ModelOutput("done")],
+    "cut off": [ModelOutput("", "", CALLS[:1], finish="length"), ModelOutput("done")],
+    "cut off in words": [ModelOutput("Once upon", finish="length"), ModelOutput("done")],
+    "nothing": [ModelOutput(), ModelOutput(" \n"), ModelOutput("done")],
+    "asks": [ModelOutput("", "", (("toolu_4", "ask_user", {"question": "Which?"}), *CALLS)), ModelOutput("done")],
 }
 
 
 class Wire:
     """A model of one wire on a transport that keeps what it is sent."""
 
-    def __init__(self, wire: str, said: list[Said]) -> None:
+    def __init__(self, wire: str, said: list[ModelOutput]) -> None:
         self.wire, self.bodies = wire, list[dict[str, Any]]()
         self._said = iter(said)
         http = HttpOptions(transport=httpx.MockTransport(self._answer))
         name = "claude-sonnet-4-6" if wire == "anthropic" else "gpt-5-mini"
         made = ModelSettings(top_p=0.5, max_tokens=500) if wire != "anthropic" else ModelSettings(max_tokens=500)
-        self.model: AnyModel = CLASSES[wire](
+        self.model: AnyModel = MODEL_CLASSES[wire](
             name, base_url="http://127.0.0.1:9/v1", api_key="k" * 20, settings=made, http=http
         )
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         self.bodies.append(json.loads(request.content))
-        said = next(self._said, Said("done"))
+        said = next(self._said, ModelOutput("done"))
         if self.wire == "openai":  # at OpenAI itself a chat completion holds no thought
             said = replace(said, thought="")
         return httpx.Response(200, json=whole_body(self.wire, said))
@@ -55,8 +55,8 @@ class Wire:
     def check(self, requests: int) -> None:
         assert len(self.bodies) == requests
         for body in self.bodies:
-            found = refusals(self.wire, body)
-            assert not found, "\n".join([*found, show(body)])
+            found = request_errors(self.wire, body)
+            assert not found, "\n".join([*found, show_body(body)])
 
 
 @tool(requires_approval=True)
@@ -67,7 +67,7 @@ def send(to: str) -> str:
 
 def look() -> list[Any]:
     """Look."""
-    return ["", Image.of(b"GIF89a...")]
+    return ["", Image.from_bytes(b"GIF89a...")]
 
 
 reached: list[asyncio.Event] = []
@@ -86,7 +86,7 @@ def agent_of(wire: Wire, **more: Any) -> Agent:
     return Agent(wire.model, tools=[send, look, hang], host=host, instructions="Be brief.", **more)
 
 
-def both(wire: str, said: list[Said], go: Callable[[Agent], Any], **more: Any) -> tuple[Wire, RunResult]:
+def both(wire: str, said: list[ModelOutput], go: Callable[[Agent], Any], **more: Any) -> tuple[Wire, RunResult]:
     kept = Wire(wire, said)
     return kept, asyncio.run(go(agent_of(kept, **more)))
 
@@ -155,7 +155,7 @@ def test_cancelled(wire: str, watched: bool) -> None:
         run.cancel("enough")
         return await _next(agent, await over)
 
-    kept, result = both(wire, [Said("", "hm", (CALLS[1], ("toolu_3", "hang", {}))), Said("done")], go)
+    kept, result = both(wire, [ModelOutput("", "hm", (CALLS[1], ("toolu_3", "hang", {}))), ModelOutput("done")], go)
     assert result.output == "done"
     kept.check(2)
 
@@ -181,7 +181,7 @@ def test_a_question_and_its_answer(wire: str) -> None:
         assert isinstance(first.outcome, UserInputRequested)
         return await agent.resume(first.outcome.suspension_record, "the second")
 
-    done = Said("", "", (("toolu_9", "return_done", {"output": "x"}),))
+    done = ModelOutput("", "", (("toolu_9", "return_done", {"output": "x"}),))
     kept, result = both(wire, [*SAID["asks"][:1], done], go, preset="funnel")
     assert result.output == "x"
     kept.check(2)
@@ -190,7 +190,7 @@ def test_a_question_and_its_answer(wire: str) -> None:
 @pytest.mark.parametrize("wire", WIRES)
 def test_the_same_id_again_and_pictures_of_a_person(wire: str) -> None:
     async def go(agent: Agent) -> RunResult:
-        first = await agent.run("go", message_history=[Message.user("see", [Image.of(b"GIF89a")])])
+        first = await agent.run("go", message_history=[Message.user("see", [Image.from_bytes(b"GIF89a")])])
         assert isinstance(first.outcome, UserInputRequested)
         second = await agent.resume(first.outcome.suspension_record, Allow())
         assert isinstance(second.outcome, UserInputRequested)
@@ -238,11 +238,11 @@ def test_a_body_that_is_wrong_is_refused(wire: str, number: int) -> None:
     async def go(agent: Agent) -> RunResult:
         return await agent.run("go")
 
-    kept, _ = both(wire, [Said("", "", CALLS[1:]), Said("done")], go)
+    kept, _ = both(wire, [ModelOutput("", "", CALLS[1:]), ModelOutput("done")], go)
     body = kept.bodies[-1]
-    assert refusals(wire, body) == []
+    assert request_errors(wire, body) == []
     BAD[wire][number](body)
-    assert refusals(wire, body) != []
+    assert request_errors(wire, body) != []
 
 
 # -- settings ------------------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ CLOSED = {"type": "object", "properties": {"a": {"type": "string"}}, "required":
 def test_every_setting_is_said_in_the_vendors_words(wire: str, schema: dict[str, Any] | None) -> None:
     for settings in [{}, *SETTINGS["all"], *SETTINGS[wire]]:
         for home in (True, False):
-            model = CLASSES[wire](
+            model = MODEL_CLASSES[wire](
                 "m",
                 base_url=None if home else "http://127.0.0.1:9/v1",
                 api_key="k" * 20,
@@ -291,6 +291,6 @@ def test_every_setting_is_said_in_the_vendors_words(wire: str, schema: dict[str,
             for tools in ((), (WEATHER,)):
                 request = ModelRequest((Message.system("x"), Message.user("y")), tools=tools, output_schema=schema)
                 for stream in (True, False):
-                    body = json.loads(model._content(request, stream=stream))
-                    found = refusals(wire, body)
-                    assert not found, (settings, home, found, show(body))
+                    body = json.loads(model._request_body(request, stream=stream))
+                    found = request_errors(wire, body)
+                    assert not found, (settings, home, found, show_body(body))

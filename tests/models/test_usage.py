@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from agentfsm.core.messages import Usage
-from tests.models.helpers import WIRES, answer, ask, build
+from agentfsm.loop.messages import Usage
+from tests.helpers.fake_model_server import ModelOutput, encode_events, stream_events, whole_body
+from tests.helpers.model_clients import WIRES, build_model, request_reply, respond_with
 from tests.models.test_streams import ask as ask_streamed
 from tests.models.test_streams import streaming
-from tests.models.wires import Said, as_bytes, stream_events, whole_body
 
 COUNTS: dict[str, dict[str, Any]] = {
     "openai": {  # openai.types.CompletionUsage
@@ -40,7 +40,7 @@ EXPECTED = Usage(100, 50, cached_tokens=60, reasoning_tokens=30, written_tokens=
 
 def counted(wire: str, counts: object) -> tuple[dict[str, Any], list[Any]]:
     """A whole answer with these counts, and a stream."""
-    events = stream_events(wire, Said("hello"))
+    events = stream_events(wire, ModelOutput("hello"))
     for event in events:
         if isinstance(event, dict) and event.get("usage"):
             event["usage"] = counts
@@ -48,14 +48,14 @@ def counted(wire: str, counts: object) -> tuple[dict[str, Any], list[Any]]:
             event["response"]["usage"] = counts
         if isinstance(event, dict) and event.get("type") == "message_start":
             event["message"]["usage"] = counts
-    return whole_body(wire, Said("hello")) | {"usage": counts}, events
+    return whole_body(wire, ModelOutput("hello")) | {"usage": counts}, events
 
 
 @pytest.mark.parametrize("wire", COUNTS)
 def test_all_of_them_are_read_whole_and_streamed(wire: str) -> None:
     body, events = counted(wire, COUNTS[wire])
-    assert ask(build(wire, answer(200, body))).usage == EXPECTED
-    assert ask_streamed(streaming(wire, as_bytes(wire, events)))[1].usage == EXPECTED
+    assert request_reply(build_model(wire, respond_with(200, body))).usage == EXPECTED
+    assert ask_streamed(streaming(wire, encode_events(wire, events)))[1].usage == EXPECTED
 
 
 @pytest.mark.parametrize("odd", [None, [], "many", {}, {"prompt_tokens": -3, "input_tokens": True, "eval_count": 1.5}])
@@ -63,4 +63,4 @@ def test_all_of_them_are_read_whole_and_streamed(wire: str) -> None:
 def test_counts_that_are_none_count_nothing(wire: str, odd: object) -> None:
     body, _ = counted(wire, odd)
     body = {k: v for k, v in body.items() if k not in ("eval_count", "prompt_eval_count")}
-    assert ask(build(wire, answer(200, body))).usage == Usage()
+    assert request_reply(build_model(wire, respond_with(200, body))).usage == Usage()

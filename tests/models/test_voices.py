@@ -11,9 +11,9 @@ import pytest
 
 from agentfsm import Agent, RunCompleted
 from agentfsm.models import FallbackModel
-from agentfsm.models.http import HttpOptions
-from tests.models.helpers import CLASSES, WIRES, AnyModel
-from tests.models.wires import Said, whole_body
+from agentfsm.models.http_client import HttpOptions
+from tests.helpers.fake_model_server import ModelOutput, whole_body
+from tests.helpers.model_clients import MODEL_CLASSES, WIRES, AnyModel
 
 THOUGHT = "a secret thought"
 SIGNS = {"openai": THOUGHT, "responses": "sealed", "anthropic": "c2ln", "ollama": THOUGHT}
@@ -27,7 +27,7 @@ class Told:
         self.bodies: list[str] = []
         self._wire, self._fails = wire, fails
         http = HttpOptions(transport=httpx.MockTransport(self._answer))
-        self.model: AnyModel = CLASSES[wire](name, base_url=f"http://{host}/v1", api_key="k" * 20, http=http)
+        self.model: AnyModel = MODEL_CLASSES[wire](name, base_url=f"http://{host}/v1", api_key="k" * 20, http=http)
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         self.bodies.append(request.content.decode())
@@ -35,8 +35,8 @@ class Told:
             return httpx.Response(503, json={"error": {"message": "busy"}})
         if request.content.count(b"noted") < 3:
             calls = ((f"call_{len(self.bodies)}", "note", {"n": len(self.bodies)}),)
-            return httpx.Response(200, json=whole_body(self._wire, Said("", THOUGHT, calls)))
-        return httpx.Response(200, json=whole_body(self._wire, Said("done")))
+            return httpx.Response(200, json=whole_body(self._wire, ModelOutput("", THOUGHT, calls)))
+        return httpx.Response(200, json=whole_body(self._wire, ModelOutput("done")))
 
 
 def note(n: int) -> str:

@@ -19,9 +19,6 @@ from agentfsm import (
     TextDelta,
     UserInputRequested,
 )
-from agentfsm.core.messages import Message, Reply, ToolCall, Usage
-from agentfsm.core.model import Model, ModelRequest
-from agentfsm.core.streaming import Piece, Restart, TextPiece
 from agentfsm.errors import (
     ConfigurationError,
     ContextOverflowError,
@@ -30,10 +27,12 @@ from agentfsm.errors import (
     TransientProviderError,
     UnknownModelError,
 )
+from agentfsm.loop.messages import Message, Reply, ToolCall, Usage
+from agentfsm.loop.model import Model, ModelRequest, StreamChunk, StreamRestart, TextChunk
 from agentfsm.models import ConcurrencyLimit, FallbackModel, Limited, Price, Priced, RateLimit
 from agentfsm.runtime.host import Host
 from agentfsm.testing import FakeClock, ScriptedModel
-from tests.models.helpers import REQUEST
+from tests.helpers.model_clients import REQUEST
 from tests.models.test_streamed_runs import Telling, hang
 
 HELLO = Reply(Message.assistant("Hello"))
@@ -48,8 +47,8 @@ async def _reply(model: Model, request: ModelRequest) -> Reply:
     return await model.reply(request)
 
 
-def stream(model: Any, request: ModelRequest = REQUEST) -> list[Piece | Reply]:
-    async def main() -> list[Piece | Reply]:
+def stream(model: Any, request: ModelRequest = REQUEST) -> list[StreamChunk | Reply]:
+    async def main() -> list[StreamChunk | Reply]:
         return [piece async for piece in model.stream(request)]
 
     return asyncio.run(main())
@@ -118,14 +117,14 @@ class Hanging:
 
 def test_a_model_that_hangs_leaves_time_for_the_next() -> None:
     assert ask(FallbackModel(Hanging(), ScriptedModel(["Hello"])), SOON).message.content == "Hello"
-    pieces = stream(FallbackModel(Telling([TextPiece("Half a"), hang]), ScriptedModel(["Hello"])), SOON)
+    pieces = stream(FallbackModel(Telling([TextChunk("Half a"), hang]), ScriptedModel(["Hello"])), SOON)
     assert isinstance(pieces[-1], Reply)
 
 
 def test_a_stream_that_breaks_off_begins_anew_with_the_next_and_watchers_are_told() -> None:
-    first = Telling([TextPiece("Half a"), TransientProviderError("gone")])
-    pieces = stream(FallbackModel(first, Telling([TextPiece("Hello"), HELLO])))
-    assert [type(piece) for piece in pieces] == [TextPiece, Restart, TextPiece, Reply]
+    first = Telling([TextChunk("Half a"), TransientProviderError("gone")])
+    pieces = stream(FallbackModel(first, Telling([TextChunk("Hello"), HELLO])))
+    assert [type(piece) for piece in pieces] == [TextChunk, StreamRestart, TextChunk, Reply]
     assert first.closed == 1
     nothing_told = Telling([TransientProviderError("gone")])
     pieces = stream(FallbackModel(nothing_told, Telling([HELLO])))
@@ -134,11 +133,11 @@ def test_a_stream_that_breaks_off_begins_anew_with_the_next_and_watchers_are_tol
 
 def test_a_run_goes_on_with_the_next_model_and_its_journal_says_which_answered() -> None:
     async def main() -> tuple[list[Any], str]:
-        first = Telling([TextPiece("Half a"), TransientProviderError("gone")])
-        run = Agent(FallbackModel(first, Telling([TextPiece("Hello"), HELLO]))).run("go")
+        first = Telling([TextChunk("Half a"), TransientProviderError("gone")])
+        run = Agent(FallbackModel(first, Telling([TextChunk("Hello"), HELLO]))).run("go")
         events = [event async for event in run]
-        assert run.state.reply is not None
-        return events, run.state.reply.model
+        assert run.run_state.reply is not None
+        return events, run.run_state.reply.model
 
     events, answered = asyncio.run(main())
     assert [type(e) for e in events if isinstance(e, TextDelta | ReplyRestarted)] == [
@@ -194,7 +193,7 @@ class Crowd:
         self.now -= 1
         return Reply(Message.assistant("done"), usage=Usage(60, 40))
 
-    async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece | Reply, None]:
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[StreamChunk | Reply, None]:
         yield await self.reply(request)
 
 
@@ -232,7 +231,7 @@ def test_turns_come_in_the_order_in_which_they_were_asked_for_and_are_passed_on_
         limit, order = ConcurrencyLimit(1), list[int]()
 
         async def one(place: int) -> None:
-            async with limit.turn():
+            async with limit.acquire():
                 order.append(place)
                 await asyncio.sleep(0)
 
@@ -241,7 +240,7 @@ def test_turns_come_in_the_order_in_which_they_were_asked_for_and_are_passed_on_
         tasks[3].cancel()
         tasks[4].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        async with limit.turn():
+        async with limit.acquire():
             pass
         return order
 
@@ -251,9 +250,9 @@ def test_turns_come_in_the_order_in_which_they_were_asked_for_and_are_passed_on_
 def test_a_turn_granted_to_one_who_gives_up_in_the_same_moment_is_not_lost() -> None:
     async def main() -> None:
         limit = ConcurrencyLimit(1)
-        held = limit.turn()
+        held = limit.acquire()
         await held.__aenter__()
-        waiting = [asyncio.ensure_future(limit.turn().__aenter__()) for _ in range(2)]
+        waiting = [asyncio.ensure_future(limit.acquire().__aenter__()) for _ in range(2)]
         await asyncio.sleep(0)
         await held.__aexit__(None, None, None)  # the first who waits has it now
         waiting[0].cancel()
@@ -284,16 +283,16 @@ class Tap:
     async def reply(self, request: ModelRequest) -> Reply:
         return HELLO
 
-    async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece | Reply, None]:
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[StreamChunk | Reply, None]:
         self.seen.append("opened")
         try:
-            yield TextPiece("Hel")
+            yield TextChunk("Hel")
             yield HELLO
         finally:
             self.seen.append("closed")
 
     @asynccontextmanager
-    async def turn(self) -> AsyncGenerator[Any, None]:
+    async def acquire(self) -> AsyncGenerator[Any, None]:
         yield lambda usage: None
         self.seen.append("left")
 
@@ -314,7 +313,7 @@ def test_whoever_closes_a_stream_has_closed_all_behind_it_before_a_turn_ends(wra
 
     async def early() -> None:
         told = STREAMED[wrapped](tap).stream(REQUEST)
-        assert await anext(told) == TextPiece("Hel")
+        assert await anext(told) == TextChunk("Hel")
         await told.aclose()
         assert tap.seen[:2] == ["opened", "closed"]
 
@@ -339,7 +338,7 @@ def times(limit: RateLimit, calls: int, usage: Usage | None = None) -> list[floa
     async def main() -> list[float]:
         begun, found = clock.monotonic(), list[float]()
         for _ in range(calls):
-            async with limit.turn() as spend:
+            async with limit.acquire() as spend:
                 found.append(round(clock.monotonic() - begun, 6))
                 spend(usage or Usage())
         return found
@@ -364,7 +363,7 @@ def test_how_to_wait_may_be_anything_that_can_be_awaited() -> None:
     async def main() -> list[float]:
         limit, begun, found = RateLimit(calls=1, per_s=5, now=clock.monotonic, sleep=sleep), clock.monotonic(), []
         for _ in range(3):
-            async with limit.turn():
+            async with limit.acquire():
                 found.append(clock.monotonic() - begun)
         return found
 
@@ -388,7 +387,7 @@ def test_calls_wait_at_a_rate_limit_in_their_order() -> None:
         limit, order = rate(FakeClock(), calls=1, per_s=1), list[int]()
 
         async def one(place: int) -> None:
-            async with limit.turn():
+            async with limit.acquire():
                 order.append(place)
 
         await asyncio.gather(*(one(place) for place in range(8)))

@@ -9,20 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentfsm.core.images import Image
-from agentfsm.core.messages import Message, Role, ToolCall
-from agentfsm.core.model import ModelRequest
-from agentfsm.core.render import Transcript
+from agentfsm.loop.messages import Image, Message, Role, ToolCall
+from agentfsm.loop.model import ModelRequest
+from agentfsm.loop.prompts import Transcript
 from agentfsm.models import ModelSettings
-from agentfsm.models.wire import dumps
-from tests.models.helpers import CLASSES, WEATHER, WIRES, AnyModel
+from agentfsm.models.wire_format import dumps
+from tests.helpers.model_clients import MODEL_CLASSES, WEATHER, WIRES, AnyModel
 
 texts = st.sampled_from(["", " ", "hello", '"},{"messages":[]', "naïve 😀\u2028", "half \ud83d"])
 THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "x"}
 thoughts = st.sampled_from(
     [None, *({"anthropic": {"voice": voice, "blocks": [THOUGHT]}} for voice in ("http://127.0.0.1:9/v1 m", "another"))]
 )
-pictures = st.lists(st.sampled_from([Image.of(b"GIF87a"), Image.of(b"\xff\xd8\xff")]), max_size=2).map(tuple)
+pictures = st.lists(st.sampled_from([Image.from_bytes(b"GIF87a"), Image.from_bytes(b"\xff\xd8\xff")]), max_size=2).map(
+    tuple
+)
 calls = st.lists(st.builds(ToolCall, st.sampled_from("abc"), st.just("weather"), st.just({"n": 1})), max_size=2)
 messages = st.one_of(
     st.builds(Message, st.sampled_from([Role.SYSTEM, Role.USER]), texts),
@@ -43,7 +44,7 @@ messages = st.one_of(
 def model_of(wire: str, cache: Any = None, *, images: bool = True) -> AnyModel:
     extra = {"x": {"messages": [], "input": []}}
     made = ModelSettings(temperature=0, prompt_cache=cache, images=images, extra_body=extra)
-    return CLASSES[wire]("m", base_url="http://127.0.0.1:9/v1", api_key="k" * 20, settings=made)
+    return MODEL_CLASSES[wire]("m", base_url="http://127.0.0.1:9/v1", api_key="k" * 20, settings=made)
 
 
 def all_at_once(model: AnyModel, request: ModelRequest, stream: bool) -> bytes:
@@ -66,9 +67,9 @@ def test_a_request_does_not_depend_on_those_before_it(
     memo, said = dict[object, object](), list[Message]()
     for more, tail in steps:
         said += more
-        request = ModelRequest(Transcript(said, len(said), tuple(tail)), tools=(WEATHER,), memo=memo)
-        assert model._content(request, stream=stream) == all_at_once(model, request, stream)
-        assert json.loads(model._content(request, stream=stream))
+        request = ModelRequest(Transcript(said, len(said), tuple(tail)), tools=(WEATHER,), cache=memo)
+        assert model._request_body(request, stream=stream) == all_at_once(model, request, stream)
+        assert json.loads(model._request_body(request, stream=stream))
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -77,8 +78,8 @@ def test_a_transcript_that_is_another_or_shorter_is_written_anew(wire: str) -> N
     long = [Message.user("a"), Message.assistant("b"), Message.user("c")]
     for said in (long, [*long], long[:1], [Message.user("z")], long):
         for stop in (len(said), 1):
-            request = ModelRequest(Transcript(said, stop), memo=memo)
-            assert model._content(request, stream=False) == all_at_once(model, request, False)
+            request = ModelRequest(Transcript(said, stop), cache=memo)
+            assert model._request_body(request, stream=False) == all_at_once(model, request, False)
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -87,8 +88,8 @@ def test_models_that_share_a_memo_do_not_mix_up_what_they_wrote(wire: str) -> No
     for _ in range(3):
         for other in WIRES:
             model = model_of(other)
-            request = ModelRequest(Transcript(said, len(said)), memo=memo)
-            assert model._content(request, stream=False) == all_at_once(model, request, False)
+            request = ModelRequest(Transcript(said, len(said)), cache=memo)
+            assert model._request_body(request, stream=False) == all_at_once(model, request, False)
         said.append(Message.assistant("b"))
 
 
@@ -96,4 +97,4 @@ def test_models_that_share_a_memo_do_not_mix_up_what_they_wrote(wire: str) -> No
 def test_a_request_that_is_no_part_of_a_run_is_written_too(wire: str) -> None:
     model = model_of(wire)
     request = ModelRequest((Message.system("x"), Message.user("a")))
-    assert model._content(request, stream=False) == all_at_once(model, request, False)
+    assert model._request_body(request, stream=False) == all_at_once(model, request, False)

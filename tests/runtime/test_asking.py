@@ -26,16 +26,16 @@ from agentfsm import (
     TransientProviderError,
     tool,
 )
-from agentfsm.core.codec import dump_state, load_state
+from agentfsm.loop.state import dump_state, load_state
 from agentfsm.testing import FakeClock, call
-from tests.runtime.scenes import (
-    agent_on,
-    checked,
-    drive,
-    lessons,
+from tests.helpers.scenarios import (
+    check_result,
+    lesson_kinds,
     look,
+    run_async,
+    run_script_with_requests,
+    scripted_agent,
     tool_texts,
-    with_model,
 )
 
 K = FailureKind
@@ -46,7 +46,7 @@ K = FailureKind
 
 def test_a_request_holds_the_transcript_the_tools_and_the_limits():
     limits = AgentGuardrails(llm_timeout_s=7, max_output_tokens=99)
-    _, (first, second) = with_model(
+    _, (first, second) = run_script_with_requests(
         call("look", where="x"), "done", tools=[look], guardrails=limits, instructions="be good"
     )
     assert [m.content for m in first.messages] == ["be good", "go"]
@@ -72,18 +72,18 @@ def test_a_request_holds_the_transcript_the_tools_and_the_limits():
     ],
 )
 def test_a_failed_call_has_its_kind_and_counts_as_a_call(error, kind):
-    result, _ = with_model(error, "done")
-    found = next(d.found for d in result.decisions if d.found is not None)
+    result, _ = run_script_with_requests(error, "done")
+    found = next(d.guard_result for d in result.decisions if d.guard_result is not None)
     assert found.kind is kind
     assert found.blockers == (found.explanation,)
     assert result.decisions[1].transition.id == f"call_llm.{kind}"
     assert result.ok is (kind is not K.provider_error)
-    assert result.run.model_calls == (1 if kind is K.provider_error else 2)
+    assert result.run_state.model_calls == (1 if kind is K.provider_error else 2)
 
 
 def test_what_the_provider_said_of_itself_is_kept():
-    result, _ = with_model(TransientProviderError("busy", retry_after_s=7, status=429), "done")
-    found = next(d.found for d in result.decisions if d.found is not None)
+    result, _ = run_script_with_requests(TransientProviderError("busy", retry_after_s=7, status=429), "done")
+    found = next(d.guard_result for d in result.decisions if d.guard_result is not None)
     assert found.metadata == {"retry_after_s": 7, "status": 429}
     assert found.explanation == "busy"
 
@@ -105,7 +105,7 @@ def test_a_kind_that_is_no_models_to_report_is_a_provider_error(kind):
         ran.append(1)
         return ""
 
-    result, _ = with_model(call("count"), OddKindError(kind), tools=[count])
+    result, _ = run_script_with_requests(call("count"), OddKindError(kind), tools=[count])
     assert isinstance(result.outcome, Handoff)
     assert result.outcome.failure.kind is K.provider_error
     assert ran == [1]
@@ -129,9 +129,9 @@ def test_a_model_that_does_not_answer_in_time_is_tried_again():
     async def scene() -> RunResult:
         return await agent.run("go")
 
-    result = checked(drive(scene))
+    result = check_result(run_async(scene))
     assert result.output == "at last"
-    assert result.run.lessons_learned[0].explanation == "slow gave no reply within 0.02 s"
+    assert result.run_state.lessons_learned[0].explanation == "slow gave no reply within 0.02 s"
 
 
 class NoWait(DefaultPolicy):
@@ -145,7 +145,7 @@ NO_WAIT = NoWait()
 def test_back_offs_are_the_numbers_of_the_rules_and_never_less_than_asked():
     clock = FakeClock()
     script = (TransientProviderError("a"), TransientProviderError("b", retry_after_s=20), TransientProviderError("c"))
-    result, _ = with_model(*script, "done", clock=clock)
+    result, _ = run_script_with_requests(*script, "done", clock=clock)
     assert result.ok
     assert clock.slept == [2, 20, 8]
 
@@ -153,21 +153,21 @@ def test_back_offs_are_the_numbers_of_the_rules_and_never_less_than_asked():
 def test_four_failures_in_a_row_are_handed_off_and_a_success_starts_anew():
     clock = FakeClock()
     busy = TransientProviderError("busy")
-    result, _ = with_model(busy, busy, busy, busy, clock=clock)
+    result, _ = run_script_with_requests(busy, busy, busy, busy, clock=clock)
     assert isinstance(result.outcome, Handoff)
-    result, _ = with_model(busy, busy, busy, call("look"), busy, busy, busy, "done", tools=[look])
+    result, _ = run_script_with_requests(busy, busy, busy, call("look"), busy, busy, busy, "done", tools=[look])
     assert result.ok
 
 
 def test_a_prompt_that_is_too_long_is_shortened_once():
     script = (*[call("look", where=str(n)) for n in range(5)], ContextOverflowError("too long"), "done")
-    result, requests = with_model(*script, tools=[look])
+    result, requests = run_script_with_requests(*script, tools=[look])
     assert result.ok
     shown = [m.content for m in requests[-1].messages if m.role == "tool"]
     assert shown[-2:] == ["seen 3", "seen 4"]
     assert all("left out" in text for text in shown[:3])
     assert tool_texts(result) == [f"seen {n}" for n in range(5)]
-    again, _ = with_model(ContextOverflowError("too long"), ContextOverflowError("too long"))
+    again, _ = run_script_with_requests(ContextOverflowError("too long"), ContextOverflowError("too long"))
     assert isinstance(again.outcome, Handoff)
 
 
@@ -179,7 +179,7 @@ def test_a_prompt_that_is_too_long_is_shortened_once():
 )
 def test_every_call_has_an_id_of_its_own(ids):
     calls = tuple(ToolCall(i, "look", {"where": str(n)}) for n, i in enumerate(ids))
-    result, _ = with_model(Message.assistant("", calls), "done", tools=[look])
+    result, _ = run_script_with_requests(Message.assistant("", calls), "done", tools=[look])
     found = [c.id for m in result.messages for c in m.tool_calls]
     assert len(set(found)) == len(ids)
     assert tool_texts(result) == [f"seen {n}" for n in range(len(ids))]
@@ -189,15 +189,15 @@ def test_every_call_has_an_id_of_its_own(ids):
 def test_ids_are_of_one_call_alone_over_the_whole_conversation():
     """Servers that count from one in every reply, and wires that want no id twice in a conversation."""
     same = Message.assistant("", (ToolCall("call_1", "look"), ToolCall("", "look", {"where": "b"})))
-    result, _ = with_model(same, same, same, "done", tools=[look])
+    result, _ = run_script_with_requests(same, same, same, "done", tools=[look])
     ids = [c.id for m in result.messages for c in m.tool_calls]
     assert len(set(ids)) == len(ids) == 6
 
     async def scene() -> RunResult:
-        agent, model = agent_on(same, "done", tools=[look])
-        return checked(await agent.run("more", message_history=result.messages), model)
+        agent, model = scripted_agent(same, "done", tools=[look])
+        return check_result(await agent.run("more", message_history=result.messages), model)
 
-    assert drive(scene).ok
+    assert run_async(scene).ok
 
 
 @pytest.mark.parametrize("calls", [(), (ToolCall("a", "look", {"where": "x"}),)])
@@ -205,45 +205,47 @@ def test_content_that_is_null_is_an_empty_text(calls):
     """So servers write it beside calls, and whoever passes their words on may leave it so."""
     odd: Any = None
     said = Message(Role.ASSISTANT, odd, calls)
-    result, _ = with_model(said, "done", tools=[look])
+    result, _ = run_script_with_requests(said, "done", tools=[look])
     assert result.output == "done"
-    assert lessons(result) == ([] if calls else ["no_progress"])
-    assert load_state(dump_state(result.run)).messages == result.messages
+    assert lesson_kinds(result) == ([] if calls else ["no_progress"])
+    assert load_state(dump_state(result.run_state)).messages == result.messages
 
 
 def test_content_that_is_no_text_is_no_reply():
     odd: Any = [{"type": "text", "text": "hi"}]
-    result, _ = with_model(Message.assistant(odd))
+    result, _ = run_script_with_requests(Message.assistant(odd))
     assert isinstance(result.outcome, Handoff)
     assert "no text but list" in result.outcome.rationale
 
 
 @pytest.mark.parametrize("odd", [None, 7])
 def test_ids_and_names_that_are_no_texts_become_some(odd):
-    result, _ = with_model(Message.assistant("", (ToolCall(odd, odd),)), "done", tools=[look])
+    result, _ = run_script_with_requests(Message.assistant("", (ToolCall(odd, odd),)), "done", tools=[look])
     assert result.output == "done"
-    assert lessons(result) == ["unknown_tool"]
-    assert load_state(dump_state(result.run)).messages == result.messages
+    assert lesson_kinds(result) == ["unknown_tool"]
+    assert load_state(dump_state(result.run_state)).messages == result.messages
 
 
 @pytest.mark.parametrize("bad", [math.nan, {1, 2}, object(), b"raw"])
 def test_arguments_that_no_json_can_hold_never_run_the_tool(bad):
-    result, _ = with_model(Message.assistant("", (ToolCall("a", "look", {"where": bad}),)), "done", tools=[look])
+    result, _ = run_script_with_requests(
+        Message.assistant("", (ToolCall("a", "look", {"where": bad}),)), "done", tools=[look]
+    )
     assert result.ok
-    assert lessons(result) == ["invalid_arguments"]
+    assert lesson_kinds(result) == ["invalid_arguments"]
 
 
 def test_a_call_whose_arguments_did_not_parse_never_runs_the_tool():
-    result, _ = with_model(
+    result, _ = run_script_with_requests(
         Message.assistant("", (ToolCall("a", "look", {}, malformed="Expecting ','"),)), "done", tools=[look]
     )
     assert "Expecting ','" in tool_texts(result)[0]
-    assert lessons(result) == ["invalid_arguments"]
+    assert lesson_kinds(result) == ["invalid_arguments"]
 
 
 def test_calls_over_the_wire_are_calls_in_envelope_mode_too():
     """A model that can call tools may do so although it was told to write envelopes."""
-    result, requests = with_model(
+    result, requests = run_script_with_requests(
         call("look", where="x"), '{"kind": "final", "content": "done"}', tools=[look], preset="feedback"
     )
     assert result.output == "done"
@@ -251,16 +253,16 @@ def test_calls_over_the_wire_are_calls_in_envelope_mode_too():
 
 
 def test_half_a_character_in_an_envelope_is_malformed():
-    result, _ = with_model(
+    result, _ = run_script_with_requests(
         '{"kind": "final", "content": "\ud800"}', '{"kind": "final", "content": "x"}', preset="feedback"
     )
     assert result.output == "x"
-    assert lessons(result) == ["output_malformed"]
+    assert lesson_kinds(result) == ["output_malformed"]
 
 
 def test_a_truncated_call_is_never_run():
     cut = Reply(Message.assistant("", (ToolCall("a", "look", {"where": "hal"}),)), FinishReason.LENGTH)
-    result, requests = with_model(cut, "done", tools=[look])
+    result, requests = run_script_with_requests(cut, "done", tools=[look])
     assert "cut off" in tool_texts(result)[0]
     assert result.ok
     assert "cut off" in requests[1].messages[-1].content

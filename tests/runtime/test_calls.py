@@ -11,13 +11,13 @@ from typing import Annotated, Any
 import pytest
 from pydantic import AfterValidator
 
-from agentfsm.core.failures import Failure, FailureKind
-from agentfsm.core.messages import ToolCall, ToolResult
 from agentfsm.errors import ToolError
-from agentfsm.runtime.calls import REPORTABLE, check_call, in_thread, run_call
+from agentfsm.loop.failures import Failure, FailureKind
+from agentfsm.loop.messages import ToolCall, ToolResult
+from agentfsm.runtime.context import Timeout
+from agentfsm.runtime.tool_execution import TOOL_REPORTABLE_KINDS, run_call, run_in_thread, validate_call
 from agentfsm.runtime.tools import Tool, ToolContext, as_tool, tool
-from agentfsm.runtime.watchdog import Watchdog
-from tests.runtime.scenes import drive
+from tests.helpers.scenarios import run_async
 
 K = FailureKind
 CALL = ToolCall("c1", "work", {})
@@ -27,9 +27,9 @@ def result_of(function: Any, *, limit: float = 5.0, context: ToolContext | None 
     made: Tool = as_tool(function, name="work")
 
     async def scene() -> ToolResult:
-        return await run_call(CALL, made, arguments, context, Watchdog().limit(limit))  # type: ignore[return-value]
+        return await run_call(CALL, made, arguments, context, Timeout().start(limit))  # type: ignore[return-value]
 
-    return drive(scene)
+    return run_async(scene)
 
 
 def raising(error: BaseException, *, later: bool = False) -> Any:
@@ -147,13 +147,13 @@ def test_the_name_of_a_file_that_is_no_text_harms_nobody():
 @pytest.mark.parametrize("kind", sorted(K))
 def test_a_tool_may_report_the_kinds_that_are_its_own_to_report(kind):
     result = result_of(raising(ToolError("too much", kind=kind.value, blockers=("a", "b"))))
-    wanted = kind if kind in REPORTABLE else K.tool_error
+    wanted = kind if kind in TOOL_REPORTABLE_KINDS else K.tool_error
     assert (result.content, result.error_class) == ("too much", "ToolError")
     assert result.failure == Failure(kind=wanted, explanation="work: too much", blockers=("a", "b"))
 
 
 def test_the_kinds_that_a_tool_may_report():
-    assert {k.value for k in REPORTABLE} == {
+    assert {k.value for k in TOOL_REPORTABLE_KINDS} == {
         "tool_error", "environment_error", "ambiguous_input", "scope_too_large", "capability_gap",
         "kernel_invalidated", "policy_violation",
     }  # fmt: skip
@@ -183,11 +183,11 @@ def test_only_an_idempotent_and_retryable_tools_failure_may_be_retried_as_it_sta
         raise ValueError
 
     async def scene(made: Tool) -> ToolResult:
-        return await run_call(CALL, made, {}, None, Watchdog().limit(5))  # type: ignore[return-value]
+        return await run_call(CALL, made, {}, None, Timeout().start(5))  # type: ignore[return-value]
 
-    assert not drive(lambda: scene(as_tool(fail))).retryable
-    assert not drive(lambda: scene(tool(idempotent=True)(fail))).retryable
-    assert drive(lambda: scene(tool(idempotent=True, retryable=True)(fail))).retryable
+    assert not run_async(lambda: scene(as_tool(fail))).retryable
+    assert not run_async(lambda: scene(tool(idempotent=True)(fail))).retryable
+    assert run_async(lambda: scene(tool(idempotent=True, retryable=True)(fail))).retryable
 
 
 # -- endings ------------------------------------------------------------------------------------------
@@ -196,12 +196,12 @@ def test_only_an_idempotent_and_retryable_tools_failure_may_be_retried_as_it_sta
 def test_a_tool_that_ends_the_run_says_so_and_brings_its_value():
     async def scene() -> ToolResult:
         made = tool(ends_run=True)(lambda_named_work)
-        return await run_call(CALL, made, {}, None, Watchdog().limit(5))  # type: ignore[return-value]
+        return await run_call(CALL, made, {}, None, Timeout().start(5))  # type: ignore[return-value]
 
     def lambda_named_work() -> dict[str, Any]:
         return {"a": (1, 2)}
 
-    result = drive(scene)
+    result = run_async(scene)
     assert (result.ending, result.value, result.content) == ("done", {"a": [1, 2]}, '{"a":[1,2]}')
 
 
@@ -210,9 +210,9 @@ def test_a_tool_that_fails_ends_nothing():
         raise ValueError("x")
 
     async def scene() -> ToolResult:
-        return await run_call(CALL, tool(ends_run=True)(fail), {}, None, Watchdog().limit(5))  # type: ignore[return-value]
+        return await run_call(CALL, tool(ends_run=True)(fail), {}, None, Timeout().start(5))  # type: ignore[return-value]
 
-    assert drive(scene).ending is None
+    assert run_async(scene).ending is None
 
 
 # -- time ---------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def test_a_cancellation_from_outside_passes_through():
         await asyncio.Event().wait()
 
     async def scene() -> None:
-        limit = Watchdog().limit(60)
+        limit = Timeout().start(60)
         task = asyncio.create_task(run_call(CALL, as_tool(hang), {}, None, limit))  # type: ignore[arg-type]
         await asyncio.sleep(0)
         task.cancel()
@@ -277,7 +277,7 @@ def test_a_cancellation_from_outside_passes_through():
             await task
         limit.close()
 
-    drive(scene)
+    run_async(scene)
 
 
 # -- threads ------------------------------------------------------------------------------------------
@@ -292,9 +292,9 @@ def test_a_plain_function_runs_in_a_thread_of_its_own_and_sees_its_callers_varia
 
     async def scene() -> None:
         variable.set("mine")
-        await in_thread(look, None, {})
+        await run_in_thread(look, None, {})
 
-    drive(scene)
+    run_async(scene)
     assert seen == [(False, "mine")]
 
 
@@ -338,9 +338,9 @@ def test_plain_tools_do_not_wait_for_each_other():
         return barrier.wait()
 
     async def scene() -> list[int]:
-        return await asyncio.gather(*(in_thread(meet, None, {}) for _ in range(count)))
+        return await asyncio.gather(*(run_in_thread(meet, None, {}) for _ in range(count)))
 
-    assert sorted(drive(scene)) == list(range(count))
+    assert sorted(run_async(scene)) == list(range(count))
 
 
 def test_a_tools_context_is_its_first_argument():
@@ -367,11 +367,11 @@ TOOLS = {"zip": as_tool(add), "add": as_tool(add)}
 
 
 def test_a_good_call_is_its_tool_and_its_arguments():
-    assert check_call(ToolCall("1", "add", {"a": "1", "b": 2}), TOOLS) == (TOOLS["add"], {"a": 1, "b": 2})
+    assert validate_call(ToolCall("1", "add", {"a": "1", "b": 2}), TOOLS) == (TOOLS["add"], {"a": 1, "b": 2})
 
 
 def test_a_call_of_a_tool_that_there_is_not_lists_those_that_there_are_sorted():
-    result = check_call(ToolCall("1", "fetch", {}), TOOLS)
+    result = validate_call(ToolCall("1", "fetch", {}), TOOLS)
     assert result.failure.kind is K.unknown_tool
     assert "add, zip" in result.content
 
@@ -384,7 +384,7 @@ def test_a_call_of_a_tool_that_there_is_not_lists_those_that_there_are_sorted():
     ],
 )
 def test_bad_arguments_never_run_the_tool_and_name_the_field(call, words):
-    result = check_call(call, TOOLS)
+    result = validate_call(call, TOOLS)
     assert (result.status, result.failure.kind) == ("failed", K.invalid_arguments)
     assert words in result.content
 
@@ -405,6 +405,6 @@ def test_a_check_of_arguments_that_raises_is_a_failure_of_its_tool(error, kind):
         raise AssertionError("never runs")
 
     convert.__annotations__["n"] = Annotated[int, AfterValidator(check)]
-    result = check_call(ToolCall("1", "convert", {"n": 1}), {"convert": as_tool(convert)})
+    result = validate_call(ToolCall("1", "convert", {"n": 1}), {"convert": as_tool(convert)})
     assert (result.status, result.failure.kind, result.error_class) == ("failed", kind, type(error).__name__)
     assert str(error) in result.content

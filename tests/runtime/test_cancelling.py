@@ -25,10 +25,10 @@ from agentfsm import (
     observer,
     tool,
 )
-from agentfsm.core.events import UserInputRequested
+from agentfsm.loop.events import UserInputRequested
 from agentfsm.runtime.run import Run
 from agentfsm.testing import FakeClock, call
-from tests.runtime.scenes import agent_on, cancelled, checked, drive, look, scene_of
+from tests.helpers.scenarios import assert_cancelled, check_result, look, run_async, scripted_agent, with_scripted_run
 
 # -- cancelling ---------------------------------------------------------------------------------------
 
@@ -59,10 +59,10 @@ async def when(condition: Callable[[], bool], then: Callable[[], None]) -> None:
 def test_cancelled_before_it_starts(reason):
     async def play(run: Run) -> None:
         run.cancel(reason)
-        cancelled(await run, reason)
-        assert run.state.model_calls == 0
+        assert_cancelled(await run, reason)
+        assert run.run_state.model_calls == 0
 
-    scene_of(play)
+    with_scripted_run(play)
 
 
 def test_cancelled_during_a_model_call():
@@ -72,9 +72,9 @@ def test_cancelled_during_a_model_call():
     async def scene() -> None:
         run = agent.run("go")
         result, _ = await asyncio.gather(run, when(model.asked.is_set, run.cancel))
-        cancelled(result)
+        assert_cancelled(result)
 
-    drive(scene)
+    run_async(scene)
 
 
 @pytest.mark.parametrize("parallel", [False, True])
@@ -92,14 +92,14 @@ def test_cancelled_during_tools_each_call_still_has_its_result(parallel):
     async def play(run: Run) -> None:
         script_ready = 3 if parallel else 2
         result, _ = await asyncio.gather(run, when(lambda: len(started) == script_ready, run.cancel))
-        cancelled(result)
+        assert_cancelled(result)
         tools = [m.content for m in result.messages if m.role == "tool"]
         assert tools[0] == "quick result"
         assert len(tools) == 3
         assert all("cancelled" in text for text in tools[1:])
 
     calls = [call("hang", what=w) for w in ("quick", "slow", "slower")]
-    scene_of(play, calls, "done", tools=[hang])
+    with_scripted_run(play, calls, "done", tools=[hang])
 
 
 def test_cancelled_during_a_plain_tool_which_is_abandoned():
@@ -119,10 +119,10 @@ def test_cancelled_during_a_plain_tool_which_is_abandoned():
             run.cancel()
 
         result, _ = await asyncio.gather(run, stop())
-        cancelled(result)
+        assert_cancelled(result)
         free.set()
 
-    scene_of(play, call("hang"), "done", tools=[hang])
+    with_scripted_run(play, call("hang"), "done", tools=[hang])
 
 
 def test_cancelled_during_a_back_off():
@@ -139,10 +139,10 @@ def test_cancelled_during_a_back_off():
 
     async def play(run: Run) -> None:
         result, _ = await asyncio.gather(run, when(clock.asleep.is_set, run.cancel))
-        cancelled(result)
-        assert result.run.model_calls == 1
+        assert_cancelled(result)
+        assert result.run_state.model_calls == 1
 
-    scene_of(play, TransientProviderError("busy"), "done", clock=clock)
+    with_scripted_run(play, TransientProviderError("busy"), "done", clock=clock)
 
 
 @pytest.mark.parametrize("state", ["pre_step", "call_llm", "post_llm", "dispatch_tool", "post_tool"])
@@ -152,9 +152,9 @@ def test_cancelled_by_a_hook_at_any_door(state):
 
     async def play(run: Run) -> None:
         runs.append(run)
-        cancelled(await run, "from a hook")
+        assert_cancelled(await run, "from a hook")
 
-    scene_of(play, hooks=[stop])
+    with_scripted_run(play, hooks=[stop])
 
 
 def test_cancelled_by_a_hook_that_waits():
@@ -166,10 +166,10 @@ def test_cancelled_by_a_hook_that_waits():
 
     async def play(run: Run) -> None:
         runs.append(run)
-        cancelled(await run, "from a hook")
-        assert run.state.model_calls == 1
+        assert_cancelled(await run, "from a hook")
+        assert run.run_state.model_calls == 1
 
-    scene_of(play, hooks=[hook("post_llm")(stop)])
+    with_scripted_run(play, hooks=[hook("post_llm")(stop)])
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -186,10 +186,10 @@ def test_cancelled_from_inside_a_tool(waits):
     async def play(run: Run) -> None:
         runs.append(run)
         result = await run
-        cancelled(result, "from a tool")
+        assert_cancelled(result, "from a tool")
         assert ("stopped" in [m.content for m in result.messages]) is not waits
 
-    scene_of(play, [call("stop"), call("look")], "done", tools=[stop, look])
+    with_scripted_run(play, [call("stop"), call("look")], "done", tools=[stop, look])
 
 
 def test_cancelled_from_inside_a_plain_tool_in_its_thread():
@@ -202,9 +202,9 @@ def test_cancelled_from_inside_a_plain_tool_in_its_thread():
 
     async def play(run: Run) -> None:
         runs.append(run)
-        cancelled(await run, "from a thread")
+        assert_cancelled(await run, "from a thread")
 
-    scene_of(play, call("stop"), "done", tools=[stop])
+    with_scripted_run(play, call("stop"), "done", tools=[stop])
 
 
 def test_a_tool_that_swallows_the_cancellation_has_its_result_and_the_run_ends_all_the_same():
@@ -221,13 +221,13 @@ def test_a_tool_that_swallows_the_cancellation_has_its_result_and_the_run_ends_a
 
     async def play(run: Run) -> None:
         result, _ = await asyncio.gather(run, when(started.is_set, run.cancel))
-        cancelled(result)
+        assert_cancelled(result)
         assert "done anyway" in [m.content for m in result.messages]
         task = asyncio.current_task()
         assert task is not None
         assert task.cancelling() == 0
 
-    scene_of(play, call("stubborn"), "done", tools=[stubborn])
+    with_scripted_run(play, call("stubborn"), "done", tools=[stubborn])
 
 
 def test_cancelled_while_iterating():
@@ -237,19 +237,19 @@ def test_cancelled_while_iterating():
             events.append(event)
             if isinstance(event, ToolStarted):
                 run.cancel("seen enough")
-        cancelled(run.result, "seen enough")
+        assert_cancelled(run.result, "seen enough")
         assert isinstance(events[-1], RunCancelled)
 
-    scene_of(play)
+    with_scripted_run(play)
 
 
 def test_the_first_reason_stands():
     async def play(run: Run) -> None:
         run.cancel("first")
         run.cancel("second")
-        cancelled(await run, "first")
+        assert_cancelled(await run, "first")
 
-    scene_of(play)
+    with_scripted_run(play)
 
 
 def test_a_run_that_is_over_stays_as_it_is():
@@ -259,7 +259,7 @@ def test_a_run_that_is_over_stays_as_it_is():
         assert (await run).outcome is result.outcome
         assert result.ok
 
-    scene_of(play)
+    with_scripted_run(play)
 
 
 def test_cancelled_while_it_waits_for_a_person():
@@ -267,7 +267,7 @@ def test_cancelled_while_it_waits_for_a_person():
     def pay() -> str:
         return "paid"
 
-    agent, model = agent_on(call("pay"), "done", tools=[pay])
+    agent, model = scripted_agent(call("pay"), "done", tools=[pay])
 
     async def scene() -> None:
         first = await agent.run("go")
@@ -275,10 +275,10 @@ def test_cancelled_while_it_waits_for_a_person():
         run = agent.resume(first.outcome.suspension_record, Allow())
         run.cancel("never mind")
         result = await run
-        cancelled(result, "never mind")
-        checked(result, model)
+        assert_cancelled(result, "never mind")
+        check_result(result, model)
 
-    drive(scene)
+    run_async(scene)
 
 
 @pytest.mark.parametrize("state", ["call_llm", "dispatch_tool"])
@@ -306,7 +306,7 @@ def test_cancelled_at_the_door_of_a_state_its_effect_does_not_begin(state):
         return await run
 
     run = Agent(Eager(), tools=[act], hooks=[observer(at_the_door)]).run("go")
-    cancelled(drive(scene), "stop there")
+    assert_cancelled(run_async(scene), "stop there")
     assert began == ([] if state == "call_llm" else ["reply"])
 
 
@@ -337,7 +337,7 @@ def outside(started: asyncio.Event, seen: list[str], how: str) -> Callable[[Run]
 
     async def play(run: Run) -> None:
         await cut_off(run, started, how)
-        cancelled(run.result, "the task was cancelled")
+        assert_cancelled(run.result, "the task was cancelled")
         assert seen == ["terminal"]
         assert (await run).outcome is run.result.outcome
 
@@ -357,14 +357,14 @@ def test_a_cancellation_of_the_task_passes_through_and_the_run_is_over_and_whole
 
     end = hook("terminal")(lambda c: seen.append(c.state))
     play = outside(started, seen, how)
-    scene_of(play, [call("hang", n=1), call("hang", n=2)], "done", tools=[hang], hooks=[end])
+    with_scripted_run(play, [call("hang", n=1), call("hang", n=2)], "done", tools=[hang], hooks=[end])
 
 
 @pytest.mark.parametrize("how", ["await", "iterate"])
 def test_a_cancellation_of_the_task_during_a_model_call(how):
     model, seen = Stalling(), []
     agent = Agent(model, hooks=[hook("terminal")(lambda c: seen.append(c.state))])
-    drive(lambda: outside(model.asked, seen, how)(agent.run("go")))
+    run_async(lambda: outside(model.asked, seen, how)(agent.run("go")))
 
 
 @pytest.mark.parametrize("how", ["await", "iterate"])
@@ -376,7 +376,7 @@ def test_a_cancellation_of_the_task_during_a_hook(how):
         await asyncio.Event().wait()
 
     hooks = [hook("post_llm")(hang), hook("terminal")(lambda c: seen.append(c.state))]
-    scene_of(outside(started, seen, how), hooks=hooks)
+    with_scripted_run(outside(started, seen, how), hooks=hooks)
 
 
 @pytest.mark.parametrize("how", ["await", "iterate"])
@@ -391,7 +391,7 @@ def test_a_cancellation_of_the_task_during_the_last_hook_comes_too_late_to_chang
         await cut_off(run, started, how)
         assert run.result.output == "done"
 
-    scene_of(play, "done", hooks=[hook("terminal")(hang)])
+    with_scripted_run(play, "done", hooks=[hook("terminal")(hang)])
 
 
 @pytest.mark.parametrize("how", ["await", "iterate"])
@@ -408,13 +408,13 @@ def test_a_timeout_around_a_run_ends_it(how):
 
         with pytest.raises(TimeoutError):
             await limited()
-        cancelled(run.result, "the task was cancelled")
+        assert_cancelled(run.result, "the task was cancelled")
         assert (await run).outcome is run.result.outcome
         task = asyncio.current_task()
         assert task is not None
         assert task.cancelling() == 0
 
-    drive(scene)
+    run_async(scene)
 
 
 def test_a_cancellation_from_both_sides_is_one_from_outside():
@@ -423,7 +423,7 @@ def test_a_cancellation_from_both_sides_is_one_from_outside():
 
     async def scene() -> None:
         run = agent.run("go")
-        task = asyncio.create_task(run._to_the_end())
+        task = asyncio.create_task(run._run_to_end())
         await model.asked.wait()
         run.cancel("from inside")
         task.cancel()
@@ -431,9 +431,9 @@ def test_a_cancellation_from_both_sides_is_one_from_outside():
             await task
         assert task.cancelled()
         assert task.cancelling() == 1
-        cancelled(run.result, "from inside")
+        assert_cancelled(run.result, "from inside")
 
-    drive(scene)
+    run_async(scene)
 
 
 def test_a_task_group_that_fails_ends_the_runs_in_it():
@@ -457,9 +457,9 @@ def test_a_task_group_that_fails_ends_the_runs_in_it():
 
         with pytest.raises(ExceptionGroup):
             await both()
-        cancelled(run.result, "the task was cancelled")
+        assert_cancelled(run.result, "the task was cancelled")
 
-    drive(scene)
+    run_async(scene)
 
 
 def test_a_second_cancellation_while_the_first_is_worked_off_leaves_a_run_that_can_be_awaited():
@@ -487,6 +487,6 @@ def test_a_second_cancellation_while_the_first_is_worked_off_leaves_a_run_that_c
         with pytest.raises(asyncio.CancelledError):
             await task
         free.set()
-        cancelled(await run, "the task was cancelled")
+        assert_cancelled(await run, "the task was cancelled")
 
-    drive(scene)
+    run_async(scene)

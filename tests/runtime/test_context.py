@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from agentfsm import ConfigurationError, Event, RunResult, observer, tool
-from agentfsm.core.events import Ending, RunCompleted, RunStarted, RunWarning
+from agentfsm.loop.events import Ending, RunCompleted, RunStarted, RunWarning
 from agentfsm.runtime.hooks import Observer
 from agentfsm.testing import FakeClock, call
-from tests.runtime.scenes import agent_on, all_events, checked, drive, play
+from tests.helpers.scenarios import check_result, collect_all_events, run_async, run_script, scripted_agent
 
 
 @tool
@@ -26,17 +26,17 @@ SCRIPT = (call("look", where="here"), "done")
 
 def test_an_observer_sees_what_a_consumer_sees():
     seen: list[Event] = []
-    agent, _ = agent_on(*SCRIPT, tools=[look], hooks=[observer(seen.append)])
+    agent, _ = scripted_agent(*SCRIPT, tools=[look], hooks=[observer(seen.append)])
 
     async def scene() -> list[Event]:
-        return await all_events(agent.run("go"))
+        return await collect_all_events(agent.run("go"))
 
-    assert drive(scene) == seen
+    assert run_async(scene) == seen
 
 
 def test_events_are_numbered_from_one_and_timed_by_the_hosts_clock():
     clock, seen = FakeClock(500.0), []
-    play(*SCRIPT, tools=[look], clock=clock, hooks=[observer(seen.append)])
+    run_script(*SCRIPT, tools=[look], clock=clock, hooks=[observer(seen.append)])
     assert [e.seq for e in seen] == list(range(1, len(seen) + 1))
     assert {e.time for e in seen} == {500.0}
     assert isinstance(seen[0], RunStarted)
@@ -45,7 +45,7 @@ def test_events_are_numbered_from_one_and_timed_by_the_hosts_clock():
 
 def test_the_last_event_is_the_only_one_that_ends_the_run():
     seen: list[Event] = []
-    play(*SCRIPT, tools=[look], hooks=[observer(seen.append)])
+    run_script(*SCRIPT, tools=[look], hooks=[observer(seen.append)])
     assert [e for e in seen if isinstance(e, Ending)] == [seen[-1]]
 
 
@@ -55,15 +55,15 @@ def raising(event: Event) -> None:
 
 def test_an_observer_that_raises_is_counted_and_warned_about_and_the_run_goes_on(caplog):
     seen: list[Event] = []
-    agent, _ = agent_on(*SCRIPT, tools=[look], hooks=[observer(raising), observer(seen.append)])
+    agent, _ = scripted_agent(*SCRIPT, tools=[look], hooks=[observer(raising), observer(seen.append)])
 
     async def scene() -> tuple[RunResult, int]:
         run = agent.run("go")
         return await run, run._driver.context.observer_failures
 
     with caplog.at_level(logging.WARNING, "agentfsm"):
-        result, failures = drive(scene)
-    assert checked(result).ok
+        result, failures = run_async(scene)
+    assert check_result(result).ok
     warnings = [e for e in seen if isinstance(e, RunWarning)]
     others = [e for e in seen if not isinstance(e, RunWarning)]
     assert failures == len(seen)
@@ -77,7 +77,7 @@ def test_an_observer_that_raises_a_cancellation_cancels_nobody():
     def looking_at_a_task_of_its_own(event: Event) -> None:
         raise asyncio.CancelledError
 
-    result = play(*SCRIPT, tools=[look], hooks=[observer(looking_at_a_task_of_its_own)])
+    result = run_script(*SCRIPT, tools=[look], hooks=[observer(looking_at_a_task_of_its_own)])
     assert result.output == "done"
 
 
@@ -87,7 +87,7 @@ def test_two_observers_that_raise_are_both_named():
 
     seen: list[str] = []
     watch = observer(lambda e: seen.append(e.text) if isinstance(e, RunWarning) else None)
-    play("done", hooks=[observer(raising), observer(also_raising), watch])
+    run_script("done", hooks=[observer(raising), observer(also_raising), watch])
     assert {"observer raising raised ValueError", "observer also_raising raised KeyError"} == set(seen)
 
 
@@ -108,20 +108,20 @@ def test_an_observer_says_what_it_is():
 
 
 def test_where_nobody_watches_the_last_event_is_still_there():
-    result = play(*SCRIPT, tools=[look])
+    result = run_script(*SCRIPT, tools=[look])
     assert isinstance(result.outcome, RunCompleted)
     assert result.outcome.seq == 1
 
 
 def test_a_consumer_that_comes_late_sees_the_rest():
-    agent, _ = agent_on(*SCRIPT, tools=[look])
+    agent, _ = scripted_agent(*SCRIPT, tools=[look])
 
     async def scene() -> list[Any]:
         run = agent.run("go")
         await run
         return [e async for e in run]
 
-    assert drive(scene) == []
+    assert run_async(scene) == []
 
 
 def test_a_warning_is_in_the_log_where_nobody_watches(caplog):
@@ -132,7 +132,7 @@ def test_a_warning_is_in_the_log_where_nobody_watches(caplog):
         async def remember(self, messages: Any) -> None: ...
 
     with caplog.at_level(logging.WARNING, "agentfsm"):
-        result = play("done", memory=Forgetful())
+        result = run_script("done", memory=Forgetful())
     assert result.ok
-    assert f"run {result.run.run_id}: memory is unavailable (OSError)" in caplog.text
+    assert f"run {result.run_state.run_id}: memory is unavailable (OSError)" in caplog.text
     assert "no disk" not in caplog.text  # a log holds no words that came from elsewhere

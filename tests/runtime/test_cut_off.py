@@ -24,7 +24,7 @@ from agentfsm import (
     TransientProviderError,
     UserInputRequested,
 )
-from tests.runtime.scenes import agent_on, checked, drive, look, play, with_model
+from tests.helpers.scenarios import check_result, look, run_async, run_script, run_script_with_requests, scripted_agent
 
 PLAIN = "Go on exactly where it stopped"
 AGAIN = "send it again, whole"
@@ -35,17 +35,17 @@ def cut(text: str = "", *calls: ToolCall) -> Reply:
 
 
 def test_an_answer_that_was_cut_off_and_gone_on_with_is_the_output_whole() -> None:
-    result, requests = with_model(cut("Once upon a time there"), " was a fox.")
+    result, requests = run_script_with_requests(cut("Once upon a time there"), " was a fox.")
     assert result.output == "Once upon a time there was a fox."
     assert PLAIN in requests[1].messages[-1].content
 
 
 def test_an_answer_that_is_given_anew_unasked_does_not_begin_twice() -> None:
-    assert play(cut("Once upon"), "Once upon a time.").output == "Once upon a time."
+    assert run_script(cut("Once upon"), "Once upon a time.").output == "Once upon a time."
 
 
 def test_with_more_room_the_answer_is_given_anew_and_is_the_output_alone() -> None:
-    result, requests = with_model(
+    result, requests = run_script_with_requests(
         cut("Once upon a time there"),
         "Once upon a time there was a fox.",
         guardrails=AgentGuardrails(max_output_tokens=9),
@@ -57,19 +57,19 @@ def test_with_more_room_the_answer_is_given_anew_and_is_the_output_alone() -> No
 
 def test_at_the_limit_of_the_cap_the_answer_is_gone_on_with() -> None:
     limits = AgentGuardrails(max_output_tokens=9, max_output_tokens_limit=9)
-    result, requests = with_model(cut("Once upon"), " a time.", guardrails=limits)
+    result, requests = run_script_with_requests(cut("Once upon"), " a time.", guardrails=limits)
     assert (result.output, requests[1].max_output_tokens) == ("Once upon a time.", 9)
 
 
 def test_a_busy_provider_between_the_halves_loses_neither() -> None:
-    assert play(cut("Once upon"), TransientProviderError("503"), " a time.").output == "Once upon a time."
+    assert run_script(cut("Once upon"), TransientProviderError("503"), " a time.").output == "Once upon a time."
 
 
 def test_what_was_cut_off_survives_a_suspension() -> None:
     limits = AgentGuardrails(max_iterations=1)
-    agent, model = agent_on(cut("Once upon"), " a time.", guardrails=limits)
+    agent, model = scripted_agent(cut("Once upon"), " a time.", guardrails=limits)
 
-    assert checked(drive(lambda: answered(agent, "go on")), model).output == "Once upon a time."
+    assert check_result(run_async(lambda: answered(agent, "go on")), model).output == "Once upon a time."
 
 
 async def answered(agent: Agent, reply: str) -> RunResult:
@@ -84,18 +84,18 @@ class Fox(BaseModel):
 
 @pytest.mark.parametrize("second", ['me": "Reineke"}', '{"name": "Reineke"}'], ids=["the rest", "all of it again"])
 def test_a_structured_answer_may_be_gone_on_with_or_given_anew(second: str) -> None:
-    assert play(cut('{"na'), second, output_type=Fox).output == Fox(name="Reineke")
+    assert run_script(cut('{"na'), second, output_type=Fox).output == Fox(name="Reineke")
 
 
 @pytest.mark.parametrize("again", [False, True])
 def test_an_envelope_may_be_gone_on_with_or_given_anew(again: bool) -> None:
     whole = json.dumps({"kind": "final", "content": "a fox"})
     script = (cut(whole[:20]), whole if again else whole[20:])
-    assert play(*script, preset="feedback", policy=DefaultPolicy()).output == "a fox"
+    assert run_script(*script, preset="feedback", policy=DefaultPolicy()).output == "a fox"
 
 
 def test_a_call_that_was_cut_off_is_to_be_made_again_and_leaves_nothing_to_go_on_with() -> None:
-    result, requests = with_model(
+    result, requests = run_script_with_requests(
         cut("I will look", ToolCall("c1", "look", {"where": "he"})), "There is nothing.", tools=[look]
     )
     assert result.output == "There is nothing."
@@ -105,23 +105,23 @@ def test_a_call_that_was_cut_off_is_to_be_made_again_and_leaves_nothing_to_go_on
 
 def test_what_comes_behind_a_call_is_an_answer_of_its_own() -> None:
     script = [cut("I will"), Reply(Message.assistant("", (ToolCall("c1", "look", {}),))), "There is nothing."]
-    assert play(*script, tools=[look]).output == "There is nothing."
+    assert run_script(*script, tools=[look]).output == "There is nothing."
 
 
 def test_what_is_set_aside_is_no_part_of_the_answer() -> None:
-    result = play(cut('{"na'), "no JSON at all", '{"name": "Reineke"}', output_type=Fox)
+    result = run_script(cut('{"na'), "no JSON at all", '{"name": "Reineke"}', output_type=Fox)
     assert result.output == Fox(name="Reineke")
 
 
 def test_an_answer_that_is_cut_off_again_and_again_is_handed_off() -> None:
-    result = play(cut("a"), cut("b"))
+    result = run_script(cut("a"), cut("b"))
     assert isinstance(result.outcome, Handoff)
     assert result.output is None
 
 
 def test_a_policy_that_retries_longer_gets_all_the_pieces() -> None:
     policy = DefaultPolicy(budgets={FailureKind.output_truncated: 3})
-    assert play(cut("a"), cut("b"), cut("c"), "d", policy=policy).output == "abcd"
+    assert run_script(cut("a"), cut("b"), cut("c"), "d", policy=policy).output == "abcd"
 
 
 def test_a_policy_that_asks_a_person_about_it_begins_the_answer_anew() -> None:
@@ -129,6 +129,6 @@ def test_a_policy_that_asks_a_person_about_it_begins_the_answer_anew() -> None:
         def decide(self, failure: Failure, state: RunState) -> Action:
             return Action.retry if not state.attempts(failure.kind) else Action.ask_user
 
-    agent, model = agent_on(cut("a"), cut("b"), "c", policy=Asking(budgets={FailureKind.output_truncated: 9}))
+    agent, model = scripted_agent(cut("a"), cut("b"), "c", policy=Asking(budgets={FailureKind.output_truncated: 9}))
 
-    assert checked(drive(lambda: answered(agent, "be short")), model).output == "c"
+    assert check_result(run_async(lambda: answered(agent, "be short")), model).output == "c"

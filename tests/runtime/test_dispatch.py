@@ -23,14 +23,14 @@ from agentfsm import (
     tool,
 )
 from agentfsm.testing import FakeClock, call
-from tests.runtime.scenes import (
-    agent_on,
-    checked,
-    drive,
-    lessons,
+from tests.helpers.scenarios import (
+    check_result,
+    lesson_kinds,
     look,
+    run_async,
+    run_script_with_requests,
+    scripted_agent,
     tool_texts,
-    with_model,
 )
 
 K = FailureKind
@@ -57,7 +57,7 @@ def test_calls_run_one_after_the_other_unless_all_may_run_together():
     tools = [counting("alone", False), counting("together", True)]
     for names, most in [(["alone"] * 3, 1), (["together"] * 3, 3), (["together", "alone", "together"], 1)]:
         running[:] = [0, 0]
-        result, _ = with_model([call(name, n=n) for n, name in enumerate(names)], "done", tools=tools)
+        result, _ = run_script_with_requests([call(name, n=n) for n, name in enumerate(names)], "done", tools=tools)
         assert running == [0, most]
         assert tool_texts(result) == [f"{name} {n}" for n, name in enumerate(names)]
 
@@ -72,7 +72,7 @@ def test_results_stand_in_the_order_of_the_calls_whatever_ends_first():
         gates[n].set()
         return str(n)
 
-    result, _ = with_model([call("work", n=n) for n in range(3)], "done", tools=[work])
+    result, _ = run_script_with_requests([call("work", n=n) for n in range(3)], "done", tools=[work])
     assert tool_texts(result) == ["0", "1", "2"]
 
 
@@ -84,11 +84,11 @@ def test_which_failure_is_the_batchs_does_not_hang_on_which_came_first():
         raise ValueError(f"after {turns}")
 
     script = [call("fail", turns=n) for n in (9, 0, 4)]
-    result, _ = with_model(script, "done", tools=[fail])
-    (lesson,) = result.run.lessons_learned
+    result, _ = run_script_with_requests(script, "done", tools=[fail])
+    (lesson,) = result.run_state.lessons_learned
     assert lesson.explanation == "fail: ValueError: after 9"
-    assert result.run.error_key is not None
-    assert result.run.error_key[3] == "ValueError: after 4"  # the last of the batch
+    assert result.run_state.error_key is not None
+    assert result.run_state.error_key[3] == "ValueError: after 4"  # the last of the batch
 
 
 def test_one_that_fails_does_not_stop_the_others():
@@ -100,9 +100,9 @@ def test_one_that_fails_does_not_stop_the_others():
             await asyncio.sleep(0)
         return str(n)
 
-    result, _ = with_model([call("work", n=n) for n in range(3)], "done", tools=[work])
+    result, _ = run_script_with_requests([call("work", n=n) for n in range(3)], "done", tools=[work])
     assert tool_texts(result) == ["0", "ValueError: bad one", "2"]
-    assert lessons(result) == ["tool_error"]
+    assert lesson_kinds(result) == ["tool_error"]
 
 
 def test_one_that_raises_a_cancellation_of_its_own_does_not_stop_the_others_or_run_for_ever():
@@ -112,7 +112,7 @@ def test_one_that_raises_a_cancellation_of_its_own_does_not_stop_the_others_or_r
             raise asyncio.CancelledError
         return str(n)
 
-    result, _ = with_model([call("work", n=n) for n in range(3)], "done", tools=[work])
+    result, _ = run_script_with_requests([call("work", n=n) for n in range(3)], "done", tools=[work])
     assert [text if "Cancelled" not in text else "x" for text in tool_texts(result)] == ["0", "x", "2"]
 
 
@@ -123,7 +123,7 @@ def test_each_of_several_has_its_own_time():
             await asyncio.Event().wait()
         return str(n)
 
-    result, _ = with_model([call("work", n=n) for n in range(3)], "done", tools=[work])
+    result, _ = run_script_with_requests([call("work", n=n) for n in range(3)], "done", tools=[work])
     assert tool_texts(result) == ["0", "timed out after 0.02 s", "2"]
 
 
@@ -132,14 +132,14 @@ def test_calls_that_ran_together_leave_no_timer_behind():
     async def work(n: int) -> str:
         return str(n)
 
-    agent, model = agent_on([call("work", n=n) for n in range(3)], "done", tools=[work])
+    agent, model = scripted_agent([call("work", n=n) for n in range(3)], "done", tools=[work])
 
     async def scene() -> list[asyncio.TimerHandle]:
-        checked(await agent.run("go"), model)
+        check_result(await agent.run("go"), model)
         loop: Any = asyncio.get_running_loop()
         return [timer for timer in loop._scheduled if not timer.cancelled()]
 
-    assert drive(scene) == []
+    assert run_async(scene) == []
 
 
 def test_five_failing_calls_of_a_batch_are_one_recovery():
@@ -147,9 +147,9 @@ def test_five_failing_calls_of_a_batch_are_one_recovery():
     def fail(n: int) -> str:
         raise ValueError(f"broken {n}")
 
-    result, _ = with_model([call("fail", n=n) for n in range(5)], "done", tools=[fail])
+    result, _ = run_script_with_requests([call("fail", n=n) for n in range(5)], "done", tools=[fail])
     assert [d.transition.id for d in result.decisions].count("post_tool.tool_error") == 1
-    assert result.run.lessons_learned[0].explanation == "fail: ValueError: broken 0"
+    assert result.run_state.lessons_learned[0].explanation == "fail: ValueError: broken 0"
 
 
 def test_the_first_kind_in_the_order_of_the_table_is_the_batchs_failure():
@@ -158,7 +158,7 @@ def test_the_first_kind_in_the_order_of_the_table_is_the_batchs_failure():
         raise ToolError(f"it is {kind}", kind=kind)
 
     kinds = ["tool_error", "environment_error", "capability_gap"]
-    result, _ = with_model([call("fail", kind=k) for k in kinds], tools=[fail])
+    result, _ = run_script_with_requests([call("fail", kind=k) for k in kinds], tools=[fail])
     assert result.outcome.failure.kind is K.capability_gap
     assert result.outcome.failure.metadata["others"] == {
         "tool_error": "fail: it is tool_error",
@@ -175,9 +175,9 @@ def test_what_a_tool_says_of_itself_is_acted_on(kind, ending):
     def fail() -> str:
         raise ToolError("cannot", kind=kind)
 
-    result, _ = with_model([call("fail"), call("look")], tools=[fail, look])
+    result, _ = run_script_with_requests([call("fail"), call("look")], tools=[fail, look])
     assert isinstance(result.outcome, ending)
-    assert result.run.lessons_learned[0].kind.value == kind
+    assert result.run_state.lessons_learned[0].kind.value == kind
 
 
 def test_what_a_tool_may_know_of_its_call():
@@ -188,12 +188,12 @@ def test_what_a_tool_may_know_of_its_call():
         seen.append(context)
         return "me"
 
-    agent, _ = agent_on([call("who", n=1), call("who", n=2)], call("who", n=3), "done", tools=[who])
+    agent, _ = scripted_agent([call("who", n=1), call("who", n=2)], call("who", n=3), "done", tools=[who])
 
     async def scene() -> RunResult:
         return await agent.run("go", session_id="s", run_id="r")
 
-    checked(drive(scene))
+    check_result(run_async(scene))
     assert [(c.run_id, c.session_id, c.call_id, c.attempt) for c in seen] == [
         ("r", "s", "call_1_1", 1), ("r", "s", "call_1_2", 1), ("r", "s", "call_2_1", 1),
     ]  # fmt: skip
@@ -210,7 +210,7 @@ def test_a_retryable_call_is_run_again_as_it_stands_with_the_same_key():
             raise ConnectionError("dropped")
         return "fetched"
 
-    result, requests = with_model(call("fetch"), "done", tools=[fetch])
+    result, requests = run_script_with_requests(call("fetch"), "done", tools=[fetch])
     assert [attempt for _, attempt in seen] == [1, 2]
     assert len({key for key, _ in seen}) == 1
     assert tool_texts(result) == ["fetched"]
@@ -226,7 +226,9 @@ def test_a_call_is_run_again_only_so_often_and_then_the_model_is_told():
         seen.append(1)
         raise ConnectionError("dropped")
 
-    result, requests = with_model(call("fetch"), "done", tools=[fetch], guardrails=AgentGuardrails(max_tool_retries=1))
+    result, requests = run_script_with_requests(
+        call("fetch"), "done", tools=[fetch], guardrails=AgentGuardrails(max_tool_retries=1)
+    )
     assert len(seen) == 2
     assert len(requests) == 2
     assert tool_texts(result) == ["ConnectionError: dropped"]
@@ -249,7 +251,7 @@ def test_a_policy_may_back_off_before_a_call_is_run_again():
             raise ConnectionError("dropped")
         return "fetched"
 
-    result, _ = with_model(call("fetch"), "done", tools=[fetch], policy=Patient(), clock=clock)
+    result, _ = run_script_with_requests(call("fetch"), "done", tools=[fetch], policy=Patient(), clock=clock)
     assert clock.slept == [3.0]
     assert seen[1] - seen[0] == 3.0
     assert result.ok
@@ -269,16 +271,16 @@ def test_a_back_off_that_was_waited_out_is_not_waited_for_again_behind_an_approv
     def ask_the_second_time(context: HookContext) -> AskApproval | None:
         return AskApproval() if seen else None
 
-    agent, model = agent_on(
+    agent, model = scripted_agent(
         call("fetch"), "done", tools=[fetch], policy=Patient(), clock=clock, hooks=[ask_the_second_time]
     )
 
     async def scene() -> RunResult:
-        first = checked(await agent.run("go"), model)
+        first = check_result(await agent.run("go"), model)
         assert clock.slept == [3.0]
-        return checked(await agent.resume(first.outcome.suspension_record, Allow()), model)
+        return check_result(await agent.resume(first.outcome.suspension_record, Allow()), model)
 
-    assert drive(scene).ok
+    assert run_async(scene).ok
     assert clock.slept == [3.0]
 
 
@@ -292,7 +294,7 @@ def test_only_the_calls_that_failed_are_run_again():
             raise ConnectionError("dropped")
         return str(n)
 
-    result, _ = with_model([call("fetch", n=n) for n in range(3)], "done", tools=[fetch])
+    result, _ = run_script_with_requests([call("fetch", n=n) for n in range(3)], "done", tools=[fetch])
     assert sorted(seen) == [0, 1, 1, 2]
     assert tool_texts(result) == ["0", "1", "2"]
 
@@ -302,14 +304,14 @@ def test_only_the_calls_that_failed_are_run_again():
 
 def test_a_batch_that_ends_the_run_runs_nothing_behind_the_end():
     script = [call("look", where="a"), call("return_done", output="finished"), call("look", where="b")]
-    result, _ = with_model(script, tools=[look], preset="funnel")
+    result, _ = run_script_with_requests(script, tools=[look], preset="funnel")
     assert result.output == "finished"
     assert tool_texts(result)[0] == "seen a"
     assert "ended the run" in tool_texts(result)[2]
 
 
 def test_giving_up_says_why_and_what_to_do():
-    result, _ = with_model(
+    result, _ = run_script_with_requests(
         call("return_unable", rationale="no key", blockers=["key"], suggested_next_steps=["get one"]), preset="funnel"
     )
     assert isinstance(result.outcome, Handoff)
@@ -320,13 +322,13 @@ def test_giving_up_says_why_and_what_to_do():
 
 def test_a_question_in_a_batch_waits_and_its_answer_is_its_result():
     script = ([call("look", where="a"), call("ask_user", question="Which?", choices=["x", "y"]), call("look")],)
-    agent, model = agent_on(*script, call("return_done", output="ok"), tools=[look], preset="funnel")
+    agent, model = scripted_agent(*script, call("return_done", output="ok"), tools=[look], preset="funnel")
 
     async def scene() -> RunResult:
-        first = checked(await agent.run("go"), model)
+        first = check_result(await agent.run("go"), model)
         assert (first.outcome.question, first.outcome.choices) == ("Which?", ("x", "y"))
-        return checked(await agent.resume(first.outcome.suspension_record, "x"), model)
+        return check_result(await agent.resume(first.outcome.suspension_record, "x"), model)
 
-    result = drive(scene)
+    result = run_async(scene)
     assert tool_texts(result)[:3] == ["seen a", "x", "Not run: the user was asked a question first."]
     assert result.output == "ok"

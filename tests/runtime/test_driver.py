@@ -21,24 +21,24 @@ from agentfsm import (
     RunResult,
     tool,
 )
-from agentfsm.core.state import RunState
+from agentfsm.loop.state import RunState
 from agentfsm.testing import call
-from tests.runtime.scenes import (
-    aborted_by,
-    agent_on,
-    checked,
-    drive,
-    finish,
+from tests.helpers.scenarios import (
+    assert_aborted,
+    check_result,
     look,
-    play,
-    said,
+    run_agent,
+    run_async,
+    run_script,
+    scripted_agent,
+    transcript_of,
 )
 
 # -- a plain run --------------------------------------------------------------------------------------
 
 
 def test_a_run_moves_by_the_rows_of_the_table_and_nothing_else():
-    result = play(call("look", where="here"), "done", tools=[look])
+    result = run_script(call("look", where="here"), "done", tools=[look])
     assert [d.transition.id for d in result.decisions] == [
         "pre_step.otherwise",
         "call_llm.otherwise",
@@ -49,8 +49,8 @@ def test_a_run_moves_by_the_rows_of_the_table_and_nothing_else():
         "call_llm.otherwise",
         "post_llm.otherwise",
     ]
-    assert said(result) == [("user", "go"), ("assistant", ""), ("tool", "seen here"), ("assistant", "done")]
-    assert (result.run.steps, result.run.model_calls) == (2, 2)
+    assert transcript_of(result) == [("user", "go"), ("assistant", ""), ("tool", "seen here"), ("assistant", "done")]
+    assert (result.run_state.steps, result.run_state.model_calls) == (2, 2)
 
 
 # -- code of the user's that raises -------------------------------------------------------------------
@@ -80,8 +80,8 @@ class Broken:
     ("where", "words"), [("decide", "no idea"), ("backoff", "no patience"), ("word", "'shrug' is not a valid Action")]
 )
 def test_a_policy_that_raises_aborts_the_run(where, words):
-    result = play(call("nothing"), "done", policy=Broken(where))
-    aborted_by(result, words)
+    result = run_script(call("nothing"), "done", policy=Broken(where))
+    assert_aborted(result, words)
     assert result.decisions[-1].source == "recover"
 
 
@@ -92,8 +92,8 @@ def test_a_detector_that_raises_aborts_the_run_in_any_state(state):
 
     target = "terminal" if state == "recover" else "recover"
     script = (call("nothing"), "done") if state == "recover" else (call("look"), "done")
-    result = play(*script, graph=LOOP.with_detector(state, mine, target=target), tools=[look])
-    aborted_by(result, f"{state}.mine raised RuntimeError: blind")
+    result = run_script(*script, graph=LOOP.with_detector(state, mine, target=target), tools=[look])
+    assert_aborted(result, f"{state}.mine raised RuntimeError: blind")
     assert result.decisions[-1].source == state
 
 
@@ -104,7 +104,7 @@ def test_a_model_that_gives_what_is_no_reply_aborts_or_fails_in_order():
         async def reply(self, request: Any) -> Any:
             return "just a text"
 
-    result = checked(drive(lambda: finish(Agent(Odd()))))  # type: ignore[arg-type]
+    result = check_result(run_async(lambda: run_agent(Agent(Odd()))))  # type: ignore[arg-type]
     assert isinstance(result.outcome, Handoff | PartialRunSummary)
 
 
@@ -113,7 +113,7 @@ def test_a_guardrail_that_is_spent_by_a_raising_tool_is_no_exception_of_the_run(
     def fail() -> str:
         raise ValueError("broken")
 
-    result = play(*[call("fail")] * 3, tools=[fail])
+    result = run_script(*[call("fail")] * 3, tools=[fail])
     assert isinstance(result.outcome, Handoff)
     assert result.outcome.failure.kind is FailureKind.tool_error
 
@@ -126,7 +126,7 @@ def test_a_reply_that_cannot_be_folded_in_ends_the_run_in_order(reply):
         async def reply(self, request: Any) -> Any:
             return reply
 
-    result = drive(lambda: finish(Agent(Odd(), guardrails=AgentGuardrails(max_iterations=1, on_limit="stop"))))
+    result = run_async(lambda: run_agent(Agent(Odd(), guardrails=AgentGuardrails(max_iterations=1, on_limit="stop"))))
     assert result.state == "terminal"
 
 
@@ -147,7 +147,7 @@ def test_a_cancellation_of_the_task_while_the_memory_works(where):
                 await asyncio.Event().wait()
             return ""
 
-    agent, _ = agent_on("done", memory=Slow())
+    agent, _ = scripted_agent("done", memory=Slow())
 
     async def scene() -> RunResult:
         run = agent.run("go")
@@ -162,4 +162,4 @@ def test_a_cancellation_of_the_task_while_the_memory_works(where):
             await task
         return run.result
 
-    assert checked(drive(scene)).ok is (where == "remember")
+    assert check_result(run_async(scene)).ok is (where == "remember")

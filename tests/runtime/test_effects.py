@@ -19,11 +19,7 @@ from agentfsm import (
 )
 from agentfsm.runtime.effects import EFFECTS
 from agentfsm.testing import call
-from tests.runtime.scenes import (
-    lessons,
-    said,
-    with_model,
-)
+from tests.helpers.scenarios import lesson_kinds, run_script_with_requests, transcript_of
 
 K = FailureKind
 
@@ -57,7 +53,7 @@ REPORT = Report(day=datetime.date(2024, 2, 29), tags=("a",))
 
 @pytest.mark.parametrize("text", [GOOD_REPORT, f"```json\n{GOOD_REPORT}\n```", f"\n {GOOD_REPORT}"])
 def test_a_structured_answer_is_a_value_of_the_agents_type(text):
-    result, (request,) = with_model(text, output_type=Report)
+    result, (request,) = run_script_with_requests(text, output_type=Report)
     assert result.output == REPORT
     assert request.output_schema == Report.model_json_schema()
     assert "JSON schema" in request.messages[0].content
@@ -74,24 +70,26 @@ def test_a_structured_answer_is_a_value_of_the_agents_type(text):
     ],
 )
 def test_an_answer_that_does_not_fit_is_fed_back_and_mended(text, wrong):
-    result, requests = with_model(text, GOOD_REPORT, output_type=Report)
+    result, requests = run_script_with_requests(text, GOOD_REPORT, output_type=Report)
     assert result.output == REPORT
-    assert lessons(result) == ["output_malformed"]
+    assert lesson_kinds(result) == ["output_malformed"]
     assert wrong in requests[1].messages[-1].content
-    assert [text for _, text in said(result)][-2:] == [text, GOOD_REPORT]
+    assert [text for _, text in transcript_of(result)][-2:] == [text, GOOD_REPORT]
 
 
 def test_a_structured_answer_may_come_in_an_envelope():
     def envelope(content: str) -> str:
         return json.dumps({"kind": "final", "content": content})
 
-    result, _ = with_model(envelope("no report"), envelope(GOOD_REPORT), output_type=Report, preset="feedback")
+    result, _ = run_script_with_requests(
+        envelope("no report"), envelope(GOOD_REPORT), output_type=Report, preset="feedback"
+    )
     assert result.output == REPORT
-    assert lessons(result) == ["output_malformed"]
+    assert lesson_kinds(result) == ["output_malformed"]
 
 
 def test_an_answer_that_never_fits_is_handed_off():
-    result, requests = with_model(*["{}"] * 9, output_type=Report)
+    result, requests = run_script_with_requests(*["{}"] * 9, output_type=Report)
     assert isinstance(result.outcome, Handoff)
     assert len(requests) == 3
 
@@ -107,7 +105,7 @@ def test_an_answer_that_never_fits_is_handed_off():
     ],
 )
 def test_any_type_that_json_can_describe_will_do(wanted, text, value):
-    result, _ = with_model(text, output_type=wanted)
+    result, _ = run_script_with_requests(text, output_type=wanted)
     assert result.output == value
     assert result.ok
 
@@ -117,7 +115,7 @@ def test_a_value_that_hides_itself_in_json_still_comes_out_whole():
         password: SecretStr
         alias: int = Field(alias="otherName", default=0)
 
-    result, _ = with_model('{"password": "hush", "otherName": 3}', output_type=Login)
+    result, _ = run_script_with_requests('{"password": "hush", "otherName": 3}', output_type=Login)
     assert result.output.password.get_secret_value() == "hush"
     assert result.output.alias == 3
 
@@ -125,11 +123,11 @@ def test_a_value_that_hides_itself_in_json_still_comes_out_whole():
 @pytest.mark.parametrize("preset", ["funnel", "breaker"])
 def test_return_done_brings_a_structured_answer(preset):
     bad, good = {"day": "yesterday"}, {"day": "2024-02-29", "tags": ["a"]}
-    result, _ = with_model(
+    result, _ = run_script_with_requests(
         call("return_done", output=bad), call("return_done", output=good), output_type=Report, preset=preset
     )
     assert result.output == REPORT
-    assert lessons(result) == ["invalid_arguments"]
+    assert lesson_kinds(result) == ["invalid_arguments"]
 
 
 def test_a_tool_that_ends_the_run_must_bring_what_the_agent_promises():
@@ -140,9 +138,9 @@ def test_a_tool_that_ends_the_run_must_bring_what_the_agent_promises():
         """Report."""
         return values.pop(0)
 
-    result, _ = with_model(call("report"), call("report"), output_type=dict[str, Any], tools=[report])
+    result, _ = run_script_with_requests(call("report"), call("report"), output_type=dict[str, Any], tools=[report])
     assert result.output["day"] == "2024-02-29"
-    assert lessons(result) == ["tool_error"]
+    assert lesson_kinds(result) == ["tool_error"]
 
 
 class Faulty(BaseModel):
@@ -157,9 +155,9 @@ class Faulty(BaseModel):
 
 
 def test_a_check_of_the_answer_that_raises_says_that_the_answer_does_not_fit():
-    result, requests = with_model('{"size": "huge"}', '{"size": "small"}', output_type=Faulty)
+    result, requests = run_script_with_requests('{"size": "huge"}', '{"size": "small"}', output_type=Faulty)
     assert result.output == Faulty(size="small")
-    assert lessons(result) == ["output_malformed"]
+    assert lesson_kinds(result) == ["output_malformed"]
     assert "KeyError: 'huge'" in requests[1].messages[-1].content
 
 
@@ -171,9 +169,9 @@ def test_a_check_of_what_ends_the_run_that_raises_says_that_it_does_not_fit(toge
         return {"size": size}
 
     wrong = [call("report", size="huge")] * (2 if together else 1)
-    result, _ = with_model(wrong, call("report", size="small"), output_type=Faulty, tools=[report])
+    result, _ = run_script_with_requests(wrong, call("report", size="small"), output_type=Faulty, tools=[report])
     assert result.output == Faulty(size="small")
-    assert lessons(result) == ["tool_error"]
+    assert lesson_kinds(result) == ["tool_error"]
 
 
 def test_a_check_that_raises_only_when_all_is_over_leaves_the_answer_as_json():
@@ -192,7 +190,7 @@ def test_a_check_that_raises_only_when_all_is_over_leaves_the_answer_as_json():
 
     warned: list[str] = []
     watch = observer(lambda e: warned.append(e.text) if isinstance(e, RunWarning) else None)
-    result, _ = with_model('{"size": "S"}', output_type=Moody, hooks=[watch])
+    result, _ = run_script_with_requests('{"size": "S"}', output_type=Moody, hooks=[watch])
     assert result.output == {"size": "S"}
     assert result.ok
     (text,) = warned

@@ -9,16 +9,15 @@ from collections.abc import Awaitable, Sequence
 import pytest
 
 from agentfsm import LOOP, Agent, DefaultPolicy, Host, PartialRunSummary, RunCancelled, RunCompleted, RunState, tool
-from agentfsm.core.codec import dump_state
-from agentfsm.core.failures import Action, Failure
-from agentfsm.journal.memory import MemoryStore
-from agentfsm.journal.records import Row
-from agentfsm.journal.replay import replay
-from agentfsm.journal.restore import restore
+from agentfsm.journal.memory_store import MemoryStore
+from agentfsm.journal.records import SealedRecord
+from agentfsm.journal.replay import rehydrate, replay
 from agentfsm.journal.store import Lease, Status
-from agentfsm.journal.verify import GOOD, verify
+from agentfsm.journal.verification import GOOD, verify
+from agentfsm.loop.failures import Action, Failure
+from agentfsm.loop.state import dump_state
 from agentfsm.testing import ScriptedModel, call
-from tests.runtime.scenes import checked, drive, play, tool_texts
+from tests.helpers.scenarios import check_result, run_async, run_script, tool_texts
 
 
 class Cautious(MemoryStore):
@@ -28,8 +27,8 @@ class Cautious(MemoryStore):
         super().__init__()
         self.reached, self.free = asyncio.Event(), asyncio.Event()
 
-    def append(self, lease: Lease, rows: Sequence[Row], status: Status) -> Awaitable[None]:
-        done = super().append(lease, rows, status)
+    def append(self, lease: Lease, records: Sequence[SealedRecord], status: Status) -> Awaitable[None]:
+        done = super().append(lease, records, status)
         return done if status == "running" else self._later(done)
 
     async def _later(self, done: Awaitable[None]) -> None:
@@ -43,7 +42,7 @@ def test_cancelled_while_its_end_is_written_a_run_has_that_end(times):
     async def scene() -> None:
         store = Cautious()
         run = Agent(ScriptedModel(["done"]), host=Host(store=store)).run("go", run_id="r")
-        task = asyncio.ensure_future(run._to_the_end())
+        task = asyncio.ensure_future(run._run_to_end())
         await store.reached.wait()
         for _ in range(times):
             task.cancel()
@@ -52,12 +51,12 @@ def test_cancelled_while_its_end_is_written_a_run_has_that_end(times):
         with pytest.raises(asyncio.CancelledError):
             await task
         assert run.finished
-        assert isinstance(checked(run.result).outcome, RunCompleted)
+        assert isinstance(check_result(run.result).outcome, RunCompleted)
         assert (await run).output == "done"
-        rows = store.rows("r")
+        rows = store.records("r")
         assert verify("r", rows, store.head("r")).code == GOOD
 
-    drive(scene)
+    run_async(scene)
 
 
 def test_a_run_that_was_cut_off_and_is_dismissed_keeps_what_its_calls_came_to():
@@ -72,33 +71,35 @@ def test_a_run_that_was_cut_off_and_is_dismissed_keeps_what_its_calls_came_to():
 
     async def begun(store: MemoryStore) -> None:
         agent = Agent(ScriptedModel([[call("work", n=1), call("work", n=2)]]), tools=[work], host=Host(store=store))
-        task = asyncio.ensure_future(agent.run("go", run_id="r")._to_the_end())
+        task = asyncio.ensure_future(agent.run("go", run_id="r")._run_to_end())
         await hanging.wait()
-        while not any('"kind":"effect.result"' in row.body for row in store.rows("r")):
+        while not any('"kind":"effect.result"' in row.body for row in store.records("r")):
             await asyncio.sleep(0)
-        kept.extend(store.rows("r"))
+        kept.extend(store.records("r"))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    kept: list[Row] = []
-    drive(lambda: begun(MemoryStore()))
+    kept: list[SealedRecord] = []
+    run_async(lambda: begun(MemoryStore()))
 
     async def dismissed() -> None:
         store = MemoryStore()
-        lease = await store.take("r", "gone", new=True)
+        lease = await store.acquire("r", "gone", new=True)
         await store.append(lease, kept, "running")
         await store.release(lease)
-        result = checked(await Agent(ScriptedModel([]), tools=[work], host=Host(store=store)).dismiss("r", "enough"))
+        result = check_result(
+            await Agent(ScriptedModel([]), tools=[work], host=Host(store=store)).dismiss("r", "enough")
+        )
         assert isinstance(result.outcome, RunCancelled)
         assert tool_texts(result) == ["result 1", "Cut off: the run was cancelled before this call had a result."]
-        rows = store.rows("r")
+        rows = store.records("r")
         assert verify("r", rows, store.head("r")).code == GOOD
-        assert dump_state(restore(rows).run) == dump_state(result.run)
+        assert dump_state(rehydrate(rows).run) == dump_state(result.run_state)
         assert replay(rows, LOOP).same
         assert json.loads(rows[-1].body)["kind"] == "run.finished"
 
-    drive(dismissed)
+    run_async(dismissed)
 
 
 def test_a_policy_that_raises_a_cancellation_cancels_nobody():
@@ -106,6 +107,6 @@ def test_a_policy_that_raises_a_cancellation_cancels_nobody():
         def decide(self, failure: Failure, state: RunState) -> Action:
             raise asyncio.CancelledError
 
-    result = play(call("nothing"), policy=Odd())
+    result = run_script(call("nothing"), policy=Odd())
     assert isinstance(result.outcome, PartialRunSummary)
     assert result.decisions[-1].guard == "aborted"

@@ -14,9 +14,9 @@ from agentfsm import (
     FailureKind,
     GiveUp,
     Host,
+    HumanReplyError,
     ItDidNotRun,
     ItRan,
-    ReplyError,
     RunCancelled,
     RunCompleted,
     RunResult,
@@ -26,21 +26,14 @@ from agentfsm import (
     observer,
     tool,
 )
-from agentfsm.core.codec import dump_state, load_state
-from agentfsm.core.events import AgentError, Event, RunResumed
-from agentfsm.core.messages import canonical_json
-from agentfsm.core.state import RunState
-from agentfsm.errors import RecordUsedError
-from agentfsm.runtime.errand import Errand
+from agentfsm.errors import SuspensionUsedError
+from agentfsm.loop.events import Event, RecoveryStarted, RunResumed
+from agentfsm.loop.messages import canonical_json
+from agentfsm.loop.state import RunState, dump_state, load_state
+from agentfsm.runtime.driver import RunRequest
 from agentfsm.runtime.run import Run
 from agentfsm.testing import FakeClock, call
-from tests.runtime.scenes import (
-    agent_on,
-    checked,
-    drive,
-    play,
-    said,
-)
+from tests.helpers.scenarios import check_result, run_async, run_script, scripted_agent, transcript_of
 
 # -- resuming -----------------------------------------------------------------------------------------
 
@@ -52,45 +45,45 @@ def pay() -> str:
 
 
 def test_a_record_that_somebody_else_took_first_changes_nothing():
-    agent, _ = agent_on(call("pay"), "done", tools=[pay])
+    agent, _ = scripted_agent(call("pay"), "done", tools=[pay])
 
     async def scene() -> None:
         record = (await agent.run("go")).outcome.suspension_record
         one, other = agent.resume(record, Allow()), agent.resume(record, Allow())
         assert (await one).output == "done"
-        with pytest.raises(RecordUsedError):
+        with pytest.raises(SuspensionUsedError):
             await other
         assert not other.finished
-        assert other.state.state == "suspended"
-        with pytest.raises(RecordUsedError):
+        assert other.run_state.state == "suspended"
+        with pytest.raises(SuspensionUsedError):
             agent.resume(record, Allow())
 
-    drive(scene)
+    run_async(scene)
 
 
 def test_a_resumed_run_says_what_it_had_waited_for():
     events: list[Event] = []
-    agent, _ = agent_on(call("pay"), "done", tools=[pay], hooks=[observer(events.append)])
+    agent, _ = scripted_agent(call("pay"), "done", tools=[pay], hooks=[observer(events.append)])
 
     async def scene() -> None:
         await agent.resume((await agent.run("go")).outcome.suspension_record, Allow())
 
-    drive(scene)
+    run_async(scene)
     assert [e.kind for e in events if isinstance(e, RunResumed)] == ["approval"]
 
 
 @pytest.mark.parametrize(("late", "reason"), [(False, "no longer wanted"), (True, "nobody answered in time")])
 def test_a_run_may_be_dismissed_in_time_or_late(late, reason):
     clock = FakeClock()
-    agent, model = agent_on(call("pay"), "done", tools=[pay], clock=clock)
+    agent, model = scripted_agent(call("pay"), "done", tools=[pay], clock=clock)
 
     async def scene() -> RunResult:
         record = (await agent.run("go")).outcome.suspension_record
         if late:
             clock.advance(24 * 3600 + 1)
-        return checked(await agent.dismiss(record.to_json(), "no longer wanted"), model)
+        return check_result(await agent.dismiss(record.to_json(), "no longer wanted"), model)
 
-    result = drive(scene)
+    result = run_async(scene)
     assert isinstance(result.outcome, RunCancelled)
     assert result.outcome.reason == reason
     assert result.decisions[-1].transition.id == ("suspended.expired" if late else "suspended.cancelled")
@@ -109,26 +102,26 @@ def cut_off(name: str, ran: list[str], *, idempotent: bool = False) -> tuple[Age
         return f"result {n}"
 
     calls = [call(name, n=1), call(name, n=2)]
-    left, _ = agent_on(calls, tools=[work])
+    left, _ = scripted_agent(calls, tools=[work])
 
     async def scene() -> RunState:
         run = left.run("go")
         async for event in run:
             if isinstance(event, Transitioned) and event.target == "dispatch_tool":
                 break
-        run.state.batch[0].started = True
-        return load_state(json.loads(canonical_json(dump_state(run.state))))
+        run.run_state.batch[0].started = True
+        return load_state(json.loads(canonical_json(dump_state(run.run_state))))
 
-    return agent_on("done", tools=[work])[0], drive(scene)
+    return scripted_agent("done", tools=[work])[0], run_async(scene)
 
 
 def go_on(agent: Agent, state: RunState) -> RunResult:
     """Take a run up where its state says that it is."""
 
     async def scene() -> RunResult:
-        return checked(await Run(agent._parts, state, Errand("go")))
+        return check_result(await Run(agent._config, state, RunRequest("go")))
 
-    return drive(scene)
+    return run_async(scene)
 
 
 def test_a_call_that_had_started_is_not_run_again_but_asked_about():
@@ -153,11 +146,11 @@ def test_what_a_person_says_of_a_call_in_doubt_is_done(answer, wanted_runs, firs
     record = go_on(agent, state).outcome.suspension_record
 
     async def scene() -> RunResult:
-        return checked(await agent.resume(record, answer))
+        return check_result(await agent.resume(record, answer))
 
-    result = drive(scene)
+    result = run_async(scene)
     assert ran == wanted_runs
-    assert [text for role, text in said(result) if role == "tool"] == [first_result, "result 2"]
+    assert [text for role, text in transcript_of(result) if role == "tool"] == [first_result, "result 2"]
     assert result.output == "done"
 
 
@@ -165,7 +158,7 @@ def test_what_a_person_says_of_a_call_in_doubt_is_done(answer, wanted_runs, firs
 def test_a_doubt_is_settled_by_its_own_answers_alone(answer):
     agent, state = cut_off("pay_out", [])
     record = go_on(agent, state).outcome.suspension_record
-    with pytest.raises(ReplyError, match="ItRan"):
+    with pytest.raises(HumanReplyError, match="ItRan"):
         agent.resume(record, answer)
 
 
@@ -181,27 +174,29 @@ def test_an_idempotent_call_that_had_started_is_run_again():
 
 def test_a_record_goes_on_in_another_process():
     """Another agent, another host with the same secret, and nothing but the text of the record."""
-    agent, _ = agent_on(call("pay"), "never", tools=[pay])
+    agent, _ = scripted_agent(call("pay"), "never", tools=[pay])
 
     async def first() -> str:
         return (await agent.run("go")).outcome.suspension_record.to_json()
 
-    text = drive(first)
-    other, model = agent_on("done elsewhere", tools=[pay], host=Host(clock=FakeClock(), secret=b"secret"))
+    text = run_async(first)
+    other, model = scripted_agent("done elsewhere", tools=[pay], host=Host(clock=FakeClock(), secret=b"secret"))
 
     async def second() -> RunResult:
-        return checked(await other.resume(text, Allow()), model)
+        return check_result(await other.resume(text, Allow()), model)
 
-    result = drive(second)
+    result = run_async(second)
     assert result.output == "done elsewhere"
-    assert [text for role, text in said(result) if role == "tool"] == ["paid"]
+    assert [text for role, text in transcript_of(result) if role == "tool"] == ["paid"]
 
 
 def test_recoveries_are_told_while_they_happen():
     events: list[Event] = []
-    play(TransientProviderError("busy"), call("nothing"), "done", hooks=[observer(events.append)])
+    run_script(TransientProviderError("busy"), call("nothing"), "done", hooks=[observer(events.append)])
     told = [
-        (e.failure.kind, e.action, e.attempt, e.backoff_s, e.recoverable) for e in events if isinstance(e, AgentError)
+        (e.failure.kind, e.action, e.attempt, e.backoff_s, e.recoverable)
+        for e in events
+        if isinstance(e, RecoveryStarted)
     ]
     assert told == [
         (FailureKind.transient_provider, Action.retry, 1, 2.0, True),
@@ -215,5 +210,5 @@ def test_a_run_that_waits_for_nothing_it_can_name_still_says_that_it_waits():
         return run.steps == 1
 
     graph = LOOP.with_transition(Transition("post_llm", pause, "suspended"), before="tool_calls")
-    result = play("first", graph=graph)
+    result = run_script("first", graph=graph)
     assert (result.outcome.kind, result.outcome.question) == ("question", "The run waits in 'suspended'.")

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from agentfsm import AbortRun, Allow, AskApproval, Deny, Edit, HookContext, RunResult, SkipCall, State, hook, tool
-from agentfsm.core.events import (
+from agentfsm.errors import ConfigurationError, GraphError, ToolDefinitionError
+from agentfsm.loop.events import (
     Event,
     PartialRunSummary,
     RunCompleted,
@@ -19,11 +20,10 @@ from agentfsm.core.events import (
     ToolStarted,
     UserInputRequested,
 )
-from agentfsm.core.failures import FailureKind
-from agentfsm.errors import ConfigurationError, GraphError, ToolDefinitionError
+from agentfsm.loop.failures import FailureKind
 from agentfsm.runtime.hooks import DenyCall, Hook, observer
 from agentfsm.testing import call
-from tests.runtime.scenes import agent_on, checked, drive, play, said
+from tests.helpers.scenarios import check_result, run_async, run_script, scripted_agent, transcript_of
 
 ran: list[str] = []
 
@@ -66,29 +66,29 @@ def test_a_hook_is_asked_whenever_the_run_comes_by(state, is_async):
         await asyncio.sleep(0)
         now(context)
 
-    play(*ONE_CALL, tools=[look], hooks=[hook(state)(soon if is_async else now)])
+    run_script(*ONE_CALL, tools=[look], hooks=[hook(state)(soon if is_async else now)])
     times = 2 if state in (State.PRE_STEP, State.CALL_LLM, State.POST_LLM) else 1
     assert seen == [(state, "look" if state is State.DISPATCH_TOOL else None)] * times
 
 
 def test_a_hook_at_recover_is_asked_when_the_run_recovers():
     seen: list[str] = []
-    play(call("nothing"), "done", hooks=[hook("recover")(lambda c: seen.append(c.run.failure.kind.value))])
+    run_script(call("nothing"), "done", hooks=[hook("recover")(lambda c: seen.append(c.run.failure.kind.value))])
     assert seen == ["unknown_tool"]
 
 
 def test_a_hook_at_the_end_sees_how_it_ended():
     seen: list[tuple[str, Any]] = []
-    play("the answer", hooks=[hook("terminal")(lambda c: seen.append((c.run.state, c.run.answer)))])
+    run_script("the answer", hooks=[hook("terminal")(lambda c: seen.append((c.run.state, c.run.answer)))])
     assert seen == [("terminal", "the answer")]
 
 
 def test_a_hook_at_a_wait_is_asked_when_the_run_comes_to_wait():
     seen: list[tuple[str, str]] = []
-    result = play(
+    result = run_script(
         call("pay", amount=1),
         tools=[pay],
-        hooks=[hook("suspended")(lambda c: seen.append((c.state, c.run.waiting.kind)))],
+        hooks=[hook("suspended")(lambda c: seen.append((c.state, c.run.pending_request.kind)))],
     )
     assert isinstance(result.outcome, UserInputRequested)
     assert seen == [("suspended", "approval")]
@@ -97,20 +97,20 @@ def test_a_hook_at_a_wait_is_asked_when_the_run_comes_to_wait():
 def test_hooks_at_one_door_are_asked_in_their_order():
     seen: list[int] = []
     hooks = [hook("pre_step")(lambda c, n=n: seen.append(n)) for n in range(3)]
-    play("done", hooks=hooks)
+    run_script("done", hooks=hooks)
     assert seen == [0, 1, 2]
 
 
 def test_a_hook_that_is_wanted_once_is_asked_once_a_run():
     seen: list[str] = []
     once = hook("pre_step", once=True)(lambda c: seen.append(c.run.run_id))
-    agent, _ = agent_on(*ONE_CALL, *ONE_CALL, tools=[look], hooks=[once])
+    agent, _ = scripted_agent(*ONE_CALL, *ONE_CALL, tools=[look], hooks=[once])
 
     async def scene() -> None:
         await agent.run("go", run_id="a")
         await agent.run("go", run_id="b")
 
-    drive(scene)
+    run_async(scene)
     assert seen == ["a", "b"]
 
 
@@ -125,13 +125,15 @@ def test_a_hook_at_dispatch_tool_is_asked_for_every_call_and_sees_what_the_tool_
         assert context.tool is add
         seen.append((context.call.id, context.call.arguments, context.arguments))
 
-    play([call("add", a="1"), call("add", a=2)], "done", tools=[add], hooks=[hook("dispatch_tool")(watch)])
+    run_script([call("add", a="1"), call("add", a=2)], "done", tools=[add], hooks=[hook("dispatch_tool")(watch)])
     assert seen == [("call_1_1", {"a": "1"}, {"a": 1, "b": 5}), ("call_1_2", {"a": 2}, {"a": 2, "b": 5})]
 
 
 def test_a_call_that_cannot_run_asks_no_hook():
     seen: list[str] = []
-    play(call("look", whither=1), call("nothing"), "done", tools=[look], hooks=[hook("dispatch_tool")(seen.append)])
+    run_script(
+        call("look", whither=1), call("nothing"), "done", tools=[look], hooks=[hook("dispatch_tool")(seen.append)]
+    )
     assert seen == []
 
 
@@ -142,7 +144,7 @@ def test_a_call_that_cannot_run_asks_no_hook():
 @pytest.mark.parametrize("state", STATES)
 def test_a_hook_may_abort_the_run_at_any_door(state, fail_open):
     stop = hook(state, fail_open=fail_open)(lambda c: AbortRun("enough"))
-    result = play(*ONE_CALL, tools=[look], hooks=[stop])
+    result = run_script(*ONE_CALL, tools=[look], hooks=[stop])
     assert isinstance(result.outcome, PartialRunSummary)
     assert result.outcome.failure.kind is FailureKind.aborted
     assert result.outcome.failure.explanation == "hook <lambda> aborted the run: enough"
@@ -151,17 +153,17 @@ def test_a_hook_may_abort_the_run_at_any_door(state, fail_open):
 
 
 def test_a_hook_may_skip_a_call_and_its_result_says_why():
-    result = play(*ONE_CALL, tools=[look], hooks=[hook("dispatch_tool")(lambda c: SkipCall("not today"))])
+    result = run_script(*ONE_CALL, tools=[look], hooks=[hook("dispatch_tool")(lambda c: SkipCall("not today"))])
     assert ran == []
-    assert ("tool", "Not run: not today") in said(result)
+    assert ("tool", "Not run: not today") in transcript_of(result)
     assert result.ok
 
 
 def test_a_hook_may_deny_a_call_and_three_in_a_row_are_a_policy_violation():
     deny = hook("dispatch_tool")(lambda c: DenyCall("never"))
-    result = play(*[call("look", where=str(n)) for n in range(3)], tools=[look], hooks=[deny])
+    result = run_script(*[call("look", where=str(n)) for n in range(3)], tools=[look], hooks=[deny])
     assert ran == []
-    assert said(result).count(("tool", "Denied: never")) == 3
+    assert transcript_of(result).count(("tool", "Denied: never")) == 3
     assert result.outcome.failure.kind is FailureKind.policy_violation
     assert result.decisions[-1].transition.id == "recover.handoff"
 
@@ -170,9 +172,9 @@ def test_a_hook_that_aborts_in_a_batch_leaves_no_call_unanswered():
     def second(context: HookContext) -> AbortRun | None:
         return AbortRun("stop") if context.call.arguments["where"] == "b" else None
 
-    result = play([call("look", where=w) for w in "abc"], tools=[look], hooks=[hook("dispatch_tool")(second)])
+    result = run_script([call("look", where=w) for w in "abc"], tools=[look], hooks=[hook("dispatch_tool")(second)])
     assert ran == ["a"]
-    assert [text for role, text in said(result) if role == "tool"] == [
+    assert [text for role, text in transcript_of(result) if role == "tool"] == [
         "seen a",
         "Cut off: the run was aborted before this call had a result.",
         "Cut off: the run was aborted before this call had a result.",
@@ -181,7 +183,7 @@ def test_a_hook_that_aborts_in_a_batch_leaves_no_call_unanswered():
 
 @pytest.mark.parametrize("verdict", [False, True, "no", 0, {"deny": True}, SkipCall])
 def test_what_is_no_verdict_counts_as_raising(verdict):
-    result = play(*ONE_CALL, tools=[look], hooks=[hook("dispatch_tool", fail_open=False)(lambda c: verdict)])
+    result = run_script(*ONE_CALL, tools=[look], hooks=[hook("dispatch_tool", fail_open=False)(lambda c: verdict)])
     assert ran == []
     assert result.outcome.failure.kind is FailureKind.aborted
     assert "is no verdict on a call" in result.outcome.failure.explanation
@@ -189,7 +191,7 @@ def test_what_is_no_verdict_counts_as_raising(verdict):
 
 @pytest.mark.parametrize("verdict", [SkipCall("x"), AskApproval("x"), DenyCall("x")])
 def test_a_verdict_on_a_call_where_there_is_none_counts_as_raising(verdict):
-    result = play("done", hooks=[hook("pre_step", fail_open=False)(lambda c: verdict)])
+    result = run_script("done", hooks=[hook("pre_step", fail_open=False)(lambda c: verdict)])
     assert result.outcome.failure.kind is FailureKind.aborted
 
 
@@ -217,7 +219,7 @@ def test_a_hook_that_fails_open_is_warned_about_and_the_run_goes_on(state, funct
     warned: list[str] = []
     watch = observer(lambda e: warned.append(e.text) if isinstance(e, RunWarning) else None)
     with caplog.at_level(logging.WARNING, "agentfsm"):
-        result = play(*ONE_CALL, tools=[look], hooks=[hook(state)(function), watch])
+        result = run_script(*ONE_CALL, tools=[look], hooks=[hook(state)(function), watch])
     assert result.ok
     assert ran == ["here"]
     assert warned[0] == f"hook {function.__name__} raised ValueError: out of order"
@@ -228,7 +230,7 @@ def test_a_hook_that_fails_open_is_warned_about_and_the_run_goes_on(state, funct
 @pytest.mark.parametrize("function", [failing, failing_later])
 @pytest.mark.parametrize("state", STATES)
 def test_a_hook_that_fails_closed_aborts_the_run(state, function):
-    result = play(*ONE_CALL, tools=[look], hooks=[hook(state, fail_open=False)(function)])
+    result = run_script(*ONE_CALL, tools=[look], hooks=[hook(state, fail_open=False)(function)])
     assert isinstance(result.outcome, PartialRunSummary)
     assert result.outcome.failure.explanation == f"hook {function.__name__} raised ValueError: out of order"
     assert result.outcome.failure.metadata == {"error_class": "ValueError"}
@@ -237,7 +239,7 @@ def test_a_hook_that_fails_closed_aborts_the_run(state, function):
 
 @pytest.mark.parametrize("fail_open", [False, True])
 def test_a_cancellation_that_nobody_asked_for_is_a_failure_of_the_hook(fail_open):
-    result = play("done", hooks=[hook("pre_step", fail_open=fail_open)(cancelling_itself)])
+    result = run_script("done", hooks=[hook("pre_step", fail_open=fail_open)(cancelling_itself)])
     assert result.ok is fail_open
 
 
@@ -246,7 +248,7 @@ def test_a_cancellation_that_nobody_asked_for_is_a_failure_of_the_hook(fail_open
 def test_every_hook_at_the_end_runs_whatever_another_does_and_the_ending_stands(stop, fail_open):
     seen: list[str] = []
     hooks = [hook("terminal", fail_open=fail_open)(stop), hook("terminal")(lambda c: seen.append("second"))]
-    result = play("done", hooks=hooks)
+    result = run_script("done", hooks=hooks)
     assert seen == ["second"]
     assert isinstance(result.outcome, RunCompleted)
 
@@ -262,7 +264,7 @@ def test_every_hook_at_the_end_runs_whatever_another_does_and_the_ending_stands(
 )
 def test_the_hooks_at_the_end_run_however_a_run_ends(script):
     seen: list[str] = []
-    play(*script, hooks=[hook("terminal")(lambda c: seen.append(c.state))])
+    run_script(*script, hooks=[hook("terminal")(lambda c: seen.append(c.state))])
     assert seen == ["terminal"]
 
 
@@ -271,12 +273,12 @@ def test_the_hooks_at_the_end_run_however_a_run_ends(script):
 
 def test_a_hook_at_a_state_that_there_is_not_is_refused():
     with pytest.raises(GraphError, match="nowhere"):
-        agent_on(hooks=[hook("nowhere")(failing)])
+        scripted_agent(hooks=[hook("nowhere")(failing)])
 
 
 def test_what_is_no_hook_is_refused():
     with pytest.raises(ConfigurationError, match="a hook is made with"):
-        agent_on(hooks=[failing])  # type: ignore[list-item]
+        scripted_agent(hooks=[failing])  # type: ignore[list-item]
 
 
 def test_a_hook_says_what_it_is():
@@ -289,18 +291,18 @@ def test_a_hook_says_what_it_is():
 
 def ask(script: tuple[Any, ...], *answers: Any, **parts: Any) -> tuple[list[UserInputRequested], RunResult]:
     """A run in which a person gives some answers, and what it asked."""
-    agent, model = agent_on(*script, **parts)
+    agent, model = scripted_agent(*script, **parts)
 
     async def scene() -> tuple[list[UserInputRequested], RunResult]:
-        result = checked(await agent.run("go"), model)
+        result = check_result(await agent.run("go"), model)
         asked = []
         for answer in answers:
             assert isinstance(result.outcome, UserInputRequested), result.outcome
             asked.append(result.outcome)
-            result = checked(await agent.resume(result.outcome.suspension_record.to_json(), answer), model)
+            result = check_result(await agent.resume(result.outcome.suspension_record.to_json(), answer), model)
         return asked, result
 
-    return drive(scene)
+    return run_async(scene)
 
 
 PAYING = (call("pay", amount=3), "done")
@@ -336,15 +338,15 @@ def test_what_is_no_rule_for_an_approval_is_refused_when_the_tool_is_made(rule):
 def test_a_call_that_is_denied_is_answered_with_the_reason_and_is_no_failure():
     _, result = ask(PAYING, Deny("too dear"), tools=[pay])
     assert ran == []
-    assert ("tool", "Denied by the user: too dear") in said(result)
+    assert ("tool", "Denied by the user: too dear") in transcript_of(result)
     assert result.ok
-    assert result.run.lessons_learned == []
+    assert result.run_state.lessons_learned == []
 
 
 def test_a_call_may_run_with_other_arguments_and_the_model_is_told():
     _, result = ask(PAYING, Edit({"amount": 1}), tools=[pay])
     assert ran == ["paid 1"]
-    (told,) = [text for role, text in said(result) if role == "tool"]
+    (told,) = [text for role, text in transcript_of(result) if role == "tool"]
     assert told.startswith("paid\n")
     assert "person changed the arguments" in told
 
@@ -352,7 +354,7 @@ def test_a_call_may_run_with_other_arguments_and_the_model_is_told():
 def test_arguments_that_a_person_got_wrong_are_checked_like_any_others():
     _, result = ask(PAYING, Edit({"amount": "lots"}), tools=[pay])
     assert ran == []
-    assert result.run.lessons_learned[0].kind is FailureKind.invalid_arguments
+    assert result.run_state.lessons_learned[0].kind is FailureKind.invalid_arguments
 
 
 def test_three_denials_in_a_row_are_a_policy_violation():
@@ -391,7 +393,7 @@ def test_a_gate_that_raises_fails_closed(answer):
         ran.append("given")
         return "given"
 
-    result = play(call("give", amount=1), tools=[give])
+    result = run_script(call("give", amount=1), tools=[give])
     assert ran == []
     assert result.outcome.failure.kind is FailureKind.aborted
 
@@ -409,7 +411,11 @@ def test_in_a_batch_each_call_asks_for_itself_in_turn():
     asked, result = ask(script, Deny("no"), Allow(), tools=[pay, look])
     assert [a.arguments for a in asked] == [{"amount": 1}, {"amount": 2}]
     assert ran == ["x", "paid 2"]
-    assert [text for role, text in said(result) if role == "tool"] == ["Denied by the user: no", "seen x", "paid"]
+    assert [text for role, text in transcript_of(result) if role == "tool"] == [
+        "Denied by the user: no",
+        "seen x",
+        "paid",
+    ]
 
 
 def test_in_a_parallel_batch_nothing_runs_before_all_are_decided():
@@ -427,7 +433,7 @@ def test_in_a_parallel_batch_nothing_runs_before_all_are_decided():
     asked, result = ask(script, Allow(), Deny("not b"), tools=[send, note])
     assert [a.arguments for a in asked] == [{"to": "a"}, {"to": "b"}]
     assert sorted(ran) == ["a", "n"]
-    assert [text for role, text in said(result) if role == "tool"] == [
+    assert [text for role, text in transcript_of(result) if role == "tool"] == [
         "noted n", "sent a", "Denied by the user: not b",
     ]  # fmt: skip
 

@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from agentfsm.runtime.host import Host, SystemClock, UsedInFolder, UsedInProcess
+from agentfsm.runtime.host import FileReplayGuard, Host, InMemoryReplayGuard, SystemClock
 
 
 @pytest.fixture(params=["process", "folder"])
 def used(request, tmp_path):
-    return UsedInProcess() if request.param == "process" else UsedInFolder(tmp_path / "deep" / "used")
+    return InMemoryReplayGuard() if request.param == "process" else FileReplayGuard(tmp_path / "deep" / "used")
 
 
 def test_a_record_is_claimed_once(used):
-    assert not used.used("a")
+    assert not used.is_used("a")
     assert used.claim("a")
-    assert used.used("a")
+    assert used.is_used("a")
     assert not used.claim("a")
-    assert not used.used("b")
+    assert not used.is_used("b")
     assert used.claim("b")
 
 
@@ -46,8 +46,8 @@ def test_of_many_threads_one_wins(used):
 def test_of_two_processes_one_wins(tmp_path):
     code = (
         "import sys\n"
-        "from agentfsm.runtime.host import UsedInFolder\n"
-        "used = UsedInFolder(sys.argv[1])\n"
+        "from agentfsm.runtime.host import FileReplayGuard\n"
+        "used = FileReplayGuard(sys.argv[1])\n"
         "print('ready', flush=True)\n"
         "sys.stdin.readline()\n"
         "print(sum(used.claim(f'record{n}') for n in range(200)))\n"
@@ -70,15 +70,15 @@ def test_of_two_processes_one_wins(tmp_path):
 
 
 def test_a_folder_is_shared_by_all_that_name_it(tmp_path):
-    assert UsedInFolder(tmp_path).claim("a")
-    assert UsedInFolder(str(tmp_path)).used("a")
+    assert FileReplayGuard(tmp_path).claim("a")
+    assert FileReplayGuard(str(tmp_path)).is_used("a")
 
 
 def test_a_folder_that_cannot_be_written_claims_nothing(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     with pytest.raises(OSError, match="file"):
-        UsedInFolder(blocked / "used").claim("a")
+        FileReplayGuard(blocked / "used").claim("a")
 
 
 def test_the_secret_is_random_kept_out_of_sight_and_never_empty():
@@ -109,11 +109,11 @@ def test_the_systems_clock_is_the_systems():
 
 def test_hosts_share_no_memory_of_used_records():
     one, other = Host(), Host()
-    one.used.claim("a")
-    assert not other.used.used("a")
+    one.replay_guard.claim("a")
+    assert not other.replay_guard.is_used("a")
 
 
 def test_a_host_names_no_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Host().used.claim("a")
+    Host().replay_guard.claim("a")
     assert list(Path().iterdir()) == []

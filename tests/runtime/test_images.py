@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from agentfsm import Agent, Allow, Host, Image, MemoryStore, Message, RunResult, UserInputRequested, tool
-from agentfsm.journal.restore import restore
+from agentfsm.journal.replay import rehydrate
 from agentfsm.testing import RecordingModel, ScriptedModel, call
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 4
-RED = Image.of(PNG)
-BIG = Image.of(b"\x89PNG\r\n\x1a\n" + b"\x01\x02\x03" * 100_000)
+RED = Image.from_bytes(PNG)
+BIG = Image.from_bytes(b"\x89PNG\r\n\x1a\n" + b"\x01\x02\x03" * 100_000)
 
 
 class Odd:
@@ -48,7 +48,11 @@ async def _run(agent: Agent) -> RunResult:
             'left:\n[image, image/png, 1,032 bytes]\n{"n":1}\n[image, image/png, 1,032 bytes]',
             2,
         ),
-        ([None, RED, Odd()], f"{RED.note}\nodd", 1),  # nothing says nothing; what is no JSON is told as it is
+        (
+            [None, RED, Odd()],
+            f"{RED.text_placeholder}\nodd",
+            1,
+        ),  # nothing says nothing; what is no JSON is told as it is
         (["no", "picture", None], '["no","picture",null]', 0),
         ([], "[]", 0),
         (None, "done", 0),
@@ -74,7 +78,7 @@ def test_the_next_request_brings_the_picture() -> None:
 def test_the_journal_keeps_a_picture_once_and_hidden() -> None:
     store = MemoryStore()
     result = shown(BIG, host=Host(store=store))
-    rows = store.rows(result.outcome.run_id)
+    rows = store.records(result.outcome.run_id)
     assert sum(BIG.data in row.body for row in rows) == 0
     assert [row.hidden.count(BIG.data) for row in rows if BIG.data in row.hidden] == [1]
     assert sum(len(row.body) + len(row.hidden) for row in rows) < len(BIG.data) + 20_000
@@ -124,7 +128,7 @@ def test_pictures_of_an_earlier_conversation_are_kept_hidden_and_come_back() -> 
         return await agent.run("and now?", message_history=earlier)
 
     run_id = asyncio.run(main()).outcome.run_id
-    rows = store.rows(run_id)
+    rows = store.records(run_id)
     assert not any(BIG.data in row.body for row in rows)
     assert sum(row.hidden.count(BIG.data) for row in rows) == 1
-    assert restore(rows).run.messages[:2] == earlier
+    assert rehydrate(rows).run.messages[:2] == earlier

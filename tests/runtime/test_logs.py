@@ -111,7 +111,7 @@ def test_lines_tell_a_run_from_its_beginning_to_its_end(caplog: pytest.LogCaptur
     agent = Agent(ScriptedModel([call("look", at="x"), "ok"]), tools=[look])
     with caplog.at_level(logging.DEBUG, "agentfsm"):
         result = agent.run_sync("go")
-    run = f"run {result.run.run_id}: "
+    run = f"run {result.run_state.run_id}: "
     lines = [(r.levelname, r.getMessage().removeprefix(run)) for r in caplog.records if r.name == "agentfsm"]
     assert lines[0] == ("INFO", "begins with scripted")
     assert lines[-1] == ("INFO", "RunCompleted")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from agentfsm import AgentGuardrails, Allow, Message, RunResult, UserInputRequested, observer, tool
-from agentfsm.core.events import RunWarning
+from agentfsm.loop.events import RunWarning
 from agentfsm.testing import call
-from tests.runtime.scenes import agent_on, checked, drive, play
+from tests.helpers.scenarios import check_result, run_async, run_script, scripted_agent
 
 
 class Diary:
@@ -45,17 +45,17 @@ def look() -> str:
 def warnings_of(memory: Diary, *script: Any) -> tuple[RunResult, list[str]]:
     texts: list[str] = []
     watch = observer(lambda e: texts.append(e.text) if isinstance(e, RunWarning) else None)
-    return play(*script, memory=memory, tools=[look], hooks=[watch]), texts
+    return run_script(*script, memory=memory, tools=[look], hooks=[watch]), texts
 
 
 def test_what_is_recalled_is_told_before_the_first_call_and_once():
     memory = Diary()
-    agent, model = agent_on(call("look"), "done", memory=memory, tools=[look])
+    agent, model = scripted_agent(call("look"), "done", memory=memory, tools=[look])
 
     async def scene() -> RunResult:
-        return checked(await agent.run("make a drink"), model)
+        return check_result(await agent.run("make a drink"), model)
 
-    result = drive(scene)
+    result = run_async(scene)
     assert memory.prompts == ["make a drink"]
     for request in model.requests:
         assert sum("you like tea" in m.content for m in request.messages) == 1
@@ -64,7 +64,7 @@ def test_what_is_recalled_is_told_before_the_first_call_and_once():
 
 @pytest.mark.parametrize("nothing", ["", None])
 def test_a_memory_that_recalls_nothing_adds_nothing(nothing):
-    result = play("done", memory=Diary(nothing))
+    result = run_script("done", memory=Diary(nothing))
     assert [m.content for m in result.messages] == ["go", "done"]
 
 
@@ -89,7 +89,7 @@ def test_a_memory_that_fails_is_warned_about_and_the_run_goes_on(fails):
 @pytest.mark.parametrize("script", [("done",), (ValueError("broken"),), (call("nothing"),) * 3])
 def test_a_run_is_remembered_however_it_ends(script):
     memory = Diary()
-    result = play(*script, memory=memory)
+    result = run_script(*script, memory=memory)
     assert memory.kept == [result.messages]
 
 
@@ -99,15 +99,15 @@ def test_a_run_that_waits_is_remembered_when_it_is_over_and_recalled_for_once():
         return "paid"
 
     memory = Diary()
-    agent, model = agent_on(call("pay"), "done", memory=memory, tools=[pay])
+    agent, model = scripted_agent(call("pay"), "done", memory=memory, tools=[pay])
 
     async def scene() -> RunResult:
-        first = checked(await agent.run("go"), model)
+        first = check_result(await agent.run("go"), model)
         assert isinstance(first.outcome, UserInputRequested)
         assert memory.kept == []
-        return checked(await agent.resume(first.outcome.suspension_record, Allow()), model)
+        return check_result(await agent.resume(first.outcome.suspension_record, Allow()), model)
 
-    result = drive(scene)
+    result = run_async(scene)
     assert memory.prompts == ["go"]
     assert memory.kept == [result.messages]
 
@@ -123,7 +123,7 @@ def test_a_memory_that_hangs_is_given_up_and_the_run_goes_on(hangs):
 
     texts: list[str] = []
     watch = observer(lambda e: texts.append(e.text) if isinstance(e, RunWarning) else None)
-    result = play("done", memory=Slow(), hooks=[watch], guardrails=AgentGuardrails(tool_timeout_s=0.05))
+    result = run_script("done", memory=Slow(), hooks=[watch], guardrails=AgentGuardrails(tool_timeout_s=0.05))
     assert result.output == "done"
     assert len(texts) == 1
     assert "TimeoutError" in texts[0]

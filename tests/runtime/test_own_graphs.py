@@ -15,29 +15,29 @@ from agentfsm import (
     Failure,
     FailureKind,
     Message,
-    Noted,
     NoTransitionError,
     PartialRunSummary,
     RunCancelled,
     RunResult,
     State,
+    StateResult,
     StateSpec,
     Transition,
     hook,
     tool,
 )
-from agentfsm.core.policy import DefaultPolicy
-from agentfsm.core.state import RunState
+from agentfsm.loop.policy import DefaultPolicy
+from agentfsm.loop.state import RunState
 from agentfsm.testing import call
-from tests.runtime.scenes import (
-    aborted_by,
-    agent_on,
-    checked,
-    drive,
-    finish,
+from tests.helpers.scenarios import (
+    assert_aborted,
+    check_result,
     look,
-    play,
-    said,
+    run_agent,
+    run_async,
+    run_script,
+    scripted_agent,
+    transcript_of,
 )
 
 # -- graphs of the user's: detectors ------------------------------------------------------------------
@@ -51,12 +51,12 @@ def test_an_added_detector_is_a_row_like_any_other():
         return Failure(kind="output_malformed", explanation="the answer is too short")
 
     graph = LOOP.with_detector(State.POST_LLM, too_short, before="loop_detected")
-    agent, model = agent_on("no", "long enough now", graph=graph)
-    result = checked(drive(lambda: finish(agent)), model)
+    agent, model = scripted_agent("no", "long enough now", graph=graph)
+    result = check_result(run_async(lambda: run_agent(agent)), model)
     assert result.output == "long enough now"
     assert "post_llm.too_short" in [d.transition.id for d in result.decisions]
     found = next(d for d in result.decisions if d.guard == "too_short")
-    assert found.found.explanation == "the answer is too short"
+    assert found.guard_result.explanation == "the answer is too short"
     assert found.tried[-1] == ("too_short", True)
     assert "too short" in model.requests[1].messages[-1].content
 
@@ -70,8 +70,8 @@ def test_whatever_kind_an_added_detector_finds_the_model_hears_of_it(kind, actio
         return Failure(kind=kind, explanation="NOT GOOD", suggested_action=action)
 
     policy = DefaultPolicy(budgets=dict.fromkeys(FailureKind, 3))
-    agent, model = agent_on("first", "second", graph=LOOP.with_detector("post_llm", mine), policy=policy)
-    result = checked(drive(lambda: finish(agent)), model)
+    agent, model = scripted_agent("first", "second", graph=LOOP.with_detector("post_llm", mine), policy=policy)
+    result = check_result(run_async(lambda: run_agent(agent)), model)
     assert result.output == "second"
     last = model.requests[1].messages[-1]
     assert last.role == "user"
@@ -80,10 +80,10 @@ def test_whatever_kind_an_added_detector_finds_the_model_hears_of_it(kind, actio
 
 def test_a_row_may_be_taken_out():
     graph = LOOP.without("post_tool.unknown_tool")
-    result = play(call("nothing"), "done", graph=graph)
+    result = run_script(call("nothing"), "done", graph=graph)
     assert result.ok
-    assert result.run.lessons_learned == []
-    assert any("no tool named 'nothing'" in text for _, text in said(result))
+    assert result.run_state.lessons_learned == []
+    assert any("no tool named 'nothing'" in text for _, text in transcript_of(result))
 
 
 def test_a_failed_call_that_a_graph_lets_pass_is_not_judged_by_the_last_reply():
@@ -95,7 +95,7 @@ def test_a_failed_call_that_a_graph_lets_pass_is_not_judged_by_the_last_reply():
         return "counted"
 
     graph = LOOP.without("call_llm.provider_error")
-    result = play(call("count"), ValueError("broken"), graph=graph, tools=[count])
+    result = run_script(call("count"), ValueError("broken"), graph=graph, tools=[count])
     assert ran == [1]
     assert isinstance(result.outcome, PartialRunSummary)
     assert "broken" in result.outcome.missing
@@ -110,7 +110,7 @@ def reviewing(effect: Callable[..., Any], *rows: Transition, entered_by: str = "
 
 
 def not_good_yet(run: RunState) -> bool:
-    return run.notes.get("review", {}).get("good") is False
+    return run.state_results.get("review", {}).get("good") is False
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -127,34 +127,34 @@ def test_a_state_of_ones_own_brings_its_effect(is_async):
         Transition("review", not_good_yet, "pre_step"),
         Transition("review", None, "terminal"),
     )
-    result = play("first", "better", graph=graph)
+    result = run_script("first", "better", graph=graph)
     assert result.output == "better"
-    assert result.run.notes == {"review": {"good": True, "state": "review"}}
+    assert result.run_state.state_results == {"review": {"good": True, "state": "review"}}
     assert [d.transition.id for d in result.decisions if d.source == "review"] == [
         "review.not_good_yet", "review.otherwise",
     ]  # fmt: skip
 
 
 def test_a_state_of_ones_own_may_speak_to_the_model():
-    def review(run: RunState) -> Noted:
+    def review(run: RunState) -> StateResult:
         good = run.model_calls > 1
-        return Noted({"good": good}, () if good else (Message.user("Say it better."),))
+        return StateResult({"good": good}, () if good else (Message.user("Say it better."),))
 
     graph = reviewing(review, Transition("review", not_good_yet, "pre_step"), Transition("review", None, "terminal"))
-    agent, model = agent_on("first", "better", graph=graph)
-    result = checked(drive(lambda: finish(agent)), model)
+    agent, model = scripted_agent("first", "better", graph=graph)
+    result = check_result(run_async(lambda: run_agent(agent)), model)
     assert [m.content for m in model.requests[1].messages] == ["go", "first", "Say it better."]
     assert result.output == "better"
 
 
 def test_a_state_of_ones_own_between_a_call_and_its_result_does_not_come_between_them():
-    def note(run: RunState) -> Noted:
-        return Noted(messages=(Message.user("Think about it."),))
+    def note(run: RunState) -> StateResult:
+        return StateResult(messages=(Message.user("Think about it."),))
 
     for entrance, back in [("post_tool.otherwise", "pre_step"), ("dispatch_tool.otherwise", "post_tool")]:
         graph = reviewing(note, Transition("review", None, back), entered_by=entrance)
-        agent, model = agent_on(call("look"), "done", graph=graph, tools=[look])
-        result = checked(drive(lambda agent=agent: finish(agent)), model)
+        agent, model = scripted_agent(call("look"), "done", graph=graph, tools=[look])
+        result = check_result(run_async(lambda agent=agent: run_agent(agent)), model)
         assert [m.role.value for m in result.messages] == ["user", "assistant", "tool", "user", "assistant"]
         assert result.messages[3].content == "Think about it."
 
@@ -168,8 +168,8 @@ def test_an_effect_of_ones_own_that_raises_aborts_the_run(is_async):
         await asyncio.sleep(0)
         now(run)
 
-    result = play("first", graph=reviewing(soon if is_async else now))
-    aborted_by(result, "the effect of 'review' raised LookupError: no reviewer")
+    result = run_script("first", graph=reviewing(soon if is_async else now))
+    assert_aborted(result, "the effect of 'review' raised LookupError: no reviewer")
     assert result.decisions[-1].transition.id == "review.aborted"
 
 
@@ -177,14 +177,14 @@ def test_an_effect_of_ones_own_whose_value_is_no_json_aborts_the_run():
     class Odd:
         pass
 
-    aborted_by(play("first", graph=reviewing(lambda run: Odd())), "review")
+    assert_aborted(run_script("first", graph=reviewing(lambda run: Odd())), "review")
 
 
 @pytest.mark.parametrize("odd", [["Say it better."], "better", [None], [{"role": "user"}]])
 def test_an_effect_of_ones_own_that_adds_what_is_no_message_aborts_the_run(odd):
-    result = play("first", graph=reviewing(lambda run: Noted(messages=odd)))
-    aborted_by(result, "Noted(messages=...) takes messages (Message.user('...'))")
-    assert said(result) == [("user", "go"), ("assistant", "first")]
+    result = run_script("first", graph=reviewing(lambda run: StateResult(messages=odd)))
+    assert_aborted(result, "StateResult(messages=...) takes messages (Message.user('...'))")
+    assert transcript_of(result) == [("user", "go"), ("assistant", "first")]
 
 
 def test_an_effect_of_ones_own_can_be_cancelled():
@@ -194,7 +194,7 @@ def test_an_effect_of_ones_own_can_be_cancelled():
         started.set()
         await asyncio.Event().wait()
 
-    agent, _ = agent_on("first", graph=reviewing(hang))
+    agent, _ = scripted_agent("first", graph=reviewing(hang))
 
     async def scene() -> RunResult:
         run = agent.run("go")
@@ -206,14 +206,14 @@ def test_an_effect_of_ones_own_can_be_cancelled():
         result, _ = await asyncio.gather(run, stop())
         return result
 
-    result = checked(drive(scene))
+    result = check_result(run_async(scene))
     assert isinstance(result.outcome, RunCancelled)
     assert result.decisions[-1].transition.id == "review.cancelled"
 
 
 def test_a_hook_stands_at_the_door_of_a_state_of_ones_own_too():
     seen: list[str] = []
-    play("first", graph=reviewing(lambda run: None), hooks=[hook("review")(lambda c: seen.append(c.state))])
+    run_script("first", graph=reviewing(lambda run: None), hooks=[hook("review")(lambda c: seen.append(c.state))])
     assert seen == ["review"]
 
 
@@ -237,18 +237,18 @@ def test_an_end_of_ones_own_is_an_end_with_open_calls_too():
 
     seen: list[str] = []
     ends = [hook("terminal")(lambda c: seen.append("terminal")), hook("done_looking")(lambda c: seen.append("own"))]
-    result = play(call("look"), graph=graph, tools=[look], hooks=ends, memory=Diary())
+    result = run_script(call("look"), graph=graph, tools=[look], hooks=ends, memory=Diary())
     assert result.state == "done_looking"
-    assert result.run.batch == []
+    assert result.run_state.batch == []
     assert seen == ["own", "kept 3"]
 
 
 def test_a_wait_of_ones_own_asks_a_person_and_is_over_once_answered():
     def wants_leave(run: RunState) -> bool:
-        return run.notes.get("asked") is None and run.model_calls == 1
+        return run.state_results.get("asked") is None and run.model_calls == 1
 
     def answered(run: RunState) -> bool:
-        return run.person is not None
+        return run.human_reply is not None
 
     def dropped(run: RunState) -> bool:
         return run.cancelled is not None or run.expired
@@ -259,29 +259,29 @@ def test_a_wait_of_ones_own_asks_a_person_and_is_over_once_answered():
         entered_by=Transition("post_llm", wants_leave, "leave"),
         before="no_progress",
     )
-    agent, model = agent_on("first", call("ask_user", question="Which?"), "third", graph=graph, preset="funnel")
+    agent, model = scripted_agent("first", call("ask_user", question="Which?"), "third", graph=graph, preset="funnel")
 
     async def scene() -> list[RunResult]:
-        first = checked(await agent.run("go"), model)
-        second = checked(await agent.resume(first.outcome.suspension_record, "go on"), model)
+        first = check_result(await agent.run("go"), model)
+        second = check_result(await agent.resume(first.outcome.suspension_record, "go on"), model)
         return [first, second]
 
-    first, second = drive(scene)
+    first, second = run_async(scene)
     assert (first.state, first.outcome.kind) == ("leave", "question")
     assert second.state == "suspended"
     assert second.outcome.question == "Which?"
-    assert ("user", "go on") in said(second)
+    assert ("user", "go on") in transcript_of(second)
 
     async def drop() -> RunResult:
-        return checked(await agent.dismiss(second.outcome.suspension_record), model)
+        return check_result(await agent.dismiss(second.outcome.suspension_record), model)
 
-    assert isinstance(drive(drop).outcome, RunCancelled)
+    assert isinstance(run_async(drop).outcome, RunCancelled)
 
 
 def test_a_graph_that_has_no_row_for_an_answer_says_so_before_anything_is_done():
     graph = LOOP.without("suspended.replied")
     limits = AgentGuardrails(max_iterations=1)
-    agent, _ = agent_on(call("look"), "done", graph=graph, guardrails=limits, tools=[look])
+    agent, _ = scripted_agent(call("look"), "done", graph=graph, guardrails=limits, tools=[look])
 
     async def scene() -> None:
         first = await agent.run("go")
@@ -290,7 +290,7 @@ def test_a_graph_that_has_no_row_for_an_answer_says_so_before_anything_is_done()
         ended = await agent.dismiss(first.outcome.suspension_record)  # it was not used
         assert isinstance(ended.outcome, RunCancelled)
 
-    drive(scene)
+    run_async(scene)
 
 
 def test_an_effect_that_raises_a_cancellation_nobody_asked_for_aborts_the_run():
@@ -299,4 +299,4 @@ def test_an_effect_that_raises_a_cancellation_nobody_asked_for_aborts_the_run():
         task.cancel()
         await task
 
-    aborted_by(play("first", graph=reviewing(odd)), "the effect of 'review' raised CancelledError")
+    assert_aborted(run_script("first", graph=reviewing(odd)), "the effect of 'review' raised CancelledError")

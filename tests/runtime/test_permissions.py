@@ -14,6 +14,7 @@ from agentfsm import (
     Agent,
     AgentGuardrails,
     Allow,
+    ArgumentMatcher,
     ConfigurationError,
     Deny,
     DenyCall,
@@ -21,7 +22,6 @@ from agentfsm import (
     FailureKind,
     Handoff,
     HookContext,
-    Is,
     RunResult,
     State,
     UserInputRequested,
@@ -32,7 +32,7 @@ from agentfsm import (
     permissions,
     tool,
 )
-from agentfsm.runtime.permissions import Permissions, Rule
+from agentfsm.runtime.permissions import PermissionPolicy, PermissionRule
 from agentfsm.testing import ScriptedModel, call
 
 done: list[Any] = []
@@ -138,7 +138,7 @@ def test_the_third_denial_in_a_row_is_a_policy_violation() -> None:
     assert isinstance(result.outcome, Handoff)
     assert result.outcome.failure is not None
     assert result.outcome.failure.kind is FailureKind.policy_violation
-    assert result.run.model_calls == 3
+    assert result.run_state.model_calls == 3
     assert result.decisions[-2].transition.id == "post_tool.policy_violation"
 
 
@@ -176,7 +176,11 @@ def test_how_many_denials_are_too_many_is_a_guardrail() -> None:
 
 def test_rules_see_arguments_as_the_tool_will_get_them() -> None:
     """A number given as text and a default that is left out must not slip through."""
-    rules = [deny("transfer", where={"amount": Is(at_least=100)}), deny("transfer", where={"to": "cash*"}), allow("*")]
+    rules = [
+        deny("transfer", where={"amount": ArgumentMatcher(at_least=100)}),
+        deny("transfer", where={"to": "cash*"}),
+        allow("*"),
+    ]
     result = run([call("transfer", amount="150", to="me"), call("transfer", amount=1), "ok"], *rules)
     assert result.output == "ok"
     assert done == []
@@ -205,11 +209,11 @@ def test_of_a_list_one_item_is_enough_to_deny_and_all_are_needed_to_allow() -> N
         (True, [True], [1, "True", False]),
         (1, [1], [True, 1.5, "1"]),
         (None, [None], [0, ""]),
-        (Is(one_of=["x", 2]), ["x", 2], ["y", "2", 2.5]),
-        (Is(regex="[ab]+"), ["ab", "a"], ["abc", "xab", 1]),
-        (Is(regex=".*rm.*"), ["rm", "ls\nrm -rf"], ["ls"]),
-        (Is(at_least=2, at_most=4), [2, 3.5, 4], [1, 5, True, "3"]),
-        (Is(equals={"a": 1}), [{"a": 1}], [{"a": 2}, {}]),
+        (ArgumentMatcher(one_of=["x", 2]), ["x", 2], ["y", "2", 2.5]),
+        (ArgumentMatcher(regex="[ab]+"), ["ab", "a"], ["abc", "xab", 1]),
+        (ArgumentMatcher(regex=".*rm.*"), ["rm", "ls\nrm -rf"], ["ls"]),
+        (ArgumentMatcher(at_least=2, at_most=4), [2, 3.5, 4], [1, 5, True, "3"]),
+        (ArgumentMatcher(equals={"a": 1}), [{"a": 1}], [{"a": 2}, {}]),
         ({"glob": "x?"}, ["xy"], ["x", "xyz"]),
     ],
 )
@@ -286,7 +290,7 @@ def test_a_policy_that_breaks_stops_the_run_before_the_tool() -> None:
     agent = Agent(ScriptedModel([call("take", thing=1)]), tools=[odd], hooks=[permissions(otherwise="allow")])
     object.__setattr__(odd, "arguments", lambda given: {"thing": Broken()})
     result = agent.run_sync("go")
-    assert result.run.aborted is not None
+    assert result.run_state.aborted is not None
     assert done == []
 
 
@@ -295,16 +299,16 @@ def test_a_policy_that_breaks_stops_the_run_before_the_tool() -> None:
 
 names = st.sampled_from(["a", "ab", "b"])
 rules = st.builds(
-    Rule,
+    PermissionRule,
     action=st.sampled_from(["allow", "deny", "ask"]),
     tool=st.sampled_from(["a", "a*", "*", "b"]),
-    where=st.sampled_from([{}, {"x": 1}, {"x": Is(at_least=2)}]),
+    where=st.sampled_from([{}, {"x": 1}, {"x": ArgumentMatcher(at_least=2)}]),
 )
 
 
 @given(st.lists(rules, max_size=6), st.sampled_from(["allow", "deny", "ask"]), names, st.integers(0, 3))
-def test_the_first_rule_that_matches_decides(policy: list[Rule], otherwise: Any, name: str, x: int) -> None:
-    def fits(rule: Rule) -> bool:  # by hand: what the words mean
+def test_the_first_rule_that_matches_decides(policy: list[PermissionRule], otherwise: Any, name: str, x: int) -> None:
+    def fits(rule: PermissionRule) -> bool:  # by hand: what the words mean
         tools = {"a": {"a"}, "a*": {"a", "ab"}, "*": {"a", "ab", "b"}, "b": {"b"}}
         if name not in tools[rule.tool]:
             return False
@@ -312,7 +316,7 @@ def test_the_first_rule_that_matches_decides(policy: list[Rule], otherwise: Any,
         return condition is None or (x >= 2 if condition.at_least else x == 1)
 
     expected = next((r.action for r in policy if fits(r)), otherwise)
-    assert Permissions(tuple(policy), otherwise).decide(name, {"x": x}).action == expected
+    assert PermissionPolicy(tuple(policy), otherwise).decide(name, {"x": x}).action == expected
 
 
 # -- the verdict itself -----------------------------------------------------------------------------------

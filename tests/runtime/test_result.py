@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from agentfsm.core.events import Handoff, PartialRunSummary, RunCancelled, RunCompleted
-from agentfsm.core.failures import Action, Failure
-from agentfsm.core.messages import Message, Usage
-from agentfsm.core.state import RunState
-from agentfsm.runtime.result import ending_of
+from agentfsm.loop.events import Handoff, PartialRunSummary, RunCancelled, RunCompleted
+from agentfsm.loop.failures import Action, Failure
+from agentfsm.loop.messages import Message, Usage
+from agentfsm.loop.state import RunState
+from agentfsm.runtime.result import ending_event
 from agentfsm.testing import call
-from tests.runtime.scenes import play
+from tests.helpers.scenarios import run_script
 
 BROKEN = Failure(kind="tool_error", explanation="it broke")
 STOPPED = Failure(kind="aborted", explanation="a hook said so")
@@ -20,17 +20,17 @@ LESSON = Failure(kind="unknown_tool", explanation="no such tool")
 
 
 def ended(**fields: Any) -> tuple[type, dict[str, Any]]:
-    return ending_of(RunState("r", state="terminal", **fields))
+    return ending_event(RunState("r", state="terminal", **fields))
 
 
 def test_a_result_says_in_a_line_what_the_run_came_to():
-    text = repr(play("It is 42."))
+    text = repr(run_script("It is 42."))
     assert text.startswith("RunResult(output='It is 42.', outcome=RunCompleted(")
     assert len(text) < 200
 
 
 def test_a_suspended_run_shows_its_question_and_not_its_whole_conversation():
-    text = repr(play(call("ask_user", question="Which one?"), preset="funnel", prompt="a long story"))
+    text = repr(run_script(call("ask_user", question="Which one?"), preset="funnel", prompt="a long story"))
     assert "question='Which one?'" in text
     assert "a long story" not in text
 
@@ -90,7 +90,7 @@ def test_a_cancelled_or_expired_run_says_why(fields, reason):
 
 
 def test_a_result_is_what_its_run_came_to():
-    result = play("the answer", instructions="be good")
+    result = run_script("the answer", instructions="be good")
     assert (result.output, result.ok, result.state) == ("the answer", True, "terminal")
     assert result.messages == [Message.system("be good"), Message.user("go"), Message.assistant("the answer")]
     assert result.usage == Usage()
@@ -99,9 +99,9 @@ def test_a_result_is_what_its_run_came_to():
 
 
 def test_a_result_without_an_answer_is_not_ok():
-    result = play(ValueError("broken"))
+    result = run_script(ValueError("broken"))
     assert (result.output, result.ok) == (None, False)
 
 
 def test_a_run_that_recovered_is_a_success():
-    assert play(call("nothing"), "done").ok
+    assert run_script(call("nothing"), "done").ok

@@ -21,10 +21,18 @@ from agentfsm import (
     hook,
     tool,
 )
-from agentfsm.core.events import Ending, ModelReplied, ToolFinished
+from agentfsm.loop.events import Ending, ModelReplied, ToolFinished
 from agentfsm.runtime.run import Run
 from agentfsm.testing import RecordingModel, call
-from tests.runtime.scenes import SCRIPT, agent_on, all_events, cancelled, drive, look, scene_of
+from tests.helpers.scenarios import (
+    LOOK_SCRIPT,
+    assert_cancelled,
+    collect_all_events,
+    look,
+    run_async,
+    scripted_agent,
+    with_scripted_run,
+)
 
 # -- awaiting -----------------------------------------------------------------------------------------
 
@@ -37,9 +45,9 @@ def test_awaiting_a_run_gives_its_result():
         assert (result.output, result.ok, result.state) == ("done", True, "terminal")
         assert isinstance(result.outcome, RunCompleted)
         assert result.decisions == run.decisions
-        assert result.run is run.state
+        assert result.run_state is run.run_state
 
-    scene_of(play)
+    with_scripted_run(play)
 
 
 def test_awaiting_it_again_gives_the_same_result_and_calls_nobody():
@@ -48,20 +56,20 @@ def test_awaiting_it_again_gives_the_same_result_and_calls_nobody():
         second = await run
         assert (first.outcome, first.decisions) == (second.outcome, second.decisions)
 
-    scene_of(play)
+    with_scripted_run(play)
 
 
 def test_a_run_does_nothing_until_somebody_wants_it():
-    agent, model = agent_on(*SCRIPT, tools=[look])
+    agent, model = scripted_agent(*LOOK_SCRIPT, tools=[look])
     run = agent.run("go")
-    assert (run.state.steps, run.decisions, run.finished, model.requests) == (0, (), False, [])
+    assert (run.run_state.steps, run.decisions, run.finished, model.requests) == (0, (), False, [])
 
 
 def test_a_run_that_somebody_forgot_to_await_says_so():
-    agent, _ = agent_on("done")
+    agent, _ = scripted_agent("done")
     run = agent.run("go", run_id="r1")
     assert repr(run) == "<Run 'r1' in 'pre_step', not at its end: await it>"
-    drive(lambda: run.aclose())
+    run_async(lambda: run.aclose())
     assert repr(run) == "<Run 'r1' RunCancelled>"
 
 
@@ -72,11 +80,11 @@ def test_there_is_no_result_before_the_end():
         await run
         assert run.result.output == "done"
 
-    scene_of(play)
+    with_scripted_run(play)
 
 
 def test_a_run_has_an_id_that_its_caller_may_choose():
-    agent, _ = agent_on()
+    agent, _ = scripted_agent()
     assert agent.run("go", run_id="mine").run_id == "mine"
     assert len({agent.run("go").run_id for _ in range(20)}) == 20
 
@@ -86,7 +94,7 @@ def test_a_run_has_an_id_that_its_caller_may_choose():
 
 def test_iterating_a_run_gives_every_event_in_order():
     async def play(run: Run) -> None:
-        events = await all_events(run)
+        events = await collect_all_events(run)
         assert [type(e) for e in events if not isinstance(e, Transitioned)] == [
             RunStarted, ModelReplied, ToolStarted, ToolFinished, ModelReplied, RunCompleted,
         ]  # fmt: skip
@@ -96,7 +104,7 @@ def test_iterating_a_run_gives_every_event_in_order():
         assert [e async for e in run] == []
         assert (await run).output == "done"
 
-    scene_of(play)
+    with_scripted_run(play)
 
 
 def test_events_come_while_their_effect_still_runs():
@@ -116,7 +124,7 @@ def test_events_come_while_their_effect_still_runs():
                 free.set()
         assert run.result.ok
 
-    scene_of(play, call("wait"), "done", tools=[wait])
+    with_scripted_run(play, call("wait"), "done", tools=[wait])
 
 
 @pytest.mark.parametrize("stop_at", range(1, 14))
@@ -133,7 +141,7 @@ def test_a_run_that_was_left_behind_any_event_may_be_gone_on_with(stop_at):
         assert [e.seq for e in seen] == list(range(1, len(seen) + 1))
         assert isinstance(seen[-1], RunCompleted)
 
-    scene_of(play)
+    with_scripted_run(play)
 
 
 @pytest.mark.parametrize("stop_at", range(1, 14))
@@ -149,7 +157,7 @@ def test_a_run_that_was_left_behind_any_event_may_be_awaited(stop_at):
         assert [e.seq for e in seen] == list(range(1, len(seen) + 1))
         assert [e for e in seen if isinstance(e, Ending)] == seen[-1:]
 
-    scene_of(play)
+    with_scripted_run(play)
 
 
 def test_a_run_that_nobody_goes_on_with_stops_behind_the_effect_at_hand():
@@ -159,11 +167,11 @@ def test_a_run_that_nobody_goes_on_with_stops_behind_the_effect_at_hand():
                 break
         for _ in range(20):
             await asyncio.sleep(0)
-        assert run.state.state in ("post_llm", "dispatch_tool")
+        assert run.run_state.state in ("post_llm", "dispatch_tool")
         assert not run.finished
         await run.aclose()
 
-    scene_of(play)
+    with_scripted_run(play)
 
 
 # -- one at a time ------------------------------------------------------------------------------------
@@ -194,7 +202,7 @@ def test_a_run_belongs_to_one_at_a_time(first, second):
 
     async def play(run: Run) -> None:
         task = asyncio.create_task(use(run, first))
-        while run.state.state != "dispatch_tool":
+        while run.run_state.state != "dispatch_tool":
             await asyncio.sleep(0)
         with pytest.raises(RunError, match="somewhere else"):
             await use(run, second)
@@ -203,7 +211,7 @@ def test_a_run_belongs_to_one_at_a_time(first, second):
         assert run.finished
         assert run.result.ok is (second != "close")
 
-    scene_of(play, call("hang"), "done", tools=[hanging(free)])
+    with_scripted_run(play, call("hang"), "done", tools=[hanging(free)])
 
 
 # -- closing ------------------------------------------------------------------------------------------
@@ -221,16 +229,16 @@ def test_a_run_in_a_with_block_is_over_behind_it(stop_at):
         assert run.finished
         assert isinstance(run.result.outcome, RunCancelled | RunCompleted)
 
-    scene_of(play)
+    with_scripted_run(play)
 
 
 def test_closing_a_run_that_never_started_ends_it():
     async def play(run: Run) -> None:
         await run.aclose()
-        cancelled(run.result, "closed")
+        assert_cancelled(run.result, "closed")
         await run.aclose()
 
-    scene_of(play)
+    with_scripted_run(play)
 
 
 def test_closing_a_run_that_is_over_changes_nothing():
@@ -239,7 +247,7 @@ def test_closing_a_run_that_is_over_changes_nothing():
             await run
         assert run.result.ok
 
-    scene_of(play)
+    with_scripted_run(play)
 
 
 def test_an_exception_in_a_with_block_passes_through():
@@ -247,9 +255,9 @@ def test_an_exception_in_a_with_block_passes_through():
         with pytest.raises(KeyError):
             async with run:
                 raise KeyError
-        cancelled(run.result, "closed")
+        assert_cancelled(run.result, "closed")
 
-    scene_of(play)
+    with_scripted_run(play)
 
 
 # -- several runs -------------------------------------------------------------------------------------
@@ -272,7 +280,7 @@ def test_one_agent_runs_many_at_once_and_they_share_nothing():
     async def scene() -> list[RunResult]:
         return await asyncio.gather(*(agent.run(str(n)) for n in range(50)))
 
-    results = drive(scene)
+    results = run_async(scene)
     assert [r.output for r in results] == [f"you said {n}" for n in range(50)]
     assert all(len(r.messages) == 2 for r in results)
 
@@ -281,4 +289,4 @@ def test_a_skipped_call_is_no_reason_to_stop():
     async def play(run: Run) -> None:
         assert (await run).ok
 
-    scene_of(play, hooks=[hook("dispatch_tool")(lambda c: SkipCall("no"))])
+    with_scripted_run(play, hooks=[hook("dispatch_tool")(lambda c: SkipCall("no"))])

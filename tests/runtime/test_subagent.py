@@ -41,19 +41,18 @@ from agentfsm import (
     observer,
     tool,
 )
-from agentfsm.core.codec import dump_state
-from agentfsm.core.loop import LOOP
+from agentfsm.agent.subagent import cap_guardrails
 from agentfsm.errors import StoreError
-from agentfsm.journal.memory import MemoryStore
-from agentfsm.journal.replay import replay
-from agentfsm.journal.restore import restore
-from agentfsm.journal.sqlite import SqliteStore
+from agentfsm.journal.memory_store import MemoryStore
+from agentfsm.journal.replay import rehydrate, replay
+from agentfsm.journal.sqlite.sqlite_store import SqliteStore
 from agentfsm.journal.store import Lease
-from agentfsm.journal.verify import GOOD, verify
-from agentfsm.runtime.subagent import capped
-from agentfsm.runtime.tools import Share
+from agentfsm.journal.verification import GOOD, verify
+from agentfsm.loop.state import dump_state
+from agentfsm.loop.table import LOOP
+from agentfsm.runtime.tools import BudgetShare
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
-from tests.transcripts import check_transcript
+from tests.helpers.provider_rules import check_transcript
 
 SECRET = b"shared by all processes of these tests"
 
@@ -171,9 +170,9 @@ def test_a_sub_agents_journal_names_the_run_and_the_call_that_it_works_for() -> 
     ids = [h.run_id for h in store.heads()]
     assert len(ids) == 2
     (child,) = [i for i in ids if i != "top"]
-    run = restore(store.rows(child)).run
+    run = rehydrate(store.records(child)).run
     assert (run.parent, run.session_id) == (("top", "one"), "talk")
-    assert restore(store.rows("top")).run.parent is None
+    assert rehydrate(store.records("top")).run.parent is None
 
 
 async def _awaited(run: Awaitable[RunResult]) -> RunResult:
@@ -328,10 +327,10 @@ def test_each_of_those_that_run_together_has_an_equal_share() -> None:
 
 
 def test_results_that_came_before_the_process_died_are_counted_among_what_is_spent() -> None:
-    given_limits = capped(
+    given_limits = cap_guardrails(
         AgentGuardrails(),
         RunState("r", guardrails=AgentGuardrails(max_tokens=100, max_cost_usd=1.0), usage=Usage(10, cost_usd=0.1)),
-        Share(2, Usage(50, cost_usd=0.5)),
+        BudgetShare(2, Usage(50, cost_usd=0.5)),
     )
     assert given_limits is not None
     assert given_limits.max_tokens == 20
@@ -342,7 +341,7 @@ def test_results_that_came_before_the_process_died_are_counted_among_what_is_spe
 
 def test_too_little_for_all_is_nothing_for_each() -> None:
     run = RunState("r", guardrails=AgentGuardrails(max_tokens=12), usage=Usage(10))
-    assert capped(AgentGuardrails(), run, Share(3)) is None
+    assert cap_guardrails(AgentGuardrails(), run, BudgetShare(3)) is None
 
 
 optional = st.one_of(st.none(), st.integers(1, 50))
@@ -362,7 +361,7 @@ def test_each_limit_is_the_smaller_of_its_own_and_what_is_left(own: Any, limits:
         elapsed_s=spent[1],
         usage=Usage(spent[2], 0, 0, spent[3]),
     )
-    given_limits = capped(AgentGuardrails(**dict(zip(names, own, strict=True))), run)
+    given_limits = cap_guardrails(AgentGuardrails(**dict(zip(names, own, strict=True))), run)
     left = [None if limit is None else limit - gone for limit, gone in zip(limits, spent, strict=True)]
     if any(x is not None and x <= 0 for x in left):
         assert given_limits is None
@@ -522,7 +521,7 @@ def test_a_denial_below_is_no_denial_above() -> None:
     )
     first = asyncio.run(_awaited(make().run("go")))
     result = resumed(make(), first, Deny("no"))
-    assert result.run.denials == 0
+    assert result.run_state.denials == 0
     assert result.ok
 
 
@@ -539,7 +538,7 @@ def test_a_spent_budget_below_asks_as_such(host: Host) -> None:
     assert (first.outcome.kind, first.outcome.originating_failure_kind) == ("limit", FailureKind.iteration_limit)
     result = resumed(make(), first, "go on", by_id=host.store is not None)
     assert result.output == "x"
-    assert result.run.continues == 0  # it was the sub-agent's budget
+    assert result.run_state.continues == 0  # it was the sub-agent's budget
 
 
 def test_a_sub_agent_may_ask_more_than_once(host: Host) -> None:
@@ -701,7 +700,7 @@ def test_a_sub_agents_secret_arguments_stay_below() -> None:
     first = asyncio.run(_awaited(make().run("go", run_id="top")))
     assert isinstance(first.outcome, UserInputRequested)
     assert first.outcome.arguments == {"pin": "(secret)"}
-    written = "".join(r.body + r.hidden for h in store.heads() for r in store.rows(h.run_id))
+    written = "".join(r.body + r.hidden for h in store.heads() for r in store.records(h.run_id))
     assert "canary-4711" not in written
 
 
@@ -715,12 +714,12 @@ def test_the_journal_gives_the_live_state_back_at_every_stop() -> None:
     make = two(lambda: asking(call("ask_user", question="Sure?"), answered), [calling(*batch), last], host)
     result = asyncio.run(_awaited(make().run("go", run_id="top")))
     for answer in ("a", "b"):
-        assert dump_state(restore(store.rows("top")).run) == dump_state(result.run)
+        assert dump_state(rehydrate(store.records("top")).run) == dump_state(result.run_state)
         result = resumed(make(), result, answer, by_id=True)
     assert result.ok
-    assert dump_state(restore(store.rows("top")).run) == dump_state(result.run)
+    assert dump_state(rehydrate(store.records("top")).run) == dump_state(result.run_state)
     for head in store.heads():
-        rows = store.rows(head.run_id)
+        rows = store.records(head.run_id)
         assert verify(head.run_id, rows, head).code == GOOD
         assert replay(rows, LOOP).same
 
@@ -728,10 +727,10 @@ def test_the_journal_gives_the_live_state_back_at_every_stop() -> None:
 class LockedBelow(MemoryStore):
     """A store that lets nobody but the run on top in."""
 
-    async def take(self, run_id: str, owner: str, *, new: bool = False) -> Lease:
+    async def acquire(self, run_id: str, owner: str, *, new: bool = False) -> Lease:
         if run_id != "top":
             raise StoreError(f"{run_id} is locked")
-        return await super().take(run_id, owner, new=new)
+        return await super().acquire(run_id, owner, new=new)
 
 
 @pytest.mark.parametrize("calls", [1, 2])
@@ -753,7 +752,7 @@ def test_a_sub_agent_that_cannot_be_written_down_stops_the_run_above_alone_or_am
 def step(folder: Path, where: str, number: int, code: int = 0) -> dict[str, Any]:
     """One step of ``subagent_crash``, in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.subagent_crash", str(folder), where, str(number)],
+        [sys.executable, "-m", "tests.helpers.subagent_crash", str(folder), where, str(number)],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
@@ -779,7 +778,7 @@ def test_cut_off_a_sub_agent_goes_on_where_its_own_journal_ends(
     assert told["output"] == "above: below: done 1"
     assert (told["acted"], told["thought"]) == (acted, thought)
     store = SqliteStore(tmp_path / "runs.db")
-    reports = [verify(head.run_id, store.rows(head.run_id), head) for head in store.heads()]
+    reports = [verify(head.run_id, store.records(head.run_id), head) for head in store.heads()]
     store.close()
     assert [r.code for r in reports] == [GOOD, GOOD], reports
 

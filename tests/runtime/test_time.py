@@ -27,17 +27,10 @@ from agentfsm import (
     observer,
     tool,
 )
-from agentfsm.core.events import ToolStarted
-from agentfsm.core.state import RunState
+from agentfsm.loop.events import ToolStarted
+from agentfsm.loop.state import RunState
 from agentfsm.testing import FakeClock, call
-from tests.runtime.scenes import (
-    agent_on,
-    checked,
-    drive,
-    finish,
-    look,
-    play,
-)
+from tests.helpers.scenarios import check_result, look, run_agent, run_async, run_script, scripted_agent
 
 # -- time and silence ---------------------------------------------------------------------------------
 
@@ -59,10 +52,10 @@ def test_what_a_model_and_a_tool_take_is_active_time_and_no_silence():
         return "slow"
 
     limits = AgentGuardrails(stall_threshold_s=30)
-    result = play(ticking(clock, 50, call("slow")), "done", clock=clock, tools=[slow], guardrails=limits)
+    result = run_script(ticking(clock, 50, call("slow")), "done", clock=clock, tools=[slow], guardrails=limits)
     assert result.ok
-    assert result.run.elapsed_s == pytest.approx(90)
-    assert result.run.lessons_learned == []
+    assert result.run_state.elapsed_s == pytest.approx(90)
+    assert result.run_state.lessons_learned == []
 
 
 def test_silence_between_phases_is_a_stall_and_strikes_once():
@@ -75,28 +68,30 @@ def test_silence_between_phases_is_a_stall_and_strikes_once():
         return False
 
     graph = LOOP.with_detector("post_tool", blocking)
-    result = play(call("look"), "done", clock=clock, graph=graph, tools=[look])
+    result = run_script(call("look"), "done", clock=clock, graph=graph, tools=[look])
     assert result.ok
-    assert [x.explanation for x in result.run.lessons_learned] == ["nothing happened for 31.0 s between two phases"]
-    assert result.run.elapsed_s == pytest.approx(31)
+    assert [x.explanation for x in result.run_state.lessons_learned] == [
+        "nothing happened for 31.0 s between two phases"
+    ]
+    assert result.run_state.elapsed_s == pytest.approx(31)
 
 
 def test_a_back_off_is_no_silence():
     clock = FakeClock()
     limits = AgentGuardrails(stall_threshold_s=1)
-    result = play(TransientProviderError("busy"), "done", clock=clock, guardrails=limits)
+    result = run_script(TransientProviderError("busy"), "done", clock=clock, guardrails=limits)
     assert result.ok
     assert clock.slept == [2.0]
-    assert [x.kind for x in result.run.lessons_learned] == ["transient_provider"]
+    assert [x.kind for x in result.run_state.lessons_learned] == ["transient_provider"]
 
 
 def test_an_observer_that_takes_its_time_is_no_silence():
     clock = FakeClock()
     limits = AgentGuardrails(stall_threshold_s=30, max_execution_time_s=100_000)
     slow = observer(lambda e: clock.advance(100))
-    result = play(call("look"), "done", clock=clock, guardrails=limits, tools=[look], hooks=[slow])
+    result = run_script(call("look"), "done", clock=clock, guardrails=limits, tools=[look], hooks=[slow])
     assert result.ok
-    assert result.run.lessons_learned == []
+    assert result.run_state.lessons_learned == []
 
 
 @pytest.mark.parametrize("turns", [0, 1, 5, 50])
@@ -110,7 +105,7 @@ def test_a_consumer_that_holds_an_event_is_no_silence(turns):
         await asyncio.sleep(0)
         return "over"
 
-    agent, _ = agent_on(call("wait"), "done", clock=clock, guardrails=limits, tools=[wait])
+    agent, _ = scripted_agent(call("wait"), "done", clock=clock, guardrails=limits, tools=[wait])
 
     async def scene() -> RunResult:
         run = agent.run("go")
@@ -120,15 +115,15 @@ def test_a_consumer_that_holds_an_event_is_no_silence(turns):
             clock.advance(100)
         return run.result
 
-    result = checked(drive(scene))
+    result = check_result(run_async(scene))
     assert result.ok
-    assert result.run.lessons_learned == []
+    assert result.run_state.lessons_learned == []
 
 
 def test_a_run_that_was_left_alone_was_not_silent():
     clock = FakeClock()
     limits = AgentGuardrails(max_execution_time_s=100_000)
-    agent, _ = agent_on(call("look"), "done", clock=clock, tools=[look], guardrails=limits)
+    agent, _ = scripted_agent(call("look"), "done", clock=clock, tools=[look], guardrails=limits)
 
     async def scene() -> RunResult:
         run = agent.run("go")
@@ -138,29 +133,29 @@ def test_a_run_that_was_left_alone_was_not_silent():
         clock.advance(10_000)
         return await run
 
-    result = checked(drive(scene))
+    result = check_result(run_async(scene))
     assert result.ok
-    assert result.run.lessons_learned == []
+    assert result.run_state.lessons_learned == []
 
 
 def test_a_run_that_waits_to_be_started_is_not_charged_for_it():
     clock = FakeClock()
-    agent, _ = agent_on("done", clock=clock)
+    agent, _ = scripted_agent("done", clock=clock)
 
     async def scene() -> RunResult:
         run = agent.run("go")
         clock.advance(10_000)
         return await run
 
-    assert drive(scene).run.elapsed_s == 0
+    assert run_async(scene).run_state.elapsed_s == 0
 
 
 def test_the_wall_clock_may_jump_without_anybody_minding():
     clock = FakeClock()
     jump = observer(lambda e: clock.jump(-10_000))
-    result = play(call("look"), "done", clock=clock, tools=[look], hooks=[jump])
+    result = run_script(call("look"), "done", clock=clock, tools=[look], hooks=[jump])
     assert result.ok
-    assert result.run.elapsed_s == 0
+    assert result.run_state.elapsed_s == 0
 
 
 # -- limits that a person extends ---------------------------------------------------------------------
@@ -170,34 +165,34 @@ def extend(agent: Agent, *answers: str) -> list[RunResult]:
     """A run and what it came to after each answer of a person."""
 
     async def scene() -> list[RunResult]:
-        came = [checked(await agent.run("go"))]
+        came = [check_result(await agent.run("go"))]
         for answer in answers:
-            came.append(checked(await agent.resume(came[-1].outcome.suspension_record, answer)))
+            came.append(check_result(await agent.resume(came[-1].outcome.suspension_record, answer)))
         return came
 
-    return drive(scene)
+    return run_async(scene)
 
 
 def test_spent_iterations_are_extended_by_as_many_and_exactly_so():
     limits = AgentGuardrails(max_iterations=3, loop_hard_threshold=20)
-    agent, model = agent_on(*[call("look", where=str(n)) for n in range(20)], guardrails=limits, tools=[look])
+    agent, model = scripted_agent(*[call("look", where=str(n)) for n in range(20)], guardrails=limits, tools=[look])
     first, second, third = extend(agent, "go on", "and on")
     assert [r.outcome.kind for r in (first, second, third)] == ["limit"] * 3
     assert [r.outcome.originating_failure_kind for r in (first, second)] == [FailureKind.iteration_limit] * 2
-    assert [r.run.model_calls for r in (first, second, third)] == [3, 6, 9]
+    assert [r.run_state.model_calls for r in (first, second, third)] == [3, 6, 9]
     assert len(model.requests) == 9
-    assert (third.run.continues, third.run.iterations) == (2, 3)
+    assert (third.run_state.continues, third.run_state.iterations) == (2, 3)
 
 
 @pytest.mark.parametrize("allowed", [0, 1, 2])
 def test_a_person_may_extend_a_limit_only_so_often_and_then_the_run_stops(allowed):
     limits = AgentGuardrails(max_iterations=1, max_continues=allowed, max_steps=99)
-    agent, _ = agent_on(*[call("look", where=str(n)) for n in range(9)], guardrails=limits, tools=[look])
+    agent, _ = scripted_agent(*[call("look", where=str(n)) for n in range(9)], guardrails=limits, tools=[look])
     *waiting, last = extend(agent, *["go on"] * allowed)
     assert all(isinstance(r.outcome, UserInputRequested) for r in waiting)
     assert isinstance(last.outcome, PartialRunSummary)
     assert last.outcome.failure.kind is FailureKind.iteration_limit
-    assert last.run.model_calls == allowed + 1
+    assert last.run_state.model_calls == allowed + 1
     assert last.outcome.learned_facts[0].startswith("iteration_limit: ")
 
 
@@ -205,17 +200,17 @@ def test_spent_time_starts_anew_and_waiting_was_never_charged():
     clock = FakeClock()
     limits = AgentGuardrails(max_execution_time_s=100)
     script = (ticking(clock, 100, call("look")), ticking(clock, 60, call("look", where="b")), "done")
-    agent, _ = agent_on(*script, clock=clock, guardrails=limits, tools=[look])
+    agent, _ = scripted_agent(*script, clock=clock, guardrails=limits, tools=[look])
 
     async def scene() -> tuple[RunResult, RunResult]:
-        first = checked(await agent.run("go"))
+        first = check_result(await agent.run("go"))
         clock.advance(5_000)
-        return first, checked(await agent.resume(first.outcome.suspension_record, "take your time"))
+        return first, check_result(await agent.resume(first.outcome.suspension_record, "take your time"))
 
-    first, second = drive(scene)
+    first, second = run_async(scene)
     assert first.outcome.originating_failure_kind is FailureKind.time_limit
     assert second.output == "done"
-    assert second.run.elapsed_s == pytest.approx(60)
+    assert second.run_state.elapsed_s == pytest.approx(60)
 
 
 @pytest.mark.parametrize(
@@ -226,17 +221,17 @@ def test_spent_tokens_and_money_are_not_reset(limits, kind):
         return Reply(Message.assistant("", (call("look", f"id{len(messages)}"),)), usage=Usage(10, 0, cost_usd=1))
 
     limits = AgentGuardrails(**limits, max_continues=1)
-    agent, _ = agent_on(answer, answer, answer, guardrails=limits, tools=[look])
+    agent, _ = scripted_agent(answer, answer, answer, guardrails=limits, tools=[look])
     first, second = extend(agent, "go on")
     assert first.outcome.originating_failure_kind is kind
     assert isinstance(second.outcome, PartialRunSummary)
-    assert second.run.model_calls == 1
+    assert second.run_state.model_calls == 1
 
 
 @pytest.mark.parametrize(("word", "ending"), [("stop", PartialRunSummary), ("handoff", Handoff)])
 def test_a_run_that_nobody_watches_stops_or_is_handed_off(word, ending):
     limits = AgentGuardrails(max_iterations=1, on_limit=word)
-    result = play(call("look"), guardrails=limits, tools=[look])
+    result = run_script(call("look"), guardrails=limits, tools=[look])
     assert isinstance(result.outcome, ending)
     assert result.outcome.failure.kind is FailureKind.iteration_limit
 
@@ -244,10 +239,10 @@ def test_a_run_that_nobody_watches_stops_or_is_handed_off(word, ending):
 def test_the_last_turn_is_told_to_wrap_up_and_is_the_last():
     clock = FakeClock()
     limits = AgentGuardrails(max_execution_time_s=10, finalize_grace_s=5)
-    agent, model = agent_on(
+    agent, model = scripted_agent(
         ticking(clock, 11, call("look")), "final words", clock=clock, guardrails=limits, tools=[look]
     )
-    result = checked(drive(lambda: finish(agent)), model)
+    result = check_result(run_async(lambda: run_agent(agent)), model)
     assert result.output == "final words"
     assert "last turn" in model.requests[1].messages[-1].content
     assert model.requests[1].timeout_s == 5
@@ -256,11 +251,11 @@ def test_the_last_turn_is_told_to_wrap_up_and_is_the_last():
 def test_a_last_turn_that_is_not_used_to_end_is_over_all_the_same():
     clock = FakeClock()
     limits = AgentGuardrails(max_execution_time_s=10, finalize_grace_s=5, on_limit="stop")
-    result = play(
+    result = run_script(
         ticking(clock, 11, call("look")), call("look", where="again"), clock=clock, guardrails=limits, tools=[look]
     )
     assert isinstance(result.outcome, PartialRunSummary)
-    assert result.run.model_calls == 2
+    assert result.run_state.model_calls == 2
 
 
 def test_a_policy_that_always_goes_on_is_stopped_by_the_number_of_steps():
@@ -269,7 +264,9 @@ def test_a_policy_that_always_goes_on_is_stopped_by_the_number_of_steps():
             return Action.retry
 
     limits = AgentGuardrails(max_iterations=2, max_steps=7)
-    result = play(*[call("look", where=str(n)) for n in range(9)], guardrails=limits, policy=Stubborn(), tools=[look])
+    result = run_script(
+        *[call("look", where=str(n)) for n in range(9)], guardrails=limits, policy=Stubborn(), tools=[look]
+    )
     assert isinstance(result.outcome, PartialRunSummary)
     assert result.decisions[-1].transition.id == "pre_step.runaway"
-    assert (result.run.steps, result.run.model_calls) == (8, 2)
+    assert (result.run_state.steps, result.run_state.model_calls) == (8, 2)

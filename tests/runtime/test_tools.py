@@ -14,8 +14,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from agentfsm.errors import ConfigurationError, ToolDefinitionError
-from agentfsm.runtime.control import control_tools
-from agentfsm.runtime.tools import Tool, ToolContext, as_tool, problems, registry, tool
+from agentfsm.runtime.tools import Tool, ToolContext, as_tool, control_tools, problems, tool, tools_by_name
 
 
 class Color(enum.Enum):
@@ -358,14 +357,14 @@ def test_secret_arguments_are_those_of_a_secret_type_and_those_named():
 
 def test_a_registry_holds_tools_and_plain_functions_by_name():
     made = tool(name="sky")(weather)
-    found = registry([weather, made])
+    found = tools_by_name([weather, made])
     assert list(found) == ["weather", "sky"]
     assert found["sky"] is made
 
 
 def test_two_tools_of_one_name_are_one_too_many():
     with pytest.raises(ToolDefinitionError, match="two tools are named 'weather'"):
-        registry([weather, tool(weather)])
+        tools_by_name([weather, tool(weather)])
 
 
 # -- the loop's own tools -----------------------------------------------------------------------------

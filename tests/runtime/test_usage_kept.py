@@ -22,7 +22,7 @@ from agentfsm import (
     Usage,
     tool,
 )
-from agentfsm.journal.restore import restore
+from agentfsm.journal.replay import rehydrate
 from agentfsm.testing import ScriptedModel, call
 
 FIRST = Usage(100, 20, 30, 0.5, 7, 11, 13)
@@ -68,4 +68,4 @@ def test_the_journal_gives_them_back_to_who_reads_a_finished_run() -> None:
     store = MemoryStore()
     agent = Agent(ScriptedModel([reply(FIRST)]), host=Host(store=store))
     run_id = asyncio.run(_awaited(agent.run("go"))).outcome.run_id
-    assert astuple(restore(store.rows(run_id)).run.usage) == astuple(FIRST)
+    assert astuple(rehydrate(store.records(run_id)).run.usage) == astuple(FIRST)

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from agentfsm.runtime.watchdog import Watchdog
-from tests.runtime.scenes import drive
+from agentfsm.runtime.context import Timeout
+from tests.helpers.scenarios import run_async
 
 
 async def forever() -> None:
@@ -16,37 +16,37 @@ async def forever() -> None:
 
 def test_a_block_past_its_time_raises_and_the_task_is_not_cancelled_by_it():
     async def scene() -> int:
-        watchdog = Watchdog()
-        with pytest.raises(TimeoutError), watchdog.limit(0.01):
+        watchdog = Timeout()
+        with pytest.raises(TimeoutError), watchdog.start(0.01):
             await forever()
         assert watchdog.expired
         task = asyncio.current_task()
         assert task is not None
         return task.cancelling()
 
-    assert drive(scene) == 0
+    assert run_async(scene) == 0
 
 
 def test_a_block_in_time_is_left_alone_and_so_is_the_next():
     async def scene() -> None:
-        watchdog = Watchdog()
+        watchdog = Timeout()
         for _ in range(3):
-            with watchdog.limit(60):
+            with watchdog.start(60):
                 await asyncio.sleep(0)
             assert not watchdog.expired
         watchdog.close()
 
-    drive(scene)
+    run_async(scene)
 
 
 @pytest.mark.parametrize("limits", [(60, 0.01), (0.01, 60), (0.01, 0.01)])
 def test_the_limit_of_one_block_says_nothing_of_the_next(limits):
     async def scene() -> list[bool]:
-        watchdog = Watchdog()
+        watchdog = Timeout()
         over = []
         for seconds in limits:
             try:
-                with watchdog.limit(seconds):
+                with watchdog.start(seconds):
                     await (forever() if seconds < 1 else asyncio.sleep(0.02))
             except TimeoutError:
                 pass
@@ -54,37 +54,37 @@ def test_the_limit_of_one_block_says_nothing_of_the_next(limits):
         watchdog.close()
         return over
 
-    assert drive(scene) == [seconds < 1 for seconds in limits]
+    assert run_async(scene) == [seconds < 1 for seconds in limits]
 
 
 def test_a_timer_that_goes_off_for_a_block_that_is_over_is_armed_again_for_the_one_at_hand():
     async def scene() -> None:
-        watchdog = Watchdog()
-        with watchdog.limit(0.01):
+        watchdog = Timeout()
+        with watchdog.start(0.01):
             await asyncio.sleep(0)
-        with pytest.raises(TimeoutError), watchdog.limit(0.03):
+        with pytest.raises(TimeoutError), watchdog.start(0.03):
             await forever()
 
-    drive(scene)
+    run_async(scene)
 
 
 def test_a_timer_that_goes_off_between_blocks_harms_nobody():
     async def scene() -> None:
-        watchdog = Watchdog()
-        with watchdog.limit(0.01):
+        watchdog = Timeout()
+        with watchdog.start(0.01):
             await asyncio.sleep(0)
         await asyncio.sleep(0.02)
-        with watchdog.limit(60):
+        with watchdog.start(60):
             await asyncio.sleep(0)
         watchdog.close()
 
-    drive(scene)
+    run_async(scene)
 
 
 def test_a_cancellation_from_outside_stays_what_it_is():
     async def scene() -> None:
         async def limited() -> None:
-            with Watchdog().limit(60) as watchdog:
+            with Timeout().start(60) as watchdog:
                 try:
                     await forever()
                 finally:
@@ -96,38 +96,38 @@ def test_a_cancellation_from_outside_stays_what_it_is():
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    drive(scene)
+    run_async(scene)
 
 
 def test_an_exception_of_the_block_stays_what_it_is():
     async def scene() -> None:
-        watchdog = Watchdog()
-        with pytest.raises(KeyError), watchdog.limit(60):
+        watchdog = Timeout()
+        with pytest.raises(KeyError), watchdog.start(60):
             raise KeyError
         watchdog.close()
 
-    drive(scene)
+    run_async(scene)
 
 
 def test_a_block_that_swallows_its_limit_goes_on():
     async def scene() -> bool:
-        watchdog = Watchdog()
-        with watchdog.limit(0.01):
+        watchdog = Timeout()
+        with watchdog.start(0.01):
             try:
                 await forever()
             except asyncio.CancelledError:
                 await asyncio.sleep(0)
         return watchdog.expired
 
-    assert drive(scene)
+    assert run_async(scene)
 
 
 def test_a_limit_within_a_timeout_of_asyncio_leaves_it_be():
     async def scene() -> None:
-        watchdog = Watchdog()
+        watchdog = Timeout()
 
         async def limited() -> None:
-            with watchdog.limit(60):
+            with watchdog.start(60):
                 await forever()
 
         with pytest.raises(TimeoutError):
@@ -135,38 +135,38 @@ def test_a_limit_within_a_timeout_of_asyncio_leaves_it_be():
         assert not watchdog.expired
         watchdog.close()
 
-    drive(scene)
+    run_async(scene)
 
 
 def test_limits_cannot_be_nested_or_used_outside_a_task():
-    watchdog = Watchdog()
+    watchdog = Timeout()
 
     async def scene() -> None:
-        with watchdog.limit(60), pytest.raises(RuntimeError, match="one await at a time"), watchdog.limit(60):
+        with watchdog.start(60), pytest.raises(RuntimeError, match="one await at a time"), watchdog.start(60):
             pass
         watchdog.close()
 
-    drive(scene)
+    run_async(scene)
 
 
 def test_a_watchdog_serves_a_second_loop_too():
-    watchdog = Watchdog()
+    watchdog = Timeout()
 
     async def scene() -> None:
-        with watchdog.limit(60):
+        with watchdog.start(60):
             await asyncio.sleep(0)
 
-    drive(scene)
-    drive(scene)
+    run_async(scene)
+    run_async(scene)
 
     async def over() -> None:
-        with pytest.raises(TimeoutError), watchdog.limit(0.01):
+        with pytest.raises(TimeoutError), watchdog.start(0.01):
             await forever()
 
-    drive(over)
+    run_async(over)
 
 
 def test_closing_twice_is_closing_once():
-    watchdog = Watchdog()
+    watchdog = Timeout()
     watchdog.close()
     watchdog.close()

@@ -11,7 +11,7 @@ import pytest
 
 from agentfsm import Agent, AgentGuardrails, FailureKind, Message, PartialRunSummary, Role, RunCompleted, RunResult
 from agentfsm.testing import RecordingModel
-from tests.sources.scenes import moves, results, scripted
+from tests.helpers.scenarios import scripted_model, tool_result_texts, transitions_taken
 
 
 def stub_echo(text: str) -> str:
@@ -37,7 +37,7 @@ def echo(text: str) -> str:
 
 
 def test_run_step_appends_assistant_and_tool_messages_to_session() -> None:
-    model = scripted('{"kind":"tool_call","tool_name":"stub_echo","arguments":{"text":"pong"}}')
+    model = scripted_model('{"kind":"tool_call","tool_name":"stub_echo","arguments":{"text":"pong"}}')
     session = session_of(registry_with_stub_echo(model, max_steps=1).run_sync("hi"))
     assert len(session) == 3
     assert session[1].role is Role.ASSISTANT
@@ -46,7 +46,7 @@ def test_run_step_appends_assistant_and_tool_messages_to_session() -> None:
 
 
 def test_run_loop_errors_when_max_steps_exceeded() -> None:
-    model = scripted(
+    model = scripted_model(
         '{"kind":"tool_call","tool_name":"stub_echo","arguments":{"text":"a"}}',
         '{"kind":"tool_call","tool_name":"stub_echo","arguments":{"text":"b"}}',
     )
@@ -59,12 +59,12 @@ def test_run_loop_errors_when_max_steps_exceeded() -> None:
 
 
 def test_run_loop_returns_final_immediately() -> None:
-    model = scripted('{"kind":"final","content":"done"}')
+    model = scripted_model('{"kind":"final","content":"done"}')
     assert registry_with_stub_echo(model).run_sync("hi").output == "done"
 
 
 def test_run_loop_executes_tool_then_returns_final() -> None:
-    model = scripted(
+    model = scripted_model(
         '{"kind":"tool_call","tool_name":"stub_echo","arguments":{"text":"pong"}}',
         '{"kind":"final","content":"finished"}',
     )
@@ -72,7 +72,7 @@ def test_run_loop_executes_tool_then_returns_final() -> None:
 
 
 def test_run_loop_runs_multiple_tools_then_final() -> None:
-    model = scripted(
+    model = scripted_model(
         '{"kind":"tool_call","tool_name":"stub_echo","arguments":{"text":"one"}}',
         '{"kind":"tool_call","tool_name":"stub_echo","arguments":{"text":"two"}}',
         '{"kind":"final","content":"both done"}',
@@ -84,9 +84,9 @@ def test_run_loop_runs_multiple_tools_then_final() -> None:
 
 
 def test_a_tool_goes_round_the_loop_and_a_final_answer_leaves_it() -> None:
-    model = scripted(echo("pong"), '{"kind":"final","content":"finished"}')
+    model = scripted_model(echo("pong"), '{"kind":"final","content":"finished"}')
     result = registry_with_stub_echo(model).run_sync("hi")
-    assert moves(result) == [
+    assert transitions_taken(result) == [
         "pre_step: otherwise -> call_llm",
         "call_llm: otherwise -> post_llm",
         "post_llm: tool_calls -> dispatch_tool",
@@ -99,13 +99,13 @@ def test_a_tool_goes_round_the_loop_and_a_final_answer_leaves_it() -> None:
 
 
 def test_the_session_starts_with_the_users_message() -> None:
-    model = scripted('{"kind":"final","content":"done"}')
+    model = scripted_model('{"kind":"final","content":"done"}')
     registry_with_stub_echo(model).run_sync("hi")
     assert [m for m in model.requests[0].messages if m.role is not Role.SYSTEM] == [Message.user("hi")]
 
 
 def test_every_request_carries_the_whole_session_so_far() -> None:
-    model = scripted(echo("one"), echo("two"), '{"kind":"final","content":"both done"}')
+    model = scripted_model(echo("one"), echo("two"), '{"kind":"final","content":"both done"}')
     session = session_of(registry_with_stub_echo(model).run_sync("hi"))
     seen = [[m for m in r.messages if m.role is not Role.SYSTEM] for r in model.requests]
     assert [len(each) for each in seen] == [1, 3, 5]
@@ -114,20 +114,22 @@ def test_every_request_carries_the_whole_session_so_far() -> None:
 
 
 def test_the_reply_is_recorded_before_it_is_read() -> None:
-    model = scripted("no envelope at all", '{"kind":"final","content":"done"}')
+    model = scripted_model("no envelope at all", '{"kind":"final","content":"done"}')
     result = registry_with_stub_echo(model).run_sync("hi")
     assert session_of(result)[1] == Message.assistant("no envelope at all")
 
 
 def test_the_session_holds_what_the_model_returned_not_what_was_made_of_it() -> None:
     fenced = '```json\n{"kind":"final","content":"done"}\n```'
-    result = registry_with_stub_echo(scripted(fenced)).run_sync("hi")
+    result = registry_with_stub_echo(scripted_model(fenced)).run_sync("hi")
     assert result.output == "done"
     assert session_of(result)[-1].content == fenced
 
 
 def test_the_model_sees_the_tools_result_on_the_next_call() -> None:
-    model = scripted(echo("pong"), lambda messages: f'{{"kind":"final","content":"it said {messages[-1].content}"}}')
+    model = scripted_model(
+        echo("pong"), lambda messages: f'{{"kind":"final","content":"it said {messages[-1].content}"}}'
+    )
     assert registry_with_stub_echo(model).run_sync("hi").output == "it said pong"
 
 
@@ -136,32 +138,32 @@ def test_the_model_sees_the_tools_result_on_the_next_call() -> None:
 
 @pytest.mark.parametrize("max_steps", [1, 2, 5])
 def test_max_steps_means_so_many_attempts_and_not_one_more(max_steps: int) -> None:
-    model = scripted(*(echo(str(i)) for i in range(9)))
+    model = scripted_model(*(echo(str(i)) for i in range(9)))
     result = registry_with_stub_echo(model, max_steps).run_sync("hi")
     assert len(model.requests) == max_steps
-    assert results(result.messages) == [str(i) for i in range(max_steps)]
+    assert tool_result_texts(result.messages) == [str(i) for i in range(max_steps)]
 
 
 def test_a_final_answer_on_the_last_step_is_in_time() -> None:
-    model = scripted(echo("a"), '{"kind":"final","content":"just so"}')
+    model = scripted_model(echo("a"), '{"kind":"final","content":"just so"}')
     assert registry_with_stub_echo(model, max_steps=2).run_sync("hi").output == "just so"
 
 
 def test_the_spent_budget_is_the_loops_own_outcome_no_crash_of_model_or_tool() -> None:
-    result = registry_with_stub_echo(scripted(echo("a")), max_steps=1).run_sync("hi")
+    result = registry_with_stub_echo(scripted_model(echo("a")), max_steps=1).run_sync("hi")
     assert isinstance(result.outcome, PartialRunSummary)
     assert "final answer" in result.outcome.missing
     assert result.outcome.learned_facts == ("iteration_limit: 1 of 1 model calls are used up",)
     assert all(not m.is_error for m in result.messages)
-    assert moves(result)[-2:] == ["pre_step: iteration_limit -> recover", "recover: stop -> terminal"]
+    assert transitions_taken(result)[-2:] == ["pre_step: iteration_limit -> recover", "recover: stop -> terminal"]
 
 
 # -- 8.9 and 8.10: who owns the session, and the default of the command -------------------------------
 
 
 def test_a_caller_can_own_the_session_and_pass_it_in() -> None:
-    first = registry_with_stub_echo(scripted(echo("pong"), '{"kind":"final","content":"one"}')).run_sync("hi")
-    model = scripted('{"kind":"final","content":"two"}')
+    first = registry_with_stub_echo(scripted_model(echo("pong"), '{"kind":"final","content":"one"}')).run_sync("hi")
+    model = scripted_model('{"kind":"final","content":"two"}')
     second = registry_with_stub_echo(model).run_sync("and now?", message_history=first.messages)
     assert session_of(second)[:4] == session_of(first)
     assert [m.content for m in model.requests[0].messages if m.role is Role.USER] == ["hi", "and now?"]
@@ -169,14 +171,14 @@ def test_a_caller_can_own_the_session_and_pass_it_in() -> None:
 
 
 def test_the_default_budget_is_five() -> None:
-    model = scripted(*(echo(str(i)) for i in range(9)))
+    model = scripted_model(*(echo(str(i)) for i in range(9)))
     result = Agent(model, tools=[stub_echo], preset="feedback").run_sync("hi")
     assert len(model.requests) == 5
     assert isinstance(result.outcome, PartialRunSummary)
 
 
 def test_the_mock_run_of_the_command_line() -> None:
-    model = scripted('{"kind":"final","content":"mock run: you said hello"}')
+    model = scripted_model('{"kind":"final","content":"mock run: you said hello"}')
     result = Agent(model, tools=[stub_echo], preset="feedback").run_sync("hello")
     assert result.output == "mock run: you said hello"
     assert isinstance(result.outcome, RunCompleted)

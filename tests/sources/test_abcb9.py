@@ -13,7 +13,6 @@ import pytest
 from agentfsm import (
     Action,
     Agent,
-    AgentError,
     AgentGuardrails,
     FailureKind,
     Handoff,
@@ -21,6 +20,7 @@ from agentfsm import (
     ModelRequest,
     PartialRunSummary,
     ProviderError,
+    RecoveryStarted,
     Reply,
     Role,
     RunCompleted,
@@ -29,7 +29,7 @@ from agentfsm import (
     observer,
 )
 from agentfsm.testing import RecordingModel, ScriptExhaustedError
-from tests.sources.scenes import moves, results, scripted
+from tests.helpers.scenarios import scripted_model, tool_result_texts, transitions_taken
 
 FINAL = '{"kind":"final","content":"recovered"}'
 
@@ -67,7 +67,7 @@ def session_of(request: ModelRequest) -> list[Message]:
 
 
 def test_run_loop_recovery_is_bounded_by_max_steps() -> None:
-    model = scripted("garbage one", "garbage two")
+    model = scripted_model("garbage one", "garbage two")
     result = agent(model, max_steps=2).run_sync("hi")
     assert isinstance(result.outcome, PartialRunSummary)
     assert result.outcome.failure is not None
@@ -76,12 +76,12 @@ def test_run_loop_recovery_is_bounded_by_max_steps() -> None:
 
 
 def test_run_loop_recovers_from_parse_error() -> None:
-    model = scripted("this is not json", '{"kind":"final","content":"recovered"}')
+    model = scripted_model("this is not json", '{"kind":"final","content":"recovered"}')
     assert agent(model).run_sync("hi").output == "recovered"
 
 
 def test_run_loop_recovers_from_unknown_tool() -> None:
-    model = scripted(
+    model = scripted_model(
         '{"kind":"tool_call","tool_name":"nonexistent","arguments":{}}',
         '{"kind":"final","content":"recovered"}',
     )
@@ -89,7 +89,7 @@ def test_run_loop_recovers_from_unknown_tool() -> None:
 
 
 def test_run_loop_recovers_from_bad_arguments() -> None:
-    model = scripted(
+    model = scripted_model(
         '{"kind":"tool_call","tool_name":"stub_echo","arguments":{"wrong":1}}',
         '{"kind":"final","content":"recovered"}',
     )
@@ -98,7 +98,7 @@ def test_run_loop_recovers_from_bad_arguments() -> None:
 
 def test_run_loop_aborts_on_provider_error() -> None:
     # One scripted tool call, then the provider has nothing more to say.
-    model = scripted('{"kind":"tool_call","tool_name":"stub_echo","arguments":{"text":"x"}}')
+    model = scripted_model('{"kind":"tool_call","tool_name":"stub_echo","arguments":{"text":"x"}}')
     result = agent(model).run_sync("hi")
     assert isinstance(result.outcome, Handoff)
     assert result.outcome.failure is not None
@@ -122,29 +122,29 @@ TERMINAL = {
 def test_recovery_feedback_classifies_errors() -> None:
     for entry, kind in RECOVERABLE.values():
         seen: list[Any] = []
-        model = scripted(entry, FINAL)
+        model = scripted_model(entry, FINAL)
         result = agent(model, hooks=[observer(seen.append)]).run_sync("hi")
-        errors = [e for e in seen if isinstance(e, AgentError)]
+        errors = [e for e in seen if isinstance(e, RecoveryStarted)]
         assert [(e.failure.kind, e.action, e.recoverable) for e in errors] == [(kind, Action.retry, True)]
-        assert len(results(model.requests[1].messages)) == 1
+        assert len(tool_result_texts(model.requests[1].messages)) == 1
         assert result.ok
 
     for entry, kind, ending in TERMINAL.values():
-        model = scripted(entry, FINAL)
+        model = scripted_model(entry, FINAL)
         result = agent(model).run_sync("hi")
         assert isinstance(result.outcome, ending)
         assert result.outcome.failure is not None
         assert result.outcome.failure.kind is kind
         assert len(model.requests) == 1  # nothing was fed back to anybody
 
-    spent = agent(scripted(*(tool_call("stub_echo", f'{{"text":"{i}"}}') for i in range(3))), max_steps=3)
+    spent = agent(scripted_model(*(tool_call("stub_echo", f'{{"text":"{i}"}}') for i in range(3))), max_steps=3)
     result = spent.run_sync("hi")
     assert isinstance(result.outcome, PartialRunSummary)
-    assert moves(result)[-2:] == ["pre_step: iteration_limit -> recover", "recover: stop -> terminal"]
+    assert transitions_taken(result)[-2:] == ["pre_step: iteration_limit -> recover", "recover: stop -> terminal"]
 
 
 def test_run_loop_feeds_tool_result_back_to_model() -> None:
-    model = scripted(
+    model = scripted_model(
         '{"kind":"tool_call","tool_name":"stub_echo","arguments":{"text":"pong"}}',
         '{"kind":"final","content":"done"}',
     )
@@ -160,8 +160,8 @@ def test_run_loop_feeds_tool_result_back_to_model() -> None:
 @pytest.mark.parametrize("case", RECOVERABLE)
 def test_a_recoverable_error_goes_back_to_the_model_through_recover(case: str) -> None:
     entry, kind = RECOVERABLE[case]
-    result = agent(scripted(entry, FINAL)).run_sync("hi")
-    way = moves(result)
+    result = agent(scripted_model(entry, FINAL)).run_sync("hi")
+    way = transitions_taken(result)
     state = "post_llm" if kind is FailureKind.output_malformed else "post_tool"
     assert way.index(f"{state}: {kind} -> recover") + 1 == way.index("recover: otherwise -> pre_step")
     assert way[-1] == "post_llm: otherwise -> terminal"
@@ -170,7 +170,7 @@ def test_a_recoverable_error_goes_back_to_the_model_through_recover(case: str) -
 @pytest.mark.parametrize("case", TERMINAL)
 def test_a_terminal_error_ends_the_run_through_recover(case: str) -> None:
     entry, kind, _ = TERMINAL[case]
-    way = moves(agent(scripted(entry, FINAL)).run_sync("hi"))
+    way = transitions_taken(agent(scripted_model(entry, FINAL)).run_sync("hi"))
     state = "post_tool" if kind is FailureKind.environment_error else "call_llm"
     assert way[-2:] == [f"{state}: {kind} -> recover", "recover: handoff -> terminal"]
 
@@ -186,7 +186,7 @@ def test_the_decision_is_the_policys_and_a_host_may_bring_its_own() -> None:
         def decide(self, failure: Any, state: Any) -> Action:
             return Action.stop
 
-    model = scripted("this is not json", FINAL)
+    model = scripted_model("this is not json", FINAL)
     result = Agent(model, preset="feedback", policy=GivesUp()).run_sync("hi")
     assert isinstance(result.outcome, PartialRunSummary)
     assert len(model.requests) == 1
@@ -196,27 +196,29 @@ def test_the_decision_is_the_policys_and_a_host_may_bring_its_own() -> None:
 
 
 def test_feedback_on_a_parse_error_says_where_it_went_wrong_and_asks_for_valid_json() -> None:
-    model = scripted("this is not json", FINAL)
-    [feedback] = results(agent(model).run_sync("hi").messages)
+    model = scripted_model("this is not json", FINAL)
+    [feedback] = tool_result_texts(agent(model).run_sync("hi").messages)
     assert "not valid JSON" in feedback
     assert "line 1 column" in feedback
-    assert results(model.requests[1].messages) == [feedback]
+    assert tool_result_texts(model.requests[1].messages) == [feedback]
 
 
 def test_feedback_on_an_unknown_tool_names_it_and_the_registered_ones() -> None:
-    [feedback] = results(agent(scripted(tool_call("nonexistent"), FINAL)).run_sync("hi").messages)
+    [feedback] = tool_result_texts(agent(scripted_model(tool_call("nonexistent"), FINAL)).run_sync("hi").messages)
     assert "'nonexistent'" in feedback
     assert "explode, read_notes, stub_echo" in feedback  # sorted
 
 
 def test_feedback_on_bad_arguments_names_each_bad_field() -> None:
-    [feedback] = results(agent(scripted(tool_call("stub_echo", '{"wrong":1}'), FINAL)).run_sync("hi").messages)
+    [feedback] = tool_result_texts(
+        agent(scripted_model(tool_call("stub_echo", '{"wrong":1}'), FINAL)).run_sync("hi").messages
+    )
     assert "text:" in feedback
     assert "wrong:" in feedback
 
 
 def test_feedback_on_a_failed_execution_holds_the_tools_own_words() -> None:
-    [feedback] = results(agent(scripted(tool_call("explode"), FINAL)).run_sync("hi").messages)
+    [feedback] = tool_result_texts(agent(scripted_model(tool_call("explode"), FINAL)).run_sync("hi").messages)
     assert "boom" in feedback
 
 
@@ -236,22 +238,22 @@ def test_feedback_on_a_failed_execution_holds_the_tools_own_words() -> None:
     ],
 )
 def test_json_that_is_no_valid_envelope_is_malformed_too(envelope: str) -> None:
-    result = agent(scripted(envelope, FINAL)).run_sync("hi")
+    result = agent(scripted_model(envelope, FINAL)).run_sync("hi")
     assert result.output == "recovered"
-    assert [k for k, n in result.run.failure_attempts.items() if n] == [FailureKind.output_malformed]
+    assert [k for k, n in result.run_state.failure_attempts.items() if n] == [FailureKind.output_malformed]
 
 
 def test_arguments_that_are_no_object_are_invalid_arguments() -> None:
-    result = agent(scripted(tool_call("stub_echo", '"pong"'), FINAL)).run_sync("hi")
+    result = agent(scripted_model(tool_call("stub_echo", '"pong"'), FINAL)).run_sync("hi")
     assert result.output == "recovered"
-    assert list(result.run.failure_attempts) == [FailureKind.invalid_arguments]
+    assert list(result.run_state.failure_attempts) == [FailureKind.invalid_arguments]
 
 
 # -- 9.5: the terminal cases -------------------------------------------------------------------------
 
 
 def test_an_io_error_of_a_tool_is_the_environments_and_not_the_models_to_fix() -> None:
-    model = scripted(tool_call("read_notes"), FINAL)
+    model = scripted_model(tool_call("read_notes"), FINAL)
     result = agent(model).run_sync("hi")
     assert isinstance(result.outcome, Handoff)
     assert any("denied" in blocker for blocker in result.outcome.blockers)
@@ -259,12 +261,12 @@ def test_an_io_error_of_a_tool_is_the_environments_and_not_the_models_to_fix() -
 
 
 def test_a_caller_may_go_on_with_a_fresh_budget_after_max_steps() -> None:
-    first = agent(scripted(tool_call("stub_echo", '{"text":"a"}')), max_steps=1).run_sync("hi")
+    first = agent(scripted_model(tool_call("stub_echo", '{"text":"a"}')), max_steps=1).run_sync("hi")
     assert isinstance(first.outcome, PartialRunSummary)
-    model = scripted(FINAL)
+    model = scripted_model(FINAL)
     second = agent(model, max_steps=1).run_sync("go on", message_history=first.messages)
     assert second.output == "recovered"
-    assert "a" in results(model.requests[0].messages)
+    assert "a" in tool_result_texts(model.requests[0].messages)
 
 
 # -- 9.7: one budget ---------------------------------------------------------------------------------
@@ -273,20 +275,20 @@ def test_a_caller_may_go_on_with_a_fresh_budget_after_max_steps() -> None:
 @pytest.mark.parametrize("case", RECOVERABLE)
 def test_every_recovery_consumes_a_step_and_nothing_else_bounds_it(case: str) -> None:
     entry, kind = RECOVERABLE[case]
-    model = scripted(*[entry] * 4, FINAL)
+    model = scripted_model(*[entry] * 4, FINAL)
     result = agent(model, max_steps=5).run_sync("hi")
     assert result.ok
     assert len(model.requests) == 5
-    assert result.run.failure_attempts == {kind: 4}
+    assert result.run_state.failure_attempts == {kind: 4}
 
-    model = scripted(*[entry] * 5, FINAL)
+    model = scripted_model(*[entry] * 5, FINAL)
     result = agent(model, max_steps=5).run_sync("hi")
     assert not result.ok
     assert len(model.requests) == 5
 
 
 def test_tools_and_recoveries_spend_the_same_budget() -> None:
-    model = scripted(tool_call("stub_echo", '{"text":"a"}'), "garbage", tool_call("nonexistent"), FINAL)
+    model = scripted_model(tool_call("stub_echo", '{"text":"a"}'), "garbage", tool_call("nonexistent"), FINAL)
     assert isinstance(agent(model, max_steps=3).run_sync("hi").outcome, PartialRunSummary)
     assert len(model.requests) == 3
 
@@ -297,7 +299,7 @@ def test_tools_and_recoveries_spend_the_same_budget() -> None:
 @pytest.mark.parametrize("case", RECOVERABLE)
 def test_the_next_turn_sees_the_message_the_attempt_and_the_feedback_as_a_tool_message(case: str) -> None:
     entry, _ = RECOVERABLE[case]
-    model = scripted(entry, FINAL)
+    model = scripted_model(entry, FINAL)
     agent(model).run_sync("hi")
     session = session_of(model.requests[1])
     assert [m.role for m in session[:3]] == [Role.USER, Role.ASSISTANT, Role.TOOL]
@@ -306,7 +308,7 @@ def test_the_next_turn_sees_the_message_the_attempt_and_the_feedback_as_a_tool_m
 
 
 def test_the_session_keeps_the_mistake_the_feedback_and_the_next_attempt() -> None:
-    result: RunResult = agent(scripted("garbage", tool_call("nonexistent"), FINAL)).run_sync("hi")
+    result: RunResult = agent(scripted_model("garbage", tool_call("nonexistent"), FINAL)).run_sync("hi")
     session = [m for m in result.messages if m.role is not Role.SYSTEM]
     assert [m.role for m in session] == [
         Role.USER,
@@ -320,9 +322,9 @@ def test_the_session_keeps_the_mistake_the_feedback_and_the_next_attempt() -> No
 
 
 def test_the_recorder_keeps_each_session_as_it_was_when_the_model_saw_it() -> None:
-    model: RecordingModel = scripted("garbage", tool_call("stub_echo", '{"text":"a"}'), FINAL)
+    model: RecordingModel = scripted_model("garbage", tool_call("stub_echo", '{"text":"a"}'), FINAL)
     agent(model).run_sync("hi")
-    sizes = [len(results(r.messages)) for r in model.requests]
+    sizes = [len(tool_result_texts(r.messages)) for r in model.requests]
     assert sizes == [0, 1, 2]
 
 
@@ -330,6 +332,6 @@ def test_a_reply_cut_off_in_an_envelope_runs_nothing() -> None:
     from agentfsm import FinishReason
 
     cut = Reply(Message.assistant('{"kind":"tool_call","tool_name":"stub_echo","argum'), FinishReason.LENGTH)
-    result = agent(scripted(cut, FINAL)).run_sync("hi")
-    assert "post_llm: output_truncated -> recover" in moves(result)
-    assert "post_llm: tool_calls -> dispatch_tool" not in moves(result)
+    result = agent(scripted_model(cut, FINAL)).run_sync("hi")
+    assert "post_llm: output_truncated -> recover" in transitions_taken(result)
+    assert "post_llm: tool_calls -> dispatch_tool" not in transitions_taken(result)

@@ -13,7 +13,6 @@ import pytest
 from agentfsm import (
     Action,
     Agent,
-    AgentError,
     AgentGuardrails,
     ContextOverflowError,
     FailureKind,
@@ -22,6 +21,7 @@ from agentfsm import (
     Message,
     PartialRunSummary,
     ProviderError,
+    RecoveryStarted,
     Role,
     RunCancelled,
     RunCompleted,
@@ -32,8 +32,8 @@ from agentfsm import (
     tool,
 )
 from agentfsm.testing import FakeClock, RecordingModel, call
-from tests.sources.scenes import events_of, moves, results, scripted, text_of
-from tests.transcripts import check_requests, check_transcript
+from tests.helpers.provider_rules import check_requests, check_transcript
+from tests.helpers.scenarios import collect_events, request_text, scripted_model, tool_result_texts, transitions_taken
 
 K = FailureKind
 DONE = call("return_done", output="finished")
@@ -65,7 +65,7 @@ def breaker(model: Any, **limits: Any) -> Agent:
 def play(agent: Agent, prompt: str = "go") -> tuple[list[Any], RunResult]:
     async def scene() -> tuple[list[Any], RunResult]:
         run = agent.run(prompt)
-        return await events_of(run), run.result
+        return await collect_events(run), run.result
 
     events, result = asyncio.run(scene())
     assert isinstance(agent.model, RecordingModel)
@@ -76,7 +76,7 @@ def play(agent: Agent, prompt: str = "go") -> tuple[list[Any], RunResult]:
 
 
 def recovered(events: list[Any]) -> list[FailureKind]:
-    return [e.failure.kind for e in events if isinstance(e, AgentError)]
+    return [e.failure.kind for e in events if isinstance(e, RecoveryStarted)]
 
 
 def error(message: str) -> ToolCall:
@@ -90,24 +90,24 @@ SUCCESS = call("calculator", a=4, b=2)
 
 
 def test_tracks_single_error() -> None:
-    events, result = play(breaker(scripted(error("A"), SUCCESS, DONE)))
+    events, result = play(breaker(scripted_model(error("A"), SUCCESS, DONE)))
     assert recovered(events) == [K.tool_error]
     assert result.ok
-    _, result = play(breaker(scripted(error("A"), ProviderError("the end"))))
-    assert result.run.error_streak == 1
-    assert result.run.error_key is not None
-    assert "A" in result.run.error_key[-1]
+    _, result = play(breaker(scripted_model(error("A"), ProviderError("the end"))))
+    assert result.run_state.error_streak == 1
+    assert result.run_state.error_key is not None
+    assert "A" in result.run_state.error_key[-1]
 
 
 def test_tracks_multiple_different_errors() -> None:
     script = [error(chr(ord("A") + i)) for i in range(12)]
-    events, result = play(breaker(scripted(*script, DONE)))
+    events, result = play(breaker(scripted_model(*script, DONE)))
     assert recovered(events) == [K.tool_error] * 12
     assert result.output == "finished"
 
 
 def test_triggers_circuit_breaker_on_5_identical_errors() -> None:
-    model = scripted(*[error("A")] * 9)
+    model = scripted_model(*[error("A")] * 9)
     events, result = play(breaker(model))
     assert len(model.requests) == BREAKS_AT
     assert recovered(events) == [K.tool_error] * (BREAKS_AT - 1)
@@ -115,21 +115,21 @@ def test_triggers_circuit_breaker_on_5_identical_errors() -> None:
     assert result.outcome.failure is not None
     assert result.outcome.failure.kind is K.repeated_error
     assert "5 times" in result.outcome.rationale
-    assert moves(result)[-2:] == ["post_tool: repeated_error -> recover", "recover: handoff -> terminal"]
+    assert transitions_taken(result)[-2:] == ["post_tool: repeated_error -> recover", "recover: handoff -> terminal"]
 
 
 def test_resets_after_successful_iteration() -> None:
     script = [*[error("A")] * 4, SUCCESS, *[error("A")] * 4, DONE]
-    events, result = play(breaker(scripted(*script)))
+    events, result = play(breaker(scripted_model(*script)))
     assert recovered(events) == [K.tool_error] * 8
     assert result.output == "finished"
-    _, result = play(breaker(scripted(*script[:-1], error("A"))))
+    _, result = play(breaker(scripted_model(*script[:-1], error("A"))))
     assert isinstance(result.outcome, Handoff)
 
 
 @pytest.mark.parametrize("errors", range(1, BREAKS_AT + 1))
 def test_circuit_breaker_requires_all_five_slots_filled(errors: int) -> None:
-    _, result = play(breaker(scripted(*[error("A")] * errors, DONE)))
+    _, result = play(breaker(scripted_model(*[error("A")] * errors, DONE)))
     assert isinstance(result.outcome, RunCompleted if errors < BREAKS_AT else Handoff)
 
 
@@ -140,18 +140,18 @@ def test_circuit_breaker_requires_all_five_slots_filled(errors: int) -> None:
 def test_one_different_error_among_five_breaks_the_pattern(place: int) -> None:
     script = [error("A")] * 5
     script[place] = error("B")
-    _, result = play(breaker(scripted(*script, DONE)))
+    _, result = play(breaker(scripted_model(*script, DONE)))
     assert result.output == "finished"
 
 
 def test_errors_that_take_turns_never_open_the_breaker() -> None:
     script = [error("AB"[i % 2]) for i in range(30)]
-    _, result = play(breaker(scripted(*script, DONE)))
+    _, result = play(breaker(scripted_model(*script, DONE)))
     assert result.output == "finished"
 
 
 def test_errors_that_differ_in_blanks_alone_are_the_same() -> None:
-    _, result = play(breaker(scripted(*(error(f"disk{' ' * i}full") for i in range(1, 6)))))
+    _, result = play(breaker(scripted_model(*(error(f"disk{' ' * i}full") for i in range(1, 6)))))
     assert isinstance(result.outcome, Handoff)
 
 
@@ -162,7 +162,7 @@ def test_the_same_words_from_another_tool_are_another_error() -> None:
 
     script = [call("fail" if i % 2 else "fail_too", message="A") for i in range(8)]
     agent = Agent(
-        scripted(*script, DONE),
+        scripted_model(*script, DONE),
         tools=[fail, fail_too],
         preset="breaker",
         guardrails=AgentGuardrails(max_iterations=None, loop_hard_threshold=20),
@@ -173,7 +173,7 @@ def test_the_same_words_from_another_tool_are_another_error() -> None:
 @pytest.mark.parametrize("other", ["just talking", ""], ids=["text only", "nothing"])
 def test_an_error_without_a_call_breaks_the_pattern_too(other: str) -> None:
     script = [*[error("A")] * 4, other, *[error("A")] * 4]
-    events, result = play(breaker(scripted(*script, DONE)))
+    events, result = play(breaker(scripted_model(*script, DONE)))
     assert recovered(events) == [K.tool_error] * 4 + [K.no_progress] + [K.tool_error] * 4
     assert result.output == "finished"
 
@@ -185,7 +185,7 @@ def test_an_error_without_a_call_breaks_the_pattern_too(other: str) -> None:
     "failing", [TransientProviderError("503"), ProviderError("401"), RuntimeError("no route to host")]
 )
 def test_a_failed_call_of_the_model_ends_the_loop(failing: Exception) -> None:
-    model = scripted(failing, DONE)
+    model = scripted_model(failing, DONE)
     events, result = play(breaker(model))
     assert len(model.requests) == 1
     assert not recovered(events)
@@ -193,7 +193,7 @@ def test_a_failed_call_of_the_model_ends_the_loop(failing: Exception) -> None:
 
 
 def test_a_prompt_that_is_too_long_is_narrowed_once_and_then_ends_the_loop() -> None:
-    model = scripted(ContextOverflowError("too long"), ContextOverflowError("too long"), DONE)
+    model = scripted_model(ContextOverflowError("too long"), ContextOverflowError("too long"), DONE)
     _, result = play(breaker(model))
     assert isinstance(result.outcome, Handoff)
     assert len(model.requests) == 2
@@ -208,7 +208,7 @@ def test_a_cancelled_context_ends_the_loop() -> None:
             await asyncio.Event().wait()
             return ""
 
-        run = Agent(scripted(call("hang")), tools=[hang], preset="breaker").run("go")
+        run = Agent(scripted_model(call("hang")), tools=[hang], preset="breaker").run("go")
         if cancel_from_outside:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(run, 0.05)
@@ -238,8 +238,8 @@ RECOVERABLE: dict[str, tuple[Any, FailureKind]] = {
 @pytest.mark.parametrize("case", RECOVERABLE)
 def test_a_recoverable_error_goes_back_to_the_agent(case: str) -> None:
     entry, kind = RECOVERABLE[case]
-    events, result = play(breaker(scripted(entry, DONE)))
-    [found] = [e for e in events if isinstance(e, AgentError)]
+    events, result = play(breaker(scripted_model(entry, DONE)))
+    [found] = [e for e in events if isinstance(e, RecoveryStarted)]
     assert (found.failure.kind, found.action, found.recoverable) == (kind, Action.retry, True)
     assert result.output == "finished"
 
@@ -247,7 +247,7 @@ def test_a_recoverable_error_goes_back_to_the_agent(case: str) -> None:
 @pytest.mark.parametrize("case", RECOVERABLE)
 def test_five_of_any_recoverable_error_in_a_row_end_the_loop(case: str) -> None:
     entry, _ = RECOVERABLE[case]
-    model = scripted(*[entry] * 9)
+    model = scripted_model(*[entry] * 9)
     _, result = play(breaker(model))
     assert isinstance(result.outcome, Handoff)
     assert len(model.requests) == BREAKS_AT
@@ -256,7 +256,7 @@ def test_five_of_any_recoverable_error_in_a_row_end_the_loop(case: str) -> None:
 @pytest.mark.parametrize("case", RECOVERABLE)
 def test_four_of_them_do_not(case: str) -> None:
     entry, _ = RECOVERABLE[case]
-    _, result = play(breaker(scripted(*[entry] * 4, DONE)))
+    _, result = play(breaker(scripted_model(*[entry] * 4, DONE)))
     assert result.output == "finished"
 
 
@@ -265,7 +265,7 @@ def test_an_environment_error_of_a_tool_is_fed_back_as_any_other() -> None:
         """Meets a missing file."""
         raise FileNotFoundError(2, "No such file", path)
 
-    model = scripted(*(call("read", path=f"/{i}") for i in range(7)), DONE)
+    model = scripted_model(*(call("read", path=f"/{i}") for i in range(7)), DONE)
     agent = Agent(model, tools=[read], preset="breaker")
     assert play(agent)[1].output == "finished"
 
@@ -274,8 +274,8 @@ def test_an_environment_error_of_a_tool_is_fed_back_as_any_other() -> None:
 
 
 def test_the_flow_of_a_call_that_works() -> None:
-    _, result = play(breaker(scripted(SUCCESS, DONE)))
-    assert moves(result)[:5] == [
+    _, result = play(breaker(scripted_model(SUCCESS, DONE)))
+    assert transitions_taken(result)[:5] == [
         "pre_step: otherwise -> call_llm",
         "call_llm: otherwise -> post_llm",
         "post_llm: tool_calls -> dispatch_tool",
@@ -294,9 +294,9 @@ def test_the_flow_of_a_call_that_works() -> None:
     ],
 )
 def test_the_flow_of_each_error_is_one_more_iteration(case: str, way: list[str]) -> None:
-    _, result = play(breaker(scripted(RECOVERABLE[case][0], DONE)))
-    place = moves(result).index(way[0])
-    assert moves(result)[place : place + 3] == [
+    _, result = play(breaker(scripted_model(RECOVERABLE[case][0], DONE)))
+    place = transitions_taken(result).index(way[0])
+    assert transitions_taken(result)[place : place + 3] == [
         way[0],
         "recover: otherwise -> pre_step",
         "pre_step: otherwise -> call_llm",
@@ -305,11 +305,11 @@ def test_the_flow_of_each_error_is_one_more_iteration(case: str, way: list[str])
 
 @pytest.mark.parametrize("entry", [call("publish", text="it"), DONE])
 def test_a_loop_breaking_tool_ends_the_loop_with_success(entry: ToolCall) -> None:
-    model = scripted(error("A"), entry, SUCCESS)
+    model = scripted_model(error("A"), entry, SUCCESS)
     _, result = play(breaker(model))
     assert isinstance(result.outcome, RunCompleted)
     assert result.output in ("published it", "finished")
-    assert moves(result)[-1] == "post_tool: declared_done -> terminal"
+    assert transitions_taken(result)[-1] == "post_tool: declared_done -> terminal"
     assert len(model.requests) == 2
 
 
@@ -319,7 +319,7 @@ def test_a_loop_breaking_tool_that_fails_ends_nothing() -> None:
         """Fails."""
         raise RuntimeError("not yet")
 
-    model = scripted(call("submit"), DONE)
+    model = scripted_model(call("submit"), DONE)
     _, result = play(Agent(model, tools=[submit], preset="breaker"))
     assert result.output == "finished"
     assert len(model.requests) == 2
@@ -327,7 +327,7 @@ def test_a_loop_breaking_tool_that_fails_ends_nothing() -> None:
 
 def test_there_is_no_cap_on_iterations_but_the_breaker_and_the_time() -> None:
     script = [call("calculator", a=i, b=1) for i in range(120)]
-    model = scripted(*script, DONE)
+    model = scripted_model(*script, DONE)
     _, result = play(Agent(model, tools=[calculator], preset="breaker"))
     assert result.output == "finished"
     assert len(model.requests) == 121
@@ -341,7 +341,7 @@ def test_a_time_limit_still_ends_what_never_repeats_itself() -> None:
         clock.advance(1)
         raise RuntimeError(f"failure number {n}")
 
-    model = scripted(*(call("wait", n=i) for i in range(99)))
+    model = scripted_model(*(call("wait", n=i) for i in range(99)))
     agent = Agent(
         model,
         tools=[wait],
@@ -359,7 +359,7 @@ def test_a_time_limit_still_ends_what_never_repeats_itself() -> None:
 
 def told(case: str) -> tuple[str, RunResult]:
     """What the request behind an error adds, in its tool results and at its end."""
-    model = scripted(RECOVERABLE[case][0], DONE)
+    model = scripted_model(RECOVERABLE[case][0], DONE)
     _, result = play(breaker(model))
     before, after = model.requests[0].messages, model.requests[1].messages
     return "\n".join(m.content for m in list(after)[len(before) :]), result
@@ -397,22 +397,22 @@ def test_message_execution_failure() -> None:
 
 
 def test_an_error_that_answers_no_call_is_told_once_and_never_kept() -> None:
-    model = scripted("let me think", SUCCESS, DONE)
+    model = scripted_model("let me think", SUCCESS, DONE)
     _, result = play(breaker(model))
-    told_in = ["called no tool. Look" in text_of(r) for r in model.requests]
+    told_in = ["called no tool. Look" in request_text(r) for r in model.requests]
     assert told_in == [False, True, False]
     assert model.requests[1].messages[-1].role is Role.USER
     assert all("called no tool. Look" not in m.content for m in result.messages)
 
 
 def test_only_the_current_error_is_told() -> None:
-    model = scripted("let me think", "and again", DONE)
+    model = scripted_model("let me think", "and again", DONE)
     play(breaker(model))
-    assert [text_of(r).count("called no tool. Look") for r in model.requests] == [0, 1, 1]
+    assert [request_text(r).count("called no tool. Look") for r in model.requests] == [0, 1, 1]
 
 
 def test_an_error_that_answers_a_call_is_that_calls_result() -> None:
-    model = scripted(error("out of paper"), SUCCESS, DONE)
+    model = scripted_model(error("out of paper"), SUCCESS, DONE)
     _, result = play(breaker(model))
     first = next(m for m in result.messages if m.role is Role.TOOL)
     assert first.is_error
@@ -430,7 +430,9 @@ def test_example_scenario() -> None:
         assert any(m.role is Role.TOOL and "division by zero" in m.content for m in messages)
         return call("ask_user", question=QUESTION)
 
-    model = scripted(call("calculator", a=100, b=0), second, lambda m: call("return_done", output=results(m)[-1]))
+    model = scripted_model(
+        call("calculator", a=100, b=0), second, lambda m: call("return_done", output=tool_result_texts(m)[-1])
+    )
     agent = breaker(model)
     events, result = play(agent, "Calculate 100 divided by 0")
     assert recovered(events) == [K.tool_error]
@@ -451,9 +453,9 @@ def test_example_scenario_with_a_tool_of_ones_own_that_breaks_the_loop() -> None
         """Asks the user, and ends the turn."""
         return question
 
-    model = scripted(call("calculator", a=100, b=0), call("ask_question", question=QUESTION))
+    model = scripted_model(call("calculator", a=100, b=0), call("ask_question", question=QUESTION))
     agent = Agent(model, tools=[calculator, ask_question], preset="breaker")
     _, result = play(agent, "Calculate 100 divided by 0")
     assert result.output == QUESTION
-    assert "division by zero" in results(result.messages)[0]
+    assert "division by zero" in tool_result_texts(result.messages)[0]
     assert model.requests[0].messages[-1] == Message.user("Calculate 100 divided by 0")

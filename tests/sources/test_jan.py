@@ -16,7 +16,6 @@ from pydantic import BaseModel
 from agentfsm import (
     AbortRun,
     Agent,
-    AgentError,
     AgentGuardrails,
     Allow,
     ContextOverflowError,
@@ -29,6 +28,7 @@ from agentfsm import (
     Message,
     PartialRunSummary,
     ProviderError,
+    RecoveryStarted,
     Role,
     RunCompleted,
     RunError,
@@ -45,8 +45,8 @@ from agentfsm import (
     tool,
 )
 from agentfsm.testing import FakeClock, RecordingModel, call
-from tests.sources.scenes import events_of, moves, results, scripted, text_of
-from tests.transcripts import check_requests, check_transcript
+from tests.helpers.provider_rules import check_requests, check_transcript
+from tests.helpers.scenarios import collect_events, request_text, scripted_model, tool_result_texts, transitions_taken
 
 K = FailureKind
 ANSWER = "Here is what I found."
@@ -75,11 +75,11 @@ def strict(model: Any, *, tools: Sequence[Any] = (), hooks: Sequence[Any] = (), 
 def play(agent: Agent, *replies: Any) -> tuple[list[Any], RunResult]:
     async def scene() -> tuple[list[Any], RunResult]:
         run = agent.run("what is new?")
-        events = await events_of(run)
+        events = await collect_events(run)
         for reply in replies:
             assert isinstance(events[-1], UserInputRequested), events[-1]
             run = agent.resume(events[-1].suspension_record, reply)
-            events += await events_of(run)
+            events += await collect_events(run)
         return events, run.result
 
     events, result = asyncio.run(scene())
@@ -121,17 +121,17 @@ MODEL_FAILURES: dict[str, tuple[Any, FailureKind]] = {
 @pytest.mark.parametrize("case", MODEL_FAILURES)
 def test_llm_a_failed_call_of_the_model_is_fatal_and_has_no_fallback(case: str) -> None:
     failing, kind = MODEL_FAILURES[case]
-    model = scripted(failing, ANSWER)
+    model = scripted_model(failing, ANSWER)
     events, result = play(strict(model))
     assert isinstance(result.outcome, Handoff)
     assert result.outcome.failure is not None
     assert result.outcome.failure.kind is kind
     assert len(model.requests) == 1
-    assert not any(isinstance(e, AgentError) for e in events)
+    assert not any(isinstance(e, RecoveryStarted) for e in events)
 
 
 def test_llm_a_prompt_that_stays_too_long_is_fatal_too() -> None:
-    model = scripted(ContextOverflowError("too long"), ContextOverflowError("too long"), ANSWER)
+    model = scripted_model(ContextOverflowError("too long"), ContextOverflowError("too long"), ANSWER)
     _, result = play(strict(model))
     assert isinstance(result.outcome, Handoff)
     assert result.outcome.failure is not None
@@ -143,7 +143,7 @@ def test_aborted_names_the_hook_and_its_reason() -> None:
     def quota(context: HookContext) -> AbortRun:
         return AbortRun("the tenant is over its quota")
 
-    model = scripted(ANSWER)
+    model = scripted_model(ANSWER)
     _, result = play(strict(model, hooks=[quota]))
     assert isinstance(result.outcome, PartialRunSummary)
     assert result.outcome.failure is not None
@@ -155,7 +155,7 @@ def test_aborted_names_the_hook_and_its_reason() -> None:
 
 @pytest.mark.parametrize("prompt", [None, 7, b"bytes", ["a", "list"]])
 def test_input_validation_happens_before_anything_starts(prompt: Any) -> None:
-    model = scripted(ANSWER)
+    model = scripted_model(ANSWER)
     with pytest.raises(RunError, match="prompt"):
         strict(model).run(prompt)
     assert not model.requests
@@ -165,10 +165,10 @@ def test_output_that_does_not_fit_its_schema_is_fatal() -> None:
     class Answer(BaseModel):
         total: int
 
-    _, result = play(strict(scripted('{"total": 7}'), output_type=Answer))
+    _, result = play(strict(scripted_model('{"total": 7}'), output_type=Answer))
     assert result.output == Answer(total=7)
 
-    model = scripted('{"total": "many"}', '{"total": 7}')
+    model = scripted_model('{"total": "many"}', '{"total": 7}')
     _, result = play(strict(model, output_type=Answer))
     assert isinstance(result.outcome, Handoff)
     assert result.outcome.failure is not None
@@ -179,13 +179,13 @@ def test_output_that_does_not_fit_its_schema_is_fatal() -> None:
 
 def test_internal_whatever_else_raises_ends_the_run_with_its_name() -> None:
     from agentfsm import LOOP
-    from agentfsm.core.presets import STRICT
+    from agentfsm.loop.presets import STRICT
 
     def faulty(run: Any) -> bool:
         raise ZeroDivisionError("in a detector")
 
     graph = STRICT.graph.with_detector(State.POST_LLM, faulty)
-    _, result = play(strict(scripted(ANSWER), graph=graph))
+    _, result = play(strict(scripted_model(ANSWER), graph=graph))
     assert isinstance(result.outcome, PartialRunSummary)
     assert result.outcome.failure is not None
     assert "ZeroDivisionError" in result.outcome.failure.explanation
@@ -196,7 +196,7 @@ def test_internal_whatever_else_raises_ends_the_run_with_its_name() -> None:
 
 
 def test_the_table_has_no_row_on_which_a_tools_failure_could_end_a_turn() -> None:
-    agent = strict(scripted())
+    agent = strict(scripted_model())
     guards = {row.name for row in agent.graph.rows("post_tool")}
     assert not guards & {
         "tool_error",
@@ -220,7 +220,7 @@ FAILED_EXECUTIONS: dict[str, tuple[ToolCall, tuple[str, ...]]] = {
 @pytest.mark.parametrize("case", FAILED_EXECUTIONS)
 def test_a_failed_tool_is_a_result_that_says_so_and_nothing_more(case: str) -> None:
     entry, words = FAILED_EXECUTIONS[case]
-    model = scripted(entry, ANSWER)
+    model = scripted_model(entry, ANSWER)
     events, result = play(strict(model))
     [message] = [m for m in model.requests[1].messages if m.role is Role.TOOL]
     assert message.is_error
@@ -229,7 +229,7 @@ def test_a_failed_tool_is_a_result_that_says_so_and_nothing_more(case: str) -> N
     [finished] = [e for e in events if isinstance(e, ToolFinished)]
     assert finished.result.status == "failed"
     assert result.output == ANSWER
-    assert not any(isinstance(e, AgentError) for e in events)
+    assert not any(isinstance(e, RecoveryStarted) for e in events)
     assert "recover" not in {d.target for d in result.decisions}
 
 
@@ -241,9 +241,9 @@ def test_the_permission_that_a_tool_lacks_is_a_result_too() -> None:
             return DenyCall("tool 'search' requires 'network'")
         return None
 
-    model = scripted(call("search", query="x"), ANSWER)
+    model = scripted_model(call("search", query="x"), ANSWER)
     _, result = play(strict(model, hooks=[permissions]))
-    [told] = results(model.requests[1].messages)
+    [told] = tool_result_texts(model.requests[1].messages)
     assert "requires 'network'" in told
     assert result.output == ANSWER
 
@@ -251,7 +251,7 @@ def test_the_permission_that_a_tool_lacks_is_a_result_too() -> None:
 @pytest.mark.parametrize("case", FAILED_EXECUTIONS)
 def test_tools_may_fail_again_and_again(case: str) -> None:
     entry, _ = FAILED_EXECUTIONS[case]
-    model = scripted(*[entry] * 12, ANSWER)
+    model = scripted_model(*[entry] * 12, ANSWER)
     limits = AgentGuardrails(loop_hard_threshold=20)
     _, result = play(strict(model, guardrails=limits))
     assert result.output == ANSWER
@@ -263,26 +263,26 @@ def test_denials_end_no_turn_however_many() -> None:
     def permissions(context: HookContext) -> DenyCall:
         return DenyCall("not allowed")
 
-    model = scripted(*(call("search", query=str(i)) for i in range(9)), ANSWER)
+    model = scripted_model(*(call("search", query=str(i)) for i in range(9)), ANSWER)
     _, result = play(strict(model, hooks=[permissions]))
     assert result.output == ANSWER
 
 
 def test_the_model_heals_itself() -> None:
     def other_arguments(messages: Any) -> ToolCall:
-        assert "seven" in results(messages)[-1]
+        assert "seven" in tool_result_texts(messages)[-1]
         return call("parse", text="7")
 
     def another_tool(messages: Any) -> ToolCall:
-        assert "connection refused" in results(messages)[-1]
+        assert "connection refused" in tool_result_texts(messages)[-1]
         return call("search", query="the same")
 
     def explains(messages: Any) -> str:
-        return f"It cannot be reached: {results(messages)[-1]}"
+        return f"It cannot be reached: {tool_result_texts(messages)[-1]}"
 
-    assert play(strict(scripted(call("parse", text="seven"), other_arguments, ANSWER)))[1].output == ANSWER
-    assert play(strict(scripted(call("fetch", url="x"), another_tool, ANSWER)))[1].output == ANSWER
-    _, result = play(strict(scripted(call("fetch", url="x"), explains)))
+    assert play(strict(scripted_model(call("parse", text="seven"), other_arguments, ANSWER)))[1].output == ANSWER
+    assert play(strict(scripted_model(call("fetch", url="x"), another_tool, ANSWER)))[1].output == ANSWER
+    _, result = play(strict(scripted_model(call("fetch", url="x"), explains)))
     assert "connection refused" in result.output
 
 
@@ -291,18 +291,18 @@ def test_the_model_heals_itself() -> None:
 
 def test_memory_that_works_reaches_the_model_and_gets_the_transcript() -> None:
     memory = FaultyMemory()
-    model = scripted(ANSWER)
+    model = scripted_model(ANSWER)
     _, result = play(strict(model, memory=memory))
-    assert "before" in text_of(model.requests[0])
+    assert "before" in request_text(model.requests[0])
     assert memory.kept == result.messages
 
 
 def test_events_nobody_receives_change_nothing() -> None:
     script = [call("search", query="a"), call("fetch", url="x"), ANSWER]
-    alone = strict(scripted(*script)).run_sync("what is new?")
+    alone = strict(scripted_model(*script)).run_sync("what is new?")
     seen: list[Any] = []
-    _, watched = play(strict(scripted(*script), hooks=[observer(seen.append)]))
-    assert moves(alone) == moves(watched)
+    _, watched = play(strict(scripted_model(*script), hooks=[observer(seen.append)]))
+    assert transitions_taken(alone) == transitions_taken(watched)
     assert alone.messages == watched.messages
     assert alone.output == watched.output
     assert seen
@@ -330,15 +330,15 @@ def session_start(verdict: Any, fail_open: bool = True) -> Any:
 
 
 def test_diagram_hook_session_start_abort() -> None:
-    model = scripted(ANSWER)
+    model = scripted_model(ANSWER)
     _, result = play(strict(model, hooks=[session_start(AbortRun("no"))]))
-    assert moves(result) == ["pre_step: aborted -> terminal"]
+    assert transitions_taken(result) == ["pre_step: aborted -> terminal"]
     assert not model.requests
     assert not result.ok
 
 
 def test_diagram_hook_session_start_continue() -> None:
-    assert play(strict(scripted(ANSWER), hooks=[session_start(None)]))[1].output == ANSWER
+    assert play(strict(scripted_model(ANSWER), hooks=[session_start(None)]))[1].output == ANSWER
 
 
 def test_diagram_the_session_starts_once() -> None:
@@ -348,13 +348,13 @@ def test_diagram_the_session_starts_once() -> None:
     def start(context: HookContext) -> None:
         starts.append(context.run.run_id)
 
-    _, result = play(strict(scripted(call("search", query="a"), ANSWER), hooks=[start]))
-    assert starts == [result.run.run_id]
+    _, result = play(strict(scripted_model(call("search", query="a"), ANSWER), hooks=[start]))
+    assert starts == [result.run_state.run_id]
 
 
 @pytest.mark.parametrize("fail_open", [True, False])
 def test_diagram_hook_session_start_error(fail_open: bool, caplog: pytest.LogCaptureFixture) -> None:
-    model = scripted(ANSWER)
+    model = scripted_model(ANSWER)
     with caplog.at_level(logging.WARNING, logger="agentfsm"):
         _, result = play(strict(model, hooks=[session_start(RuntimeError("hook broke"), fail_open)]))
     if fail_open:
@@ -367,7 +367,7 @@ def test_diagram_hook_session_start_error(fail_open: bool, caplog: pytest.LogCap
 
 
 def test_diagram_memory_read_error(caplog: pytest.LogCaptureFixture) -> None:
-    model = scripted(ANSWER)
+    model = scripted_model(ANSWER)
     with caplog.at_level(logging.WARNING, logger="agentfsm"):
         events, result = play(strict(model, memory=FaultyMemory(recall=False)))
     assert result.output == ANSWER
@@ -377,8 +377,8 @@ def test_diagram_memory_read_error(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_diagram_llm_error() -> None:
-    _, result = play(strict(scripted(call("search", query="a"), ProviderError("500 for good"))))
-    assert moves(result)[-2:] == ["call_llm: provider_error -> recover", "recover: handoff -> terminal"]
+    _, result = play(strict(scripted_model(call("search", query="a"), ProviderError("500 for good"))))
+    assert transitions_taken(result)[-2:] == ["call_llm: provider_error -> recover", "recover: handoff -> terminal"]
 
 
 def test_diagram_hook_aborts_one_tool() -> None:
@@ -394,10 +394,10 @@ def test_diagram_hook_aborts_one_tool() -> None:
         assert context.call is not None
         return SkipCall("not this one") if context.call.arguments.get("text") == "b" else None
 
-    model = scripted([call("note", text="a"), call("note", text="b"), call("note", text="c")], ANSWER)
+    model = scripted_model([call("note", text="a"), call("note", text="b"), call("note", text="c")], ANSWER)
     _, result = play(strict(model, tools=[note], hooks=[choosy]))
     assert ran == ["a", "c"]
-    assert results(model.requests[1].messages) == ["a", "Not run: not this one", "c"]
+    assert tool_result_texts(model.requests[1].messages) == ["a", "Not run: not this one", "c"]
     assert result.output == ANSWER
 
 
@@ -412,7 +412,7 @@ def test_diagram_policy_denies(how: str) -> None:
         """Runs code."""
         return "ran"
 
-    model = scripted(call("execute", code="rm"), ANSWER)
+    model = scripted_model(call("execute", code="rm"), ANSWER)
     replies = [Deny("too dangerous")] if how == "a person" else []
     _, result = play(strict(model, tools=[execute], hooks=[permissions]), *replies)
     [message] = [m for m in model.requests[1].messages if m.role is Role.TOOL]
@@ -427,20 +427,20 @@ def test_diagram_policy_allows() -> None:
         """Runs code."""
         return "ran"
 
-    model = scripted(call("execute", code="ls"), ANSWER)
+    model = scripted_model(call("execute", code="ls"), ANSWER)
     _, result = play(strict(model, tools=[execute]), Allow())
-    assert results(result.messages) == ["ran"]
+    assert tool_result_texts(result.messages) == ["ran"]
     assert result.output == ANSWER
 
 
 def test_diagram_execute_fails() -> None:
-    events, result = play(strict(scripted(call("fetch", url="x"), ANSWER)))
+    events, result = play(strict(scripted_model(call("fetch", url="x"), ANSWER)))
     assert [e.result.status for e in events if isinstance(e, ToolFinished)] == ["failed"]
     assert result.output == ANSWER
 
 
 def test_diagram_execute_works() -> None:
-    events, result = play(strict(scripted(call("search", query="a"), ANSWER)))
+    events, result = play(strict(scripted_model(call("search", query="a"), ANSWER)))
     assert [e.result.status for e in events if isinstance(e, ToolFinished)] == ["done"]
     [message] = [m for m in result.messages if m.role is Role.TOOL]
     assert not message.is_error
@@ -449,7 +449,7 @@ def test_diagram_execute_works() -> None:
 
 def test_diagram_memory_write_error(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="agentfsm"):
-        _, result = play(strict(scripted(ANSWER), memory=FaultyMemory(remember=False)))
+        _, result = play(strict(scripted_model(ANSWER), memory=FaultyMemory(remember=False)))
     assert result.output == ANSWER
     assert any("memory could not keep" in record.getMessage() for record in caplog.records)
 
@@ -458,15 +458,15 @@ def test_diagram_an_event_that_cannot_be_delivered() -> None:
     def broken_pipe(event: Any) -> None:
         raise BrokenPipeError("nobody listens")
 
-    _, result = play(strict(scripted(call("search", query="a"), ANSWER), hooks=[observer(broken_pipe)]))
+    _, result = play(strict(scripted_model(call("search", query="a"), ANSWER), hooks=[observer(broken_pipe)]))
     assert result.output == ANSWER
 
 
 def test_diagram_the_turn_returns_its_output() -> None:
-    _, result = play(strict(scripted(ANSWER)))
+    _, result = play(strict(scripted_model(ANSWER)))
     assert isinstance(result.outcome, RunCompleted)
     assert result.outcome.output == result.output == ANSWER
-    assert moves(result)[-1] == "post_llm: otherwise -> terminal"
+    assert transitions_taken(result)[-1] == "post_llm: otherwise -> terminal"
 
 
 def broken(event: Any) -> None:
@@ -501,14 +501,14 @@ EVERYTHING: dict[str, tuple[dict[str, Any], list[Any], bool]] = {
 @pytest.mark.parametrize("failing", EVERYTHING)
 def test_diagram_only_two_paths_lead_to_an_error(failing: str) -> None:
     more, script, fine = EVERYTHING[failing]
-    _, result = play(strict(scripted(*script, call("search", query="a"), ANSWER), **more))
+    _, result = play(strict(scripted_model(*script, call("search", query="a"), ANSWER), **more))
     assert result.ok is fine
     assert isinstance(result.outcome, RunCompleted if fine else (Handoff, PartialRunSummary))
 
 
 def test_diagram_everything_that_may_fail_fails_at_once() -> None:
     agent = strict(
-        scripted([call("fetch", url="x"), call("nothing_like_it"), call("search", wrong=1)], ANSWER),
+        scripted_model([call("fetch", url="x"), call("nothing_like_it"), call("search", wrong=1)], ANSWER),
         memory=FaultyMemory(recall=False, remember=False),
         hooks=[open_and_broken, observer(broken)],
     )

@@ -20,7 +20,6 @@ import pytest
 from agentfsm import (
     Action,
     Agent,
-    AgentError,
     AgentGuardrails,
     DefaultPolicy,
     Failure,
@@ -32,6 +31,7 @@ from agentfsm import (
     ModelRequest,
     PartialRunSummary,
     RecoveryPolicy,
+    RecoveryStarted,
     Reply,
     RunCompleted,
     RunResult,
@@ -42,10 +42,10 @@ from agentfsm import (
     UserInputRequested,
     tool,
 )
-from agentfsm.core.render import render
+from agentfsm.loop.prompts import render_messages
 from agentfsm.testing import FakeClock, RecordingModel, call
-from tests.sources.scenes import events_of, moves, results, scripted, text_of
-from tests.transcripts import check_requests, check_transcript
+from tests.helpers.provider_rules import check_requests, check_transcript
+from tests.helpers.scenarios import collect_events, request_text, scripted_model, tool_result_texts, transitions_taken
 
 K = FailureKind
 DONE = call("return_done", output="finished")
@@ -82,11 +82,11 @@ def play(agent: Agent, *replies: str, prompt: str = "go") -> tuple[list[Any], Ru
 
     async def scene() -> tuple[list[Any], RunResult]:
         run = agent.run(prompt)
-        events: list[Any] = await events_of(run)
+        events: list[Any] = await collect_events(run)
         for reply in replies:
             assert isinstance(events[-1], UserInputRequested), events[-1]
             run = agent.resume(events[-1].suspension_record, reply)
-            events += await events_of(run)
+            events += await collect_events(run)
         return events, run.result
 
     events, result = asyncio.run(scene())
@@ -99,7 +99,7 @@ def play(agent: Agent, *replies: str, prompt: str = "go") -> tuple[list[Any], Ru
 
 def said(events: list[Any]) -> list[tuple[FailureKind, Action]]:
     """What was recovered from, and how."""
-    return [(e.failure.kind, e.action) for e in events if isinstance(e, AgentError)]
+    return [(e.failure.kind, e.action) for e in events if isinstance(e, RecoveryStarted)]
 
 
 # -- where failures come from ------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def test_every_kind_is_found_where_the_page_says(kind: FailureKind) -> None:
         return "waited"
 
     agent = Agent(
-        scripted(*script, DONE),
+        scripted_model(*script, DONE),
         tools=[search, report, broken, wait],
         preset="funnel",
         guardrails=AgentGuardrails(**limits),
@@ -152,7 +152,7 @@ def test_every_kind_is_found_where_the_page_says(kind: FailureKind) -> None:
     result = asyncio.run(_result(agent))
     first = next(d for d in result.decisions if d.target == "recover")
     assert (first.source, first.guard) == (state, kind)
-    assert first.found.kind is kind
+    assert first.guard_result.kind is kind
 
 
 async def _result(agent: Agent) -> RunResult:
@@ -169,14 +169,14 @@ def test_a_stall_between_phases_is_no_progress_in_pre_step() -> None:
         return False
 
     agent = Agent(
-        scripted(call("search", query="a"), DONE),
+        scripted_model(call("search", query="a"), DONE),
         tools=[search],
         preset="funnel",
         graph=LOOP.with_transition(Transition("post_tool", dawdle, "recover"), before="cancelled"),
         host=Host(clock=clock),
     )
     events, result = play(agent)
-    assert "pre_step: no_progress -> recover" in moves(result)
+    assert "pre_step: no_progress -> recover" in transitions_taken(result)
     assert said(events) == [(K.no_progress, Action.narrow_scope)]
     assert isinstance(result.outcome, RunCompleted)
 
@@ -189,7 +189,7 @@ def test_in_pre_step_the_iteration_limit_beats_the_time_limit_and_that_the_stall
         clock.advance(seconds)
         return "waited"
 
-    model = scripted(call("wait", seconds=400.0), call("wait", seconds=400.0), call("wait", seconds=1.0))
+    model = scripted_model(call("wait", seconds=400.0), call("wait", seconds=400.0), call("wait", seconds=1.0))
     agent = Agent(
         model,
         tools=[wait],
@@ -209,12 +209,12 @@ def test_in_pre_step_the_iteration_limit_beats_the_time_limit_and_that_the_stall
     ("entry", "kind"), [(truncated(*SAME), K.output_truncated), (refused(*SAME), K.output_refused)]
 )
 def test_in_post_llm_truncation_and_refusal_beat_the_loop(entry: Reply, kind: FailureKind) -> None:
-    _, result = play(funnel(scripted(entry, DONE)))
+    _, result = play(funnel(scripted_model(entry, DONE)))
     assert next(d.guard for d in result.decisions if d.target == "recover") == kind
 
 
 def test_the_first_match_wins_and_those_in_front_of_it_were_asked() -> None:
-    _, result = play(funnel(scripted(call("search", query="a")), max_iterations=1))
+    _, result = play(funnel(scripted_model(call("search", query="a")), max_iterations=1))
     decision = result.decisions[-2]
     assert decision.tried == (("cancelled", False), ("aborted", False), ("runaway", False), ("iteration_limit", True))
 
@@ -262,7 +262,7 @@ def test_the_set_of_kinds_is_closed() -> None:
 
 
 def test_a_text_only_reply_is_no_progress() -> None:
-    events, result = play(funnel(scripted("let me think about it", DONE)))
+    events, result = play(funnel(scripted_model("let me think about it", DONE)))
     assert said(events) == [(K.no_progress, Action.narrow_scope)]
     assert result.output == "finished"
 
@@ -282,7 +282,7 @@ def test_a_tool_that_takes_too_long_is_a_tool_error(is_async: bool) -> None:
         return ""
 
     agent = Agent(
-        scripted(call("slow"), DONE),
+        scripted_model(call("slow"), DONE),
         tools=[tool(name="slow")(hang_async if is_async else hang)],
         preset="funnel",
         guardrails=AgentGuardrails(tool_timeout_s=0.05),
@@ -290,7 +290,7 @@ def test_a_tool_that_takes_too_long_is_a_tool_error(is_async: bool) -> None:
     events, result = play(agent)
     release.set()
     assert said(events) == [(K.tool_error, Action.retry)]
-    assert results(result.messages)[0] == "timed out after 0.05 s"
+    assert tool_result_texts(result.messages)[0] == "timed out after 0.05 s"
 
 
 # -- the Failure object ------------------------------------------------------------------------------
@@ -375,7 +375,7 @@ def test_a_failure_with_anything_in_it_can_be_put_aside() -> None:
         """Does not know what is meant."""
         return Failure(kind=K.ambiguous_input, explanation="which one?", metadata={"seen": {1, 2}, "x": float("inf")})
 
-    agent = Agent(scripted(call("vague"), "x"), tools=[vague], host=Host(clock=FakeClock()))
+    agent = Agent(scripted_model(call("vague"), "x"), tools=[vague], host=Host(clock=FakeClock()))
     events, result = play(agent, "the second")
     assert result.output == "x"
     [asked] = [e for e in events if isinstance(e, UserInputRequested)]
@@ -415,7 +415,7 @@ def test_the_default_action_is_what_the_loop_does(kind: str, action: str) -> Non
         return "waited"
 
     agent = Agent(
-        scripted(*script, DONE),
+        scripted_model(*script, DONE),
         tools=[search, report, broken, wait],
         preset="funnel",
         guardrails=AgentGuardrails(**limits),
@@ -453,25 +453,25 @@ def always(action: Action) -> Any:
 
 def test_action_retry_sleeps_the_back_off_and_attempts_again() -> None:
     clock = FakeClock()
-    events, result = play(funnel(scripted(TransientProviderError("429"), DONE), clock))
+    events, result = play(funnel(scripted_model(TransientProviderError("429"), DONE), clock))
     assert clock.slept == [2.0]
-    [error] = [e for e in events if isinstance(e, AgentError)]
+    [error] = [e for e in events if isinstance(e, RecoveryStarted)]
     assert (error.action, error.recoverable, error.attempt, error.backoff_s) == (Action.retry, True, 1, 2.0)
     assert isinstance(result.outcome, RunCompleted)
 
 
 def test_action_narrow_scope_sets_a_pending_instruction() -> None:
-    model = scripted("talk", DONE)
+    model = scripted_model("talk", DONE)
     events, result = play(funnel(model))
-    [error] = [e for e in events if isinstance(e, AgentError)]
+    [error] = [e for e in events if isinstance(e, RecoveryStarted)]
     assert (error.action, error.recoverable) == (Action.narrow_scope, True)
-    assert "Choose one" not in text_of(model.requests[0])
-    assert "Choose one" in text_of(model.requests[1])
+    assert "Choose one" not in request_text(model.requests[0])
+    assert "Choose one" in request_text(model.requests[1])
     assert isinstance(result.outcome, RunCompleted)
 
 
 def test_action_ask_user_writes_a_record_and_suspends() -> None:
-    events, result = play(funnel(scripted(SAME)))
+    events, result = play(funnel(scripted_model(SAME)))
     assert isinstance(events[-1], UserInputRequested)
     assert isinstance(events[-1].suspension_record, SuspensionRecord)
     assert result.state == "suspended"
@@ -483,32 +483,32 @@ def test_action_handoff_ends_with_structured_blockers() -> None:
         """Cannot."""
         return Failure(kind=K.capability_gap, explanation="no SAP connector", blockers=("not installed", "no login"))
 
-    agent = Agent(scripted(call("query_sap")), tools=[query_sap], preset="funnel")
+    agent = Agent(scripted_model(call("query_sap")), tools=[query_sap], preset="funnel")
     events, result = play(agent)
     assert isinstance(result.outcome, Handoff)
     assert result.outcome.blockers == ("not installed", "no login")
     assert result.outcome.rationale == "no SAP connector"
-    assert result.run.done
+    assert result.run_state.done
     assert not said(events)
 
 
 def test_action_stop_ends_without_a_question() -> None:
-    events, result = play(funnel(scripted("talk"), policy=always(Action.stop)))
+    events, result = play(funnel(scripted_model("talk"), policy=always(Action.stop)))
     assert isinstance(result.outcome, PartialRunSummary)
-    assert result.run.done
+    assert result.run_state.done
     assert not said(events)
 
 
 @pytest.mark.parametrize("action", list(Action))
 def test_whatever_the_action_the_failure_is_counted_and_learned(action: Action) -> None:
-    agent = funnel(scripted(call("broken"), DONE), policy=always(action))
+    agent = funnel(scripted_model(call("broken"), DONE), policy=always(action))
     events, result = play(agent)
-    assert [f.kind for f in result.run.lessons_learned] == [K.tool_error]
+    assert [f.kind for f in result.run_state.lessons_learned] == [K.tool_error]
     if action in (Action.retry, Action.narrow_scope):
-        assert [e.attempt for e in events if isinstance(e, AgentError)] == [1]
-        assert result.run.failure_attempts == {}  # the success behind it set it back
+        assert [e.attempt for e in events if isinstance(e, RecoveryStarted)] == [1]
+        assert result.run_state.failure_attempts == {}  # the success behind it set it back
     else:
-        assert result.run.failure_attempts == {K.tool_error: 1}
+        assert result.run_state.failure_attempts == {K.tool_error: 1}
 
 
 # -- the policy --------------------------------------------------------------------------------------
@@ -559,11 +559,11 @@ RETRIED: dict[FailureKind, Any] = {
 @pytest.mark.parametrize(("kind", "entry"), RETRIED.items())
 def test_a_spent_retry_budget_becomes_a_handoff(kind: FailureKind, entry: Any) -> None:
     budget = BUDGETS[kind]
-    events, result = play(funnel(scripted(*[entry] * budget, DONE)))
+    events, result = play(funnel(scripted_model(*[entry] * budget, DONE)))
     assert said(events) == [(kind, Action.retry)] * budget
     assert isinstance(result.outcome, RunCompleted)
 
-    model = scripted(*[entry] * 9)
+    model = scripted_model(*[entry] * 9)
     events, result = play(funnel(model))
     assert said(events) == [(kind, Action.retry)] * budget
     assert isinstance(result.outcome, Handoff)
@@ -582,7 +582,7 @@ def test_back_off_doubles_up_to_thirty_seconds_and_only_for_the_provider() -> No
 
 def test_back_off_on_a_running_loop() -> None:
     clock = FakeClock()
-    model = scripted(*[TransientProviderError("503")] * 4)
+    model = scripted_model(*[TransientProviderError("503")] * 4)
     _, result = play(funnel(model, clock))
     assert clock.slept == [2.0, 4.0, 8.0]
     assert isinstance(result.outcome, Handoff)
@@ -591,13 +591,13 @@ def test_back_off_on_a_running_loop() -> None:
 @pytest.mark.parametrize(("asked", "slept"), [(7.0, 7.0), (1.0, 2.0), (0.0, 2.0)])
 def test_back_off_is_never_less_than_the_provider_asks(asked: float, slept: float) -> None:
     clock = FakeClock()
-    play(funnel(scripted(TransientProviderError("429", retry_after_s=asked), DONE), clock))
+    play(funnel(scripted_model(TransientProviderError("429", retry_after_s=asked), DONE), clock))
     assert clock.slept == [slept]
 
 
 def test_no_back_off_outlasts_the_run() -> None:
     clock = FakeClock()
-    model = scripted(TransientProviderError("429", retry_after_s=1e9), DONE)
+    model = scripted_model(TransientProviderError("429", retry_after_s=1e9), DONE)
     _, result = play(funnel(model, clock))
     assert isinstance(result.outcome, UserInputRequested)
     assert result.outcome.originating_failure_kind is K.time_limit
@@ -609,7 +609,7 @@ def test_jitter_lengthens_the_back_off_and_comes_from_the_runs_own_seed() -> Non
     def waits(seed: int, run_id: str) -> list[float]:
         clock = FakeClock()
         agent = Agent(
-            scripted(*[TransientProviderError("503")] * 3, "x"),
+            scripted_model(*[TransientProviderError("503")] * 3, "x"),
             policy=DefaultPolicy(jitter=0.5),
             host=Host(clock=clock, seed=seed),
         )
@@ -657,15 +657,15 @@ def test_block_a_policy_of_ones_own(anthropic: Server) -> None:
 
 
 def test_the_instruction_after_a_text_only_reply_offers_every_way_on() -> None:
-    model = scripted("talk", DONE)
+    model = scripted_model("talk", DONE)
     play(funnel(model))
     for way in ("ask_user", "return_done", "return_unable", "next tool call"):
-        assert way in text_of(model.requests[1])
+        assert way in request_text(model.requests[1])
 
 
 @pytest.mark.parametrize("kind", ["scope_too_large", "kernel_invalidated"])
 def test_the_instruction_after_too_large_a_step_asks_for_the_smallest_next_one(kind: str) -> None:
-    model = scripted(call("report", kind=kind), DONE)
+    model = scripted_model(call("report", kind=kind), DONE)
     events, _ = play(funnel(model))
     assert said(events) == [(kind, Action.narrow_scope)]
     assert "smallest next step" in model.requests[1].messages[-1].content
@@ -675,13 +675,13 @@ def test_the_instruction_after_too_large_a_step_asks_for_the_smallest_next_one(k
     "entry", ["talk", call("report", kind="scope_too_large"), call("report", kind="kernel_invalidated")]
 )
 def test_the_second_strike_is_a_handoff(entry: Any) -> None:
-    events, result = play(funnel(scripted(entry, entry)))
+    events, result = play(funnel(scripted_model(entry, entry)))
     assert [action for _, action in said(events)] == [Action.narrow_scope]
     assert isinstance(result.outcome, Handoff)
 
 
 def test_strikes_count_in_a_row_and_a_success_between_forgives_them() -> None:
-    events, result = play(funnel(scripted("talk", call("search", query="a"), "talk", DONE)))
+    events, result = play(funnel(scripted_model("talk", call("search", query="a"), "talk", DONE)))
     assert said(events) == [(K.no_progress, Action.narrow_scope)] * 2
     assert isinstance(result.outcome, RunCompleted)
 
@@ -710,27 +710,27 @@ def test_the_policy_sees_the_attempts_before_this_one() -> None:
             seen.append((failure.kind, state.attempts(failure.kind)))
             return super().decide(failure, state)
 
-    play(funnel(scripted("talk", "talk"), policy=Watching()))
+    play(funnel(scripted_model("talk", "talk"), policy=Watching()))
     assert seen == [(K.no_progress, 0), (K.no_progress, 1)]
 
 
 def test_attempts_and_repeats_are_counted_apart_and_both_survive_a_suspension() -> None:
     script = [call("search", query="a"), call("broken"), call("ask_user", question="which?"), DONE]
-    agent = funnel(scripted(*script))
+    agent = funnel(scripted_model(*script))
     _, before = play(agent)
-    assert before.run.failure_attempts == {K.tool_error: 1}
-    assert before.run.last_repeat_counts["search:" + _hash({"query": "a"})] == 1
-    agent = funnel(scripted(*script))
+    assert before.run_state.failure_attempts == {K.tool_error: 1}
+    assert before.run_state.last_repeat_counts["search:" + _hash({"query": "a"})] == 1
+    agent = funnel(scripted_model(*script))
     _, after = play(agent, "that one")
-    assert after.run.failure_attempts == {}  # the last calls were successes
-    assert after.run.last_repeat_counts["search:" + _hash({"query": "a"})] == 1
+    assert after.run_state.failure_attempts == {}  # the last calls were successes
+    assert after.run_state.last_repeat_counts["search:" + _hash({"query": "a"})] == 1
 
 
 def test_progress_toward_a_budget_is_not_reset_by_suspending_on_another_question() -> None:
     script = [call("broken"), call("broken"), call("ask_user", question="which?"), call("broken"), DONE]
     policy = DefaultPolicy()
     agent = Agent(
-        scripted(*script),
+        scripted_model(*script),
         tools=[broken],
         preset="funnel",
         policy=policy,
@@ -747,7 +747,7 @@ def test_progress_toward_a_budget_is_not_reset_by_suspending_on_another_question
 
 def test_a_question_of_the_agents_own_has_no_failure_behind_it() -> None:
     ask = call("ask_user", question="Which series?", context="There are two.", choices=["monthly", "daily"])
-    model = scripted(ask, lambda messages: call("return_done", output=f"took {messages[-1].content}"))
+    model = scripted_model(ask, lambda messages: call("return_done", output=f"took {messages[-1].content}"))
     events, result = play(funnel(model), "monthly")
     [asked] = [e for e in events if isinstance(e, UserInputRequested)]
     assert (asked.question, asked.context, asked.choices) == ("Which series?", "There are two.", ("monthly", "daily"))
@@ -765,7 +765,7 @@ def test_a_question_of_the_agents_own_has_no_failure_behind_it() -> None:
     ],
 )
 def test_a_question_of_the_funnel_says_what_led_to_it(script: list[Any], limits: Any, kind: FailureKind) -> None:
-    events, result = play(funnel(scripted(*script, DONE), max_steps=99, **limits), "go on")
+    events, result = play(funnel(scripted_model(*script, DONE), max_steps=99, **limits), "go on")
     [asked] = [e for e in events if isinstance(e, UserInputRequested)]
     assert asked.originating_failure_kind is kind
     assert asked.question.strip()
@@ -774,7 +774,7 @@ def test_a_question_of_the_funnel_says_what_led_to_it(script: list[Any], limits:
 
 def test_a_handoff_poses_no_question() -> None:
     unable = call("return_unable", rationale="no access", blockers=["no login"], suggested_next_steps=["ask IT"])
-    _, result = play(funnel(scripted(unable)))
+    _, result = play(funnel(scripted_model(unable)))
     assert isinstance(result.outcome, Handoff)
     assert result.outcome.rationale == "no access"
     assert result.outcome.blockers == ("no login",)
@@ -785,7 +785,7 @@ def test_a_handoff_poses_no_question() -> None:
 
 
 def test_a_partial_summary_says_what_is_missing_what_was_learned_and_what_comes_next() -> None:
-    model = scripted(call("broken", text="no route to host"), call("search", query="a"))
+    model = scripted_model(call("broken", text="no route to host"), call("search", query="a"))
     _, result = play(funnel(model, max_iterations=2, on_limit="stop"))
     assert isinstance(result.outcome, PartialRunSummary)
     assert "final answer" in result.outcome.missing
@@ -797,14 +797,14 @@ def test_a_partial_summary_says_what_is_missing_what_was_learned_and_what_comes_
     ("on_limit", "ending"), [("ask_user", UserInputRequested), ("stop", PartialRunSummary), ("handoff", Handoff)]
 )
 def test_what_a_spent_budget_does_can_be_chosen(on_limit: str, ending: type) -> None:
-    _, result = play(funnel(scripted(call("search", query="a")), max_iterations=1, on_limit=on_limit))
+    _, result = play(funnel(scripted_model(call("search", query="a")), max_iterations=1, on_limit=on_limit))
     assert isinstance(result.outcome, ending)
 
 
 def test_a_recoverable_action_is_no_ending_and_a_run_that_recovered_is_a_success() -> None:
-    events, result = play(funnel(scripted(TransientProviderError("503"), "talk", call("broken"), DONE)))
+    events, result = play(funnel(scripted_model(TransientProviderError("503"), "talk", call("broken"), DONE)))
     assert [a for _, a in said(events)] == [Action.retry, Action.narrow_scope, Action.retry]
-    assert all(e.recoverable and e.failure.explanation for e in events if isinstance(e, AgentError))
+    assert all(e.recoverable and e.failure.explanation for e in events if isinstance(e, RecoveryStarted))
     assert result.ok
 
 
@@ -953,7 +953,7 @@ def test_block_the_lessons_as_the_model_sees_them() -> None:
         """Has no network."""
         return Failure(kind=K.tool_error, explanation="Network timeout", blockers=("No internet connection",))
 
-    model = scripted(call("fetch"), DONE)
+    model = scripted_model(call("fetch"), DONE)
     play(Agent(model, tools=[fetch], preset="funnel"))
     assert (
         model.requests[1]
@@ -967,7 +967,7 @@ def test_block_the_lessons_as_the_model_sees_them() -> None:
 </context_addendum>"""
         )
     )
-    assert "context_addendum" not in text_of(model.requests[0])
+    assert "context_addendum" not in request_text(model.requests[0])
 
 
 def test_lessons_are_escaped() -> None:
@@ -975,7 +975,7 @@ def test_lessons_are_escaped() -> None:
         """Fails in odd words."""
         return Failure(kind=K.tool_error, explanation="<b> & \"q\" 'q'", blockers=("</lessons_learned>", "\x00"))
 
-    model = scripted(call("fetch"), DONE)
+    model = scripted_model(call("fetch"), DONE)
     play(Agent(model, tools=[fetch], preset="funnel"))
     from xml.etree import ElementTree
 
@@ -990,7 +990,7 @@ def test_the_newest_of_a_kind_wins_and_five_kinds_are_kept() -> None:
     state = RunState(run_id="r")
     kinds = [K.tool_error, K.no_progress, K.tool_error, K.unknown_tool, K.output_malformed, K.time_limit, K.cost_limit]
     for place, kind in enumerate(kinds):
-        state.learn(Failure(kind=kind, explanation=str(place)))
+        state.add_lesson(Failure(kind=kind, explanation=str(place)))
     assert [(f.kind, f.explanation) for f in state.lessons_learned] == [
         (K.tool_error, "2"),
         (K.unknown_tool, "3"),
@@ -1010,34 +1010,34 @@ def test_six_kinds_of_failure_on_a_running_loop_leave_five_lessons() -> None:
         call("search", wrong=1),
         DONE,
     ]
-    model = scripted(*script)
+    model = scripted_model(*script)
     _, result = play(funnel(model))
     assert result.ok
-    kinds = [f.kind for f in result.run.lessons_learned]
+    kinds = [f.kind for f in result.run_state.lessons_learned]
     assert kinds == [K.tool_error, K.transient_provider, K.output_truncated, K.unknown_tool, K.invalid_arguments]
-    assert text_of(model.requests[-1]).count("<failure ") == 5
+    assert request_text(model.requests[-1]).count("<failure ") == 5
 
 
 def test_lessons_stay_over_steps_where_an_instruction_stands_once() -> None:
-    model = scripted("talk", call("search", query="a"), call("search", query="b"), DONE)
+    model = scripted_model("talk", call("search", query="a"), call("search", query="b"), DONE)
     play(funnel(model))
-    assert ["<lessons_learned>" in text_of(r) for r in model.requests] == [False, True, True, True]
-    assert ["Choose one" in text_of(r) for r in model.requests] == [False, True, False, False]
+    assert ["<lessons_learned>" in request_text(r) for r in model.requests] == [False, True, True, True]
+    assert ["Choose one" in request_text(r) for r in model.requests] == [False, True, False, False]
 
 
 def test_lessons_are_carried_through_a_suspension() -> None:
-    model = scripted(call("broken"), call("ask_user", question="which?"), DONE)
+    model = scripted_model(call("broken"), call("ask_user", question="which?"), DONE)
     events, result = play(funnel(model), "that one")
-    assert "boom" in text_of(model.requests[2])
+    assert "boom" in request_text(model.requests[2])
     [asked] = [e for e in events if isinstance(e, UserInputRequested)]
     assert "boom" in asked.suspension_record.to_json()
-    assert [f.kind for f in result.run.lessons_learned] == [K.tool_error]
+    assert [f.kind for f in result.run_state.lessons_learned] == [K.tool_error]
 
 
 def test_the_renderer_is_pure_and_the_transcript_in_front_never_changes() -> None:
-    model = scripted("talk", call("broken"), call("search", query="a"), DONE)
+    model = scripted_model("talk", call("broken"), call("search", query="a"), DONE)
     _, result = play(funnel(model))
-    assert list(render(result.run)) == list(render(result.run))
+    assert list(render_messages(result.run_state)) == list(render_messages(result.run_state))
 
     def prefix(request: ModelRequest) -> int:
         """How many messages of a request stand in the final transcript as they were sent."""
@@ -1103,7 +1103,7 @@ def test_the_time_limit_is_met_exactly_and_suspends_the_run() -> None:
 
     def agent(*script: Any) -> Agent:
         host = Host(clock=clock, secret=b"x")
-        return Agent(scripted(*script), tools=[wait], preset="funnel", host=host)
+        return Agent(scripted_model(*script), tools=[wait], preset="funnel", host=host)
 
     assert play(agent(call("wait", seconds=299.0), DONE))[1].ok
     _, result = play(agent(call("wait", seconds=300.0), DONE))
@@ -1118,9 +1118,9 @@ def test_token_and_cost_limits_are_off_unless_set(spent: str) -> None:
 
     usage = Usage(input_tokens=600_000, output_tokens=400_000, cost_usd=99.5)
     entry = Reply(Message.assistant("", (call("search", "c1", query="a"),)), FinishReason.TOOL_CALLS, usage)
-    assert play(funnel(scripted(entry, DONE)))[1].ok
+    assert play(funnel(scripted_model(entry, DONE)))[1].ok
     limits: dict[str, Any] = {"max_tokens": 1_000_000} if spent == "tokens" else {"max_cost_usd": 99.5}
-    _, result = play(funnel(scripted(entry, DONE), on_limit="stop", **limits))
+    _, result = play(funnel(scripted_model(entry, DONE), on_limit="stop", **limits))
     assert isinstance(result.outcome, PartialRunSummary)
     assert result.outcome.failure is not None
     assert result.outcome.failure.kind is (K.token_limit if spent == "tokens" else K.cost_limit)
@@ -1151,7 +1151,7 @@ def test_a_reworded_message_for_the_user_hides_no_repeat() -> None:
         return "nothing"
 
     script = [call("look", query="same", _ui_message=f"try {i}") for i in range(9)]
-    agent = Agent(scripted(*script), tools=[look], host=Host(clock=FakeClock()))
+    agent = Agent(scripted_model(*script), tools=[look], host=Host(clock=FakeClock()))
     _, result = play(agent)
     assert isinstance(result.outcome, UserInputRequested)
     assert result.outcome.originating_failure_kind is K.loop_detected
@@ -1161,27 +1161,27 @@ def test_a_reworded_message_for_the_user_hides_no_repeat() -> None:
 @pytest.mark.parametrize("threshold", [1, 2, 6])
 def test_the_loop_is_caught_before_the_call_that_would_be_one_too_many(threshold: int) -> None:
     script = [call("search", query="same") for _ in range(9)]
-    model = scripted(*script)
+    model = scripted_model(*script)
     _, result = play(funnel(model, loop_hard_threshold=threshold, loop_soft_threshold=9))
     assert isinstance(result.outcome, UserInputRequested)
     assert result.outcome.originating_failure_kind is K.loop_detected
-    assert results(result.messages) == ["found same"] * (threshold - 1)
+    assert tool_result_texts(result.messages) == ["found same"] * (threshold - 1)
 
 
 def test_repeats_count_within_a_window_of_the_last_calls() -> None:
     apart: list[Any] = []
     for i in range(30):  # every fifth call is the same one: four among the last twenty, never six
         apart.append(call("search", query="same" if i % 5 == 0 else str(i)))
-    assert play(funnel(scripted(*apart, DONE)))[1].ok
+    assert play(funnel(scripted_model(*apart, DONE)))[1].ok
     closer = [call("search", query="same" if i % 3 == 0 else str(i)) for i in range(30)]
-    assert isinstance(play(funnel(scripted(*closer, DONE)))[1].outcome, UserInputRequested)
+    assert isinstance(play(funnel(scripted_model(*closer, DONE)))[1].outcome, UserInputRequested)
 
 
 def test_the_soft_threshold_warns_in_the_tools_result_and_stops_nothing() -> None:
     script = [call("search", query="same") for _ in range(3)]
-    _, result = play(funnel(scripted(*script, DONE)))
+    _, result = play(funnel(scripted_model(*script, DONE)))
     assert result.ok
-    first, second, third, _ = results(result.messages)
+    first, second, third, _ = tool_result_texts(result.messages)
     assert first == "found same"
     assert "2 times" in second
     assert "3 times" in third
@@ -1189,7 +1189,7 @@ def test_the_soft_threshold_warns_in_the_tools_result_and_stops_nothing() -> Non
 
 def test_after_the_user_answers_a_loop_the_counting_starts_anew() -> None:
     script = [call("search", query="same") for _ in range(6 + 5)]
-    events, result = play(funnel(scripted(*script, DONE)), "once more, please")
+    events, result = play(funnel(scripted_model(*script, DONE)), "once more, please")
     assert result.ok
     assert sum(isinstance(e, UserInputRequested) for e in events) == 1
 
@@ -1199,7 +1199,7 @@ def test_after_the_user_answers_a_loop_the_counting_starts_anew() -> None:
 
 def test_an_unrelated_question_resets_no_budget() -> None:
     script = [call("search", query="a"), call("ask_user", question="which?"), call("search", query="b")]
-    model = scripted(*script)
+    model = scripted_model(*script)
     _, result = play(funnel(model, max_iterations=3), "that one")
     assert isinstance(result.outcome, UserInputRequested)
     assert result.outcome.originating_failure_kind is K.iteration_limit
@@ -1213,10 +1213,13 @@ def test_resuming_an_iteration_limit_resets_the_count_and_nothing_else() -> None
     entry = Reply(Message.assistant("", (call("search", "c1", query="a"),)), FinishReason.TOOL_CALLS, usage)
     clock = FakeClock()
     agent = funnel(
-        scripted(entry, lambda messages: clock.advance(9) or call("broken")), clock, max_iterations=1, max_steps=99
+        scripted_model(entry, lambda messages: clock.advance(9) or call("broken")),
+        clock,
+        max_iterations=1,
+        max_steps=99,
     )
     _, result = play(agent, "go on")
-    run = result.run
+    run = result.run_state
     assert (run.iterations, run.model_calls, run.continues) == (1, 2, 1)
     assert run.usage == usage
     assert run.elapsed_s == 9
@@ -1233,20 +1236,20 @@ def test_resuming_a_time_limit_resets_the_elapsed_time_and_nothing_else() -> Non
         return "waited"
 
     agent = Agent(
-        scripted(call("wait", seconds=300.0), call("wait", seconds=100.0), DONE),
+        scripted_model(call("wait", seconds=300.0), call("wait", seconds=100.0), DONE),
         tools=[wait],
         preset="funnel",
         host=Host(clock=clock, secret=b"x"),
     )
     _, result = play(agent, "go on")
     assert result.ok
-    assert result.run.elapsed_s == 100
-    assert result.run.iterations == 3
+    assert result.run_state.elapsed_s == 100
+    assert result.run_state.iterations == 3
 
 
 def test_the_time_spent_suspended_is_never_charged() -> None:
     clock = FakeClock()
-    agent = funnel(scripted(call("ask_user", question="which?"), DONE), clock)
+    agent = funnel(scripted_model(call("ask_user", question="which?"), DONE), clock)
 
     async def scene() -> RunResult:
         first = await agent.run("go")
@@ -1256,11 +1259,11 @@ def test_the_time_spent_suspended_is_never_charged() -> None:
 
     result = asyncio.run(scene())
     assert result.output == "finished"
-    assert result.run.elapsed_s == 0
+    assert result.run_state.elapsed_s == 0
 
 
 def test_a_person_may_extend_a_budget_only_so_often() -> None:
-    model = scripted(*(call("search", query=str(i)) for i in range(99)))
+    model = scripted_model(*(call("search", query=str(i)) for i in range(99)))
     agent = funnel(model, max_iterations=1, max_continues=2, max_steps=99)
     _, result = play(agent, "go on", "go on")
     assert isinstance(result.outcome, PartialRunSummary)
@@ -1277,7 +1280,7 @@ def waiting_agent(clock: FakeClock, *script: Any, **limits: Any) -> Agent:
         return "waited"
 
     return Agent(
-        scripted(*script),
+        scripted_model(*script),
         tools=[wait],
         guardrails=AgentGuardrails(finalize_grace_s=10, max_steps=99, **limits),
         host=Host(clock=clock, secret=b"x"),
@@ -1289,7 +1292,7 @@ def test_a_grace_period_gives_one_last_turn_that_is_told_to_wrap_up() -> None:
     _, result = play(agent)
     assert result.output == "my best answer"
     assert isinstance(agent.model, RecordingModel)
-    assert "last turn" in text_of(agent.model.requests[1])
+    assert "last turn" in request_text(agent.model.requests[1])
     assert agent.model.requests[1].timeout_s == 10
 
 
@@ -1305,8 +1308,8 @@ def test_a_last_turn_that_got_no_answer_leaves_nothing_behind() -> None:
     _, result = play(agent, "take your time")
     assert result.output == "x"
     assert isinstance(agent.model, RecordingModel)
-    assert "last turn" in text_of(agent.model.requests[1])
-    assert "last turn" not in text_of(agent.model.requests[2])
+    assert "last turn" in request_text(agent.model.requests[1])
+    assert "last turn" not in request_text(agent.model.requests[2])
 
 
 def test_a_last_turn_that_another_limit_put_off_is_still_granted() -> None:
@@ -1322,11 +1325,11 @@ def test_a_last_turn_that_another_limit_put_off_is_still_granted() -> None:
 
 def test_detectors_read_a_run_and_change_nothing_of_it() -> None:
     from agentfsm import LOOP
-    from agentfsm.core.codec import dump_state
+    from agentfsm.loop.state import dump_state
 
     for script in (["talk", call("broken"), DONE], [SAME], [truncated(*SAME), DONE], [refused()]):
-        _, result = play(funnel(scripted(*script)))
-        run = result.run
+        _, result = play(funnel(scripted_model(*script)))
+        run = result.run_state
         for row in LOOP.transitions:
             run.state = row.source
             before = dump_state(run)
@@ -1337,8 +1340,8 @@ def test_detectors_read_a_run_and_change_nothing_of_it() -> None:
 
 def test_every_failure_that_is_found_is_told() -> None:
     script = ["talk", call("broken"), TransientProviderError("503"), truncated(), call("nothing_like_it"), refused()]
-    events, result = play(funnel(scripted(*script)))
-    found = [d.found.kind for d in result.decisions if isinstance(d.found, Failure)]
+    events, result = play(funnel(scripted_model(*script)))
+    found = [d.guard_result.kind for d in result.decisions if isinstance(d.guard_result, Failure)]
     assert len(found) == len(script)
     assert [kind for kind, _ in said(events)] == found[:-1]
     assert isinstance(result.outcome, Handoff)

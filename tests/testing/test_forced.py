@@ -8,14 +8,14 @@ from itertools import pairwise
 import pytest
 
 from agentfsm import Agent, Handoff, PartialRunSummary, RunCancelled, RunCompleted, hook, observer
-from agentfsm.core.events import Transitioned, UserInputRequested
-from agentfsm.core.loop import LOOP
 from agentfsm.errors import RunError
+from agentfsm.loop.events import Transitioned, UserInputRequested
+from agentfsm.loop.table import LOOP
 from agentfsm.machine.graph import Transition
 from agentfsm.runtime.host import Host
-from agentfsm.testing import FakeClock, Path, ScriptedModel, bench, force, paths
-from agentfsm.testing.pathfinder import short
-from tests.testing.spec import reference
+from agentfsm.testing import FakeClock, Path, ScriptedModel, default_agent, force, paths
+from agentfsm.testing.path_generation import small_guardrails
+from tests.helpers.graphs import reference_loop
 
 
 def test_every_path_is_taken_and_seen_by_observers() -> None:
@@ -28,7 +28,7 @@ def test_every_path_is_taken_and_seen_by_observers() -> None:
 
     agent = Agent(ScriptedModel(), graph=LOOP, hooks=[watch], host=Host(clock=FakeClock()))
     covered = set()
-    for path in paths(reference()):
+    for path in paths(reference_loop()):
         seen.clear()
         walk = force(agent, path)
         assert tuple(seen) == path.ids
@@ -49,21 +49,21 @@ def test_a_run_ends_as_its_last_row_says() -> None:
         "recover.stop": PartialRunSummary,
         "suspended.cancelled": RunCancelled,
     }
-    agent = bench(LOOP)
+    agent = default_agent(LOOP)
     met: Counter[str] = Counter()
     for path in paths(LOOP):
         expected = ends.get(path.rows[-1].id)
         if expected is not None:
             met[path.rows[-1].id] += 1
-            assert isinstance(force(agent, path).result.outcome, expected), path.id
+            assert isinstance(force(agent, path).run_result.outcome, expected), path.id
     assert met.keys() == ends.keys()
 
 
 def test_every_wait_on_the_path_is_a_wait_of_the_run() -> None:
-    agent = bench(LOOP)
+    agent = default_agent(LOOP)
     for path in paths(LOOP, "transitions"):
         walk = force(agent, path)
-        waits = sum(isinstance(r.outcome, UserInputRequested) for r in walk.played.results)
+        waits = sum(isinstance(r.outcome, UserInputRequested) for r in walk.simulation_result.run_results)
         assert waits == sum(row.target == "suspended" for row in path.rows)
 
 
@@ -83,13 +83,13 @@ def test_hooks_stand_at_every_door_that_the_path_passes() -> None:
 
 
 def test_a_path_of_another_graph_is_refused() -> None:
-    agent = bench(LOOP)
-    astray = Path(1, (LOOP.transition("post_llm.otherwise"),), 1, short())
+    agent = default_agent(LOOP)
+    astray = Path(1, (LOOP.transition("post_llm.otherwise"),), 1, small_guardrails())
     with pytest.raises(RunError, match="cannot be taken in"):
         force(agent, astray)
-    other = Path(2, (Transition("pre_step", None, "terminal"),), 1, short())
+    other = Path(2, (Transition("pre_step", None, "terminal"),), 1, small_guardrails())
     with pytest.raises(RunError, match="is no path of this graph"):
         force(agent, other)
-    short_one = Path(3, (LOOP.transition("pre_step.otherwise"),), 1, short())
+    short_one = Path(3, (LOOP.transition("pre_step.otherwise"),), 1, small_guardrails())
     with pytest.raises(RunError, match="does not lead to an end"):
         force(agent, short_one)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from agentfsm.core.messages import FinishReason, Message, Reply, ToolCall, Usage
-from agentfsm.core.model import ModelRequest
 from agentfsm.errors import ModelError, ProviderError, TransientProviderError
+from agentfsm.loop.messages import FinishReason, Message, Reply, ToolCall, Usage
+from agentfsm.loop.model import ModelRequest
 from agentfsm.testing import RecordingModel, ScriptedModel, ScriptExhaustedError, call
 
 REQUEST = ModelRequest([Message.user("hi")])
@@ -112,15 +112,15 @@ def test_it_counts_what_it_was_asked_and_what_is_left():
     model = ScriptedModel(["a", ValueError("b"), "c"], name="mine")
 
     async def scene() -> None:
-        assert (model.calls, model.left, model.name) == (0, 3, "mine")
+        assert (model.calls, model.remaining, model.name) == (0, 3, "mine")
         await model.reply(REQUEST)
         with pytest.raises(ValueError, match="b"):
             await model.reply(REQUEST)
-        assert (model.calls, model.left) == (2, 1)
+        assert (model.calls, model.remaining) == (2, 1)
         await model.reply(REQUEST)
         with pytest.raises(ScriptExhaustedError):
             await model.reply(REQUEST)
-        assert (model.calls, model.left) == (4, 0)
+        assert (model.calls, model.remaining) == (4, 0)
 
     asyncio.run(scene())
 
@@ -129,7 +129,7 @@ def test_a_script_is_read_once_from_any_iterable():
     entries = ["a"]
     model = ScriptedModel(iter(entries))
     entries.append("b")
-    assert model.left == 1
+    assert model.remaining == 1
 
 
 # -- recording ----------------------------------------------------------------------------------------

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agentfsm.core.loop import LOOP
+from agentfsm.loop.table import LOOP
 from agentfsm.machine.graph import Graph
-from agentfsm.testing import Contest, Path, Witness, contests, hold, paths
-from tests.testing.spec import reference
+from agentfsm.testing import GuardConflict, Path, WitnessDriver, check_priority, guard_conflicts, paths
+from tests.helpers.graphs import reference_loop
 
 DROPPED = """
 pre_step.runaway
@@ -93,9 +93,9 @@ MUTANTS = {
     **{f"move {where}": moved(where) for where in MOVED.split()},
 }
 
-ROWS = paths(reference(), "transitions")
-PAIRS = paths(reference())
-CONTESTS = contests(reference())
+ROWS = paths(reference_loop(), "transitions")
+PAIRS = paths(reference_loop())
+CONTESTS = guard_conflicts(reference_loop())
 
 
 def caught_by(graph: Graph) -> str:
@@ -103,7 +103,7 @@ def caught_by(graph: Graph) -> str:
 
     All are tried until one catches; those that are likely to come first, so that it takes less time.
     """
-    witness = Witness(graph)
+    witness = WitnessDriver(graph)
     changed = {s.name for s in LOOP.states if LOOP.rows(s.name) != graph.rows(s.name)}
     near = [c for c in CONTESTS if c.rival.source in changed]
     far = [c for c in CONTESTS if c.rival.source not in changed]
@@ -114,11 +114,11 @@ def caught_by(graph: Graph) -> str:
     return ""
 
 
-def _catches(witness: Witness, each: Path | Contest) -> bool:
+def _catches(witness: WitnessDriver, each: Path | GuardConflict) -> bool:
     if isinstance(each, Path):
-        return witness.walk(each).clash is not None
-    walk = hold(witness, each)
-    return walk is not None and walk.clash is not None and walk.clash.place == each.place
+        return witness.run(each).divergence is not None
+    walk = check_priority(witness, each)
+    return walk is not None and walk.divergence is not None and walk.divergence.move_index == each.move_index
 
 
 def test_the_table_itself_is_caught_by_nothing() -> None:
@@ -135,12 +135,14 @@ def test_every_mutant_is_caught() -> None:
 
 
 def test_of_two_guards_that_hold_the_row_in_front_wins() -> None:
-    witness = Witness(LOOP)
+    witness = WitnessDriver(LOOP)
     held = 0
     for contest in CONTESTS:
-        walk = hold(witness, contest)
+        walk = check_priority(witness, contest)
         if walk is not None:  # else the two never hold together in what the examples can bring about
             held += 1
-            assert walk.decisions[contest.place].transition.id == contest.path.rows[contest.place].id, contest.id
+            assert walk.decisions[contest.move_index].transition.id == contest.path.rows[contest.move_index].id, (
+                contest.id
+            )
     print(f"{held} of {len(CONTESTS)} contests held")
     assert held > 150

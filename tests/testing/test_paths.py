@@ -8,25 +8,25 @@ from itertools import pairwise
 
 import pytest
 
-from agentfsm.analysis import Facts, Known
-from agentfsm.core.guardrails import AgentGuardrails
-from agentfsm.core.loop import LOOP
-from agentfsm.core.presets import PRESETS
+from agentfsm.analysis import Assumptions, GuardAssumption
 from agentfsm.errors import ConfigurationError
+from agentfsm.loop.guardrails import AgentGuardrails
+from agentfsm.loop.presets import PRESETS
+from agentfsm.loop.table import LOOP
 from agentfsm.machine.graph import Graph, StateSpec, Transition
 from agentfsm.testing import paths
-from tests.testing.spec import rows
+from tests.helpers.graphs import loop_rows
 
 
 def hand_counted_pairs() -> set[tuple[str, str]]:
     """Every two rows of the hand-written table of which the second leaves the state that the first enters."""
-    table = rows()
+    table = loop_rows()
     return {(f"{a}.{g}", f"{b}.{h}") for a, g, to in table for b, h, _ in table if to == b}
 
 
 def impossible_pairs() -> set[tuple[str, str]]:
     """Those that the rules exclude, by hand: 30 of the 265."""
-    table = rows()
+    table = loop_rows()
     entries = [f"{a}.{g}" for a, g, to in table if to == "recover"]
     found = {
         (e, "recover.retry_tool") for e in entries if e not in ("post_tool.tool_error", "post_tool.environment_error")
@@ -53,8 +53,8 @@ def test_pairs_of_the_loop_are_covered_but_for_those_that_the_rules_exclude() ->
     found = paths(LOOP)
     assert covered(found) == hand_counted_pairs() - impossible_pairs()
     assert {tuple(i.rows) for i in found.infeasible} == impossible_pairs()
-    assert all(i.why for i in found.infeasible)
-    assert (found.wanted, len(found.infeasible)) == (265, 30)
+    assert all(i.reason for i in found.infeasible)
+    assert (found.required, len(found.infeasible)) == (265, 30)
     print(found)
 
 
@@ -63,7 +63,7 @@ def test_every_path_is_a_run_from_the_start_to_the_end() -> None:
         assert path.rows[0].source == "pre_step"
         assert path.rows[-1].target == "terminal"
         assert all(a.target == b.source for a, b in pairwise(path.rows))
-        assert path.covers or path.number == 1
+        assert path.newly_covered or path.number == 1
 
 
 def test_the_list_is_small() -> None:
@@ -75,14 +75,14 @@ def test_the_list_is_small() -> None:
 
 
 def ending_rows() -> set[str]:
-    return {f"{a}.{g}" for a, g, to in rows() if to == "terminal"}
+    return {f"{a}.{g}" for a, g, to in loop_rows() if to == "terminal"}
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_has_its_pairs(name: str) -> None:
     preset = PRESETS[name]
-    found = paths(preset.graph, rules=preset.rules)
-    feasible = found.wanted - len(found.infeasible)
+    found = paths(preset.graph, behavior=preset.behavior)
+    feasible = found.required - len(found.infeasible)
     assert len(covered(found)) == feasible
     assert len(covered(found)) > 180
     print(found)
@@ -90,21 +90,21 @@ def test_every_preset_has_its_pairs(name: str) -> None:
 
 def test_what_a_preset_rules_out_is_said() -> None:
     funnel = PRESETS["funnel"]
-    why = {i.rows: i.why for i in paths(funnel.graph, "transitions", rules=funnel.rules).infeasible}
+    why = {i.rows: i.reason for i in paths(funnel.graph, "transitions", behavior=funnel.behavior).infeasible}
     assert why[("post_llm.otherwise",)] == "otherwise: a text is no answer here"
     strict = PRESETS["standard"]
-    why = {i.rows: i.why for i in paths(strict.graph, "transitions", rules=strict.rules).infeasible}
+    why = {i.rows: i.reason for i in paths(strict.graph, "transitions", behavior=strict.behavior).infeasible}
     assert why[("post_tool.declared_unable",)] == "declared_unable: the control tools are not registered"
 
 
 def test_other_criteria_ask_for_more_or_less() -> None:
     rows_ = paths(LOOP, "transitions")
-    assert {r for p in rows_ for r in p.ids} == {f"{a}.{g}" for a, g, _ in rows()}
+    assert {r for p in rows_ for r in p.ids} == {f"{a}.{g}" for a, g, _ in loop_rows()}
     assert len(rows_) < 30
     triples = paths(LOOP, "triples")
-    assert triples.wanted - len(triples.infeasible) > 600
+    assert triples.required - len(triples.infeasible) > 600
     windows = {w for p in triples for w in zip(p.ids, p.ids[1:], p.ids[2:], strict=False)}
-    assert len(windows) >= triples.wanted - len(triples.infeasible)
+    assert len(windows) >= triples.required - len(triples.infeasible)
 
 
 def test_prime_paths_of_a_small_graph_are_those_of_the_book() -> None:
@@ -118,13 +118,13 @@ def test_prime_paths_of_a_small_graph_are_those_of_the_book() -> None:
         (Transition("a", no, "b"), Transition("a", None, "end"), Transition("b", None, "a")),
     )
     found = paths(graph, "prime")
-    assert (found.wanted, len(found.infeasible)) == (3, 0)  # a-b-a, b-a-b, b-a-end
+    assert (found.required, len(found.infeasible)) == (3, 0)  # a-b-a, b-a-b, b-a-end
     assert [" ".join(p.ids) for p in found] == ["a.no b.otherwise a.no b.otherwise a.otherwise"]
 
 
 def test_a_limit_that_is_not_set_makes_its_row_impossible_with_the_reason() -> None:
     limits = AgentGuardrails(max_iterations=2, max_steps=4, repeated_error_threshold=2)
-    why = {i.rows: i.why for i in paths(LOOP, "transitions", guardrails=limits).infeasible}
+    why = {i.rows: i.reason for i in paths(LOOP, "transitions", guardrails=limits).infeasible}
     assert why == {
         ("pre_step.token_limit",): "token_limit: max_tokens is not set",
         ("pre_step.cost_limit",): "cost_limit: max_cost_usd is not set",
@@ -132,8 +132,8 @@ def test_a_limit_that_is_not_set_makes_its_row_impossible_with_the_reason() -> N
 
 
 def test_facts_of_your_own_rule_paths_out() -> None:
-    facts = Facts((), (Known("tool_error", may="never", why="tools here never fail"),))
-    why = {i.rows: i.why for i in paths(LOOP, "transitions", facts=facts).infeasible}
+    facts = Assumptions((), (GuardAssumption("tool_error", may="never", why="tools here never fail"),))
+    why = {i.rows: i.reason for i in paths(LOOP, "transitions", assumptions=facts).infeasible}
     assert why == {("post_tool.tool_error",): "tool_error: tools here never fail"}
 
 
@@ -153,7 +153,7 @@ def test_there_are_four_criteria() -> None:
 
 def test_it_is_the_same_list_under_any_hash_seed() -> None:
     code = (
-        "from agentfsm.testing import paths; from agentfsm.core.loop import LOOP;"
+        "from agentfsm.testing import paths; from agentfsm.loop.table import LOOP;"
         "p = paths(LOOP); print(*p, *p.infeasible, sep='\\n')"
     )
     texts = {

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from agentfsm.core import loop
-from agentfsm.testing import plugin
+from agentfsm.loop import table
+from agentfsm.testing import pytest_plugin
 
 pytest_plugins = ["pytester"]
 
 SMALL = '''
-from agentfsm.core.guards import aborted, cancelled
-from agentfsm.core.loop import LOOP
+from agentfsm.loop.guards import aborted, cancelled
+from agentfsm.loop.table import LOOP
 from agentfsm.machine.graph import Graph, StateSpec, Transition as Row
 
 
@@ -40,13 +40,13 @@ GRAPH = Graph(
 
 TESTS = """
 import pytest
-from agentfsm.testing import Example, Witness, bench
+from agentfsm.testing import Example, WitnessDriver, default_agent
 from tables import GRAPH
 
 
 @pytest.mark.fsm(graph=GRAPH)
 def test_path(fsm_path):
-    Witness(GRAPH, examples={"sunny": Example()}).walk(fsm_path)
+    WitnessDriver(GRAPH, examples={"sunny": Example()}).walk(fsm_path)
 """
 
 
@@ -58,7 +58,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 
 
 def run(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
-    loaded = () if "agentfsm.testing.plugin" in entry_points() else ("-p", "agentfsm.testing.plugin")
+    loaded = () if "agentfsm.testing.pytest_plugin" in entry_points() else ("-p", "agentfsm.testing.pytest_plugin")
     return project.runpytest_subprocess(*loaded, "-p", "no:cacheprovider", *arguments)
 
 
@@ -82,11 +82,11 @@ def test_the_criterion_is_an_option(project: pytest.Pytester) -> None:
 
 def test_the_loop_is_what_is_walked_where_nobody_says_otherwise(project: pytest.Pytester) -> None:
     project.makepyfile(
-        test_loop="from agentfsm.testing import force, bench\nfrom agentfsm import LOOP\n"
-        "def test_it(fsm_path):\n    force(bench(LOOP), fsm_path)\n"
+        test_loop="from agentfsm.testing import force, default_agent\nfrom agentfsm import LOOP\n"
+        "def test_it(fsm_path):\n    force(default_agent(LOOP), fsm_path)\n"
     )
     run(project, "test_loop.py", "--fsm-cover=transitions").assert_outcomes(passed=20)
-    run(project, "test_loop.py", "--fsm-graph=agentfsm.core.presets:STRICT", "--fsm-cover=transitions")
+    run(project, "test_loop.py", "--fsm-graph=agentfsm.loop.presets:STRICT", "--fsm-cover=transitions")
 
 
 def test_the_report_tells_what_was_never_taken(project: pytest.Pytester) -> None:
@@ -100,7 +100,7 @@ def test_the_report_tells_what_was_never_taken(project: pytest.Pytester) -> None
 
 ROUNDS = """
 import pytest
-from agentfsm.core.guards import aborted, cancelled
+from agentfsm.loop.guards import aborted, cancelled
 from agentfsm.machine.engine import Machine
 from agentfsm.machine.graph import Graph, StateSpec, Transition as Row
 
@@ -200,8 +200,8 @@ def test_genhtml_shows_an_uncovered_row_as_an_uncovered_line(project: pytest.Pyt
 
 def test_rows_that_no_run_can_take_are_no_lines_to_be_covered(project: pytest.Pytester) -> None:
     """A text is the answer in the standard preset, and its control tools are not registered."""
-    run(project, "--fsm-graph=agentfsm.core.presets:STANDARD", "--fsm-report=lcov", "--fsm-report=json")
-    source = Path(loop.__file__).read_text().splitlines()
+    run(project, "--fsm-graph=agentfsm.loop.presets:STANDARD", "--fsm-report=lcov", "--fsm-report=json")
+    source = Path(table.__file__).read_text().splitlines()
     lines = re.findall(r"^DA:(\d+),", (project.path / "fsm-coverage.lcov").read_text(), re.M)
     shown = " ".join(source[int(line) - 1] for line in lines)
     assert "declared_done" in shown
@@ -219,17 +219,17 @@ def test_the_picture_shows_the_counts(project: pytest.Pytester) -> None:
 
 def test_reports_are_the_same_under_any_hash_seed(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     project.makepyfile(
-        test_loop="from agentfsm import LOOP\nfrom agentfsm.testing import Witness\n"
-        "def test_it(fsm_path):\n    Witness(LOOP).walk(fsm_path).check()\n"
+        test_loop="from agentfsm import LOOP\nfrom agentfsm.testing import WitnessDriver\n"
+        "def test_it(fsm_path):\n    WitnessDriver(LOOP).walk(fsm_path).check()\n"
     )
-    forms = [f"--fsm-report={form}" for form in plugin.REPORTS]
+    forms = [f"--fsm-report={form}" for form in pytest_plugin.REPORT_FILES]
     found: set[tuple[str, ...]] = set()
     for seed in ("0", "1", "4242"):
         monkeypatch.setenv("PYTHONHASHSEED", seed)
         told = (
             run(project, "test_loop.py", "--fsm-cover=transitions", *forms).stdout.str().partition("- coverage of")[2]
         )
-        files = [(project.path / name).read_text() for name in plugin.REPORTS.values() if name]
+        files = [(project.path / name).read_text() for name in pytest_plugin.REPORT_FILES.values() if name]
         found.add((told.rpartition("=")[0].rpartition("\n")[0], *files))
     assert len(found) == 1
 
@@ -275,4 +275,4 @@ def test_without_its_options_the_plugin_loads_nothing(project: pytest.Pytester) 
     loaded = "any(m.startswith('agentfsm.machine') for m in sys.modules)"
     project.makepyfile(test_plain=f"import sys\ndef test_it():\n    assert not {loaded}\n")
     run(project, "test_plain.py").assert_outcomes(passed=1)
-    assert Path(plugin.__file__).read_text().count("\nimport agentfsm") == 0
+    assert Path(pytest_plugin.__file__).read_text().count("\nimport agentfsm") == 0

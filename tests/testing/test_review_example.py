@@ -26,7 +26,7 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def pytest_there(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    plugin = () if "agentfsm.testing.plugin" in entry_points() else ("-p", "agentfsm.testing.plugin")
+    plugin = () if "agentfsm.testing.pytest_plugin" in entry_points() else ("-p", "agentfsm.testing.pytest_plugin")
     command = [sys.executable, "-m", "pytest", *plugin, "-q", "-p", "no:cacheprovider", "--rootdir=.", *words]
     root = str(Path(__file__).parents[2])
     return subprocess.run(

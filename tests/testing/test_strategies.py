@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
 from agentfsm import Agent, AgentGuardrails, tool
-from agentfsm.core.loop import LOOP
-from agentfsm.core.presets import PRESETS
-from agentfsm.testing import Moment, Said, Script, ScriptedModel, Stage, bench, call
+from agentfsm.loop.presets import PRESETS
+from agentfsm.loop.table import LOOP
+from agentfsm.testing import ModelTurn, Scenario, ScriptedModel, SideEvent, Simulator, call, default_agent
 from agentfsm.testing import invariants as must
-from agentfsm.testing.strategies import AgentRules, arguments, scripts
+from agentfsm.testing.strategies import AgentStateMachine, arguments, scenarios
 
 FEW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 SOAK = settings(max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -52,28 +52,28 @@ def test_whatever_happens_a_run_of_any_preset_keeps_its_promises(name: str) -> N
     ends: Counter[str] = Counter()
 
     @FEW
-    @given(scripts(played_by))
+    @given(scenarios(played_by))
     def check(script) -> None:
-        played = Stage(played_by).play(script)
-        ends[type(played.result.outcome).__name__] += 1
-        must.ended(played)
-        must.within_budgets(played.result.run)
-        must.approved_first(played_by, played)
+        played = Simulator(played_by).run_sync(script)
+        ends[type(played.run_result.outcome).__name__] += 1
+        must.ended_once(played)
+        must.within_budgets(played.run_result.run_state)
+        must.approved_before_run(played_by, played)
         must.journal_verifies(played)
-        if not played_by.rules.envelope:
-            must.answered_once(played.result.run)
+        if not played_by.behavior.envelope:
+            must.one_result_per_call(played.run_result.run_state)
 
     check()
     assert len(ends) >= 2, ends  # the draws go to several places
 
 
 @FEW
-@given(scripts(agent()))
+@given(scenarios(agent()))
 def test_a_run_taken_up_from_its_store_is_the_one_taken_up_from_its_records(script) -> None:
-    must.resumes_alike(agent(), script)
+    must.resumes_identically(agent(), script)
 
 
-class Rules(AgentRules):
+class Rules(AgentStateMachine):
     agent = agent()
 
 
@@ -81,8 +81,8 @@ TestRules = Rules.TestCase
 TestRules.settings = SOAK
 
 
-class LoopRules(AgentRules):
-    agent = bench(LOOP)
+class LoopRules(AgentStateMachine):
+    agent = default_agent(LOOP)
 
 
 TestLoopRules = LoopRules.TestCase
@@ -104,22 +104,24 @@ def test_a_fault_shrinks_to_the_shortest_run() -> None:
     payer = agent("standard")
 
     def paid(script) -> bool:
-        played = Stage(payer).play(script)
-        return any(s.tool == "pay" and s.arguments["amount"] > 100 for s in played.started)
+        played = Simulator(payer).run_sync(script)
+        return any(s.tool == "pay" and s.arguments["amount"] > 100 for s in played.started_tools)
 
-    script = find(scripts(payer, longest=2), paid, settings=settings(max_examples=5_000, deadline=None))
-    assert len(script.replies) == 1
-    ((made,),) = [script.replies[0].entry]
+    script = find(scenarios(payer, max_turns=2), paid, settings=settings(max_examples=5_000, deadline=None))
+    assert len(script.model_turns) == 1
+    ((made,),) = [script.model_turns[0].entry]
     assert (made.name, made.arguments) == ("pay", {"amount": 101})
-    assert (list(script.results), script.moments, len(script.people)) == ([], {}, 1)
+    assert (list(script.tool_results), script.side_events, len(script.human_replies)) == ([], {}, 1)
 
 
 def test_the_power_may_fail_as_tools_begin_to_run_together() -> None:
     both = [call("fetch", url="a"), call("fetch", url="b")]
-    played = Stage(agent("standard")).play(Script(replies=[Said(both)], moments={3: Moment(cut=True)}))
-    assert played.result.ok
-    assert {s.arguments["url"] for s in played.started} == {"a", "b"}
-    assert len(played.started) > 2  # what was cut off is made again
+    played = Simulator(agent("standard")).run_sync(
+        Scenario(model_turns=[ModelTurn(both)], side_events={3: SideEvent(crash=True)})
+    )
+    assert played.run_result.ok
+    assert {s.arguments["url"] for s in played.started_tools} == {"a", "b"}
+    assert len(played.started_tools) > 2  # what was cut off is made again
 
 
 def test_a_gate_that_fails_open_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,17 +130,17 @@ def test_a_gate_that_fails_open_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     async def open_gate(*_: object) -> None:
         return None
 
-    monkeypatch.setattr("agentfsm.runtime.dispatch.ask_gates", open_gate)
+    monkeypatch.setattr("agentfsm.runtime.tool_dispatch.check_approval", open_gate)
     payer = agent("standard")
 
     def caught(script) -> bool:
         try:
-            must.approved_first(payer, Stage(payer).play(script))
+            must.approved_before_run(payer, Simulator(payer).run_sync(script))
         except AssertionError:
             return True
         return False
 
     try:
-        find(scripts(payer, longest=2), caught, settings=settings(max_examples=5_000, deadline=None))
+        find(scenarios(payer, max_turns=2), caught, settings=settings(max_examples=5_000, deadline=None))
     except NoSuchExample:
         pytest.fail("a gate that stands open was not noticed")

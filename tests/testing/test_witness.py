@@ -5,22 +5,31 @@ from __future__ import annotations
 import pytest
 
 from agentfsm import Agent, Failure, FailureKind, tool
-from agentfsm.core.examples import Example, detector
-from agentfsm.core.loop import LOOP
-from agentfsm.core.presets import PRESETS
-from agentfsm.journal.verify import verify
+from agentfsm.journal.verification import verify
+from agentfsm.loop.detectors import Example, detector
+from agentfsm.loop.presets import PRESETS
+from agentfsm.loop.table import LOOP
 from agentfsm.machine.graph import Transition
-from agentfsm.testing import ClashError, Examples, NoExampleError, ScriptedModel, Witness, bench, call, paths
-from agentfsm.testing.pathfinder import Path, short
-from tests.testing.spec import reference
+from agentfsm.testing import (
+    GuardExamples,
+    NoExampleError,
+    PathDivergenceError,
+    ScriptedModel,
+    WitnessDriver,
+    call,
+    default_agent,
+    paths,
+)
+from agentfsm.testing.path_generation import Path, small_guardrails
+from tests.helpers.graphs import reference_loop
 
 
 def test_every_pair_of_the_loop_is_witnessed() -> None:
     """The paths come from the table that was typed in by hand; the runs from the real one."""
-    found = paths(reference())
-    witness = Witness(LOOP)
+    found = paths(reference_loop())
+    witness = WitnessDriver(LOOP)
     for path in found:
-        witness.walk(path).check()
+        witness.run(path).check()
     print(f"{len(found)} paths witnessed: {found}")
 
 
@@ -28,37 +37,39 @@ def test_every_pair_of_the_loop_is_witnessed() -> None:
 @pytest.mark.parametrize("cover", ["pairs", "prime"])
 def test_every_pair_and_prime_path_of_the_presets_is_witnessed(name: str, cover: str) -> None:
     preset = PRESETS[name]
-    witness = Witness(bench(preset.graph, preset.rules))
-    for path in paths(preset.graph, cover, rules=preset.rules):
-        witness.walk(path).check()
+    witness = WitnessDriver(default_agent(preset.graph, preset.behavior))
+    for path in paths(preset.graph, cover, behavior=preset.behavior):
+        witness.run(path).check()
 
 
 def test_every_triple_of_the_loop_is_witnessed() -> None:
-    witness = Witness(LOOP)
+    witness = WitnessDriver(LOOP)
     for path in paths(LOOP, "triples"):
-        witness.walk(path).check()
+        witness.run(path).check()
 
 
 def test_on_every_path_the_journal_is_whole_and_every_call_has_one_result() -> None:
-    witness = Witness(LOOP)
+    witness = WitnessDriver(LOOP)
     for path in paths(LOOP):
-        walk = witness.walk(path).check()
-        store = walk.played.store
-        told = verify("played", store.rows("played"), store.head("played"))
+        walk = witness.run(path).check()
+        store = walk.simulation_result.store
+        told = verify("played", store.records("played"), store.head("played"))
         assert told.code == 0, f"{path.id}: {told}"
-        calls = [c.id for m in walk.result.messages for c in m.tool_calls]
-        results = [m.tool_call_id for m in walk.result.messages if m.tool_call_id is not None]
+        calls = [c.id for m in walk.run_result.messages for c in m.tool_calls]
+        results = [m.tool_call_id for m in walk.run_result.messages if m.tool_call_id is not None]
         assert sorted(calls) == sorted(results), path.id
 
 
 def test_a_path_that_the_examples_cannot_bring_about_is_a_clash_with_the_guard_that_stole_it() -> None:
     """The example given for ``tool_error`` is an OSError, which another detector takes first."""
     (path,) = [p for p in paths(LOOP, "transitions") if "post_tool.tool_error" in p.ids][:1]
-    walk = Witness(LOOP, examples={"tool_error": Example(result=OSError("disk"))}).walk(path)
-    assert walk.clash is not None
-    assert walk.clash.wanted == "post_tool.tool_error -> recover"
-    assert walk.clash.stolen_by == "environment_error"
-    with pytest.raises(ClashError, match=r"post_tool.tool_error -> recover, but it was post_tool.environment_error"):
+    walk = WitnessDriver(LOOP, examples={"tool_error": Example(result=OSError("disk"))}).run(path)
+    assert walk.divergence is not None
+    assert walk.divergence.expected == "post_tool.tool_error -> recover"
+    assert walk.divergence.decided_by == "environment_error"
+    with pytest.raises(
+        PathDivergenceError, match=r"post_tool.tool_error -> recover, but it was post_tool.environment_error"
+    ):
         walk.check()
 
 
@@ -66,12 +77,14 @@ def test_a_path_of_other_rules_says_so() -> None:
     """An agent without an output type never finds an answer malformed; paths that leave the rules open may."""
     agent = Agent(ScriptedModel())
     (path,) = [p for p in paths(LOOP, "transitions") if "post_llm.output_malformed" in p.ids][:1]
-    with pytest.raises(ClashError, match=r"no run of this agent takes that path.*paths\(agent\)"):
-        Witness(agent).walk(path).check()
+    with pytest.raises(PathDivergenceError, match=r"no run of this agent takes that path.*paths\(agent\)"):
+        WitnessDriver(agent).run(path).check()
     assert not [p for p in paths(agent, "transitions") if "post_llm.output_malformed" in p.ids]
     late = LOOP.with_detector("post_llm", too_much)
     (path,) = [p for p in paths(PAYING, "transitions") if "post_llm.too_much" in p.ids][:1]
-    assert "no run of this agent" not in str(Witness(bench(late), examples={"too_much": PAY}).walk(path).clash)
+    assert "no run of this agent" not in str(
+        WitnessDriver(default_agent(late), examples={"too_much": PAY}).run(path).divergence
+    )
 
 
 # -- an agent with a detector of its own --------------------------------------------------------------
@@ -103,36 +116,36 @@ PAYING = LOOP.with_detector("post_llm", too_much, before="tool_calls")
 
 
 def test_a_detector_of_your_own_is_walked_to_by_its_examples() -> None:
-    found = paths(PAYING, rules=paying().rules, structured=False)
+    found = paths(PAYING, behavior=paying().behavior, structured=False)
     assert any("post_llm.too_much" in p.ids for p in found)
-    witness = Witness(paying())
+    witness = WitnessDriver(paying())
     for path in found:
-        witness.walk(path).check()
+        witness.run(path).check()
 
 
 def test_its_examples_are_tests_of_it() -> None:
-    Witness(paying()).check_examples()
+    WitnessDriver(paying()).check_examples()
 
 
 def test_an_example_that_does_not_make_it_fire_is_found() -> None:
-    wrong = Examples(fires_on=(Example(call=call("pay", amount=50, to="me")),))
+    wrong = GuardExamples(fires_on=(Example(call=call("pay", amount=50, to="me")),))
     with pytest.raises(AssertionError, match=r"post_llm.too_much does not fire on its example 1"):
-        Witness(paying(), examples={too_much: wrong}).check_examples()
-    wrong = Examples(
+        WitnessDriver(paying(), examples={too_much: wrong}).check_examples()
+    wrong = GuardExamples(
         fires_on=(Example(call=call("pay", amount=900, to="me")),),
         silent_on=(Example(call=call("pay", amount=901, to="me")),),
     )
     with pytest.raises(AssertionError, match=r"post_llm.too_much fires on its silent example 1"):
-        Witness(paying(), examples={too_much: wrong}).check_examples()
+        WitnessDriver(paying(), examples={too_much: wrong}).check_examples()
 
 
 def test_a_row_in_the_wrong_place_is_a_clash() -> None:
     """The approval rule stands behind ``tool_calls``, which takes every call first."""
     late = LOOP.with_detector("post_llm", too_much)  # in front of the last row, so behind tool_calls
     (path,) = [p for p in paths(PAYING, "transitions") if "post_llm.too_much" in p.ids][:1]
-    walk = Witness(paying(late)).walk(path)
-    assert walk.clash is not None
-    assert walk.clash.stolen_by == "tool_calls"
+    walk = WitnessDriver(paying(late)).run(path)
+    assert walk.divergence is not None
+    assert walk.divergence.decided_by == "tool_calls"
 
 
 def test_a_guard_without_examples_is_named() -> None:
@@ -142,22 +155,22 @@ def test_a_guard_without_examples_is_named() -> None:
     graph = LOOP.with_detector("post_llm", silent)
     (path,) = [p for p in paths(graph, "transitions") if "post_llm.silent" in p.ids][:1]
     with pytest.raises(NoExampleError, match=r"post_llm.silent has no example: declare @detector"):
-        Witness(graph).walk(path)
+        WitnessDriver(graph).run(path)
 
 
 def test_the_examples_of_the_loops_own_guards_are_tests_of_them() -> None:
-    Witness(LOOP).check_examples()
+    WitnessDriver(LOOP).check_examples()
 
 
 def test_a_path_that_stops_short_is_told_apart_from_one_that_goes_on() -> None:
     rows = [LOOP.transition(i) for i in ("pre_step.otherwise", "call_llm.otherwise", "post_llm.otherwise")]
-    whole = Path(1, tuple(rows), 1, short())
-    assert Witness(LOOP).walk(whole).clash is None
-    less = Path(2, tuple(rows[:2]), 1, short())
-    clash = Witness(LOOP).walk(less).clash
+    whole = Path(1, tuple(rows), 1, small_guardrails())
+    assert WitnessDriver(LOOP).run(whole).divergence is None
+    less = Path(2, tuple(rows[:2]), 1, small_guardrails())
+    clash = WitnessDriver(LOOP).run(less).divergence
     assert clash is not None
-    assert (clash.place, clash.wanted) == (2, "the end")
-    more = Path(3, (*rows, Transition("terminal", None, "pre_step")), 1, short())
-    clash = Witness(LOOP).walk(more).clash
+    assert (clash.move_index, clash.expected) == (2, "the end")
+    more = Path(3, (*rows, Transition("terminal", None, "pre_step")), 1, small_guardrails())
+    clash = WitnessDriver(LOOP).run(more).divergence
     assert clash is not None
-    assert clash.took == ""
+    assert clash.actual == ""

@@ -1,0 +1,226 @@
+"""The state space of a graph under its assumptions: every configuration of state and counters, and its moves.
+
+It may be built over some of the counters only. What those do not determine is left free, so it then
+over-approximates: it has every run of the full space and perhaps more, and what never happens in it never happens.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+
+from agentfsm.analysis.assumptions import Assumptions, Condition, GuardAssumption, Update, parse_condition
+from agentfsm.machine.graph import Graph, Transition
+
+__all__ = ["Configuration", "Move", "StateSpace", "CompiledRow"]
+
+Configuration = tuple[int, ...]
+"""The place of a state among the graph's states, then the value of each counter."""
+
+Move = tuple[int, Configuration]
+"""The place of a row among the graph's transitions, and the configuration to which it leads."""
+
+_OPS: Mapping[str, Callable[[int, int], bool]] = MappingProxyType(
+    {
+        "==": operator.eq,
+        "!=": operator.ne,
+        "<": operator.lt,
+        "<=": operator.le,
+        ">": operator.gt,
+        ">=": operator.ge,
+    }
+)
+
+_Predicate = Callable[[Configuration], bool]
+_CompiledUpdate = tuple[int, tuple[int, ...], _Predicate, bool]
+"""What is added; or the values to one of which it is set; where; and whether that is known for certain."""
+
+
+class CompiledRow:
+    """One row, compiled.
+
+    Attributes:
+        place: Its place among the graph's transitions.
+        transition: The row itself.
+        may: Whether it can be taken in a configuration, as far as its own guard goes.
+        must: Whether its guard certainly holds there.
+        assumptions: What was declared of its guard.
+        reads: The counters that its guard depends on, by name.
+        constraint_count: How many facts speak of it; of rows that do the same, the one with the fewest is the freest.
+    """
+
+    def __init__(
+        self, space: StateSpace, place: int, transition: Transition, assumptions: tuple[GuardAssumption, ...]
+    ) -> None:
+        self.place = place
+        self.transition = transition
+        self.assumptions = assumptions
+        self.target = space.state_index[transition.target]
+        mays = [parse_condition(k.may) for k in assumptions]
+        musts = [parse_condition(k.must) for k in assumptions]
+        self.reads = {test.counter for each in (*mays, *musts) for tests in each for test in tests}
+        self._may_predicates = tuple(space.compile_condition(space.weaken(each)) for each in mays)
+        self._predicate_of = dict(zip(assumptions, self._may_predicates, strict=True))
+        self._must_predicates = tuple(space.compile_condition(space.strengthen(each)) for each in musts)
+        self.always = transition.guard is None
+        changed = sum(any(c.applies_to(transition) for c in counter.updates) for counter in space.assumptions.counters)
+        self.constraint_count = changed + len(assumptions)
+        self.updates = tuple(space.compile_updates(transition))
+
+    def may(self, config: Configuration) -> bool:
+        """Whether it can be taken, as far as its own guard goes."""
+        return all(check(config) for check in self._may_predicates)
+
+    def allowed_by(self, assumption: GuardAssumption, config: Configuration) -> bool:
+        """Whether one of the things that are known of its guard lets it hold."""
+        return self._predicate_of[assumption](config)
+
+    def must(self, config: Configuration) -> bool:
+        """Whether its guard certainly holds."""
+        return self.always or any(check(config) for check in self._must_predicates)
+
+
+class StateSpace:
+    """The finite graph of a table under its facts.
+
+    Args:
+        graph: The table.
+        assumptions: What is known of it.
+        only: The names of the counters to follow; all of them by default.
+
+    Raises:
+        ConfigurationError: The facts speak of a counter or a label that is not declared.
+
+    Attributes:
+        initial: The configuration in which a run starts.
+        counter_names: The counters that it follows, in the order of a configuration.
+        state_index: The place of each state.
+        rows: The compiled rows of each state, by its place, in order.
+        constraint_counts: How many facts speak of each row, by its place.
+        waits: The places of the states that wait.
+        finals: The places of the final states.
+    """
+
+    def __init__(self, graph: Graph, assumptions: Assumptions, only: Iterable[str] | None = None) -> None:
+        assumptions.check()
+        self.graph = graph
+        self.assumptions = assumptions
+        followed = {c.name for c in assumptions.counters} if only is None else set(only)
+        self.counters = tuple(c for c in assumptions.counters if c.name in followed)
+        self.counter_names = tuple(c.name for c in self.counters)
+        self._slots = {name: i for i, name in enumerate(self.counter_names, 1)}
+        self.state_index = {spec.name: i for i, spec in enumerate(graph.states)}
+        self.waits = frozenset(i for i, spec in enumerate(graph.states) if spec.waits)
+        self.finals = frozenset(i for i, spec in enumerate(graph.states) if spec.final)
+        places = {id(t): i for i, t in enumerate(graph.transitions)}
+        self.rows = tuple(
+            tuple(
+                CompiledRow(self, places[id(t)], t, tuple(k for k in assumptions.guards if k.applies_to(t)))
+                for t in graph.rows(spec.name)
+            )
+            for spec in graph.states
+        )
+        self.constraint_counts = {row.place: row.constraint_count for rows in self.rows for row in rows}
+        self.initial: Configuration = (0, *(c.start for c in self.counters))
+        self._moves: dict[Configuration, tuple[Move, ...]] = {}
+
+    # -- reading what is declared ---------------------------------------------------------------------
+
+    def weaken(self, given: Condition) -> Condition:
+        """A condition without the counters that are not followed: it holds wherever the given one may."""
+        return tuple(tuple(t for t in tests if t.counter in self._slots) for tests in given)
+
+    def strengthen(self, given: Condition) -> Condition:
+        """A condition without the counters that are not followed: it holds only where the given one must."""
+        return tuple(tests for tests in given if all(t.counter in self._slots for t in tests))
+
+    def compile_condition(self, given: Condition) -> _Predicate:
+        """A condition as a function of a configuration."""
+        if any(not tests for tests in given):
+            return _always
+        compiled = tuple(
+            tuple(
+                (self._slots[t.counter], _OPS[t.op], self.assumptions.counter(t.counter).value(t.value)) for t in tests
+            )
+            for tests in given
+        )
+        if not compiled:
+            return _never
+        if len(compiled) == 1 and len(compiled[0]) == 1:
+            slot, compare, value = compiled[0][0]
+            return lambda config: compare(config[slot], value)
+        return lambda config: any(
+            all(compare(config[slot], value) for slot, compare, value in tests) for tests in compiled
+        )
+
+    def compile_updates(self, transition: Transition) -> Iterable[tuple[int, int, tuple[_CompiledUpdate, ...]]]:
+        """For each followed counter that a row may change: its slot, its limit, and the changes in order."""
+        for counter in self.counters:
+            fitting: list[_CompiledUpdate] = []
+            for change in counter.updates:
+                if not change.applies_to(transition):
+                    continue
+                fitting.append(self._compile_update(change, tuple(counter.value(v) for v in change.to)))
+                if change.when == "always":
+                    break
+            if any(to or add for add, to, _, _ in fitting):
+                yield self._slots[counter.name], counter.limit, tuple(fitting)
+
+    def _compile_update(self, change: Update, to: tuple[int, ...]) -> _CompiledUpdate:
+        when = parse_condition(change.when)
+        return change.add, to, self.compile_condition(self.weaken(when)), self.strengthen(when) == when
+
+    # -- moving ---------------------------------------------------------------------------------------
+
+    def moves(self, config: Configuration) -> tuple[Move, ...]:
+        """Every move out of a configuration, in the order of the table."""
+        found = self._moves.get(config)
+        if found is None:
+            found = self._moves[config] = tuple(self._compute_moves(config))
+        return found
+
+    def _compute_moves(self, config: Configuration) -> Iterable[Move]:
+        for row in self.rows[config[0]]:
+            if row.may(config):
+                for after in self.successors(row, config):
+                    yield row.place, after
+            if row.must(config):
+                return
+
+    def successors(self, row: CompiledRow, config: Configuration) -> list[Configuration]:
+        """The configurations to which a row leads, whether or not its guard can hold there."""
+        results = [(row.target, *config[1:])]
+        for slot, limit, changes in row.updates:
+            values = _updated_values(config, slot, limit, changes)
+            results = [(*r[:slot], value, *r[slot + 1 :]) for value in values for r in results]
+        return results
+
+    def describe(self, config: Configuration) -> str:
+        """A configuration as people read it."""
+        values = ", ".join(f"{c.name}={c.describe(v)}" for c, v in zip(self.counters, config[1:], strict=True))
+        return self.graph.states[config[0]].name + (f" ({values})" if values else "")
+
+
+def _updated_values(
+    config: Configuration, slot: int, limit: int, updates: tuple[_CompiledUpdate, ...]
+) -> tuple[int, ...]:
+    """The values that a counter may have after a row."""
+    old = config[slot]
+    values: dict[int, None] = {}
+    for add, to, when, certain in updates:
+        if when(config):
+            for value in to or (min(limit, max(0, old + add)),):
+                values[value] = None
+            if certain:
+                return tuple(values)
+    values[old] = None
+    return tuple(values)
+
+
+def _always(config: Configuration) -> bool:
+    return True
+
+
+def _never(config: Configuration) -> bool:
+    return False

@@ -1,0 +1,265 @@
+"""Overlays for a picture: a run's path, a counterexample, coverage, the diff from another graph, hooks.
+
+An overlay is a small object with one method, ``apply_to``, which turns a view into another view; so every
+format for people shows it, and any object with that method is an overlay.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from textwrap import shorten
+from typing import Protocol
+
+from agentfsm.diagrams.view import Box, Lane, RowMark, TableRow, View, box_of, build_view, lane_of, order_boxes
+from agentfsm.machine.graph import Graph
+
+__all__ = ["Counterexample", "Coverage", "DiffOverlay", "HooksOverlay", "Overlay", "RunPath"]
+
+
+TIMES_SIGN = "\N{MULTIPLICATION SIGN}"
+
+MAX_CHANGE_LENGTH = 140
+"""So many characters of what changes are shown."""
+
+
+class Overlay(Protocol):
+    """Anything that has something to say about a view."""
+
+    def apply_to(self, view: View) -> View:
+        """The view with what the overlay says."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunPath:
+    """The way that one run took: how often each transition, and where the run is. The rest stands back.
+
+    ::
+
+        write(LOOP, "run.svg", overlay=RunPath.from_ids(["pre_step.otherwise", "call_llm.cancelled"], "terminal"))
+
+    Attributes:
+        counts: How often each transition was taken, by its id; one that is missing was not.
+        current: The state in which the run is, or None.
+    """
+
+    counts: Mapping[str, int]
+    current: str | None = None
+
+    @classmethod
+    def from_ids(cls, ids: Iterable[str], current: str | None = None) -> RunPath:
+        """The path of a run, from the ids of its transitions as they were taken."""
+        return cls(Counter(ids), current)
+
+    def apply_to(self, view: View) -> View:
+        """The view with counts, the current state marked, and what was never visited standing back.
+
+        Raises:
+            GraphError: An id or the current state is not one of the graph.
+        """
+        taken = _checked_counts(view.graph, self.counts)
+        steps = sum(taken.values())
+        where = f", now in {self.current}" if self.current is not None else ""
+        tags = {key: f"{TIMES_SIGN}{n}" for key, n in taken.items()}
+        return _with_path(view, tags, self.current, f"a run of {steps} transitions{where}")
+
+
+@dataclass(frozen=True, slots=True)
+class Counterexample:
+    """The shortest run that breaks a property: at each row, as which step it is taken. The rest stands back.
+
+    ::
+
+        broken = LOOP.analyse(never_after("call_llm", "suspended")).verdicts[-1]
+        write(LOOP, "broken.svg", overlay=Counterexample(broken.path, broken.loop, broken.text))
+
+    Attributes:
+        path: The ids of its transitions, in order.
+        loop: Those that can follow again and again for ever.
+        violated: The property.
+    """
+
+    path: tuple[str, ...]
+    loop: tuple[str, ...] = ()
+    violated: str = ""
+
+    def apply_to(self, view: View) -> View:
+        """The view with the number of its step, or "for ever", on each row, and the last state marked.
+
+        Raises:
+            GraphError: An id is not one of the graph.
+        """
+        steps: dict[str, list[str]] = {}
+        for number, key in enumerate(self.path, 1):
+            steps.setdefault(view.graph.transition(key).id, []).append(str(number))
+        tags = {key: f"step {', '.join(numbers)}" for key, numbers in steps.items()}
+        for key in dict.fromkeys(view.graph.transition(key).id for key in self.loop):
+            tags[key] = f"{tags[key]}, for ever" if key in tags else "for ever"
+        ids = (*self.path, *self.loop)
+        last = str(view.graph.transition(ids[-1]).target) if ids else None
+        again = ", and then one that never ends" if self.loop else ""
+        what = f"broken: {self.violated}; by " if self.violated else ""
+        return _with_path(view, tags, last, f"{what}a run of {len(self.path)} transitions{again}")
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How often tests took each transition; rows that none took are tinted.
+
+    ::
+
+        write(LOOP, "covered.svg", overlay=Coverage({"pre_step.otherwise": 12, "pre_step.cancelled": 1}))
+
+    Attributes:
+        counts: How often each transition was taken, by its id; one that is missing was not.
+        impossible: The ids of transitions that no run can take: they stand back, and are not asked for.
+    """
+
+    counts: Mapping[str, int]
+    impossible: Collection[str] = ()
+
+    def apply_to(self, view: View) -> View:
+        """The view with a count, "never" or "cannot" on each row.
+
+        Raises:
+            GraphError: An id is not one of the graph.
+        """
+        taken = _checked_counts(view.graph, self.counts)
+
+        cannot = {view.graph.transition(key).id for key in self.impossible} - taken.keys()
+
+        def counted(row: TableRow) -> TableRow:
+            n = taken.get(row.transition.id, 0)
+            if row.transition.id in cannot:
+                return replace(row, dim=True, tag="cannot")
+            return replace(row, mark="" if n else "never", tag=f"{TIMES_SIGN}{n}" if n else "never")
+
+        boxes = tuple(replace(b, rows=tuple(counted(r) for r in b.rows)) for b in view.boxes)
+        caption = f"coverage: {len(taken)} of {len(view.graph.transitions) - len(cannot)} transitions taken"
+        if cannot:
+            caption += f", {len(cannot)} cannot be"
+        return replace(view, boxes=boxes, caption=caption, overlaid=True)
+
+
+@dataclass(frozen=True, slots=True)
+class DiffOverlay:
+    """What became of an older graph: rows and states that are new, gone, moved, or lead elsewhere.
+
+    ::
+
+        changed = [str(each) for each in agentfsm.analysis.graph_diff(reviewed, mine).decisions]
+        write(mine, "difference.svg", overlay=Difference(reviewed, changed))
+
+    Attributes:
+        before: The older graph.
+        decisions: Which decisions change, in words; the first is shown. What is drawn are rows, and two rows
+            that change places can change what a run does.
+    """
+
+    before: Graph
+    decisions: Sequence[str] = ()
+
+    def apply_to(self, view: View) -> View:
+        """The view with what is gone put back, struck through, and each change marked."""
+        old = {b.name: b for b in build_view(self.before).boxes}
+        boxes = [_compared_box(old.pop(box.name, None), box) for box in view.boxes]
+        for gone in old.values():
+            rows = tuple(replace(r, mark="removed", tag="gone") for r in gone.rows)
+            lane: Lane = lane_of(gone.spec)
+            boxes.append(replace(box_of(gone.spec, lane, rows), mark="removed"))
+        marks = Counter[RowMark](r.mark for b in boxes for r in b.rows)
+        words: dict[RowMark, str] = {"added": "new", "removed": "gone", "moved": "moved", "changed": "lead elsewhere"}
+        said = ", ".join(f"{marks[mark]} {word}" for mark, word in words.items() if marks[mark])
+        caption = f"difference: {said or 'none'}"
+        if self.decisions:
+            more = f" (and {len(self.decisions) - 1} decisions more)" if len(self.decisions) > 1 else ""
+            caption += f"; {shorten(self.decisions[0], MAX_CHANGE_LENGTH, placeholder='...')}{more}"
+        return replace(view, boxes=order_boxes(boxes), caption=caption, overlaid=True)
+
+
+def _with_path(view: View, tags: Mapping[str, str], current: str | None, caption: str) -> View:
+    """The view with words at the rows that were taken, all else standing back.
+
+    Raises:
+        GraphError: The current state is not one of the graph.
+    """
+    visited = {view.graph.initial, *(str(t.target) for t in view.graph if t.id in tags)}
+    if current is not None:
+        visited.add(str(view.graph.spec(current).name))
+    boxes = tuple(
+        replace(
+            box,
+            rows=tuple(
+                replace(r, dim=r.transition.id not in tags, tag=tags.get(r.transition.id, "")) for r in box.rows
+            ),
+            current=box.name == current,
+            dim=box.name not in visited,
+        )
+        for box in view.boxes
+    )
+    return replace(view, boxes=boxes, caption=caption, overlaid=True)
+
+
+def _checked_counts(graph: Graph, counts: Mapping[str, int]) -> dict[str, int]:
+    """The counts above zero, each of a transition that the graph has."""
+    return {graph.transition(key).id: n for key, n in counts.items() if n > 0}
+
+
+def _compared_box(old: Box | None, new: Box) -> Box:
+    """A box with the rows of its older self that are gone, in their old places."""
+    if old is None:
+        rows = tuple(replace(r, mark="added", tag="new") for r in new.rows)
+        return replace(new, rows=rows, mark="added")
+    before = {r.transition.name: r for r in old.rows}
+    after = {r.transition.name for r in new.rows}
+    merged: list[TableRow] = []
+    matcher = SequenceMatcher(None, list(before), [r.transition.name for r in new.rows], autojunk=False)
+    for what, old_from, old_to, new_from, new_to in matcher.get_opcodes():
+        gone = (r for r in old.rows[old_from:old_to] if r.transition.name not in after)
+        merged += (replace(r, mark="removed", tag="gone") for r in gone)
+        for row in new.rows[new_from:new_to]:
+            was = before.get(row.transition.name)
+            if was is None:
+                merged.append(replace(row, mark="added", tag="new"))
+                continue
+            if what != "equal":
+                row = replace(row, mark="moved", label=f"{was.order}→{row.order}", tag="moved")
+            if was.transition.target != row.transition.target:
+                row = replace(row, mark="changed", tag=f"was {was.transition.target}")
+            merged.append(row)
+    return replace(new, rows=tuple(merged))
+
+
+@dataclass(frozen=True, slots=True)
+class HooksOverlay:
+    """The hooks of an agent, beside what each state does; ``agent.diagram()`` lays it over.
+
+    ::
+
+        print(diagram(LOOP, "text", overlay=HooksOverlay({"dispatch_tool": ["permissions"]})))
+
+    Attributes:
+        hooks: Names of hooks by the state at whose door they stand, in order.
+    """
+
+    hooks: Mapping[str, Sequence[str]]
+
+    def apply_to(self, view: View) -> View:
+        """The view with the names of its hooks in each box.
+
+        Raises:
+            GraphError: A hook stands at the door of a state that the graph does not have.
+        """
+        named = {str(view.graph.spec(state).name): names for state, names in self.hooks.items() if names}
+        boxes = tuple(
+            replace(box, spec=replace(box.spec, note=f"{', '.join(names)} \N{RIGHTWARDS ARROW} {box.note}".rstrip()))
+            if (names := named.get(box.name))
+            else box
+            for box in view.boxes
+        )
+        count = sum(map(len, named.values()))
+        caption = f"{view.caption}, {count} hook{'' if count == 1 else 's'}"
+        return replace(view, boxes=boxes, caption=caption, overlaid=True)

@@ -1,0 +1,226 @@
+"""Text formats for people: Mermaid, PlantUML, Markdown and plain text.
+
+Mermaid and PlantUML lose or overdraw parallel edges, so all rows of a state with one target are one edge
+there, whose label lists each row with its number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from agentfsm.diagrams.style import Palette, Theme, palette_for
+from agentfsm.diagrams.view import Box, RowKind, TableRow, View
+
+__all__ = ["markdown", "mermaid", "plain_text", "plantuml"]
+
+
+RowsBetween = tuple[str, str, list[TableRow]]
+
+
+def _rows_between(boxes: Iterable[Box], *, stops: bool = False) -> list[RowsBetween]:
+    """For each pair of states, meaning and fate: the rows between them, in order; bad ends apart."""
+    edges: dict[tuple[str, str, RowKind, bool], list[TableRow]] = {}
+    for box in boxes:
+        for row in (r for r in box.rows if (r.kind == "stop") is stops):
+            key = (box.name, str(row.transition.target), row.kind, row.mark == "removed")
+            edges.setdefault(key, []).append(row)
+    return [(source, target, rows) for (source, target, _, _), rows in edges.items()]
+
+
+def _stop_lines(box: Box) -> list[str]:
+    """The bad ends of a state, a line for each destination."""
+    return [
+        f"{', '.join(_row_text(r) for r in rows)} → {target}" for _, target, rows in _rows_between([box], stops=True)
+    ]
+
+
+def _row_text(row: TableRow) -> str:
+    return f"{row.label} {row.transition.name}" + (f" ({row.tag})" if row.tag else "")
+
+
+_MERMAID_ARROWS: dict[RowKind, str] = {"happy": "==>", "recover": "-->", "wait": "-.->", "done": "-.->", "stop": "-->"}
+_MERMAID_RESERVED = frozenset(
+    {"end", "graph", "subgraph", "flowchart", "default", "style", "class", "click", "direction"}
+)
+
+
+def mermaid(view: View, theme: Theme = "auto") -> str:
+    """A view as a Mermaid flowchart.
+
+    Args:
+        view: What it says.
+        theme: ``dark`` colours the boxes for a dark page; else they are light on any page.
+    """
+    return "\n".join(_mermaid(view, palette_for(theme))) + "\n"
+
+
+def _mermaid(view: View, p: Palette) -> Iterator[str]:
+    yield "flowchart TD"
+    yield f"  %% {view.title}: {view.caption}; rows are asked in the order of their numbers"
+    yield f"  start-mark(( )) --> {_mermaid_id(view.spine[0].name)}"
+    for box in view.boxes:
+        lines = [f"<b>{box.name}</b>", *([_escape_mermaid(box.note)] if box.note else [])]
+        words = "<br/>".join([*lines, *(f"<i>{line}</i>" for line in _stop_lines(box))])
+        opening, closing = ('(["', '"])') if box.spec.final else ('["', '"]')
+        yield f"  {_mermaid_id(box.name)}{opening}{words}{closing}:::{_mermaid_class(box)}"
+    edges = _rows_between(view.boxes)
+    for source, target, rows in edges:
+        label = "<br/>".join(_row_text(r) for r in rows)
+        arrow = "-.->" if rows[0].mark == "removed" else _MERMAID_ARROWS[rows[0].kind]
+        yield f'  {_mermaid_id(source)} {arrow}|"{label}"| {_mermaid_id(target)}'
+    for box_kind in ("happy", "recover", "wait", "stop"):
+        yield f"  classDef {box_kind} fill:{p.tint[box_kind]},stroke:{p.line[box_kind]},color:{p.ink}"
+    if view.overlaid:
+        yield f"  classDef dim fill:{p.box},stroke:{p.faint},color:{p.dim}"
+        yield f"  classDef gone fill:{p.never},stroke:{p.faint},color:{p.grey},stroke-dasharray:4 3"
+    for box in (b for b in view.boxes if b.current):
+        yield f"  style {_mermaid_id(box.name)} stroke-width:4px"
+    for kind, colour in p.line.items():
+        places = [str(i) for i, (_, _, rows) in enumerate(edges, 1) if rows[0].kind == kind and not _all_dim(rows)]
+        if places:
+            yield f"  linkStyle {','.join(places)} stroke:{colour}"
+    dim = [str(i) for i, (_, _, rows) in enumerate(edges, 1) if _all_dim(rows)]
+    if dim:
+        yield f"  linkStyle {','.join(dim)} stroke:{p.faint}"
+
+
+def _all_dim(rows: list[TableRow]) -> bool:
+    return all(r.dim or r.mark == "removed" for r in rows)
+
+
+def _mermaid_class(box: Box) -> str:
+    return "gone" if box.mark == "removed" else "dim" if box.dim else box.kind
+
+
+def _mermaid_id(name: str) -> str:
+    """A name that Mermaid does not read as a word of its own."""
+    return f"{name}_" if name.lower() in _MERMAID_RESERVED else name
+
+
+def _escape_mermaid(text: str) -> str:
+    return "".join(f"#{ord(char)};" if char in '"<>&#`\\' else char for char in text)
+
+
+_PLANTUML_LINES: dict[RowKind, str] = {"happy": "bold", "recover": "", "wait": "dotted", "done": "dashed", "stop": ""}
+
+
+def plantuml(view: View, theme: Theme = "auto") -> str:
+    """A view as a PlantUML state diagram.
+
+    Args:
+        view: What it says.
+        theme: ``dark`` colours it for a dark page.
+    """
+    return "\n".join(_plantuml(view, palette_for(theme))) + "\n"
+
+
+def _plantuml(view: View, p: Palette) -> Iterator[str]:
+    yield "@startuml"
+    yield f"title {view.title}: {view.caption}"
+    yield "hide empty description"
+    yield f"[*] --> {view.spine[0].name}"
+    for box in view.boxes:
+        tint = p.box if box.dim else p.tint[box.kind]
+        line = p.faint if box.dim else p.line[box.kind]
+        yield f"state {box.name} {tint};line:{line.removeprefix('#')}"  # here it knows no second hash
+        facts = [box.note, "(gone)" if box.mark == "removed" else "", "(the run is here)" if box.current else ""]
+        for fact in (f for f in (*facts, *_stop_lines(box)) if f):
+            yield f"{box.name} : {fact}"
+    for source, target, rows in _rows_between(view.boxes):
+        look = ",".join(
+            s for s in (p.faint if _all_dim(rows) else p.line[rows[0].kind], _PLANTUML_LINES[rows[0].kind]) if s
+        )
+        label = "\\n".join(_row_text(r) for r in rows)
+        yield f"{source} -[{look}]-> {target} : {label}"
+    for box in (b for b in view.boxes if b.spec.final and b.mark != "removed"):
+        yield f"{box.name} --> [*]"
+    yield "@enduml"
+
+
+def markdown(view: View, theme: Theme = "auto") -> str:
+    """A view as Markdown: what each state does, and one table of all rows. Themes mean nothing to it."""
+    return "\n".join(_markdown(view)) + "\n"
+
+
+def _markdown(view: View) -> Iterator[str]:
+    yield f"# {_escape_markdown(view.title)}"
+    yield ""
+    yield f"{view.caption[0].upper()}{view.caption[1:]}. In each state the rows are asked in order of their numbers;"
+    yield "the first that holds is taken."
+    yield ""
+    yield "| state | what it does |"
+    yield "| --- | --- |"
+    for box in view.boxes:
+        yield f"| {_strikethrough(f'`{box.name}`', box.mark == 'removed')} | {_escape_markdown('; '.join(_state_notes(view, box)))} |"
+    yield ""
+    tagged = view.overlaid
+    yield "| from | n | guard | to | spends |" + (" |" if tagged else "")
+    yield "| --- | ---: | --- | --- | --- |" + (" --- |" if tagged else "")
+    for box in view.boxes:
+        for row in box.rows:
+            edge, gone = row.transition, row.mark == "removed"
+            guard = "*otherwise*" if edge.guard is None else f"`{edge.name}`"
+            cells = [
+                f"`{box.name}`",
+                row.label,
+                _strikethrough(guard, gone),
+                _strikethrough(f"`{edge.target}`", gone),
+                _escape_markdown(edge.spends),
+            ]
+            yield f"| {' | '.join([*cells, *([row.tag] if tagged else [])])} |".replace("|  |", "| |")
+
+
+def _state_notes(view: View, box: Box) -> list[str]:
+    facts = [box.note] if box.note else []
+    if box.name == view.graph.initial:
+        facts.append("a run starts here")
+    if box.spec.spends:
+        facts.append(f"spends {box.spec.spends}")
+    if box.spec.waits:
+        facts.append("waits for an event")
+    if box.spec.final:
+        facts.append("a run ends here")
+    if box.current:
+        facts.append("the run is here")
+    return facts
+
+
+def _escape_markdown(text: str) -> str:
+    """Text in a cell: nothing in it is read as markup."""
+    return "".join(f"\\{char}" if char in "\\`*_|<>[]#" else char for char in " ".join(text.split()))
+
+
+def _strikethrough(text: str, on: bool) -> str:
+    return f"~~{text}~~" if on else text
+
+
+def plain_text(view: View, theme: Theme = "auto") -> str:
+    """A view as a table in plain text, as wide as its longest row. Themes mean nothing to it."""
+    return "\n".join(_plain_text(view)) + "\n"
+
+
+def _plain_text(view: View) -> Iterator[str]:
+    yield f"{view.title}: {view.caption}"
+    rows = [r for b in view.boxes for r in b.rows]
+    number = max((len(_ascii_label(r)) for r in rows), default=0)
+    guard = max((len(r.transition.name) for r in rows), default=0)
+    target = max((len(r.transition.target) for r in rows), default=0)
+    for box in view.boxes:
+        yield ""
+        gone = "(gone)" if box.mark == "removed" else ""
+        facts = "; ".join(_state_notes(view, box))
+        yield " ".join(part for part in (box.name, gone, f"- {facts}" if facts else "") if part)
+        for row in box.rows:
+            edge = row.transition
+            line = f"  {_ascii_label(row):>{number}}  {edge.name:<{guard}}  -> {edge.target:<{target}}"
+            spends = f"  spends {edge.spends}" if edge.spends else ""
+            tag = f"  {_ascii(row.tag)}" if row.tag else ""
+            yield (line + tag + spends).rstrip()
+
+
+def _ascii_label(row: TableRow) -> str:
+    return _ascii(row.label)
+
+
+def _ascii(text: str) -> str:
+    return text.replace("→", "->").replace("\N{MULTIPLICATION SIGN}", "x")

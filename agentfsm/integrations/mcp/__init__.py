@@ -1,0 +1,8 @@
+"""Tools of MCP servers, through the official SDK (extra ``mcp``)."""
+
+from __future__ import annotations
+
+from agentfsm.integrations.mcp.remote_tool import MCPSettings
+from agentfsm.integrations.mcp.toolset import MCPTools
+
+__all__ = ["MCPSettings", "MCPTools"]

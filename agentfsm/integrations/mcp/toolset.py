@@ -1,0 +1,239 @@
+"""``MCPTools``: the tools of one MCP server, for an agent's ``tools`` (extra ``mcp``).
+
+    async with MCPTools.stdio("uvx", ["mcp-server-git"], settings=MCPSettings(prefix="git_")) as tools:
+        agent = Agent(model, tools=[*tools, my_own_tool])
+        result = await agent.run("What changed last week?")
+
+Tool definitions are pinned when the block is entered. The list is read again before each call, and a call of a tool
+whose description or schema has changed is refused as a ``policy_violation`` (a server that shows one description for
+approval and another in use is a known attack, the "rug pull"). A server that dies fails the current call as an
+``environment_error`` and is restarted for the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
+from urllib.parse import urlsplit
+
+from agentfsm.errors import ConfigurationError, ToolError
+from agentfsm.integrations.mcp.remote_tool import (
+    MCPSettings,
+    RemoteTool,
+    definition_pin,
+    make_remote_tool,
+    result_content,
+)
+from agentfsm.integrations.mcp.session import (
+    ClientFactory,
+    MCPSession,
+    ServerGoneError,
+    http_client_factory,
+    require_sdk,
+    stdio_client_factory,
+)
+from agentfsm.loop.messages import Image
+from agentfsm.runtime.tool_execution import to_model_content
+
+if TYPE_CHECKING:
+    from mcp.types import CallToolResult
+    from mcp.types import Tool as Listed
+
+__all__ = ["MCPSettings", "MCPTools"]
+
+
+class MCPTools:
+    """The tools of one MCP server: an iterable of them inside ``async with``. Made by ``stdio`` or ``http``.
+
+    Attributes:
+        label: What errors and logs call the server; holds neither arguments nor headers.
+        settings: How its tools are used.
+    """
+
+    def __init__(self, label: str, connect: ClientFactory, settings: MCPSettings) -> None:
+        self.label = label
+        self.settings = settings
+        self._connect = connect
+        self._pinned: dict[str, str] = {}
+        self._tools: tuple[RemoteTool, ...] | None = None
+        self._session: MCPSession | None = None
+        self._changed = False
+        self._lock = asyncio.Lock()
+
+    @classmethod
+    def stdio(
+        cls,
+        command: str,
+        args: Sequence[str] = (),
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        errlog: TextIO | None = None,
+        settings: MCPSettings | None = None,
+    ) -> MCPTools:
+        """The tools of a server that is started as a child process and spoken to over its pipes.
+
+        Args:
+            command: The program.
+            args: Its arguments.
+            env: Variables for it, beside a few harmless ones of this process (``PATH``, ``HOME``...).
+            cwd: Its working directory.
+            errlog: Where what it writes to stderr goes; nowhere unless given.
+            settings: How its tools are used.
+
+        Raises:
+            MissingExtraError: The ``mcp`` package is not installed.
+        """
+        require_sdk()
+        from mcp import StdioServerParameters
+
+        server = StdioServerParameters(command=command, args=list(args), env=dict(env or {}), cwd=cwd)
+        return cls(Path(command).name, stdio_client_factory(server, errlog), settings or MCPSettings())
+
+    @classmethod
+    def http(
+        cls, url: str, *, headers: Mapping[str, str] | None = None, settings: MCPSettings | None = None
+    ) -> MCPTools:
+        """The tools of a server that speaks streamable HTTP.
+
+        Args:
+            url: Its address (``https://example.com/mcp``). Redirects to another origin are not followed.
+            headers: Sent with every request (``{"Authorization": "Bearer ..."}``).
+            settings: How its tools are used.
+
+        Raises:
+            MissingExtraError: The ``mcp`` package is not installed.
+            ConfigurationError: The address is none.
+        """
+        require_sdk()
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigurationError("the address of an MCP server is an http or https URL with a host")
+        return cls(parts.hostname, http_client_factory(url, dict(headers or {})), settings or MCPSettings())
+
+    # -- the tools ------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> MCPTools:
+        """Start or reach the server, and read its list of tools.
+
+        Raises:
+            ConfigurationError: It cannot be started or reached, or has no tool of a wanted name.
+            agentfsm.errors.ToolDefinitionError: A tool's name fits no wire.
+        """
+        if self._session is not None:
+            raise ConfigurationError(f"the MCP server {self.label!r} is open already")
+        try:
+            listed = await self._open()
+        except ServerGoneError as error:
+            raise ConfigurationError(f"the MCP server {self.label!r} cannot be started or reached: {error}") from error
+        try:
+            wanted = self.settings.only
+            names = [t.name for t in listed]
+            if wanted is not None and (missing := sorted(set(wanted) - set(names))):
+                has = ", ".join(sorted(names))
+                raise ConfigurationError(
+                    f"the MCP server {self.label!r} has no tool {', '.join(missing)}; it has: {has}"
+                )
+            taken = [t for t in listed if wanted is None or t.name in wanted]
+            self._pinned = {t.name: definition_pin(t) for t in taken}
+            self._tools = tuple(make_remote_tool(t, self._call, self.settings) for t in taken)
+        except BaseException:
+            await self._disconnect_current()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop the server, or part from it. Calls from here on fail."""
+        self._tools = None
+        await self._disconnect_current()
+
+    def __iter__(self) -> Iterator[RemoteTool]:
+        if self._tools is None:
+            raise ConfigurationError(f"the MCP server {self.label!r} is not open: use its tools inside 'async with'")
+        return iter(self._tools)
+
+    def __repr__(self) -> str:
+        return f"MCPTools({self.label!r}, tools={[t.name for t in self._tools or ()]})"
+
+    async def _on_message(self, message: Any) -> None:
+        """Note that the server says that its list of tools has changed."""
+        if getattr(message, "method", None) == "notifications/tools/list_changed":
+            self._changed = True
+
+    # -- a call -----------------------------------------------------------------------------------------
+
+    async def _call(self, name: str, arguments: dict[str, Any]) -> str | list[str | Image]:
+        """What a tool of the server says, and shows.
+
+        Raises:
+            ToolError: It failed, the server is gone, or the tool is not the one that was pinned.
+        """
+        if self._tools is None:
+            raise ToolError(f"the MCP server {self.label!r} was closed", kind="environment_error")
+        link: MCPSession | None = None
+        try:
+            link = await self._verified_session(name)
+            result: CallToolResult = await link.send(lambda client: client.call_tool(name, arguments))
+        except ServerGoneError as error:
+            await self._disconnect(link)
+            text = f"the MCP server {self.label!r} is gone: {error}; the next call starts it again, with nothing kept"
+            raise ToolError(text, kind="environment_error") from error
+        parts = await result_content(result, self.settings.files)
+        if result.is_error:
+            raise ToolError(to_model_content(parts)[0] or "the tool failed and does not say why")
+        return parts
+
+    async def _verified_session(self, name: str) -> MCPSession:
+        """The connection, once the tool has proved to be the one that was pinned."""
+        async with self._lock:
+            listed: list[Listed] | None = None
+            if self._session is None:
+                listed = await self._open()
+            link = self._session
+            if link is None:
+                raise ServerGoneError("it was closed")
+            if listed is None and (self.settings.recheck or self._changed):
+                self._changed = False
+                try:
+                    listed = await link.list_tools()
+                except BaseException as error:
+                    self._changed = True  # nobody knows the list: the next call reads it, whatever recheck says
+                    if isinstance(error, ServerGoneError):
+                        await self._disconnect(link)
+                    raise
+        if listed is not None:
+            now = {t.name: definition_pin(t) for t in listed}
+            if now.get(name) != self._pinned[name]:
+                self._changed = True  # the next call looks again
+                what = "no longer has" if name not in now else "has changed the description or schema of"
+                raise ToolError(
+                    f"the MCP server {self.label!r} {what} {name!r} since this agent was made; the call is refused",
+                    kind="policy_violation",
+                    blockers=(f"{self.label} {what} {name}",),
+                )
+        return link
+
+    async def _open(self) -> list[Listed]:
+        link = self._session = MCPSession(lambda: self._connect(self._on_message))
+        try:
+            await link.open()
+            self._changed = False
+            return await link.list_tools()
+        except BaseException:
+            await self._disconnect_current()
+            raise
+
+    async def _disconnect_current(self) -> None:
+        await self._disconnect(self._session)
+
+    async def _disconnect(self, session: MCPSession | None) -> None:
+        """Give a connection up; the next call opens another."""
+        if session is not None:
+            if self._session is session:
+                self._session = None
+            await session.close()

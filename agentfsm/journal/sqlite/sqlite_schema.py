@@ -1,0 +1,198 @@
+"""The SQLite file: schema, pragmas, connections, and SQLite errors as store errors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from agentfsm.errors import StoreError, StoreFormatError, StoreFullError, StoreLockedError
+
+__all__ = [
+    "APPLICATION_ID",
+    "BUSY_TIMEOUT_S",
+    "WAL_AUTOCHECKPOINT_PAGES",
+    "SCHEMA_VERSION",
+    "READ_ERRORS",
+    "SynchronousLevel",
+    "connect",
+    "has_tables",
+    "open_reader",
+    "open_writer",
+    "rollback",
+    "as_store_error",
+]
+
+APPLICATION_ID = 0x6166736D
+"""``afsm``: tells a file of ours from any other SQLite file."""
+
+SCHEMA_VERSION = 1
+
+BUSY_TIMEOUT_S = 5.0
+"""Seconds to wait for another program that holds a lock on the file."""
+
+WAL_AUTOCHECKPOINT_PAGES = 4000
+"""Pages (of 4 KB) that the write-ahead log has at most before SQLite brings them into the file on its own."""
+
+READ_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""What is raised where a file cannot be read; the second, where not even SQLite's own words about it can be."""
+
+SynchronousLevel = Literal["full", "normal"]
+"""What a commit waits for: ``full``, the disk; ``normal``, the operating system."""
+
+_SCHEMA = f"""
+CREATE TABLE run (
+    id INTEGER PRIMARY KEY,
+    run_id TEXT NOT NULL UNIQUE,
+    epoch INTEGER NOT NULL DEFAULT 0,
+    owner TEXT,
+    seq INTEGER NOT NULL DEFAULT 0,
+    hash BLOB NOT NULL,
+    status TEXT NOT NULL DEFAULT 'running'
+);
+CREATE TABLE journal (
+    key INTEGER PRIMARY KEY,  -- run.id << 32 | seq: a run's records lie together, and need no other index
+    body TEXT NOT NULL,
+    hash BLOB NOT NULL,
+    hidden TEXT
+);
+CREATE TRIGGER journal_keeps_what_it_has BEFORE UPDATE OF key, body, hash ON journal
+BEGIN SELECT RAISE(ABORT, 'a journal is append-only'); END;
+CREATE TRIGGER journal_loses_nothing BEFORE DELETE ON journal
+BEGIN SELECT RAISE(ABORT, 'a journal is append-only'); END;
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {SCHEMA_VERSION};
+"""
+
+
+def open_writer(path: Path, level: SynchronousLevel) -> sqlite3.Connection:
+    """A connection that writes to the file; it is made where there is none.
+
+    Raises:
+        StoreError: It cannot be opened, or is no store of ours.
+    """
+
+    def begin(db: sqlite3.Connection) -> None:
+        _check_schema(db, path)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute(f"PRAGMA synchronous = {level}")
+        db.execute("PRAGMA secure_delete = ON")
+        db.execute(f"PRAGMA wal_autocheckpoint = {WAL_AUTOCHECKPOINT_PAGES}")
+        if not has_tables(db):
+            db.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+
+    try:
+        return _initialized(connect(f"{path.absolute().as_uri()}?mode=rwc", timeout=0), begin)
+    except READ_ERRORS as error:
+        raise as_store_error(error, path) from error
+
+
+def open_reader(path: Path) -> sqlite3.Connection | None:
+    """A connection that reads the file, or None where there is nothing to read yet.
+
+    Raises:
+        StoreError: It cannot be read, or is no store of ours.
+    """
+    try:
+        if not path.stat().st_size:
+            return None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        db = _read_only(path)
+        if has_tables(db):
+            return db
+        db.close()
+    except READ_ERRORS as error:
+        raise as_store_error(error, path) from error
+    return None
+
+
+def _read_only(path: Path) -> sqlite3.Connection:
+    uri = path.absolute().as_uri()
+    try:
+        return _initialized(connect(f"{uri}?mode=ro"), lambda db: _check_schema(db, path))
+    except sqlite3.OperationalError as error:
+        code = str(getattr(error, "sqlite_errorname", ""))
+        if not code.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")):
+            raise
+        if not os.access(path.parent, os.W_OK) and not _file_size(path.with_name(f"{path.name}-wal")):
+            return _initialized(
+                connect(f"{uri}?mode=ro&immutable=1"), lambda db: _check_schema(db, path)
+            )  # nobody writes there
+        if code.startswith("SQLITE_CANTOPEN"):
+            raise
+
+    def only_read(db: sqlite3.Connection) -> None:
+        db.execute("PRAGMA query_only = ON")
+        _check_schema(db, path)
+
+    return _initialized(
+        connect(f"{uri}?mode=rw"), only_read
+    )  # a power cut left something to be taken back: that writes
+
+
+def _file_size(path: Path) -> int:
+    """Bytes of a file; 0 where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _initialized(db: sqlite3.Connection, initialize: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
+    """The connection, ready to be used; closed where it is not to be."""
+    try:
+        initialize(db)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def connect(uri: str, timeout: float | None = None) -> sqlite3.Connection:
+    """A connection with no transactions of Python's; it waits ``BUSY_TIMEOUT_S`` for a lock unless told otherwise."""
+    wait = BUSY_TIMEOUT_S if timeout is None else timeout
+    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=wait)
+
+
+def has_tables(db: sqlite3.Connection) -> bool:
+    """Whether there is anything in the file yet."""
+    return bool(db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0])
+
+
+def _check_schema(db: sqlite3.Connection, path: Path) -> None:
+    """Refuse a file that is not ours, or that a newer release wrote."""
+    if not has_tables(db):
+        return
+    ours = db.execute("PRAGMA application_id").fetchone()[0]
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if ours != APPLICATION_ID:
+        raise StoreFormatError(f"{path} is a database of another program")
+    if version > SCHEMA_VERSION:
+        raise StoreFormatError(
+            f"{path} has schema version {version}, this release knows {SCHEMA_VERSION}: use a newer agentfsm"
+        )
+
+
+def rollback(db: sqlite3.Connection) -> None:
+    """Give up a transaction, if there is one."""
+    with contextlib.suppress(sqlite3.Error):
+        db.rollback()
+
+
+def as_store_error(error: Exception, path: Path) -> StoreError:
+    """SQLite's error as one of ours."""
+    code = getattr(error, "sqlite_errorname", "") or ""
+    if code in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"):  # for the file and its log; for what is shared beside them
+        return StoreFullError(f"{path}: there is no room ({error}); the run can be taken up when there is")
+    if code.startswith("SQLITE_NOTADB"):
+        return StoreFormatError(f"{path} is no database")
+    if code.startswith("SQLITE_BUSY"):
+        return StoreLockedError(f"{path} is locked by another program ({error})")
+    return StoreError(f"{path}: {error} ({code or 'no code'})")

@@ -1,0 +1,1 @@
+"""The agent loop: its table, what a run knows, and how that changes. Pure data and pure functions, no I/O."""

@@ -1,0 +1,319 @@
+"""The failure detectors of ``LOOP``, and the ``detector`` decorator that attaches examples to a guard.
+
+A detector is a pure function of ``RunState`` that returns a ``Failure`` or None. To add one, write it here or in your
+own code and give it a row. The examples say what happens outside where a guard holds and where it does not;
+``agentfsm.testing`` plays them to the real loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from agentfsm.loop.failures import Action, Failure, FailureKind
+from agentfsm.loop.messages import FinishReason, ToolCall
+from agentfsm.loop.state import RunState
+from agentfsm.machine.graph import State
+
+__all__ = ["DEFAULT_RESULT", "Example", "detector"]
+
+
+DEFAULT_RESULT = "fine"
+"""What a tool returns where an example does not say."""
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One thing that happens outside. Give what matters; the rest is as uneventful as it can be.
+
+    Attributes:
+        reply: What the model says in the reply before: a text, a ``Reply``, or an exception to raise.
+        call: A call that this reply makes.
+        times: How often it makes that call, all of them to run together.
+        result: What the tool of that call returns; an exception is raised.
+        duration_s: Seconds that the state's own work takes.
+        idle_s: Seconds in which nothing happens, just before it.
+        tokens: Tokens that the last reply before it used up.
+        cost_usd: USD that the last reply before it cost.
+        action: What the policy decides.
+        answer: What a person answers: a text, ``Allow()``, ``ItRan()``...
+        needs_approval: Whether a hook asks for approval of the call.
+        crash: Whether the power fails as the call begins, and the run is taken up from its store.
+        cancel: Whether somebody cancels the run.
+        abort: Whether a hook aborts the run.
+        state_result: What the effect of a state of your own returns.
+    """
+
+    reply: Any = None
+    call: ToolCall | None = None
+    times: int = 1
+    result: Any = DEFAULT_RESULT
+    duration_s: float = 0.0
+    idle_s: float = 0.0
+    tokens: int = 0
+    cost_usd: float = 0.0
+    action: Action | None = None
+    answer: Any = None
+    needs_approval: bool = False
+    crash: bool = False
+    cancel: bool = False
+    abort: bool = False
+    state_result: Any = None
+
+
+def detector(*, fires_on: Iterable[Example], silent_on: Iterable[Example] = ()) -> Callable[[F], F]:
+    """Say of a guard where it holds and where it does not; the function itself stays as it is.
+
+    ::
+
+        @detector(
+            fires_on=[Example(call=call("pay", amount=501))],
+            silent_on=[Example(call=call("pay", amount=500)), Example(reply="It is paid.")],
+        )
+        def too_much(run):
+            if all(c.call.arguments.get("amount", 0) <= 500 for c in run.batch):
+                return None
+            return Failure(kind=FailureKind.policy_violation, explanation="too much")
+
+    Args:
+        fires_on: Examples with which it holds; the first is what paths are put together from.
+        silent_on: Examples with which it does not.
+    """
+
+    def attach_examples(function: F) -> F:
+        function.fires_on = tuple(fires_on)  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
+        function.silent_on = tuple(silent_on)  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
+        return function
+
+    return attach_examples
+
+
+# -- pre_step: budgets and silence --------------------------------------------------------------------
+
+
+def runaway(run: RunState) -> Failure | None:
+    """``pre_step`` was entered more often than ``max_steps`` allows, whatever the policy decided."""
+    limit = run.guardrails.step_limit
+    if run.steps <= limit:
+        return None
+    return Failure(
+        kind=FailureKind.iteration_limit,
+        explanation=f"the run took more than {limit} steps without coming to an end",
+        suggested_action=Action.stop,
+        metadata={"max_steps": limit},
+    )
+
+
+def _limit_failure(run: RunState, kind: FailureKind, explanation: str) -> Failure:
+    return Failure(kind=kind, explanation=explanation, suggested_action=Action(run.guardrails.on_limit))
+
+
+def iteration_limit(run: RunState) -> Failure | None:
+    """As many model calls as ``max_iterations`` were made."""
+    limit = run.guardrails.max_iterations
+    if limit is None or run.iterations < limit:
+        return None
+    return _limit_failure(run, FailureKind.iteration_limit, f"{run.iterations} of {limit} model calls are used up")
+
+
+def time_limit(run: RunState) -> Failure | None:
+    """``max_execution_time_s`` of active time is over, and so is the last turn, where one was granted."""
+    limit = run.guardrails.max_execution_time_s
+    if limit is None or run.elapsed_s < limit or run.final_turn == "now":
+        return None
+    return _limit_failure(run, FailureKind.time_limit, f"{run.elapsed_s:.1f} s of {limit:g} s are used up")
+
+
+def token_limit(run: RunState) -> Failure | None:
+    """``max_tokens`` are used up."""
+    limit = run.guardrails.max_tokens
+    if limit is None or run.usage.total_tokens < limit:
+        return None
+    return _limit_failure(run, FailureKind.token_limit, f"{run.usage.total_tokens} of {limit} tokens are used up")
+
+
+def cost_limit(run: RunState) -> Failure | None:
+    """``max_cost_usd`` is used up."""
+    limit = run.guardrails.max_cost_usd
+    if limit is None or run.usage.cost_usd < limit:
+        return None
+    return _limit_failure(run, FailureKind.cost_limit, f"{run.usage.cost_usd:.4f} of {limit:g} USD are used up")
+
+
+def no_progress(run: RunState) -> Failure | None:
+    """In ``pre_step``: a stall. Elsewhere: a reply that says and calls nothing, or only talks."""
+    return _stall_failure(run) if run.state == State.PRE_STEP else _idle_reply_failure(run)
+
+
+def _stall_failure(run: RunState) -> Failure | None:
+    if run.silence_s <= run.guardrails.stall_threshold_s:
+        return None
+    return Failure(
+        kind=FailureKind.no_progress,
+        explanation=f"nothing happened for {run.silence_s:.1f} s between two phases",
+        metadata={"stall": True},
+    )
+
+
+def _idle_reply_failure(run: RunState) -> Failure | None:
+    if run.batch or run.malformed is not None or run.reply is None:
+        return None
+    if not run.reply.message.content.strip():
+        return Failure(kind=FailureKind.no_progress, explanation="the reply says nothing and calls nothing")
+    if run.behavior.text_is_answer:
+        return None
+    return Failure(kind=FailureKind.no_progress, explanation="the reply is text only; it calls no tool")
+
+
+# -- call_llm: the provider ---------------------------------------------------------------------------
+
+
+def _run_failure(run: RunState, kind: FailureKind) -> Failure | None:
+    return run.failure if run.failure is not None and run.failure.kind is kind else None
+
+
+def transient_provider(run: RunState) -> Failure | None:
+    """The model's call failed in a way that another try can mend."""
+    return _run_failure(run, FailureKind.transient_provider)
+
+
+def provider_error(run: RunState) -> Failure | None:
+    """The model's call failed in a way that nobody can retry away."""
+    return _run_failure(run, FailureKind.provider_error)
+
+
+def context_overflow(run: RunState) -> Failure | None:
+    """The provider says that the prompt is too long."""
+    return _run_failure(run, FailureKind.context_overflow)
+
+
+# -- post_llm: the reply ------------------------------------------------------------------------------
+
+
+def output_truncated(run: RunState) -> Failure | None:
+    """The model was cut off by the cap on its reply."""
+    if run.reply is None or run.reply.finish_reason is not FinishReason.LENGTH:
+        return None
+    return Failure(kind=FailureKind.output_truncated, explanation="the reply was cut off by its length limit")
+
+
+def output_refused(run: RunState) -> Failure | None:
+    """The model, or a content filter, refused; its words are the blocker."""
+    reply = run.reply
+    if reply is None:
+        return None
+    filtered = reply.finish_reason in (FinishReason.CONTENT_FILTER, FinishReason.REFUSAL)
+    if not filtered and reply.refusal is None:
+        return None
+    words = reply.refusal or reply.message.content or f"stopped by {reply.finish_reason.value}"
+    return Failure(
+        kind=FailureKind.output_refused, explanation="the model refused to answer", blockers=(words.strip(),)
+    )
+
+
+def output_malformed(run: RunState) -> Failure | None:
+    """The envelope or the structured answer does not parse or validate."""
+    if run.malformed is None:
+        return None
+    return Failure(kind=FailureKind.output_malformed, explanation=run.malformed)
+
+
+def loop_detected(run: RunState) -> Failure | None:
+    """A call of the reply would be the ``loop_hard_threshold``-th equal one among the last ``loop_window``."""
+    if not run.batch:
+        return None
+    window, limit = run.guardrails.loop_window, run.guardrails.loop_hard_threshold
+    calls = [*run.recent_calls, *[c.signature for c in run.batch]]
+    for place in range(len(run.recent_calls), len(calls)):
+        if calls.count(calls[place]) < limit:
+            continue
+        count = calls[max(0, place + 1 - window) : place + 1].count(calls[place])
+        if count >= limit:
+            tool = calls[place].rpartition(":")[0]
+            return Failure(
+                kind=FailureKind.loop_detected,
+                explanation=f"the same call of {tool!r} came {count} times among the last {window} calls",
+                metadata={"signature": calls[place], "count": count},
+            )
+    return None
+
+
+# -- post_tool: what the batch brought ----------------------------------------------------------------
+
+
+def _batch_failure(run: RunState, kind: FailureKind) -> Failure | None:
+    """The batch's failure of a kind; what else failed in it stands in the metadata."""
+    failure = run.call_failures.get(kind)
+    if failure is None or len(run.call_failures) == 1:
+        return failure
+    others = {k.value: f.explanation for k, f in run.call_failures.items() if k is not kind}
+    return failure.model_copy(update={"metadata": {**failure.metadata, "others": others}})
+
+
+def policy_violation(run: RunState) -> Failure | None:
+    """``max_denials`` denials in a row, or a tool or guard said so."""
+    if run.denials >= run.guardrails.max_denials:
+        return Failure(
+            kind=FailureKind.policy_violation,
+            explanation=f"{run.denials} tool calls in a row were denied",
+            blockers=(f"{run.denials} denials in a row",),
+        )
+    return _batch_failure(run, FailureKind.policy_violation) if run.call_failures else None
+
+
+def repeated_error(run: RunState) -> Failure | None:
+    """The circuit breaker: the same error came ``repeated_error_threshold`` times in a row."""
+    if run.error_key is None or run.error_streak < run.guardrails.repeated_error_threshold:
+        return None
+    _, tool, _, message = run.error_key
+    return Failure(
+        kind=FailureKind.repeated_error,
+        explanation=f"{tool!r} failed {run.error_streak} times in a row in the same way: {message}",
+        blockers=(message,),
+    )
+
+
+def ambiguous_input(run: RunState) -> Failure | None:
+    """A tool says that the request is underspecified."""
+    return _batch_failure(run, FailureKind.ambiguous_input) if run.call_failures else None
+
+
+def scope_too_large(run: RunState) -> Failure | None:
+    """A tool says that the task is too big for one step."""
+    return _batch_failure(run, FailureKind.scope_too_large) if run.call_failures else None
+
+
+def capability_gap(run: RunState) -> Failure | None:
+    """A tool says that nothing here can do what is asked."""
+    return _batch_failure(run, FailureKind.capability_gap) if run.call_failures else None
+
+
+def kernel_invalidated(run: RunState) -> Failure | None:
+    """A tool says that the state of its execution kernel went bad."""
+    return _batch_failure(run, FailureKind.kernel_invalidated) if run.call_failures else None
+
+
+def unknown_tool(run: RunState) -> Failure | None:
+    """A call names a tool that is not registered."""
+    return _batch_failure(run, FailureKind.unknown_tool) if run.call_failures else None
+
+
+def invalid_arguments(run: RunState) -> Failure | None:
+    """A call's arguments do not parse or validate; the tool was not run."""
+    return _batch_failure(run, FailureKind.invalid_arguments) if run.call_failures else None
+
+
+def environment_error(run: RunState) -> Failure | None:
+    """A tool met an OSError: a missing file, a refused connection, a full disk."""
+    failure = _batch_failure(run, FailureKind.environment_error)
+    if failure is None or run.behavior.environment_errors == "retry":
+        return failure
+    return failure.model_copy(update={"suggested_action": Action.handoff})
+
+
+def tool_error(run: RunState) -> Failure | None:
+    """A tool raised, returned a failure, or took too long."""
+    return _batch_failure(run, FailureKind.tool_error) if run.call_failures else None

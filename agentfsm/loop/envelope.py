@@ -1,0 +1,96 @@
+"""The JSON envelope: tool calling for models without native tool calls.
+
+The model answers with one object and nothing else: ``{"kind": "final", "content": ...}`` or
+``{"kind": "tool_call", "tool_name": ..., "arguments": {...}}``. A Markdown code fence around it is tolerated, since
+models like to add one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, cast
+
+from pydantic_core import from_json
+
+from agentfsm.loop.canonical_json import make_json_encoder
+from agentfsm.loop.messages import ToolCall, canonical_json
+from agentfsm.loop.model import ToolSpec
+from agentfsm.loop.outcomes import ReplyParsed
+
+__all__ = ["envelope_instructions", "parse_json", "parse_envelope"]
+
+_encode_ascii = make_json_encoder(ensure_ascii=True)
+_FENCE = re.compile(r"\A\s*```[A-Za-z]*\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
+
+
+def parse_json(text: str) -> Any:
+    """The JSON value of a text, with or without a fence around it.
+
+    Raises:
+        ValueError: The text is not JSON; the message says where it goes wrong.
+    """
+    try:
+        return _decode_json(text)
+    except TypeError:
+        raise ValueError("it holds half a character (a lone surrogate)") from None
+    except ValueError:
+        fenced = _FENCE.match(text)
+        if fenced is None:
+            raise
+    return _decode_json(fenced.group(1))
+
+
+def _decode_json(text: str) -> Any:
+    value = from_json(text, allow_inf_nan=False)
+    try:
+        _encode_ascii(value)  # 1e999 is read as infinity, whatever the reader is told
+    except ValueError:
+        raise ValueError("a number is out of range") from None
+    return value
+
+
+def parse_envelope(text: str, call_id: str) -> ReplyParsed:
+    """What an envelope says: one call, a final answer, or why it cannot be read.
+
+    Args:
+        text: The model's reply.
+        call_id: The id for a call, since envelopes carry none.
+    """
+    try:
+        value = parse_json(text)
+    except ValueError as error:
+        return ReplyParsed(malformed=f"the reply is not valid JSON ({error})")
+    if not isinstance(value, dict):
+        return ReplyParsed(malformed="the reply is JSON, but not an object")
+    return _parse_envelope_object(cast("dict[str, Any]", value), call_id)
+
+
+def _parse_envelope_object(envelope: dict[str, Any], call_id: str) -> ReplyParsed:
+    kind = envelope.get("kind")
+    if kind == "final":
+        content = envelope.get("content")
+        if isinstance(content, str):
+            return ReplyParsed(answer=content)
+        return ReplyParsed(malformed="an envelope of kind 'final' needs a text in 'content'")
+    if kind != "tool_call":
+        return ReplyParsed(malformed="an envelope needs a 'kind' of 'final' or 'tool_call'")
+    name, arguments = envelope.get("tool_name"), envelope.get("arguments", {})
+    if not isinstance(name, str) or not name:
+        return ReplyParsed(malformed="an envelope of kind 'tool_call' needs a 'tool_name'")
+    if not isinstance(arguments, dict):
+        return ReplyParsed(calls=(ToolCall(call_id, name, malformed="'arguments' must be an object"),))
+    return ReplyParsed(calls=(ToolCall(call_id, name, cast("dict[str, Any]", arguments)),))
+
+
+def envelope_instructions(tools: Iterable[ToolSpec]) -> str:
+    """What a model must be told to answer in envelopes."""
+    lines = "\n".join(
+        f"- {t.name}: {t.description} Arguments (JSON schema): {canonical_json(t.parameters)}" for t in tools
+    )
+    return (
+        "Answer with exactly one JSON object and nothing else, in one of two forms.\n"
+        'To answer the user: {"kind": "final", "content": "<your answer>"}\n'
+        'To run a tool: {"kind": "tool_call", "tool_name": "<name>", "arguments": {...}}\n'
+        f"Tools:\n{lines or '- none'}"
+    )

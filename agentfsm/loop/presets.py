@@ -1,0 +1,87 @@
+"""Presets: the behavior of each published loop as a few lines of configuration (behavior, policy, limits, graph)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from agentfsm.loop.failures import Action, FailureKind
+from agentfsm.loop.guardrails import AgentGuardrails, Behavior
+from agentfsm.loop.policy import DEFAULT_BUDGETS, DefaultPolicy, RecoveryPolicy
+from agentfsm.loop.table import LOOP
+from agentfsm.machine.graph import Graph
+
+__all__ = ["BREAKER", "FEEDBACK", "FUNNEL", "PRESETS", "STANDARD", "STRICT", "Preset"]
+
+K = FailureKind
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One behaviour of the loop, by name.
+
+    Attributes:
+        name: Its name, as in ``Agent(preset="funnel")``.
+        behavior: Its choices.
+        policy: Its recovery policy, unless the agent has its own.
+        guardrails: Its limits, unless the agent has its own.
+        graph: Its table, unless the agent has its own.
+    """
+
+    name: str
+    behavior: Behavior = field(default_factory=Behavior)
+    policy: RecoveryPolicy = field(default_factory=DefaultPolicy)
+    guardrails: AgentGuardrails = field(default_factory=AgentGuardrails)
+    graph: Graph = LOOP
+
+
+# As often as it takes: another budget ends the run first.
+_UNLIMITED_RETRIES = 1_000_000
+_MODEL_ERRORS = (K.output_malformed, K.unknown_tool, K.invalid_arguments, K.tool_error)
+
+STANDARD = Preset("standard")
+"""The default: the recovery funnel, and a text reply is the answer."""
+
+FUNNEL = Preset("funnel", behavior=Behavior(control_tools=True, text_is_answer=False))
+"""parsimony-agents: control tools are registered, and a text reply is ``no_progress``."""
+
+FEEDBACK = Preset(
+    "feedback",
+    behavior=Behavior(envelope=True, feedback="kept", environment_errors="terminal", attempts_scope="run"),
+    policy=DefaultPolicy(budgets=dict.fromkeys(_MODEL_ERRORS, _UNLIMITED_RETRIES)),
+    guardrails=AgentGuardrails(max_iterations=5, on_limit="stop"),
+)
+"""abcb: one step budget (5), feedback kept as tool messages, JSON envelopes; the environment's and the
+provider's errors end the run."""
+
+BREAKER = Preset(
+    "breaker",
+    behavior=Behavior(control_tools=True, text_is_answer=False),
+    policy=DefaultPolicy(
+        budgets={**dict.fromkeys((*_MODEL_ERRORS, K.environment_error), _UNLIMITED_RETRIES), K.no_progress: 4},
+        actions={K.no_progress: Action.retry},
+    ),
+    guardrails=AgentGuardrails(max_iterations=None),
+)
+"""Forge: errors go back to the model until the breaker sees five equal ones; no iteration cap of its own;
+tools end the loop; a model that cannot be reached ends the run."""
+
+STRICT = Preset(
+    "strict",
+    policy=DefaultPolicy(budgets={K.output_truncated: DEFAULT_BUDGETS[K.output_truncated]}),
+    graph=replace(
+        LOOP.without(
+            "post_tool.policy_violation",
+            "post_tool.repeated_error",
+            "post_tool.unknown_tool",
+            "post_tool.invalid_arguments",
+            "post_tool.environment_error",
+            "post_tool.tool_error",
+        ),
+        name="strict",
+    ),
+)
+"""Jan: a model's failure is fatal, a tool's failure is conversation data, and text is the answer."""
+
+PRESETS = MappingProxyType({p.name: p for p in (STANDARD, FUNNEL, FEEDBACK, BREAKER, STRICT)})
+"""Every preset by name."""

@@ -1,0 +1,398 @@
+"""The reducer: how outcomes, human replies and transitions change a ``RunState``.
+
+``on_outcome`` runs when an effect has finished, ``on_transition`` when the machine has moved. Together they are all that
+writes to a ``RunState``, so a run is exactly what its outcomes and decisions make of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from agentfsm.loop import outcomes as o
+from agentfsm.loop import prompts
+from agentfsm.loop.failures import LIMIT_KINDS, OUTPUT_KINDS, PROVIDER_KINDS, TOOL_KINDS, Action, Failure, FailureKind
+from agentfsm.loop.messages import Message, Role, ToolResult, Usage
+from agentfsm.loop.state import CallState, PendingRequest, RunState
+from agentfsm.loop.tool_batch import append_tool_results, is_final_text, record_result
+from agentfsm.machine.engine import Decision
+from agentfsm.machine.graph import State
+
+__all__ = ["on_human_answer", "on_outcome", "on_transition"]
+
+
+def on_human_answer(run: RunState, outcome: o.HumanAnswered) -> None:
+    """Fold a person's answer in: it becomes a message, a call's result, or what is decided about a call."""
+    run.human_reply = reply = outcome.reply
+    waiting = run.pending_request
+    if waiting is None:
+        return
+    call = next((c for c in run.batch if c.call.id == waiting.call_id), None)
+    if waiting.asker:
+        if call is not None:
+            call.answer, run.ending = reply, None
+        return
+    if reply.kind != "text":
+        if call is not None:
+            _ON_CALL_REPLY[reply.kind](run, call)
+        return
+    if call is not None:
+        record_result(run, ToolResult(call.call.id, call.call.name, reply.text))
+    append_tool_results(run)
+    run.ending = None
+    if call is not None:
+        return
+    run.messages.append(Message.user(reply.text))
+    if waiting.failure_kind in LIMIT_KINDS:
+        run.continues += 1
+    if waiting.failure_kind is FailureKind.iteration_limit:
+        run.iterations = 0
+    elif waiting.failure_kind is FailureKind.time_limit:
+        run.elapsed_s, run.final_turn = 0.0, ""
+    elif waiting.failure_kind is FailureKind.loop_detected:
+        run.recent_calls.clear()
+
+
+def _on_allow(run: RunState, call: CallState) -> None:
+    call.approved = True
+
+
+def _on_deny(run: RunState, call: CallState) -> None:
+    reason = run.human_reply.text if run.human_reply is not None else ""
+    call.denied = "Denied by the user" + (f": {reason}" if reason else ".")
+
+
+def _on_edit(run: RunState, call: CallState) -> None:
+    if run.human_reply is not None:
+        call.call = replace(call.call, arguments=dict(run.human_reply.arguments), malformed=None)
+    call.approved = call.edited = True
+
+
+def _on_ran(run: RunState, call: CallState) -> None:
+    text = run.human_reply.text if run.human_reply is not None else ""
+    record_result(run, ToolResult(call.call.id, call.call.name, text))
+
+
+def _on_did_not_run(run: RunState, call: CallState) -> None:
+    call.started = False
+
+
+def _on_give_up(run: RunState, call: CallState) -> None:
+    text = "It is not known whether this call ran, and it was given up. Do not repeat it."
+    record_result(run, ToolResult(call.call.id, call.call.name, text, status="skipped"))
+
+
+_ON_CALL_REPLY: dict[str, Callable[[RunState, CallState], None]] = {
+    "allow": _on_allow,
+    "deny": _on_deny,
+    "edit": _on_edit,
+    "ran": _on_ran,
+    "did_not_run": _on_did_not_run,
+    "give_up": _on_give_up,
+}
+
+
+PRE_STEP, CALL_LLM, POST_LLM, DISPATCH_TOOL, POST_TOOL, RECOVER, SUSPENDED, TERMINAL = State
+
+
+_CLOSES_BATCH = frozenset({PRE_STEP, CALL_LLM, TERMINAL})
+"""Behind these states a request is made or a run is over: no call may be left without a result."""
+
+
+def on_transition(run: RunState, decision: Decision, final: bool = False) -> None:
+    """Fold a decision into the run: what it found, what it settles, and what entering the state means.
+
+    Args:
+        run: The run.
+        decision: The move.
+        final: Whether it leads to an end of the user's own; ``terminal`` is known.
+    """
+    row, found = decision.transition, decision.guard_result
+    if isinstance(found, Failure):
+        run.failure = found
+    settle = _ON_LEAVE.get(row.source)
+    if settle is not None:
+        settle(run, row.target)
+    elif run.human_reply is not None:  # a wait of the user's own is over
+        _on_leave_suspended(run, row.target)
+    if row.target == PRE_STEP:
+        run.steps += 1
+    if run.batch and (final or row.target in _CLOSES_BATCH):
+        append_tool_results(run)
+
+
+def _on_leave_call_llm(run: RunState, target: str) -> None:
+    if target != RECOVER:
+        _reset_attempts(run, PROVIDER_KINDS)
+
+
+def _on_leave_post_llm(run: RunState, target: str) -> None:
+    if run.partial_answer and not (target == RECOVER and _was_truncated(run)):  # it was gone on with, or is set aside
+        run.partial_answer = ""
+    if target == RECOVER:
+        return
+    _reset_attempts(run, OUTPUT_KINDS)
+    if run.batch:
+        recent = run.recent_calls
+        recent.extend([c.signature for c in run.batch])
+        del recent[: -run.guardrails.loop_window]
+
+
+def _was_truncated(run: RunState) -> bool:
+    return run.failure is not None and run.failure.kind is FailureKind.output_truncated
+
+
+def _on_leave_post_tool(run: RunState, target: str) -> None:
+    if target == DISPATCH_TOOL:
+        return
+    if run.failure_attempts and any(c.result is not None and c.result.status == "done" for c in run.batch):
+        _reset_attempts(run, tuple(k for k in TOOL_KINDS if k not in run.call_failures))
+    if target == RECOVER and run.denials >= run.guardrails.max_denials:
+        run.denials = 0
+    if target == RECOVER and run.failure is not None and run.failure.kind is FailureKind.repeated_error:
+        run.error_key, run.error_streak = None, 0
+
+
+def _on_leave_recover(run: RunState, target: str) -> None:
+    if target in (SUSPENDED, TERMINAL):
+        return
+    run.failure = run.action = None
+    run.retry_calls = False
+
+
+def _on_leave_suspended(run: RunState, target: str) -> None:
+    if target == TERMINAL:
+        return
+    run.human_reply = run.pending_request = run.failure = run.action = None
+
+
+_ON_LEAVE: dict[str, Callable[[RunState, str], None]] = {
+    CALL_LLM: _on_leave_call_llm,
+    POST_LLM: _on_leave_post_llm,
+    POST_TOOL: _on_leave_post_tool,
+    RECOVER: _on_leave_recover,
+    SUSPENDED: _on_leave_suspended,
+}
+
+
+def _reset_attempts(run: RunState, kinds: tuple[FailureKind, ...]) -> None:
+    if run.failure_attempts and run.behavior.attempts_scope == "streak":
+        for kind in kinds:
+            run.failure_attempts.pop(kind, None)
+
+
+K = FailureKind
+_SUSPENDED = State.SUSPENDED
+
+
+_NO_USAGE = Usage()
+
+
+UNELIDED_MESSAGES = 4
+"""How many of the newest messages keep their text when a prompt was too long."""
+
+
+_TEXT_REQUESTS = frozenset({"question", "limit"})
+"""What a sub-agent asks in words: the run then waits as it does for a question of its own."""
+
+
+def on_outcome(run: RunState, outcome: o.Outcome, duration_s: float = 0.0, silence_s: float = 0.0) -> None:
+    """Fold what an effect came back with into the run.
+
+    Args:
+        run: The run, in the state whose effect ended.
+        outcome: What the effect came back with.
+        duration_s: Seconds that the effect took.
+        silence_s: Seconds between the end of the last effect and the start of this one.
+    """
+    if (duration_s or silence_s) and run.state != _SUSPENDED:
+        run.elapsed_s += duration_s + silence_s
+        if silence_s > run.silence_s:
+            run.silence_s = silence_s
+    _ON_OUTCOME[type(outcome)](run, outcome)
+
+
+def _on_pre_step_done(run: RunState, outcome: o.PreStepDone) -> None:
+    run.backoff_s = 0.0
+    limit = run.guardrails.max_execution_time_s
+    if limit is not None and run.guardrails.finalize_grace_s and not run.final_turn and run.elapsed_s >= limit:
+        run.final_turn = "now"
+    if outcome.recalled:
+        run.messages.append(Message.user(f"<memory>\n{outcome.recalled}\n</memory>"))
+
+
+def _on_model_call_succeeded(run: RunState, outcome: o.ModelCallSucceeded) -> None:
+    """The message is stored before it is judged, its calls are owed results; what was said once has been said."""
+    run.reply = outcome.reply
+    run.messages.append(outcome.reply.message)
+    run.batch = [CallState(call, call.signature) for call in outcome.reply.message.tool_calls]
+    if outcome.reply.usage != _NO_USAGE:
+        run.usage += outcome.reply.usage
+    run.pending_instruction = run.feedback = None
+    _count_model_call(run)
+
+
+def _on_model_call_failed(run: RunState, outcome: o.ModelCallFailed) -> None:
+    run.failure = outcome.failure
+    run.reply = None  # the last one was judged; a graph that lets this failure pass must not judge it again
+    _count_model_call(run)
+
+
+def _count_model_call(run: RunState) -> None:
+    run.iterations += 1
+    run.model_calls += 1
+    run.silence_s = 0.0
+    if run.final_turn == "now":
+        run.final_turn = "used"
+
+
+def _on_reply_parsed(run: RunState, outcome: o.ReplyParsed) -> None:
+    if not run.batch:  # else the calls stand in the message itself, and are there already
+        run.batch = [CallState(call, call.signature) for call in outcome.calls]
+    run.answer = outcome.answer
+    run.malformed = outcome.malformed
+
+
+def _on_tools_ran(run: RunState, outcome: o.ToolsRan) -> None:
+    run.backoff_s = 0.0
+    for result in outcome.results:
+        record_result(run, result)
+
+
+def _on_call_blocked(run: RunState, outcome: o.CallBlocked) -> None:
+    run.backoff_s = 0.0
+    for result in outcome.results:
+        record_result(run, result)
+    calls = {c.call.id: c for c in run.batch}
+    for held in outcome.held:
+        run.usage += held.usage
+        if held.waiting.call_id in calls:
+            call = calls[held.waiting.call_id]
+            call.held, call.answer, call.started = held, None, False
+    if run.ending is not None:  # another call of the batch has ended the run, or asks first
+        return
+    run.pending_request = outcome.waiting
+    if run.pending_request.asker and run.pending_request.kind in _TEXT_REQUESTS:
+        run.ending = "ask"
+
+
+def _on_recovery_decided(run: RunState, outcome: o.RecoveryDecided) -> None:
+    """Count, record the lesson, act: in this order, after the policy has decided."""
+    run.action, run.backoff_s, run.retry_calls = outcome.action, outcome.backoff_s, outcome.retry_calls
+    failure = run.failure
+    if failure is None:
+        return
+    run.record_failure_attempt(failure.kind)
+    run.add_lesson(failure)
+    if failure.kind is K.no_progress:
+        run.silence_s = 0.0  # one stall never strikes twice without a model call between
+    if failure.kind in OUTPUT_KINDS:  # an error with another key: the breaker starts anew
+        run.error_key, run.error_streak = None, 0
+    if failure.kind is K.output_truncated and outcome.action is not Action.retry:
+        run.partial_answer = ""
+    _ON_ACTION[outcome.action](run, failure)
+
+
+def _prepare_retry(run: RunState, failure: Failure) -> None:
+    if run.retry_calls:
+        for call in run.batch:
+            if call.result is not None and call.result.failure is not None:
+                call.result = None
+                call.retries += 1
+        run.call_failures.clear()
+        return
+    if failure.kind is K.output_truncated:
+        _set_feedback(run, _after_truncation(run))
+    elif failure.kind in OUTPUT_KINDS or (failure.kind not in PROVIDER_KINDS and is_final_text(run)):
+        _set_feedback(run, prompts.feedback_text(failure))
+
+
+def _set_feedback(run: RunState, text: str) -> None:
+    if run.behavior.feedback == "once":
+        run.feedback = text
+    else:
+        append_tool_results(run)
+        run.messages.append(Message(Role.TOOL, text, is_error=True))
+
+
+def _after_truncation(run: RunState) -> str:
+    """What the model is told of a message that was cut off: with more room, to say it again, else to go on."""
+    cap = run.output_cap or run.guardrails.max_output_tokens
+    if cap is not None:
+        run.output_cap = min(2 * cap, max(cap, run.guardrails.max_output_tokens_limit))
+        if run.output_cap > cap:
+            run.partial_answer = ""
+            return prompts.truncation_feedback("more_room")
+    if run.batch or run.reply is None:
+        return prompts.truncation_feedback("call")
+    run.partial_answer += run.reply.message.content
+    return prompts.truncation_feedback("answer")
+
+
+def _prepare_narrow_scope(run: RunState, failure: Failure) -> None:
+    run.pending_instruction = prompts.narrow_scope_instruction(failure)
+    if failure.kind is K.context_overflow:
+        run.elided = max(run.elided, len(run.messages) - UNELIDED_MESSAGES)
+
+
+def _prepare_question(run: RunState, failure: Failure) -> None:
+    kind = "limit" if failure.kind in LIMIT_KINDS else "question"
+    run.pending_request = PendingRequest(kind, prompts.recovery_question(failure), failure_kind=failure.kind)
+
+
+def _prepare_end(run: RunState, failure: Failure) -> None:
+    """Nothing to prepare: the run ends."""
+
+
+def _on_expired(run: RunState, outcome: o.Expired) -> None:
+    run.expired = True
+
+
+def _on_state_result(run: RunState, outcome: o.StateResult) -> None:
+    if outcome.value is not None:
+        run.state_results[run.state] = outcome.value
+    (run.deferred_messages if run.batch else run.messages).extend(outcome.messages)
+
+
+def _on_judged(run: RunState, outcome: o.Judged) -> None:
+    """Nothing to fold in: the results are there, and the guards judge them."""
+
+
+def _on_cancelled(run: RunState, outcome: o.Cancelled) -> None:
+    for result in outcome.results:
+        record_result(run, result)
+    run.cancelled = outcome.reason
+
+
+def _on_aborted(run: RunState, outcome: o.Aborted) -> None:
+    for result in outcome.results:
+        record_result(run, result)
+    if run.aborted is None:
+        run.aborted = outcome.failure
+
+
+_ON_OUTCOME: dict[type, Callable[[RunState, Any], None]] = {
+    o.PreStepDone: _on_pre_step_done,
+    o.ModelCallSucceeded: _on_model_call_succeeded,
+    o.ModelCallFailed: _on_model_call_failed,
+    o.ReplyParsed: _on_reply_parsed,
+    o.ToolsRan: _on_tools_ran,
+    o.CallBlocked: _on_call_blocked,
+    o.Judged: _on_judged,
+    o.RecoveryDecided: _on_recovery_decided,
+    o.HumanAnswered: on_human_answer,
+    o.Expired: _on_expired,
+    o.StateResult: _on_state_result,
+    o.Cancelled: _on_cancelled,
+    o.Aborted: _on_aborted,
+}
+
+
+_ON_ACTION: dict[Action, Callable[[RunState, Failure], None]] = {
+    Action.retry: _prepare_retry,
+    Action.narrow_scope: _prepare_narrow_scope,
+    Action.ask_user: _prepare_question,
+    Action.handoff: _prepare_end,
+    Action.stop: _prepare_end,
+}

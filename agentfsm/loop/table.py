@@ -1,0 +1,143 @@
+"""``LOOP``: the default transition table. It is the whole control flow; nothing else moves a run.
+
+In each state the rows are tried from top to bottom, and the first whose guard holds is taken. A row without a guard
+always holds, so a run can never be stuck. Every model call passes through ``pre_step`` and so spends a step; every other
+cycle spends a pending call or a tool retry, or waits for human input. So every run ends or waits within a bound that
+follows from its guardrails.
+"""
+
+from __future__ import annotations
+
+from agentfsm.loop.detectors import (
+    ambiguous_input,
+    capability_gap,
+    context_overflow,
+    cost_limit,
+    environment_error,
+    invalid_arguments,
+    iteration_limit,
+    kernel_invalidated,
+    loop_detected,
+    no_progress,
+    output_malformed,
+    output_refused,
+    output_truncated,
+    policy_violation,
+    provider_error,
+    repeated_error,
+    runaway,
+    scope_too_large,
+    time_limit,
+    token_limit,
+    tool_error,
+    transient_provider,
+    unknown_tool,
+)
+from agentfsm.loop.guards import (
+    aborted,
+    approval_decided,
+    approval_required,
+    ask_user,
+    calls_pending,
+    cancelled,
+    declared_done,
+    declared_unable,
+    doubt_settled,
+    expired,
+    handoff,
+    in_doubt,
+    question_asked,
+    replied,
+    retry_tool,
+    stop,
+    tool_calls,
+)
+from agentfsm.machine.graph import Graph, State, StateSpec
+from agentfsm.machine.graph import Transition as Row
+
+__all__ = ["LOOP"]
+
+PRE_STEP, CALL_LLM, POST_LLM, DISPATCH_TOOL, POST_TOOL, RECOVER, SUSPENDED, TERMINAL = State
+
+# fmt: off
+LOOP = Graph(
+    name="loop",
+    states=(
+        StateSpec(PRE_STEP, "back off, check budgets", spends="a step"),
+        StateSpec(CALL_LLM, "call the model"),
+        StateSpec(POST_LLM, "read the reply"),
+        StateSpec(DISPATCH_TOOL, "run the next call"),
+        StateSpec(POST_TOOL, "judge the batch"),
+        StateSpec(RECOVER, "ask the policy", lane="left"),
+        StateSpec(SUSPENDED, "wait for a person", waits=True, lane="right"),
+        StateSpec(TERMINAL, "the end", final=True),
+    ),
+    transitions=(
+        #   from           guard               to
+        Row(PRE_STEP,      cancelled,          TERMINAL),
+        Row(PRE_STEP,      aborted,            TERMINAL),
+        Row(PRE_STEP,      runaway,            TERMINAL),
+        Row(PRE_STEP,      iteration_limit,    RECOVER),
+        Row(PRE_STEP,      time_limit,         RECOVER),
+        Row(PRE_STEP,      token_limit,        RECOVER),
+        Row(PRE_STEP,      cost_limit,         RECOVER),
+        Row(PRE_STEP,      no_progress,        RECOVER),
+        Row(PRE_STEP,      None,               CALL_LLM),
+
+        Row(CALL_LLM,      cancelled,          TERMINAL),
+        Row(CALL_LLM,      aborted,            TERMINAL),
+        Row(CALL_LLM,      transient_provider, RECOVER),
+        Row(CALL_LLM,      provider_error,     RECOVER),
+        Row(CALL_LLM,      context_overflow,   RECOVER),
+        Row(CALL_LLM,      None,               POST_LLM),
+
+        Row(POST_LLM,      cancelled,          TERMINAL),
+        Row(POST_LLM,      aborted,            TERMINAL),
+        Row(POST_LLM,      output_truncated,   RECOVER),
+        Row(POST_LLM,      output_refused,     RECOVER),
+        Row(POST_LLM,      output_malformed,   RECOVER),
+        Row(POST_LLM,      loop_detected,      RECOVER),
+        Row(POST_LLM,      no_progress,        RECOVER),
+        Row(POST_LLM,      tool_calls,         DISPATCH_TOOL),
+        Row(POST_LLM,      None,               TERMINAL),
+
+        Row(DISPATCH_TOOL, cancelled,          TERMINAL),
+        Row(DISPATCH_TOOL, aborted,            TERMINAL),
+        Row(DISPATCH_TOOL, approval_required,  SUSPENDED),
+        Row(DISPATCH_TOOL, in_doubt,           SUSPENDED),
+        Row(DISPATCH_TOOL, None,               POST_TOOL),
+
+        Row(POST_TOOL,     cancelled,          TERMINAL),
+        Row(POST_TOOL,     aborted,            TERMINAL),
+        Row(POST_TOOL,     declared_done,      TERMINAL),
+        Row(POST_TOOL,     declared_unable,    TERMINAL),
+        Row(POST_TOOL,     question_asked,     SUSPENDED),
+        Row(POST_TOOL,     policy_violation,   RECOVER),
+        Row(POST_TOOL,     calls_pending,      DISPATCH_TOOL, spends="a pending call"),
+        Row(POST_TOOL,     repeated_error,     RECOVER),
+        Row(POST_TOOL,     ambiguous_input,    RECOVER),
+        Row(POST_TOOL,     scope_too_large,    RECOVER),
+        Row(POST_TOOL,     capability_gap,     RECOVER),
+        Row(POST_TOOL,     kernel_invalidated, RECOVER),
+        Row(POST_TOOL,     unknown_tool,       RECOVER),
+        Row(POST_TOOL,     invalid_arguments,  RECOVER),
+        Row(POST_TOOL,     environment_error,  RECOVER),
+        Row(POST_TOOL,     tool_error,         RECOVER),
+        Row(POST_TOOL,     None,               PRE_STEP),
+
+        Row(RECOVER,       cancelled,          TERMINAL),
+        Row(RECOVER,       aborted,            TERMINAL),
+        Row(RECOVER,       ask_user,           SUSPENDED),
+        Row(RECOVER,       handoff,            TERMINAL),
+        Row(RECOVER,       stop,               TERMINAL),
+        Row(RECOVER,       retry_tool,         DISPATCH_TOOL, spends="a tool's retry"),
+        Row(RECOVER,       None,               PRE_STEP),
+
+        Row(SUSPENDED,     cancelled,          TERMINAL),
+        Row(SUSPENDED,     expired,            TERMINAL),
+        Row(SUSPENDED,     approval_decided,   DISPATCH_TOOL),
+        Row(SUSPENDED,     doubt_settled,      DISPATCH_TOOL),
+        Row(SUSPENDED,     replied,            PRE_STEP),
+    ),
+)
+# fmt: on

@@ -1,0 +1,102 @@
+"""The current batch of tool calls: recording each result, and appending all of them to the transcript."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from agentfsm.loop import prompts
+from agentfsm.loop.messages import FinishReason, Message, Role, ToolResult
+from agentfsm.loop.state import PendingRequest, RunState
+
+__all__ = ["append_tool_results", "record_result", "is_final_text"]
+
+
+def record_result(run: RunState, result: ToolResult) -> None:
+    """Fold in what became of one call of the batch."""
+    for call in run.batch:
+        if call.call.id == result.call_id:
+            break
+    else:
+        return
+    call.started = False
+    call.held = call.answer = None
+    if result.usage is not None:
+        run.usage += result.usage
+    if result.ending == "ask":  # its result is the person's reply
+        run.ending = "ask"
+        run.pending_request = PendingRequest(
+            "question", call_id=result.call_id, tool=result.name, **_question_fields(result)
+        )
+        return
+    call.result = result
+    if result.status == "denied":
+        run.denials += 1
+    elif result.failure is not None:
+        run.denials = 0
+        run.call_failures.setdefault(result.failure.kind, result.failure)
+        key = (result.failure.kind.value, result.name, result.error_class, " ".join(result.content.split()))
+        run.error_streak = run.error_streak + 1 if key == run.error_key else 1
+        run.error_key = key
+    elif result.status == "done":
+        run.denials = run.error_streak = 0
+        run.error_key = None
+        if result.ending is not None:
+            run.ending, run.ending_value = result.ending, result.value
+
+
+def _question_fields(result: ToolResult) -> dict[str, Any]:
+    value = cast("Mapping[str, Any]", result.value or {})
+    return {
+        "question": value.get("question", ""),
+        "context": value.get("context", ""),
+        "choices": tuple(value.get("choices", ())),
+    }
+
+
+def is_final_text(run: RunState) -> bool:
+    """Whether a reply without calls is the last word: a retry must say why it was set aside."""
+    return not run.batch and bool(run.messages) and run.messages[-1].role is Role.ASSISTANT
+
+
+def append_tool_results(run: RunState) -> None:
+    """Give every call of the batch its one result in the transcript."""
+    if not run.batch:
+        return
+    native = run.reply is not None and bool(run.reply.message.tool_calls)  # else the call stood in an envelope
+    for call in run.batch:
+        result = call.result or ToolResult(call.call.id, call.call.name, _skip_reason(run), status="skipped")
+        content = result.content
+        if call.edited:
+            content += "\n[Note: a person changed the arguments of this call.]"
+        if result.status in ("done", "failed"):
+            count = run.recent_calls.count(call.signature)
+            if count >= run.guardrails.loop_soft_threshold:
+                content += "\n" + prompts.repeated_call_note(count)
+        run.messages.append(
+            Message(
+                Role.TOOL,
+                content,
+                tool_call_id=result.call_id if native else None,
+                name=result.name,
+                is_error=result.status != "done",
+                images=result.images,
+            )
+        )
+    run.batch = []
+    run.call_failures = {}
+    if run.deferred_messages:
+        run.messages.extend(run.deferred_messages)
+        run.deferred_messages = []
+
+
+def _skip_reason(run: RunState) -> str:
+    if run.cancelled is not None:
+        return prompts.NOT_RUN_TEXTS["cancelled"]
+    if run.aborted is not None:
+        return prompts.NOT_RUN_TEXTS["aborted"]
+    if run.reply is not None and run.reply.finish_reason is FinishReason.LENGTH:
+        return prompts.NOT_RUN_TEXTS["truncated"]
+    if run.pending_request is not None and run.pending_request.call_id is not None:
+        return prompts.NOT_RUN_TEXTS["ask"]
+    return prompts.NOT_RUN_TEXTS[run.ending or ""]

@@ -1,0 +1,278 @@
+"""How a failed model call becomes an error: by status, response body or broken connection, one of three error types.
+
+The first rule that applies wins:
+
+1. the provider's wording for a prompt that is too long, or status 413: ``ContextOverflowError``
+2. status 408, 409, 425, 429 or 5xx: ``TransientProviderError``
+3. everything else: ``ProviderError``
+
+Error texts are read by people and stored in journals. They say what failed and what to do, and quote the provider's
+message with the API key and every fragment of the prompt removed, because servers echo both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from math import isfinite
+
+from agentfsm.errors import ContextOverflowError, ModelError, ProviderError, TransientProviderError
+from agentfsm.loop.messages import Message
+from agentfsm.models.providers import Endpoint
+from agentfsm.models.wire_format import as_list, as_object, dumps
+
+__all__ = ["CallErrors", "extract_error", "retry_after_s"]
+
+_RETRYABLE_STATUSES = frozenset({408, 409, 425, 429})
+
+_NEVER_OVERFLOW_STATUSES = frozenset({401, 403, 404, 429})  # "too many tokens per minute" is no long prompt
+
+_OVERFLOW_PATTERN = re.compile(
+    "|".join(
+        (
+            r"context_length_exceeded|string_above_max_length",  # OpenAI, and most that speak like it
+            r"maximum context length|context length is only",  # OpenAI, vLLM before and since 0.16, Mistral
+            r"prompt is too long|exceed context limit",  # Anthropic
+            r"exceed_context_size_error|exceeds the available context size",  # llama.cpp
+            r"prompt too long|exceeds? (the )?(max(imum)? )?context (length|window|size)",  # Ollama, others
+            r"exceeded max context length",  # Ollama
+            r"input token count.{0,40}exceeds",  # Gemini
+            r"maximum prompt length",  # xAI
+            r"too much media|too many images|for many-image requests",  # Anthropic, OpenAI
+            r"at most \d+ image|\d+ images, exceeding the maximum",  # vLLM, others
+        )
+    )
+)
+"""Each vendor's words for a prompt that is too long, or shows too much, as they stood in its answers when this was
+written. Both are mended in one way: old results go, and their pictures with them; else no later request would be taken
+(https://github.com/anthropics/claude-code/issues/3397)."""
+
+_NO_IMAGE_SUPPORT_PATTERN = re.compile(
+    r"not support (image|vision|multimodal)|not a multimodal model|image input is not supported"
+)
+"""Words for a model that sees no pictures (https://github.com/ollama/ollama/issues/17301, vLLM, llama.cpp)."""
+
+_BASE64_PATTERN = re.compile(r"[A-Za-z0-9+/]{32,}={0,2}")
+"""Base64, as pictures are sent."""
+
+_STATUS_BY_ERROR_CODE = {
+    "invalid_request_error": 400,
+    "invalid_prompt": 400,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "api_error": 500,
+    "internal_server_error": 500,
+    "server_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+"""The status that an error object means by its type or code, for one inside an answer of status 200."""
+
+_MAX_QUOTED_CHARS = 300
+"""How many characters of a provider's words a text quotes."""
+
+_MIN_PROMPT_MATCH = 16
+"""A run of this many characters that also stands in the prompt counts as a piece of it."""
+
+_MIN_KEY_MATCH = 8
+"""The same for the key: providers show its first and last letters."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorObject:
+    """What a body says of a failure: words for people, words for programs, a status inside the body."""
+
+    message: str
+    codes: tuple[str, ...]
+    status: int | None
+
+
+def extract_error(body: object) -> ErrorObject | None:
+    """The error object of a body, or None if it holds none; an answer of status 200 may hold one too."""
+    top = as_object(body)
+    choice = as_object(next(iter(as_list(top.get("choices"))), None))
+    itself = top if top.get("object") == "error" or top.get("type") == "error" else None
+    inner = as_object(top.get("response")).get("error")  # of a response that failed in mid-stream
+    for found in (top.get("error"), choice.get("error"), inner, itself):
+        if found:
+            break
+    else:
+        return None
+    error = as_object(found)
+    if not error:
+        return ErrorObject(str(found), (), None)
+    codes = tuple(str(error[k]) for k in ("code", "type", "status") if error.get(k))
+    message = error.get("message") or as_object(error.get("metadata")).get("raw") or ""
+    status = next((int(c) for c in codes if re.fullmatch(r"[45]\d\d", c)), None)
+    if status is None:
+        status = next((_STATUS_BY_ERROR_CODE[c] for c in codes if c in _STATUS_BY_ERROR_CODE), None)
+    return ErrorObject(str(message), codes, status)
+
+
+def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
+    """How long a provider asks to wait, in seconds, or None where it does not say.
+
+    ``retry-after-ms`` is the finer word of the two and wins; ``retry-after`` is seconds or an HTTP date
+    (RFC 9110, 10.2.3). A date that is over means 0.
+
+    Args:
+        headers: The answer's headers.
+        now: The wall clock, in seconds since 1970.
+    """
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        text = headers.get(name, "").strip()
+        try:
+            wait = float(text) * unit
+        except ValueError:
+            continue
+        if isfinite(wait) and wait >= 0:
+            return wait
+    try:
+        date = parsedate_to_datetime(headers.get("retry-after", ""))
+        return max(0.0, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - now)
+    except (ValueError, OverflowError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class CallErrors:
+    """Who called what, for the texts of errors.
+
+    Attributes:
+        model: The model's name at its provider.
+        endpoint: Where the call went, and with which key.
+    """
+
+    model: str
+    endpoint: Endpoint
+
+    @property
+    def name(self) -> str:
+        """``provider:model``."""
+        return f"{self.endpoint.provider.name}:{self.model}"
+
+    def from_response(
+        self,
+        status: int,
+        body: object,
+        headers: Mapping[str, str],
+        now: float,
+        prompt: Sequence[Message],
+        *,
+        default_status: int = 200,
+    ) -> ModelError:
+        """The error for an answer that says no.
+
+        Args:
+            status: The HTTP status; 200 where only the body says no.
+            body: The parsed body, or its text where it is no JSON.
+            headers: The answer's headers.
+            now: The wall clock, in seconds since 1970.
+            prompt: The messages of the request, to blank them out.
+            default_status: What a status of 200 means where the body names no other.
+        """
+        error = extract_error(body) or ErrorObject(_plain_message(body), (), None)
+        if status < 300:
+            status = error.status or default_status
+        words = " ".join((error.message, *error.codes)).lower()
+        quoted = self.scrub(error.message or " ".join(error.codes), prompt)
+        said = f"; the server says: {quoted}" if quoted else ""
+        if status == 413 or (status not in _NEVER_OVERFLOW_STATUSES and _OVERFLOW_PATTERN.search(words)):
+            text = f"{self.name}: the prompt is too long for the model{_status_suffix(status)}{said}"
+            return ContextOverflowError(text, status=status)
+        if status in _RETRYABLE_STATUSES or status >= 500:
+            text = f"{self.name}: the server cannot answer now{_status_suffix(status)}{said}"
+            return TransientProviderError(text, retry_after_s=retry_after_s(headers, now), status=status)
+        what, to_do = self._advice(status)
+        if not to_do and _NO_IMAGE_SUPPORT_PATTERN.search(words) and any(message.images for message in prompt):
+            to_do = "does the model see pictures? if not, say ModelSettings(images=False)"
+        text = f"{self.name}: {what}{_status_suffix(status)}{to_do and f': {to_do}'}{said}"
+        return ProviderError(text, status=status)
+
+    def unreachable(self, why: str) -> TransientProviderError:
+        """The error for a connection that could not be made."""
+        where, hint = self.endpoint.base_url, self.endpoint.provider.hint
+        return TransientProviderError(f"{self.name}: nothing answers at {where}: {hint} ({self.scrub(why)})")
+
+    def transient(self, what: str) -> TransientProviderError:
+        """The error for an answer that did not come, or not whole."""
+        return TransientProviderError(f"{self.name}: {what} ({self.endpoint.base_url})")
+
+    def invalid_response(self, what: str, status: int | None = None) -> ProviderError:
+        """The error for an answer that is whole and of no use."""
+        return ProviderError(f"{self.name}: {what} ({self.endpoint.base_url})", status=status)
+
+    def scrub(self, text: str, prompt: Sequence[Message] = ()) -> str:
+        """Words of a stranger on one line, short, without the key and without any piece of the prompt."""
+        line = " ".join("".join(c if c.isprintable() else " " for c in text).split())[: 2 * _MAX_QUOTED_CHARS]
+        key = self.endpoint.key
+        hidden = set[int]()
+        if key is not None:
+            hidden |= _overlap(line, key.get_secret_value(), _MIN_KEY_MATCH)
+        for piece in _prompt_texts(prompt):
+            hidden |= _overlap(line, piece, _MIN_PROMPT_MATCH)
+        if any(message.images for message in prompt):
+            hidden.update(place for found in _BASE64_PATTERN.finditer(line) for place in range(*found.span()))
+        marked = "".join("\0" if i in hidden else c for i, c in enumerate(line))
+        shown = re.sub("\0+", "[...]", marked)
+        return shown if len(shown) <= _MAX_QUOTED_CHARS else shown[:_MAX_QUOTED_CHARS] + "..."
+
+    def _advice(self, status: int) -> tuple[str, str]:
+        """What happened, and what to do about it."""
+        url, row, source = self.endpoint.base_url, self.endpoint.provider, self.endpoint.key_source
+        match status:
+            case 401 if not source:
+                variable = f" ({row.key_env} goes only to {row.name}'s own address)" if row.key_env else ""
+                return f"{url} wants a key and got none", f"pass api_key, or --api-key-env to agentfsm run{variable}"
+            case 401:
+                return f"{url} refuses the key from {source}", "is it the right one, and still valid?"
+            case 403:
+                who = f"the key from {source}" if source else "a caller without a key"
+                return f"{who} may not do this at {url}", "is the model open to it?"
+            case 404:
+                return f"{url} does not find it", f"does it know a model {self.model!r}, and is the address right?"
+            case _ if 300 <= status < 400:
+                return f"{url} redirects elsewhere, where no key is sent", "is base_url the final address?"
+            case _:
+                return f"{url} refuses the request", ""
+
+
+def _plain_message(body: object) -> str:
+    """The words of an error answer without an error object: FastAPI's ``detail``, or a line of plain text."""
+    if isinstance(body, str):
+        return "" if body.lstrip().startswith("<") else body
+    top = as_object(body)
+    return str(top.get("message") or top.get("detail") or "")
+
+
+def _status_suffix(status: int) -> str:
+    try:
+        return f" ({status} {HTTPStatus(status).phrase})" if status != HTTPStatus.OK else ""
+    except ValueError:
+        return f" ({status})"
+
+
+def _prompt_texts(prompt: Iterable[Message]) -> Iterator[str]:
+    """Every text of a prompt that people or tools wrote, on one line each, as ``blank`` writes its own."""
+    for message in prompt:
+        texts = (message.content, *(dumps(call.arguments) for call in message.tool_calls if call.arguments))
+        yield from (" ".join(text.split()) for text in texts)
+
+
+def _overlap(text: str, secret: str, size: int) -> set[int]:
+    """Where ``text`` has a run of ``size`` characters (or all, if it is shorter) in common with a secret."""
+    size = min(size, len(secret))
+    if size < 4:  # a prompt of "hi" is no secret, and blanking it would eat the text
+        return set()
+    half = size // 2  # each such run has one of these blocks in it: a few looks through a long prompt, not hundreds
+    blocks = [b for b in range(0, len(text) - half + 1, half) if text[b : b + half] in secret]
+    near = (i for b in blocks for i in range(max(0, b - half + 1), min(b, len(text) - size) + 1))
+    return {i + n for i in near if text[i : i + size] in secret for n in range(size)}

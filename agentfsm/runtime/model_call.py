@@ -1,0 +1,190 @@
+"""The model call: the effect of ``call_llm``, with its timeout, streaming and error handling."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import replace
+from operator import is_
+from typing import Any
+
+from agentfsm.errors import ModelError, TransientProviderError
+from agentfsm.loop.events import ReasoningDelta, ReplyRestarted, TextDelta, ToolCallDelta
+from agentfsm.loop.failures import PROVIDER_KINDS, Failure, FailureKind, describe_exception
+from agentfsm.loop.messages import Reply, ToolCall
+from agentfsm.loop.model import (
+    KeepAlive,
+    Model,
+    ModelRequest,
+    ReasoningChunk,
+    StreamChunk,
+    StreamRestart,
+    TextChunk,
+    ToolCallChunk,
+    can_stream,
+    has_admission,
+)
+from agentfsm.loop.outcomes import ModelCallFailed, ModelCallSucceeded, Outcome
+from agentfsm.loop.prompts import render_messages
+from agentfsm.runtime.context import Context, Timeout
+from agentfsm.runtime.tool_execution import being_cancelled
+
+__all__ = ["call_model"]
+
+_PROVIDER_KINDS_BY_NAME = {kind.value: kind for kind in PROVIDER_KINDS}
+"""The kinds that a model's error may say of itself; any other word is a ``provider_error``."""
+
+
+async def call_model(context: Context) -> Outcome:
+    """Make one model call, within its time limit."""
+    run, parts, recorder = context.run, context.config, context.recorder
+    recorder.record_intent(str(run.model_calls + 1), parts.model.name, "again")
+    if recorder.sink is not None:
+        await recorder.commit()
+    limit = run.guardrails.llm_timeout_s
+    if run.final_turn == "now":
+        limit = min(limit, run.guardrails.finalize_grace_s)
+    request = ModelRequest(
+        render_messages(run),
+        parts.tool_specs,
+        run.output_cap or run.guardrails.max_output_tokens,
+        limit,
+        parts.output_schema,
+        heartbeat_s=run.guardrails.stream_heartbeat_s,
+        cache=context.model_cache,
+    )
+    try:
+        reply = await request_reply(context, request)
+        _warn_if_unpriced(context, reply)
+        return ModelCallSucceeded(_normalize_reply(reply, context.call_ids))
+    except TimeoutError:
+        return _model_call_failed(
+            FailureKind.transient_provider, f"{parts.model.name} gave no reply within {limit:g} s"
+        )
+    except ModelError as error:
+        return _model_call_failed(
+            _PROVIDER_KINDS_BY_NAME.get(error.kind, FailureKind.provider_error), str(error), error
+        )
+    except asyncio.CancelledError as error:
+        if being_cancelled():
+            raise
+        return _model_call_failed(FailureKind.provider_error, f"{parts.model.name}: {describe_exception(error)}")
+    except Exception as error:
+        return _model_call_failed(FailureKind.provider_error, f"{parts.model.name}: {describe_exception(error)}")
+
+
+def _warn_if_unpriced(context: Context, reply: Reply) -> None:
+    """Say once that ``max_cost_usd`` cannot be held, where nobody knows what a reply costs."""
+    run = context.run
+    if reply.usage.unpriced_tokens and run.guardrails.max_cost_usd is not None and not run.usage.unpriced_tokens:
+        context.warn(f"no price is known for {context.config.model.name}: max_cost_usd does not count its tokens")
+
+
+def _model_call_failed(kind: FailureKind, text: str, error: ModelError | None = None) -> ModelCallFailed:
+    more = {} if error is None else {"retry_after_s": error.retry_after_s, "status": error.status}
+    metadata = {k: v for k, v in more.items() if v is not None}
+    return ModelCallFailed(Failure(kind=kind, explanation=text, blockers=(text,), metadata=metadata))
+
+
+def _normalize_reply(reply: Reply, used_ids: set[str]) -> Reply:
+    """The reply as a transcript can hold it, whatever the model gave: a text, and calls that each get one result.
+
+    Args:
+        reply: The reply as the model gave it.
+        used_ids: The ids of earlier calls; those of this reply are added.
+
+    Raises:
+        TypeError: Its content is no text, and not null either.
+    """
+    message = reply.message
+    if not isinstance(message.content, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped models
+        if message.content is not None:
+            raise TypeError(f"the reply's content is no text but {type(message.content).__name__}")
+        message = replace(message, content="")
+    if message.tool_calls:
+        calls = [_normalize_call(call, place, used_ids) for place, call in enumerate(message.tool_calls, 1)]
+        if not all(map(is_, calls, message.tool_calls)):
+            message = replace(message, tool_calls=tuple(calls))
+    return reply if message is reply.message else replace(reply, message=message)
+
+
+def _normalize_call(call: ToolCall, index: int, used_ids: set[str]) -> ToolCall:
+    """A call with an id that no other call of the transcript has; arguments that no JSON can hold are none."""
+    own, name = _as_text(call.id), _as_text(call.name)
+    wanted, n = own, len(used_ids)
+    while not wanted or wanted in used_ids:
+        wanted, n = f"{own or 'call'}_{n}_{index}", n + 1
+    used_ids.add(wanted)
+    try:
+        _ = call.signature
+    except (TypeError, ValueError, RecursionError) as error:
+        call = replace(call, arguments={}, malformed=f"the arguments are no JSON object: {error}")
+    return call if wanted is call.id and name is call.name else replace(call, id=wanted, name=name)
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else "" if value is None else str(value)
+
+
+async def request_reply(context: Context, request: ModelRequest) -> Reply:
+    """The model's reply. The time for it counts from when the model's limits, if it has any, let the call in.
+
+    Raises:
+        TimeoutError: ``request.timeout_s`` is over.
+        agentfsm.errors.ModelError: The call failed.
+    """
+    model = context.config.model
+    if has_admission(model):
+        async with model.admission(request) as admitted:
+            with context.timeout.start(request.timeout_s):
+                return await _reply_coroutine(context, admitted, request)
+    with context.timeout.start(request.timeout_s):
+        return await _reply_coroutine(context, model, request)
+
+
+def _reply_coroutine(context: Context, model: Model, request: ModelRequest) -> Coroutine[Any, Any, Reply]:
+    if context.has_listeners and can_stream(model):
+        return _stream_reply(context, model.stream(request), model.name, request.heartbeat_s)
+    return model.reply(request)
+
+
+async def _stream_reply(
+    context: Context, chunks: AsyncIterator[StreamChunk | Reply], name: str, heartbeat_s: float
+) -> Reply:
+    """Tell the pieces, and give the reply that ends them.
+
+    Silence counts from the first piece: until then a model reads the prompt, and its own deadline holds.
+    """
+    heart = Timeout()
+    close: Any = getattr(chunks, "aclose", None)
+    try:
+        piece = await anext(chunks, None)
+        while piece is not None and not isinstance(piece, Reply):
+            _emit_chunk(context, piece)
+            with heart.start(heartbeat_s):
+                piece = await anext(chunks, None)
+    except TimeoutError:
+        if not heart.expired:
+            raise
+        raise TransientProviderError(f"{name}: the stream fell silent for {heartbeat_s:g} s") from None
+    finally:
+        heart.close()
+        if close is not None:
+            await close()
+    if piece is None:
+        raise TransientProviderError(f"{name}: the stream ended without its reply")
+    return piece
+
+
+def _emit_chunk(context: Context, chunk: StreamChunk) -> None:
+    match chunk:
+        case TextChunk(text):
+            context.emit(TextDelta, text=text)
+        case ReasoningChunk(text):
+            context.emit(ReasoningDelta, text=text)
+        case ToolCallChunk(place, name, arguments):
+            context.emit(ToolCallDelta, index=place, name=name, arguments=arguments)
+        case StreamRestart(why):
+            context.emit(ReplyRestarted, reason=why)
+        case KeepAlive():
+            pass

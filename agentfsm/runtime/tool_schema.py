@@ -1,0 +1,125 @@
+"""Derives a tool's JSON schema and description from a function's signature and docstring."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast, get_args, get_type_hints
+
+import pydantic
+from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
+
+from agentfsm.errors import ToolDefinitionError
+
+__all__ = ["FunctionSchema", "describe_function"]
+
+
+class FunctionSchema(NamedTuple):
+    """What a function says of itself.
+
+    Attributes:
+        summary: What it does.
+        schema: The JSON schema of its arguments.
+        adapter: Checks arguments.
+        takes_context: Whether its first parameter is the context.
+        secret: The names of its secret arguments.
+    """
+
+    summary: str
+    schema: dict[str, Any]
+    adapter: TypeAdapter[Any]
+    takes_context: bool
+    secret: frozenset[str]
+
+
+def describe_function(function: Callable[..., Any], label: str, context_type: type[object]) -> FunctionSchema:
+    """What a function says of itself.
+
+    Args:
+        function: The function.
+        label: The tool's name, for errors.
+        context_type: The type by which a first parameter asks for the context.
+
+    Raises:
+        ToolDefinitionError: It cannot be described to a model; the message says why.
+    """
+    summary, words = _parse_docstring(function)
+    takes_context, fields = _argument_fields(function, label, words, context_type)
+    from pydantic.dataclasses import dataclass as validated  # slow to import, and only needed here
+
+    try:
+        made = dataclasses.make_dataclass(label.replace("-", "_"), fields, kw_only=True)
+        adapter: TypeAdapter[Any] = TypeAdapter(validated(made, config=ConfigDict(extra="forbid")))
+        schema = adapter.json_schema(schema_generator=_SchemaGenerator)
+    except (pydantic.errors.PydanticUserError, TypeError, ValueError) as error:
+        text = str(error).partition("\n")[0]
+        raise ToolDefinitionError(f"tool {label!r} cannot be described as JSON: {text}") from error
+    schema.pop("title", None)
+    for prop in cast("dict[str, dict[str, Any]]", schema.get("properties", {})).values():
+        prop.pop("title", None)
+    secret = frozenset(name for name, hint, _ in fields if "SecretStr" in str(hint))
+    return FunctionSchema(summary, schema, adapter, takes_context, secret)
+
+
+class _SchemaGenerator(GenerateJsonSchema):
+    """A default that is no JSON (a sentinel) is left out of the schema, and there is no more to say about it."""
+
+    ignored_warning_kinds: set[JsonSchemaWarningKind] = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
+
+
+def _parameter_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The parameters' type hints; that of the result is not read, so it may be there for type checkers alone."""
+
+    def stub() -> None: ...
+
+    source = function if hasattr(function, "__annotations__") else type(function).__call__
+    stub.__annotations__ = {k: v for k, v in inspect.get_annotations(source).items() if k != "return"}
+    names = getattr(inspect.unwrap(source), "__globals__", {})
+    return get_type_hints(stub, globalns=names, include_extras=True)
+
+
+def _argument_fields(
+    function: Callable[..., Any], label: str, descriptions: Mapping[str, str], context_type: type[object]
+) -> tuple[bool, list[Any]]:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+        hints = _parameter_hints(function)
+    except (TypeError, ValueError, NameError) as error:
+        raise ToolDefinitionError(f"tool {label!r}: its signature cannot be read: {error}") from error
+    takes_context = bool(parameters) and hints.get(parameters[0].name) is context_type
+    fields: list[Any] = []
+    for parameter in parameters[1:] if takes_context else parameters:
+        where = f"tool {label!r}, parameter {parameter.name!r}"
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise ToolDefinitionError(f"{where}: a model passes arguments by name, so it must be an ordinary one")
+        if parameter.name not in hints:
+            raise ToolDefinitionError(f"{where}: it needs a type hint")
+        hint = hints[parameter.name]
+        if hint is context_type or context_type in get_args(hint):
+            raise ToolDefinitionError(f"{where}: a ToolContext must be the first parameter, and just that")
+        default = ... if parameter.default is parameter.empty else parameter.default
+        about = descriptions.get(parameter.name)  # None would hide what Annotated[..., Field(description=...)] says
+        info: Any = Field(default) if about is None else Field(default, description=about)
+        fields.append((parameter.name, hint, info))
+    return takes_context, fields
+
+
+def _parse_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """The text in front of ``Args:`` and what stands there of each argument (Google style)."""
+    text = inspect.getdoc(function) or ""
+    summary, _, rest = text.partition("\nArgs:\n")
+    described: dict[str, str] = {}
+    last = ""
+    for line in rest.splitlines():
+        if line and not line.startswith(" "):
+            break
+        entry = re.match(r"\s{1,4}(\w+)\s*(?:\([^)]*\))?:\s*(.*)", line)
+        if entry:
+            last = entry.group(1)
+            described[last] = entry.group(2)
+        elif last and line.strip():
+            described[last] += " " + line.strip()
+    return re.split(r"\n(?:Returns|Raises|Yields|Examples?):\n", summary)[0].strip(), described

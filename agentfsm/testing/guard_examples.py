@@ -1,0 +1,244 @@
+"""Examples that make each guard of the loop hold (or not hold), and the lookup of examples for guards of your own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentfsm.errors import ContextOverflowError, ProviderError, ToolError, TransientProviderError
+from agentfsm.loop import detectors as d
+from agentfsm.loop import guards
+from agentfsm.loop.detectors import Example
+from agentfsm.loop.failures import Action
+from agentfsm.loop.guardrails import AgentGuardrails, Behavior
+from agentfsm.loop.messages import FinishReason, Message, Reply, ToolCall
+from agentfsm.machine.graph import Guard, State, Transition
+from agentfsm.runtime.approval import Allow, ItDidNotRun
+from agentfsm.runtime.tools import Tool, tool
+
+__all__ = ["DEFAULT_TOOLS", "GuardExamples", "GuardExampleSet"]
+
+
+@tool
+def fsm_act(n: int) -> str:
+    """Do something that cannot be repeated."""
+    return str(n)
+
+
+@tool(idempotent=True, retryable=True)
+def fsm_steady(n: int) -> str:
+    """Do something that can be run again as it stands."""
+    return str(n)
+
+
+@tool(parallel=True)
+def fsm_together(n: int) -> str:
+    """Do something that may run together with others."""
+    return str(n)
+
+
+@tool(parallel=True, idempotent=True, retryable=True)
+def fsm_both(n: int) -> str:
+    """Do something that may run together with others, and again."""
+    return str(n)
+
+
+@tool(ends_run=True, parallel=True)
+def fsm_finish(n: int) -> int:
+    """Finish."""
+    return n
+
+
+@tool(ends_run=True, parallel=True, idempotent=True, retryable=True)
+def fsm_finish_again(n: int) -> int:
+    """Finish, at the second try if need be."""
+    return n
+
+
+DEFAULT_TOOLS: tuple[Tool, ...] = (fsm_act, fsm_steady, fsm_together, fsm_both, fsm_finish, fsm_finish_again)
+"""The tools that a witness calls where no example names one: each with other traits."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuardExamples:
+    """Where a guard holds, and where it does not.
+
+    Attributes:
+        fires_on: With each of these it holds; paths are put together from the first.
+        silent_on: With each of these it does not.
+    """
+
+    fires_on: tuple[Example, ...] = (Example(),)
+    silent_on: tuple[Example, ...] = (Example(),)
+
+
+class GuardExampleSet:
+    """The examples of guards: given ones first, then those declared with ``detector``, then the loop's own.
+
+    Args:
+        guardrails: The limits of the runs that are put together.
+        behavior: Their rules.
+        own: Examples by guard, by guard's name or by a row's id.
+        output: An output that the agent takes, for ``return_done``.
+    """
+
+    def __init__(
+        self,
+        guardrails: AgentGuardrails,
+        behavior: Behavior,
+        own: Mapping[Guard | str, GuardExamples | Example] | None = None,
+        output: Any = 1,
+    ) -> None:
+        self._own = {key: GuardExamples((e,)) if isinstance(e, Example) else e for key, e in (own or {}).items()}
+        self._builtin = _loop_examples(guardrails, behavior, output)
+
+    def for_transition(self, row: Transition) -> GuardExamples | None:
+        """The examples of a row's guard; None where nobody gave any."""
+        for key in (row.id, row.name, row.guard):
+            if key is not None and key in self._own:
+                return self._own[key]
+        declared = getattr(row.guard, "fires_on", None)
+        if declared is not None:
+            return GuardExamples(tuple(declared), tuple(getattr(row.guard, "silent_on", ())))
+        return self._builtin.get(row.id) or (self._builtin.get(row.guard) if row.guard is not None else GuardExamples())
+
+    def default_call(self) -> ToolCall | None:
+        """The call that a reply makes where nothing else is said, if somebody said so for ``tool_calls``."""
+        given = self._own.get(guards.tool_calls) or self._own.get("tool_calls")
+        return given.fires_on[0].call if given is not None else None
+
+
+HOLDS_BY_HISTORY = GuardExamples((Example(),), ())
+"""Of a guard that holds by what came before on its path, with nothing to be said at the moment itself."""
+
+
+def _call(name: str, **arguments: Any) -> ToolCall:
+    return ToolCall("", name, arguments)
+
+
+def _examples(*fires_on: Example, silent_on: tuple[Example, ...] = (Example(),)) -> GuardExamples:
+    return GuardExamples(fires_on, silent_on)
+
+
+def _loop_examples(g: AgentGuardrails, rules: Behavior, output: Any) -> dict[Guard | str, GuardExamples]:
+    return {
+        guards.cancelled: _examples(Example(cancel=True)),
+        f"{State.SUSPENDED}.cancelled": HOLDS_BY_HISTORY,  # it is dismissed
+        guards.aborted: _examples(Example(abort=True)),
+        d.runaway: HOLDS_BY_HISTORY,
+        d.iteration_limit: HOLDS_BY_HISTORY,
+        **_budget_examples(g),
+        **_provider_examples(),
+        **_reply_examples(g),
+        **_dispatch_examples(),
+        **_batch_examples(rules, output),
+        guards.ask_user: _examples(Example(action=Action.ask_user), silent_on=(Example(action=Action.handoff),)),
+        guards.handoff: _examples(Example(action=Action.handoff), silent_on=(Example(action=Action.retry),)),
+        guards.stop: _examples(Example(action=Action.stop), silent_on=(Example(action=Action.narrow_scope),)),
+        guards.retry_tool: _examples(Example(action=Action.retry), silent_on=(Example(action=Action.narrow_scope),)),
+        guards.expired: HOLDS_BY_HISTORY,
+        guards.approval_decided: _examples(Example(answer=Allow())),
+        guards.doubt_settled: _examples(Example(answer=ItDidNotRun())),
+        guards.replied: _examples(Example(answer="go on")),
+    }
+
+
+def _budget_examples(g: AgentGuardrails) -> dict[Guard | str, GuardExamples]:
+    time_s, tokens, cost, stall = (
+        g.max_execution_time_s or 0,
+        g.max_tokens or 0,
+        g.max_cost_usd or 0,
+        g.stall_threshold_s,
+    )
+    return {
+        d.time_limit: _examples(Example(duration_s=time_s), silent_on=(Example(duration_s=time_s * 0.99),)),
+        d.token_limit: _examples(Example(tokens=tokens), silent_on=(Example(tokens=tokens - 1),)),
+        d.cost_limit: _examples(Example(cost_usd=cost), silent_on=(Example(cost_usd=cost * 0.99),)),
+        f"{State.PRE_STEP}.no_progress": _examples(Example(idle_s=stall + 1), silent_on=(Example(idle_s=stall - 1),)),
+    }
+
+
+def _provider_examples() -> dict[Guard | str, GuardExamples]:
+    return {
+        d.transient_provider: _examples(
+            Example(reply=TransientProviderError("503, try again")),
+            silent_on=(Example(), Example(reply=ProviderError("401, no such key"))),
+        ),
+        d.provider_error: _examples(
+            Example(reply=ProviderError("401, no such key")),
+            Example(reply=ZeroDivisionError("an exception that is none of ours")),
+            silent_on=(Example(), Example(reply=TransientProviderError("503, try again"))),
+        ),
+        d.context_overflow: _examples(
+            Example(reply=ContextOverflowError("too many tokens")),
+            silent_on=(Example(), Example(reply=ProviderError("401, no such key"))),
+        ),
+    }
+
+
+def _reply_examples(g: AgentGuardrails) -> dict[Guard | str, GuardExamples]:
+    cut_off = Reply(Message.assistant("1"), FinishReason.LENGTH)
+    refusal = Reply(Message.assistant("1"), FinishReason.REFUSAL)
+    return {
+        d.output_truncated: _examples(Example(reply=cut_off), silent_on=(Example(), Example(reply=refusal))),
+        d.output_refused: _examples(
+            Example(reply=refusal),
+            Example(reply=Reply(Message.assistant("1"), FinishReason.CONTENT_FILTER)),
+            Example(reply=Reply(Message.assistant("1"), refusal="I would rather not")),
+            silent_on=(Example(), Example(reply=cut_off)),
+        ),
+        d.output_malformed: _examples(Example(reply="neither JSON nor a number"), silent_on=(Example(reply="1"),)),
+        d.loop_detected: _examples(
+            Example(call=_call("fsm_act", n=0), times=g.loop_hard_threshold),
+            silent_on=(Example(call=_call("fsm_act", n=0), times=g.loop_hard_threshold - 1),),
+        ),
+        f"{State.POST_LLM}.no_progress": _examples(
+            Example(reply="  "), silent_on=(Example(call=_call("fsm_act", n=0)),)
+        ),
+        guards.tool_calls: _examples(Example(call=_call("fsm_act", n=0)), silent_on=(Example(reply="1"),)),
+        f"{State.POST_LLM}.otherwise": _examples(Example()),
+    }
+
+
+def _dispatch_examples() -> dict[Guard | str, GuardExamples]:
+    return {
+        guards.approval_required: _examples(Example(needs_approval=True)),
+        guards.in_doubt: _examples(Example(crash=True)),
+    }
+
+
+def _batch_examples(rules: Behavior, output: Any) -> dict[Guard | str, GuardExamples]:
+    finish = _call("return_done", output=output) if rules.control_tools else _call("fsm_finish", n=1)
+    kinds: dict[Callable[..., Any], str] = {
+        d.policy_violation: "policy_violation",
+        d.ambiguous_input: "ambiguous_input",
+        d.scope_too_large: "scope_too_large",
+        d.capability_gap: "capability_gap",
+        d.kernel_invalidated: "kernel_invalidated",
+    }
+    plain = RuntimeError("it broke")
+    return {
+        guards.declared_done: _examples(Example(call=finish)),
+        guards.declared_unable: _examples(Example(call=_call("return_unable", rationale="it cannot be done"))),
+        guards.question_asked: _examples(Example(call=_call("ask_user", question="Which one?"))),
+        guards.calls_pending: HOLDS_BY_HISTORY,
+        **{
+            g: _examples(Example(result=ToolError(kind, kind=kind)), silent_on=(Example(), Example(result=plain)))
+            for g, kind in kinds.items()
+        },
+        d.repeated_error: _examples(Example(result=plain, times=2), silent_on=(Example(), Example(result=plain))),
+        d.unknown_tool: _examples(Example(call=_call("fsm_nowhere", n=0))),
+        d.invalid_arguments: _examples(Example(call=_call("fsm_act", n="many"))),
+        d.environment_error: _examples(
+            Example(result=OSError("the disk is full")),
+            Example(result=FileNotFoundError("no such file")),
+            silent_on=(Example(), Example(result=plain)),
+        ),
+        d.tool_error: _examples(
+            Example(result=plain),
+            Example(result=TimeoutError("too slow")),
+            Example(result=ToolError("it says so")),
+            silent_on=(Example(), Example(result=OSError("the disk is full"))),
+        ),
+    }

@@ -1,0 +1,485 @@
+"""Path generation: a small, deterministic set of runs that covers a graph by a coverage criterion.
+
+Paths are found in the state space (the graph with what is known of its guards), so each of them can happen. What no
+run can cover is listed with the reason. Guardrails are small (``SMALL_GUARDRAILS``), so that paths to a limit stay short.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import overload
+
+from agentfsm.agent import Agent
+from agentfsm.analysis import Assumptions, loop_assumptions
+from agentfsm.analysis.model_checker import reconstruct_path, shortest_path_to
+from agentfsm.analysis.state_space import Configuration, StateSpace
+from agentfsm.errors import ConfigurationError
+from agentfsm.loop.guardrails import AgentGuardrails, Behavior
+from agentfsm.loop.presets import Preset
+from agentfsm.machine.graph import Graph, Transition
+
+__all__ = [
+    "CRITERIA",
+    "Infeasible",
+    "Path",
+    "Paths",
+    "Requirement",
+    "SMALL_GUARDRAILS",
+    "graph_of",
+    "infeasibility_reason",
+    "paths",
+    "prime_paths",
+    "reachable_configurations",
+    "requirement_ids",
+    "requirements",
+    "shortest_run_through",
+    "shortest_run_to_end",
+    "small_guardrails",
+    "state_space_for",
+]
+
+
+def shortest_run_through(product: StateSpace, row: Transition) -> tuple[tuple[Transition, ...], int] | None:
+    """The rows of a shortest run that takes a row and goes home, and that row's place; None where none does."""
+    graph = product.graph
+    place = next(i for i, t in enumerate(graph.transitions) if t is row)
+    found = shortest_path_to(product, 0, lambda _, taken: int(taken == place), goal=1)
+    if found is None:
+        return None
+    here = {product.initial}
+    for taken in found:
+        here = {after for config in here for r, after in product.moves(config) if r == taken}
+    rows = (*found, *shortest_run_to_end(product, min(here)))
+    return tuple(graph.transitions[r] for r in rows), len(found) - 1
+
+
+def shortest_run_to_end(product: StateSpace, config: Configuration) -> tuple[int, ...]:
+    """The rows of a shortest way to the end."""
+    back: dict[Configuration, tuple[Configuration, int] | None] = {config: None}
+    todo = [config]
+    for here in todo:
+        if here[0] in product.finals:
+            return reconstruct_path(back, here)
+        for row, after in product.moves(here):
+            if after not in back:
+                back[after] = (here, row)
+                todo.append(after)
+    return ()
+
+
+def state_space_for(
+    graph: Graph,
+    guardrails: AgentGuardrails,
+    behavior: Behavior | None = None,
+    structured: bool | None = None,
+    assumptions: Assumptions | None = None,
+) -> StateSpace:
+    """The product in which paths are found: a reply makes two calls at most."""
+    known = loop_assumptions(guardrails, behavior, structured=structured, calls_per_reply=2)
+    return StateSpace(graph, known + (assumptions or Assumptions()))
+
+
+CRITERIA = ("transitions", "pairs", "triples", "prime")
+"""The criteria, from the weakest to the strongest."""
+
+_WINDOW_LENGTHS = {"transitions": 1, "pairs": 2, "triples": 3}
+
+Requirement = tuple[tuple[int, ...], ...]
+"""Moves in a row; each is the places of the rows of which one must be taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """Something that no run can cover.
+
+    Attributes:
+        rows: The ids of the rows, in order.
+        reason: What keeps it from happening.
+    """
+
+    rows: tuple[str, ...]
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{' > '.join(self.rows)}: {self.reason}"
+
+
+def requirements(graph: Graph, cover: str) -> list[Requirement]:
+    """Everything that a criterion asks for, in the order of the table, feasible or not."""
+    if cover == "prime":
+        return [_requirement_of(graph, path) for path in _prime_state_paths(graph)]
+    windows: list[tuple[int, ...]] = [(i,) for i in range(len(graph.transitions))]
+    for _ in range(_WINDOW_LENGTHS[cover] - 1):
+        windows = [
+            (*window, i)
+            for window in windows
+            for i, t in enumerate(graph.transitions)
+            if t.source == graph.transitions[window[-1]].target
+        ]
+    return [tuple((i,) for i in window) for window in windows]
+
+
+def requirement_ids(graph: Graph, goal: Requirement) -> tuple[str, ...]:
+    """A goal by the ids of its rows; ``a|b`` where either may be taken."""
+    return tuple("|".join(graph.transitions[row].id for row in rows) for rows in goal)
+
+
+def prime_paths(graph: Graph) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """The prime paths of a graph: the names of their states, and what ``requirement_ids`` calls their goals."""
+    return [(path, requirement_ids(graph, _requirement_of(graph, path))) for path in _prime_state_paths(graph)]
+
+
+def _requirement_of(graph: Graph, path: tuple[str, ...]) -> Requirement:
+    """The rows that lead from each state of a path to the next."""
+    return tuple(
+        tuple(i for i, t in enumerate(graph.transitions) if (t.source, t.target) == step) for step in pairwise(path)
+    )
+
+
+def _prime_state_paths(graph: Graph) -> list[tuple[str, ...]]:
+    """The simple paths of states (a cycle may end where it began) that are no part of a longer one."""
+    nexts = {s.name: list(dict.fromkeys(t.target for t in graph.rows(s.name))) for s in graph.states}
+    found: list[tuple[str, ...]] = []
+    todo: list[tuple[str, ...]] = [(s.name,) for s in graph.states]
+    while todo:
+        path = todo.pop(0)
+        longer = [
+            (*path, n)
+            for n in nexts[path[-1]]
+            if (path[0] != path[-1] or len(path) == 1) and (n not in path or n == path[0])
+        ]
+        todo += longer
+        if not longer and len(path) > 1:
+            found.append(path)
+    whole = [p for p in found if not any(_is_subpath(p, other) for other in found)]
+    return [tuple(map(str, path)) for path in sorted(whole, key=len)]
+
+
+def _is_subpath(path: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    return len(path) < len(other) and any(other[i : i + len(path)] == path for i in range(len(other) - len(path) + 1))
+
+
+def reachable_configurations(product: StateSpace, required: list[Requirement]) -> dict[Requirement, set[Configuration]]:
+    """For each goal, the configurations in which some run has just reached it; none where no run can."""
+    after: dict[int, dict[Configuration, None]] = {}
+    starts: dict[int, dict[Configuration, None]] = {}
+    for config in _all_configurations(product):
+        for row, then in product.moves(config):
+            after.setdefault(row, {})[then] = None
+            starts.setdefault(row, {})[config] = None
+    found: dict[Requirement, set[Configuration]] = {}
+    for goal in required:
+        if goal[:-1] in found:  # the pairs of a pair list share their first rows
+            here = found[goal[:-1]]
+            found[goal] = {then for c in here for row, then in product.moves(c) if row in goal[-1]}
+            continue
+        here = {then for row in goal[0] for then in after.get(row, ())}
+        found[goal[:1]] = here
+        for length in range(1, len(goal)):
+            here = {then for c in here for row, then in product.moves(c) if row in goal[length]}
+            found[goal[: length + 1]] = here
+    return found
+
+
+def _all_configurations(product: StateSpace) -> Iterator[Configuration]:
+    seen = {product.initial: None}
+    for config in (todo := [product.initial]):
+        yield config
+        for _, after in product.moves(config):
+            if after not in seen:
+                seen[after] = None
+                todo.append(after)
+
+
+def infeasibility_reason(product: StateSpace, goal: Requirement, reached: dict[Requirement, set[Configuration]]) -> str:
+    """Why no run reaches a goal, from what is known of the first row in it that cannot be taken."""
+    length = next(n for n in range(1, len(goal) + 1) if not reached[goal[:n]])
+    names = product.graph.transitions
+    wanted = goal[length - 1]
+    here = reached[goal[: length - 1]] if length > 1 else set(_all_configurations(product))
+    off: dict[str, None] = {}
+    own: dict[str, None] = {}
+    others: dict[str, None] = {}
+    sources = {product.state_index[names[row].source] for row in wanted}
+    for config in sorted(c for c in here if c[0] in sources):
+        for row in product.rows[config[0]]:
+            if row.place in wanted:
+                for known in (k for k in row.assumptions if not row.allowed_by(k, config)):
+                    (off if known.may == "never" else own)[f"{row.transition.name}: {known.why or known.may}"] = None
+                break
+            if row.must(config):
+                others[f"{row.transition.id} holds first"] = None
+                break
+    return "; ".join(off or own or others) or f"no run comes to {names[wanted[0]].source}"
+
+
+SMALL_GUARDRAILS = AgentGuardrails(
+    max_iterations=2,
+    max_steps=4,
+    max_continues=1,
+    max_tokens=1_000,
+    max_cost_usd=1.0,
+    max_denials=1_000,
+    repeated_error_threshold=2,
+)
+"""Budgets under which every row can be reached in a few moves."""
+
+SMALL_GUARDRAILS_SINGLE_CALL = SMALL_GUARDRAILS.model_copy(update={"loop_hard_threshold": 2})
+"""The same where a reply makes one call at most, so that it takes two replies to repeat one."""
+
+
+def small_guardrails(behavior: Behavior | None = None) -> AgentGuardrails:
+    """Budgets under which every row can be reached in a few moves, for some rules."""
+    return SMALL_GUARDRAILS_SINGLE_CALL if behavior is not None and behavior.envelope else SMALL_GUARDRAILS
+
+
+MAX_PATH_LENGTH = 40
+"""A run that is this long goes on to its end, unless the next thing to cover is where it stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """One run, as the rows that it takes, from the first state to the end.
+
+    Attributes:
+        number: Its place in the list, from 1.
+        rows: The rows.
+        newly_covered: How many things it is the first to cover.
+        guardrails: The limits under which it can happen.
+        behavior: The rules of the run for which it was found, or None for any.
+    """
+
+    number: int
+    rows: tuple[Transition, ...]
+    newly_covered: int
+    guardrails: AgentGuardrails
+    behavior: Behavior | None = None
+
+    @property
+    def id(self) -> str:
+        """A name for tests: its number, its length, and the row with which it ends."""
+        return f"{self.number:03d}-{len(self.rows)}moves-{self.rows[-1].id}"
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids of its rows."""
+        return tuple(row.id for row in self.rows)
+
+    def __str__(self) -> str:
+        return f"{self.id}: {' > '.join(self.ids)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Paths(Sequence[Path]):
+    """The runs, and what they leave out.
+
+    Attributes:
+        graph: The graph.
+        cover: The criterion.
+        items: The runs.
+        required: How many things the criterion asks for, infeasible ones among them.
+        infeasible: Those that no run can cover, with the reasons.
+    """
+
+    graph: Graph
+    cover: str
+    items: tuple[Path, ...]
+    required: int
+    infeasible: tuple[Infeasible, ...]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @overload
+    def __getitem__(self, index: int) -> Path: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Path, ...]: ...
+    def __getitem__(self, index: int | slice) -> Path | tuple[Path, ...]:
+        return self.items[index]
+
+    def __iter__(self) -> Iterator[Path]:
+        return iter(self.items)
+
+    def __str__(self) -> str:
+        moves = sum(len(p.rows) for p in self.items)
+        covered = self.required - len(self.infeasible)
+        return (
+            f"{self.graph.name}: {len(self.items)} runs of {moves} moves cover {covered} of {self.required} {self.cover};"
+            f" {len(self.infeasible)} cannot happen"
+        )
+
+
+def graph_of(source: Graph | Preset | Agent) -> tuple[Graph, Behavior | None, bool | None]:
+    """The graph of a graph, a preset or an agent; with its rules, and whether it has an output type.
+
+    Raises:
+        ConfigurationError: It is none of these.
+    """
+    match source:
+        case Graph():
+            return source, None, None
+        case Preset():
+            return source.graph, source.behavior, None
+        case Agent():
+            return source.graph, source.behavior, source.config.output_adapter is not None
+        case _:  # pyright: ignore[reportUnnecessaryComparison]  # callers may be untyped
+            raise ConfigurationError(f"this is neither a graph nor a preset nor an agent: {source!r}")
+
+
+def paths(
+    graph: Graph | Preset | Agent,
+    cover: str = "pairs",
+    *,
+    guardrails: AgentGuardrails | None = None,
+    behavior: Behavior | None = None,
+    structured: bool | None = None,
+    assumptions: Assumptions | None = None,
+) -> Paths:
+    """A list of runs that covers a graph.
+
+    ::
+
+        print(paths(LOOP))  # loop: 132 runs of 933 moves cover 235 of 265 pairs; 30 cannot happen
+        for path in paths(my_agent, "transitions"):
+            print(path)
+
+    Args:
+        graph: The graph; or a preset or an agent, which bring their rules.
+        cover: ``transitions``; ``pairs`` of rows that follow each other; ``triples``; or ``prime``: every
+            path of states that comes to none twice, unless it ends where it began, and is no part of a
+            longer one. Each round trip is one of these.
+        guardrails: The limits of the runs; short ones unless given.
+        behavior: The rules of the runs, for a graph; None leaves open in what they differ.
+        structured: Whether the agent has an output type, for a graph or a preset; None leaves it open.
+        assumptions: What is known of guards of your own.
+
+    Raises:
+        ConfigurationError: There is no such criterion, the facts name something that is not there, or it is no
+            graph, preset or agent.
+    """
+    if cover not in CRITERIA:
+        raise ConfigurationError(f"there is no criterion {cover!r}; there are: {', '.join(CRITERIA)}")
+    graph, own_rules, own_structured = graph_of(graph)
+    behavior = own_rules if behavior is None else behavior
+    structured = own_structured if structured is None else structured
+    limits = guardrails or small_guardrails(behavior)
+    product = state_space_for(graph, limits, behavior, structured, assumptions)
+    wanted = requirements(graph, cover)
+    found = reachable_configurations(product, wanted)
+    possible = [goal for goal in wanted if found[goal]]
+    runs = _PathGenerator(product, possible).generate()
+    return Paths(
+        graph,
+        cover,
+        tuple(
+            Path(i, tuple(graph.transitions[r] for r in rows), covers, limits, behavior)
+            for i, (rows, covers) in enumerate(runs, 1)
+        ),
+        len(wanted),
+        tuple(
+            Infeasible(requirement_ids(graph, goal), why)
+            for goal in wanted
+            if not found[goal]
+            for why in (infeasibility_reason(product, goal, found),)
+        ),
+    )
+
+
+_Node = tuple[Configuration, Requirement]
+"""A configuration, and as much of the last moves as is the beginning of some goal."""
+
+
+class _PathGenerator:
+    """Finds runs one after the other, each going from one uncovered goal to the nearest next.
+
+    Goals that end a run are left for last, since each takes a run of its own anyway.
+    """
+
+    def __init__(self, product: StateSpace, possible: list[Requirement]) -> None:
+        self._product = product
+        self._uncovered = dict.fromkeys(possible)
+        self._prefixes = {goal[:n] for goal in possible for n in range(len(goal) + 1)}
+        labels = {row: label for goal in possible for label in goal for row in label}
+        self._labels = [labels.get(i, (i,)) for i in range(len(product.graph.transitions))]
+        finals = {spec.name for spec in product.graph.states if spec.final}
+        self._final_rows = {i for i, t in enumerate(product.graph.transitions) if t.target in finals}
+        self._next_suffixes: dict[tuple[Requirement, int], Requirement] = {}
+        self._met: dict[Requirement, tuple[Requirement, ...]] = {}
+
+    def generate(self) -> Iterator[tuple[tuple[int, ...], int]]:
+        """Every run, with how many goals it is the first to cover."""
+        while self._uncovered:
+            before = len(self._uncovered)
+            rows = self._generate_one()
+            yield rows, before - len(self._uncovered)
+
+    def _generate_one(self) -> tuple[int, ...]:
+        here: _Node = (self._product.initial, ())
+        rows: list[int] = []
+        while here[0][0] not in self._product.finals:
+            middle = len(rows) < MAX_PATH_LENGTH and any(
+                goal[-1][0] not in self._final_rows for goal in self._uncovered
+            )
+            part = self._search(here, may_end=False) if middle else None
+            for row, node in part or self._search(here, may_end=True) or self._search(here, to_end=True) or ():
+                rows.append(row)
+                here = node
+                for goal in self._requirements_met(node[1]):
+                    self._uncovered.pop(goal, None)
+        return tuple(rows)
+
+    def _advance(self, seen: Requirement, row: int) -> Requirement:
+        """What is remembered behind a move: the longest ending of the moves that begins a goal."""
+        if (seen, row) not in self._next_suffixes:
+            ending = (*seen, self._labels[row])
+            while ending not in self._prefixes:
+                ending = ending[1:]
+            self._next_suffixes[seen, row] = ending
+        return self._next_suffixes[seen, row]
+
+    def _requirements_met(self, seen: Requirement) -> tuple[Requirement, ...]:
+        """The goals that have just been reached."""
+        if seen not in self._met:
+            endings = (seen[i:] for i in range(len(seen)))
+            self._met[seen] = tuple(e for e in endings if e in self._uncovered)
+        return self._met[seen]
+
+    def _search(self, start: _Node, *, may_end: bool = True, to_end: bool = False) -> list[tuple[int, _Node]] | None:
+        """The shortest way to a goal that is still open, or home, to the end; None where there is none.
+
+        Args:
+            start: Where the run stands.
+            may_end: Whether the way may end the run.
+            to_end: Whether to look for the end in place of a goal.
+        """
+        back: dict[_Node, tuple[_Node, int] | None] = {start: None}
+        todo = deque([start])
+        while todo:
+            node = todo.popleft()
+            for row, config in self._product.moves(node[0]):
+                if row in self._final_rows and not may_end:
+                    continue
+                then = (config, self._advance(node[1], row))
+                if then in back:
+                    continue
+                back[then] = (node, row)
+                found = (
+                    config[0] in self._product.finals
+                    if to_end
+                    else any(g in self._uncovered for g in self._requirements_met(then[1]))
+                )
+                if found:
+                    return _trace_back(back, then)
+                todo.append(then)
+        return None
+
+
+def _trace_back(back: dict[_Node, tuple[_Node, int] | None], node: _Node) -> list[tuple[int, _Node]]:
+    steps: list[tuple[int, _Node]] = []
+    while (step := back[node]) is not None:
+        steps.append((step[1], node))
+        node = step[0]
+    return steps[::-1]

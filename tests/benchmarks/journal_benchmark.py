@@ -1,0 +1,296 @@
+"""What the journal costs: ``python -m tests.benchmarks.journal_benchmark`` prints ratios, which say more than times do.
+
+The baseline of a stored run is a loop written by hand that makes the same calls, checks the arguments and keeps
+time limits too, appends the same text to SQLite and commits as often, at the same ``synchronous`` level.
+Figures of one machine are compared with each other only, interleaved, and the best of several rounds counts.
+
+Where a run waits for the disk (FULL), the clock on the wall counts; where it does not (NORMAL, and all reading),
+the processor's time does, which other work on the machine blurs less. The text of a step is what the loop by hand
+keeps of it: a message with the call, and one with the result. The slower a disk is, the less everything else counts,
+and the more there is for runs to share. So what waits for the disk is measured on this one, whatever it is, and again
+with ``DISK_S`` added to every commit, which is what a disk without a battery takes. The loop by hand commits in the
+event loop's thread, where everybody waits for the disk; another one commits in a thread, as ours does.
+"""
+
+from __future__ import annotations
+
+import _sqlite3
+import asyncio
+import ctypes
+import json
+import os
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from agentfsm import Agent, AgentGuardrails, Host, Message, ModelRequest, Reply, SqliteStore, ToolCall, tool
+from agentfsm.journal.replay import rehydrate
+from agentfsm.journal.verification import verify
+from agentfsm.loop.messages import FinishReason
+
+SIZE = 1000
+"""Characters of each call's argument and of each result."""
+
+DISK_S = 0.002
+"""Seconds that a commit takes on a slow disk."""
+
+LIMITS = AgentGuardrails(
+    max_iterations=10**6, max_execution_time_s=None, max_steps=10**7, max_tokens=10**12, loop_hard_threshold=20
+)
+
+
+class TalkingModel:
+    """A model that calls a tool so many times, with another long text each time; any number of runs may ask it."""
+
+    name = "talker"
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        return self.answer(request.messages[-1].content)
+
+    def answer(self, last: str) -> Reply:
+        made = int(last.partition(" ")[0]) + 1 if last[0].isdigit() else 1  # a result begins with its number
+        return scripted_reply(made) if made <= self.steps else Reply(Message.assistant("done"))
+
+
+def scripted_reply(n: int) -> Reply:
+    text = f"{n} " + "x" * SIZE
+    return Reply(Message.assistant("", (ToolCall(f"c{n}", "echo", {"text": text}),)), FinishReason.TOOL_CALLS)
+
+
+@tool
+async def echo(text: str) -> str:
+    """Say it again."""
+    return text
+
+
+def agent(store: SqliteStore | None, steps: int) -> Agent:
+    return Agent(TalkingModel(steps), tools=[echo], guardrails=LIMITS, host=Host(store=store))
+
+
+async def run_stored(
+    store: SqliteStore | None, steps: int, run_id: str = "r", clock: Callable[[], float] = time.perf_counter
+) -> float:
+    one = agent(store, steps)
+    begun = clock()
+    await one.run("go", run_id=run_id)
+    return clock() - begun
+
+
+def reply_by_hand(reply: Reply) -> dict[str, Any]:
+    calls = [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in reply.message.tool_calls]
+    return {"role": "assistant", "content": reply.message.content, "tool_calls": calls}
+
+
+def result_by_hand(call: ToolCall, content: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call.id, "content": content}
+
+
+async def run_by_hand(
+    db: sqlite3.Connection, steps: int, clock: Callable[[], float] = time.perf_counter, *, in_thread: bool = False
+) -> float:
+    """The same calls, the same text, the same number of commits."""
+    model, messages, pending = (
+        TalkingModel(steps),
+        [{"role": "user", "content": "go"}],
+        [{"role": "user", "content": "go"}],
+    )
+    begun = clock()
+
+    def write() -> None:
+        db.execute("BEGIN")
+        db.executemany("INSERT INTO log (text) VALUES (?)", [(json.dumps(m),) for m in pending])
+        db.execute("COMMIT")
+        pending.clear()
+
+    async def commit() -> None:
+        if in_thread:
+            await asyncio.to_thread(write)
+        else:
+            write()
+
+    while True:
+        await commit()
+        async with asyncio.timeout(60):
+            reply = await model.reply(ModelRequest((Message.user(str(messages[-1]["content"])),)))
+        calls = reply.message.tool_calls
+        entry = reply_by_hand(reply)
+        messages.append(entry)
+        pending.append(entry)
+        if not calls:
+            break
+        for c in calls:
+            await commit()
+            arguments = echo.arguments(c.arguments)
+            async with asyncio.timeout(600):
+                result = result_by_hand(c, await echo.function(**arguments))
+            messages.append(result)
+            pending.append(result)
+    await commit()
+    return clock() - begun
+
+
+def plain_db(path: Path, level: str) -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute(f"PRAGMA synchronous = {level}")
+    db.execute("CREATE TABLE log (id INTEGER PRIMARY KEY, text TEXT)")
+    return db
+
+
+def compare_stored_with_by_hand(
+    folder: Path, level: Any, steps: int = 200, rounds: int = 10, *, in_thread: bool = False
+) -> float:
+    """How many times as long as a loop by hand a stored run takes, in files that are in use for a while."""
+    name = f"{level}{time.monotonic_ns()}"
+    store, db = SqliteStore(folder / f"{name}.db", synchronous=level), plain_db(folder / f"{name}.plain", level)
+    clock = time.perf_counter if level == "full" else time.process_time
+    asyncio.run(run_stored(store, 2, "warm"))
+    asyncio.run(run_by_hand(db, 2))
+    mine, theirs = [], []
+    for n in range(rounds):
+        mine.append(asyncio.run(run_stored(store, steps, f"run{n}", clock)))
+        theirs.append(asyncio.run(run_by_hand(db, steps, clock, in_thread=in_thread)))
+    store.close()
+    db.close()
+    print(f"    ours {min(mine) / steps * 1e6:.0f} us a step, by hand {min(theirs) / steps * 1e6:.0f}", file=sys.stderr)
+    return min(mine) / min(theirs)
+
+
+def bytes_a_step(folder: Path, first: int, last: int) -> tuple[float, float]:
+    """Bytes of the file for each step, and how many they are for each byte of text, as the loop by hand writes it."""
+    sizes = {}
+    for steps in (first, last):
+        path = folder / f"size{steps}.db"
+        store = SqliteStore(path, synchronous="normal")
+        asyncio.run(run_stored(store, steps))
+        store.close()
+        db = sqlite3.connect(path)
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        db.close()
+        sizes[steps] = path.stat().st_size
+    a_step = (sizes[last] - sizes[first]) / (last - first)
+    reply = scripted_reply(last)
+    (call,) = reply.message.tool_calls
+    texts = reply_by_hand(reply), result_by_hand(call, str(call.arguments["text"]))
+    return a_step, a_step / sum(len(json.dumps(text)) for text in texts)
+
+
+def group_commit(folder: Path, runs: int, steps: int) -> float:
+    """How many times the durable records a second of one run many runs at once reach."""
+    store = SqliteStore(folder / f"group{time.monotonic_ns()}.db")
+    one_agent = agent(store, steps)
+
+    async def many(count: int, name: str) -> float:
+        begun = time.perf_counter()
+        await asyncio.gather(*(one_agent.run("go", run_id=f"{name}{n}") for n in range(count)))
+        took = time.perf_counter() - begun
+        return sum(store.head(f"{name}{n}").seq for n in range(count)) / took  # type: ignore[union-attr]
+
+    asyncio.run(many(1, "warm"))
+    one = max(asyncio.run(many(1, f"one{n}")) for n in range(3))
+    all_at_once = max(asyncio.run(many(runs, f"many{n}-")) for n in range(3))
+    store.close()
+    print(f"    {one:.0f} and {all_at_once:.0f} records a second", file=sys.stderr)
+    return all_at_once / one
+
+
+@contextmanager
+def slow_disk() -> Iterator[None]:
+    """Every commit sleeps for ``DISK_S`` where it would wait for the disk: in C, without the interpreter's lock."""
+    connect, lib = sqlite3.connect, ctypes.CDLL(_sqlite3.__file__)
+    sleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
+
+    def slow(*args: Any, **settings: Any) -> sqlite3.Connection:
+        db = connect(*args, **settings)
+        handle = ctypes.c_void_p.from_address(id(db) + object.__basicsize__)  # what a connection holds first
+        lib.sqlite3_commit_hook(handle, sleep, ctypes.c_void_p(int(DISK_S * 1e6)))
+        return db
+
+    sqlite3.connect = slow  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        sqlite3.connect = connect
+
+
+def flush_s(folder: Path) -> float:
+    """Seconds that this disk takes to make 4 KB durable."""
+    took = []
+    with (folder / "flush").open("wb", buffering=0) as file:
+        for _ in range(50):
+            file.write(bytes(4096))
+            begun = time.perf_counter()
+            os.fdatasync(file.fileno())
+            took.append(time.perf_counter() - begun)
+    return median(took)
+
+
+def best(work: Callable[[], Any], rounds: int = 5) -> tuple[Any, float]:
+    """What came of some work, and the seconds of the processor that it took at best."""
+    took, came = [], None
+    for _ in range(rounds):
+        begun = time.process_time()
+        came = work()
+        took.append(time.process_time() - begun)
+    return came, min(took)
+
+
+def main() -> None:
+    """Measure everything once and print it as a table."""
+    told: list[tuple[str, float, str]] = []
+
+    def tell(what: str, value: float, wanted: str) -> None:
+        told.append((what, value, wanted))
+        print(f"{what:<66} {value:>10.2f}   {wanted}", flush=True)
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        measure(folder, tell)
+
+
+def measure(folder: Path, report: Callable[[str, float, str], None]) -> None:
+    early, _ = bytes_a_step(folder, 10, 50)
+    late, part = bytes_a_step(folder, 500, 1000)
+    report("bytes a step, steps 500 to 1000 against 10 to 50", late / early, "1.0")
+    report("bytes a step against its text", part, "<= 2")
+    flush = f"{flush_s(folder) * 1000:.1f} ms"
+    slow = f"a disk of {DISK_S * 1000:.0f} ms more"
+    report("a stored run against one by hand, NORMAL", compare_stored_with_by_hand(folder, "normal"), "<= 4")
+    report(f"a stored run against one by hand, FULL ({flush})", compare_stored_with_by_hand(folder, "full"), "<= 1.5")
+    in_thread = compare_stored_with_by_hand(folder, "full", in_thread=True)
+    report(f"the same, by hand in a thread ({flush})", in_thread, "-")
+    with slow_disk():
+        report(f"the same, {slow}", compare_stored_with_by_hand(folder, "full", rounds=2), "<= 1.5")
+    store = SqliteStore(folder / "long.db", synchronous="normal")
+    asyncio.run(run_stored(store, 10, "warm"))
+    cpu = time.process_time
+    short = min(asyncio.run(run_stored(store, 10, f"short{n}", cpu)) for n in range(40)) / 10
+    long = min(asyncio.run(run_stored(store, 1000, f"long{n}", cpu)) for n in range(5)) / 1000
+    report("time a step in a run of 1000 against one of 10, stored", long / short, "<= 1.2")
+    report(f"128 runs at once against one, durable records a second ({flush})", group_commit(folder, 128, 10), ">= 20")
+    with slow_disk():
+        report(f"the same, {slow}", group_commit(folder, 128, 10), ">= 20")
+    asyncio.run(run_stored(store, 1250, "big"))
+    rows, read = best(lambda: store.records("big"))
+    _, checked = best(lambda: verify("big", rows, store.head("big")))
+    _, restored = best(lambda: rehydrate(rows))
+    store.close()
+    report("verify, thousands of records a second", len(rows) / checked / 1000, ">= 50")
+    report(
+        "loading 10,000 records (read, verify, fold), seconds",
+        (read + checked + restored) / len(rows) * 10_000,
+        "< 0.3",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,423 @@
+"""Kills a run with SIGKILL at every point that it passes, resumes it in another process, and compares.
+
+The points are in front of, within and behind every commit, behind every acknowledgement, and around every model
+call and every tool's effect. A first, uninterrupted life counts them; then each of them is where a life ends.
+
+Every life is a process of its own, on a real file. Starting an interpreter takes longer than a life, so lives are
+forked from one process that has imported everything and has no thread, no event loop and no connection;
+``fresh`` starts interpreters, to see that forking hides nothing.
+
+Run as ``python -m tests.helpers.crash_injection matrix [STEP]``, ``histories SEED COUNT`` or ``fresh``; prints what it did
+as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agentfsm import SqliteStore, UserInputRequested
+from agentfsm.journal.fork import fork
+from agentfsm.journal.replay import read_records, rehydrate, replay
+from agentfsm.journal.verification import GOOD, OPEN, verify
+from tests.helpers.journal_scenarios import (
+    CHANGES,
+    IDEMPOTENT_TOOLS,
+    SCENARIOS,
+    CrashWorld,
+    agent_pair,
+    final_graph,
+    human_reply,
+)
+
+RUN, PAST = "run", "past"
+DETOUR = ("dispatch_tool.in_doubt", "suspended.doubt_settled")
+
+
+# -- one life ---------------------------------------------------------------------------------------------
+
+
+class AnnouncingStore(SqliteStore):
+    """A store that notes what it has told to be durable, and is a point then."""
+
+    world: CrashWorld
+
+    def append(self, lease: Any, rows: Any, status: Any) -> Any:
+        done = asyncio.ensure_future(super().append(lease, rows, status))
+
+        def told(of: asyncio.Future[None]) -> None:
+            if not of.cancelled() and of.exception() is None:
+                if rows and lease.run_id == RUN:
+                    self.world.write("acked", f"{rows[-1].seq} {rows[-1].hash}")
+                self.world.passing("acknowledged")
+
+        done.add_done_callback(told)
+        return done
+
+
+class AnnouncingConnection(sqlite3.Connection):
+    """A connection that is a point around every commit and behind everything that is written in one."""
+
+    world: CrashWorld
+
+    def execute(self, text: str, *rest: Any) -> sqlite3.Cursor:
+        commits = text.lstrip().upper().startswith("COMMIT")
+        if commits:
+            self.world.passing("before a commit")
+        came = super().execute(text, *rest)
+        if commits:
+            self.world.passing("after a commit")
+        elif self.in_transaction and text.lstrip().upper().startswith(("INSERT", "UPDATE")):
+            self.world.passing("in a transaction")
+        return came
+
+    def executemany(self, *rest: Any) -> sqlite3.Cursor:
+        came = super().executemany(*rest)
+        self.world.passing("in a transaction")
+        return came
+
+    def commit(self) -> None:
+        self.world.passing("before a commit")
+        super().commit()
+        self.world.passing("after a commit")
+
+
+async def run_life(world: CrashWorld, scenario: str) -> None:
+    """Begin the run, or take it up, and go on to its end."""
+    store = AnnouncingStore(world.folder / "runs.db")
+    store.world = world
+    both = agent_pair(world, scenario, store)
+    if scenario == "fork":
+        await run_to_end(world, scenario, both, store, PAST)
+        head = store.head(RUN)
+        if head is None or not head.seq:
+            world.passing("before the fork")
+            await fork(store, PAST, migration_point(store.records(PAST)), RUN)
+            world.passing("after the fork")
+    await run_to_end(world, scenario, both, store, RUN)
+    store.close()
+
+
+def migration_point(rows: Any) -> int:
+    """The record behind which a fork leaves its parent: the first that goes back to ask the model again."""
+    moves = [r for r in read_records(rows, PAST) if r.kind == "transition"]
+    return next(r.seq for r in moves if r.data["transition"].startswith("post_tool.") and r.data["to"] == "pre_step")
+
+
+async def run_to_end(world: CrashWorld, scenario: str, both: tuple[Any, Any], store: Any, run_id: str) -> None:
+    """Take a run from wherever it stands to its end, in whatever way its store asks for."""
+    head, (begins, goes_on) = store.head(run_id), both
+    if head is None or not head.seq:
+        result = await begins.run("go", run_id=run_id)
+    elif head.status == "suspended":
+        waits = rehydrate(store.records(run_id)).run.pending_request
+        result = await goes_on.resume(run_id, human_reply(world, run_id, waits.kind, waits.tool, waits.arguments))
+    elif head.status == "running":
+        old = (
+            scenario in CHANGES
+            and CHANGES[scenario].waiting
+            and not recorded_changes(read_records(store.records(run_id), run_id))
+        )
+        (run,) = (begins if old else goes_on).recover()
+        assert run.state.run_id == run_id
+        result = await run
+    else:
+        return
+    while isinstance(asked := result.outcome, UserInputRequested):
+        result = await goes_on.resume(run_id, human_reply(world, run_id, asked.kind, asked.tool, asked.arguments))
+
+
+def recorded_changes(kept: Any) -> list[Any]:
+    """The records that tell that a run is under another graph from there on."""
+    return [r for r in kept if r.kind == "run.migrated"]
+
+
+def run_in_process(folder: Path, scenario: str, kill_at: int | str, outside: int | None = None) -> None:
+    """A whole life, in this process, which is good for nothing else afterwards."""
+    world = CrashWorld(folder, kill_at, outside)
+    AnnouncingConnection.world = world
+    sqlite3.connect = functools.partial(sqlite3.connect, factory=AnnouncingConnection)
+    asyncio.run(run_life(world, scenario))
+    world.write("points", json.dumps(world.names))
+
+
+# -- processes --------------------------------------------------------------------------------------------
+
+
+def warm_up() -> None:
+    """Import and build once what every life would else import and build anew."""
+    folder = Path(tempfile.mkdtemp(prefix="crash-"))
+    asyncio.run(run_life(CrashWorld(folder), "approval"))
+    outcome(folder, "approval")
+    shutil.rmtree(folder)
+    gc.collect()
+    gc.freeze()  # or every child's first collection copies all of the memory
+
+
+def run_forked(work: Any) -> int:
+    """A child that does something, and ends; its process id."""
+    assert threading.active_count() == 1, "a thread would be missing in the child"
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    return child
+
+
+def exited_cleanly(status: int) -> bool:
+    """Whether a process was killed, and did not fail."""
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return True
+    assert os.WEXITSTATUS(status) == 0, "the process failed"
+    return False
+
+
+def run_in_fork(folder: Path, scenario: str, kill_at: int | str = 0, *, outside: bool = False) -> bool:
+    """One life in a process of its own; whether it was killed, by itself or from outside."""
+    reading, writing = os.pipe() if outside else (None, None)
+    child = run_forked(lambda: run_in_process(folder, scenario, kill_at, writing))
+    if reading is not None and writing is not None:
+        os.close(writing)
+        if os.read(reading, 1):
+            os.kill(child, signal.SIGKILL)
+        os.close(reading)
+    return exited_cleanly(os.waitpid(child, 0)[1])
+
+
+def run_in_interpreter(folder: Path, scenario: str, kill_at: int = 0) -> bool:
+    """One life in an interpreter of its own, killed from outside; whether it was."""
+    command = [sys.executable, "-m", "tests.helpers.crash_injection", "life", str(folder), scenario, str(kill_at)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        if child.stdout.read(1):
+            child.kill()
+        code = child.wait()
+    assert code in (0, -signal.SIGKILL), f"the process failed, in {folder}"
+    return code != 0
+
+
+# -- what must come of it ---------------------------------------------------------------------------------
+
+
+def outcome(folder: Path, scenario: str) -> dict[str, Any]:
+    """How the run stands, by its journal, which must be whole and must replay."""
+    store = SqliteStore(folder / "runs.db")
+    rows, head, before = store.records(RUN), store.head(RUN), store.head(PAST)
+    assert before is None or verify(PAST, store.records(PAST), before).code == GOOD, "the parent"
+    store.close()
+    told, past = verify(RUN, rows, head), rehydrate(rows)
+    assert told.code in (GOOD, OPEN), told
+    assert told.code == GOOD or not past.finished, told
+    again = replay(rows, final_graph(scenario))
+    assert again.same, again
+    kept = read_records(rows, RUN)
+    moves = [r.data["transition"] for r in kept if r.kind == "transition"]
+    if scenario in CHANGES:  # by whatever name its graph of then had for it
+        moves = [CHANGES[scenario].migration.rename_map.transition(move) for move in moves]
+    said = recorded_changes(kept)
+    times = [r.data["ts"] for r in kept]
+    return {
+        "finished": past.finished,
+        "messages": [str(m) for m in past.run.messages],
+        "answer": past.run.answer or past.run.ending_value,
+        "notes": past.run.state_results,
+        "moves": without_detours(moves),
+        "changes": [(c.data["judged"], c.data["from"], c.data["graph"]["fingerprint"]) for c in said],
+        "changed behind": [kept[c.seq - 2].kind for c in said],
+        "effects": sorted({(name, key) for name, key, _ in CrashWorld(folder).effects()}),
+        "seals": [row.hash for row in rows],
+        "doubts": moves.count(DETOUR[0]),
+        "backwards": sum(b < a for a, b in itertools.pairwise(times)),
+    }
+
+
+def without_detours(moves: list[str]) -> list[str]:
+    """Moves without the detour past a person, for each call in doubt."""
+    left: list[str] = []
+    for move in moves:
+        if move == DETOUR[1]:
+            assert left.pop() == DETOUR[0]
+        else:
+            left.append(move)
+    return left
+
+
+def with_resolved_doubts(moves: list[str], settled: set[str]) -> list[str]:
+    """The moves of an uninterrupted run, as they must be where a person gave the results of some calls.
+
+    Such a call takes no visit to ``dispatch_tool`` of its own: the visit behind the person's answer goes on with the
+    next call of the batch, if there is one. All else is as it was.
+
+    Args:
+        moves: The moves.
+        settled: The calls, each as the number of its model call and its place in the batch (``1.0``).
+    """
+    left: list[str] = []
+    asked = place = skip = 0
+    for move, after in zip(moves, [*moves[1:], ""], strict=True):
+        asked += move.startswith("call_llm.")
+        place = 0 if move == "post_llm.tool_calls" else place
+        if move == "dispatch_tool.otherwise":
+            skip = 2 if f"{asked}.{place}" in settled and after == "post_tool.calls_pending" else 0
+            place += 1
+        if skip:
+            skip -= 1
+        else:
+            left.append(move)
+    return left
+
+
+def check_against_uninterrupted(folder: Path, kills: int, whole: dict[str, Any], scenario: str) -> dict[str, Any]:
+    """Compare a history with the uninterrupted life; what came of it."""
+    world, got = CrashWorld(folder), outcome(folder, scenario)
+    settled = {key.partition(":")[2] for key in world.lines("settled") if key.startswith(f"{RUN}:")}
+    assert len(settled) <= got["doubts"] or scenario == "fork"
+    expected = {**whole, "moves": with_resolved_doubts(whole["moves"], settled)}
+    for what in ("finished", "messages", "answer", "notes", "moves", "changes", "effects"):
+        assert got[what] == expected[what], f"{what}: {got[what]} != {expected[what]}"
+    for line in world.lines("acked"):
+        seq, _, seal = line.partition(" ")
+        assert got["seals"][int(seq) - 1 : int(seq)] == [seal], f"record {seq} was acknowledged, and is lost"
+    assert got["doubts"] <= kills
+    done = Counter((name, key) for name, key, _ in world.effects())
+    for (name, key), times in done.items():
+        most = 1 + kills if name in IDEMPOTENT_TOOLS else 1
+        assert times <= most + (name == "flaky"), f"{name} {key} ran {times} times"
+    return got
+
+
+def run_all_lives(
+    scenario: str,
+    kills: Sequence[int | str],
+    whole: dict[str, Any] | None,
+    *,
+    by: Any = run_in_fork,
+    outside: bool = False,
+) -> dict[str, Any]:
+    """A history: killed at each of these points in turn, then left in peace.
+
+    Raises:
+        AssertionError: A promise was broken; the message says where the files are.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="crash-"))
+    more = {"outside": True} if outside else {}
+    try:
+        killed = sum(by(folder, scenario, at, **more) for at in kills)
+        assert not by(folder, scenario)
+        got = check_against_uninterrupted(folder, killed, whole, scenario) if whole else outcome(folder, scenario)
+    except AssertionError as error:
+        raise AssertionError(f"{scenario} killed at {kills}, in {folder}: {error}") from error
+    points, where = CrashWorld(folder).lines("points"), CrashWorld(folder).lines("killed")
+    shutil.rmtree(folder)
+    return {**got, "killed": killed, "points": json.loads(points[-1]), "where": where}
+
+
+def uninterrupted_runs() -> dict[str, dict[str, Any]]:
+    """The uninterrupted life of each scenario."""
+    whole = {scenario: run_all_lives(scenario, [], None) for scenario in SCENARIOS}
+    for scenario, one in whole.items():
+        check_uninterrupted(scenario, one)
+    return whole
+
+
+def check_uninterrupted(scenario: str, one: dict[str, Any]) -> None:
+    """An uninterrupted life has ended, with nothing in doubt, and under the graph that it was to end under."""
+    assert one["finished"]
+    assert not one["doubts"]
+    if scenario not in CHANGES:
+        assert not one["changes"]
+        return
+    old, new, migration, _ = CHANGES[scenario]
+    judged = "vouched" if migration.vouched else "replayed"
+    assert one["changes"] == [(judged, old.fingerprint, new.fingerprint)]
+    assert one["changed behind"] == ["run.suspended"]
+
+
+# -- the trials -------------------------------------------------------------------------------------------
+
+
+def crash_matrix(step: int = 1, scenarios: tuple[str, ...] = tuple(SCENARIOS)) -> dict[str, Any]:
+    """Every point (or every so-many-th) of every scenario."""
+    kills: dict[str, int] = {}
+    where, doubted, changed = Counter[str](), Counter[str](), Counter[str]()
+    for scenario in scenarios:
+        whole = run_all_lives(scenario, [], None)
+        check_uninterrupted(scenario, whole)
+        points = [f"{name} {n}" for name, passed in whole["points"].items() for n in range(1, passed + 1)]
+        done = [run_all_lives(scenario, [at], whole) for at in points[::step]]
+        kills[scenario] = sum(d["killed"] for d in done)
+        where.update(w for d in done for w in d["where"])
+        doubted.update(w for d in done for w in d["where"] if d["doubts"])
+        changed.update(kind for d in done for kind in d["changed behind"])
+    return {"kills": kills, "points": sum(kills.values()), "where": where, "doubts": doubted, "changed": changed}
+
+
+def random_histories(seed: int, count: int) -> dict[str, Any]:
+    """Random histories of up to five kills, by the process itself or from outside."""
+    draw, whole, told = random.Random(seed), uninterrupted_runs(), Counter[str]()
+    for _ in range(count):
+        scenario = draw.choice(list(SCENARIOS))
+        last = sum(whole[scenario]["points"].values())
+        points = [draw.randint(1, last) for _ in range(draw.randint(1, 5))]
+        outside = draw.random() < 0.5
+        done = run_all_lives(scenario, points, whole[scenario], outside=outside)
+        told.update({"kills": done["killed"], "doubts": done["doubts"], "backwards": done["backwards"]})
+        told["outside"] += done["killed"] if outside else 0
+        told["most"] = max(told["most"], done["killed"])
+    return {"seed": seed, "histories": count, **told}
+
+
+def fresh_interpreters() -> dict[str, Any]:
+    """One point of each scenario, with interpreters in place of forks."""
+    kills = 0
+    for n, (scenario, whole) in enumerate(uninterrupted_runs().items(), 1):
+        middle = sum(whole["points"].values()) * n // (len(SCENARIOS) + 1)
+        kills += run_all_lives(scenario, [middle], whole, by=run_in_interpreter)["killed"]
+    return {"kills": kills}
+
+
+def main(arguments: list[str]) -> None:
+    """Do one of the trials."""
+    if arguments[0] == "life":
+        _, folder, scenario, kill_at = arguments
+        run_in_process(Path(folder), scenario, int(kill_at), sys.stdout.fileno())
+        return
+    warm_up()
+    match arguments:
+        case ["matrix", *step]:
+            told = crash_matrix(*map(int, step))
+        case ["histories", seed, count]:
+            told = random_histories(int(seed), int(count))
+        case ["fresh"]:
+            told = fresh_interpreters()
+        case _:
+            sys.exit(__doc__)
+    sys.stdout.write(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

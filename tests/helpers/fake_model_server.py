@@ -1,0 +1,389 @@
+"""The server side of each wire: response bodies and streams written from the providers' documents, and a loopback server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Splitter = Callable[[str], list[str]]
+Events = list[dict[str, Any] | str]
+
+
+@dataclass(frozen=True)
+class ModelOutput:
+    """What a model said.
+
+    ``finish`` is ``stop``, ``length`` or ``filter``; ``calls`` are id, tool and arguments.
+    """
+
+    text: str = ""
+    thought: str = ""
+    calls: tuple[tuple[str, str, dict[str, Any]], ...] = ()
+    finish: str = "stop"
+    prompt_tokens: int = 11
+    reply_tokens: int = 7
+    cached_tokens: int = 0
+
+
+def split_letters(text: str) -> list[str]:
+    """Cut after each character."""
+    return list(text)
+
+
+def _usage_chat(said: ModelOutput) -> dict[str, Any]:
+    return {
+        "prompt_tokens": said.prompt_tokens,
+        "completion_tokens": said.reply_tokens,
+        "prompt_tokens_details": {"cached_tokens": said.cached_tokens},
+    }
+
+
+def _finish_chat(said: ModelOutput) -> str:
+    words = {"length": "length", "filter": "content_filter"}
+    return words.get(said.finish, "tool_calls" if said.calls else "stop")
+
+
+def _chat_whole(said: ModelOutput) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": said.text or None}
+    if said.thought:
+        message["reasoning_content"] = said.thought
+    if said.calls:
+        message["tool_calls"] = [
+            {"id": i, "type": "function", "function": {"name": n, "arguments": json.dumps(a)}} for i, n, a in said.calls
+        ]
+    choice = {"index": 0, "message": message, "finish_reason": _finish_chat(said)}
+    return {"id": "x", "model": "m-1", "choices": [choice], "usage": _usage_chat(said)}
+
+
+def _chat_events(said: ModelOutput, cut: Splitter) -> Events:
+    def chunk(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+        return {"id": "x", "model": "m-1", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+
+    events: Events = [chunk({"role": "assistant", "content": ""})]
+    events += [chunk({"reasoning_content": piece}) for piece in cut(said.thought)]
+    events += [chunk({"content": piece}) for piece in cut(said.text)]
+    tails: list[list[dict[str, Any]]] = []
+    for place, (call_id, name, arguments) in enumerate(said.calls):
+        first = {"index": place, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+        events.append(chunk({"tool_calls": [first]}))
+        pieces = cut(json.dumps(arguments))
+        tails.append([chunk({"tool_calls": [{"index": place, "function": {"arguments": p}}]}) for p in pieces])
+    while any(tails):  # interleaved, a piece of each in turn
+        events += [tail.pop(0) for tail in tails if tail]
+    events.append(chunk({}, _finish_chat(said)))
+    events.append({"id": "x", "model": "m-1", "choices": [], "usage": _usage_chat(said)})
+    return [*events, "[DONE]"]
+
+
+def _responses_output(said: ModelOutput, *, empty: bool = False) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    if said.thought:
+        summary = [{"type": "summary_text", "text": said.thought}]
+        items.append({"type": "reasoning", "id": "rs_1", "summary": summary, "encrypted_content": "sealed"})
+    if said.text:
+        part = {"type": "output_text", "text": said.text, "annotations": []}
+        items.append({"type": "message", "id": "msg_1", "role": "assistant", "content": [part], "status": "completed"})
+    for place, (call_id, name, arguments) in enumerate(said.calls):
+        call = {"type": "function_call", "id": f"fc_{place}", "call_id": call_id, "name": name, "status": "completed"}
+        items.append(call | {"arguments": json.dumps(arguments)})
+    if empty:
+        blank = {"summary": [], "content": [], "arguments": "", "encrypted_content": None}
+        items = [item | {k: v for k, v in blank.items() if k in item} for item in items]
+    return items
+
+
+def _responses_whole(said: ModelOutput) -> dict[str, Any]:
+    why = {"length": "max_output_tokens", "filter": "content_filter"}.get(said.finish)
+    return {
+        "id": "resp_1",
+        "object": "response",
+        "model": "m-1",
+        "status": "incomplete" if why else "completed",
+        "incomplete_details": {"reason": why} if why else None,
+        "error": None,
+        "output": _responses_output(said),
+        "usage": {
+            "input_tokens": said.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": said.cached_tokens},
+            "output_tokens": said.reply_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+        },
+    }
+
+
+def _responses_events(said: ModelOutput, cut: Splitter) -> Events:
+    response = _responses_whole(said)
+    begun = response | {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    events: Events = [{"type": "response.created", "response": begun}]
+    for index, (item, blank) in enumerate(zip(response["output"], _responses_output(said, empty=True), strict=True)):
+        at = {"output_index": index, "item_id": item["id"]}
+        events.append({"type": "response.output_item.added", "output_index": index, "item": blank})
+        if item["type"] == "reasoning":
+            events += [{"type": "response.reasoning_summary_text.delta", **at, "delta": p} for p in cut(said.thought)]
+        elif item["type"] == "message":
+            events.append({"type": "response.content_part.added", **at, "part": {"type": "output_text", "text": ""}})
+            events += [{"type": "response.output_text.delta", **at, "delta": p} for p in cut(said.text)]
+            events.append({"type": "response.output_text.done", **at, "text": said.text})
+        else:
+            pieces = cut(item["arguments"])
+            events += [{"type": "response.function_call_arguments.delta", **at, "delta": p} for p in pieces]
+            events.append({"type": "response.function_call_arguments.done", **at, "arguments": item["arguments"]})
+        events.append({"type": "response.output_item.done", "output_index": index, "item": item})
+    return [*events, {"type": f"response.{response['status']}", "response": response}]
+
+
+def _finish_messages(said: ModelOutput) -> str:
+    words = {"length": "max_tokens", "filter": "refusal"}
+    return words.get(said.finish, "tool_use" if said.calls else "end_turn")
+
+
+def _messages_blocks(said: ModelOutput) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if said.thought:
+        blocks.append({"type": "thinking", "thinking": said.thought, "signature": "c2ln"})
+    if said.text:
+        blocks.append({"type": "text", "text": said.text})
+    return blocks + [{"type": "tool_use", "id": i, "name": n, "input": a} for i, n, a in said.calls]
+
+
+def _messages_usage(said: ModelOutput) -> dict[str, Any]:
+    return {"input_tokens": said.prompt_tokens, "cache_read_input_tokens": said.cached_tokens}
+
+
+def _messages_whole(said: ModelOutput) -> dict[str, Any]:
+    return {
+        "type": "message",
+        "role": "assistant",
+        "model": "m-1",
+        "content": _messages_blocks(said),
+        "stop_reason": _finish_messages(said),
+        "stop_sequence": None,
+        "usage": _messages_usage(said) | {"output_tokens": said.reply_tokens},
+    }
+
+
+def _messages_events(said: ModelOutput, cut: Splitter) -> Events:
+    begun = _messages_whole(said) | {"content": [], "stop_reason": None}
+    begun["usage"] = _messages_usage(said) | {"output_tokens": 1}
+    events: Events = [{"type": "message_start", "message": begun}, {"type": "ping"}]
+    for index, block in enumerate(_messages_blocks(said)):
+        blank = block | {
+            k: v for k, v in {"thinking": "", "signature": "", "text": "", "input": {}}.items() if k in block
+        }
+        events.append({"type": "content_block_start", "index": index, "content_block": blank})
+        deltas: list[dict[str, Any]]
+        match block["type"]:
+            case "thinking":
+                deltas = [{"type": "thinking_delta", "thinking": p} for p in cut(block["thinking"])]
+                deltas.append({"type": "signature_delta", "signature": block["signature"]})
+            case "text":
+                deltas = [{"type": "text_delta", "text": p} for p in cut(block["text"])]
+            case _:
+                pieces = cut(json.dumps(block["input"])) if block["input"] else []
+                deltas = [{"type": "input_json_delta", "partial_json": p} for p in ["", *pieces]]
+        events += [{"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas]
+        events.append({"type": "content_block_stop", "index": index})
+    end = {"stop_reason": _finish_messages(said), "stop_sequence": None}
+    events.append({"type": "message_delta", "delta": end, "usage": {"output_tokens": said.reply_tokens}})
+    return [*events, {"type": "message_stop"}]
+
+
+def _ollama_end(said: ModelOutput) -> dict[str, Any]:
+    reason = "length" if said.finish == "length" else "stop"
+    counts = {"prompt_eval_count": said.prompt_tokens, "eval_count": said.reply_tokens}
+    return {"model": "m-1", "done": True, "done_reason": reason, **counts}
+
+
+def _ollama_message(said: ModelOutput) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": said.text}
+    if said.thought:
+        message["thinking"] = said.thought
+    if said.calls:
+        message["tool_calls"] = [{"id": i, "function": {"name": n, "arguments": a}} for i, n, a in said.calls]
+    return message
+
+
+def _ollama_whole(said: ModelOutput) -> dict[str, Any]:
+    return _ollama_end(said) | {"message": _ollama_message(said)}
+
+
+def _ollama_events(said: ModelOutput, cut: Splitter) -> Events:
+    def line(**message: Any) -> dict[str, Any]:
+        return {"model": "m-1", "message": {"role": "assistant", "content": "", **message}, "done": False}
+
+    events: Events = [line(thinking=piece) for piece in cut(said.thought)]
+    events += [line(content=piece) for piece in cut(said.text)]
+    events += [line(tool_calls=[{"id": i, "function": {"name": n, "arguments": a}}]) for i, n, a in said.calls]
+    return [*events, _ollama_end(said) | {"message": {"role": "assistant", "content": ""}}]
+
+
+_WHOLE = {
+    "openai": _chat_whole,
+    "responses": _responses_whole,
+    "anthropic": _messages_whole,
+    "ollama": _ollama_whole,
+}
+_EVENTS = {
+    "openai": _chat_events,
+    "responses": _responses_events,
+    "anthropic": _messages_events,
+    "ollama": _ollama_events,
+}
+
+
+def whole_body(wire: str, said: ModelOutput) -> dict[str, Any]:
+    """The answer in one piece."""
+    return _WHOLE[wire](said)
+
+
+def stream_events(wire: str, said: ModelOutput, cut: Splitter = split_letters) -> Events:
+    """The answer in many: JSON events, or the text of one."""
+    return _EVENTS[wire](said, cut)
+
+
+@dataclass(frozen=True)
+class FramingStyle:
+    """How events are written down: which line end, what stands between them, and whether JSON is escaped."""
+
+    end: str = "\n"
+    between: str = ""
+    ascii: bool = False
+    lines: int = 1
+    names: bool = True
+    space: str = " "
+    bom: bool = False
+
+
+def encode_events(wire: str, events: Events, style: FramingStyle = FramingStyle()) -> bytes:  # frozen
+    """What travels: server-sent events, or JSON a line for Ollama."""
+    written: list[str] = []
+    for event in events:
+        text = event if isinstance(event, str) else json.dumps(event, ensure_ascii=style.ascii)
+        if wire == "ollama":
+            written.append(text + style.end)
+            continue
+        lines = _split_lines(text, style.lines) if isinstance(event, dict) else [text]
+        name = event.get("type", "") if isinstance(event, dict) else ""
+        head = f"event: {name}{style.end}" if name and style.names else ""
+        data = "".join(f"data:{style.space}{line}{style.end}" for line in lines)
+        written.append(head + data + style.end + (style.between + style.end if style.between else ""))
+    return (b"\xef\xbb\xbf" if style.bom else b"") + "".join(written).encode("utf-8", "surrogatepass")
+
+
+def _split_lines(text: str, lines: int) -> list[str]:
+    """A JSON text on several lines; it may be broken where a blank may stand: after a comma between members."""
+    if lines < 2 or '", "' not in text:
+        return [text]
+    before, _, after = text.partition('", "')
+    return [before + '",', '"' + after]
+
+
+@dataclass
+class ToolServer:
+    """Replies that stand ready for a server to give, in order; the last is given again and again."""
+
+    said: list[ModelOutput] = field(default_factory=list[ModelOutput])
+    given: int = 0
+
+    def next(self) -> ModelOutput:
+        self.given += 1
+        return self.said[min(self.given, len(self.said)) - 1]
+
+
+JsonBody = dict[str, Any]
+ServerReply = ModelOutput | int | Callable[[JsonBody], ModelOutput]
+"""An answer, the status of an error, or a function of the request's body that gives an answer."""
+
+WIRE_BY_PATH = {
+    "/chat/completions": "openai",
+    "/responses": "responses",
+    "/messages": "anthropic",
+    "/api/chat": "ollama",
+}
+
+
+def text_output(words: str) -> ModelOutput:
+    """An answer in words."""
+    return ModelOutput(words, prompt_tokens=10, reply_tokens=5)
+
+
+def tool_call_output(*wanted: tuple[str, JsonBody]) -> ModelOutput:
+    """An answer that calls tools: pairs of name and arguments."""
+    numbered = tuple((f"c{i}", name, arguments) for i, (name, arguments) in enumerate(wanted))
+    return ModelOutput(calls=numbered, prompt_tokens=10, reply_tokens=5)
+
+
+class FakeModelServer:
+    """The running server.
+
+    Attributes:
+        host: Its address without a path.
+        url: What ``--base-url`` takes for chat completions.
+        requests: The bodies of all requests so far.
+        asked: Set as soon as there is one.
+    """
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.url = f"{host}/v1"
+        self.requests: list[JsonBody] = []
+        self.asked = threading.Event()
+
+
+@contextmanager
+def fake_model_server(*replies: ServerReply, hang: bool = False) -> Iterator[FakeModelServer]:
+    """A server that gives the answers of a script, one a request; the last one again and again.
+
+    Args:
+        replies: What it answers.
+        hang: Whether to give no answer at all.
+    """
+    over = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            served.requests.append(body)
+            served.asked.set()
+            if hang:
+                over.wait()
+                return
+            entry = replies[min(len(served.requests), len(replies)) - 1]
+            if isinstance(entry, int):
+                self._send(entry, "application/json", json.dumps({"error": {"message": "not now"}}).encode())
+                return
+            said = entry if isinstance(entry, ModelOutput) else entry(body)
+            wire = next(wire for path, wire in WIRE_BY_PATH.items() if self.path.endswith(path))
+            if body.get("stream", False):
+                self._send(200, "text/event-stream", encode_events(wire, stream_events(wire, said)))
+            else:
+                self._send(200, "application/json", json.dumps(whole_body(wire, said)).encode())
+
+        def _send(self, status: int, kind: str, content: bytes) -> None:
+            self.send_response(status)
+            self.send_header("content-type", kind)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *args: object) -> None:
+            """Nothing: the tests look at what the command line says."""
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.daemon_threads = True
+    http.block_on_close = False
+    served = FakeModelServer(f"http://127.0.0.1:{http.server_address[1]}")
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield served
+    finally:
+        over.set()
+        http.shutdown()
+        http.server_close()
+        thread.join()

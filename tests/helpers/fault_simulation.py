@@ -1,0 +1,366 @@
+"""A whole small world by seed: runs, forks, a slow store, crashes, a full disk, clocks that jump, graphs that change.
+
+No thread and no real time: the same seed gives the same history. A *life* is an event loop that is dropped in
+the middle of whatever it does, as a killed process would be; what its store had not made durable by then is
+lost, or, as with a commit whose answer never came, is not. The model of what must come of each run is its
+uninterrupted life; what that must have done is told by hand, in ``SIDE_EFFECTS``.
+
+Run as ``python -m tests.helpers.fault_simulation FIRST COUNT``; prints what happened as JSON. A promise that was broken
+ends it, with the seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import gc
+import hashlib
+import json
+import os
+import random
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agentfsm import (
+    Agent,
+    AgentGuardrails,
+    Graph,
+    Host,
+    MemoryStore,
+    Migration,
+    RunError,
+    StaleLease,
+    StoreFullError,
+    Transition,
+    UserInputRequested,
+)
+from agentfsm.journal.fork import fork
+from agentfsm.journal.replay import rehydrate, replay
+from agentfsm.journal.verification import GOOD, verify
+from agentfsm.loop.presets import PRESETS
+from agentfsm.testing import FakeClock
+from tests.helpers import journal_scenarios
+from tests.helpers.crash_injection import migration_point
+
+SIDE_EFFECTS = {
+    "linear": ["once 1", "again 2"],
+    "several": ["once 1", "again 2", "once 3"],
+    "parallel": ["beside 1", "beside_once 2", "beside 3"],
+    "approval": ["careful 1", "careful 9", "again 3"],
+    "question": ["once 1"],
+    "backoff": ["once 1"],
+    "failing": ["flaky 1", "flaky 2"],
+    "limit": ["again 1", "again 2", "once 3"],
+    "fork": ["once 1", "again 2", "once 3", "again 2", "once 3"],
+}
+"""What tools must have done once a run has ended; a fork and its parent have one past, and then do as much each."""
+
+ABANDONED: list[Any] = []
+"""Tasks of processes that died: were they collected, their ``finally`` would run, as it does in no dead process."""
+
+
+class Crash(Exception):
+    """The process dies here."""
+
+
+async def run_until_crash(work: Any) -> Any:
+    """Await something; where the process dies in it, nothing comes behind, ever."""
+    try:
+        return await work
+    except Crash:
+        loop = asyncio.get_running_loop()
+        loop.stop()
+        await loop.create_future()
+
+
+class SlowStore(MemoryStore):
+    """A store whose appends take a while, may find no room, and are lost or not when the process dies in one."""
+
+    def __init__(self, draw: random.Random, no_room: float, deadly: float) -> None:
+        super().__init__()
+        self.draw, self.no_room, self.deadly = draw, no_room, deadly
+        self.queue: list[tuple[Any, ...]] = []
+
+    def append(self, lease: Any, rows: Sequence[Any], status: Any) -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        self.queue.append((lease, tuple(rows), status, done))
+        self._later(loop, self.draw.randrange(3))
+        return done
+
+    def _later(self, loop: asyncio.AbstractEventLoop, ticks: int) -> None:
+        loop.call_soon(self._later, loop, ticks - 1) if ticks else loop.call_soon(self._first, loop)
+
+    def _first(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self.draw.random() < self.deadly:
+            loop.stop()
+            return
+        lease, rows, status, done = self.queue.pop(0)
+        try:
+            if self.draw.random() < self.no_room:
+                raise StoreFullError("there is no room")
+            self._append(lease, rows, status)
+        except Exception as error:
+            if not done.done():
+                done.set_exception(error)
+        else:
+            if not done.done():
+                done.set_result(None)
+
+    def die(self) -> None:
+        """The process is gone: a part of what was on its way, in order, is there all the same."""
+        for lease, rows, status, _ in self.queue[: self.draw.randrange(len(self.queue) + 1)]:
+            with contextlib.suppress(StaleLease):  # what stood in front of it had found no room
+                self._append(lease, rows, status)
+        self.queue = []
+        for kept in self._runs.values():
+            kept.lease = None
+
+
+class SimulatedWorld(journal_scenarios.CrashWorld):
+    """The world of one run, in memory; it sees to it that nothing happens that is not written down first."""
+
+    def __init__(self, store: SlowStore, deadly: float) -> None:
+        super().__init__(Path())
+        self.store, self.draw, self.deadly = store, store.draw, deadly
+        self.files: dict[str, list[str]] = {}
+        self.begun: Counter[str] = Counter()
+        self.broken: list[str] = []
+
+    def passing(self, where: str) -> None:
+        if self.draw.random() < self.deadly:
+            raise Crash(where)
+
+    def write(self, name: str, line: str) -> None:
+        self.files.setdefault(name, []).append(line)
+
+    def lines(self, name: str) -> list[str]:
+        return self.files.get(name, [])
+
+    def effect(self, name: str, key: str, result: str) -> str:
+        run_id, _, eid = key.partition(":")
+        self.begun[key] += 1
+        intents = sum(f'"eid":"{eid}"' in r.body and '"effect.intent"' in r.body for r in self.store.records(run_id))
+        if intents < self.begun[key]:
+            self.broken.append(f"{name} {key} began for the {self.begun[key]}. time, and {intents} intents are durable")
+        return super().effect(name, key, result)
+
+
+class CrashingTransport:
+    """A model in whose calls the process may die."""
+
+    def __init__(self, world: SimulatedWorld, script: list[Any]) -> None:
+        self.world, self.model = world, journal_scenarios.TranscriptModel(world, script)
+        self.name = self.model.name
+
+    async def reply(self, request: Any) -> Any:
+        return await run_until_crash(self.model.reply(request))
+
+
+def never(run: Any) -> bool:
+    """A guard that never holds: a graph is another one with it, and every path is the same."""
+    return False
+
+
+GRAPHS: dict[str, tuple[Graph, ...]] = {
+    name: (base, *(base.with_transition(Transition(at, never, "terminal")) for at in ("pre_step", "post_llm")))
+    for name, base in (
+        (name, PRESETS[name].graph) for name in sorted({journal_scenarios.SCENARIOS[each][0] for each in SIDE_EFFECTS})
+    )
+}
+"""By preset, the graphs under which an agent may be when it takes up a run. All lead to the same end."""
+
+
+def simulated_agent(world: SimulatedWorld, scenario: str, store: Any, clock: FakeClock) -> Agent:
+    """An agent, under a graph that has nothing to do with the one under which its runs were until now."""
+    preset, script = journal_scenarios.SCENARIOS[scenario]
+    most = 2 if scenario == "limit" else 50
+    limits = AgentGuardrails(
+        max_iterations=most, loop_soft_threshold=19, max_execution_time_s=10**9, stall_threshold_s=10**9
+    )
+    tools = [_without_threads(t) for t in journal_scenarios.make_tools(world)]
+    host = Host(clock=clock, store=store, secret=b"of the tests")
+    return Agent(
+        CrashingTransport(world, script),
+        tools=tools,
+        preset=preset,
+        graph=world.draw.choice(GRAPHS[preset]),
+        guardrails=limits,
+        host=host,
+        migrations=[Migration()],
+    )
+
+
+def _without_threads(each: Any) -> Any:
+    async def call(context: Any, arguments: Any) -> Any:
+        await asyncio.sleep(0)
+        came = each.function(context, **arguments)
+        return await came if each.is_async else came
+
+    async def function(context: Any, **arguments: Any) -> Any:
+        return await run_until_crash(call(context, arguments))
+
+    return dataclasses.replace(each, function=function, is_async=True)
+
+
+async def continue_run(world: SimulatedWorld, scenario: str, store: SlowStore, clock: FakeClock, run_id: str) -> None:
+    """Begin a run or take it up, and go on to its end, as often as there is no room."""
+    agent = simulated_agent(world, scenario, store, clock)
+    for _ in range(50):
+        try:
+            if scenario == "fork":
+                await _fork_run(agent, world, store, run_id)
+            await _run_once(agent, world, store, run_id)
+        except StoreFullError:
+            await asyncio.sleep(0)
+            continue
+        return
+
+
+async def _fork_run(agent: Agent, world: SimulatedWorld, store: SlowStore, run_id: str) -> None:
+    """Bring the parent to its end, and make a fork of it."""
+    past = f"{run_id}-past"
+    await _run_once(agent, world, store, past)
+    head = store.head(run_id)
+    if head is None or not head.seq:
+        await fork(store, past, migration_point(store.records(past)), run_id)
+
+
+async def _run_once(agent: Agent, world: SimulatedWorld, store: SlowStore, run_id: str) -> None:
+    while True:
+        head = store.head(run_id)
+        if head is None or not head.seq:
+            result = await agent.run("go", run_id=run_id)
+        elif head.status == "running":
+            result = await agent.resume(run_id)
+        elif head.status == "suspended":
+            waits: Any = rehydrate(store.records(run_id)).run.pending_request
+            said = journal_scenarios.human_reply(world, run_id, waits.kind, waits.tool, waits.arguments)
+            result = await agent.resume(run_id, said)
+        else:
+            return
+        if not isinstance(result.outcome, UserInputRequested):
+            return
+
+
+def final_state(rows: Sequence[Any], scenario: str, run_id: str, store: MemoryStore) -> tuple[Any, ...]:
+    """What came of a run, whose journal must be whole and must replay."""
+    past = rehydrate(rows)
+    told = verify(run_id, rows, store.head(run_id))
+    assert told.code == GOOD, told
+    graphs = {graph.fingerprint: graph for graph in GRAPHS[journal_scenarios.SCENARIOS[scenario][0]]}
+    assert replay(rows, graphs[past.graph["fingerprint"]]).same
+    return [str(m) for m in past.run.messages], past.run.answer or past.run.ending_value, past.finished
+
+
+def expected_final_state(scenario: str) -> tuple[Any, ...]:
+    """The end of the uninterrupted life."""
+    if scenario not in _EXPECTED:
+        store = SlowStore(random.Random(0), 0.0, 0.0)
+        asyncio.run(continue_run(SimulatedWorld(store, 0.0), scenario, store, FakeClock(), "r"))
+        _EXPECTED[scenario] = final_state(store.records("r"), scenario, "r", store)
+    return _EXPECTED[scenario]
+
+
+_EXPECTED: dict[str, tuple[Any, ...]] = {}
+
+
+def simulate(seed: int) -> tuple[Counter[str], str]:
+    """One history; what happened in it, and a digest of it.
+
+    Raises:
+        AssertionError: A promise was broken; the message begins with the seed.
+    """
+    draw = random.Random(seed)
+    no_room, deadly = draw.choice((0.0, 0.0, 0.05)), draw.choice((0.0, 0.02, 0.1))
+    store, told = SlowStore(draw, no_room, deadly / 5), Counter[str]()
+    runs = {
+        f"run{n}": (draw.choice(list(SIDE_EFFECTS)), SimulatedWorld(store, deadly)) for n in range(draw.randint(1, 3))
+    }
+    clock = FakeClock()
+    for life in range(40):
+        clock.jump(draw.choice((0, 0, 7200, -7200)))
+        if life == 39:
+            for _, world in runs.values():
+                world.deadly = 0.0
+            store.no_room = store.deadly = 0.0
+        if _run_life(runs, store, clock):
+            break
+        told["crashes"] += 1
+        store.die()
+    digest = hashlib.sha256()
+    for run_id, (scenario, world) in runs.items():
+        try:
+            _check_run(run_id, scenario, world, store)
+        except (AssertionError, RunError) as error:
+            raise AssertionError(f"seed {seed}: {run_id} ({scenario}): {error}") from error
+        told.update({"runs": 1, "forks": scenario == "fork"})
+        for row in store.records(run_id):
+            told["doubts"] += '"dispatch_tool.in_doubt"' in row.body
+            told["changes"] += '"kind":"run.migrated"' in row.body
+            body = json.loads(row.body)
+            digest.update(
+                repr((run_id, row.seq, [body.get(n) for n in ("kind", "transition", "eid", "epoch")])).encode()
+            )
+    return told, digest.hexdigest()
+
+
+def _check_run(run_id: str, scenario: str, world: SimulatedWorld, store: SlowStore) -> None:
+    assert not world.broken, world.broken[0]
+    assert final_state(store.records(run_id), scenario, run_id, store) == expected_final_state(scenario)
+    effects = world.effects()
+    once_each = {key: result for _, key, result in effects}
+    assert sorted(once_each.values()) == sorted(SIDE_EFFECTS[scenario])
+    for (name, key), times in Counter((name, key) for name, key, _ in effects).items():
+        assert times == 1 or name in journal_scenarios.IDEMPOTENT_TOOLS, f"{name} {key} ran {times} times"
+
+
+def _run_life(runs: dict[str, tuple[str, SimulatedWorld]], store: SlowStore, clock: FakeClock) -> bool:
+    """One life of the process; whether it came to its end."""
+    loop = asyncio.new_event_loop()
+    try:
+        tasks = [
+            loop.create_task(continue_run(world, what, store, clock, name)) for name, (what, world) in runs.items()
+        ]
+        try:
+            loop.run_until_complete(asyncio.wait(tasks))
+        except RuntimeError as error:
+            if "stopped" not in str(error):
+                raise
+            loop.set_exception_handler(lambda *_: None)  # nobody is left to hear of what is lost
+            for task in asyncio.all_tasks(loop) | set(tasks):
+                task._log_destroy_pending = False  # they are dropped on purpose
+                task.done() and not task.cancelled() and task.exception()
+                ABANDONED.append(task)
+            return False
+        for task in tasks:
+            task.result()
+        return True
+    finally:
+        loop.close()
+
+
+def main(first: int, count: int) -> None:
+    """Simulate so many seeds, and end this process as it stands, with its dead."""
+    told, digest, code = Counter[str](), hashlib.sha256(), 1
+    gc.disable()  # it would go through all the dead again and again
+    try:
+        for seed in range(first, first + count):
+            more, history = simulate(seed)
+            told += more
+            digest.update(history.encode())
+        sys.stdout.write(json.dumps({"histories": count, **told, "digest": digest.hexdigest()}))
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,303 @@
+"""Graphs for tests: the default loop typed in by hand, small and odd graphs, and random ones by seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from agentfsm.analysis import Assumptions, Counter, GuardAssumption, Update, iff, loop_assumptions
+from agentfsm.errors import GraphError
+from agentfsm.loop.guardrails import AgentGuardrails
+from agentfsm.loop.table import LOOP
+from agentfsm.machine.graph import Graph, StateSpec, Transition
+
+LOOP_TABLE = """
+pre_step: cancelled>terminal aborted>terminal runaway>terminal
+pre_step: iteration_limit>recover time_limit>recover token_limit>recover cost_limit>recover no_progress>recover
+pre_step: otherwise>call_llm
+call_llm: cancelled>terminal aborted>terminal
+call_llm: transient_provider>recover provider_error>recover context_overflow>recover
+call_llm: otherwise>post_llm
+post_llm: cancelled>terminal aborted>terminal
+post_llm: output_truncated>recover output_refused>recover output_malformed>recover
+post_llm: loop_detected>recover no_progress>recover
+post_llm: tool_calls>dispatch_tool
+post_llm: otherwise>terminal
+dispatch_tool: cancelled>terminal aborted>terminal
+dispatch_tool: approval_required>suspended in_doubt>suspended
+dispatch_tool: otherwise>post_tool
+post_tool: cancelled>terminal aborted>terminal declared_done>terminal declared_unable>terminal
+post_tool: question_asked>suspended policy_violation>recover calls_pending>dispatch_tool
+post_tool: repeated_error>recover ambiguous_input>recover scope_too_large>recover capability_gap>recover
+post_tool: kernel_invalidated>recover unknown_tool>recover invalid_arguments>recover environment_error>recover
+post_tool: tool_error>recover
+post_tool: otherwise>pre_step
+recover: cancelled>terminal aborted>terminal
+recover: ask_user>suspended handoff>terminal stop>terminal retry_tool>dispatch_tool
+recover: otherwise>pre_step
+suspended: cancelled>terminal expired>terminal
+suspended: approval_decided>dispatch_tool doubt_settled>dispatch_tool replied>pre_step
+"""
+
+LOOP_SPENDS = {"post_tool.calls_pending": "a pending call", "recover.retry_tool": "a tool's retry"}
+
+
+def loop_rows() -> list[tuple[str, str, str]]:
+    """The hand-written rows as (state, guard, target), in order."""
+    found = []
+    for line in LOOP_TABLE.strip().splitlines():
+        state, _, entries = line.partition(": ")
+        found += [(state, *entry.split(">")) for entry in entries.split()]
+    return found
+
+
+def reference_loop() -> Graph:
+    """The hand-written table as a graph, with the loop's own detectors."""
+    guards = {t.name: t.guard for t in LOOP}
+    table = [
+        Transition(state, guards[guard], target, spends=LOOP_SPENDS.get(f"{state}.{guard}", ""))
+        for state, guard, target in loop_rows()
+    ]
+    return replace(LOOP, transitions=tuple(table), name="reference")
+
+
+def never_guard(name: str) -> Callable[[object], bool]:
+    def never(run: object) -> bool:
+        return False
+
+    never.__name__ = name
+    return never
+
+
+SMALL_GRAPH = Graph(
+    name="small",
+    states=(
+        StateSpec("plan", "think", spends="a step"),
+        StateSpec("work", "do it"),
+        StateSpec("end", "over", final=True),
+    ),
+    transitions=(
+        Transition("plan", never_guard("cancelled"), "end"),
+        Transition("plan", never_guard("declared_done"), "end"),
+        Transition("plan", None, "work"),
+        Transition("work", never_guard("cancelled"), "end"),
+        Transition("work", never_guard("again"), "work", spends="a try"),
+        Transition("work", never_guard("revise"), "plan"),
+        Transition("work", None, "end"),
+    ),
+)
+
+ODD_NAMES_GRAPH = Graph(
+    name='odd <graph> & "co"',
+    states=(
+        StateSpec("end", 'say "hi" <b> & `x` #1; [a|b] */ \x00\n two', spends="a */ b"),
+        StateSpec("état", "o", lane="left"),
+        StateSpec("x1", "x", lane="right", waits=True),
+        StateSpec("default", "stop", final=True),
+    ),
+    transitions=(
+        Transition("end", never_guard("a"), "état"),
+        Transition("end", never_guard("o"), "x1"),
+        Transition("end", None, "default"),
+        Transition("état", None, "default"),
+        Transition("x1", never_guard("class_"), "end"),
+    ),
+)
+"""Names and notes that one or another form takes for words of its own."""
+
+SINGLE_STATE_GRAPH = Graph(states=(StateSpec("only", final=True),), transitions=(), name="lonely")
+
+
+def extended_loop() -> Graph:
+    """The default loop with a state more in each lane and one that reviews the answer."""
+    graph = LOOP.with_state(
+        StateSpec("review", "a second model reads the answer"),
+        [Transition("review", never_guard("rejected"), "recover"), Transition("review", None, "terminal")],
+        entered_by="post_llm.otherwise",
+    )
+    graph = graph.with_state(
+        StateSpec("compact", "shorten the context"),
+        [Transition("compact", never_guard("failed"), "recover"), Transition("compact", None, "call_llm")],
+        entered_by="pre_step.otherwise",
+    )
+    graph = graph.with_state(
+        StateSpec("escalate", "ask a stronger model", lane="left"),
+        [Transition("escalate", never_guard("declined"), "suspended"), Transition("escalate", None, "pre_step")],
+        entered_by=Transition("recover", never_guard("hard"), "escalate"),
+        before="retry_tool",
+    )
+    return graph.with_state(
+        StateSpec("parked", "wait for a slot", lane="right", waits=True),
+        [
+            Transition("parked", never_guard("slot_expired"), "terminal"),
+            Transition("parked", never_guard("slot_free"), "dispatch_tool"),
+            Transition("parked", never_guard("slot_lost"), "recover"),
+            Transition("parked", never_guard("asked"), "suspended"),
+            Transition("parked", never_guard("polled"), "parked"),
+        ],
+        entered_by=Transition("dispatch_tool", never_guard("no_slot"), "parked"),
+        before="in_doubt",
+    )
+
+
+def random_graph(seed: int) -> Graph:
+    """A graph of 2 to 13 states in any lanes, with up to 12 rows each, that keeps the rules of graphs."""
+    rng = random.Random(seed)
+    finals = rng.choice((1, 1, 2))
+    inner = [f"state_{i}" for i in range(rng.randint(1, 11))]
+    ends = [f"end_{i}" for i in range(finals)]
+    states = [
+        StateSpec(
+            name,
+            rng.choice(("", "does a thing", "does something that takes more words to say than most do")),
+            spends="a step",
+            waits=rng.random() < 0.2,
+            lane=rng.choice(("main", "main", "left", "right")),
+        )
+        for name in inner
+    ] + [StateSpec(name, final=True) for name in ends]
+    rows: list[Transition] = []
+    for place, name in enumerate(inner):
+        onward = [*inner, *ends][place + 1]  # so that every state is reached and reaches an end
+        targets = [onward, *(rng.choice([*inner, *ends]) for _ in range(rng.randint(0, 10)))]
+        rng.shuffle(targets)
+        for number, target in enumerate(targets):
+            word = rng.choice(("declared_done", f"guard_{number}", f"a_longer_guard_{number}"))
+            taken = {t.name for t in rows if t.source == name}
+            rows.append(Transition(name, never_guard(word if word not in taken else f"guard_{number}"), target))
+        rows.append(Transition(name, None, rng.choice([*inner, *ends])))
+    for end in ends:
+        if not any(t.target == end for t in rows):
+            rows.insert(0, Transition(inner[-1], never_guard(f"to_{end}"), end))
+    return Graph(tuple(states), tuple(rows), f"random {seed}")
+
+
+def all_graphs() -> dict[str, Graph]:
+    graphs = {
+        "loop": LOOP,
+        "more": extended_loop(),
+        "small": SMALL_GRAPH,
+        "odd": ODD_NAMES_GRAPH,
+        "lonely": SINGLE_STATE_GRAPH,
+    }
+    return graphs | {f"random-{seed}": random_graph(seed) for seed in range(60)}
+
+
+COUNTER_NAMES = ("c0", "c1", "c2")
+
+
+def unasked_guard(name: str) -> Callable[[Any], bool]:
+    """A guard that is never asked: only its name counts here."""
+
+    def answer(run: Any) -> bool:
+        raise AssertionError(f"{name} was asked")
+
+    answer.__name__ = name
+    return answer
+
+
+def random_graph_with_assumptions(seed: int) -> tuple[Graph, Assumptions]:
+    """A valid graph of 3 to 7 states and what is known of it: up to three counters, all of them bounded."""
+    dice = random.Random(seed)
+    while True:
+        graph = _random_counted_graph(dice, seed)
+        if graph is not None:
+            return graph, _random_assumptions(dice, graph)
+
+
+def _random_counted_graph(dice: random.Random, seed: int) -> Graph | None:
+    names = ["s0", "call_llm", "dispatch_tool", "s3", "s4", "s5"][: dice.randint(2, 6)]
+    waiting = {n for n in names if dice.random() < 0.25}
+    states = [StateSpec(n, waits=n in waiting, spends="patience") for n in names]
+    states.append(StateSpec("end", final=True))
+    rows: list[Transition] = []
+    for name in names:
+        targets = [dice.choice([*names, "end"]) for _ in range(dice.randint(0, 3))]
+        rows += [Transition(name, unasked_guard(f"g{name[1:]}{i}"), target) for i, target in enumerate(targets)]
+        if name not in waiting or not targets:
+            rows.append(Transition(name, None, dice.choice([*names, "end"])))
+    try:
+        return Graph(tuple(states), tuple(rows), f"random-{seed}")
+    except GraphError:
+        return None
+
+
+def _random_assumptions(dice: random.Random, graph: Graph) -> Assumptions:
+    counters = [_random_counter(dice, name, graph) for name in COUNTER_NAMES]
+    known = []
+    for row in graph:
+        if row.guard is None or dice.random() < 0.45:
+            continue
+        when = _random_condition(dice)
+        kind = dice.random()
+        may, must = (when, when) if kind < 0.6 else (when, "never") if kind < 0.8 else ("always", when)
+        known.append(GuardAssumption(row.guard, may=may, must=must))
+    return Assumptions(tuple(counters), tuple(known))
+
+
+def _random_counter(dice: random.Random, name: str, graph: Graph) -> Counter:
+    limit = dice.choice([1, 2, 3, 5])
+    changes = []
+    for _ in range(dice.randint(1, 4)):
+        row = dice.choice(graph.transitions)
+        on = dice.choice([row.id, f"{row.source}.*", f"* -> {row.target}"])
+        when = "always" if dice.random() < 0.7 else _random_condition(dice)
+        if dice.random() < 0.75:
+            changes.append(Update(on, dice.choice([1, 1, 1, 2, -1]), when=when))
+        else:
+            values = tuple(sorted({dice.randint(0, limit) for _ in range(dice.randint(1, 2))}))
+            changes.append(Update(on, to=values, when=when))
+    return Counter(name, limit, tuple(changes), start=dice.randint(0, limit) if dice.random() < 0.3 else 0)
+
+
+def _random_condition(dice: random.Random) -> str:
+    def test() -> str:
+        return f"{dice.choice(COUNTER_NAMES)} {dice.choice(['==', '!=', '<', '>=', '>='])} {dice.randint(0, 3)}"
+
+    text = test()
+    if dice.random() < 0.2:
+        text += f" {dice.choice(['and', 'or'])} {test()}"
+    return text
+
+
+def endless_retry(*, resets: bool) -> tuple[Graph, Assumptions]:
+    """A draft's mistake: a budget of attempts that each success sets back, so that it is never spent.
+
+    The answer comes (a success), cannot be read (a failure), is asked for again, and so on.
+    """
+    spent, failed, unreadable = (
+        unasked_guard("attempts_spent"),
+        unasked_guard("call_failed"),
+        unasked_guard("unreadable"),
+    )
+    graph = Graph(
+        (
+            StateSpec("ask"),
+            StateSpec("read"),
+            StateSpec("recover"),
+            StateSpec("end", final=True),
+        ),
+        (
+            Transition("ask", failed, "recover"),
+            Transition("ask", None, "read"),
+            Transition("read", unreadable, "recover"),
+            Transition("read", None, "end"),
+            Transition("recover", spent, "end"),
+            Transition("recover", None, "ask", spends="an attempt"),
+        ),
+        "resetting" if resets else "counting",
+    )
+    reset = (Update("ask.otherwise", to=(0,)),) if resets else ()
+    attempts = Counter("attempts", 3, (*reset, Update("* -> recover", 1)))
+    return graph, Assumptions((attempts,), (iff(spent, "attempts >= 3"),))
+
+
+def retry_bypassing_budget() -> tuple[Graph, Assumptions]:
+    """Another: in LOOP, a retry that goes straight to ``call_llm`` passes by the budget."""
+    rows = [
+        replace(t, target="call_llm", spends="a retry") if t.id == "recover.otherwise" else t for t in LOOP.transitions
+    ]
+    graph = replace(LOOP, transitions=tuple(rows), name="dodging")
+    return graph, loop_assumptions(AgentGuardrails(max_iterations=2, max_steps=4, max_continues=1), calls_per_reply=2)

@@ -1,0 +1,425 @@
+"""Mutation tests of the journal: deliberate faults in our code, and the tests that must catch each of them.
+
+``python -m tests.helpers.mutation [PART/PARTS] [WORD...]`` tries them one at a time, each in a forked process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType
+from typing import Any, NamedTuple
+
+import hypothesis
+import pydantic  # noqa: F401  # so that no child imports it anew
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 120
+
+
+class Mutant(NamedTuple):
+    """One way to break the code: in ``file``, ``old`` becomes ``new``; ``tests`` must then fail.
+
+    ``tests`` is a test file; or ``crashes`` and the names of scenarios, which are killed at every point; or
+    ``simulation`` and a number of seeds.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+class MutantResult(NamedTuple):
+    """What became of a mutant.
+
+    Attributes:
+        caught: Whether a test failed.
+        by: Which, or what happened instead.
+    """
+
+    caught: bool
+    by: str
+
+
+def try_mutant(mutant: Mutant) -> MutantResult:
+    """Break the code in a child, and run the tests there.
+
+    Raises:
+        SystemExit: What is to be replaced does not stand in the file, or more than once.
+    """
+    path = ROOT / mutant.file
+    whole = path.read_text(encoding="utf-8")
+    if whole.count(mutant.old) != 1:
+        raise SystemExit(f"{mutant.name}: {mutant.old!r} stands {whole.count(mutant.old)} times in {mutant.file}")
+    assert not any(name.partition(".")[0] == "agentfsm" for name in sys.modules), "what is imported cannot be broken"
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _run_in_child(path, whole.replace(mutant.old, mutant.new), mutant.tests, writing)
+    os.close(writing)
+    _, status = os.waitpid(child, 0)
+    told = os.read(reading, 1000).decode()
+    os.close(reading)
+    if os.WIFSIGNALED(status):
+        return MutantResult(os.WTERMSIG(status) == signal.SIGALRM, "it hangs")
+    return MutantResult(told.startswith("caught "), told.partition(" ")[2])
+
+
+def _run_in_child(path: Path, broken: str, tests: str, writing: int) -> None:
+    try:
+        signal.alarm(LIMIT_S)
+        for descriptor in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+        hypothesis.settings.register_profile("mutants", phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate))
+        hypothesis.settings.load_profile("mutants")  # nobody wants to see the smallest example
+        loaded = _load_broken(path, broken)
+        told = " ".join(_run_tests(tests))
+        os.write(writing, told.encode() if loaded else b"error it was never loaded")
+    except BaseException as error:
+        os.write(writing, f"error {type(error).__name__}: {error}"[:900].encode())
+    finally:
+        os._exit(0)
+
+
+def _load_broken(path: Path, broken: str) -> list[str]:
+    """Have a module loaded from another text than the one in its file; its name is in the list once it is."""
+    loaded: list[str] = []
+    read = SourceFileLoader.get_code
+
+    def get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
+        if Path(self.path) == path:
+            loaded.append(fullname)
+            return self.source_to_code(broken, self.path)
+        return read(self, fullname)
+
+    SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+    return loaded
+
+
+def _run_tests(tests: str) -> Iterator[str]:
+    """Whether they fail (``caught`` or ``missed``), and what failed."""
+    kind, *names = tests.split()
+    if not importlib.util.find_spec("agentfsm"):
+        raise RuntimeError("agentfsm is not on the path")
+    if kind.endswith(".py"):
+        first = _FirstFailure()
+        already = "-Wignore::pytest.PytestAssertRewriteWarning"  # hypothesis was imported in front of pytest's start
+        ours = ["-x", "-q", "-p", "no:cacheprovider", "--assert=plain", already]  # pytest has a loader of its own
+        code = pytest.main([*ours, str(ROOT / kind)], plugins=[first])
+        if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            raise RuntimeError(f"pytest ended with {code}")
+        yield from ("caught", first.failed) if code else ("missed", "")
+        return
+    from agentfsm import AgentfsmError
+    from tests.helpers import crash_injection, fault_simulation
+
+    try:
+        if kind == "crashes":
+            crash_injection.warm_up()
+            crash_injection.crash_matrix(scenarios=tuple(names))
+        else:
+            for seed in range(int(names[0])):
+                fault_simulation.simulate(seed)
+    except (AssertionError, AgentfsmError) as error:
+        yield from ("caught", f"{kind}: {error}"[:200])
+    else:
+        yield from ("missed", "")
+
+
+class _FirstFailure:
+    """Notes the first test that fails."""
+
+    failed = ""
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed and not self.failed:
+            self.failed = report.nodeid
+
+
+MIGRATION, APPROVALS = "tests/journal/test_migration.py", "tests/journal/test_approvals.py"
+REFUSALS = "tests/journal/test_refusals.py"
+STORES, AUDIT = "tests/journal/test_stores.py", "tests/journal/test_audit.py"
+REPLAY, RESTORE, SECRETS, STOPPING = (
+    "tests/journal/test_replay_fork.py",
+    "tests/journal/test_restore.py",
+    "tests/journal/test_secrets.py",
+    "tests/journal/test_stopping.py",
+)
+
+MUTANTS = (
+    Mutant(
+        "no epoch check",
+        "agentfsm/journal/sqlite/sqlite_store.py",
+        "AND epoch = ?6 AND seq",
+        "AND ?6 > 0 AND seq",
+        STORES,
+    ),
+    Mutant(
+        "no head check",
+        "agentfsm/journal/sqlite/sqlite_store.py",
+        "seq + 1 = coalesce(?7, seq + 1)",
+        "0 < coalesce(?7, 1)",
+        STORES,
+    ),
+    Mutant(
+        "lease reopens a finished run",
+        "agentfsm/journal/sqlite/sqlite_store.py",
+        "(status <> 'finished' OR ?3 = 'finished')",
+        "?3 <> ''",
+        STORES,
+    ),
+    Mutant(
+        "a run has two holders",
+        "agentfsm/journal/sqlite/sqlite_store.py",
+        "        if held is not None:\n            raise StaleLease",
+        "        if False:\n            raise StaleLease",
+        STORES,
+    ),
+    Mutant(
+        "no lock on the file",
+        "agentfsm/journal/sqlite/sqlite_writer.py",
+        "fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "pass",
+        STORES,
+    ),
+    Mutant(
+        "waiters are told in front of the commit",
+        "agentfsm/journal/sqlite/sqlite_writer.py",
+        '            db.execute("COMMIT")\n',
+        '            _tell(done or []); db.execute("COMMIT")\n',
+        "crashes linear",
+    ),
+    Mutant(
+        "synchronous off",
+        "agentfsm/journal/sqlite/sqlite_schema.py",
+        "PRAGMA synchronous = {level}",
+        "PRAGMA synchronous = OFF",
+        "tests/journal/test_power.py",
+    ),
+    Mutant(
+        "what was overwritten stays",
+        "agentfsm/journal/sqlite/sqlite_writer.py",
+        "if any(wipe for",
+        "if False and any(wipe for",
+        AUDIT,
+    ),
+    Mutant(
+        "effect before intent",
+        "agentfsm/runtime/tool_dispatch.py",
+        "    attempts = _write_down(context, ready)\n",
+        "    attempts = [1] * len(ready)\n",
+        "crashes linear",
+    ),
+    Mutant(
+        "commit after the effect",
+        "agentfsm/runtime/tool_dispatch.py",
+        "    if context.recorder.keeper is not None:  # one commit for all that run together\n",
+        "    if False:\n",
+        "crashes linear",
+    ),
+    Mutant(
+        "commit after the effect, in the simulation",
+        "agentfsm/runtime/tool_dispatch.py",
+        "    if context.recorder.keeper is not None:  # one commit for all that run together\n",
+        "    if False:\n",
+        "simulation 50",
+    ),
+    Mutant(
+        "doubt is not asked about",
+        "agentfsm/runtime/tool_dispatch.py",
+        "if entry.started and not _repeatable(context, tool):",
+        "if False:",
+        "crashes linear",
+    ),
+    Mutant(
+        "results of a cut-off batch are forgotten",
+        "agentfsm/runtime/driver.py",
+        "self.context.finished.extend(taken_up.results.values())",
+        "pass",
+        "crashes parallel",
+    ),
+    Mutant(
+        "the end is told in front of its commit",
+        "agentfsm/runtime/driver.py",
+        "late = await whatever_comes(recorder.commit())",
+        "recorder.push()",
+        STOPPING,
+    ),
+    Mutant(
+        "hash without prev",
+        "agentfsm/journal/records.py",
+        'b"\\0" + bytes.fromhex(previous) + body',
+        'b"\\0" + body',
+        AUDIT,
+    ),
+    Mutant("verify without links", "agentfsm/journal/hash_chain.py", "if own != row.hash:", "if False:", AUDIT),
+    Mutant(
+        "verify without legality", "agentfsm/journal/verification.py", "if source != self.state:", "if False:", AUDIT
+    ),
+    Mutant(
+        "verify without guards", "agentfsm/journal/verification.py", 'if body["tried"] != tried:', "if False:", AUDIT
+    ),
+    Mutant("verify without commitments", "agentfsm/journal/hash_chain.py", "!= promised:", "== b'':", AUDIT),
+    Mutant(
+        "verify without the store's note",
+        "agentfsm/journal/hash_chain.py",
+        "if head is not None and",
+        "if False and",
+        AUDIT,
+    ),
+    Mutant(
+        "verify without checkpoints",
+        "agentfsm/journal/hash_chain.py",
+        "if rows[seq - 1].hash != expected:",
+        "if False:",
+        AUDIT,
+    ),
+    Mutant(
+        "a redaction is not told",
+        "agentfsm/journal/redact.py",
+        "await store.append(lease, [said], status)",
+        "pass",
+        AUDIT,
+    ),
+    Mutant(
+        "cancellation is not recorded",
+        "agentfsm/journal/journal_writer.py",
+        "if cancel is not None or aborted",
+        "if aborted",
+        STOPPING,
+    ),
+    Mutant(
+        "failures are not recorded",
+        "agentfsm/journal/journal_writer.py",
+        "if isinstance(decision.guard_result, Failure):\n        texts",
+        "if False:\n        texts",
+        RESTORE,
+    ),
+    Mutant(
+        "time is not recorded",
+        "agentfsm/journal/journal_writer.py",
+        "if took or silence else",
+        "if False else",
+        RESTORE,
+    ),
+    Mutant(
+        "a fork keeps its parent's id",
+        "agentfsm/journal/fork.py",
+        "run.run_id, run.parent = new_id, None",
+        "run.parent = None",
+        REPLAY,
+    ),
+    Mutant(
+        "a graph that changed is not seen",
+        "agentfsm/journal/migration.py",
+        'if pinned["fingerprint"] == graph.fingerprint:',
+        "if True:",
+        REPLAY,
+    ),
+    Mutant(
+        "a change of graph is told by each life anew",
+        "agentfsm/journal/migration.py",
+        'if pinned["fingerprint"] == graph.fingerprint:',
+        'if pinned["fingerprint"] == graph.fingerprint and not migrations:',
+        "crashes stricter",
+    ),
+    Mutant(
+        "a run that was taken over has its old names when it is taken up again",
+        "agentfsm/journal/replay.py",
+        "names.rename(self.run)",
+        "pass",
+        "crashes renamed",
+    ),
+    Mutant(
+        "a path that would have been another is taken over",
+        "agentfsm/journal/migration.py",
+        "    if not told.same:\n        raise",
+        "    if False:\n        raise",
+        MIGRATION,
+    ),
+    Mutant(
+        "verify believes that a path was replayed",
+        "agentfsm/journal/verification.py",
+        'if body["judged"] == "replayed":',
+        "if False:",
+        MIGRATION,
+    ),
+    Mutant(
+        "verify goes on under the old graph",
+        "agentfsm/journal/verification.py",
+        'self._pin(body["graph"])\n        state = names',
+        "state = names",
+        MIGRATION,
+    ),
+    Mutant(
+        "an answer to something else is taken",
+        "agentfsm/agent/resume.py",
+        "if len(self.to) >= _DIGITS and asked[1].startswith(self.to):",
+        "if True:",
+        APPROVALS,
+    ),
+    Mutant(
+        "verify believes that an answer was asked for",
+        "agentfsm/journal/verification.py",
+        'if "to" in body and self._asked !=',
+        "if False and self._asked !=",
+        APPROVALS,
+    ),
+    Mutant(
+        "an answer that moves nothing is begun with",
+        "agentfsm/runtime/driver.py",
+        "    if not moves(machine, run, outcome):\n        what",
+        "    if False:\n        what",
+        REFUSALS,
+    ),
+    Mutant("secrets are written", "agentfsm/journal/records.py", "if secret in text:", "if False:", SECRETS),
+    Mutant(
+        "secret arguments are written",
+        "agentfsm/journal/records.py",
+        "if name in secret else value",
+        "if False else value",
+        SECRETS,
+    ),
+    Mutant(
+        "a key that was given in code is written",
+        "agentfsm/journal/journal_writer.py",
+        ", *(secret.get_secret_value() for secret in known)",
+        "",
+        SECRETS,
+    ),
+    Mutant(
+        "lost secrets are not asked for",
+        "agentfsm/runtime/tool_dispatch.py",
+        "    if not lost:\n",
+        "    if True:\n",
+        SECRETS,
+    ),
+)
+
+
+def main(arguments: list[str]) -> int:
+    """Try mutants, and say what became of them."""
+    part, parts = 1, 1
+    if arguments and "/" in arguments[0]:
+        part, parts = map(int, arguments.pop(0).split("/"))
+    chosen = [m for m in MUTANTS[part - 1 :: parts] if not arguments or any(word in m.name for word in arguments)]
+    missed = 0
+    for mutant in chosen:
+        found = try_mutant(mutant)
+        missed += not found.caught
+        sys.stdout.write(f"{'caught' if found.caught else 'MISSED'}  {mutant.name:<45} {found.by}\n")
+        sys.stdout.flush()
+    sys.stdout.write(f"{missed} missed of {len(chosen)}\n")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

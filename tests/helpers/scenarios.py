@@ -1,0 +1,332 @@
+"""Scripted agents and runs for tests, builders of states and replies, and the checks that every run must pass."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from agentfsm import (
+    Agent,
+    Host,
+    PartialRunSummary,
+    Role,
+    RunCancelled,
+    RunResult,
+    SuspensionRecord,
+    UserInputRequested,
+    tool,
+)
+from agentfsm.loop.events import Ending, Event
+from agentfsm.loop.failures import Failure, FailureKind
+from agentfsm.loop.guardrails import AgentGuardrails, Behavior
+from agentfsm.loop.messages import FinishReason, Message, Reply, ToolCall, ToolResult
+from agentfsm.loop.model import ModelRequest
+from agentfsm.loop.reducer import on_transition
+from agentfsm.loop.state import CallState, RunState
+from agentfsm.loop.table import LOOP
+from agentfsm.machine.engine import Decision
+from agentfsm.runtime.run import Run
+from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
+from tests.helpers.provider_rules import check_requests, check_transcript
+
+__all__ = [
+    "Booking",
+    "Kind",
+    "LOOK_SCRIPT",
+    "assert_aborted",
+    "assert_cancelled",
+    "await_run",
+    "check_result",
+    "check_run",
+    "collect_all_events",
+    "dangerous",
+    "denied_result",
+    "echo",
+    "explode",
+    "failed_result",
+    "lesson_kinds",
+    "look",
+    "make_call",
+    "make_failure",
+    "make_host",
+    "make_reply",
+    "make_run",
+    "ok_result",
+    "pending_calls",
+    "run_agent",
+    "run_async",
+    "run_script",
+    "run_script_with_requests",
+    "run_until_suspended",
+    "run_with_replies",
+    "scripted_agent",
+    "take_transition",
+    "tool_texts",
+    "transcript_of",
+    "truncated_reply",
+    "with_scripted_run",
+]
+
+
+def make_run(
+    state: str = "pre_step", *, limits: dict[str, Any] | None = None, behavior: Any = None, **fields: Any
+) -> RunState:
+    """A run in a state, with some limits, some rules and some fields set."""
+    guardrails = AgentGuardrails(**(limits or {}))
+    return RunState("run", state=state, guardrails=guardrails, behavior=Behavior(**(behavior or {})), **fields)
+
+
+def make_call(id: str = "c1", name: str = "look", **arguments: Any) -> ToolCall:  # noqa: A002
+    return ToolCall(id, name, arguments)
+
+
+def make_reply(text: str = "", *calls: ToolCall, finish: str = "stop", refusal: str | None = None) -> Reply:
+    return Reply(Message.assistant(text, calls), FinishReason(finish), refusal=refusal)
+
+
+def pending_calls(*calls: ToolCall) -> list[CallState]:
+    """A batch of calls with no result."""
+    return [CallState(c, c.signature) for c in calls]
+
+
+def make_failure(kind: str = "tool_error", explanation: str = "it broke", **more: Any) -> Failure:
+    return Failure(kind=FailureKind(kind), explanation=explanation, **more)
+
+
+def failed_result(call: ToolCall, kind: str = "tool_error", text: str = "it broke", **more: Any) -> ToolResult:
+    """The result of a call that failed."""
+    return ToolResult(
+        call.id, call.name, text, "failed", make_failure(kind, f"{call.name}: {text}"), "ValueError", **more
+    )
+
+
+def ok_result(call: ToolCall, text: str = "fine", **more: Any) -> ToolResult:
+    """The result of a call that worked."""
+    return ToolResult(call.id, call.name, text, **more)
+
+
+def denied_result(call: ToolCall) -> ToolResult:
+    """The result of a call that was denied."""
+    return ToolResult(call.id, call.name, "no", "denied")
+
+
+def take_transition(run: RunState, transition: str, detected: Any = None) -> None:
+    """Follow a row of the loop, as the machine would have taken it."""
+    row = LOOP.transition(transition)
+    assert run.state == row.source
+    run.state = row.target
+    on_transition(run, Decision(row, (), detected))
+
+
+T = TypeVar("T")
+
+
+@tool
+def look(where: str = "") -> str:
+    """Look somewhere."""
+    return f"seen {where}"
+
+
+def scripted_agent(*script: Any, clock: FakeClock | None = None, **parts: Any) -> tuple[Agent, RecordingModel]:
+    """An agent whose model follows a script, on a clock that stands still, and the model's recorder."""
+    model = RecordingModel(ScriptedModel(script))
+    host = parts.pop("host", None) or Host(clock=clock or FakeClock(), secret=b"secret")
+    return Agent(model, host=host, **parts), model
+
+
+def run_async(work: Callable[[], Awaitable[T]]) -> T:
+    """Run a scene in a loop of its own, and make sure that no task is left behind."""
+
+    async def watched() -> T:
+        came = await work()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not left, left
+        return came
+
+    return asyncio.run(watched())
+
+
+def run_script(*script: Any, prompt: str = "go", **parts: Any) -> RunResult:
+    """One run on a script, from its prompt to its end, with every check."""
+    agent, model = scripted_agent(*script, **parts)
+
+    async def scene() -> RunResult:
+        return await agent.run(prompt)
+
+    return check_result(run_async(scene), model)
+
+
+LOOK_SCRIPT = (call("look", where="here"), "done")
+
+
+def with_scripted_run(use: Callable[[Run], Awaitable[Any]], *script: Any, **parts: Any) -> Any:
+    """Play with one run of a script, and check what the model was sent and what the run left."""
+    agent, model = scripted_agent(*(script or LOOK_SCRIPT), **{"tools": [look], **parts})
+
+    async def scene() -> Any:
+        run = agent.run("go")
+        came = await use(run)
+        check_requests(model.requests)
+        if run.finished and run.run_state.state == "terminal":
+            check_transcript(run.run_state.messages, request=False)
+        return came
+
+    return run_async(scene)
+
+
+def assert_cancelled(result: RunResult, reason: str = "cancelled") -> None:
+    assert isinstance(result.outcome, RunCancelled)
+    assert result.outcome.reason == reason
+    assert (result.run_state.cancelled, result.run_state.aborted) == (reason, None)
+    assert result.decisions[-1].guard == "cancelled"
+    check_result(result)
+
+
+def check_result(result: RunResult, model: RecordingModel | None = None) -> RunResult:
+    """A result, once what every run promises has been looked at."""
+    if model is not None:
+        check_requests(model.requests)
+    assert isinstance(result.outcome, Ending)
+    assert result.state == result.decisions[-1].target
+    assert [d.source for d in result.decisions[1:]] == [d.target for d in result.decisions[:-1]]
+    assert {d.transition.id for d in result.decisions} <= {t.id for t in result.graph}
+    final = result.graph.spec(result.state).final
+    assert sum(result.graph.spec(d.target).final for d in result.decisions) == final
+    if final:
+        check_transcript(result.messages, request=False)
+        assert result.run_state.batch == []
+    return result
+
+
+async def collect_all_events(run: Run) -> list[Event]:
+    """Every event of a run; the last is its only ending, and they come in the order of their numbers."""
+    events = [event async for event in run]
+    assert [e for e in events if isinstance(e, Ending)] == events[-1:]
+    assert [e.seq for e in events] == list(range(1, len(events) + 1))
+    return events
+
+
+def transcript_of(result: RunResult) -> list[tuple[str, str]]:
+    """The transcript as pairs of role and text."""
+    return [(m.role.value, m.content) for m in result.messages]
+
+
+def tool_texts(result: RunResult) -> list[str]:
+    """The texts of the tool messages."""
+    return [text for role, text in transcript_of(result) if role == "tool"]
+
+
+def lesson_kinds(result: RunResult) -> list[str]:
+    """The kinds of the lessons that the run learned."""
+    return [lesson.kind.value for lesson in result.run_state.lessons_learned]
+
+
+async def run_agent(agent: Agent, prompt: str = "go") -> RunResult:
+    """One run, awaited."""
+    return await agent.run(prompt)
+
+
+def run_script_with_requests(*script: Any, **parts: Any) -> tuple[RunResult, list[ModelRequest]]:
+    """One run on a script, with every check, and the requests that the model got."""
+    agent, model = scripted_agent(*script, **parts)
+    return check_result(run_async(lambda: run_agent(agent)), model), model.requests
+
+
+def assert_aborted(result: RunResult, words: str) -> None:
+    """Assert that a run was aborted, and that its last event says by what."""
+    assert isinstance(result.outcome, PartialRunSummary)
+    assert result.outcome.failure is not None
+    assert result.outcome.failure.kind is FailureKind.aborted
+    assert words in result.outcome.failure.explanation
+    assert result.decisions[-1].guard == "aborted"
+
+
+def scripted_model(*entries: Any) -> RecordingModel:
+    """A model that follows a script and keeps every request."""
+    return RecordingModel(ScriptedModel(entries))
+
+
+def request_text(request: ModelRequest) -> str:
+    """All that a request says, as one text."""
+    return "\n".join(m.content for m in request.messages)
+
+
+def tool_result_texts(messages: Sequence[Message]) -> list[str]:
+    """The texts of all tool messages, in order."""
+    return [m.content for m in messages if m.role is Role.TOOL]
+
+
+async def collect_events(run: Run) -> list[Event]:
+    """Every event of a run; the last is its only ending, and they come in the order of their numbers."""
+    events = [event async for event in run]
+    endings = [event for event in events if isinstance(event, Ending)]
+    assert endings == events[-1:]
+    assert [e.seq for e in events] == list(range(1, len(events) + 1))
+    return events
+
+
+def transitions_taken(result: RunResult) -> list[str]:
+    """The moves of a result, each as ``state: guard -> state``."""
+    return [f"{d.source}: {d.guard} -> {d.target}" for d in result.decisions]
+
+
+Kind = FailureKind
+
+
+def echo(text: str) -> str:
+    """Gives back its text."""
+    return text
+
+
+def explode(text: str = "boom") -> str:
+    """Raises."""
+    raise ValueError(text)
+
+
+def truncated_reply(*calls: ToolCall, text: str = "") -> Reply:
+    """A reply that its length limit cut off."""
+    return Reply(Message.assistant(text, calls), FinishReason.LENGTH)
+
+
+class Booking(BaseModel):
+    model_config = ConfigDict(strict=True)
+    day: datetime.date
+    seats: tuple[int, ...]
+
+
+def make_host(**more: Any) -> Host:
+    return Host(clock=FakeClock(), secret=b"a secret of the tests", **more)
+
+
+async def run_with_replies(agent: Agent, prompt: str, *replies: Any) -> RunResult:
+    """The result of a run after some replies of a person."""
+    result = await agent.run(prompt)
+    for reply in replies:
+        assert isinstance(result.outcome, UserInputRequested), result.outcome
+        result = await agent.resume(result.outcome.suspension_record, reply)
+    return result
+
+
+def check_run(model: RecordingModel, result: RunResult) -> None:
+    check_requests(model.requests)
+    check_transcript(result.messages, request=False)
+
+
+@tool(requires_approval=True)
+def dangerous(what: str) -> str:
+    """Needs a person's leave."""
+    return f"did {what}"
+
+
+def run_until_suspended(agent: Agent, prompt: str = "go") -> SuspensionRecord:
+    result = agent.run_sync(prompt)
+    assert isinstance(result.outcome, UserInputRequested), result.outcome
+    return result.outcome.suspension_record
+
+
+async def await_run(run: Any) -> Any:
+    return await run

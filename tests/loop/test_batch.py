@@ -1,0 +1,230 @@
+"""The calls of a reply: what becomes of each, and the one message that each gets in the transcript."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentfsm.loop import outcomes as o
+from agentfsm.loop import prompts
+from agentfsm.loop.failures import FailureKind
+from agentfsm.loop.messages import Message, Role, ToolResult
+from agentfsm.loop.reducer import on_outcome
+from agentfsm.loop.state import CallState, PendingRequest
+from tests.helpers.scenarios import (
+    denied_result,
+    failed_result,
+    make_call,
+    make_failure,
+    make_reply,
+    make_run,
+    ok_result,
+    pending_calls,
+    take_transition,
+)
+
+K = FailureKind
+ONE, TWO, THREE = make_call("1"), make_call("2"), make_call("3")
+
+
+# -- dispatch_tool ------------------------------------------------------------------------------------
+
+
+def test_results_are_kept_with_their_calls():
+    run = make_run("dispatch_tool", batch=pending_calls(ONE, TWO))
+    run.batch[1].started = True
+    on_outcome(run, o.ToolsRan((ok_result(TWO),)))
+    assert run.batch[0].result is None
+    assert run.batch[1].result == ok_result(TWO)
+    assert run.batch[1].started is False
+
+
+def test_a_result_that_answers_no_call_is_dropped():
+    run = make_run("dispatch_tool", batch=pending_calls(ONE))
+    on_outcome(run, o.ToolsRan((ok_result(TWO),)))
+    assert run.batch[0].result is None
+
+
+def test_the_first_failure_of_each_kind_is_the_batchs():
+    run = make_run("dispatch_tool", batch=pending_calls(ONE, TWO, THREE))
+    on_outcome(
+        run,
+        o.ToolsRan(
+            (failed_result(ONE, text="a"), failed_result(TWO, text="b"), failed_result(THREE, "environment_error", "c"))
+        ),
+    )
+    assert run.call_failures == {
+        K.tool_error: make_failure("tool_error", "look: a"),
+        K.environment_error: make_failure("environment_error", "look: c"),
+    }
+
+
+def test_equal_errors_in_a_row_are_counted_whatever_their_spaces():
+    run = make_run("dispatch_tool", batch=pending_calls(ONE, TWO, THREE))
+    on_outcome(run, o.ToolsRan((failed_result(ONE, text="no  disk\n"), failed_result(TWO, text="no disk"))))
+    assert (run.error_streak, run.error_key) == (2, ("tool_error", "look", "ValueError", "no disk"))
+    on_outcome(run, o.ToolsRan((failed_result(THREE, text="no ink"),)))
+    assert run.error_streak == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        failed_result(TWO, "environment_error"),
+        failed_result(make_call("2", "listen")),
+        failed_result(TWO, text="else"),
+        ToolResult("2", "look", "it broke", "failed", make_failure("tool_error"), "OtherError"),
+    ],
+)
+def test_another_key_starts_the_count_anew(other):
+    calls = (ONE, make_call("2", other.name))
+    run = make_run("dispatch_tool", batch=pending_calls(*calls))
+    on_outcome(run, o.ToolsRan((failed_result(ONE), other)))
+    assert run.error_streak == 1
+
+
+def test_a_success_starts_the_count_anew():
+    run = make_run("dispatch_tool", batch=pending_calls(ONE, TWO, THREE))
+    on_outcome(run, o.ToolsRan((failed_result(ONE), ok_result(TWO), failed_result(THREE))))
+    assert run.error_streak == 1
+
+
+@pytest.mark.parametrize(
+    ("results", "denials"),
+    [
+        ((denied_result(ONE), denied_result(TWO)), 2),
+        ((denied_result(ONE), ok_result(TWO)), 0),
+        ((denied_result(ONE), failed_result(TWO)), 0),
+        ((denied_result(ONE), ToolResult("2", "look", "s", "skipped")), 1),
+    ],
+)
+def test_denials_are_counted_in_a_row(results, denials):
+    run = make_run("dispatch_tool", batch=pending_calls(ONE, TWO))
+    on_outcome(run, o.ToolsRan(results))
+    assert run.denials == denials
+
+
+@pytest.mark.parametrize("ending", ["done", "unable"])
+def test_an_ending_is_kept_with_its_value(ending):
+    run = make_run("dispatch_tool", batch=pending_calls(ONE))
+    on_outcome(run, o.ToolsRan((ok_result(ONE, ending=ending, value={"a": 1}),)))
+    assert (run.ending, run.ending_value) == (ending, {"a": 1})
+
+
+def test_a_question_is_no_result_but_what_the_run_waits_for():
+    value = {"question": "Which?", "context": "two", "choices": ["a", "b"]}
+    run = make_run("dispatch_tool", batch=pending_calls(ONE))
+    on_outcome(run, o.ToolsRan((ok_result(ONE, ending="ask", value=value),)))
+    assert run.batch[0].result is None
+    assert run.ending == "ask"
+    assert run.pending_request == PendingRequest("question", "Which?", "two", ("a", "b"), call_id="1", tool="look")
+
+
+def test_a_call_that_must_wait_parks_the_run_and_keeps_what_could_not_run():
+    waiting = PendingRequest("approval", "May it?", call_id="2", tool="look")
+    run = make_run("dispatch_tool", batch=pending_calls(ONE, TWO))
+    on_outcome(run, o.CallBlocked(waiting, (failed_result(ONE, "unknown_tool"),)))
+    assert run.pending_request is waiting
+    assert run.batch[0].result is not None
+    assert run.batch[1].result is None
+
+
+# -- the batch is closed ------------------------------------------------------------------------------
+
+
+def closing(*results: ToolResult | None, **fields: Any) -> list[Message]:
+    """The tool messages of a batch whose calls have these results, when the run goes on."""
+    calls = [make_call(str(i), n=i) for i, _ in enumerate(results, 1)]
+    batch = [CallState(c, c.signature, result=r) for c, r in zip(calls, results, strict=True)]
+    run = make_run("post_tool", batch=batch, reply=make_reply("", *calls), **fields)
+    take_transition(run, "post_tool.otherwise")
+    assert run.batch == []
+    assert run.call_failures == {}
+    return run.messages
+
+
+def test_every_call_gets_its_one_message_in_the_order_of_the_calls():
+    first, second = closing(ok_result(ONE, "a"), failed_result(TWO, text="b"))
+    assert first == Message(Role.TOOL, "a", tool_call_id="1", name="look")
+    assert second == Message(Role.TOOL, "b", tool_call_id="2", name="look", is_error=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"cancelled": "stop"}, "cancelled"),
+        ({"aborted": make_failure("aborted")}, "aborted"),
+        ({"ending": "done"}, "done"),
+        ({"ending": "unable"}, "unable"),
+        ({}, ""),
+    ],
+)
+def test_a_call_without_a_result_is_told_why(fields, reason):
+    (message,) = closing(None, **fields)
+    assert message.content == prompts.NOT_RUN_TEXTS[reason]
+    assert (message.tool_call_id, message.is_error) == ("1", True)
+
+
+def test_a_call_of_a_truncated_message_is_told_that():
+    run = make_run("recover", batch=pending_calls(ONE), reply=make_reply("", ONE, finish="length"))
+    take_transition(run, "recover.otherwise")
+    assert run.messages[0].content == prompts.NOT_RUN_TEXTS["truncated"]
+
+
+def test_a_call_that_was_made_before_is_warned_about():
+    call = make_call("9", where="here")
+    batch = [CallState(call, call.signature, result=ok_result(call, "same"))]
+    run = make_run("post_tool", batch=batch, reply=make_reply("", call), recent_calls=[call.signature] * 2)
+    take_transition(run, "post_tool.otherwise")
+    assert run.messages[0].content == f"same\n{prompts.repeated_call_note(2)}"
+
+
+def test_a_call_that_was_made_once_is_not_warned_about():
+    call = make_call("9", where="here")
+    batch = [CallState(call, call.signature, result=ok_result(call, "same"))]
+    run = make_run("post_tool", batch=batch, reply=make_reply("", call), recent_calls=[call.signature])
+    take_transition(run, "post_tool.otherwise")
+    assert run.messages[0].content == "same"
+
+
+def test_a_call_whose_arguments_a_person_changed_says_so():
+    call = make_call("9")
+    batch = [CallState(call, call.signature, result=ok_result(call, "ok"), edited=True)]
+    run = make_run("post_tool", batch=batch, reply=make_reply("", call))
+    take_transition(run, "post_tool.otherwise")
+    assert run.messages[0].content.startswith("ok\n")
+    assert "person changed" in run.messages[0].content
+
+
+def test_the_call_of_an_envelope_is_answered_without_an_id():
+    batch = [CallState(ONE, ONE.signature, result=ok_result(ONE))]
+    run = make_run("post_tool", batch=batch, reply=make_reply('{"kind": "tool_call"}'), behavior={"envelope": True})
+    take_transition(run, "post_tool.otherwise")
+    assert run.messages == [Message(Role.TOOL, "fine", name="look")]
+
+
+def test_a_batch_stays_open_while_calls_are_pending_or_a_person_is_asked():
+    for transition in ("post_tool.calls_pending", "post_tool.question_asked", "post_tool.tool_error"):
+        run = make_run("post_tool", batch=pending_calls(ONE))
+        take_transition(run, transition)
+        assert len(run.batch) == 1
+        assert run.messages == []
+
+
+def test_messages_of_a_state_of_ones_own_never_stand_between_a_call_and_its_result():
+    batch = [CallState(ONE, ONE.signature, result=ok_result(ONE))]
+    run = make_run("post_tool", batch=batch, reply=make_reply("", ONE), messages=[Message.assistant("", (ONE,))])
+    on_outcome(run, o.StateResult(messages=(Message.user("think again"),)))
+    assert [c.call for c in run.batch] == [ONE]
+    take_transition(run, "post_tool.otherwise")
+    assert [m.role for m in run.messages] == [Role.ASSISTANT, Role.TOOL, Role.USER]
+
+
+def test_messages_that_waited_for_a_batch_stand_in_the_transcript_once():
+    run = make_run("post_tool", batch=[CallState(ONE, ONE.signature, result=ok_result(ONE))], reply=make_reply("", ONE))
+    on_outcome(run, o.StateResult(messages=(Message.user("think again"),)))
+    take_transition(run, "post_tool.otherwise")
+    run.batch, run.state = [CallState(TWO, TWO.signature, result=ok_result(TWO))], "post_tool"
+    take_transition(run, "post_tool.otherwise")
+    assert [m.content for m in run.messages].count("think again") == 1

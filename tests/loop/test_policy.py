@@ -1,0 +1,263 @@
+"""What is done about a failure: budgets, the numbers of the back-off, and what the guardrails still say."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from agentfsm.loop.failures import LIMIT_KINDS, Action, Failure, FailureKind
+from agentfsm.loop.outcomes import RecoveryDecided
+from agentfsm.loop.policy import DefaultPolicy, RecoveryPolicy, decide_recovery
+from agentfsm.loop.state import CallState, RunState
+from tests.helpers.scenarios import failed_result, make_call, make_failure, make_run
+
+K = FailureKind
+BUDGETS = {
+    "transient_provider": 3,
+    "tool_error": 2,
+    "unknown_tool": 2,
+    "invalid_arguments": 2,
+    "output_malformed": 2,
+    "environment_error": 2,
+    "output_truncated": 1,
+}
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+def test_the_retry_budgets_are_those_of_the_rules(kind):
+    assert DefaultPolicy().retry_budget(kind) == BUDGETS.get(kind.value, 0)
+
+
+@pytest.mark.parametrize("kind", [K(k) for k in BUDGETS])
+def test_a_retry_with_its_budget_spent_becomes_a_handoff(kind):
+    budget = BUDGETS[kind.value]
+    seen = [
+        DefaultPolicy().decide(make_failure(kind.value), make_run(failure_attempts={kind: before}))
+        for before in range(budget + 2)
+    ]
+    assert seen == [Action.retry] * budget + [Action.handoff] * 2
+
+
+@pytest.mark.parametrize("kind", [K.scope_too_large, K.no_progress, K.context_overflow, K.kernel_invalidated])
+def test_a_second_narrowing_of_a_kind_becomes_a_handoff(kind):
+    seen = [
+        DefaultPolicy().decide(make_failure(kind.value), make_run(failure_attempts={kind: before}))
+        for before in range(3)
+    ]
+    assert seen == [Action.narrow_scope, Action.handoff, Action.handoff]
+
+
+def test_strikes_of_one_kind_do_not_count_for_another():
+    run = make_run(failure_attempts={K.unknown_tool: 9, K.no_progress: 9})
+    assert DefaultPolicy().decide(make_failure("tool_error"), run) is Action.retry
+    assert DefaultPolicy().decide(make_failure("scope_too_large"), run) is Action.narrow_scope
+
+
+@pytest.mark.parametrize("action", [Action.ask_user, Action.handoff, Action.stop])
+def test_any_other_suggestion_is_followed_however_often(action):
+    run = make_run(failure_attempts={K.tool_error: 9})
+    assert DefaultPolicy().decide(make_failure("tool_error", suggested_action=action), run) is action
+
+
+def test_a_policy_may_have_its_own_budgets_and_actions():
+    policy = DefaultPolicy(budgets={K.no_progress: 1}, actions={K.no_progress: Action.retry})
+    run = make_run()
+    assert policy.decide(make_failure("no_progress"), run) is Action.retry
+    run.record_failure_attempt(K.no_progress)
+    assert policy.decide(make_failure("no_progress"), run) is Action.handoff
+    assert policy.decide(make_failure("tool_error"), run) is Action.handoff
+    assert isinstance(policy, RecoveryPolicy)
+
+
+def test_a_policy_changes_nothing():
+    run = make_run(failure=make_failure("tool_error"), failure_attempts={K.tool_error: 1})
+    before = repr(run)
+    decide_recovery(DefaultPolicy(), run)
+    assert repr(run) == before
+
+
+# -- back-off -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("attempt", "seconds"), [(1, 2), (2, 4), (3, 8), (4, 16), (5, 30), (6, 30), (10**6, 30)])
+def test_the_back_off_doubles_up_to_half_a_minute(attempt, seconds):
+    assert DefaultPolicy().backoff(K.transient_provider, attempt) == seconds
+
+
+@pytest.mark.parametrize("kind", [k for k in FailureKind if k is not K.transient_provider])
+def test_only_the_provider_is_given_time(kind):
+    assert DefaultPolicy().backoff(kind, 3) == 0
+
+
+def transient(before: int = 0, *, limits: dict[str, float] | None = None, **more: object) -> RunState:
+    return make_run(
+        "recover",
+        failure=make_failure("transient_provider", **more),
+        failure_attempts={K.transient_provider: before},
+        limits=limits,
+    )
+
+
+@pytest.mark.parametrize(("before", "seconds"), [(0, 2), (1, 4), (2, 8)])
+def test_the_first_retry_is_attempt_one(before, seconds):
+    assert decide_recovery(DefaultPolicy(), transient(before)) == RecoveryDecided(Action.retry, backoff_s=seconds)
+
+
+def test_a_handoff_waits_for_nothing():
+    assert decide_recovery(DefaultPolicy(), transient(3)) == RecoveryDecided(Action.handoff)
+
+
+@pytest.mark.parametrize(("asked", "seconds"), [(7.5, 7.5), (1, 2), (0, 2), (None, 2)])
+def test_the_back_off_is_never_less_than_what_the_provider_asks_for(asked, seconds):
+    assert decide_recovery(DefaultPolicy(), transient(metadata={"retry_after_s": asked})).backoff_s == seconds
+
+
+@pytest.mark.parametrize("asked", ["soon", [5], {"s": 5}, "nan", -5, None, ""])
+def test_a_wait_that_is_no_time_is_not_asked_for(asked):
+    assert decide_recovery(DefaultPolicy(), transient(metadata={"retry_after_s": asked})).backoff_s == 2
+
+
+def test_no_back_off_outlasts_the_runs_own_time():
+    run = transient(metadata={"retry_after_s": 9000}, limits={"max_execution_time_s": 100})
+    run.elapsed_s = 40
+    assert 60 < decide_recovery(DefaultPolicy(), run).backoff_s < 61
+    run.elapsed_s = 140
+    assert 0 < decide_recovery(DefaultPolicy(), run).backoff_s < 1
+
+
+def test_where_there_is_no_time_limit_the_provider_is_waited_for():
+    run = transient(metadata={"retry_after_s": 9000}, limits={"max_execution_time_s": None})
+    assert decide_recovery(DefaultPolicy(), run).backoff_s == 9000
+
+
+def test_jitter_lengthens_the_back_off_by_at_most_its_part_and_is_repeatable():
+    policy = DefaultPolicy(jitter=0.5)
+    waits = {decide_recovery(policy, transient(), seed).backoff_s for seed in range(20)}
+    assert all(2 <= wait <= 3 for wait in waits)
+    assert len(waits) > 10
+    assert decide_recovery(policy, transient(), 7) == decide_recovery(policy, transient(), 7)
+
+
+def test_jitter_differs_from_run_to_run_and_from_step_to_step():
+    policy = DefaultPolicy(jitter=0.5)
+    other = transient()
+    other.run_id = "another"
+    later = transient()
+    later.steps = 5
+    assert len({decide_recovery(policy, r).backoff_s for r in (transient(), other, later)}) == 3
+
+
+def test_jitter_never_undercuts_the_provider():
+    assert decide_recovery(DefaultPolicy(jitter=0.5), transient(metadata={"retry_after_s": 20})).backoff_s == 20
+
+
+class Own:
+    """A policy of a user's."""
+
+    def __init__(self, action: object = "retry", wait: float = 0.0) -> None:
+        self.action, self.wait = action, wait
+        self.asked: list[tuple[FailureKind, int]] = []
+
+    def retry_budget(self, kind: FailureKind) -> int:
+        return 1
+
+    def backoff(self, kind: FailureKind, attempt: int) -> float:
+        self.asked.append((kind, attempt))
+        return self.wait
+
+    def decide(self, failure: Failure, state: RunState) -> Action:
+        return self.action  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("wait", [math.nan, math.inf])
+def test_a_back_off_that_is_no_number_is_an_error_of_the_policy(wait):
+    with pytest.raises(ValueError, match="back-off"):
+        decide_recovery(Own(wait=wait), transient())
+
+
+def test_an_own_policy_is_asked_for_its_own_back_off():
+    policy = Own(wait=1.5)
+    run = make_run("recover", failure=make_failure("tool_error"), failure_attempts={K.tool_error: 4})
+    assert decide_recovery(policy, run).backoff_s == 1.5
+    assert policy.asked == [(K.tool_error, 5)]
+
+
+@pytest.mark.parametrize("word", ["stop", Action.stop])
+def test_an_own_policy_may_say_its_action_in_words(word):
+    assert decide_recovery(Own(word), transient()) == RecoveryDecided(Action.stop)
+
+
+@pytest.mark.parametrize("word", ["shrug", None, 3])
+def test_a_word_that_is_no_action_is_an_error_of_the_policy(word):
+    with pytest.raises(ValueError, match="Action"):
+        decide_recovery(Own(word), transient())
+
+
+def test_a_graph_that_leads_to_recover_with_nothing_found_goes_on():
+    assert decide_recovery(Own("stop"), make_run("recover")) == RecoveryDecided(Action.retry)
+
+
+# -- what the guardrails still say --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", sorted(LIMIT_KINDS))
+def test_a_person_may_extend_a_spent_budget_only_so_often(kind):
+    seen = [
+        decide_recovery(
+            DefaultPolicy(),
+            make_run("recover", failure=make_failure(kind.value), continues=n, limits={"max_continues": 2}),
+        )
+        for n in range(4)
+    ]
+    assert [s.action for s in seen] == [Action.ask_user, Action.ask_user, Action.stop, Action.stop]
+
+
+@pytest.mark.parametrize("action", [Action.handoff, Action.narrow_scope, Action.retry])
+def test_a_policy_that_asks_nobody_about_a_spent_budget_is_not_bound_by_how_often_one_may_ask(action):
+    policy = DefaultPolicy(budgets={FailureKind.token_limit: 9}, actions={FailureKind.token_limit: action})
+    run = make_run("recover", failure=make_failure("token_limit"), continues=99)
+    assert decide_recovery(policy, run).action is action
+
+
+def test_a_question_that_is_no_limit_may_be_asked_however_often():
+    run = make_run("recover", failure=make_failure("ambiguous_input"), continues=99)
+    assert decide_recovery(DefaultPolicy(), run).action is Action.ask_user
+
+
+# -- running a call again as it stands ----------------------------------------------------------------
+
+
+def failed_batch(
+    kind: str = "tool_error", *, retryable: bool = True, retries: int = 0, other: bool | None = None
+) -> RunState:
+    call = make_call()
+    batch = [CallState(call, call.signature, failed_result(call, kind, retryable=retryable), retries=retries)]
+    if other is not None:
+        second = make_call("c2")
+        batch.append(CallState(second, second.signature, failed_result(second, retryable=other)))
+    return make_run("recover", failure=make_failure(kind), batch=batch)
+
+
+@pytest.mark.parametrize(
+    ("run", "again"),
+    [
+        (failed_batch(), True),
+        (failed_batch("environment_error"), True),
+        (failed_batch(other=True), True),
+        (failed_batch(retryable=False), False),
+        (failed_batch(other=False), False),
+        (failed_batch(retries=1), False),
+        (failed_batch("invalid_arguments"), False),
+        (failed_batch("unknown_tool"), False),
+        (make_run("recover", failure=make_failure("tool_error")), False),
+    ],
+)
+def test_only_retryable_calls_are_run_again_and_only_so_often(run, again):
+    assert decide_recovery(DefaultPolicy(), run).retry_calls is again
+
+
+def test_calls_are_not_run_again_where_the_run_ends():
+    run = failed_batch()
+    run.failure_attempts[K.tool_error] = 2
+    assert decide_recovery(DefaultPolicy(), run) == RecoveryDecided(Action.handoff)
