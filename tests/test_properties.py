@@ -412,7 +412,7 @@ def test_stopping_anywhere_leaves_a_run_that_has_ended(replies: Any, outcomes: A
     limits = AgentGuardrails(max_iterations=4, on_limit="stop")
     agent = Agent(world, tools=world.tools(), guardrails=limits, host=Host(clock=world.clock))
     run, passed_through = asyncio.run(stopped(world, agent))
-    if run.finished and run.state.state == State.SUSPENDED:
+    if run.finished and run.run_state.state == State.SUSPENDED:
         return  # a loop was seen, and a person is asked
     assert run.finished
     assert run.state.state == State.TERMINAL
