@@ -415,8 +415,8 @@ def test_stopping_anywhere_leaves_a_run_that_has_ended(replies: Any, outcomes: A
     if run.finished and run.run_state.state == State.SUSPENDED:
         return  # a loop was seen, and a person is asked
     assert run.finished
-    assert run.state.state == State.TERMINAL
+    assert run.run_state.state == State.TERMINAL
     assert passed_through == (how == "by its task" and world.doings >= at)
     if world.doings >= at:
         assert type(run.result.outcome).__name__ == "RunCancelled"
-    check_transcript(run.state.messages, request=False)
+    check_transcript(run.run_state.messages, request=False)

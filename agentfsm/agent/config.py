@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from agentfsm.journal.migration import Migration
 
 __all__ = [
-    "resolve_model",
-    "resolve_preset",
-    "validate_types",
-    "effects_by_state",
-    "collect_tools",
     "check_migrations",
+    "collect_tools",
+    "effects_by_state",
     "hooks_by_state",
     "journal_factory",
     "make_output_adapter",
     "normalize_history",
+    "resolve_model",
+    "resolve_preset",
     "system_prompt",
+    "validate_types",
 ]
 
 

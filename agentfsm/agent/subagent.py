@@ -196,7 +196,7 @@ def _result_text(outcome: Ending) -> str:
 
 def cap_guardrails(
     own: AgentGuardrails, parent: RunState, share: BudgetShare = BudgetShare()
-) -> AgentGuardrails | None:  # noqa: B008  # frozen
+) -> AgentGuardrails | None:  # frozen
     """A sub-agent's limits within what is left of those of the run that calls; None where nothing is left.
 
     Model calls, active time, tokens and USD are each the smaller of the two. What a sub-agent spends of the

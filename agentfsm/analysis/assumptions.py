@@ -17,14 +17,14 @@ from agentfsm.machine.graph import Guard, Transition
 __all__ = [
     "ALWAYS",
     "NEVER",
-    "Update",
+    "Assumptions",
+    "Comparison",
     "Condition",
     "Counter",
-    "Assumptions",
     "GuardAssumption",
-    "Comparison",
-    "parse_condition",
+    "Update",
     "iff",
+    "parse_condition",
 ]
 
 

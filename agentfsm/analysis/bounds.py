@@ -19,12 +19,12 @@ from agentfsm.analysis.state_space import CompiledRow, Configuration, StateSpace
 from agentfsm.machine.graph import Graph, State
 
 __all__ = [
+    "FOLDING_THRESHOLD",
     "AcceleratedGraph",
     "Bounds",
     "Cost",
     "CostedMove",
     "CounterShift",
-    "FOLDING_THRESHOLD",
     "PathSummary",
     "ReachedNode",
     "UnboundedError",

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from agentfsm.analysis.assumptions import Assumptions, Condition, GuardAssumption, Update, parse_condition
 from agentfsm.machine.graph import Graph, Transition
 
-__all__ = ["Configuration", "Move", "StateSpace", "CompiledRow"]
+__all__ = ["CompiledRow", "Configuration", "Move", "StateSpace"]
 
 Configuration = tuple[int, ...]
 """The place of a state among the graph's states, then the value of each counter."""

@@ -20,10 +20,10 @@ from agentfsm.errors import HumanReplyError
 from agentfsm.runtime.approval import Allow, Deny, Edit, GiveUp, HumanInput, ItDidNotRun, ItRan
 
 __all__ = [
-    "CliConsole",
     "DEFAULT_WIDTH",
-    "HumanRequest",
     "REPLY_FORMATS",
+    "CliConsole",
+    "HumanRequest",
     "TerminalPrompter",
     "open_console",
     "parse_reply",

@@ -29,7 +29,7 @@ from agentfsm.runtime.approval import Allow, HumanInput
 from agentfsm.runtime.host import Host, SystemClock
 from agentfsm.runtime.tools import Tool, tool
 
-__all__ = ["DemoModel", "MISTAKES", "TASK", "demo", "demo_tools"]
+__all__ = ["MISTAKES", "TASK", "DemoModel", "demo", "demo_tools"]
 
 
 _MAX_MATCHES = 50

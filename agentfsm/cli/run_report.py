@@ -39,9 +39,9 @@ from agentfsm.runtime.result import RunResult
 __all__ = [
     "INTERRUPTED",
     "NOT_COMPLETED",
+    "SUSPENDED",
     "ProgressDisplay",
     "RunReport",
-    "SUSPENDED",
     "exit_code",
     "print_json",
     "print_outcome",

@@ -16,13 +16,13 @@ from agentfsm.diagrams.view import Box, RowKind, TableRow
 
 __all__ = [
     "BASELINE_OFFSET",
-    "BoxContent",
-    "ColumnPositions",
     "FONT_SIZES",
     "FONT_STACK",
     "HEAD_HEIGHT",
-    "Label",
     "ROW_HEIGHT",
+    "BoxContent",
+    "ColumnPositions",
+    "Label",
     "RowGroup",
     "TextStyle",
     "lay_out_box",

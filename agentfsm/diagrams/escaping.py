@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["ascii_identifier", "quote_dot", "escape_xml"]
+__all__ = ["ascii_identifier", "escape_xml", "quote_dot"]
 
 _INVALID_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

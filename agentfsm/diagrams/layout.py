@@ -28,7 +28,7 @@ from agentfsm.diagrams.edge_routing import (
 )
 from agentfsm.diagrams.view import Box, RowKind, View
 
-__all__ = ["ARROW_LENGTH", "BAR_WIDTH", "LEGEND_LINE_LENGTH", "Layout", "PlacedBox", "LegendLine", "compute_layout"]
+__all__ = ["ARROW_LENGTH", "BAR_WIDTH", "LEGEND_LINE_LENGTH", "Layout", "LegendLine", "PlacedBox", "compute_layout"]
 
 PAGE_MARGIN = 24  # pixels around the picture
 EMPTY_CHANNEL_WIDTH = 40  # pixels between two columns with no line between them

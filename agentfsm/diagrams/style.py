@@ -7,7 +7,7 @@ from typing import Literal
 
 from agentfsm.diagrams.view import RowKind
 
-__all__ = ["DARK", "LINE_DASHES", "LIGHT", "LINE_WIDTHS", "Palette", "Theme", "palette_for"]
+__all__ = ["DARK", "LIGHT", "LINE_DASHES", "LINE_WIDTHS", "Palette", "Theme", "palette_for"]
 
 Theme = Literal["auto", "light", "dark"]
 """``auto`` follows the reader's own setting where the form can, and is light where it cannot."""

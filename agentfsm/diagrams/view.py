@@ -12,7 +12,7 @@ from typing import Literal
 
 from agentfsm.machine.graph import Graph, StateSpec, Transition
 
-__all__ = ["Box", "RowKind", "Lane", "RowMark", "TableRow", "View", "build_view"]
+__all__ = ["Box", "Lane", "RowKind", "RowMark", "TableRow", "View", "build_view"]
 
 RowKind = Literal["happy", "recover", "wait", "done", "stop"]
 """What an edge, or a state, means; colour, weight and dash follow from it."""

@@ -11,7 +11,7 @@ from typing import Any
 from agentfsm.journal.records import GENESIS_HASH, SealedRecord
 from agentfsm.journal.store import Head
 
-__all__ = ["InvalidRecordError", "HashChainVerifier"]
+__all__ = ["HashChainVerifier", "InvalidRecordError"]
 
 Data = dict[str, Any]
 

@@ -19,7 +19,7 @@ from agentfsm.journal.replay import RehydratedRun, RenameMap, Replay, replay
 from agentfsm.loop.presets import PRESETS
 from agentfsm.machine.graph import Graph
 
-__all__ = ["Migration", "pinned_graph_diff", "migrate"]
+__all__ = ["Migration", "migrate", "pinned_graph_diff"]
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{12,64}")
 

@@ -24,9 +24,9 @@ from agentfsm.loop.canonical_json import decode, encode
 from agentfsm.loop.messages import secret_placeholder
 
 __all__ = [
-    "CommitmentWriter",
     "FORMAT_VERSION",
     "GENESIS_HASH",
+    "CommitmentWriter",
     "Record",
     "SealedRecord",
     "SecretScrubber",

@@ -28,12 +28,12 @@ from agentfsm.journal.replay import MIGRATION_BASES, RenameMap
 from agentfsm.journal.store import Head, Store, consistent_read
 
 __all__ = [
-    "CheckpointHeads",
     "GOOD",
-    "HistoryVerifier",
     "OPEN",
     "TAMPERED",
     "UNVERIFIABLE",
+    "CheckpointHeads",
+    "HistoryVerifier",
     "UnsupportedFormatError",
     "VerificationReport",
     "verify",

@@ -18,7 +18,7 @@ from agentfsm.loop.messages import ToolCall, canonical_json
 from agentfsm.loop.model import ToolSpec
 from agentfsm.loop.outcomes import ReplyParsed
 
-__all__ = ["envelope_instructions", "parse_json", "parse_envelope"]
+__all__ = ["envelope_instructions", "parse_envelope", "parse_json"]
 
 _encode_ascii = make_json_encoder(ensure_ascii=True)
 _FENCE = re.compile(r"\A\s*```[A-Za-z]*\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)

@@ -16,13 +16,13 @@ from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.machine.engine import Decision
 
 __all__ = [
-    "RecoveryStarted",
     "Ending",
     "Event",
     "Handoff",
     "ModelReplied",
     "PartialRunSummary",
     "ReasoningDelta",
+    "RecoveryStarted",
     "ReplyRestarted",
     "RunCancelled",
     "RunCompleted",

@@ -20,9 +20,9 @@ from agentfsm.loop.canonical_json import make_json_encoder
 from agentfsm.loop.failures import Failure
 
 __all__ = [
+    "MEDIA_TYPES",
     "FinishReason",
     "Image",
-    "MEDIA_TYPES",
     "Message",
     "Reply",
     "Role",

@@ -15,19 +15,19 @@ from agentfsm.loop.state import HumanReply, PendingRequest, SuspendedSubRun
 
 __all__ = [
     "Aborted",
-    "HumanAnswered",
-    "ModelCallFailed",
-    "Cancelled",
-    "PreStepDone",
-    "Expired",
-    "Judged",
-    "StateResult",
-    "Outcome",
     "CallBlocked",
-    "ToolsRan",
-    "ReplyParsed",
-    "RecoveryDecided",
+    "Cancelled",
+    "Expired",
+    "HumanAnswered",
+    "Judged",
+    "ModelCallFailed",
     "ModelCallSucceeded",
+    "Outcome",
+    "PreStepDone",
+    "RecoveryDecided",
+    "ReplyParsed",
+    "StateResult",
+    "ToolsRan",
 ]
 
 

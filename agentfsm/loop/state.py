@@ -22,9 +22,9 @@ from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult, Usage, 
 from agentfsm.machine.graph import State
 
 __all__ = [
+    "MAX_LESSONS",
     "CallState",
     "HumanReply",
-    "MAX_LESSONS",
     "PendingRequest",
     "RunState",
     "SuspendedSubRun",

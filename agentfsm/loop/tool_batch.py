@@ -9,7 +9,7 @@ from agentfsm.loop import prompts
 from agentfsm.loop.messages import FinishReason, Message, Role, ToolResult
 from agentfsm.loop.state import PendingRequest, RunState
 
-__all__ = ["append_tool_results", "record_result", "is_final_text"]
+__all__ = ["append_tool_results", "is_final_text", "record_result"]
 
 
 def record_result(run: RunState, result: ToolResult) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 
 from agentfsm.errors import GraphError
 
-__all__ = ["Graph", "Guard", "OTHERWISE", "State", "StateSpec", "Transition", "check_graph"]
+__all__ = ["OTHERWISE", "Graph", "Guard", "State", "StateSpec", "Transition", "check_graph"]
 
 
 Guard = Callable[[Any], object]

@@ -34,12 +34,12 @@ from agentfsm.models.wire_format import (
 )
 
 __all__ = [
+    "DEFAULT_MAX_TOKENS",
+    "EXTRA_KEY",
     "AnthropicAccumulator",
     "AnthropicMessageEncoder",
     "AnthropicMessages",
     "CacheControl",
-    "DEFAULT_MAX_TOKENS",
-    "EXTRA_KEY",
     "cache_control_for",
     "decode",
     "encode",

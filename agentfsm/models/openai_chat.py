@@ -38,11 +38,11 @@ from agentfsm.models.wire_format import (
 )
 
 __all__ = [
+    "EXTRA_KEY",
+    "REASONING_KEYS",
     "ChatAccumulator",
     "ChatMessageEncoder",
-    "EXTRA_KEY",
     "OpenAIChat",
-    "REASONING_KEYS",
     "decode",
     "encode",
     "encode_messages",

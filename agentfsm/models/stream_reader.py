@@ -18,8 +18,8 @@ from agentfsm.models.error_mapping import CallErrors, extract_error
 from agentfsm.models.wire_format import as_object, loads_unrepaired
 
 __all__ = [
-    "FrameParser",
     "MIDSTREAM_ERROR_STATUS",
+    "FrameParser",
     "NDJSONParser",
     "SSEParser",
     "StreamAccumulator",

@@ -153,7 +153,9 @@ def custom_effect(function: Callable[[RunState], Any]) -> Effect:
         messages = tuple(noted.messages)
         for each in messages:
             if not isinstance(each, Message):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers
-                raise TypeError(f"StateResult(messages=...) takes messages (Message.user('...')), not {type(each).__name__}")
+                raise TypeError(
+                    f"StateResult(messages=...) takes messages (Message.user('...')), not {type(each).__name__}"
+                )
         return StateResult(to_jsonable_python(noted.value, inf_nan_mode="null"), messages)
 
     return effect

@@ -32,13 +32,13 @@ from agentfsm.machine.graph import State
 from agentfsm.runtime.tools import Tool
 
 __all__ = [
+    "INFO_EVENTS",
     "AbortRun",
     "AskApproval",
     "DenyCall",
     "Hook",
     "HookContext",
     "HookDecision",
-    "INFO_EVENTS",
     "Observer",
     "SkipCall",
     "hook",

@@ -19,7 +19,7 @@ from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.host import Clock
 
-__all__ = ["RunHeader", "JournalEntry", "JournalSink", "Recorder", "ResumePoint"]
+__all__ = ["JournalEntry", "JournalSink", "Recorder", "ResumePoint", "RunHeader"]
 
 JournalEntry = tuple[Any, ...]
 """``(kind, seconds since the epoch, ...)``; what follows depends on the kind."""

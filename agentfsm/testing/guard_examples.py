@@ -17,7 +17,7 @@ from agentfsm.machine.graph import Guard, State, Transition
 from agentfsm.runtime.approval import Allow, ItDidNotRun
 from agentfsm.runtime.tools import Tool, tool
 
-__all__ = ["DEFAULT_TOOLS", "GuardExamples", "GuardExampleSet"]
+__all__ = ["DEFAULT_TOOLS", "GuardExampleSet", "GuardExamples"]
 
 
 @tool

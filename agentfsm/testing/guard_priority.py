@@ -19,7 +19,7 @@ from agentfsm.machine.graph import Graph, State, Transition
 from agentfsm.testing.path_drivers import PathRun, WitnessDriver
 from agentfsm.testing.path_generation import Path, shortest_run_to_end, small_guardrails, state_space_for
 
-__all__ = ["GuardConflict", "guard_conflicts", "check_priority"]
+__all__ = ["GuardConflict", "check_priority", "guard_conflicts"]
 
 
 @dataclass(frozen=True, slots=True)

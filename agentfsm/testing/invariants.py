@@ -10,10 +10,10 @@ from agentfsm.runtime.tools import Tool
 from agentfsm.testing.simulation import SIMULATION_RUN_ID, Scenario, SideEvent, SimulationResult, Simulator
 
 __all__ = [
-    "one_result_per_call",
     "approved_before_run",
     "ended_once",
     "journal_verifies",
+    "one_result_per_call",
     "resumes_identically",
     "within_budgets",
 ]

@@ -23,11 +23,11 @@ from agentfsm.machine.graph import Graph, Transition
 
 __all__ = [
     "CRITERIA",
+    "SMALL_GUARDRAILS",
     "Infeasible",
     "Path",
     "Paths",
     "Requirement",
-    "SMALL_GUARDRAILS",
     "graph_of",
     "infeasibility_reason",
     "paths",

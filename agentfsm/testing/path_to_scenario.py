@@ -27,9 +27,9 @@ from agentfsm.testing.path_generation import Path
 from agentfsm.testing.simulation import DISMISSED, EXPIRED, NO_SIDE_EVENT, ModelTurn, Scenario, SideEvent
 
 __all__ = [
+    "CONTROL_TOOLS",
     "BatchPlan",
     "BatchPlanner",
-    "CONTROL_TOOLS",
     "NoExampleError",
     "PlannedCall",
     "PlannedResult",

@@ -37,14 +37,14 @@ from agentfsm.runtime.tools import Tool
 from agentfsm.testing.fakes import FakeClock, ScriptedModel
 
 __all__ = [
-    "Cursor",
     "DISMISSED",
     "EXPIRED",
     "MAX_MOVES",
-    "ModelTurn",
-    "MoveLimitError",
     "NO_SIDE_EVENT",
     "SIMULATION_RUN_ID",
+    "Cursor",
+    "ModelTurn",
+    "MoveLimitError",
     "Scenario",
     "SideEvent",
     "SimulatedCrashError",

@@ -20,7 +20,7 @@ from agentfsm.errors import AgentfsmError, RunExistsError, StaleLease, UnknownRu
 from agentfsm.journal.records import GENESIS_HASH, SealedRecord, record_hash
 from agentfsm.journal.store import Head, Store
 
-__all__ = ["CHECKS", "StoreCheck", "OpenStore", "sealed_records"]
+__all__ = ["CHECKS", "OpenStore", "StoreCheck", "sealed_records"]
 
 OpenStore = Callable[[], Store]
 StoreCheck = Callable[[OpenStore], Awaitable[None]]

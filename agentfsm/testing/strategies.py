@@ -28,7 +28,7 @@ from agentfsm.runtime.approval import Allow, Deny, GiveUp, ItDidNotRun, ItRan
 from agentfsm.testing.invariants import approved_before_run, journal_verifies, one_result_per_call, within_budgets
 from agentfsm.testing.simulation import DISMISSED, EXPIRED, ModelTurn, Scenario, SideEvent, Simulation, Simulator
 
-__all__ = ["AgentStateMachine", "human_replies", "arguments", "side_events", "model_turns", "tool_results", "scenarios"]
+__all__ = ["AgentStateMachine", "arguments", "human_replies", "model_turns", "scenarios", "side_events", "tool_results"]
 
 _EXTERNAL_STATES: tuple[str, ...] = (State.PRE_STEP, State.CALL_LLM, State.DISPATCH_TOOL)
 MAX_SIDE_EVENT_MOVE = 40

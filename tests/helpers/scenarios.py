@@ -34,9 +34,9 @@ from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
 from tests.helpers.provider_rules import check_requests, check_transcript
 
 __all__ = [
+    "LOOK_SCRIPT",
     "Booking",
     "Kind",
-    "LOOK_SCRIPT",
     "assert_aborted",
     "assert_cancelled",
     "await_run",

@@ -14,16 +14,16 @@ from agentfsm.errors import StoreError, StoreFormatError, StoreFullError, StoreL
 __all__ = [
     "APPLICATION_ID",
     "BUSY_TIMEOUT_S",
-    "WAL_AUTOCHECKPOINT_PAGES",
-    "SCHEMA_VERSION",
     "READ_ERRORS",
+    "SCHEMA_VERSION",
+    "WAL_AUTOCHECKPOINT_PAGES",
     "SynchronousLevel",
+    "as_store_error",
     "connect",
     "has_tables",
     "open_reader",
     "open_writer",
     "rollback",
-    "as_store_error",
 ]
 
 APPLICATION_ID = 0x6166736D

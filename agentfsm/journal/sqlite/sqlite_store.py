@@ -24,8 +24,8 @@ from agentfsm.journal.store import Head, Lease, Status
 
 __all__ = [
     "APPLICATION_ID",
-    "LeaseKey",
     "SCHEMA_VERSION",
+    "LeaseKey",
     "SqliteStore",
     "acquire_lease",
     "insert_records",
