@@ -20,7 +20,7 @@ from agentfsm.errors import JournalError
 from agentfsm.journal.records import CommitmentWriter
 from agentfsm.loop import outcomes as o
 from agentfsm.loop.canonical_json import MAX_INT, encode
-from agentfsm.loop.failures import DEFAULT_ACTIONS, Failure
+from agentfsm.loop.failures import Failure
 from agentfsm.loop.messages import Message, Reply, ToolResult
 from agentfsm.loop.state import HumanReply, PendingRequest
 
@@ -177,7 +177,7 @@ def fields_to_json(
             text = commitments.commitment_json(held)
         if text and (text not in _EMPTY_JSON or not _is_default_empty(text, default)):
             said.append(key + text)
-    if shape.is_failure and value.suggested_action is DEFAULT_ACTIONS[value.kind]:
+    if shape.is_failure and value.suggested_action is value.kind.spec.action:
         said = [each for each in said if not each.startswith('"suggested_action":')]
     return f"{{{','.join(said)}}}"
 

@@ -1,30 +1,37 @@
-"""Failure kinds, the default action for each, and the ``Failure`` value."""
+"""Failure kinds, one row each: what the loop does about a kind and says about it. Also the ``Failure`` value.
+
+To add a kind, add a row to ``FailureKind``, a detector to ``agentfsm.loop.detectors`` and a row to ``LOOP`` in
+``agentfsm.loop.table``. Everything else (recovery policy, reducer, prompts, tools, journal) reads the row.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import to_jsonable_python
 
 __all__ = [
-    "DEFAULT_ACTIONS",
     "LIMIT_KINDS",
+    "MODEL_MISTAKE_KINDS",
     "OUTPUT_KINDS",
     "PROVIDER_KINDS",
     "TOOL_KINDS",
+    "TOOL_REPORTABLE_KINDS",
     "Action",
     "Failure",
+    "FailureGroup",
     "FailureKind",
+    "FailureSpec",
     "describe_exception",
 ]
 
 
 class Action(StrEnum):
-    """What the recovery funnel does about a failure."""
+    """What the recovery policy decides to do about a failure."""
 
     retry = "retry"
     narrow_scope = "narrow_scope"
@@ -33,104 +40,199 @@ class Action(StrEnum):
     stop = "stop"
 
 
+class FailureGroup(StrEnum):
+    """Where a kind of failure comes from. A success in the same place resets its count of attempts."""
+
+    provider = "provider"  # the model call
+    output = "output"  # the model's reply
+    tool = "tool"  # a batch of tool calls
+    limit = "limit"  # a budget of the run is spent
+    abort = "abort"  # an error in the program itself
+
+
+@dataclass(frozen=True)
+class FailureSpec:
+    """What the loop does about one kind of failure, and what it says about it.
+
+    The texts are templates: ``{explanation}`` is replaced by the failure's explanation.
+
+    Attributes:
+        group: Where the failure comes from.
+        action: What to do, unless a detector or the policy decides otherwise.
+        retries: How many times in a row ``DefaultPolicy`` retries it; after that it hands off.
+        tool_may_report: Whether a tool may report it, as a ``ToolError`` or a returned ``Failure``.
+        rerun_may_help: Whether running the same tool call again, unchanged, may succeed.
+        model_mistake: Whether it is a mistake in the model's own message, or an error that the model is to work around.
+        feedback: What the next request tells the model after a retry, where no tool result does.
+        instruction: What the next request tells the model after ``narrow_scope``.
+        question: What a person is asked after ``ask_user``.
+    """
+
+    group: FailureGroup
+    action: Action
+    retries: int = 0
+    tool_may_report: bool = False
+    rerun_may_help: bool = False
+    model_mistake: bool = False
+    feedback: str = "The last step failed: {explanation}. Try a different approach."
+    instruction: str = "The last step failed ({explanation}). Pick the smallest next step that avoids this."
+    question: str = "The run cannot continue on its own: {explanation}. What should it do?"
+
+
+_SPECS: dict[str, FailureSpec] = {}
+_G, _A = FailureGroup, Action
+
+
+def _row(name: str, group: FailureGroup, action: Action, **rest: Any) -> str:
+    _SPECS[name] = FailureSpec(group, action, **rest)
+    return name
+
+
 class FailureKind(StrEnum):
-    """Every kind of failure that the loop tells apart; the set is closed."""
+    """Every kind of failure, one row each; the set is closed."""
 
-    transient_provider = "transient_provider"
-    provider_error = "provider_error"
-    context_overflow = "context_overflow"
-    output_truncated = "output_truncated"
-    output_refused = "output_refused"
-    output_malformed = "output_malformed"
-    ambiguous_input = "ambiguous_input"
-    scope_too_large = "scope_too_large"
-    capability_gap = "capability_gap"
-    no_progress = "no_progress"
-    loop_detected = "loop_detected"
-    repeated_error = "repeated_error"
-    unknown_tool = "unknown_tool"
-    invalid_arguments = "invalid_arguments"
-    tool_error = "tool_error"
-    environment_error = "environment_error"
-    policy_violation = "policy_violation"
-    kernel_invalidated = "kernel_invalidated"
-    aborted = "aborted"
-    iteration_limit = "iteration_limit"
-    time_limit = "time_limit"
-    token_limit = "token_limit"  # noqa: S105  # a budget, no password
-    cost_limit = "cost_limit"
+    transient_provider = _row("transient_provider", _G.provider, _A.retry, retries=3)
+    provider_error = _row("provider_error", _G.provider, _A.handoff)
+    context_overflow = _row(
+        "context_overflow",
+        _G.provider,
+        _A.narrow_scope,
+        instruction="The conversation had grown too long, so older tool results were left out. Work with what is "
+        "here, and ask for less at a time.",
+    )
+    output_truncated = _row("output_truncated", _G.output, _A.retry, retries=1)
+    output_refused = _row(
+        "output_refused", _G.output, _A.handoff, feedback="Your last message refused: {explanation}. Try another way."
+    )
+    output_malformed = _row(
+        "output_malformed",
+        _G.output,
+        _A.retry,
+        retries=2,
+        model_mistake=True,
+        feedback="Your last message could not be read: {explanation}. Send it again in the required form, as valid "
+        "JSON and nothing else.",
+    )
+    ambiguous_input = _row(
+        "ambiguous_input",
+        _G.tool,
+        _A.ask_user,
+        tool_may_report=True,
+        question="The request is not clear enough: {explanation}. What is meant?",
+    )
+    scope_too_large = _row(
+        "scope_too_large",
+        _G.tool,
+        _A.narrow_scope,
+        tool_may_report=True,
+        instruction="The last step was too large ({explanation}). Pick the smallest next step that helps, and do "
+        "only that.",
+    )
+    capability_gap = _row("capability_gap", _G.tool, _A.handoff, tool_may_report=True)
+    no_progress = _row(
+        "no_progress",
+        _G.output,
+        _A.narrow_scope,
+        feedback="Your last message called no tool. Look at what is missing, and answer with a tool call.",
+        instruction="The last turn made no progress on the task. Choose one: make the next tool call; call "
+        "ask_user if you need something from the user; call return_done if the task is finished; call "
+        "return_unable if it cannot be done. All four are equally good.",
+    )
+    loop_detected = _row(
+        "loop_detected",
+        _G.output,
+        _A.ask_user,
+        feedback="{explanation}. Repeating it brings nothing new: change your approach.",
+        question="The agent repeats itself: {explanation}. What should it do instead?",
+    )
+    repeated_error = _row("repeated_error", _G.tool, _A.handoff)
+    unknown_tool = _row("unknown_tool", _G.tool, _A.retry, retries=2, model_mistake=True)
+    invalid_arguments = _row("invalid_arguments", _G.tool, _A.retry, retries=2, model_mistake=True)
+    tool_error = _row(
+        "tool_error", _G.tool, _A.retry, retries=2, tool_may_report=True, rerun_may_help=True, model_mistake=True
+    )
+    environment_error = _row(
+        "environment_error", _G.tool, _A.retry, retries=2, tool_may_report=True, rerun_may_help=True
+    )
+    policy_violation = _row("policy_violation", _G.tool, _A.handoff, tool_may_report=True)
+    kernel_invalidated = _row(
+        "kernel_invalidated",
+        _G.tool,
+        _A.narrow_scope,
+        tool_may_report=True,
+        instruction="The working state of the last step is lost ({explanation}). Rebuild what you need, starting "
+        "with the smallest next step.",
+    )
+    aborted = _row("aborted", _G.abort, _A.stop)
+    iteration_limit = _row(
+        "iteration_limit",
+        _G.limit,
+        _A.ask_user,
+        question="The run has used up its model calls ({explanation}). How should it continue?",
+    )
+    time_limit = _row(
+        "time_limit",
+        _G.limit,
+        _A.ask_user,
+        question="The run has used up its time ({explanation}). How should it continue?",
+    )
+    token_limit = _row(
+        "token_limit",
+        _G.limit,
+        _A.ask_user,
+        question="The run has used up its tokens ({explanation}). No reply can extend it: end it here, and start "
+        "again with a larger max_tokens.",
+    )
+    cost_limit = _row(
+        "cost_limit",
+        _G.limit,
+        _A.ask_user,
+        question="The run has used up its budget ({explanation}). No reply can extend it: end it here, and start "
+        "again with a larger max_cost_usd.",
+    )
+
+    @property
+    def spec(self) -> FailureSpec:
+        """What the loop does about this kind, and what it says about it."""
+        return _SPECS[self.value]
 
 
-LIMIT_KINDS = frozenset(
-    {FailureKind.iteration_limit, FailureKind.time_limit, FailureKind.token_limit, FailureKind.cost_limit}
-)
+def _group(group: FailureGroup) -> tuple[FailureKind, ...]:
+    return tuple(k for k in FailureKind if k.spec.group is group)
+
+
+PROVIDER_KINDS = _group(FailureGroup.provider)
+"""The kinds of a model call; also those that a ``ModelError`` may report."""
+
+OUTPUT_KINDS = _group(FailureGroup.output)
+"""The kinds of a model's reply."""
+
+TOOL_KINDS = _group(FailureGroup.tool)
+"""The kinds of a batch of tool calls."""
+
+LIMIT_KINDS = _group(FailureGroup.limit)
 """The kinds that say that a budget of the run is spent."""
 
-PROVIDER_KINDS = (FailureKind.transient_provider, FailureKind.provider_error, FailureKind.context_overflow)
-OUTPUT_KINDS = (
-    FailureKind.output_truncated,
-    FailureKind.output_refused,
-    FailureKind.output_malformed,
-    FailureKind.loop_detected,
-    FailureKind.no_progress,
-)
-TOOL_KINDS = (
-    FailureKind.unknown_tool,
-    FailureKind.invalid_arguments,
-    FailureKind.tool_error,
-    FailureKind.environment_error,
-    FailureKind.repeated_error,
-    FailureKind.ambiguous_input,
-    FailureKind.scope_too_large,
-    FailureKind.capability_gap,
-    FailureKind.kernel_invalidated,
-    FailureKind.policy_violation,
-)
-"""The kinds of a model's call, of its reply and of a batch: a success there sets their strikes back to zero."""
+TOOL_REPORTABLE_KINDS = tuple(k for k in FailureKind if k.spec.tool_may_report)
+"""The kinds that a tool may report; a tool that reports any other kind reports a ``tool_error``."""
 
-DEFAULT_ACTIONS = MappingProxyType(
-    {
-        FailureKind.transient_provider: Action.retry,
-        FailureKind.provider_error: Action.handoff,
-        FailureKind.context_overflow: Action.narrow_scope,
-        FailureKind.output_truncated: Action.retry,
-        FailureKind.output_refused: Action.handoff,
-        FailureKind.output_malformed: Action.retry,
-        FailureKind.ambiguous_input: Action.ask_user,
-        FailureKind.scope_too_large: Action.narrow_scope,
-        FailureKind.capability_gap: Action.handoff,
-        FailureKind.no_progress: Action.narrow_scope,
-        FailureKind.loop_detected: Action.ask_user,
-        FailureKind.repeated_error: Action.handoff,
-        FailureKind.unknown_tool: Action.retry,
-        FailureKind.invalid_arguments: Action.retry,
-        FailureKind.tool_error: Action.retry,
-        FailureKind.environment_error: Action.retry,
-        FailureKind.policy_violation: Action.handoff,
-        FailureKind.kernel_invalidated: Action.narrow_scope,
-        FailureKind.aborted: Action.stop,
-        FailureKind.iteration_limit: Action.ask_user,
-        FailureKind.time_limit: Action.ask_user,
-        FailureKind.token_limit: Action.ask_user,
-        FailureKind.cost_limit: Action.ask_user,
-    }
-)
-"""What is done about each kind, unless a detector or the policy says otherwise."""
+MODEL_MISTAKE_KINDS = tuple(k for k in FailureKind if k.spec.model_mistake)
+"""The kinds that the presets ``feedback`` and ``breaker`` return to the model with no retry budget of their own."""
 
 
 class Failure(BaseModel):
-    """One failure, as a detector found it: immutable, hashable, and the same after a trip through JSON.
+    """One failure that a detector found: immutable, hashable, and unchanged by a round trip through JSON.
 
-    Two failures are equal when kind, explanation and blockers are: ``metadata`` and ``partial_data`` say
-    more about a failure, they do not make it another one.
+    Two failures are equal when kind, explanation and blockers are equal; ``metadata`` and ``partial_data`` are details
+    that equality ignores.
 
     Attributes:
         kind: Which of the closed set it is.
         explanation: What happened, for people and for the model.
-        blockers: Concrete reasons why the run cannot go on; a list becomes a tuple.
-        suggested_action: What to do; the kind's default where none is given, so never None.
-        partial_data: What was achieved before it failed; JSON (what is none becomes its text).
-        metadata: More about it (attempt, status, the other failures of a batch...); JSON, likewise.
+        blockers: Concrete reasons why the run cannot continue; a list becomes a tuple.
+        suggested_action: What to do. Defaults to the kind's action, so it is never None.
+        partial_data: What was achieved before the failure, as JSON; a value that is not JSON becomes its ``repr``.
+        metadata: Details (attempt, status, the other failures of a batch...), as JSON in the same way.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -138,14 +240,17 @@ class Failure(BaseModel):
     kind: FailureKind
     explanation: str
     blockers: tuple[str, ...] = ()
-    suggested_action: Action = Field(default_factory=lambda data: DEFAULT_ACTIONS[data["kind"]])
+    suggested_action: Action = Field(default_factory=lambda data: data["kind"].spec.action)
     partial_data: Any = None
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
 
     @field_validator("suggested_action", mode="before")
     @classmethod
     def _default_action(cls, value: object, info: Any) -> object:
-        return DEFAULT_ACTIONS.get(info.data.get("kind"), Action.stop) if value is None else value
+        if value is not None:
+            return value
+        kind = info.data.get("kind")  # absent when it is invalid itself
+        return Action.stop if kind is None else kind.spec.action
 
     @field_validator("explanation", "blockers", mode="before")
     @classmethod
@@ -169,7 +274,7 @@ class Failure(BaseModel):
 
 
 def _replace_surrogates(value: object) -> object:
-    """A value with ``?`` for each lone surrogate (a file's name may hold some), which no JSON can hold."""
+    """A value with ``?`` for each lone surrogate (file names may contain some), which JSON cannot represent."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "replace").decode()
     if isinstance(value, Mapping):
@@ -181,10 +286,10 @@ def _replace_surrogates(value: object) -> object:
 
 
 def describe_exception(error: BaseException) -> str:
-    """An exception in words: its class, and what it says where it can say it."""
+    """``ClassName: message``; the class name alone where the message is empty or cannot be computed."""
     kind = type(error).__name__
     try:
         text = str(error)
-    except Exception:  # user code too
+    except Exception:  # __str__ may be user code
         return kind
     return f"{kind}: {text}" if text else kind

@@ -15,26 +15,12 @@ from agentfsm.loop.failures import LIMIT_KINDS, Action, Failure, FailureKind
 from agentfsm.loop.outcomes import RecoveryDecided
 from agentfsm.loop.state import RunState
 
-__all__ = ["DEFAULT_BUDGETS", "DefaultPolicy", "RecoveryPolicy", "decide_recovery"]
-
-DEFAULT_BUDGETS: Mapping[FailureKind, int] = {
-    FailureKind.transient_provider: 3,
-    FailureKind.tool_error: 2,
-    FailureKind.unknown_tool: 2,
-    FailureKind.invalid_arguments: 2,
-    FailureKind.output_malformed: 2,
-    FailureKind.environment_error: 2,
-    FailureKind.output_truncated: 1,
-}
-"""How often each kind is retried in a row; a kind that is not named here, never."""
+__all__ = ["DefaultPolicy", "RecoveryPolicy", "decide_recovery"]
 
 MAX_BACKOFF_S = 30.0
 
 LIMIT_MARGIN_S = 0.001
 """What a back-off that would outlast the run's time waits beyond it, in seconds."""
-
-RERUNNABLE_KINDS = frozenset({FailureKind.tool_error, FailureKind.environment_error})
-"""The kinds that running the same call again, as it stands, can mend."""
 
 
 @runtime_checkable
@@ -65,7 +51,9 @@ class DefaultPolicy:
             from the run's own seeded generator, so a replay waits as long.
     """
 
-    budgets: Mapping[FailureKind, int] = field(default_factory=lambda: dict(DEFAULT_BUDGETS))
+    budgets: Mapping[FailureKind, int] = field(
+        default_factory=lambda: {k: k.spec.retries for k in FailureKind if k.spec.retries}
+    )
     actions: Mapping[FailureKind, Action] = field(default_factory=dict[FailureKind, Action])
     jitter: float = 0.0
 
@@ -132,7 +120,7 @@ def _retry_after_s(failure: Failure) -> float:
 def _may_rerun(run: RunState, failure: Failure) -> bool:
     failed = [c for c in run.batch if c.result is not None and c.result.failure is not None]
     return (
-        failure.kind in RERUNNABLE_KINDS
+        failure.kind.spec.rerun_may_help
         and bool(failed)
         and all(c.result is not None and c.result.retryable for c in failed)
         and all(c.retries < run.guardrails.max_tool_retries for c in failed)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from agentfsm.loop.failures import Action, FailureKind
+from agentfsm.loop.failures import MODEL_MISTAKE_KINDS, Action, FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
-from agentfsm.loop.policy import DEFAULT_BUDGETS, DefaultPolicy, RecoveryPolicy
+from agentfsm.loop.policy import DefaultPolicy, RecoveryPolicy
 from agentfsm.loop.table import LOOP
 from agentfsm.machine.graph import Graph
 
@@ -37,7 +37,6 @@ class Preset:
 
 # As often as it takes: another budget ends the run first.
 _UNLIMITED_RETRIES = 1_000_000
-_MODEL_ERRORS = (K.output_malformed, K.unknown_tool, K.invalid_arguments, K.tool_error)
 
 STANDARD = Preset("standard")
 """The default: the recovery funnel, and a text reply is the answer."""
@@ -48,7 +47,7 @@ FUNNEL = Preset("funnel", behavior=Behavior(control_tools=True, text_is_answer=F
 FEEDBACK = Preset(
     "feedback",
     behavior=Behavior(envelope=True, feedback="kept", environment_errors="terminal", attempts_scope="run"),
-    policy=DefaultPolicy(budgets=dict.fromkeys(_MODEL_ERRORS, _UNLIMITED_RETRIES)),
+    policy=DefaultPolicy(budgets=dict.fromkeys(MODEL_MISTAKE_KINDS, _UNLIMITED_RETRIES)),
     guardrails=AgentGuardrails(max_iterations=5, on_limit="stop"),
 )
 """abcb: one step budget (5), feedback kept as tool messages, JSON envelopes; the environment's and the
@@ -58,7 +57,7 @@ BREAKER = Preset(
     "breaker",
     behavior=Behavior(control_tools=True, text_is_answer=False),
     policy=DefaultPolicy(
-        budgets={**dict.fromkeys((*_MODEL_ERRORS, K.environment_error), _UNLIMITED_RETRIES), K.no_progress: 4},
+        budgets={**dict.fromkeys((*MODEL_MISTAKE_KINDS, K.environment_error), _UNLIMITED_RETRIES), K.no_progress: 4},
         actions={K.no_progress: Action.retry},
     ),
     guardrails=AgentGuardrails(max_iterations=None),
@@ -68,7 +67,7 @@ tools end the loop; a model that cannot be reached ends the run."""
 
 STRICT = Preset(
     "strict",
-    policy=DefaultPolicy(budgets={K.output_truncated: DEFAULT_BUDGETS[K.output_truncated]}),
+    policy=DefaultPolicy(budgets={K.output_truncated: K.output_truncated.spec.retries}),
     graph=replace(
         LOOP.without(
             "post_tool.policy_violation",

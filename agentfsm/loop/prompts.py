@@ -12,7 +12,7 @@ from itertools import chain, islice
 from types import MappingProxyType
 from typing import cast, overload
 
-from agentfsm.loop.failures import Failure, FailureKind
+from agentfsm.loop.failures import Failure
 from agentfsm.loop.messages import Message, Role
 from agentfsm.loop.state import RunState
 
@@ -39,63 +39,11 @@ FINAL_TURN = (
     "The time for this task is over. This is your last turn: give your best answer now, and call no more tools."
 )
 
-_FEEDBACK = MappingProxyType(
-    {
-        FailureKind.output_malformed: (
-            "Your last message could not be read: {explanation}. Send it again in the required form, as valid "
-            "JSON and nothing else."
-        ),
-        FailureKind.no_progress: (
-            "Your last message called no tool. Look at what is missing, and answer with a tool call."
-        ),
-        FailureKind.output_refused: "Your last message refused: {explanation}. Try another way.",
-        FailureKind.loop_detected: "{explanation}. Repeating it brings nothing new: change your approach.",
-    }
-)
-
 _TRUNCATION = MappingProxyType(
     {
         "answer": "Go on exactly where it stopped, without repeating anything.",
         "call": "Make the call again, with less in it.",
         "more_room": "There is more room now: send it again, whole.",
-    }
-)
-
-_INSTRUCTIONS = MappingProxyType(
-    {
-        FailureKind.no_progress: (
-            "The last turn brought the task no further. Choose one: make the next tool call; call ask_user if you "
-            "need something from the user; call return_done if the task is finished; call return_unable if it "
-            "cannot be done. All four are equally good."
-        ),
-        FailureKind.scope_too_large: (
-            "The last step was too large ({explanation}). Pick the smallest next step that helps, and do only that."
-        ),
-        FailureKind.kernel_invalidated: (
-            "The working state of the last step is lost ({explanation}). Rebuild what you need, beginning with the "
-            "smallest next step."
-        ),
-        FailureKind.context_overflow: (
-            "The conversation had grown too long, so older tool results were left out. Work with what is here, and "
-            "ask for less at a time."
-        ),
-    }
-)
-
-_QUESTIONS = MappingProxyType(
-    {
-        FailureKind.iteration_limit: "The run has used up its model calls ({explanation}). How should it go on?",
-        FailureKind.time_limit: "The run has used up its time ({explanation}). How should it go on?",
-        FailureKind.token_limit: (
-            "The run has used up its tokens ({explanation}). No reply can extend it: end it here, and begin anew with "
-            "a larger max_tokens."
-        ),
-        FailureKind.cost_limit: (
-            "The run has used up its budget ({explanation}). No reply can extend it: end it here, and begin anew with "
-            "a larger max_cost_usd."
-        ),
-        FailureKind.loop_detected: "The agent repeats itself: {explanation}. What should it do instead?",
-        FailureKind.ambiguous_input: "The request is not clear enough: {explanation}. What is meant?",
     }
 )
 
@@ -115,8 +63,7 @@ NOT_RUN_TEXTS = MappingProxyType(
 
 def feedback_text(failure: Failure) -> str:
     """What the next request says about a reply that no tool result answers."""
-    text = _FEEDBACK.get(failure.kind, "The last step failed: {explanation}. Try a different approach.")
-    return text.format(explanation=failure.explanation)
+    return failure.kind.spec.feedback.format(explanation=failure.explanation)
 
 
 def truncation_feedback(remedy: str) -> str:
@@ -130,16 +77,12 @@ def truncation_feedback(remedy: str) -> str:
 
 def narrow_scope_instruction(failure: Failure) -> str:
     """What the next request says after ``narrow_scope``, worded for the failure's kind."""
-    text = _INSTRUCTIONS.get(
-        failure.kind, "The last step failed ({explanation}). Pick the smallest next step that avoids this."
-    )
-    return text.format(explanation=failure.explanation)
+    return failure.kind.spec.instruction.format(explanation=failure.explanation)
 
 
 def recovery_question(failure: Failure) -> str:
     """What a person is asked about a failure."""
-    text = _QUESTIONS.get(failure.kind, "The run cannot go on by itself: {explanation}. What should it do?")
-    return text.format(explanation=failure.explanation)
+    return failure.kind.spec.question.format(explanation=failure.explanation)
 
 
 def unknown_tool_text(name: str, known: Iterable[str]) -> str:

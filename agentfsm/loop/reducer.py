@@ -6,7 +6,7 @@ writes to a ``RunState``, so a run is exactly what its outcomes and decisions ma
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -147,7 +147,7 @@ def _on_leave_post_tool(run: RunState, target: str) -> None:
     if target == DISPATCH_TOOL:
         return
     if run.failure_attempts and any(c.result is not None and c.result.status == "done" for c in run.batch):
-        _reset_attempts(run, tuple(k for k in TOOL_KINDS if k not in run.call_failures))
+        _reset_attempts(run, (k for k in TOOL_KINDS if k not in run.call_failures))
     if target == RECOVER and run.denials >= run.guardrails.max_denials:
         run.denials = 0
     if target == RECOVER and run.failure is not None and run.failure.kind is FailureKind.repeated_error:
@@ -176,7 +176,7 @@ _ON_LEAVE: dict[str, Callable[[RunState, str], None]] = {
 }
 
 
-def _reset_attempts(run: RunState, kinds: tuple[FailureKind, ...]) -> None:
+def _reset_attempts(run: RunState, kinds: Iterable[FailureKind]) -> None:
     if run.failure_attempts and run.behavior.attempts_scope == "streak":
         for kind in kinds:
             run.failure_attempts.pop(kind, None)

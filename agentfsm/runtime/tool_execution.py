@@ -15,14 +15,13 @@ from pydantic_core import PydanticSerializationError, to_json, to_jsonable_pytho
 
 from agentfsm.errors import JournalError, StoreError, ToolError
 from agentfsm.loop import prompts
-from agentfsm.loop.failures import Failure, FailureKind, describe_exception
+from agentfsm.loop.failures import TOOL_REPORTABLE_KINDS, Failure, FailureKind, describe_exception
 from agentfsm.loop.messages import Image, ToolCall, ToolResult
 from agentfsm.loop.state import SuspendedSubRun
 from agentfsm.runtime.context import Timeout
 from agentfsm.runtime.tools import Delegation, Tool, ToolContext, problems
 
 __all__ = [
-    "TOOL_REPORTABLE_KINDS",
     "being_cancelled",
     "failed_result",
     "run_call",
@@ -60,20 +59,6 @@ def _as_text(value: object) -> str:
         return to_json(value).decode()
     except (PydanticSerializationError, UnicodeEncodeError, ValueError):
         return str(value)
-
-
-TOOL_REPORTABLE_KINDS = frozenset(
-    {
-        FailureKind.tool_error,
-        FailureKind.environment_error,
-        FailureKind.ambiguous_input,
-        FailureKind.scope_too_large,
-        FailureKind.capability_gap,
-        FailureKind.kernel_invalidated,
-        FailureKind.policy_violation,
-    }
-)
-"""The kinds that a tool may report of itself."""
 
 
 def failed_result(

@@ -21,6 +21,7 @@ except ImportError as error:  # pragma: no cover  # the extra is there where thi
 
 from agentfsm.agent import Agent
 from agentfsm.errors import ContextOverflowError, ProviderError, ToolError, TransientProviderError
+from agentfsm.loop.failures import TOOL_REPORTABLE_KINDS
 from agentfsm.loop.messages import FinishReason, Message, Reply, ToolCall
 from agentfsm.loop.state import RunState
 from agentfsm.machine.graph import State
@@ -115,8 +116,7 @@ def model_turns(agent: Agent) -> st.SearchStrategy[ModelTurn]:
 
 def tool_results() -> st.SearchStrategy[Any]:
     """What a tool may bring: a value, or a failure of any kind."""
-    kinds = ("tool_error", "ambiguous_input", "scope_too_large", "capability_gap", "kernel_invalidated")
-    errors = [ToolError(kind, kind=kind) for kind in (*kinds, "policy_violation")]
+    errors = [ToolError(kind, kind=kind) for kind in TOOL_REPORTABLE_KINDS]
     return st.one_of(
         st.text(max_size=12),
         st.sampled_from([RuntimeError("broke"), OSError("full"), TimeoutError("slow"), *errors]),

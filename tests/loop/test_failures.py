@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from agentfsm.loop.failures import DEFAULT_ACTIONS, LIMIT_KINDS, Action, Failure, FailureKind
+from agentfsm.errors import ModelError, ToolError
+from agentfsm.loop.failures import LIMIT_KINDS, PROVIDER_KINDS, TOOL_REPORTABLE_KINDS, Action, Failure, FailureKind
 
 BY_HAND = {
     "transient_provider": "retry",
@@ -40,7 +43,7 @@ BY_HAND = {
 
 
 def test_the_kinds_and_their_default_actions_are_those_of_the_rules():
-    assert {k.value: a.value for k, a in DEFAULT_ACTIONS.items()} == BY_HAND
+    assert {k.value: k.spec.action.value for k in FailureKind} == BY_HAND
     assert [k.value for k in FailureKind] == list(dict.fromkeys(k.value for k in FailureKind))
     assert {k.value for k in FailureKind} == set(BY_HAND)
     assert [a.value for a in Action] == ["retry", "narrow_scope", "ask_user", "handoff", "stop"]
@@ -51,8 +54,28 @@ def test_the_limits_are_the_four_budgets():
 
 
 def test_the_defaults_cannot_be_changed():
-    with pytest.raises(TypeError):
-        DEFAULT_ACTIONS[FailureKind.aborted] = Action.retry  # type: ignore[index]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        FailureKind.aborted.spec.action = Action.retry  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        FailureKind.aborted.spec = FailureKind.tool_error.spec  # type: ignore[misc]
+
+
+def test_the_docstring_of_tool_error_lists_the_kinds_that_a_tool_may_report():
+    listed = (
+        (ToolError.__doc__ or "")
+        .partition("``FailureKind`` that a tool may report:")[2]
+        .partition("\n        blockers")[0]
+    )
+    assert sorted(re.findall(r"``(\w+)``", listed)) == sorted(TOOL_REPORTABLE_KINDS)
+
+
+def test_every_model_error_reports_a_kind_of_the_provider():
+    def kinds(error: type[ModelError]) -> set[str]:
+        return {error.kind}.union(
+            *(kinds(each) for each in error.__subclasses__() if each.__module__ == "agentfsm.errors")
+        )
+
+    assert kinds(ModelError) == set(PROVIDER_KINDS)
 
 
 @pytest.mark.parametrize("kind", FailureKind)

@@ -12,10 +12,10 @@ import pytest
 from pydantic import AfterValidator
 
 from agentfsm.errors import ToolError
-from agentfsm.loop.failures import Failure, FailureKind
+from agentfsm.loop.failures import TOOL_REPORTABLE_KINDS, Failure, FailureKind
 from agentfsm.loop.messages import ToolCall, ToolResult
 from agentfsm.runtime.context import Timeout
-from agentfsm.runtime.tool_execution import TOOL_REPORTABLE_KINDS, run_call, run_in_thread, validate_call
+from agentfsm.runtime.tool_execution import run_call, run_in_thread, validate_call
 from agentfsm.runtime.tools import Tool, ToolContext, as_tool, tool
 from tests.helpers.scenarios import run_async
 
