@@ -1,8 +1,13 @@
-# Everything runs in .venv, which is made when something needs it. PYTHON=python3.13 picks another Python.
+# Everything runs in .venv, which is created when first needed. Variables:
+#   PYTHON=python3.13            the Python that .venv is created with
+#   ARGS="-k approval"           arguments for pytest: make tests ARGS="tests/runtime/test_tools.py -n0"
+#   CONSTRAINTS=.ci/lowest.txt   versions that pip must install
 
 PYTHON ?= python3
 # For two cores: some tests wait for terminals, servers and other processes.
 JOBS ?= 3
+ARGS ?=
+CONSTRAINTS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
@@ -17,8 +22,8 @@ demo: .venv/.cli  ## See a whole run, with no key and no network
 
 test: lint tests  ## Check the code, and run all tests
 
-tests: .venv/.dev  ## Run all tests
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+tests: .venv/.dev  ## Run the tests; some of them with ARGS="-k approval"
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 coverage: .venv/.dev  ## Run all tests and say which lines they pass, which takes longer
 	$(BIN)/coverage erase
@@ -50,8 +55,8 @@ diagrams: .venv/.cli  ## Draw diagrams/ and the README's table anew
 	$(BIN)/agentfsm diagram --output diagrams/
 	$(BIN)/python -m tests.helpers.generated_docs
 
-build: .venv/.dev  ## Build the wheel into dist/
-	$(PIP) wheel --quiet --no-deps --wheel-dir dist .
+build: .venv/.dev  ## Build the wheel and the sdist into dist/
+	$(BIN)/python -m hatchling build
 
 clean:  ## Remove all that was made
 	rm -rf .venv build dist demo-out node_modules .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
@@ -62,9 +67,9 @@ clean:  ## Remove all that was made
 	$(PYTHON) -m venv .venv
 
 .venv/.cli: .venv/bin/python pyproject.toml
-	$(PIP) install --quiet --editable '.[cli]'
+	$(PIP) install --quiet $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[cli]'
 	@touch $@
 
 .venv/.dev: .venv/bin/python pyproject.toml
-	$(PIP) install --quiet --editable '.[dev]'
+	$(PIP) install --quiet $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[dev]'
 	@touch .venv/.cli $@

@@ -1,0 +1,118 @@
+"""The size and naming rules of the package, read from its source."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.import_graph import PACKAGE
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+MAX_MODULES = 140
+MAX_FUNCTION_LINES = 70
+MAX_METHODS = 20
+MAX_PARAMETERS = 9
+MANY_PARAMETERS = {"agent/agent.py:Agent.__init__"}
+
+FORMER_MODULES = words(
+    """
+    follow fold batch answers rules withheld wording encoding codec asking calls dispatch gates telling described
+    control ending errand logs watchdog replies assembly going_on left_behind lending scribe keeper course chain
+    fields loose moment names forks audit restore sqlite_file sqlite_rows folding framing exchange clients faults
+    inflate pictures written wrapping anthropic_turns chat_messages wire facts known loop_counters laps longest
+    loops product search doors heights ways wiring routing uml quoting batches plan slots compose contest covers
+    forced lines pathfinder playing stage scripts witness witnesses mcp_link mcp_connect otel_content otel_span
+    keeping fitting telling pinned standin unfinished watch screen picture loading
+    """
+)
+
+FORMER_CLASSES = words(
+    """
+    Held Waiting PersonReply Rules Checked Replied CallFailed Read Ran Parked Judged Recovered Answered Noted
+    Errand Parts Keeper StoreKeeper Beginning TakenUp Resumable Entry Scribe Hider Missing Secrets Past Chain
+    Course BadError CannotError Asked Names Holder Lender UsedRecords UsedInProcess UsedInFolder Is Watchdog
+    Letters Assembly Folding Caller InFront Exchange Clients Units Items Written Turns Pulse Piece Facts Known
+    Laps Lap Searcher Dead Product Doors Heights Net Pin Way Contest Clash Walk Stage Show Playing Played Moment
+    Said Witness Examples Cell Slot Plan Story Person StandIn Watcher AgentError Share
+    """
+)
+
+FORMER_FUNCTIONS = words(
+    """
+    close_batch take_result unanswered follow apply choose learn so_far excuse to_the_end whatever_comes intend
+    tried moved refuse_what_moves_nothing beginning ask_gates ask_hooks told unfit each_of_its_kind told_first
+    said_before every_tool keep_in_store fitting made_of store_of taken_up left_behind go_on loose wipe
+    as_it_stands still_open taken kept reveal stand_in is_withheld works_for_another elsewhere found admitted
+    pieces mended hopeless seen shown_by at_home blank ended tell settle exactly contests hold parts_of bench
+    short workshop see_through watch_through say_how_to_go_on recover
+    """
+)
+"""What NAMES of the first version became standard terms; none of these may come back."""
+
+ROW_FUNCTIONS = {"loop/guards.py", "loop/detectors.py"}
+"""Functions there are named after the rows of the table."""
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, Function):
+            yield f"{prefix}{node.name}", node
+            yield from functions(node, f"{prefix}{node.name}.")
+        elif isinstance(node, ast.ClassDef):
+            yield from functions(node, f"{prefix}{node.name}.")
+        else:
+            yield from functions(node, prefix)
+
+
+def test_there_are_few_modules_and_each_name_is_used_once():
+    assert 100 < len(FILES) <= MAX_MODULES
+    counts = Counter(path.name for path in FILES if path.stem not in ("__init__", "__main__"))
+    assert [name for name, count in counts.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_functions_and_classes_stay_small(path: Path):
+    long, wide = [], []
+    for name, function in functions(TREES[path]):
+        if (function.end_lineno or 0) - function.lineno + 1 > MAX_FUNCTION_LINES:
+            long.append(name)
+        arguments = function.args
+        given = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+        if len([a for a in given if a not in ("self", "cls")]) > MAX_PARAMETERS:
+            wide.append(f"{name_of(path)}:{name}")
+    crowded = [
+        node.name
+        for node in ast.walk(TREES[path])
+        if isinstance(node, ast.ClassDef) and sum(isinstance(n, Function) for n in node.body) > MAX_METHODS
+    ]
+    assert (long, crowded, set(wide) - MANY_PARAMETERS) == ([], [], set())
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_no_former_name_is_left(path: Path):
+    assert path.stem not in FORMER_MODULES
+    classes = {node.name for node in ast.walk(TREES[path]) if isinstance(node, ast.ClassDef)}
+    assert classes & FORMER_CLASSES == set()
+    if name_of(path) not in ROW_FUNCTIONS:
+        public = {name.rsplit(".", 1)[-1] for name, _ in functions(TREES[path])}
+        assert public & FORMER_FUNCTIONS == set()
+
+
+def test_every_module_says_what_it_is_for():
+    assert [name_of(p) for p, tree in TREES.items() if not ast.get_docstring(tree)] == []
