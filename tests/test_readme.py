@@ -17,7 +17,7 @@ import pytest
 
 from agentfsm import LOOP, SqliteStore
 from agentfsm.cli.app import app
-from agentfsm.journal.replay import read_records
+from agentfsm.journal.records import read_records
 from tests.helpers.fake_model_server import fake_model_server, text_output
 from tests.helpers.generated_docs import README, readme_table, split_readme
 

@@ -19,8 +19,7 @@ from agentfsm.diagrams import COMMITTED_FORMATS, FORMATS, IMAGE_FORMATS, Coverag
 from agentfsm.diagrams import diagram as drawn
 from agentfsm.diagrams.style import Theme
 from agentfsm.errors import ConfigurationError
-from agentfsm.journal.records import Record
-from agentfsm.journal.replay import read_records
+from agentfsm.journal.records import Record, read_records
 from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.table import LOOP
 from agentfsm.machine.graph import Graph

@@ -17,8 +17,8 @@ from click.shell_completion import CompletionItem
 from agentfsm.cli.console import shorten, single_line
 from agentfsm.errors import AgentfsmError, JournalError, StoreError
 from agentfsm.journal.load import StoredRequest, pending_request
-from agentfsm.journal.records import Record, SealedRecord, export_lines
-from agentfsm.journal.replay import read_record, rehydrate
+from agentfsm.journal.records import Record, SealedRecord, export_lines, read_record
+from agentfsm.journal.replay import rehydrate
 from agentfsm.journal.sqlite.sqlite_store import SqliteStore
 from agentfsm.journal.store import Head
 from agentfsm.loop.messages import Usage

@@ -1,4 +1,8 @@
-"""The hash chain of a journal: checks that the records of a run are whole, in order and unchanged."""
+"""The hash chain of a journal: where hashes are computed, and the check that no record was changed, moved or removed.
+
+A record's hash is ``SHA-256(0x00 || previous hash || body)``; for the first record, the previous hash is 32 zero
+bytes. A hidden value is committed to by ``SHA-256(salt || JSON text)``.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +12,42 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentfsm.journal.records import GENESIS_HASH, SealedRecord
+from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.store import Head
 
-__all__ = ["HashChainVerifier", "InvalidRecordError"]
+__all__ = ["GENESIS_HASH", "HashChainVerifier", "InvalidRecordError", "commitment", "record_hash"]
 
 Data = dict[str, Any]
+
+GENESIS_HASH = "0" * 64
+"""The previous hash of a run's first record."""
 
 _COMMITMENT = re.compile(r'\{"#":\[(\d+),"([0-9a-f]{64})"\]\}')
 _SALTED = re.compile(r'\["((?:[0-9a-f]{2})*)",')
 _value_at = json.JSONDecoder().raw_decode
 
 
+def record_hash(previous: str, body: str) -> str:
+    """The hash of a record, 64 hex digits.
+
+    Args:
+        previous: The hash of the record before it; ``GENESIS_HASH`` for the first.
+        body: The record's canonical JSON.
+    """
+    return hashlib.sha256(b"\0" + bytes.fromhex(previous) + body.encode()).hexdigest()
+
+
+def commitment(salt: bytes, text: str) -> str:
+    """The digest that a body holds in place of a hidden value, 64 hex digits."""
+    return hashlib.sha256(salt + text.encode()).hexdigest()
+
+
 class InvalidRecordError(Exception):
-    """A record is not what it should be.
+    """A record was tampered with, or describes something that is not allowed.
 
     Args:
         reason: What is wrong with it.
-        seq: Its number, where it is another record than the one that was looked at last.
+        seq: Its sequence number, if it is not the record that was verified last.
     """
 
     def __init__(self, reason: str, seq: int | None = None) -> None:
@@ -34,114 +56,118 @@ class InvalidRecordError(Exception):
 
 
 class HashChainVerifier:
-    """The records of one run, as far as they were looked at.
+    """Verifies the hashes and commitments of one run, record by record.
 
     Attributes:
-        hash: The last record's, in hex.
+        hash: The hash of the last verified record, 64 hex digits.
     """
 
     def __init__(self) -> None:
         self.hash = GENESIS_HASH
-        self._missing: dict[tuple[int, int], None] = {}  # hidden values that are gone
+        self._missing: dict[tuple[int, int], None] = {}  # hidden values that are gone: record and place
         self._redacted: set[tuple[int, int]] = set()
 
     def verify_record(self, record: SealedRecord, seq: int) -> Data:
-        """The record of a row, as it was hashed.
+        """The decoded body of the next record, with its commitments.
+
+        Args:
+            record: The record.
+            seq: The sequence number that it must have.
 
         Raises:
-            BadError: It is not the one that was written there.
+            InvalidRecordError: It is not the record that was written there.
         """
         if record.seq != seq:
-            raise InvalidRecordError(
-                f"it has number {record.seq} where {seq} was to come: a record is missing, or out of order"
-            )
-        own = hashlib.sha256(b"\0" + bytes.fromhex(self.hash) + record.body.encode()).hexdigest()
-        if own != record.hash:
-            raise InvalidRecordError("its hash does not fit: it was changed, or what stands before it was")
-        self.hash = own
+            raise InvalidRecordError(f"it has number {record.seq}, expected {seq}: a record is missing or out of order")
+        expected = record_hash(self.hash, record.body)
+        if expected != record.hash:
+            raise InvalidRecordError("its hash does not match: it was changed, or a record before it was")
+        self.hash = expected
         body: Data = json.loads(record.body)
         if body["seq"] != seq:
-            raise InvalidRecordError(f"it says that it is number {body['seq']}")
+            raise InvalidRecordError(f"its body has number {body['seq']}")
         self._verify_hidden(record, seq)
         return body
 
     def _verify_hidden(self, record: SealedRecord, seq: int) -> None:
-        refs = _COMMITMENT.findall(record.body)
-        if not refs:
+        commitments = _COMMITMENT.findall(record.body)
+        if not commitments:
             if record.hidden:
-                raise InvalidRecordError("values stand beside it that it does not know")
+                raise InvalidRecordError("hidden values are stored beside it, and it has no commitments")
             return
         if not record.hidden:
-            raise InvalidRecordError("what it keeps hidden is gone, and nothing says that it was redacted")
-        kept = _parse_hidden(record.hidden)
-        if len(kept) != len(refs):
-            raise InvalidRecordError(f"it keeps {len(refs)} values hidden, and {len(kept)} stand beside it")
-        for place, promised in refs:
-            found = kept[int(place)]
-            if found is None:
+            raise InvalidRecordError("its hidden values are gone, and no record says that they were redacted")
+        entries = _parse_hidden(record.hidden)
+        if len(entries) != len(commitments):
+            raise InvalidRecordError(
+                f"it has {len(commitments)} commitments, and {len(entries)} hidden values are stored beside it"
+            )
+        for place, digest in commitments:
+            entry = entries[int(place)]
+            if entry is None:
                 self._missing[seq, int(place)] = None
                 continue
-            salt, text = found
-            if hashlib.sha256(salt + text.encode()).hexdigest() != promised:
-                raise InvalidRecordError(f"its hidden value {place} is not the one that was put aside")
+            if commitment(*entry) != digest:
+                raise InvalidRecordError(f"its hidden value {place} does not match its commitment")
 
     def note_redaction(self, body: Data) -> None:
-        """A record says that values of another one are gone."""
+        """Take note of a ``redaction`` record, which says that values of another record are gone."""
         self._redacted.update((body["of"], place) for place in body["places"])
 
     def finish(self, head: Head | None, checkpoint_hashes: Mapping[int, str], records: Sequence[SealedRecord]) -> None:
-        """Look at the whole, once every record was looked at.
+        """Check the end of the journal, once every record is verified.
 
         Args:
-            head: What the store notes of the last record, where there is a store.
-            checkpoint_hashes: Hashes of records by number, from checkpoints.
-            records: All rows.
+            head: The head of the run in its store, if there is a store.
+            checkpoint_hashes: Hashes of records by sequence number, from checkpoints.
+            records: All records.
 
         Raises:
-            BadError: Records were cut off, added or written anew, or values are gone that nobody redacted.
+            InvalidRecordError: Records were truncated, added or rewritten, or a hidden value is missing and was
+                not redacted.
         """
         for seq, expected in checkpoint_hashes.items():
             if seq > len(records):
                 raise InvalidRecordError(
-                    f"a checkpoint knows {seq} records, and {len(records)} are there: the end was cut off"
+                    f"a checkpoint has {seq} records, and only {len(records)} are there: the end was truncated"
                 )
             if records[seq - 1].hash != expected:
-                raise InvalidRecordError(f"a checkpoint knows another record {seq}: the journal was written anew", seq)
+                raise InvalidRecordError(f"a checkpoint has another record {seq}: the journal was rewritten", seq)
         if head is not None and (head.seq, head.hash) != (len(records), self.hash):
             raise InvalidRecordError(
-                f"the store notes {head.seq} records with another end: records were cut off or added"
+                f"the store's head is record {head.seq} with another hash: records were truncated or added"
             )
         for seq, place in self._missing:
             if (seq, place) not in self._redacted:
-                raise InvalidRecordError(f"hidden value {place} is gone, and nothing says that it was redacted", seq)
+                raise InvalidRecordError(f"hidden value {place} is gone, and no record says that it was redacted", seq)
 
     def unfinished_redactions(self) -> list[tuple[int, int]]:
-        """Record and place of each value that is to be redacted, and is still there."""
+        """Record and place of each value that a record says was redacted, and that is still there."""
         return sorted(self._redacted - self._missing.keys())
 
 
 def _parse_hidden(text: str) -> list[tuple[bytes, str] | None]:
-    """The salts and the texts that stand beside a record, the texts exactly as they were hashed."""
-    found: list[tuple[bytes, str] | None] = []
+    """The salt and the JSON text of each hidden value, the text exactly as it was hashed; None for a redacted one."""
+    values: list[tuple[bytes, str] | None] = []
     entries: list[str] = []
     place = 1
     while text[place : place + 1] not in ("]", ""):
         place += text[place] == ","
         begin = place
         if text.startswith("null", place):
-            found.append(None)
+            values.append(None)
             place += 4
         else:
             salted = _SALTED.match(text, place)
             if salted is None:
-                raise InvalidRecordError("what stands beside it cannot be read")
+                raise InvalidRecordError("its hidden values cannot be read")
             try:
                 _, end = _value_at(text, salted.end())
             except ValueError:
-                raise InvalidRecordError("what stands beside it cannot be read") from None
-            found.append((bytes.fromhex(salted.group(1)), text[salted.end() : end]))
+                raise InvalidRecordError("its hidden values cannot be read") from None
+            values.append((bytes.fromhex(salted.group(1)), text[salted.end() : end]))
             place = end + 1
         entries.append(text[begin:place])
     if text != f"[{','.join(entries)}]" or not all(each.endswith(("]", "null")) for each in entries):
-        raise InvalidRecordError("more stands beside it than the values that it knows")
-    return found
+        raise InvalidRecordError("its hidden values are not a JSON array as it was written")
+    return values

@@ -17,18 +17,15 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, cast
 
 from agentfsm.errors import JournalError, StaleLease, StoreError
-from agentfsm.journal.outcome_codec import OutcomeWriter, to_json
-from agentfsm.journal.records import (
-    FORMAT_VERSION,
-    GENESIS_HASH,
+from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
+from agentfsm.journal.outcome_codec import (
     CommitmentWriter,
-    Record,
-    SealedRecord,
+    OutcomeWriter,
     SecretScrubber,
     environment_secrets,
-    record_hash,
+    to_json,
 )
-from agentfsm.journal.replay import read_records
+from agentfsm.journal.records import FORMAT_VERSION, Record, SealedRecord, read_records
 from agentfsm.journal.store import Lease, Status, Store
 from agentfsm.loop.canonical_json import encode
 from agentfsm.loop.failures import Failure

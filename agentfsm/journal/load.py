@@ -9,7 +9,7 @@ from typing import Any
 
 from agentfsm.errors import JournalError, RunError, UnknownRunError
 from agentfsm.journal.migration import Migration, migrate
-from agentfsm.journal.records import Redacted, SealedRecord, open_record
+from agentfsm.journal.records import Redacted, SealedRecord, is_kind, open_record
 from agentfsm.journal.replay import rehydrate
 from agentfsm.journal.store import Head, Store, consistent_read
 from agentfsm.journal.verification import TAMPERED, UNVERIFIABLE, verify
@@ -82,7 +82,7 @@ def pending_request(store: Store, head: Head) -> StoredRequest | None:
 
 def _last_suspension(records: Sequence[SealedRecord]) -> SealedRecord | None:
     """The last row that asks; most often it is the last of all."""
-    return next((row for row in reversed(records) if '"kind":"run.suspended"' in row.body), None)
+    return next((row for row in reversed(records) if is_kind(row, "run.suspended")), None)
 
 
 def is_subagent_run(store: Store, run_id: str) -> bool:

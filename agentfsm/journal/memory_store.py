@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from weakref import ReferenceType, ref
 
 from agentfsm.errors import RunExistsError, StaleLease, UnknownRunError
-from agentfsm.journal.records import GENESIS_HASH, SealedRecord
+from agentfsm.journal.hash_chain import GENESIS_HASH
+from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.store import Head, Lease, Status
 
 __all__ = ["MemoryStore"]

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentfsm.errors import ConfigurationError, GraphError, JournalGraphError
-from agentfsm.journal.records import SealedRecord
-from agentfsm.journal.replay import RehydratedRun, RenameMap, Replay, replay
+from agentfsm.journal.records import RenameMap, SealedRecord
+from agentfsm.journal.replay import RehydratedRun, Replay, replay
 from agentfsm.loop.presets import PRESETS
 from agentfsm.machine.graph import Graph
 

@@ -1,38 +1,160 @@
-"""Outcomes and other loop values as canonical JSON, and back.
+"""Outcomes and other loop values as canonical JSON, and back: commitments, secret scrubbing, field encoding.
 
-Fields equal to their default are omitted. Texts and user-supplied JSON are hidden; names, ids, kinds and counts are
-in the record itself. A reply's calls or text are not repeated by the outcome that parses them, and a tool result is
+Fields equal to their default are omitted. Texts and user-supplied JSON are hidden: the body holds a commitment, and
+the value is stored beside it. Names, ids, kinds and counts are in the body itself. Secrets are replaced before
+anything is hashed. A reply's calls or text are not repeated by the outcome that parses them, and a tool result is
 stored once, in its own record, which the outcome references.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import to_jsonable_python
 
 from agentfsm.errors import JournalError
-from agentfsm.journal.records import CommitmentWriter
+from agentfsm.journal.hash_chain import commitment
 from agentfsm.loop import outcomes as o
-from agentfsm.loop.canonical_json import MAX_INT, encode
+from agentfsm.loop.canonical_json import MAX_INT, decode, encode
 from agentfsm.loop.failures import Failure
-from agentfsm.loop.messages import Message, Reply, ToolResult
+from agentfsm.loop.messages import Message, Reply, ToolResult, secret_placeholder
 from agentfsm.loop.state import HumanReply, PendingRequest
 
 __all__ = [
     "HIDDEN_FIELDS",
+    "CommitmentWriter",
     "OutcomeReader",
     "OutcomeWriter",
+    "SecretScrubber",
+    "environment_secrets",
     "fields_to_json",
     "load_failure",
     "load_result",
     "to_json",
 ]
+
+
+_SECRET_NAME = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)\Z")
+
+MIN_SECRET_LENGTH = 8
+"""Characters that a value needs to be searched for in texts: a shorter one may occur there by chance."""
+
+
+def environment_secrets() -> list[str]:
+    """The values of environment variables that are named like keys, tokens or passwords."""
+    values = [os.environ.get(name, "") for name in os.environ if _SECRET_NAME.search(name.upper())]
+    return [value for value in values if len(value) >= MIN_SECRET_LENGTH]
+
+
+class SecretScrubber:
+    """Replaces secrets by placeholders in everything that one run writes.
+
+    Args:
+        values: Values to replace wherever they occur.
+        arguments: Names of secret arguments, by tool.
+
+    Attributes:
+        salt: The run's salt, in hex: with it and a secret one can check that a placeholder is for that secret.
+    """
+
+    def __init__(self, values: Iterable[str] = (), arguments: Mapping[str, frozenset[str]] | None = None) -> None:
+        self.salt = os.urandom(16).hex()
+        self._arguments = arguments or {}
+        self._placeholders: dict[str, str] = {}
+        for value in values:
+            self._add(value)
+
+    def placeholder_for(self, value: Any) -> str:
+        """The text that is written instead of a secret."""
+        text = value if isinstance(value, str) else encode(value)
+        digest = hashlib.sha256(f"{self.salt}{text}".encode("utf-8", "surrogatepass")).hexdigest()
+        return secret_placeholder(digest)
+
+    def _add(self, value: Any) -> None:
+        if isinstance(value, str) and len(value) >= MIN_SECRET_LENGTH:
+            self._placeholders[encode(value)[1:-1]] = self.placeholder_for(value)
+
+    def scrub(self, text: str) -> str:
+        """A JSON text with every known secret replaced."""
+        for secret, placeholder in self._placeholders.items():
+            if secret in text:
+                text = encode(decode(text.replace(secret, placeholder)))
+        return text
+
+    def scrub_arguments(self, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call with the secret ones replaced; from now on they are replaced in texts too."""
+        secret = self._arguments.get(tool)
+        if not secret:
+            return dict(arguments)
+        for name in secret & arguments.keys():
+            self._add(arguments[name])
+        return {name: self.placeholder_for(value) if name in secret else value for name, value in arguments.items()}
+
+
+class CommitmentWriter:
+    """Collects the hidden values of one record and returns the commitments that go into its body.
+
+    Args:
+        secrets: Replaces what must never be written.
+    """
+
+    def __init__(self, secrets: SecretScrubber | None = None) -> None:
+        self._secrets = secrets
+        self._hidden: list[str] = []
+        self._salts = b""
+
+    def _next_salt(self) -> bytes:
+        """16 random bytes, drawn 32 salts at a time because a system call is slow."""
+        if not self._salts:
+            self._salts = os.urandom(16 * 32)
+        salt, self._salts = self._salts[:16], self._salts[16:]
+        return salt
+
+    def commitment_json(self, value: Any) -> str:
+        """The JSON that the body holds for a hidden value; an empty value is written as it is."""
+        if value is None or value == "" or value == [] or value == {}:
+            return encode(value)
+        try:
+            text = encode(value)
+        except TypeError:  # a value of the user's that JSON cannot represent: the closest JSON
+            text = encode(to_jsonable_python(value, fallback=str, inf_nan_mode="constants"))
+        if self._secrets is not None:
+            text = self._secrets.scrub(text)
+        salt = self._next_salt()
+        self._hidden.append(f'["{salt.hex()}",{text}]')
+        return f'{{"#":[{len(self._hidden) - 1},"{commitment(salt, text)}"]}}'
+
+    def commitment_value(self, value: Any) -> Any:
+        """``commitment_json``, decoded, for a body that is encoded later."""
+        return json.loads(self.commitment_json(value))
+
+    def arguments_json(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        """The JSON that the body holds for a call's arguments; secret arguments are not stored at all."""
+        return self.commitment_json(
+            dict(arguments) if self._secrets is None else self._secrets.scrub_arguments(tool, arguments)
+        )
+
+    def dump(self) -> str:
+        """The hidden values so far, as ``SealedRecord.hidden``."""
+        return f"[{','.join(self._hidden)}]" if self._hidden else ""
+
+    def drain(self) -> str:
+        """``dump``, at the end of a record: the next record starts with no hidden values."""
+        if not self._hidden:
+            return ""
+        hidden = self.dump()
+        self._hidden.clear()
+        return hidden
 
 
 HIDDEN_FIELDS = frozenset(
@@ -60,28 +182,28 @@ HIDDEN_FIELDS = frozenset(
         "value",
     }
 )
-"""The fields that hold what somebody said, or JSON of the user's; mappings are hidden wherever they stand."""
+"""The fields that hold texts or user-supplied JSON; they are hidden. Mappings are hidden in every field."""
 
 _NO_DEFAULT = object()
-_EMPTY_JSON: Mapping[str, tuple[Any, ...]] = {"{}": ({},), "[]": ((), [])}  # and the defaults that it stands for
+_EMPTY_JSON: Mapping[str, tuple[Any, ...]] = {"{}": ({},), "[]": ((), [])}  # by text, the defaults equal to it
 _NO_OVERRIDES: Mapping[str, str] = {}
 
 
 class _Field(NamedTuple):
     name: str
-    key: str  # its name as it stands in an object
+    key: str  # its name as the key of a JSON object, with the colon
     default: Any
     is_hidden: bool
 
 
 class _ClassShape(NamedTuple):
-    """What there is to write of a class.
+    """The fields of a class, prepared for writing.
 
     Attributes:
-        fields: Its fields, in the order in which canonical JSON has them.
-        get_values: Gives the fields of a value, all at once.
-        single: Whether there is one field, which ``get_values`` gives as it is.
-        is_failure: Whether it is a failure; to ask a class of pydantic's what is an instance of it takes long.
+        fields: Its fields, in the order of canonical JSON.
+        get_values: Returns the values of all fields of an object.
+        single: Whether there is only one field; ``get_values`` then returns its value, not a tuple.
+        is_failure: Whether it is a ``Failure``; cached because ``isinstance`` with a pydantic class is slow.
     """
 
     fields: tuple[_Field, ...]
@@ -92,7 +214,7 @@ class _ClassShape(NamedTuple):
 
 @cache
 def _class_shape(kind: type[object]) -> _ClassShape | None:
-    """The shape of a dataclass or of a model of pydantic; None for any other class."""
+    """The shape of a dataclass or a pydantic model; None for any other class."""
     if issubclass(kind, BaseModel):
         defaults = {n: f.get_default(call_default_factory=False) for n, f in kind.model_fields.items()}
     elif dataclasses.is_dataclass(kind):
@@ -116,7 +238,7 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
 
 
 def to_json(value: Any, commitments: CommitmentWriter) -> str:
-    """The JSON of a value of the loop's, with what is to be hidden put aside."""
+    """A loop value as canonical JSON, with commitments for what is hidden."""
     kind = value.__class__
     if kind is str:
         return encode(value)
@@ -142,51 +264,53 @@ def fields_to_json(
     overrides: Mapping[str, str] = _NO_OVERRIDES,
     shape: _ClassShape | None = None,
 ) -> str:
-    """The JSON of a value's fields that are not what they are by default.
+    """The fields of a value that differ from their defaults, as a JSON object.
 
     Args:
-        value: A dataclass or a model of pydantic.
-        commitments: Takes what is to be hidden.
-        overrides: What is written for some of the fields, where they are not what they are by default.
-        shape: The shape of its class, where that is known.
+        value: A dataclass or a pydantic model.
+        commitments: Collects the hidden values.
+        overrides: JSON to write for some of the fields, if they differ from their defaults.
+        shape: The shape of its class, if the caller has it.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: The value is neither.
     """
     shape = shape or _class_shape(value.__class__)
     if shape is None:
         raise TypeError(f"{type(value).__name__} has no fields to write")
-    said: list[str] = []
-    for (name, key, default, hidden), held in zip(
+    entries: list[str] = []
+    for (name, key, default, hidden), field_value in zip(
         shape.fields, (shape.get_values(value),) if shape.single else shape.get_values(value), strict=True
     ):
-        if held is default:
+        if field_value is default:
             continue
-        kind = held.__class__
+        kind = field_value.__class__
         if name in overrides:
             text = overrides[name]
-        elif kind in _SCALARS and held == default:
+        elif kind in _SCALARS and field_value == default:
             continue
         elif not hidden:
-            text = to_json(held, commitments)
+            text = to_json(field_value, commitments)
         elif name == "arguments":
-            text = commitments.arguments_json(str(getattr(value, "tool", "") or getattr(value, "name", "")), held)
-        elif kind not in _SCALARS and isinstance(held, (BaseModel, HumanReply)):
-            text = to_json(held, commitments)
+            text = commitments.arguments_json(
+                str(getattr(value, "tool", "") or getattr(value, "name", "")), field_value
+            )
+        elif kind not in _SCALARS and isinstance(field_value, (BaseModel, HumanReply)):
+            text = to_json(field_value, commitments)
         else:
-            text = commitments.commitment_json(held)
+            text = commitments.commitment_json(field_value)
         if text and (text not in _EMPTY_JSON or not _is_default_empty(text, default)):
-            said.append(key + text)
+            entries.append(key + text)
     if shape.is_failure and value.suggested_action is value.kind.spec.action:
-        said = [each for each in said if not each.startswith('"suggested_action":')]
-    return f"{{{','.join(said)}}}"
+        entries = [each for each in entries if not each.startswith('"suggested_action":')]
+    return f"{{{','.join(entries)}}}"
 
 
 _SCALARS = frozenset({type(None), bool, int, float, str})
 
 
 def _is_default_empty(text: str, default: Any) -> bool:
-    """Whether an empty value is what there is by default."""
+    """Whether an empty value is the default."""
     return default in _EMPTY_JSON[text] or (text == "{}" and dataclasses.is_dataclass(default))
 
 
@@ -212,30 +336,32 @@ _OUTCOME_NAMES = {kind: name for name, kind in _OUTCOME_TYPES.items()}
 
 
 class OutcomeWriter:
-    """Writes one run's outcomes; remembers what was written before, so nothing is written twice."""
+    """Writes one run's outcomes, and references what an earlier record already holds instead of repeating it."""
 
     def __init__(self) -> None:
         self._tool = ""
         self._reply: Reply | None = None
-        self._results: dict[int, tuple[str, ToolResult]] = {}  # by identity: the object is kept, so it stays its own
+        self._results: dict[
+            int, tuple[str, ToolResult]
+        ] = {}  # by id(); the object is kept alive, so its id stays unique
 
     def resume_from(self, tool: str, results: Mapping[str, ToolResult]) -> None:
-        """Know what was written before: the tool that a person is asked about, and results of effects."""
+        """Continue after earlier records: the tool of the pending request, and results that have a record."""
         self._tool = tool
         self._results = {id(result): (eid, result) for eid, result in results.items()}
 
     def write_request(self, request: PendingRequest, commitments: CommitmentWriter) -> str:
-        """What a run waits for, as JSON."""
+        """The request that a run waits for, as JSON."""
         self._tool = request.tool
         return fields_to_json(request, commitments)
 
     def write_result(self, eid: str, result: ToolResult, commitments: CommitmentWriter) -> str:
-        """The result of an effect, as JSON; an outcome that holds it will point to it."""
+        """The result of an effect, as JSON; the outcome that contains it will reference it by the effect's id."""
         self._results[id(result)] = (eid, result)
         return fields_to_json(result, commitments)
 
     def write_if_repeated(self, outcome: o.Outcome) -> str | None:
-        """The JSON of an outcome that says nothing, or only what was written before; None for any other."""
+        """The JSON of an outcome that is empty or repeats what is written already; None for any other."""
         if isinstance(outcome, o.Judged):
             return '{"judged":{}}'
         if isinstance(outcome, o.PreStepDone):
@@ -260,14 +386,14 @@ class OutcomeWriter:
         )
 
     def write(self, outcome: o.Outcome, commitments: CommitmentWriter) -> str:
-        """The JSON of an outcome: an object of one field, its kind."""
+        """An outcome as JSON: an object with one field, its kind."""
         if isinstance(outcome, o.ReplyParsed):
             text = self._write_parsed_reply(outcome, commitments)
         elif isinstance(outcome, o.HumanAnswered):
             text = f'{{"reply":{self._write_human_reply(outcome.reply, commitments)}}}'
         elif (results := getattr(outcome, "results", None)) is not None:
-            pointers = ",".join([self._result_reference(result, commitments) for result in results])
-            text = fields_to_json(outcome, commitments, {"results": f"[{pointers}]"})
+            references = ",".join([self._result_reference(result, commitments) for result in results])
+            text = fields_to_json(outcome, commitments, {"results": f"[{references}]"})
             self._results.clear()
         else:
             if isinstance(outcome, o.ModelCallSucceeded):
@@ -311,32 +437,41 @@ def _validate(shape: Any, data: Any) -> Any:
 
 
 def load_result(data: Data) -> ToolResult:
-    """The result of a tool call.
+    """The result of a tool call, from its data in a record.
 
     Raises:
-        JournalError: The data is none.
+        JournalError: The data is not valid.
     """
     return cast("ToolResult", _validate(ToolResult, data))
 
 
 def load_failure(data: Data) -> Failure:
-    """A failure.
+    """A failure, from its data in a record.
 
     Raises:
-        JournalError: The data is none.
+        JournalError: The data is not valid.
     """
     return cast("Failure", _validate(Failure, data))
 
 
 class OutcomeReader:
-    """Reads one run's outcomes back, in the order in which they were written."""
+    """Reads one run's outcomes, in the order in which they were written.
+
+    Attributes:
+        reply: The model's last reply, or None.
+        results: Results that no outcome has referenced yet, by effect id.
+    """
 
     def __init__(self) -> None:
         self.reply: Reply | None = None
         self.results: dict[str, ToolResult] = {}
 
     def read_result(self, eid: str, data: Data) -> ToolResult:
-        """The result of an effect, kept for the outcome that points to it."""
+        """The result of an effect; it is kept for the outcome that references it.
+
+        Raises:
+            JournalError: The data is not valid.
+        """
         result = load_result(data)
         self.results[eid] = result
         return result
@@ -345,10 +480,10 @@ class OutcomeReader:
         """The outcome that ``OutcomeWriter`` wrote.
 
         Raises:
-            JournalError: The data is none.
+            JournalError: The data is not valid, or references a reply or a result that is missing.
         """
         if len(encoded) != 1 or next(iter(encoded)) not in _OUTCOME_TYPES:
-            raise JournalError(f"{', '.join(encoded) or 'nothing'} is no kind of outcome")
+            raise JournalError(f"unknown kind of outcome: {', '.join(encoded) or 'none'}")
         ((kind, data),) = encoded.items()
         if "results" in data or kind == "ran":
             data = {**data, "results": [self._resolve_result(r) for r in data.get("results", ())]}
@@ -376,5 +511,5 @@ class OutcomeReader:
 
     def _last_message(self) -> Message:
         if self.reply is None:
-            raise JournalError("it points to a reply, and there was none")
+            raise JournalError("it references a reply, and there is no reply before it")
         return self.reply.message

@@ -8,8 +8,9 @@ import time
 from typing import Any, cast
 
 from agentfsm.errors import JournalError, StoreError, UnknownRunError
+from agentfsm.journal.hash_chain import record_hash
 from agentfsm.journal.journal_writer import owner_name
-from agentfsm.journal.records import SealedRecord, record_hash
+from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.store import Store
 from agentfsm.loop.canonical_json import encode
 

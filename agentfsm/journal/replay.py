@@ -2,20 +2,28 @@
 
 Rehydrating trusts the recorded transitions: no model, tool or guard is called. Replaying evaluates the guards again,
 so a run can be replayed under another graph, other guardrails or another policy, to see whether, and at which
-record, it would have diverged.
+record, it would have diverged. Both fold outcomes with the same code and differ only in how a transition is chosen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from agentfsm.errors import GraphError, JournalError, NoTransitionError
+from agentfsm.journal.hash_chain import GENESIS_HASH
 from agentfsm.journal.outcome_codec import OutcomeReader, load_failure
-from agentfsm.journal.records import FORMAT_VERSION, GENESIS_HASH, Record, SealedRecord, open_record, was_redacted
+from agentfsm.journal.records import (
+    FORMAT_VERSION,
+    RenameMap,
+    SealedRecord,
+    is_kind,
+    open_record,
+    was_redacted,
+)
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.messages import ToolResult
 from agentfsm.loop.outcomes import Cancelled, Outcome, RecoveryDecided
@@ -25,78 +33,27 @@ from agentfsm.loop.state import PendingRequest, RunState, load_state
 from agentfsm.machine.engine import Decision, Machine
 from agentfsm.machine.graph import Graph, Transition
 
-__all__ = [
-    "MIGRATION_BASES",
-    "RehydratedRun",
-    "RenameMap",
-    "Replay",
-    "read_record",
-    "read_records",
-    "rehydrate",
-    "replay",
-]
-
-
-MIGRATION_BASES = frozenset({"replayed", "vouched"})
-"""How a change of graph is judged: the run's path was replayed on the new one, or somebody vouches for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class RenameMap:
-    """New names by old ones; what is not among them keeps its name.
-
-    Attributes:
-        states: New names of states.
-        transitions: New ids of transitions; one that is not among them moves with its state.
-    """
-
-    states: Mapping[str, str] = field(default_factory=dict[str, str])
-    transitions: Mapping[str, str] = field(default_factory=dict[str, str])
-
-    @classmethod
-    def from_record(cls, body: Mapping[str, Any]) -> RenameMap:
-        """The names that a record of a change of graph holds."""
-        return cls(dict(body.get("states", ())), dict(body.get("transitions", ())))
-
-    def to_record(self) -> dict[str, list[list[str]]]:
-        """The names as a record holds them: pairs, since a journal's keys are ASCII and names need not be."""
-        pairs = {"states": self.states, "transitions": self.transitions}
-        return {what: [[str(old), str(new)] for old, new in sorted(of.items())] for what, of in pairs.items() if of}
-
-    def state(self, name: str) -> str:
-        """What a state is called."""
-        return str(self.states.get(name, name))
-
-    def transition(self, transition_id: str) -> str:
-        """What a transition is called."""
-        if transition_id in self.transitions:
-            return self.transitions[transition_id]
-        source, _, guard = transition_id.rpartition(".")
-        return f"{self.state(source)}.{guard}"
-
-    def rename(self, run: RunState) -> None:
-        """Use the new names in what a run knows: the state that it is in, and the notes of its states."""
-        run.state = self.state(run.state)
-        run.state_results = {self.state(name): value for name, value in run.state_results.items()}
+__all__ = ["RehydratedRun", "Replay", "rehydrate", "replay"]
 
 
 Data = dict[str, Any]
 
 
 class RehydratedRun:
-    """A run as far as its records tell, one record after the other.
+    """A run's state after the records added so far.
 
     Attributes:
-        run: What the run knew behind the last record.
-        head: Number and hash of the last record, and the epoch in which it was written.
-        created: The first record.
-        graph: The table that the run runs on, with its name and fingerprint.
-        suspension: The last record where the run waits, or None.
-        request_ref: Number and hash of that record.
-        finished: Whether the run's last record is there.
-        attempts: Attempts at each effect.
-        visited: The states that it has left.
-        outcome: The outcome that the last transition folded in.
+        seq: The sequence number of the last record; 0 before the first.
+        hash: The hash of that record, 64 hex digits.
+        epoch: The epoch in which it was written.
+        created: The body of the first record.
+        graph: The pinned table of the graph that the run runs on, with its name and fingerprint.
+        suspension: The body of the record with which the run was suspended, or None if it is not suspended.
+        request_ref: Sequence number and hash of that record, or None.
+        finished: Whether the run has finished.
+        attempts: Number of attempts by effect id.
+        visited: The states that the run has left.
+        outcome: The outcome of the last transition.
     """
 
     def __init__(self) -> None:
@@ -114,7 +71,7 @@ class RehydratedRun:
 
     @property
     def run(self) -> RunState:
-        """What the run knew behind the last record.
+        """The state of the run after the last record.
 
         Raises:
             JournalError: There is no record.
@@ -124,80 +81,93 @@ class RehydratedRun:
         return self._run
 
     def add(self, record: SealedRecord) -> None:
-        """Fold one record in.
+        """Fold in the next record.
 
         Raises:
             JournalError: The record cannot be read, or a value in it was redacted.
         """
         body = open_record(record)
         try:
-            step = _HANDLERS.get(body["kind"])
-            if step is not None:
+            handler = _HANDLERS.get(body["kind"])
+            if handler is not None:
                 if was_redacted(record):
-                    raise JournalError("a value in it was redacted, and nobody can go on without it")
-                getattr(self, step)(body)
+                    raise JournalError("a value in it was redacted, and the run cannot continue without it")
+                getattr(self, handler)(body)
             epoch = body["epoch"]
         except (KeyError, ValueError, TypeError, AttributeError, IndexError, JournalError) as error:
-            raise JournalError(f"record {record.seq} cannot be folded in: {error}") from error
+            raise JournalError(f"record {record.seq} cannot be applied: {error}") from error
         self.seq, self.hash, self.epoch = record.seq, record.hash, epoch
         if body["kind"] == "run.suspended":
             self.request_ref = record.seq, record.hash
 
     @property
     def unclaimed_results(self) -> dict[str, ToolResult]:
-        """Results of calls that had ended when the run was cut off in the middle of their batch, by effect."""
+        """By effect id, results of calls that had ended when the run was interrupted during their batch."""
         return dict(self._reader.results)
 
-    # -- one method a kind of record ------------------------------------------------------------------
+    # -- one method per kind of record ----------------------------------------------------------------
 
     def _created(self, body: Data) -> None:
         if body["form"] != FORMAT_VERSION:
-            raise JournalError(f"the journal is of form {body['form']}; this release reads form {FORMAT_VERSION}")
+            raise JournalError(f"the journal has format {body['form']}; this release reads format {FORMAT_VERSION}")
         self.created, self.graph = body, body["graph"]
         if "state" in body:
             self._run = load_state(body["state"])
             return
-        graph = body["graph"]
         self._run = load_state(
             {
                 "run_id": body["run"],
                 "session_id": body.get("session", ""),
-                "parent": _parent_ref(body.get("parent", {})),
-                "state": graph["states"][0][0],
+                "state": self.graph["states"][0][0],
                 "guardrails": body["guardrails"],
                 "rules": body["rules"],
                 "messages": body["messages"],
                 "steps": 1,
             }
         )
-        if "call" in body.get("parent", ()):
-            self._run.parent = (body["parent"]["run"], body["parent"]["call"])
+        parent = body.get("parent", {})
+        if "call" in parent:  # a sub-agent's run: the run and the call that started it
+            self._run.parent = (parent["run"], parent["call"])
 
     def _transition(self, body: Data) -> None:
         run = self.run
-        outcome = self._reader.read(body["out"])
-        took, silence = body.get("us", (0, 0))
-        on_outcome(run, outcome, took / 1e6, silence / 1e6)
+        row, target = self._current_names(body["transition"], body["to"])
+        source = row.rpartition(".")[0]
+        if source != run.state:
+            raise JournalError(f"it leaves {source!r}, and the run is in {run.state!r}")
+        outcome = self._choose_outcome(self._reader.read(body["out"]))
+        self._reader.results = {}
+        elapsed_us, silence_us = body.get("us", (0, 0))
+        on_outcome(run, outcome, elapsed_us / 1e6, silence_us / 1e6)
         if "cancel" in body:
             on_outcome(run, Cancelled(body["cancel"]))
         if "aborted" in body and run.aborted is None:
             run.aborted = load_failure(body["aborted"])
-        source = body["transition"].rpartition(".")[0]
-        if source != run.state:
-            raise JournalError(f"it leaves {source!r}, and the run is in {run.state!r}")
-        run.state = body["to"]
+        decision, is_final = self._choose_transition(body, row, target)
+        on_transition(run, decision, is_final)
         self.visited.add(source)
-        found = load_failure(body["failure"]) if "failure" in body else None
-        final = any(name == body["to"] and ends for name, _, ends, _ in self.graph["states"])
-        on_transition(run, Decision(Transition(source, None, body["to"]), (), found), final)
         self.outcome = outcome
-        self._reader.results = {}
+
+    def _current_names(self, row: str, target: str) -> tuple[str, str]:
+        """The id of a recorded transition and its target, in the names that the run uses."""
+        return row, target
+
+    def _choose_outcome(self, recorded: Outcome) -> Outcome:
+        """The outcome to fold in: the recorded one."""
+        return recorded
+
+    def _choose_transition(self, body: Data, row: str, target: str) -> tuple[Decision, bool]:
+        """The transition to make, and whether it ends the run: the recorded one."""
+        self.run.state = target
+        failure = load_failure(body["failure"]) if "failure" in body else None
+        is_final = any(name == target and final for name, _, final, _ in self.graph["states"])
+        return Decision(Transition(row.rpartition(".")[0], None, target), (), failure), is_final
 
     def _intent(self, body: Data) -> None:
         eid = body["eid"]
         self.attempts[eid] = self.attempts.get(eid, 0) + 1
         _, dot, place = eid.rpartition(".")
-        if dot:  # a tool's call, by its place in the batch; cut off from here on, it is in doubt
+        if dot:  # a tool call, by its place in the batch; if it is interrupted from here on, it is in doubt
             self.run.batch[int(place)].started = True
 
     def _result(self, body: Data) -> None:
@@ -219,11 +189,6 @@ class RehydratedRun:
         self.finished = True
 
 
-def _parent_ref(parent: Data) -> list[str] | None:
-    """For a sub-agent's run, the run and the call for which it works."""
-    return [parent["run"], parent["call"]] if "call" in parent else None
-
-
 _REQUEST_ADAPTER: TypeAdapter[PendingRequest] = TypeAdapter(PendingRequest)
 
 _HANDLERS: Mapping[str, str] = {
@@ -237,56 +202,33 @@ _HANDLERS: Mapping[str, str] = {
     "run.migrated": "_migrate",
     "run.finished": "_finish",
 }
-"""The method that folds each kind of record in; other kinds change nothing that a run knows."""
+"""The method that folds in each kind of record; records of other kinds do not change a run's state."""
 
 
 def rehydrate(records: Iterable[SealedRecord]) -> RehydratedRun:
-    """A run as its records tell it.
+    """The state of a run, rebuilt from its records.
 
     Raises:
-        JournalError: A record cannot be read or does not fit behind the one before, or there is none.
+        JournalError: A record cannot be read or does not follow from the one before, or there is none.
     """
-    past = RehydratedRun()
-    for row in records:
-        past.add(row)
-    _ = past.run
-    return past
-
-
-def read_records(sealed: Iterable[SealedRecord], run_id: str) -> list[Record]:
-    """Rows, to read.
-
-    Raises:
-        JournalError: One of them cannot be read.
-    """
-    return [read_record(row, run_id) for row in sealed]
-
-
-def read_record(sealed: SealedRecord, run_id: str) -> Record:
-    """One row, to read.
-
-    Raises:
-        JournalError: It cannot be read.
-    """
-    body = open_record(sealed)
-    try:
-        kind, time, epoch = body["kind"], body["ts"] / 1000, body["epoch"]
-    except (LookupError, TypeError) as error:
-        raise JournalError(f"record {sealed.seq} cannot be read: it is none") from error
-    return Record(run_id, sealed.seq, kind, time, epoch, body, sealed.hash, redacted=was_redacted(sealed))
+    rehydrated = RehydratedRun()
+    for record in records:
+        rehydrated.add(record)
+    _ = rehydrated.run  # raises if there was no record
+    return rehydrated
 
 
 @dataclass(frozen=True)
 class Replay:
-    """How a replay went.
+    """The result of a replay.
 
     Attributes:
-        moves: Moves that went as they are recorded.
-        seq: The first record that would have been another, or None.
-        recorded: Where that record went, as ``source.guard -> target``, in the names of the graph at hand.
-        instead: Where the run would have gone.
-        since: The record from which on guards were asked: 1, or the one where the run was last taken over to
-            another graph with nothing but somebody's word for its path so far.
+        moves: Number of transitions that were the same as the recorded ones.
+        seq: The first record that would have been different, or None.
+        recorded: The transition in that record, as ``source.guard -> target``, in the names of the replay's graph.
+        instead: The transition that the run would have made.
+        since: The record from which on guards were evaluated: 1, or the record with which the run was last
+            migrated without a replay of its path.
     """
 
     moves: int
@@ -297,7 +239,7 @@ class Replay:
 
     @property
     def same(self) -> bool:
-        """Whether everything went as it is recorded."""
+        """Whether every transition was the same as the recorded one."""
         return self.seq is None
 
 
@@ -307,7 +249,15 @@ class _DivergenceError(Exception):
 
 
 class _ReplayRun(RehydratedRun):
-    """A run that is replayed: like one that is restored, but its guards (and its policy) are asked."""
+    """A run that is replayed: like a rehydrated one, but its guards (and its policy) are evaluated.
+
+    Args:
+        machine: Evaluates the guards.
+        policy: Decides about failures instead of the recorded decisions, if given.
+        guardrails: Used instead of the recorded ones, if given.
+        rename_maps: What was renamed after record ``since``, in order.
+        since: The first record for which guards are evaluated.
+    """
 
     def __init__(
         self,
@@ -326,56 +276,50 @@ class _ReplayRun(RehydratedRun):
     def _evaluating_guards(self) -> bool:
         return self.seq >= self._since - 1
 
-    def _created(self, body: dict[str, Any]) -> None:
+    def _created(self, body: Data) -> None:
         super()._created(body)
         if self._guardrails is not None:
             self.run.guardrails = self._guardrails
         if self._evaluating_guards:
-            for names in self._rename_maps:
-                names.rename(self.run)
+            self._rename_run()
 
-    def _migrate(self, body: dict[str, Any]) -> None:
-        if (
-            self._evaluating_guards and self.seq + 1 > self._since
-        ):  # the run has gone by the new names from the beginning
+    def _migrate(self, body: Data) -> None:
+        if self._evaluating_guards and self.seq + 1 > self._since:
             self.graph = body["graph"]
-            del self._rename_maps[0]
+            del self._rename_maps[0]  # the run has used the new names from the beginning
             return
         super()._migrate(body)
         if self._evaluating_guards:
-            for names in self._rename_maps:
-                names.rename(self.run)
+            self._rename_run()
 
-    def _transition(self, body: dict[str, Any]) -> None:
-        if not self._evaluating_guards:
-            super()._transition(body)
-            return
-        run, row, target = self.run, body["transition"], body["to"]
+    def _rename_run(self) -> None:
         for names in self._rename_maps:
-            row, target = names.transition(row), names.state(target)
+            names.rename(self.run)
+
+    def _current_names(self, row: str, target: str) -> tuple[str, str]:
+        if self._evaluating_guards:
+            for names in self._rename_maps:
+                row, target = names.transition(row), names.state(target)
+        return row, target
+
+    def _choose_outcome(self, recorded: Outcome) -> Outcome:
+        if self._policy is None or not self._evaluating_guards or not isinstance(recorded, RecoveryDecided):
+            return recorded
+        return decide_recovery(self._policy, self.run, self.created.get("seed"))
+
+    def _choose_transition(self, body: Data, row: str, target: str) -> tuple[Decision, bool]:
+        if not self._evaluating_guards:
+            return super()._choose_transition(body, row, target)
         recorded = f"{row} -> {target}"
-        if row.rpartition(".")[0] != run.state:
-            raise JournalError(f"it leaves another state than {run.state!r}, where the run is")
-        outcome = self._reader.read(body["out"])
-        self._reader.results = {}
-        if self._policy is not None and isinstance(outcome, RecoveryDecided):
-            outcome = decide_recovery(self._policy, run, self.created.get("seed"))
-        took, silence = body.get("us", (0, 0))
-        on_outcome(run, outcome, took / 1e6, silence / 1e6)
-        if "cancel" in body:
-            on_outcome(run, Cancelled(body["cancel"]))
-        if "aborted" in body and run.aborted is None:
-            run.aborted = load_failure(body["aborted"])
         try:
-            decision = self._machine.step(run)
-        except (NoTransitionError, GraphError) as error:  # nothing holds, or the graph has no such state
+            decision = self._machine.step(self.run)
+        except (NoTransitionError, GraphError) as error:  # no guard holds, or the graph has no such state
             raise _DivergenceError(recorded, str(error)) from None
         instead = f"{decision.transition.id} -> {decision.target}"
         if instead != recorded:
             raise _DivergenceError(recorded, instead)
-        on_transition(run, decision, self._machine.graph.spec(decision.target).final)
-        self.outcome = outcome
         self.moves += 1
+        return decision, self._machine.graph.spec(decision.target).final
 
 
 def replay(
@@ -386,41 +330,44 @@ def replay(
     guardrails: AgentGuardrails | None = None,
     rename_map: RenameMap | None = None,
 ) -> Replay:
-    """Run the machine on the outcomes of a journal.
+    """Run the machine on the recorded outcomes of a run; no model and no tool is called.
 
     Args:
-        records: The journal.
+        records: The run's records, from the first.
         graph: The graph to run on, with its guards.
-        policy: Asked in place of the recorded decisions about failures, where given.
-        guardrails: In place of the recorded limits, where given.
-        rename_map: What the states and transitions of the run's graph are called in this one, where that differs.
+        policy: Decides about failures instead of the recorded decisions, if given.
+        guardrails: Used instead of the recorded ones, if given.
+        rename_map: New names of the states and transitions of the run's graph, if they differ in this one.
+
+    Returns:
+        How far the run would have been the same, and how it would have diverged.
 
     Raises:
         JournalError: A record cannot be read, or a value in it was redacted.
     """
     journal = list(records)
-    since, renamed = _renames_to_replay(journal)
+    since, rename_maps = _renames_to_replay(journal)
     if rename_map is not None:
-        renamed.append(rename_map)
-    again = _ReplayRun(Machine(graph), policy, guardrails, renamed, since)
-    for row in journal:
+        rename_maps.append(rename_map)
+    run = _ReplayRun(Machine(graph), policy, guardrails, rename_maps, since)
+    for record in journal:
         try:
-            again.add(row)
-        except _DivergenceError as elsewhere:
-            return Replay(again.moves, row.seq, elsewhere.recorded, elsewhere.instead, since)
-    if not again.seq:
+            run.add(record)
+        except _DivergenceError as divergence:
+            return Replay(run.moves, record.seq, divergence.recorded, divergence.instead, since)
+    if not run.seq:
         raise JournalError("the journal is empty")
-    return Replay(again.moves, since=since)
+    return Replay(run.moves, since=since)
 
 
 def _renames_to_replay(records: Sequence[SealedRecord]) -> tuple[int, list[RenameMap]]:
-    """Where the run was last taken over on somebody's word, or 1; and the names that changed behind that."""
-    since, names = 1, list[RenameMap]()
-    for row in records:
-        if '"kind":"run.migrated"' in row.body:
-            body = open_record(row)
+    """The record where the run was last migrated without a replay, or 1; and what was renamed after it."""
+    since, rename_maps = 1, list[RenameMap]()
+    for record in records:
+        if is_kind(record, "run.migrated"):
+            body = open_record(record)
             if body["judged"] == "vouched":
-                since, names = row.seq, []
+                since, rename_maps = record.seq, []
             else:
-                names.append(RenameMap.from_record(body))
-    return since, names
+                rename_maps.append(RenameMap.from_record(body))
+    return since, rename_maps

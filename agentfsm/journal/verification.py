@@ -23,8 +23,7 @@ from typing import Any, cast
 
 from agentfsm.errors import JournalError, StoreError, UnknownRunError
 from agentfsm.journal.hash_chain import HashChainVerifier, InvalidRecordError
-from agentfsm.journal.records import FORMAT_VERSION, SealedRecord, read_line
-from agentfsm.journal.replay import MIGRATION_BASES, RenameMap
+from agentfsm.journal.records import FORMAT_VERSION, MIGRATION_BASES, RenameMap, SealedRecord, is_kind, read_line
 from agentfsm.journal.store import Head, Store, consistent_read
 
 __all__ = [
@@ -394,7 +393,7 @@ def verify_stored_run(store: Store, run_id: str, checkpoint: CheckpointHeads) ->
     except StoreError as error:
         return _report_unreadable(store, run_id, str(error))
     told = verify(run_id, rows, head, _checkpoint_hashes(checkpoint, run_id))
-    if told.code == TAMPERED or not rows or '"kind":"run.forked"' not in rows[0].body:
+    if told.code == TAMPERED or not rows or not is_kind(rows[0], "run.forked"):
         return told
     why = _check_fork_parent(store, rows[0])
     return VerificationReport(run_id, TAMPERED, len(rows), 1, why) if why else told

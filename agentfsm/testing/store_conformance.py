@@ -17,7 +17,8 @@ import dataclasses
 from collections.abc import Awaitable, Callable
 
 from agentfsm.errors import AgentfsmError, RunExistsError, StaleLease, UnknownRunError
-from agentfsm.journal.records import GENESIS_HASH, SealedRecord, record_hash
+from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
+from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.store import Head, Store
 
 __all__ = ["CHECKS", "OpenStore", "StoreCheck", "sealed_records"]

@@ -34,7 +34,8 @@ from typing import Any
 
 from agentfsm import SqliteStore, UserInputRequested
 from agentfsm.journal.fork import fork
-from agentfsm.journal.replay import read_records, rehydrate, replay
+from agentfsm.journal.records import read_records
+from agentfsm.journal.replay import rehydrate, replay
 from agentfsm.journal.verification import GOOD, OPEN, verify
 from tests.helpers.journal_scenarios import (
     CHANGES,

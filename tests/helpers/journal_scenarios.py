@@ -39,7 +39,8 @@ from agentfsm import (
     Transition,
     tool,
 )
-from agentfsm.journal.records import GENESIS_HASH, SealedRecord, record_hash
+from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
+from agentfsm.journal.records import SealedRecord
 from agentfsm.loop.messages import FinishReason
 from agentfsm.loop.presets import PRESETS
 from agentfsm.testing import FakeClock, ScriptedModel, call

@@ -101,7 +101,7 @@ def test_a_tail_that_was_cut_off_is_found_by_the_note_of_the_store_or_by_a_check
         sealed = {len(whole): whole[-1].hash}
         told = verify("sample", cut, head_of(cut), sealed)
         assert told.code == TAMPERED
-        assert "cut off" in told.reason
+        assert "was truncated" in told.reason
 
 
 def test_a_journal_that_was_written_anew_is_found_by_a_checkpoint(whole):
@@ -111,7 +111,7 @@ def test_a_journal_that_was_written_anew_is_found_by_a_checkpoint(whole):
     assert verify("sample", forged, head_of(forged)).code == GOOD  # nothing inside can tell
     told = verify("sample", forged, head_of(forged), {len(whole): whole[-1].hash})
     assert (told.code, told.seq) == (TAMPERED, len(whole))
-    assert "written anew" in told.reason
+    assert "was rewritten" in told.reason
 
 
 def rewritten(whole: list[SealedRecord], kind: str, old: str, new: str, nth: int = 0) -> tuple[list[SealedRecord], int]:

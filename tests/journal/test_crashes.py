@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.helpers.child_process import run_helper
 from tests.helpers.crash_injection import with_resolved_doubts, without_detours
 from tests.helpers.journal_scenarios import CHANGES
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 
 
-def environment() -> dict[str, str]:
-    """What a trial sees: no coverage, which takes half of the time, no pytest, and a disk in memory if there is one."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("COVERAGE_", "PYTEST_"))}
-    return env | ({"TMPDIR": "/dev/shm"} if Path("/dev/shm").is_dir() else {})
-
-
-def done(module: str, *arguments: str) -> dict[str, Any]:
-    """What a trial did, in a process of its own."""
-    command = [sys.executable, "-m", f"tests.journal.{module}", *arguments]
-    came = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
-    assert came.returncode == 0, came.stderr
-    told: dict[str, Any] = json.loads(came.stdout)
-    return told
-
-
 @pytest.mark.timeout(900)
 def test_a_run_that_is_killed_at_any_point_comes_to_the_same_end(counted):
-    told = done("crashes", "matrix")
+    told = run_helper("crash_injection", "matrix")
     where, doubts = told["where"], told["doubts"]
     assert told["points"] == sum(where.values()) >= 300
     assert len(where) >= 12
@@ -57,7 +38,7 @@ def test_a_run_that_is_killed_at_any_point_comes_to_the_same_end(counted):
 
 @pytest.mark.timeout(900)
 def test_starting_interpreters_shows_nothing_that_forking_hides(counted):
-    kills = done("crashes", "fresh")["kills"]
+    kills = run_helper("crash_injection", "fresh")["kills"]
     assert kills >= 8
     counted(f"killed from outside, in interpreters of their own: {kills} points")
 
@@ -67,7 +48,7 @@ def test_starting_interpreters_shows_nothing_that_forking_hides(counted):
     ("seed", "count"), [(7, 150), *(pytest.param(seed, 1000, marks=pytest.mark.soak) for seed in range(4))]
 )
 def test_a_run_that_is_killed_again_and_again_comes_to_the_same_end(seed, count, counted):
-    told = done("crashes", "histories", str(seed), str(count))
+    told = run_helper("crash_injection", "histories", str(seed), str(count))
     assert told["kills"] >= count
     assert told["most"] == 5
     assert told["outside"] >= count / 2
@@ -80,7 +61,7 @@ def test_a_run_that_is_killed_again_and_again_comes_to_the_same_end(seed, count,
 
 @pytest.mark.parametrize("rounds", [30, pytest.param(500, marks=pytest.mark.soak)])
 def test_of_four_processes_that_resume_one_run_one_does(rounds, counted):
-    told = done("rivals", "race", str(rounds))
+    told = run_helper("store_contention", "race", str(rounds))
     won, others = told["told"].pop("RunResult"), told["told"]
     assert won == rounds
     assert sum(others.values()) == 3 * rounds
@@ -89,19 +70,19 @@ def test_of_four_processes_that_resume_one_run_one_does(rounds, counted):
 
 
 def test_nobody_takes_a_run_from_an_owner_that_is_frozen_and_it_goes_on_when_it_thaws():
-    told = done("rivals", "frozen")
+    told = run_helper("store_contention", "frozen")
     assert f"process {told['child']}" in told["owner"]
     assert f"process {told['child']}" in told["refused"]
     assert (told["left"], told["code"], told["finished"], told["doubts"]) == (0, 0, True, 0)
 
 
 def test_a_frozen_owner_whose_lock_was_removed_writes_nothing_when_it_wakes():
-    told = done("rivals", "fenced")
+    told = run_helper("store_contention", "fenced")
     assert told == {"fenced": ["run 'run' is finished"], "doubts": 1, "finished": True}
 
 
 def test_a_limit_on_files_is_a_clear_error_and_the_run_goes_on_when_it_is_gone(counted):
-    told = done("rivals", "file-limit")["told"]
+    told = run_helper("store_contention", "file-limit")["told"]
     assert sum(told.values()) >= 10
     counted(f"no room for a file: {sum(told.values())} times")
 
@@ -109,7 +90,7 @@ def test_a_limit_on_files_is_a_clear_error_and_the_run_goes_on_when_it_is_gone(c
 def test_a_full_disk_is_a_clear_error_and_the_run_goes_on_when_there_is_room(counted):
     if sys.platform != "linux":
         pytest.skip("small file systems are mounted on Linux only")
-    told = done("rivals", "small-disk")
+    told = run_helper("store_contention", "small-disk")
     if "skipped" in told:
         pytest.skip(told["skipped"])
     assert told["told"].pop("there was room") == 1  # the last one: every place before it was tried

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from tests.helpers.child_process import child_environment
 from tests.helpers.mutation import MUTANTS, ROOT, Mutant, try_mutant
-from tests.journal.test_crashes import environment
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
 
@@ -19,14 +19,14 @@ PARTS = 4
 @pytest.mark.parametrize("part", range(1, PARTS + 1))
 def test_each_mutant_is_caught(part, counted):
     command = [sys.executable, "-m", "tests.helpers.mutation", f"{part}/{PARTS}"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=False, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     caught = sum(line.startswith("caught ") for line in done.stdout.splitlines())
     assert caught == len(MUTANTS[part - 1 :: PARTS])
     counted(f"mutants of our own code, part {part} of {PARTS}: {caught} of {caught} caught")
 
 
-ONE = "import sys\nfrom tests.helpers.mutation import Mutant, tried\nprint(*tried(Mutant(*sys.argv[1:])))"
+ONE = "import sys\nfrom tests.helpers.mutation import Mutant, try_mutant\nprint(*try_mutant(Mutant(*sys.argv[1:])))"
 OLD = "    attempts = _write_down(context, ready)\n"
 SAME = f"{OLD}    # nothing else\n"
 
@@ -44,7 +44,7 @@ SAME = f"{OLD}    # nothing else\n"
 def test_what_breaks_nothing_is_caught_by_nobody_and_what_cannot_be_read_is_no_mutant(new, tests, told):
     arguments = ["none", "agentfsm/runtime/tool_dispatch.py", OLD, new, tests]
     command = [sys.executable, "-c", ONE, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=True, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=True, cwd=ROOT)
     assert done.stdout.startswith(told), done.stdout
 
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from agentfsm.journal.outcome_codec import OutcomeReader, OutcomeWriter
-from agentfsm.journal.records import CommitmentWriter, restore_hidden
+from agentfsm.journal.outcome_codec import CommitmentWriter, OutcomeReader, OutcomeWriter
+from agentfsm.journal.records import restore_hidden
 from agentfsm.loop import outcomes as o
 from agentfsm.loop.canonical_json import decode
 from agentfsm.loop.failures import Failure

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from agentfsm import SqliteStore, StoreError
-from agentfsm.journal.records import GENESIS_HASH, SealedRecord, record_hash
+from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
+from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.store import consistent_read
 from agentfsm.journal.verification import TAMPERED, verify
 from tests.helpers.faulty_disk import cut_power, run_on_disk

@@ -8,8 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentfsm import Agent, AgentGuardrails, Allow, Host, RunResult, UserInputRequested
+from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
 from agentfsm.journal.memory_store import MemoryStore
-from agentfsm.journal.records import GENESIS_HASH, export_lines, read_lines, record_hash
+from agentfsm.journal.records import export_lines, read_lines
 from agentfsm.journal.replay import rehydrate, replay
 from agentfsm.journal.verification import GOOD, OPEN, verify
 from agentfsm.loop.canonical_json import decode, encode

@@ -9,7 +9,7 @@ import pytest
 from pydantic import SecretStr
 
 from agentfsm import Agent, Allow, Edit, Host, ProviderError, SqliteStore, ToolDefinitionError, UserInputRequested, tool
-from agentfsm.journal.records import SecretScrubber
+from agentfsm.journal.outcome_codec import SecretScrubber
 from agentfsm.journal.verification import GOOD, verify
 from agentfsm.loop.model import secrets_of
 from agentfsm.models import ConcurrencyLimit, FallbackModel, Limited, Priced, resolve

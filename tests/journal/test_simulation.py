@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.journal.test_crashes import done
+from tests.helpers.child_process import run_helper
 
 PART = 500
 QUICK, MORE = range(0, 2000, PART), range(10_000, 20_000, PART)
@@ -13,7 +13,7 @@ QUICK, MORE = range(0, 2000, PART), range(10_000, 20_000, PART)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", [*QUICK, *(pytest.param(first, marks=pytest.mark.soak) for first in MORE)])
 def test_whatever_happens_each_run_comes_to_the_end_of_its_uninterrupted_life(first, counted):
-    told = done("simulation", str(first), str(PART))
+    told = run_helper("fault_simulation", str(first), str(PART))
     assert told["histories"] == PART
     assert told["crashes"] > PART
     assert told["forks"] > PART / 10
@@ -27,4 +27,6 @@ def test_whatever_happens_each_run_comes_to_the_end_of_its_uninterrupted_life(fi
 
 
 def test_the_same_seed_gives_the_same_history():
-    assert done("simulation", "0", "20") == done("simulation", "0", "20")  # in two processes, each with its own hashing
+    assert run_helper("fault_simulation", "0", "20") == run_helper(
+        "fault_simulation", "0", "20"
+    )  # in two processes, each with its own hashing

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from agentfsm import SqliteStore
 from agentfsm.cli.app import app
-from agentfsm.journal.records import GENESIS_HASH, record_hash
+from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
 from tests.helpers.journal_scenarios import finished_run, waiting_run
 
 RECORD = 4  # of the run "whole": a model's reply, with hidden values beside it
@@ -225,7 +225,7 @@ def test_a_line_that_is_none_is_tampering_and_a_file_that_is_none_is_not(tmp_pat
     for content in (b"", b"Dear Ann,\n", b"\x1f\x8b\x08\xff\xfe" * 9, b"\xef\xbb\xbf" + "".join(export).encode()):
         result = of_file(tmp_path, content)
         assert result.exit_code == 3, result.output
-        assert "no line of an exported journal" in result.stderr
+        assert "not a line of an exported journal" in result.stderr
     for line in ("", "{}", export[3][:-9], "# a remark"):
         result = of_file(tmp_path, "".join([*export[:3], line + "\n", *export[4:]]).encode())
         assert (result.exit_code, "record 4" in result.stdout) == (1, True), result.output

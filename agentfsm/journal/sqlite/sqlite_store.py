@@ -16,7 +16,8 @@ from typing import Any, Literal, NamedTuple, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from agentfsm.errors import RunExistsError, StaleLease, StoreError, UnknownRunError
-from agentfsm.journal.records import GENESIS_HASH, SealedRecord
+from agentfsm.journal.hash_chain import GENESIS_HASH
+from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.sqlite import sqlite_schema
 from agentfsm.journal.sqlite.sqlite_schema import APPLICATION_ID, SCHEMA_VERSION
 from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
