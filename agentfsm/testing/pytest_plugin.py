@@ -6,7 +6,7 @@ that graph's runs is counted, in all tests and all workers; steps of forced runs
 
     @pytest.mark.fsm(graph=my_agent)
     def test_every_path(fsm_path):
-        WitnessDriver(my_agent).walk(fsm_path).check()
+        WitnessDriver(my_agent).run(fsm_path).check()
 
     # pytest --fsm-graph=my_module:my_agent --fsm-report=term --fsm-fail-under=100
 """

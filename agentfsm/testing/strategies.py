@@ -250,32 +250,32 @@ class AgentStateMachine(RuleBasedStateMachine):
         self._finished = not self._runner.run(self.simulation.step())
 
     @rule(moment=side_events(), answer=human_replies())
-    @precondition(lambda self: self._at(State.PRE_STEP))
+    @precondition(lambda self: self._in_state(State.PRE_STEP))
     def step(self, moment: SideEvent, answer: Any) -> None:
         """Time passes, and the budgets are checked."""
         self._step(answer, moment)
 
     @rule(data=st.data(), answer=human_replies())
-    @precondition(lambda self: self._at(State.CALL_LLM))
+    @precondition(lambda self: self._in_state(State.CALL_LLM))
     def model(self, data: st.DataObject, answer: Any) -> None:
         """The model says something."""
         self._model_turns.append(data.draw(model_turns(self.agent), label="reply"))
         self._step(answer)
 
     @rule(brought=st.lists(tool_results(), min_size=1, max_size=3), moment=side_events(), answer=human_replies())
-    @precondition(lambda self: self._at(State.DISPATCH_TOOL))
+    @precondition(lambda self: self._in_state(State.DISPATCH_TOOL))
     def tools(self, brought: Sequence[Any], moment: SideEvent, answer: Any) -> None:
         """The calls that are due run, wait, or are cut off."""
         self._tool_results += brought
         self._step(answer, moment)
 
     @rule(answer=human_replies())
-    @precondition(lambda self: not self._over and self.state.state not in _EXTERNAL_STATES)
+    @precondition(lambda self: not self._finished and self.state.state not in _EXTERNAL_STATES)
     def internal_step(self, answer: Any) -> None:
         """The reply is read, the batch judged, the policy asked, a person answers."""
         self._step(answer)
 
     @rule()
-    @precondition(lambda self: self._over)
+    @precondition(lambda self: self._finished)
     def stay_finished(self) -> None:
         """The run is over; a machine that could do nothing more would count as stuck."""

@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
+# Everything that the inner runs import is imported here: pytester forgets what they import first.
+from agentfsm import diagrams, testing
 from agentfsm.loop import table
-from agentfsm.testing import pytest_plugin
+from agentfsm.testing import coverage, path_drivers, pytest_plugin
 
 pytest_plugins = ["pytester"]
+
+PRELOADED = (coverage, diagrams.diagram, path_drivers, *(getattr(testing, name) for name in testing.__all__))
 
 SMALL = '''
 from agentfsm.loop.guards import aborted, cancelled
@@ -46,7 +50,7 @@ from tables import GRAPH
 
 @pytest.mark.fsm(graph=GRAPH)
 def test_path(fsm_path):
-    WitnessDriver(GRAPH, examples={"sunny": Example()}).walk(fsm_path)
+    WitnessDriver(GRAPH, examples={"sunny": Example()}).run(fsm_path)
 """
 
 
@@ -58,8 +62,18 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 
 
 def run(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    """Run pytest in this process, which has imported everything already."""
+    return project.runpytest_inprocess(*plugin_options(), *arguments)
+
+
+def run_in_subprocess(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    """Run pytest in a new interpreter: for what depends on the state of the interpreter."""
+    return project.runpytest_subprocess(*plugin_options(), *arguments)
+
+
+def plugin_options() -> tuple[str, ...]:
     loaded = () if "agentfsm.testing.pytest_plugin" in entry_points() else ("-p", "agentfsm.testing.pytest_plugin")
-    return project.runpytest_subprocess(*loaded, "-p", "no:cacheprovider", *arguments)
+    return (*loaded, "-p", "no:cacheprovider", "-p", "no:hypothesispytest")  # Hypothesis takes 2 s to import
 
 
 def entry_points() -> set[str]:
@@ -220,14 +234,16 @@ def test_the_picture_shows_the_counts(project: pytest.Pytester) -> None:
 def test_reports_are_the_same_under_any_hash_seed(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     project.makepyfile(
         test_loop="from agentfsm import LOOP\nfrom agentfsm.testing import WitnessDriver\n"
-        "def test_it(fsm_path):\n    WitnessDriver(LOOP).walk(fsm_path).check()\n"
+        "def test_it(fsm_path):\n    WitnessDriver(LOOP).run(fsm_path).check()\n"
     )
     forms = [f"--fsm-report={form}" for form in pytest_plugin.REPORT_FILES]
     found: set[tuple[str, ...]] = set()
     for seed in ("0", "1", "4242"):
         monkeypatch.setenv("PYTHONHASHSEED", seed)
         told = (
-            run(project, "test_loop.py", "--fsm-cover=transitions", *forms).stdout.str().partition("- coverage of")[2]
+            run_in_subprocess(project, "test_loop.py", "--fsm-cover=transitions", *forms)
+            .stdout.str()
+            .partition("- coverage of")[2]
         )
         files = [(project.path / name).read_text() for name in pytest_plugin.REPORT_FILES.values() if name]
         found.add((told.rpartition("=")[0].rpartition("\n")[0], *files))
@@ -274,5 +290,5 @@ def test_wrong_usage_is_one_clear_line(project: pytest.Pytester, argument: str, 
 def test_without_its_options_the_plugin_loads_nothing(project: pytest.Pytester) -> None:
     loaded = "any(m.startswith('agentfsm.machine') for m in sys.modules)"
     project.makepyfile(test_plain=f"import sys\ndef test_it():\n    assert not {loaded}\n")
-    run(project, "test_plain.py").assert_outcomes(passed=1)
+    run_in_subprocess(project, "test_plain.py").assert_outcomes(passed=1)
     assert Path(pytest_plugin.__file__).read_text().count("\nimport agentfsm") == 0
