@@ -9,9 +9,10 @@ import pydantic
 from pydantic import TypeAdapter
 
 from agentfsm.errors import ConfigurationError, GraphError, RunError
+from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.envelope import envelope_instructions as envelope_instructions
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
-from agentfsm.loop.messages import Message, Role, canonical_json, with_missing_results
+from agentfsm.loop.messages import Message, Role, with_missing_results
 from agentfsm.loop.model import Model, ToolSpec, secrets_of
 from agentfsm.loop.presets import PRESETS, Preset
 from agentfsm.machine.graph import Graph

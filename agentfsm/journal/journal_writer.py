@@ -159,7 +159,7 @@ def _plain_fields(outcomes: OutcomeWriter, entry: JournalEntry, commitments: Com
 
 def _transition_fields(outcomes: OutcomeWriter, entry: JournalEntry, commitments: CommitmentWriter) -> JsonFields:
     outcome, cancel, took, silence, decision, aborted = cast(
-        "tuple[Outcome, str | None, int, int, Decision, Any]", entry[2:]
+        "tuple[Outcome | None, str | None, int, int, Decision, Any]", entry[2:]
     )
     texts = {"out": outcomes.write(outcome, commitments), **_json_fields(_row_fields(decision))}
     if took or silence:

@@ -323,7 +323,6 @@ _OUTCOME_TYPES: Mapping[str, Any] = {
     "read": o.ReplyParsed,
     "ran": o.ToolsRan,
     "parked": o.CallBlocked,
-    "judged": o.Judged,
     "recovered": o.RecoveryDecided,
     "answered": o.HumanAnswered,
     "expired": o.Expired,
@@ -331,6 +330,10 @@ _OUTCOME_TYPES: Mapping[str, Any] = {
     "cancelled": o.Cancelled,
     "aborted": o.Aborted,
 }
+
+_NO_OUTCOME: Data = {"judged": {}}
+_NO_OUTCOME_JSON = encode(_NO_OUTCOME)
+"""What a journal says of an effect that returned None (that of ``post_tool``)."""
 
 _OUTCOME_NAMES = {kind: name for name, kind in _OUTCOME_TYPES.items()}
 
@@ -360,10 +363,10 @@ class OutcomeWriter:
         self._results[id(result)] = (eid, result)
         return fields_to_json(result, commitments)
 
-    def write_if_repeated(self, outcome: o.Outcome) -> str | None:
+    def write_if_repeated(self, outcome: o.Outcome | None) -> str | None:
         """The JSON of an outcome that is empty or repeats what is written already; None for any other."""
-        if isinstance(outcome, o.Judged):
-            return '{"judged":{}}'
+        if outcome is None:
+            return _NO_OUTCOME_JSON
         if isinstance(outcome, o.PreStepDone):
             return None if outcome.recalled else '{"checked":{}}'
         if isinstance(outcome, o.ReplyParsed):
@@ -385,8 +388,10 @@ class OutcomeWriter:
             and parsed.answer is None
         )
 
-    def write(self, outcome: o.Outcome, commitments: CommitmentWriter) -> str:
+    def write(self, outcome: o.Outcome | None, commitments: CommitmentWriter) -> str:
         """An outcome as JSON: an object with one field, its kind."""
+        if outcome is None:
+            return _NO_OUTCOME_JSON
         if isinstance(outcome, o.ReplyParsed):
             text = self._write_parsed_reply(outcome, commitments)
         elif isinstance(outcome, o.HumanAnswered):
@@ -476,12 +481,14 @@ class OutcomeReader:
         self.results[eid] = result
         return result
 
-    def read(self, encoded: Data) -> o.Outcome:
+    def read(self, encoded: Data) -> o.Outcome | None:
         """The outcome that ``OutcomeWriter`` wrote.
 
         Raises:
             JournalError: The data is not valid, or references a reply or a result that is missing.
         """
+        if encoded == _NO_OUTCOME:
+            return None
         if len(encoded) != 1 or next(iter(encoded)) not in _OUTCOME_TYPES:
             raise JournalError(f"unknown kind of outcome: {', '.join(encoded) or 'none'}")
         ((kind, data),) = encoded.items()

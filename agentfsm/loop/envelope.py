@@ -13,14 +13,13 @@ from typing import Any, cast
 
 from pydantic_core import from_json
 
-from agentfsm.loop.canonical_json import make_json_encoder
-from agentfsm.loop.messages import ToolCall, canonical_json
+from agentfsm.loop.canonical_json import canonical_json
+from agentfsm.loop.messages import ToolCall
 from agentfsm.loop.model import ToolSpec
 from agentfsm.loop.outcomes import ReplyParsed
 
 __all__ = ["envelope_instructions", "parse_envelope", "parse_json"]
 
-_encode_ascii = make_json_encoder(ensure_ascii=True)
 _FENCE = re.compile(r"\A\s*```[A-Za-z]*\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
 
 
@@ -44,7 +43,7 @@ def parse_json(text: str) -> Any:
 def _decode_json(text: str) -> Any:
     value = from_json(text, allow_inf_nan=False)
     try:
-        _encode_ascii(value)  # 1e999 is read as infinity, whatever the reader is told
+        canonical_json(value)  # 1e999 is read as infinity, whatever the reader is told
     except ValueError:
         raise ValueError("a number is out of range") from None
     return value

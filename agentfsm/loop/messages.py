@@ -9,14 +9,13 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from agentfsm.loop.canonical_json import make_json_encoder
+from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.failures import Failure
 
 __all__ = [
@@ -29,7 +28,6 @@ __all__ = [
     "ToolCall",
     "ToolResult",
     "Usage",
-    "canonical_json",
     "is_secret_placeholder",
     "secret_placeholder",
     "with_missing_results",
@@ -116,14 +114,6 @@ class Image:
 MISSING_RESULT_TEXT = "Not run: the conversation went on without this call."
 
 
-def canonical_json(value: object) -> str:
-    """The one JSON text of a value: keys sorted, no spaces, no NaN (RFC 8785 for ASCII keys and integers)."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
-_encode_ascii = make_json_encoder(ensure_ascii=True)
-
-
 class Role(StrEnum):
     """Who said a message."""
 
@@ -165,14 +155,14 @@ class ToolCall:
         """``tool:hash`` for loop detection; ``_ui_message`` is left out, so rewording hides no repeat.
 
         Raises:
-            TypeError: The arguments hold what JSON cannot.
-            ValueError: So they do.
-            RecursionError: They hold themselves, or are nested too deeply.
+            TypeError: The arguments are not JSON.
+            ValueError: They contain NaN, an infinity or themselves.
+            RecursionError: They are nested too deeply.
         """
-        arguments = self.arguments
-        if "_ui_message" in arguments or type(arguments) is not dict:
+        arguments: Mapping[str, Any] = self.arguments
+        if "_ui_message" in arguments or arguments.__class__ is not dict:
             arguments = {k: v for k, v in arguments.items() if k != "_ui_message"}
-        return f"{self.name}:{hashlib.sha256(_encode_ascii(arguments).encode()).hexdigest()[:8]}"
+        return f"{self.name}:{hashlib.sha256(canonical_json(arguments, ensure_ascii=True).encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True, slots=True)

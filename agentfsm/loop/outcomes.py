@@ -19,7 +19,6 @@ __all__ = [
     "Cancelled",
     "Expired",
     "HumanAnswered",
-    "Judged",
     "ModelCallFailed",
     "ModelCallSucceeded",
     "Outcome",
@@ -84,11 +83,6 @@ class CallBlocked:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """``post_tool``: nothing to add; the batch is judged by the guards."""
-
-
-@dataclass(frozen=True, slots=True)
 class RecoveryDecided:
     """``recover``: what the policy decided, and how long to back off, in seconds."""
 
@@ -140,7 +134,6 @@ Outcome = (
     | ReplyParsed
     | ToolsRan
     | CallBlocked
-    | Judged
     | RecoveryDecided
     | HumanAnswered
     | Expired

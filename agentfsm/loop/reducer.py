@@ -197,7 +197,7 @@ _TEXT_REQUESTS = frozenset({"question", "limit"})
 """What a sub-agent asks in words: the run then waits as it does for a question of its own."""
 
 
-def on_outcome(run: RunState, outcome: o.Outcome, duration_s: float = 0.0, silence_s: float = 0.0) -> None:
+def on_outcome(run: RunState, outcome: o.Outcome | None, duration_s: float = 0.0, silence_s: float = 0.0) -> None:
     """Fold what an effect came back with into the run.
 
     Args:
@@ -210,7 +210,8 @@ def on_outcome(run: RunState, outcome: o.Outcome, duration_s: float = 0.0, silen
         run.elapsed_s += duration_s + silence_s
         if silence_s > run.silence_s:
             run.silence_s = silence_s
-    _ON_OUTCOME[type(outcome)](run, outcome)
+    if outcome is not None:
+        _ON_OUTCOME[type(outcome)](run, outcome)
 
 
 def _on_pre_step_done(run: RunState, outcome: o.PreStepDone) -> None:
@@ -355,10 +356,6 @@ def _on_state_result(run: RunState, outcome: o.StateResult) -> None:
     (run.deferred_messages if run.batch else run.messages).extend(outcome.messages)
 
 
-def _on_judged(run: RunState, outcome: o.Judged) -> None:
-    """Nothing to fold in: the results are there, and the guards judge them."""
-
-
 def _on_cancelled(run: RunState, outcome: o.Cancelled) -> None:
     for result in outcome.results:
         record_result(run, result)
@@ -379,7 +376,6 @@ _ON_OUTCOME: dict[type, Callable[[RunState, Any], None]] = {
     o.ReplyParsed: _on_reply_parsed,
     o.ToolsRan: _on_tools_ran,
     o.CallBlocked: _on_call_blocked,
-    o.Judged: _on_judged,
     o.RecoveryDecided: _on_recovery_decided,
     o.HumanAnswered: on_human_answer,
     o.Expired: _on_expired,

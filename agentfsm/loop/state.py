@@ -16,9 +16,10 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
+from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.failures import Action, Failure, FailureKind, describe_exception
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
-from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult, Usage, canonical_json
+from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult, Usage
 from agentfsm.machine.graph import State
 
 __all__ = [

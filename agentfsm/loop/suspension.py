@@ -20,8 +20,8 @@ from agentfsm.errors import (
     SuspensionGraphError,
     SuspensionTamperedError,
 )
+from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.failures import FailureKind
-from agentfsm.loop.messages import canonical_json
 from agentfsm.loop.state import HumanReply, RunState, dump_state, load_state
 
 __all__ = ["RECORD_VERSION", "SuspensionRecord", "check_human_reply", "open_record", "sign_record"]

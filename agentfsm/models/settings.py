@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from agentfsm.loop.messages import canonical_json
+from agentfsm.loop.canonical_json import canonical_json
 
 __all__ = ["ModelSettings"]
 

@@ -13,8 +13,9 @@ from inspect import isawaitable
 from typing import Any
 
 from agentfsm.errors import HumanReplyError
+from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.failures import describe_exception
-from agentfsm.loop.messages import ToolResult, canonical_json
+from agentfsm.loop.messages import ToolResult
 from agentfsm.loop.state import CallState, HumanReply, PendingRequest
 from agentfsm.machine.graph import State
 from agentfsm.runtime.context import Context

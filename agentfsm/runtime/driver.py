@@ -208,7 +208,7 @@ class Driver:
             started = self._now()
             silence = started - self._idle_since
             try:
-                outcome = await self._await_effect(run.state, cast("Coroutine[Any, Any, Outcome]", outcome))
+                outcome = await self._await_effect(run.state, cast("Coroutine[Any, Any, Outcome | None]", outcome))
             except asyncio.CancelledError:
                 self._cancel_reason = self._cancel_reason or "the task was cancelled"
                 self._apply_outcome(self._cancelled_outcome(), started, silence)
@@ -279,13 +279,13 @@ class Driver:
         except (Exception, asyncio.CancelledError) as error:  # plain code of the user's: nobody cancels it
             return self._exception_outcome(state, error)
 
-    async def _run_hooks_and_effect(self, state: str, effect: Effect) -> Outcome:
+    async def _run_hooks_and_effect(self, state: str, effect: Effect) -> Outcome | None:
         self.context.recorder.push()
         await run_hooks(self.context, state)
         outcome = effect(self.context)
-        return cast("Outcome", await outcome if isawaitable(outcome) else outcome)
+        return cast("Outcome | None", await outcome if isawaitable(outcome) else outcome)
 
-    async def _await_effect(self, state: str, coroutine: Coroutine[Any, Any, Outcome]) -> Outcome:
+    async def _await_effect(self, state: str, coroutine: Coroutine[Any, Any, Outcome | None]) -> Outcome | None:
         """Await an effect, which ``cancel`` may cut off as ``asyncio.timeout`` would at its deadline.
 
         Whatever user code raises becomes an outcome; only a cancellation from outside passes through.
@@ -338,7 +338,7 @@ class Driver:
 
     # -- the step -------------------------------------------------------------------------------------
 
-    def _apply_outcome(self, outcome: Outcome, started: float | None = None, silence_s: float = 0.0) -> None:
+    def _apply_outcome(self, outcome: Outcome | None, started: float | None = None, silence_s: float = 0.0) -> None:
         """Fold an outcome in and move. Nothing here awaits.
 
         Args:
@@ -377,7 +377,7 @@ class Driver:
             self._idle_since += self._now() - told  # what observers take is no silence
         on_transition(run, decision, decision.transition.target in self._final_states)
 
-    def _emit_transition(self, outcome: Outcome, decision: Decision) -> None:
+    def _emit_transition(self, outcome: Outcome | None, decision: Decision) -> None:
         context = self.context
         if isinstance(outcome, ModelCallSucceeded):
             reply = outcome.reply

@@ -17,7 +17,7 @@ from pydantic_core import to_json, to_jsonable_python
 from agentfsm.loop.envelope import parse_envelope, parse_json
 from agentfsm.loop.failures import describe_exception
 from agentfsm.loop.messages import Message
-from agentfsm.loop.outcomes import Judged, Outcome, PreStepDone, ReplyParsed, StateResult
+from agentfsm.loop.outcomes import Outcome, PreStepDone, ReplyParsed, StateResult
 from agentfsm.loop.policy import decide_recovery
 from agentfsm.loop.state import RunState
 from agentfsm.machine.graph import State
@@ -29,7 +29,7 @@ from agentfsm.runtime.tools import describe_validation_error
 
 __all__ = ["EFFECTS", "custom_effect"]
 
-PRE_STEP_DONE, TOOLS_CHECKED = PreStepDone(), Judged()
+PRE_STEP_DONE = PreStepDone()
 
 
 def check_budgets(context: Context) -> Outcome | Awaitable[Outcome]:
@@ -110,9 +110,8 @@ def _parse_structured(context: Context, text: str) -> ReplyParsed:
     return ReplyParsed(answer=value)
 
 
-def check_results(context: Context) -> Outcome:
-    """Nothing to do: the results are there, and the guards judge them."""
-    return TOOLS_CHECKED
+def no_effect(context: Context) -> None:
+    """``post_tool``: the results of the batch are in the run already, and the guards read them there."""
 
 
 def choose_recovery(context: Context) -> Outcome:
@@ -126,7 +125,7 @@ EFFECTS: Mapping[str, Effect] = MappingProxyType(
         State.CALL_LLM: call_model,
         State.POST_LLM: parse_reply,
         State.DISPATCH_TOOL: run_calls,
-        State.POST_TOOL: check_results,
+        State.POST_TOOL: no_effect,
         State.RECOVER: choose_recovery,
     }
 )

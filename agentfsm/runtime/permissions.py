@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 from pydantic_core import to_jsonable_python
 
 from agentfsm.errors import ConfigurationError
-from agentfsm.loop.messages import canonical_json
+from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.machine.graph import State
 from agentfsm.runtime.hooks import AskApproval, DenyCall, Hook, HookContext, HookDecision
 

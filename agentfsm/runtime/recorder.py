@@ -134,7 +134,7 @@ class Recorder:
 
     def record_transition(
         self,
-        outcome: Outcome,
+        outcome: Outcome | None,
         cancel: str | None,
         elapsed_us: int,
         silence_us: int,
@@ -144,7 +144,7 @@ class Recorder:
         """An outcome was folded in, and the run moved.
 
         Args:
-            outcome: What the effect came back with.
+            outcome: What the effect returned.
             cancel: The reason of a cancellation that was folded in behind it, or None.
             elapsed_us: Microseconds that the effect took.
             silence_us: Microseconds between the effect before and this one.

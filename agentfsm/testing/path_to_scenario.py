@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentfsm.errors import AgentfsmError
+from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.detectors import DEFAULT_RESULT, Example
 from agentfsm.loop.failures import Action
 from agentfsm.loop.guards import approval_required, calls_pending, declared_done, retry_tool
-from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult, canonical_json
+from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult
 from agentfsm.machine.graph import State, Transition
 from agentfsm.runtime.approval import ItDidNotRun, ItRan
 from agentfsm.runtime.tool_execution import validate_call

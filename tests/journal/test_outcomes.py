@@ -20,7 +20,7 @@ from agentfsm.loop.canonical_json import decode
 from agentfsm.loop.failures import Failure
 from agentfsm.loop.messages import MEDIA_TYPES, Image, Message, Reply, Role, ToolCall, ToolResult
 
-KINDS = typing.get_args(o.Outcome)
+KINDS = (*typing.get_args(o.Outcome), types.NoneType)
 
 texts = st.sampled_from(["", "x", "ü \x00 \ud800", "$ref", "[secret]"])
 leaves = st.none() | st.booleans() | texts | st.sampled_from([0, 1, 2**60, 1.0, 0.5, 1e-9])

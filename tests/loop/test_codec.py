@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
-from agentfsm.loop.messages import FinishReason, Message, Reply, Role, ToolCall, ToolResult, Usage, canonical_json
+from agentfsm.loop.messages import FinishReason, Message, Reply, Role, ToolCall, ToolResult, Usage
 from agentfsm.loop.state import CallState, HumanReply, PendingRequest, RunState, dump_state, load_state
 from tests.helpers.scenarios import make_failure, make_run
 

@@ -290,12 +290,12 @@ def test_a_retry_after_a_reply_that_no_call_answers_always_says_what_was_wrong()
 # -- the other outcomes -------------------------------------------------------------------------------
 
 
-def test_expired_and_judged():
+def test_expired_and_no_outcome():
     run = make_run("suspended")
     on_outcome(run, o.Expired())
     assert run.expired
     before = repr(run)
-    on_outcome(run, o.Judged())
+    on_outcome(run, None)
     assert repr(run) == before
 
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm.loop.messages import FinishReason, Message, Reply, Role, ToolCall, Usage, canonical_json
+from agentfsm.loop.canonical_json import canonical_json
+from agentfsm.loop.messages import FinishReason, Message, Reply, Role, ToolCall, Usage
 from agentfsm.loop.model import ModelRequest, ToolSpec
 
 

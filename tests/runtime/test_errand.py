@@ -27,8 +27,8 @@ from agentfsm import (
     tool,
 )
 from agentfsm.errors import SuspensionUsedError
+from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.events import Event, RecoveryStarted, RunResumed
-from agentfsm.loop.messages import canonical_json
 from agentfsm.loop.state import RunState, dump_state, load_state
 from agentfsm.runtime.driver import RunRequest
 from agentfsm.runtime.run import Run

@@ -19,7 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
 from agentfsm.errors import ToolDefinitionError
-from agentfsm.loop.messages import MEDIA_TYPES, Image, canonical_json
+from agentfsm.loop.canonical_json import canonical_json
+from agentfsm.loop.messages import MEDIA_TYPES, Image
 from agentfsm.loop.model import ToolSpec
 from agentfsm.runtime.tools import UI_MESSAGE, Tool
 
