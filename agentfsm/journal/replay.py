@@ -152,7 +152,7 @@ class RehydratedRun:
         """The id of a recorded transition and its target, in the names that the run uses."""
         return row, target
 
-    def _choose_outcome(self, recorded: Outcome) -> Outcome:
+    def _choose_outcome(self, recorded: Outcome | None) -> Outcome | None:
         """The outcome to fold in: the recorded one."""
         return recorded
 
@@ -302,7 +302,7 @@ class _ReplayRun(RehydratedRun):
                 row, target = names.transition(row), names.state(target)
         return row, target
 
-    def _choose_outcome(self, recorded: Outcome) -> Outcome:
+    def _choose_outcome(self, recorded: Outcome | None) -> Outcome | None:
         if self._policy is None or not self._evaluating_guards or not isinstance(recorded, RecoveryDecided):
             return recorded
         return decide_recovery(self._policy, self.run, self.created.get("seed"))
