@@ -88,7 +88,7 @@ class Analysis:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON data."""
-        numbers = {k: v for k, v in asdict(self.bounds).items() if k not in ("longest", "taken")}
+        numbers = {k: v for k, v in asdict(self.bounds).items() if k not in ("longest", "reachable_rows")}
         return {
             "graph": self.graph.name,
             "fingerprint": self.graph.fingerprint,

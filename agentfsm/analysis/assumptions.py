@@ -22,6 +22,7 @@ __all__ = [
     "Condition",
     "Counter",
     "GuardAssumption",
+    "NumericCondition",
     "Update",
     "iff",
     "parse_condition",
@@ -44,6 +45,9 @@ class Comparison:
 
 Condition = tuple[tuple[Comparison, ...], ...]
 """Alternatives, each of them comparisons that must all hold."""
+
+NumericCondition = tuple[tuple[tuple[str, str, int], ...], ...]
+"""A condition as plain data: alternatives, each a conjunction of (counter, operator, number)."""
 
 ALWAYS: Condition = ((),)
 NEVER: Condition = ()
@@ -213,6 +217,41 @@ class Assumptions:
         if name not in self._by_name:
             raise ConfigurationError(f"there is no counter {name!r}: declare it with Counter({name!r}, ...)")
         return self._by_name[name]
+
+    # -- as plain data, for exports (``agentfsm.diagrams.promela.CounterModel``) ---------------------------
+
+    def initial_values(self) -> dict[str, int]:
+        """The value of each counter when a run starts."""
+        return {counter.name: counter.start for counter in self.counters}
+
+    def may_conditions(self, row: Transition) -> list[NumericCondition]:
+        """Conditions that must all hold for a row's guard to be able to hold."""
+        return [self._numeric(k.may) for k in self.guards if k.may != "always" and k.applies_to(row)]
+
+    def must_conditions(self, row: Transition) -> list[NumericCondition]:
+        """Conditions of which each makes a row's guard hold."""
+        return [self._numeric(k.must) for k in self.guards if k.must != "never" and k.applies_to(row)]
+
+    def counter_updates(
+        self, row: Transition
+    ) -> list[tuple[str, int, tuple[tuple[NumericCondition, int, tuple[int, ...]], ...]]]:
+        """What taking a row does: for each counter its name, limit, and cases of (condition, add, values to set)."""
+        changed = ((counter, [u for u in counter.updates if u.applies_to(row)]) for counter in self.counters)
+        return [
+            (
+                counter.name,
+                counter.limit,
+                tuple((self._numeric(u.when), u.add, tuple(counter.value(v) for v in u.to)) for u in updates),
+            )
+            for counter, updates in changed
+            if any(u.add or u.to for u in updates)
+        ]
+
+    def _numeric(self, text: str) -> NumericCondition:
+        return tuple(
+            tuple((t.counter, t.op, self.counter(t.counter).value(t.value)) for t in tests)
+            for tests in parse_condition(text)
+        )
 
     def __add__(self, other: Assumptions) -> Assumptions:
         return Assumptions((*self.counters, *other.counters), (*self.guards, *other.guards))

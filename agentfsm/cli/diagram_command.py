@@ -15,7 +15,7 @@ from agentfsm.analysis import graph_from_table
 from agentfsm.cli.run_report import RunReport
 from agentfsm.cli.runs_command import default_store_path, open_existing_store, store_option
 from agentfsm.cli.user_code import load_graph
-from agentfsm.diagrams import COMMITTED_FORMATS, FORMATS, IMAGE_FORMATS, Coverage, Overlay, RunPath, image, write
+from agentfsm.diagrams import COMMITTED_FORMATS, FORMATS, Coverage, Overlay, RunPath, image, write
 from agentfsm.diagrams import diagram as drawn
 from agentfsm.diagrams.style import Theme
 from agentfsm.errors import ConfigurationError
@@ -38,7 +38,7 @@ __all__ = [
 
 def file_extensions(format_name: str) -> tuple[str, ...]:
     """The endings of files of a form, the usual one first."""
-    return FORMATS[format_name].suffixes if format_name in FORMATS else (f".{format_name}",)
+    return FORMATS[format_name].suffixes
 
 
 def format_for_path(path: Path) -> str:
@@ -47,7 +47,7 @@ def format_for_path(path: Path) -> str:
     Raises:
         ConfigurationError: It means none; the error lists those that do.
     """
-    forms = {ending: form for form in (*FORMATS, *IMAGE_FORMATS) for ending in file_extensions(form)}
+    forms = {ending: form for form in FORMATS for ending in file_extensions(form)}
     form = forms.get(path.suffix.lower())
     if form is None:
         raise ConfigurationError(
@@ -63,7 +63,7 @@ def require_run_diagram_format(path: Path) -> None:
         ConfigurationError: Its ending names no form, or one that cannot show a run.
     """
     form = format_for_path(path)
-    if form in FORMATS and not FORMATS[form].overlays:
+    if not FORMATS[form].overlays:
         raise ConfigurationError(
             f"the form {form!r} cannot show a run; draw it as {file_extensions('svg')[0]}, for instance"
         )
@@ -160,7 +160,7 @@ Examples:
     "-f",
     "--format",
     "format_name",
-    type=click.Choice([*FORMATS, *IMAGE_FORMATS]),
+    type=click.Choice(list(FORMATS)),
     help="By default, what PATH ends in.",
 )
 @click.option("-o", "--output", metavar="PATH", help="A file, or a folder for all forms that are kept; else stdout.")
@@ -245,7 +245,7 @@ def _read_coverage(path: Path) -> Coverage:
 
 
 def _print_diagram(diagram_input: _DiagramInput, format_name: str, theme: Theme) -> None:
-    if format_name in FORMATS:
+    if not FORMATS[format_name].image:
         click.echo(drawn(diagram_input.graph, format_name, theme=theme, overlay=diagram_input.overlay).rstrip("\n"))
         return
     if sys.stdout.isatty():
@@ -263,7 +263,7 @@ def _output_paths(graph: Graph, format_name: str | None, output: str) -> dict[Pa
 
 
 def _render(diagram_input: _DiagramInput, format_name: str, theme: Theme, *, check: bool) -> bytes:
-    if format_name in FORMATS:
+    if not FORMATS[format_name].image:
         return drawn(diagram_input.graph, format_name, theme=theme, overlay=diagram_input.overlay).encode()
     if check:
         raise click.UsageError(f"--check compares text forms; a {format_name} differs from one Graphviz to the next")

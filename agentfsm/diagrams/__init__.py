@@ -1,4 +1,4 @@
-"""Pictures of a graph, for people and for other tools: one function, many forms.
+"""Diagrams of a graph, for people and for other tools: one function, many formats.
 
 ::
 
@@ -9,21 +9,22 @@
     write(LOOP, "loop.svg")
     write(LOOP, "covered.png", overlay=Coverage(counts))
 
-All forms are written from one ``View``: each state a small decision table, its rows numbered in the order
-in which they are asked. The text forms, SVG among them, are the same bytes on every machine and need
-nothing installed; images need Graphviz.
+Every format is rendered from one ``View``, in which each state is a small decision table, its rows numbered in
+evaluation order. Text formats, SVG included, are the same bytes on every machine and need nothing installed;
+images need Graphviz.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import NamedTuple, cast, get_args
 
-from agentfsm.diagrams.dot import dot
-from agentfsm.diagrams.image_rendering import IMAGE_FORMATS, render_image
-from agentfsm.diagrams.interchange import promela, scxml, xstate
+from agentfsm.diagrams.dot import dot, render_image
+from agentfsm.diagrams.interchange import scxml, xstate
 from agentfsm.diagrams.overlays import Counterexample, Coverage, DiffOverlay, HooksOverlay, Overlay, RunPath
+from agentfsm.diagrams.promela import promela
 from agentfsm.diagrams.style import Theme
 from agentfsm.diagrams.svg import svg
 from agentfsm.diagrams.text_formats import markdown, mermaid, plain_text, plantuml
@@ -34,7 +35,6 @@ from agentfsm.machine.graph import Graph
 __all__ = [
     "COMMITTED_FORMATS",
     "FORMATS",
-    "IMAGE_FORMATS",
     "Counterexample",
     "Coverage",
     "DiffOverlay",
@@ -51,17 +51,19 @@ __all__ = [
 
 
 class Format(NamedTuple):
-    """One form of text.
+    """One format.
 
     Attributes:
-        render: Writes a view in a theme.
-        suffixes: The endings of its files, the usual one first.
-        overlays: Whether it shows overlays; forms for other machines do not.
+        render: Renders a view in a theme, as text or as the bytes of an image.
+        suffixes: The file name extensions, the usual one first.
+        overlays: Whether it shows overlays; formats for other programs do not.
+        image: Whether ``render`` returns bytes.
     """
 
-    render: Callable[[View, Theme], str]
+    render: Callable[[View, Theme], str | bytes]
     suffixes: tuple[str, ...]
     overlays: bool = True
+    image: bool = False
 
 
 FORMATS: dict[str, Format] = {
@@ -74,91 +76,95 @@ FORMATS: dict[str, Format] = {
     "scxml": Format(scxml, (".scxml",), overlays=False),
     "xstate": Format(xstate, (".json",), overlays=False),
     "promela": Format(promela, (".pml",), overlays=False),
+    "png": Format(partial(render_image, "png"), (".png",), image=True),
+    "pdf": Format(partial(render_image, "pdf"), (".pdf",), image=True),
 }
-"""Every form of text by its name. A new one is one entry."""
+"""Every format by its name. A new format is one entry."""
 
 COMMITTED_FORMATS = ("dot", "mermaid", "markdown", "svg")
-"""The forms that ``write_all`` writes: those that are kept beside the code and compared."""
+"""The formats that ``write_all`` writes: those that are committed beside the code and compared."""
 
 
 def diagram(graph: Graph, format: str = "svg", *, theme: Theme = "auto", overlay: Overlay | None = None) -> str:  # noqa: A002
-    """A graph in one of the forms of ``FORMATS``.
+    """A graph as text, in one of the text formats of ``FORMATS``.
 
     Args:
         graph: The graph.
-        format: The name of the form.
-        theme: ``light``, ``dark``, or ``auto``, which follows the reader's setting where the form can
+        format: The name of the format.
+        theme: ``light``, ``dark``, or ``auto``, which follows the reader's setting where the format can
             (SVG) and is light where it cannot.
-        overlay: What to lay over it: a ``RunPath``, ``Counterexample``, ``Coverage``, ``Difference`` or one of
+        overlay: What to show on top: a ``RunPath``, ``Counterexample``, ``Coverage``, ``DiffOverlay`` or one of
             your own.
 
     Raises:
-        ConfigurationError: There is no such form or theme, or the form shows no overlay.
-        GraphError: The overlay speaks of a transition that the graph does not have.
+        ConfigurationError: There is no such text format or theme, or the format shows no overlays.
+        GraphError: The overlay names a transition or state that the graph does not have.
     """
-    form = FORMATS.get(format)
-    if form is None:
-        hint = f"; {format} is an image: use image() or write()" if format in IMAGE_FORMATS else ""
-        raise ConfigurationError(f"there is no form {format!r} of a diagram{hint}; there are: {', '.join(FORMATS)}")
-    if overlay is not None and not form.overlays:
-        able = ", ".join(name for name, other in FORMATS.items() if other.overlays)
-        raise ConfigurationError(f"the form {format!r} shows no overlay; these do: {able}")
-    return form.render(_overlaid_view(graph, overlay), _checked_theme(theme))
+    chosen = FORMATS.get(format)
+    if chosen is None or chosen.image:
+        hint = "" if chosen is None else f"; {format} is an image: use image() or write()"
+        texts = ", ".join(name for name, each in FORMATS.items() if not each.image)
+        raise ConfigurationError(f"there is no text format {format!r} of a diagram{hint}; the formats are: {texts}")
+    return cast("str", _render(graph, format, theme, overlay))
 
 
 def image(graph: Graph, format: str = "png", *, theme: Theme = "light", overlay: Overlay | None = None) -> bytes:  # noqa: A002
-    """A graph as an image: the same picture as the SVG, painted by Graphviz.
+    """A graph as an image, laid out and rendered by Graphviz.
 
     Args:
         graph: The graph.
-        format: One of ``IMAGE_FORMATS``, or ``svg``: Graphviz's own, for programs that read no style sheets; ``diagram``
-            writes one that needs nothing installed.
+        format: One of the image formats of ``FORMATS``, or ``svg``: Graphviz's own, for programs that read no
+            style sheets; ``diagram`` writes one that needs nothing installed.
         theme: ``light`` or ``dark``; ``auto`` is light.
-        overlay: What to lay over it.
+        overlay: What to show on top.
 
     Raises:
-        ConfigurationError: There is no such image or theme, or Graphviz is not installed.
-        GraphError: The overlay speaks of a transition that the graph does not have.
+        ConfigurationError: There is no such image format or theme, or Graphviz is not installed.
+        GraphError: The overlay names a transition or state that the graph does not have.
     """
-    if format not in (*IMAGE_FORMATS, "svg"):
-        raise ConfigurationError(f"there is no image {format!r}; there are: {', '.join(IMAGE_FORMATS)}")
-    return render_image(_overlaid_view(graph, overlay), format, _checked_theme(theme))
+    if format == "svg":
+        return render_image("svg", _overlaid_view(graph, overlay), _checked_theme(theme))
+    images = [name for name, each in FORMATS.items() if each.image]
+    if format not in images:
+        raise ConfigurationError(f"there is no image format {format!r}; the formats are: {', '.join(images)}")
+    return cast("bytes", _render(graph, format, theme, overlay))
 
 
 def write(graph: Graph, path: str | Path, *, theme: Theme = "auto", overlay: Overlay | None = None) -> Path:
-    """Write a graph to a file, in the form that its ending names.
+    """Write a graph to a file, in the format of its extension.
 
     Args:
         graph: The graph.
-        path: Where to; an existing file is written over.
+        path: The file; an existing one is overwritten.
         theme: As for ``diagram``.
-        overlay: What to lay over it.
+        overlay: What to show on top.
 
     Returns:
         The path.
 
     Raises:
-        ConfigurationError: The ending names no form, or what the form needs is not installed.
-        GraphError: The overlay speaks of a transition that the graph does not have.
+        ConfigurationError: No format has the extension, or what the format needs is not installed.
+        GraphError: The overlay names a transition or state that the graph does not have.
     """
     path = Path(path)
-    ending = path.suffix.lower()
-    forms = {e: name for name, form in FORMATS.items() for e in form.suffixes}
-    if ending.removeprefix(".") in IMAGE_FORMATS:
-        path.write_bytes(image(graph, ending.removeprefix("."), theme=theme, overlay=overlay))
-    elif ending in forms:
-        text = diagram(graph, forms[ending], theme=theme, overlay=overlay)
-        path.write_text(text, encoding="utf-8", newline="\n")
+    formats = {suffix: name for name, each in FORMATS.items() for suffix in each.suffixes}
+    name = formats.get(path.suffix.lower())
+    if name is None:
+        raise ConfigurationError(
+            f"no diagram format has the file extension {path.suffix.lower()!r}; the extensions are: {', '.join(formats)}"
+        )
+    rendered = _render(graph, name, theme, overlay)
+    if isinstance(rendered, bytes):
+        path.write_bytes(rendered)
     else:
-        known = ", ".join([*forms, *(f".{name}" for name in IMAGE_FORMATS)])
-        raise ConfigurationError(f"no form of a diagram has the ending {ending!r}; there are: {known}")
+        path.write_text(rendered, encoding="utf-8", newline="\n")
     return path
 
 
 def write_all(graph: Graph, folder: str | Path, formats: Iterable[str] = COMMITTED_FORMATS) -> list[Path]:
-    """Write a graph in several forms into a folder, each file named after the graph.
+    """Write a graph in several formats into a folder, each file named after the graph.
 
-    How the files in ``diagrams/`` are made, and made anew::
+    The files in ``diagrams/`` are written, and updated, by::
 
         from agentfsm.loop.table import LOOP
         from agentfsm.diagrams import write_all
@@ -174,22 +180,27 @@ def write_all(graph: Graph, folder: str | Path, formats: Iterable[str] = COMMITT
         The paths, in the order of the formats.
 
     Raises:
-        ConfigurationError: There is no such form.
+        ConfigurationError: There is no such format, or what it needs is not installed.
     """
-    paths: list[Path] = []
-    for name in formats:
-        text = diagram(graph, name)
-        path = Path(folder) / f"{graph.name}{FORMATS[name].suffixes[0]}"
-        path.write_text(text, encoding="utf-8", newline="\n")
-        paths.append(path)
-    return paths
+    names = list(formats)
+    for name in names:
+        if name not in FORMATS:
+            raise ConfigurationError(f"there is no format {name!r} of a diagram; the formats are: {', '.join(FORMATS)}")
+    return [write(graph, Path(folder) / f"{graph.name}{FORMATS[name].suffixes[0]}") for name in names]
+
+
+def _render(graph: Graph, format_name: str, theme: Theme, overlay: Overlay | None) -> str | bytes:
+    chosen = FORMATS[format_name]
+    if overlay is not None and not chosen.overlays:
+        able = ", ".join(name for name, each in FORMATS.items() if each.overlays)
+        raise ConfigurationError(f"the format {format_name!r} shows no overlays; these do: {able}")
+    return chosen.render(_overlaid_view(graph, overlay), _checked_theme(theme))
 
 
 def _checked_theme(theme: Theme) -> Theme:
-    """The theme, where there is one of its name."""
     themes = get_args(Theme)
     if theme not in themes:
-        raise ConfigurationError(f"there is no theme {theme!r}; there are: {', '.join(themes)}")
+        raise ConfigurationError(f"there is no theme {theme!r}; the themes are: {', '.join(themes)}")
     return theme
 
 

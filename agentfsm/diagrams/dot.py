@@ -1,19 +1,22 @@
-"""DOT for Graphviz: each state an HTML table of numbered rows, one edge for all rows with the same target.
+"""DOT for Graphviz, and the images that Graphviz renders from it.
 
-Nothing needs to be installed to write it. Graphviz computes the layout, which differs between its
-versions; ``svg`` writes a picture that is always the same.
+Each state is an HTML table of numbered rows, with one edge for all rows with the same target. Writing DOT needs
+nothing installed. Graphviz computes the layout, which differs between its versions; ``svg`` writes a picture
+that is the same everywhere.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 
 from agentfsm.diagrams.edge_routing import COLUMN, Route, Side, choose_routes
 from agentfsm.diagrams.escaping import escape_xml, quote_dot
 from agentfsm.diagrams.style import Palette, Theme, palette_for
 from agentfsm.diagrams.view import Box, RowKind, TableRow, View
+from agentfsm.errors import ConfigurationError
 
-__all__ = ["FONT_NAMES", "LINE_ATTRIBUTES", "dot"]
+__all__ = ["dot", "render_image"]
 
 FONT_NAMES = "Inter,Helvetica,Arial,sans-serif"
 
@@ -24,24 +27,59 @@ LINE_ATTRIBUTES: dict[RowKind, str] = {
     "done": "penwidth=1.8, style=dashed",
     "stop": "penwidth=1.4",
 }
-"""How Graphviz draws each meaning, beside its colour."""
+"""The line style of each kind of row, apart from its colour."""
+
+PNG_DPI = 144  # twice the 72 dpi of the layout, for sharp screens
 
 
 def dot(view: View, theme: Theme = "light") -> str:
     """A view as DOT.
 
     Args:
-        view: What it says.
+        view: The view.
         theme: ``light`` or ``dark``; ``auto`` is light.
     """
-    return "\n".join(_document(view, palette_for(theme))) + "\n"
+    return _text(view, theme)
 
 
-def _document(view: View, p: Palette) -> Iterator[str]:
+def _text(view: View, theme: Theme, dpi: int | None = None) -> str:
+    return "\n".join(_document(view, palette_for(theme), dpi)) + "\n"
+
+
+def render_image(image_format: str, view: View, theme: Theme = "light") -> bytes:
+    """An image of a view, rendered by Graphviz from its DOT.
+
+    Args:
+        image_format: An output format of Graphviz: ``png``, ``pdf``, ``svg``.
+        view: The view.
+        theme: ``light`` or ``dark``; ``auto`` is light.
+
+    Raises:
+        ConfigurationError: Graphviz, or the package that calls it, is not installed.
+    """
+    try:
+        graphviz = importlib.import_module("graphviz")  # imported here because importing agentfsm must stay fast
+    except ImportError as error:
+        raise ConfigurationError(
+            f"a {image_format} image needs the package 'graphviz': pip install graphviz"
+        ) from error
+    source = graphviz.Source(_text(view, theme, PNG_DPI if image_format == "png" else None))
+    try:
+        return bytes(source.pipe(format=image_format))
+    except graphviz.ExecutableNotFound as error:
+        raise ConfigurationError(
+            f"a {image_format} image needs Graphviz, and its program 'dot' is not on the PATH: "
+            "install it (https://graphviz.org/download), or write an .svg file, which needs nothing"
+        ) from error
+
+
+def _document(view: View, p: Palette, dpi: int | None) -> Iterator[str]:
     routes = choose_routes(view)
     exits: dict[tuple[str, int], Side | None] = {(w.source.name, w.group_index): w.exit for w in routes}
     title = f'<FONT POINT-SIZE="16" COLOR="{p.ink}"><B>{escape_xml(view.title)}</B></FONT>'
     yield f"digraph {quote_dot(view.graph.name)} {{"
+    if dpi is not None:
+        yield f"  graph [dpi={dpi}]"
     yield "  graph [rankdir=TB, splines=spline, newrank=true, outputorder=edgesfirst, nodesep=0.8, ranksep=0.4,"
     yield f'    bgcolor="{p.paper}", pad=0.3, labelloc=t, labeljust=l,'
     yield f'    fontname="{FONT_NAMES}", fontsize=11, fontcolor="{p.grey}",'

@@ -26,9 +26,9 @@ from agentfsm.analysis.analyse import _check_end_reachable
 from agentfsm.analysis.assumptions import parse_condition
 from agentfsm.analysis.bounds import compute_bounds
 from agentfsm.analysis.model_checker import ModelChecker, find_lasso
-from agentfsm.analysis.promela_model import to_promela
 from agentfsm.analysis.properties import never_taken
 from agentfsm.analysis.state_space import StateSpace
+from agentfsm.diagrams.promela import promela_model
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.table import LOOP
@@ -228,11 +228,25 @@ def test_the_exported_model_says_the_same_of_the_default_limits(tmp_path: Path) 
     needed = Assumptions(
         tuple(c for c in facts.counters if c.name in names), tuple(k for k in facts.guards if uses(k, names))
     )
-    (tmp_path / "loop.pml").write_text(to_promela(LOOP, needed), encoding="utf-8")
+    (tmp_path / "loop.pml").write_text(promela_model(LOOP, needed), encoding="utf-8")
     command = [require_spin(), "-search", "-O1", "-a", "-m1000000", "loop.pml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "errors: 0" in done.stdout, done.stdout
     assert find_lasso(ModelChecker(LOOP, needed)) is None
+
+
+def test_the_exported_model_is_verified_as_a_user_would_run_it(tmp_path: Path) -> None:
+    """Without counters the loop ends or waits; with them, a retry whose budget is reset does not."""
+    endless = endless_retry(resets=True)
+    bounded = endless_retry(resets=False)
+    models = {"loop": promela_model(LOOP), "endless": promela_model(*endless), "bounded": promela_model(*bounded)}
+    errors: dict[str, str] = {}
+    for name, model in models.items():
+        (tmp_path / f"{name}.pml").write_text(model, encoding="utf-8")
+        command = [require_spin(), "-search", "-O1", "-a", "-m1000000", f"{name}.pml"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        errors[name] = done.stdout.partition("errors: ")[2].split()[0]
+    assert errors == {"loop": "0", "endless": "1", "bounded": "0"}
 
 
 def uses(known: GuardAssumption, names: tuple[str, ...]) -> bool:

@@ -1,4 +1,7 @@
-"""The Spin model checker as an oracle: checks many graphs in one compiled model, and explores their whole state space."""
+"""The SPIN model checker as an oracle: it checks many graphs in one compiled model, and walks their whole state space.
+
+The model of each graph is the public export (``agentfsm.diagrams.promela``); properties and measures are added here.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,16 @@ from pathlib import Path
 import pytest
 
 from agentfsm.analysis import Assumptions
-from agentfsm.analysis.promela_model import options
+from agentfsm.diagrams.promela import state_constant, step_options
 from agentfsm.machine.graph import Graph
 
 MAX_COUNTER = 250
-"""A stretch that is longer than this counts as endless here."""
+"""A stretch between two waits that is longer than this counts as endless here."""
 
 
 @dataclass
 class SpinCase:
-    """One table to ask about.
+    """One graph to check.
 
     Attributes:
         passes: For ``must_pass``: triples (target, through, when), with an empty text for no ``when``.
@@ -36,7 +39,7 @@ class SpinCase:
 
 @dataclass
 class SpinResult:
-    """What spin found out about one table."""
+    """What SPIN found out about one graph."""
 
     rows: set[int]
     pairs: set[tuple[int, int]]
@@ -46,15 +49,15 @@ class SpinResult:
 
 
 def require_spin() -> str:
-    """Where spin is; the test is skipped where it is not."""
+    """The path of spin; skips the test where spin or a C compiler is not installed."""
     for tool in ("spin", "gcc"):
         if shutil.which(tool) is None:
-            pytest.skip(f"{tool} is not installed: no oracle from outside")
+            pytest.skip(f"{tool} is not installed, and it is the oracle of this test")
     return str(shutil.which("spin"))
 
 
 def run_spin(cases: list[SpinCase], folder: Path) -> list[SpinResult]:
-    """What spin finds out about each case."""
+    """SPIN's result for each case."""
     program = require_spin()
     (folder / "all.pml").write_text(_model_text(cases), encoding="utf-8")
     subprocess.run([program, "-a", "all.pml"], cwd=folder, check=True, capture_output=True)
@@ -93,7 +96,8 @@ def _model_text(cases: list[SpinCase]) -> str:
     watchers = max(len(case.passes) + len(case.nevers) for case in cases)
     lines = [
         "c_decl { static int rows[256], pairs[256][256], longest, broken[64]; }",
-        "byte g; byte state = 0; byte row = 255; byte last = 255; bool rest; short n;",
+        _state_constants(cases),
+        "byte g; mtype state; short row = -1; short last = -1; bool rest; short n;",
         f"byte owed[{watchers + 1}];",
         "hidden byte bad;",
         *(f"short c_{name}; hidden short n_{name};" for name in counters),
@@ -102,84 +106,102 @@ def _model_text(cases: list[SpinCase]) -> str:
         "    if",
     ]
     for number, case in enumerate(cases):
-        starts = [f"c_{c.name} = {c.start};" for c in case.facts.counters]
-        starts += [f"owed[{i}] = {value};" for i, value in enumerate(_first_rows(case))]
+        starts = _initial_assignments(case)
+        starts += [f"owed[{i}] = {value};" for i, value in enumerate(_initial_obligations(case))]
         rests = int(case.graph.states[0].waits or case.graph.states[0].final)
         lines.append(f"    :: g == {number} -> {' '.join(starts)} rest = {rests};")
     lines += ["    fi }", "  do"]
     for number, case in enumerate(cases):
-        ends = " || ".join(f"state == {i}" for i, s in enumerate(case.graph.states) if s.final)
-        lines.append(f"  :: g == {number} && !({ends}) -> atomic {{ if")
-        lines += [f"    :: {option}" for option in options(case.graph, case.facts)]
+        finals = _final_test(case)
+        lines.append(f"  :: g == {number} && !({finals}) -> atomic {{ if")
+        lines += [f"    :: {option}" for _, option in step_options(case.graph, case.facts)]
         lines += ["    fi;", f"    d_step {{ {_monitor_text(case)} }} }}"]
-        lines.append(f"  :: g == {number} && ({ends}) -> break")
+        lines.append(f"  :: g == {number} && ({finals}) -> break")
     lines += ["  od", "}", "ltl rests { [] <> (rest) }"]
     return "\n".join(lines) + "\n"
 
 
+def _state_constants(cases: list[SpinCase]) -> str:
+    names = dict.fromkeys(state_constant(s.name) for case in cases for s in case.graph.states)
+    return f"mtype = {{ {', '.join(names)} }};"
+
+
+def _initial_assignments(case: SpinCase) -> list[str]:
+    start = f"state = {state_constant(case.graph.initial)};"
+    return [start, *(f"c_{name} = {value};" for name, value in case.facts.initial_values().items())]
+
+
+def _final_test(case: SpinCase) -> str:
+    return " || ".join(f"state == {state_constant(s.name)}" for s in case.graph.states if s.final)
+
+
+def _resting_test(case: SpinCase) -> str:
+    return " || ".join(f"state == {state_constant(s.name)}" for s in case.graph.states if s.waits or s.final)
+
+
 def _monitor_text(case: SpinCase) -> str:
-    """What follows each move: the stretch grows or begins anew, the watchers watch, and all is noted."""
-    rests = " || ".join(f"state == {i}" for i, s in enumerate(case.graph.states) if s.waits or s.final)
+    """Run after each move: measure the stretch, step the properties' automata, and print what is new."""
+    rests = _resting_test(case)
     text = f"n = (rest -> 1 : (n < {MAX_COUNTER} -> n + 1 : n)); rest = ({rests}); "
     text += (
         'c_code { if (!rows[now.row]) { rows[now.row] = 1; printf("row %d\\n", now.row); } '
-        "if (now.last != 255 && !pairs[now.last][now.row]) { pairs[now.last][now.row] = 1; "
+        "if (now.last >= 0 && !pairs[now.last][now.row]) { pairs[now.last][now.row] = 1; "
         'printf("pair %d %d\\n", now.last, now.row); } '
         'if (now.n > longest) { longest = now.n; printf("longest %d\\n", longest); } }; '
     )
     for i, (target, through, when) in enumerate(case.passes):
-        # owed by `when` (or from the start, and anew after each target), paid by `through`
+        # `when` (or the start, and each target) creates the obligation, `through` meets it
         if when:
-            text += f"owed[{i}] = ({_state_test(case, when)} -> 1 : owed[{i}]); "
-        text += f"owed[{i}] = ({_state_test(case, through)} -> 0 : owed[{i}]); "
-        text += f"bad = ({_state_test(case, target)} && owed[{i}]); {_note_row(i)}"
+            text += f"owed[{i}] = ({_row_test(case, when)} -> 1 : owed[{i}]); "
+        text += f"owed[{i}] = ({_row_test(case, through)} -> 0 : owed[{i}]); "
+        text += f"bad = ({_row_test(case, target)} && owed[{i}]); {_record_violation(i)}"
         if not when:
-            text += f"owed[{i}] = ({_state_test(case, target)} -> 1 : owed[{i}]); "
+            text += f"owed[{i}] = ({_row_test(case, target)} -> 1 : owed[{i}]); "
         else:
-            text += f"owed[{i}] = ({_state_test(case, target)} -> 0 : owed[{i}]); "
+            text += f"owed[{i}] = ({_row_test(case, target)} -> 0 : owed[{i}]); "
     for i, (event, after, until) in enumerate(case.nevers, len(case.passes)):
         if until:
-            text += f"owed[{i}] = ({_state_test(case, until)} -> 0 : owed[{i}]); "
-        text += f"bad = ({_state_test(case, event)} && owed[{i}]); {_note_row(i)}"
-        text += f"owed[{i}] = ({_state_test(case, after)} -> 1 : owed[{i}]); "
-    return text
+            text += f"owed[{i}] = ({_row_test(case, until)} -> 0 : owed[{i}]); "
+        text += f"bad = ({_row_test(case, event)} && owed[{i}]); {_record_violation(i)}"
+        text += f"owed[{i}] = ({_row_test(case, after)} -> 1 : owed[{i}]); "
+    return text + "last = row;"
 
 
-def _note_row(i: int) -> str:
+def _record_violation(i: int) -> str:
     return (
         f'if :: bad -> c_code {{ if (!broken[{i}]) {{ broken[{i}] = 1; printf("broken %d\\n", {i}); }} }} '
         ":: else fi; bad = 0; "
     )
 
 
-def _first_rows(case: SpinCase) -> list[int]:
+def _initial_obligations(case: SpinCase) -> list[int]:
     start = case.graph.states[0].name
     owed = [through != start and (not when or when == start) for _, through, when in case.passes]
     armed = [after == start and until != start for _, after, until in case.nevers]
     return [int(value) for value in (*owed, *armed)]
 
 
-def _state_test(case: SpinCase, name: str) -> str:
-    """Whether the row that was just taken is an event of a name: by its id, its guard or its target."""
+def _row_test(case: SpinCase, name: str) -> str:
+    """Whether the row just taken has a name as its id, its guard or its target."""
     rows = [i for i, t in enumerate(case.graph.transitions) if name in (t.id, t.id.partition(".")[2], t.target)]
     return "(" + (" || ".join(f"row == {i}" for i in rows) or "false") + ")"
 
 
 MAX_CALLS = 60
-"""So many calls are any number of calls here."""
+"""This many calls count as an unbounded number here."""
 
 MOVES, MODEL_IN_ALL, TOOLS_IN_ALL, MODEL_BETWEEN, TOOLS_BETWEEN = range(5)
-"""What a run of the model is asked for."""
+"""What a run of the compiled model measures."""
 
 
 @dataclass(frozen=True)
 class Exploration:
-    """What came out about one table.
+    """What walking the state space of one graph found.
 
     Attributes:
         ends: Whether the end can be reached from every configuration.
         configurations: How many there are.
-        most: Model calls and tool calls in all, then between two waits; None stands for any number.
+        most: The most model calls and tool calls in total, then between two waits; None means unbounded.
     """
 
     ends: bool
@@ -188,7 +210,7 @@ class Exploration:
 
 
 def explore(cases: list[SpinCase], folder: Path) -> list[Exploration]:
-    """What spin sees of each case; the test is skipped where spin is not."""
+    """SPIN's walk of each case; skips the test where spin is not installed."""
     program = require_spin()
     (folder / "walk.pml").write_text(_walk_model_text(cases), encoding="utf-8")
     subprocess.run([program, "-a", "walk.pml"], cwd=folder, check=True, capture_output=True)
@@ -241,8 +263,9 @@ def _walk_model_text(cases: list[SpinCase]) -> str:
     mixed = " ".join(f"h = (h ^ (unsigned short) now.c_{name}) * 1099511628211ull;" for name in counters)
     lines = [
         "c_decl { static unsigned long long from; static int most = -1; }",
-        "byte g; byte what; byte state = 0; bool rest; short sum;",
-        "hidden byte row; hidden byte last;",
+        _state_constants(cases),
+        "byte g; byte what; mtype state; bool rest; short sum;",
+        "hidden short row; hidden byte ended;",
         *(f"short c_{name}; hidden short n_{name};" for name in counters),
         "c_code { static unsigned long long here(void) { unsigned long long h = 14695981039346656037ull;"
         f" h = (h ^ now.state) * 1099511628211ull; {mixed} return h; }} }};",
@@ -251,16 +274,16 @@ def _walk_model_text(cases: list[SpinCase]) -> str:
         "    if",
     ]
     for number, case in enumerate(cases):
-        starts = [f"c_{c.name} = {c.start};" for c in case.facts.counters]
+        starts = _initial_assignments(case)
         first = case.graph.states[0]
         rests = int(first.waits or first.final)
-        said = f'c_code {{ printf("start %llx {int(first.final)}\\n", here()); printf("most 0\\n"); }};'
-        lines.append(f"    :: g == {number} -> {' '.join(starts)} rest = {rests}; {said}")
+        report = f'c_code {{ printf("start %llx {int(first.final)}\\n", here()); printf("most 0\\n"); }};'
+        lines.append(f"    :: g == {number} -> {' '.join(starts)} rest = {rests}; {report}")
     lines += ["    fi }", "  do"]
     for number, case in enumerate(cases):
-        finals = " || ".join(f"state == {i}" for i, s in enumerate(case.graph.states) if s.final)
+        finals = _final_test(case)
         lines.append(f"  :: g == {number} && !({finals}) -> atomic {{ if")
-        for option in options(case.graph, case.facts):
+        for _, option in step_options(case.graph, case.facts):
             guard, arrow, effect = option.partition(" -> ")
             lines.append(f"    :: {guard}{arrow}c_code {{ from = here(); }}; {effect}")
         lines += ["    fi;", f"    d_step {{ {_after_move(case, finals)} }} }}"]
@@ -270,11 +293,11 @@ def _walk_model_text(cases: list[SpinCase]) -> str:
 
 
 def _after_move(case: SpinCase, finals: str) -> str:
-    """What follows each move: calls are summed up, or from the last wait on, and all is told."""
+    """Run after each move: count calls, in total or since the last wait, and print the move and the count."""
     table = case.graph.transitions
     model = [i for i, t in enumerate(table) if t.source == "call_llm"]
     tools = [i for i, t in enumerate(table) if t.source == "dispatch_tool" and t.guard is None]
-    rests = " || ".join(f"state == {i}" for i, s in enumerate(case.graph.states) if s.waits or s.final)
+    rests = _resting_test(case)
     counted = [
         f"((what == {a} || what == {b}) && ({' || '.join(f'row == {i}' for i in rows) or 'false'}))"
         for a, b, rows in ((MODEL_IN_ALL, MODEL_BETWEEN, model), (TOOLS_IN_ALL, TOOLS_BETWEEN, tools))
@@ -282,8 +305,8 @@ def _after_move(case: SpinCase, finals: str) -> str:
     return (
         f"sum = ((what >= {MODEL_BETWEEN} && rest) -> 0 : sum); "
         f"sum = (({' || '.join(counted)}) && sum < {MAX_CALLS} -> sum + 1 : sum); rest = ({rests}); "
-        f"if :: ({finals}) -> last = 1 :: else -> last = 0 fi; "
+        f"if :: ({finals}) -> ended = 1 :: else -> ended = 0 fi; "
         "c_code { if (now.sum > most) { most = now.sum; "
         'printf("most %d\\n", most); } '
-        f'if (now.what == {MOVES}) printf("move %llx %llx %d\\n", from, here(), last); }}'
+        f'if (now.what == {MOVES}) printf("move %llx %llx %d\\n", from, here(), ended); }}'
     )

@@ -1,0 +1,197 @@
+"""Promela for the SPIN model checker: a graph as a transition system, with one property.
+
+Run the model with ``spin -search -a model.pml``. The property says that every run ends, or reaches a state that
+waits, again and again. Each row of the graph is one option of the model's loop, or several where a counter can
+take several values. A guard may hold or not at any time, unless a ``CounterModel`` says when it can hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product as combinations
+from typing import Protocol
+
+from agentfsm.diagrams.escaping import ascii_identifier
+from agentfsm.diagrams.style import Theme
+from agentfsm.diagrams.view import View
+from agentfsm.machine.graph import Graph, Transition
+
+__all__ = ["Condition", "CounterModel", "CounterUpdate", "promela", "promela_model", "state_constant", "step_options"]
+
+Condition = tuple[tuple[tuple[str, str, int], ...], ...]
+"""Alternatives, each a conjunction of comparisons (counter, operator, number): ``((("steps", ">", 200),),)``.
+
+``((),)`` is always true, ``()`` never.
+"""
+
+CounterUpdate = tuple[str, int, tuple[tuple[Condition, int, tuple[int, ...]], ...]]
+"""A counter, its largest value, and its cases: the first whose condition holds applies.
+
+A case is a condition, a number to add, and the values to one of which the counter is set instead (or none).
+"""
+
+SPEND_LIMIT = 8
+"""Without a counter model: how often a run may spend anything before the property no longer applies to it."""
+
+
+class CounterModel(Protocol):
+    """Counters of a graph and assumptions about its guards. ``agentfsm.analysis.Assumptions`` is one."""
+
+    def initial_values(self) -> Mapping[str, int]:
+        """The value of each counter when a run starts."""
+        ...
+
+    def may_conditions(self, row: Transition) -> Sequence[Condition]:
+        """Conditions that must all hold for a row's guard to be able to hold."""
+        ...
+
+    def must_conditions(self, row: Transition) -> Sequence[Condition]:
+        """Conditions of which each makes a row's guard hold."""
+        ...
+
+    def counter_updates(self, row: Transition) -> Sequence[CounterUpdate]:
+        """What taking a row does to the counters. Conditions read the values from before the move."""
+        ...
+
+
+class _SpendCounter:
+    """The counter model of a graph about which nothing else is known: one counter of all that is spent."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+
+    def _spends(self, row: Transition) -> bool:
+        return bool(row.spends or self._graph.spec(row.target).spends)
+
+    def initial_values(self) -> Mapping[str, int]:
+        return {"spent": int(bool(self._graph.spec(self._graph.initial).spends))}
+
+    def may_conditions(self, row: Transition) -> Sequence[Condition]:
+        return [((("spent", "<", SPEND_LIMIT),),)] if self._spends(row) else []
+
+    def must_conditions(self, row: Transition) -> Sequence[Condition]:
+        return []
+
+    def counter_updates(self, row: Transition) -> Sequence[CounterUpdate]:
+        return [("spent", SPEND_LIMIT, ((((),), 1, ()),))] if self._spends(row) else []
+
+
+def promela(view: View, theme: Theme = "auto") -> str:
+    """A graph as Promela, with one counter of all that is spent. Themes have no effect."""
+    return promela_model(view.graph)
+
+
+def promela_model(graph: Graph, counters: CounterModel | None = None) -> str:
+    """A graph as a Promela model.
+
+    ::
+
+        model = promela_model(LOOP, loop_assumptions(AgentGuardrails()))
+
+    Args:
+        graph: The graph.
+        counters: Its counters and assumptions about its guards, such as ``agentfsm.analysis.Assumptions``. Without
+            them every guard may hold or not, and a run is followed until it has spent ``SPEND_LIMIT`` times.
+    """
+    return "\n".join(_model(graph, counters)) + "\n"
+
+
+def _model(graph: Graph, counters: CounterModel | None) -> Iterator[str]:
+    model = counters or _SpendCounter(graph)
+    rests = [f"state == {state_constant(s.name)}" for s in graph.states if s.final or s.waits]
+    if counters is None:
+        rests.append(f"c_spent == {SPEND_LIMIT}")
+    yield (
+        f"/* {_comment(graph.name)}: {len(graph.states)} states, {len(graph.transitions)} transitions. "
+        "Rows are evaluated in order; a guard may hold or not unless a counter decides. */"
+    )
+    yield f"mtype = {{ {', '.join(state_constant(s.name) for s in graph.states)} }};"
+    yield f"mtype state = {state_constant(graph.initial)};"
+    yield "short row = -1; /* the place of the row taken last in the table, from 0 */"
+    for name, value in model.initial_values().items():
+        yield f"short c_{ascii_identifier(name)} = {value}; hidden short n_{ascii_identifier(name)};"
+    yield f"#define RESTS ({' || '.join(rests)})"
+    yield ""
+    yield "active proctype run_of_graph()"
+    yield "{"
+    yield "  do"
+    source = ""
+    orders = {id(row): order for spec in graph.states for order, row in enumerate(graph.rows(spec.name), 1)}
+    for row, option in step_options(graph, model):
+        if row.source != source:
+            source, spec = row.source, graph.spec(row.source)
+            notes = [spec.name, spec.note, f"spends {spec.spends}" if spec.spends else ""]
+            yield f"  /* {'; '.join(_comment(note) for note in notes if note)} */"
+        spends = f", spends {_comment(row.spends)}" if row.spends else ""
+        yield f"  :: {option} /* {orders[id(row)]} {row.id}{spends} */"
+    yield "  :: else -> break"
+    yield "  od"
+    yield "}"
+    yield ""
+    yield "ltl ends_or_waits { []<>RESTS }"
+
+
+def step_options(graph: Graph, counters: CounterModel) -> Iterator[tuple[Transition, str]]:
+    """Each row with one option of the model's loop for each of its results, in the order of the table.
+
+    An option reads and sets ``state``, ``row`` and the counters ``c_...``, with ``n_...`` as scratch variables.
+    """
+    places = {id(t): i for i, t in enumerate(graph.transitions)}
+    for spec in graph.states:
+        earlier: list[str] = []  # conditions under which no earlier row of the state certainly holds
+        for row in graph.rows(spec.name):
+            guard = [f"state == {state_constant(spec.name)}", *earlier]
+            guard += [_condition_text(each) for each in counters.may_conditions(row)]
+            for effect in _effects(counters.counter_updates(row)):
+                move = f"row = {places[id(row)]}; state = {state_constant(row.target)}"
+                yield row, f"d_step {{ {' && '.join(guard)} -> {effect}{move} }}"
+            musts = [_condition_text(each) for each in counters.must_conditions(row)]
+            if musts:
+                earlier.append(f"!({' || '.join(musts)})")
+
+
+def state_constant(name: str) -> str:
+    """The constant that stands for a state."""
+    return f"S_{ascii_identifier(name)}"
+
+
+def _condition_text(condition: Condition) -> str:
+    alternatives = [
+        f"({' && '.join(f'c_{ascii_identifier(name)} {op} {value}' for name, op, value in tests) or 'true'})"
+        for tests in condition
+    ]
+    return f"({' || '.join(alternatives) or 'false'})"
+
+
+def _effects(updates: Sequence[CounterUpdate]) -> Iterator[str]:
+    """The assignments of a row, one text for each choice of values: all read the old values, then all are set."""
+    choices = [range(len(values) or 1) for _, _, cases in updates for _, _, values in cases]
+    for chosen in combinations(*choices):
+        picks = iter(chosen)
+        names = [ascii_identifier(name) for name, _, _ in updates]
+        sets = [f"n_{name} = {_new_value(update, picks)}; " for name, update in zip(names, updates, strict=True)]
+        yield "".join([*sets, *(f"c_{name} = n_{name}; " for name in names)])
+
+
+def _new_value(update: CounterUpdate, picks: Iterator[int]) -> str:
+    """The new value of a counter as one expression."""
+    name, limit, cases = ascii_identifier(update[0]), update[1], update[2]
+    branches: list[tuple[str, str]] = []
+    for condition, add, values in cases:
+        pick = next(picks)
+        branches.append((_condition_text(condition), str(values[pick]) if values else _added(name, add, limit)))
+    text = f"c_{name}"
+    for condition_text, value in reversed(branches):
+        text = f"({condition_text} -> {value} : {text})"
+    return text
+
+
+def _added(name: str, amount: int, limit: int) -> str:
+    if not amount:
+        return f"c_{name}"
+    total = f"c_{name} + {amount}" if amount > 0 else f"c_{name} - {-amount}"
+    return f"(({total}) > {limit} -> {limit} : (({total}) < 0 -> 0 : ({total})))"
+
+
+def _comment(text: str) -> str:
+    return " ".join(text.split()).replace("*/", "* /").replace("/*", "/ *")
