@@ -156,7 +156,7 @@ def a(run: object) -> bool:
             "a model is a name or an object with reply() and a name, not Nameless",
         ),
         ({"model": None}, ConfigurationError, "not NoneType"),
-        ({"preset": "nice"}, ConfigurationError, "there is no preset 'nice'; there are: standard, funnel"),
+        ({"preset": "nice"}, ConfigurationError, "there is no preset 'nice'; the presets are: standard, funnel"),
         ({"tools": ["look"]}, ToolDefinitionError, "a tool must be a function, not str"),
         ({"tools": [look, look]}, ToolDefinitionError, "two tools are named 'look'"),
         ({"output_type": object()}, ConfigurationError, "output_type cannot be described as JSON"),
@@ -165,7 +165,7 @@ def a(run: object) -> bool:
         ({"tools": look}, ConfigurationError, "tools must be a list of functions, as in tools=[look], not Tool"),
         ({"tools": None}, ConfigurationError, "tools must be a list of functions"),
         ({"tools": "look"}, ConfigurationError, "tools must be a list of functions, as in tools=[look], not str"),
-        ({"instructions": ["Be short."]}, ConfigurationError, "instructions must be a text, not list"),
+        ({"instructions": ["Be short."]}, ConfigurationError, "instructions must be a string, not list"),
         ({"guardrails": {"max_iterations": 3}}, ConfigurationError, "guardrails must be an AgentGuardrails, not dict"),
         ({"policy": "retry"}, ConfigurationError, "policy must be an object with decide() and backoff(), not str"),
         ({"policy": DefaultPolicy}, ConfigurationError, "policy must be an object, not the class DefaultPolicy"),
@@ -185,7 +185,7 @@ def test_tools_that_are_named_as_the_presets_own_are_refused():
     def mine(output: str) -> str:
         return output
 
-    with pytest.raises(ConfigurationError, match="return_done: the preset brings tools of that name itself"):
+    with pytest.raises(ConfigurationError, match="return_done: the preset already has tools with these names"):
         Agent(ScriptedModel(), tools=[mine], preset="funnel")
     assert Agent(ScriptedModel(), tools=[mine]).behavior.control_tools is False
 
@@ -219,7 +219,7 @@ def test_a_stop_that_leads_elsewhere_than_to_an_end_is_refused():
         [Transition("extra", aborted, "recover"), Transition("extra", None, "terminal")],
         entered_by="post_llm.otherwise",
     )
-    with pytest.raises(GraphError, match="needs a row 'aborted' that leads to the end"):
+    with pytest.raises(GraphError, match="needs a row 'aborted' that leads to a final state"):
         Agent(ScriptedModel(), graph=graph)
 
 
@@ -298,7 +298,7 @@ def test_a_history_may_hold_several_open_calls_and_stray_results():
 
 @pytest.mark.parametrize("prompt", [None, 3, b"go", ["go"]])
 def test_a_prompt_is_a_text(prompt):
-    with pytest.raises(RunError, match="a prompt is a text"):
+    with pytest.raises(RunError, match="a prompt is a string"):
         Agent(ScriptedModel()).run(prompt)
 
 
@@ -413,7 +413,7 @@ def test_a_record_is_good_for_one_reply():
     record = waiting(agent)
     resumed(agent, record, Deny("no"))
     for use in (lambda: agent.resume(record, Allow()), lambda: agent.dismiss(record)):
-        with pytest.raises(SuspensionUsedError, match="resumed already"):
+        with pytest.raises(SuspensionUsedError, match="already resumed"):
             use()
 
 

@@ -114,7 +114,7 @@ def test_approval_goes_on_in_another_process_once(tmp_path: Path) -> None:
     assert run("approval", tmp_path, "allow").stdout == "Result: the account of ann is gone\n"
     again = run("approval", tmp_path, "allow")
     assert again.returncode == 1
-    assert "was resumed already" in again.stderr
+    assert "was already resumed" in again.stderr
 
 
 def test_approval_may_be_denied_and_wants_the_same_secret(tmp_path: Path) -> None:

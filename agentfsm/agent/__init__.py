@@ -1,4 +1,4 @@
-"""Where the parts meet: ``Agent`` puts a model, tools and limits together on a graph."""
+"""``Agent``, and what creates, resumes and nests its runs."""
 
 from agentfsm.agent.agent import Agent
 

@@ -1,60 +1,126 @@
-"""The arguments of an ``Agent``, validated and turned into its configuration."""
+"""Validates the arguments of an ``Agent`` and builds the ``AgentConfig`` that its runs share."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pydantic
 from pydantic import TypeAdapter
 
-from agentfsm.errors import ConfigurationError, GraphError, RunError
+from agentfsm.errors import ConfigurationError, GraphError
 from agentfsm.loop.canonical_json import canonical_json
-from agentfsm.loop.envelope import envelope_instructions as envelope_instructions
+from agentfsm.loop.envelope import envelope_instructions
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
-from agentfsm.loop.messages import Message, Role, with_missing_results
 from agentfsm.loop.model import Model, ToolSpec, secrets_of
+from agentfsm.loop.policy import RecoveryPolicy
 from agentfsm.loop.presets import PRESETS, Preset
+from agentfsm.machine.engine import Machine
 from agentfsm.machine.graph import Graph
-from agentfsm.runtime.context import Effect
+from agentfsm.runtime.context import AgentConfig, Effect
 from agentfsm.runtime.effects import EFFECTS, custom_effect
 from agentfsm.runtime.hooks import Hook, Observer
-from agentfsm.runtime.host import Host
+from agentfsm.runtime.host import Host, Memory
 from agentfsm.runtime.recorder import JournalSink, ResumePoint
-from agentfsm.runtime.tools import Tool, control_tools, tools_by_name
+from agentfsm.runtime.tools import Tool, control_tools, secret_arguments, tools_by_name
 
 if TYPE_CHECKING:
     from agentfsm.journal.migration import Migration
 
-__all__ = [
-    "check_migrations",
-    "collect_tools",
-    "effects_by_state",
-    "hooks_by_state",
-    "journal_factory",
-    "make_output_adapter",
-    "normalize_history",
-    "resolve_model",
-    "resolve_preset",
-    "system_prompt",
-    "validate_types",
-]
+__all__ = ["AgentOptions", "build_config", "with_host"]
 
 
-def journal_factory(
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """The keyword arguments of ``Agent``, as given; see there."""
+
+    tools: Iterable[Callable[..., Any]]
+    instructions: str
+    guardrails: AgentGuardrails | None
+    policy: RecoveryPolicy | None
+    preset: str | Preset
+    graph: Graph | None
+    hooks: Iterable[Hook | Observer]
+    memory: Memory | None
+    output_type: Any
+    host: Host | None
+    migrations: Iterable[Migration]
+
+
+def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
+    """The validated configuration of an agent.
+
+    Args:
+        model: The model, or its name.
+        options: The other arguments of ``Agent``.
+
+    Raises:
+        ConfigurationError: The arguments are invalid or do not fit together.
+        ToolDefinitionError: A tool cannot be described to a model.
+        GraphError: The graph cannot run an agent.
+    """
+    _validate_types(options)
+    hooks, preset = tuple(options.hooks), _resolve_preset(options.preset)
+    behavior, graph, host = preset.behavior, options.graph or preset.graph, options.host or Host()
+    tools = _collect_tools(options.tools, behavior, options.output_type)
+    specs = tuple(t.spec for t in tools.values())
+    adapter = None if options.output_type in (None, str) else _make_output_adapter(options.output_type)
+    schema = None if adapter is None else adapter.json_schema()
+    instructions = _system_prompt(options.instructions, behavior, specs, schema)
+    model = _resolve_model(model)
+    return AgentConfig(
+        machine=Machine(graph),
+        model=model,
+        instructions=instructions,
+        guardrails=options.guardrails or preset.guardrails,
+        behavior=behavior,
+        tools=tools,
+        tool_specs=() if behavior.envelope else specs,
+        policy=options.policy or preset.policy,
+        host=host,
+        effects=_effects_by_state(graph),
+        stop_states=frozenset(s.name for s in graph.states if s.final or s.waits),
+        open_journal_sink=_journal_factory(host, tools, model),
+        hooks=_hooks_by_state(hooks, graph),
+        observers=tuple(h for h in hooks if isinstance(h, Observer)),
+        memory=options.memory,
+        output_adapter=adapter,
+        output_schema=None if behavior.control_tools else schema,
+        migrations=_check_migrations(tuple(options.migrations), graph),
+    )
+
+
+def with_host(config: AgentConfig, host: Host, guardrails: AgentGuardrails | None = None) -> AgentConfig:
+    """The same configuration on another host, journaling to that host's store.
+
+    Args:
+        config: The configuration.
+        host: The host.
+        guardrails: Other limits; by default those of ``config``.
+    """
+    return replace(
+        config,
+        host=host,
+        guardrails=guardrails or config.guardrails,
+        open_journal_sink=_journal_factory(host, config.tools, config.model),
+    )
+
+
+def _journal_factory(
     host: Host, tools: Mapping[str, Tool], model: Model
 ) -> Callable[[str, ResumePoint | None], Awaitable[JournalSink]] | None:
-    """What hands a run's entries to the host's store, or None where it has none."""
+    """Opens a run's journal in the host's store; None if the host has no store."""
     store = host.store
     if store is None:
         return None
-    secret = {t.name: t.secret for t in tools.values() if t.secret}
-    known = secrets_of(model)
+    secret = secret_arguments(tools)
+    model_secrets = secrets_of(model)
 
     def open_sink(run_id: str, resume_point: ResumePoint | None) -> Awaitable[JournalSink]:
-        from agentfsm.journal.journal_writer import open_journal
+        from agentfsm.journal.journal_writer import open_journal  # only runs with a store write a journal
 
-        return open_journal(store, run_id, resume_point, secret, known)
+        return open_journal(store, run_id, resume_point, secret, model_secrets)
 
     return open_sink
 
@@ -64,7 +130,7 @@ _EXPECTED_TYPES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
         "a list of functions, as in tools=[look]",
         lambda v: isinstance(v, Iterable) and not isinstance(v, (str, bytes)),
     ),
-    "instructions": ("a text", lambda v: isinstance(v, str)),
+    "instructions": ("a string", lambda v: isinstance(v, str)),
     "guardrails": ("an AgentGuardrails", lambda v: v is None or isinstance(v, AgentGuardrails)),
     "policy": ("an object with decide() and backoff()", lambda v: v is None or _has_methods(v, "decide", "backoff")),
     "graph": ("a Graph", lambda v: v is None or isinstance(v, Graph)),
@@ -73,62 +139,52 @@ _EXPECTED_TYPES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "memory": ("an object with recall() and remember()", lambda v: v is None or _has_methods(v, "recall", "remember")),
     "host": ("a Host", lambda v: v is None or isinstance(v, Host)),
 }
-"""What each part of an agent must be, and what tells that it is."""
+"""For each argument: what it must be, in words and as a test."""
 
 
 def _has_methods(value: object, *methods: str) -> bool:
     return all(callable(getattr(value, method, None)) for method in methods)
 
 
-def validate_types(arguments: Mapping[str, object]) -> None:
-    """Make sure that an agent's parts are what they must be: what is not would fail late, in the middle of a run.
+def _validate_types(options: AgentOptions) -> None:
+    """Check the types of the arguments now: a wrong one would fail late, in the middle of a run.
 
     Raises:
-        ConfigurationError: One is of another kind; the message names it, and what it must be.
+        ConfigurationError: An argument has the wrong type; the message says what it must be.
     """
-    for name, value in arguments.items():
-        wanted, fits = _EXPECTED_TYPES[name]
+    for name, (expected, fits) in _EXPECTED_TYPES.items():
+        value: object = getattr(options, name)
         if isinstance(value, type):
             raise ConfigurationError(f"{name} must be an object, not the class {value.__name__}")
         if not fits(value):
-            raise ConfigurationError(f"{name} must be {wanted}, not {type(value).__name__}")
+            raise ConfigurationError(f"{name} must be {expected}, not {type(value).__name__}")
 
 
-def resolve_preset(preset: str | Preset) -> Preset:
-    """The preset of a name.
-
-    Raises:
-        ConfigurationError: There is none of that name.
-    """
+def _resolve_preset(preset: str | Preset) -> Preset:
     if isinstance(preset, Preset):
         return preset
     if preset not in PRESETS:
-        raise ConfigurationError(f"there is no preset {preset!r}; there are: {', '.join(PRESETS)}")
+        raise ConfigurationError(f"there is no preset {preset!r}; the presets are: {', '.join(PRESETS)}")
     return PRESETS[preset]
 
 
-def resolve_model(model: str | Model) -> Model:
-    """The model of a name.
-
-    Raises:
-        ConfigurationError: It is no model, or no provider knows its name.
-    """
+def _resolve_model(model: str | Model) -> Model:
     if not isinstance(model, str):
         if not (_has_methods(model, "reply") and isinstance(getattr(model, "name", None), str)):
             raise ConfigurationError(
                 f"a model is a name or an object with reply() and a name, not {type(model).__name__}"
             )
         return model
-    from agentfsm.models import resolve  # providers and httpx load when one is first used
+    from agentfsm.models import resolve  # providers and httpx load only for a model given by name
 
     return resolve(model)
 
 
-def make_output_adapter(output_type: Any) -> TypeAdapter[Any]:
-    """What checks a structured answer.
+def _make_output_adapter(output_type: Any) -> TypeAdapter[Any]:
+    """Validates a structured answer.
 
     Raises:
-        ConfigurationError: The type cannot be described as JSON.
+        ConfigurationError: The type has no JSON schema.
     """
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(output_type)
@@ -139,28 +195,28 @@ def make_output_adapter(output_type: Any) -> TypeAdapter[Any]:
     return adapter
 
 
-def collect_tools(tools: Iterable[Callable[..., Any]], behavior: Behavior, output_type: Any) -> dict[str, Tool]:
-    """An agent's tools by name: its own, and those that its rules bring.
+def _collect_tools(tools: Iterable[Callable[..., Any]], behavior: Behavior, output_type: Any) -> dict[str, Tool]:
+    """The agent's own tools and the control tools of its preset, by name.
 
     Raises:
-        ConfigurationError: One of each has the same name.
-        ToolDefinitionError: Two of its own have, or one cannot be described to a model.
+        ConfigurationError: A tool of its own has the name of a control tool.
+        ToolDefinitionError: Two of its own have the same name, or one cannot be described to a model.
     """
     own = tools_by_name(tools)
     control: Mapping[str, Tool] = control_tools(output_type) if behavior.control_tools else {}
     if clash := own.keys() & control.keys():
-        raise ConfigurationError(f"{', '.join(sorted(clash))}: the preset brings tools of that name itself")
+        raise ConfigurationError(f"{', '.join(sorted(clash))}: the preset already has tools with these names")
     return {**own, **control}
 
 
-def system_prompt(
+def _system_prompt(
     instructions: str, behavior: Behavior, specs: Iterable[ToolSpec], output_schema: dict[str, Any] | None
 ) -> str:
-    """What the model is told first: an agent's own instructions, and the form that its words must have.
+    """The agent's instructions, followed by the required reply format.
 
     Args:
         instructions: The agent's own.
-        behavior: Its choices.
+        behavior: The switches of its preset.
         specs: Its tools.
         output_schema: JSON schema of its answer, or None for text.
     """
@@ -169,28 +225,16 @@ def system_prompt(
     return "\n\n".join(part for part in (instructions, envelope, form) if part)
 
 
-def normalize_history(history: Iterable[Message]) -> list[Message]:
-    """What was said before a run: an earlier transcript without its instructions, each call of it with a result.
-
-    Raises:
-        RunError: Something in it is no message.
-    """
-    said = list(history)
-    for each in said:
-        if not isinstance(each, Message):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers
-            raise RunError(
-                "message_history is a list of Message, as result.messages is (or Message.user('...')), "
-                f"and holds {type(each).__name__}"
-            )
-    return with_missing_results(m for m in said if m.role is not Role.SYSTEM)
-
-
 def _output_instructions(schema: dict[str, Any]) -> str:
     return f"Give your final answer as JSON, and nothing else, that fits this JSON schema: {canonical_json(schema)}"
 
 
-def effects_by_state(graph: Graph) -> dict[str, Effect]:
-    """The effect of every state of the graph; it must be one that can be cancelled and aborted."""
+def _effects_by_state(graph: Graph) -> dict[str, Effect]:
+    """The effect of every state that has one.
+
+    Raises:
+        GraphError: A state has no effect, or no rows to cancel and abort it.
+    """
     effects: dict[str, Effect] = {}
     for spec in graph.states:
         if spec.final or spec.waits:
@@ -205,19 +249,19 @@ def effects_by_state(graph: Graph) -> dict[str, Effect]:
         for stop in ("cancelled", "aborted"):
             if stop not in targets or not graph.spec(targets[stop]).final:
                 raise GraphError(
-                    f"an agent's state needs a row {stop!r} that leads to the end",
+                    f"an agent's state needs a row {stop!r} that leads to a final state",
                     spec.name,
-                    "add it, in front",
+                    "add it before the other rows",
                 )
     return effects
 
 
-def check_migrations(migrations: Sequence[Migration], graph: Graph) -> tuple[Migration, ...]:
-    """Migrations, once it is sure that what they name is there.
+def _check_migrations(migrations: Sequence[Migration], graph: Graph) -> tuple[Migration, ...]:
+    """The migrations, after checking that the states and transitions they name exist.
 
     Raises:
-        ConfigurationError: Something among them is no migration.
-        GraphError: A state or a transition that one of them names is not.
+        ConfigurationError: An item is not a migration.
+        GraphError: One of them names a state or a transition that does not exist.
     """
     if not all(_has_methods(each, "matches", "check") for each in migrations):
         raise ConfigurationError("migrations must be a list of migrations, as in migrations=[Migration(old)]")
@@ -226,12 +270,12 @@ def check_migrations(migrations: Sequence[Migration], graph: Graph) -> tuple[Mig
     return tuple(migrations)
 
 
-def hooks_by_state(hooks: Sequence[Hook | Observer], graph: Graph) -> dict[str, tuple[Hook, ...]]:
-    """The hooks at each state's door, in order.
+def _hooks_by_state(hooks: Sequence[Hook | Observer], graph: Graph) -> dict[str, tuple[Hook, ...]]:
+    """The hooks of each state, in order.
 
     Raises:
-        ConfigurationError: Something among them is no hook.
-        GraphError: A hook stands at a state that the graph does not have.
+        ConfigurationError: An item is neither a hook nor an observer.
+        GraphError: A hook names a state that the graph does not have.
     """
     by_state: dict[str, tuple[Hook, ...]] = {}
     for each in hooks:

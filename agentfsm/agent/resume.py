@@ -44,18 +44,17 @@ __all__ = [
 
 
 _MIN_DIGEST_DIGITS = 12
-"""How many hex digits of a record's hash are enough to name it."""
+"""How many hex digits of a record's hash are enough to identify it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequest:
-    """What somebody replies to a run.
+    """A human's reply to a run.
 
     Attributes:
-        human_input: The answer, or None.
-        to: The hash of the record that they were shown, or at least its first 12 hex digits; empty where that
-            is not known.
-        by: Who they are, or an empty string.
+        human_input: The reply, or None.
+        to: The hash of the record that the human was shown, or at least its first 12 hex digits; empty if unknown.
+        by: Who replied, or an empty string.
     """
 
     human_input: HumanInput | None
@@ -63,36 +62,38 @@ class ResumeRequest:
     by: str = ""
 
     def to_human_reply(self, kind: str) -> HumanReply:
-        """The answer as the loop keeps it.
+        """The reply in the form that the run state stores.
 
         Args:
-            kind: What the run waits for.
+            kind: What the run waits for, such as ``approval`` or ``question``.
 
         Raises:
-            SuspensionRecordError: It does not fit.
+            HumanReplyError: The reply does not fit what the run waits for.
         """
         reply = replace(to_human_reply("" if self.human_input is None else self.human_input), by=self.by)
         check_human_reply(kind, reply)
         return reply
 
     def check_current(self, loaded: LoadedRun) -> None:
-        """Make sure that it is to what a run asks by now.
+        """Check that the reply answers what the run asks now.
 
         Raises:
-            StaleHumanReplyError: It is to something else.
+            StaleHumanReplyError: It answers something else.
         """
-        asked, waiting = loaded.resume_point.request_ref, loaded.run.pending_request
-        if not self.to or asked is None or waiting is None:
+        request_ref, pending = loaded.resume_point.request_ref, loaded.run.pending_request
+        if not self.to or request_ref is None or pending is None:
             return
-        if len(self.to) >= _MIN_DIGEST_DIGITS and asked[1].startswith(self.to):
+        seq, digest = request_ref
+        shown = self.to[:_MIN_DIGEST_DIGITS]
+        if len(self.to) >= _MIN_DIGEST_DIGITS and digest.startswith(self.to):
             return
-        about = f"{waiting.tool} {json.dumps(dict(waiting.arguments), default=str)}" if waiting.tool else ""
-        more = (
-            f" (its first {_MIN_DIGEST_DIGITS} digits or more are needed)" if len(self.to) < _MIN_DIGEST_DIGITS else ""
+        request = f"{pending.tool} {json.dumps(dict(pending.arguments), default=str)}" if pending.tool else ""
+        too_short = (
+            f" (give at least its first {_MIN_DIGEST_DIGITS} digits)" if len(self.to) < _MIN_DIGEST_DIGITS else ""
         )
         raise StaleHumanReplyError(
-            f"the reply is to record {self.to[:_MIN_DIGEST_DIGITS]!r}{more}, and what run {loaded.run.run_id!r} asks now is record "
-            f"{asked[0]} ({asked[1][:_MIN_DIGEST_DIGITS]}): {about or waiting.question}"
+            f"the reply is to record {shown!r}{too_short}, but run {loaded.run.run_id!r} now asks record "
+            f"{seq} ({digest[:_MIN_DIGEST_DIGITS]}): {request or pending.question}"
         )
 
 
@@ -109,116 +110,125 @@ def require_store(config: AgentConfig) -> Store:
 
 
 def load_run(config: AgentConfig, run_id: str) -> LoadedRun:
-    """A run as its store has it.
+    """A run from the host's store.
 
     Raises:
-        StoreError: The store does not have it, or cannot be read.
-        JournalGraphError: It belongs to another graph.
+        ConfigurationError: The host has no store.
+        StoreError: The run is not in the store, or the store cannot be read.
+        JournalGraphError: The run belongs to another graph, and no migration accepts it.
     """
-    from agentfsm.journal.load import load_stored_run  # the journal loads when a run comes from a store
+    from agentfsm.journal.load import load_stored_run  # only needed for runs in a store
 
     return load_stored_run(require_store(config), run_id, config.machine.graph, config.migrations)
 
 
 def resume_run(config: AgentConfig, record: SuspensionRecord | str, request: ResumeRequest) -> Run:
-    """The run of a record, or of the store, going on with a reply, or with none where it was cut off.
+    """Resume a suspended run with a reply, or an interrupted run without one.
+
+    Args:
+        config: The agent's configuration.
+        record: The suspension record, its JSON text, or the id of a stored run.
+        request: The reply.
 
     Raises:
-        SuspensionRecordError: The record or the reply is not good.
-        StoreError: The store does not have the run, or cannot be read.
-        JournalGraphError: It belongs to another graph.
+        SuspensionRecordError: The record or the reply is invalid.
+        StoreError: The run is not in the store, or the store cannot be read.
+        JournalGraphError: The run belongs to another graph, and no migration accepts it.
     """
     if is_run_id(record):
         return _resume_from_store(config, str(record), request)
-    opened = parse_record(record)
-    state = open_suspended_state(config, opened)
-    errand = RunRequest(suspension_record=opened, reply=request.to_human_reply(opened.kind))
-    return _resume_from_record(config, opened, state, errand, request)
+    parsed = parse_record(record)
+    state = open_suspended_state(config, parsed)
+    run_request = RunRequest(suspension_record=parsed, reply=request.to_human_reply(parsed.kind))
+    return _resume_from_record(config, parsed, state, run_request, request)
 
 
 def dismiss_run(config: AgentConfig, record: SuspensionRecord | str, reason: str) -> Run:
-    """The run of a record, or of the store, ended without a reply.
+    """End a suspended or interrupted run without a reply.
+
+    Args:
+        config: The agent's configuration.
+        record: The suspension record, its JSON text, or the id of a stored run.
+        reason: Why; becomes ``RunCancelled.reason``.
 
     Raises:
-        SuspensionRecordError: The record is not good.
-        StoreError: The store does not have the run, or cannot be read.
-        JournalGraphError: It belongs to another graph.
+        SuspensionRecordError: The record is invalid.
+        StoreError: The run is not in the store, or the store cannot be read.
+        JournalGraphError: The run belongs to another graph, and no migration accepts it.
     """
     if is_run_id(record):
-        found = load_run(config, str(record))
-        return Run(config, found.run, RunRequest(dismiss_reason=reason, resume_point=found.resume_point))
-    opened = parse_record(record)
-    state = open_suspended_state(config, opened, allow_expired=True)
+        loaded = load_run(config, str(record))
+        return Run(config, loaded.run, RunRequest(dismiss_reason=reason, resume_point=loaded.resume_point))
+    parsed = parse_record(record)
+    state = open_suspended_state(config, parsed, allow_expired=True)
     return _resume_from_record(
-        config, opened, state, RunRequest(suspension_record=opened, dismiss_reason=reason), ResumeRequest(None)
+        config, parsed, state, RunRequest(suspension_record=parsed, dismiss_reason=reason), ResumeRequest(None)
     )
 
 
 def _resume_from_store(config: AgentConfig, run_id: str, request: ResumeRequest) -> Run:
-    found = load_run(config, run_id)
-    expires = found.resume_point.expires_at
-    if found.suspension_id is None:
+    loaded = load_run(config, run_id)
+    expires = loaded.resume_point.expires_at
+    if loaded.suspension_id is None:
         if request.human_input is not None:
             head = require_store(config).head(run_id)
-            if head is not None and head.owner is not None:  # somebody else was quicker to answer
+            if head is not None and head.owner is not None:  # another process resumed it first
                 raise StaleLease(run_id, head.owner, "is being run")
-            if head is not None and head.seq != found.resume_point.seq:
+            if head is not None and head.seq != loaded.resume_point.seq:
                 raise StaleLease(run_id, None, "has moved on since it was read")
-            raise HumanReplyError(f"run {run_id!r} was cut off and waits for nobody: resume it without a reply")
-        first = found.run.steps == 1
-        prompt = found.run.messages[-1].content if first and found.run.messages else ""
-        return Run(config, found.run, RunRequest(prompt, resume_point=found.resume_point))
+            raise HumanReplyError(f"run {run_id!r} was interrupted and asks nothing: resume it without a reply")
+        first = loaded.run.steps == 1
+        prompt = loaded.run.messages[-1].content if first and loaded.run.messages else ""
+        return Run(config, loaded.run, RunRequest(prompt, resume_point=loaded.resume_point))
     if expires is not None and config.host.clock.time() > expires:
-        raise SuspensionExpiredError(f"nobody answered in time; end the run with agent.dismiss({run_id!r})")
-    request.check_current(found)
-    answer = request.to_human_reply(found.resume_point.kind)
-    return Run(config, found.run, RunRequest(reply=answer, resume_point=found.resume_point))
+        raise SuspensionExpiredError(f"the request expired without a reply; end the run with agent.dismiss({run_id!r})")
+    request.check_current(loaded)
+    answer = request.to_human_reply(loaded.resume_point.kind)
+    return Run(config, loaded.run, RunRequest(reply=answer, resume_point=loaded.resume_point))
 
 
 def _resume_from_record(
     config: AgentConfig, record: SuspensionRecord, run_state: RunState, run_request: RunRequest, request: ResumeRequest
 ) -> Run:
-    """A run that a record holds; where the host's store has it too, the store is where it goes on."""
+    """A run restored from a record; if the host's store has the run too, it continues from the store."""
     store = config.host.store
     if store is None or store.head(record.run_id) is None:
         if request.to:
-            raise HumanReplyError(
-                "no store keeps the run, so there is no record that the reply could be to: give no 'to'"
-            )
+            raise HumanReplyError("the run is not in a store, so there is no record that 'to' could name: leave it out")
         return Run(config, run_state, run_request)
-    found = load_run(config, record.run_id)
-    if found.suspension_id != record.record_id:
-        raise SuspensionUsedError(f"run {record.run_id!r} has gone on since record {record.record_id!r} was written")
-    request.check_current(found)
-    return Run(config, found.run, replace(run_request, resume_point=found.resume_point))
+    loaded = load_run(config, record.run_id)
+    if loaded.suspension_id != record.record_id:
+        raise SuspensionUsedError(f"run {record.run_id!r} has continued since record {record.record_id!r} was written")
+    request.check_current(loaded)
+    return Run(config, loaded.run, replace(run_request, resume_point=loaded.resume_point))
 
 
 def open_suspended_state(config: AgentConfig, record: SuspensionRecord, allow_expired: bool = False) -> RunState:
-    """What a record's run knows.
+    """The run state in a suspension record, after checking its signature, expiry, graph and first use.
 
     Args:
-        config: The agent's.
+        config: The agent's configuration.
         record: The record.
-        allow_expired: Whether an expired one is taken all the same.
+        allow_expired: Whether to accept an expired record.
 
     Raises:
-        SuspensionRecordError: The record is not good.
+        SuspensionRecordError: The record is invalid.
     """
     host, graph = config.host, config.machine.graph.fingerprint
     stored = host.store is not None and host.store.head(record.run_id) is not None
     if stored and any(each.matches(record.graph) for each in config.migrations):
-        graph = record.graph  # whether the run may change its graph is judged from its journal
+        graph = record.graph  # load_run checks from the journal whether the run may change graphs
     state = open_record(record, graph=graph, secret=host.secret, now=host.clock.time(), allow_expired=allow_expired)
     if host.replay_guard.is_used(record.record_id):
-        raise SuspensionUsedError(f"record {record.record_id!r} was resumed already; each is good for one reply")
+        raise SuspensionUsedError(f"record {record.record_id!r} was already resumed; each record accepts one reply")
     return state
 
 
 def parse_record(record: SuspensionRecord | str) -> SuspensionRecord:
-    """A record, from its JSON text where it is one.
+    """A suspension record, parsed if it is JSON text.
 
     Raises:
-        SuspensionFormatError: It is neither.
+        SuspensionFormatError: It is neither a record nor its JSON text.
     """
     if isinstance(record, SuspensionRecord):
         return record
@@ -228,21 +238,21 @@ def parse_record(record: SuspensionRecord | str) -> SuspensionRecord:
 
 
 def is_run_id(record: SuspensionRecord | str) -> bool:
-    """Whether a text is a run's id, and no record."""
+    """Whether the argument is a run's id rather than a suspension record."""
     return isinstance(record, str) and not record.lstrip().startswith("{")
 
 
 def unfinished_runs(config: AgentConfig) -> list[Run]:
-    """The runs of the host's store that were cut off, ready to go on; a sub-agent's are not among them.
+    """The interrupted runs of the host's store, ready to be awaited; runs of sub-agents are not included.
 
-    One that cannot go on under this graph, or at all, is left as it is, with a warning in the log. Others of
-    the same store may be at the same work: what they have gone on with meanwhile is left to them.
+    A run that cannot be resumed is skipped with a warning in the log. A run that another process has resumed in the
+    meantime is skipped too.
 
     Raises:
         ConfigurationError: The host has no store.
-        StoreError: It cannot be read.
+        StoreError: The store cannot be read.
     """
-    found: list[Run] = []
+    runs: list[Run] = []
     for head in require_store(config).heads("running"):
         if head.owner is not None or not head.seq:
             continue
@@ -250,9 +260,9 @@ def unfinished_runs(config: AgentConfig) -> list[Run]:
             run = resume_run(config, head.run_id, ResumeRequest(None))
         except JournalError as error:
             logger.warning("%s", error)
-        except (SuspensionRecordError, RunError):  # since the list was read, it has ended, or come to wait for a person
+        except (SuspensionRecordError, RunError):  # it has ended or been suspended since the list was read
             continue
         else:
             if run.run_state.parent is None:
-                found.append(run)
-    return found
+                runs.append(run)
+    return runs

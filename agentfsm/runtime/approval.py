@@ -18,9 +18,8 @@ from agentfsm.loop.failures import describe_exception
 from agentfsm.loop.messages import ToolResult
 from agentfsm.loop.state import CallState, HumanReply, PendingRequest
 from agentfsm.machine.graph import State
-from agentfsm.runtime.context import Context
+from agentfsm.runtime.context import Context, being_cancelled
 from agentfsm.runtime.hooks import AbortRun, AskApproval, DenyCall, Hook, HookContext, HookDecision, SkipCall
-from agentfsm.runtime.tool_execution import being_cancelled
 from agentfsm.runtime.tools import Tool
 
 __all__ = [

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from agentfsm.loop.events import Ending, Event, RunWarning
+from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.messages import ToolResult
 from agentfsm.loop.model import Model, ToolSpec
 from agentfsm.loop.policy import RecoveryPolicy
@@ -29,7 +30,23 @@ from agentfsm.runtime.tools import Tool
 if TYPE_CHECKING:
     from agentfsm.journal.migration import Migration
 
-__all__ = ["AgentConfig", "Context", "Effect", "Timeout"]
+__all__ = ["AgentConfig", "Context", "Effect", "Timeout", "being_cancelled", "reraise_cancellation"]
+
+
+def being_cancelled() -> bool:
+    """Whether the current task is being cancelled; if not, a ``CancelledError`` is an ordinary error of user code."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def reraise_cancellation(error: BaseException) -> None:
+    """Raise ``error`` again if it cancels the current task; otherwise it is an ordinary error of user code.
+
+    Raises:
+        asyncio.CancelledError: The current task is being cancelled.
+    """
+    if isinstance(error, asyncio.CancelledError) and being_cancelled():
+        raise error
 
 
 class Timeout:
@@ -134,6 +151,9 @@ class AgentConfig:
 
     machine: Machine
     model: Model
+    instructions: str
+    guardrails: AgentGuardrails
+    behavior: Behavior
     tools: Mapping[str, Tool]
     tool_specs: tuple[ToolSpec, ...]
     policy: RecoveryPolicy

@@ -5,8 +5,8 @@
     decision = machine.step(run)                    pure, atomic
     on_transition(run, decision)                    pure
 
-``RunRequest`` says what the driver starts or resumes. There is no await between reading the guards and
-changing the state, so a step is atomic in its event loop, and a cancellation can only land inside an effect.
+``RunRequest`` says what the driver starts or resumes. There is no await between evaluating the guards and
+changing the state, so a step is atomic in its event loop, and a cancellation can only arrive inside an effect.
 """
 
 from __future__ import annotations
@@ -37,24 +37,23 @@ from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.machine.engine import Decision, Machine
 from agentfsm.machine.graph import State
 from agentfsm.runtime.approval import HookAbortError, run_hooks
-from agentfsm.runtime.context import AgentConfig, Context, Effect
+from agentfsm.runtime.context import AgentConfig, Context, Effect, being_cancelled
 from agentfsm.runtime.recorder import ResumePoint, RunHeader
 from agentfsm.runtime.result import ending_event, run_final_hooks, shielded, suspend, typed_output
-from agentfsm.runtime.tool_execution import being_cancelled
 
 __all__ = ["Driver", "RunRequest", "require_transition", "resume_details", "run_header", "would_transition"]
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What a driver is sent out with, beside the run.
+    """How a run is to be started, resumed or dismissed.
 
     Attributes:
-        prompt: The user's message, where a run begins.
-        suspension_record: The record that is resumed, or None.
-        reply: The person's answer to it.
-        dismiss_reason: Why the run is to end unanswered, or None.
-        resume_point: Where the run stood in the host's store, where it comes from there.
+        prompt: The user's message, for a new run.
+        suspension_record: The suspension record that is resumed, or None.
+        reply: The human's reply, or None.
+        dismiss_reason: Why the run is to end without a reply, or None.
+        resume_point: The run's position in the host's store, if it was loaded from there.
     """
 
     prompt: str = ""
@@ -65,14 +64,14 @@ class RunRequest:
 
     @property
     def expires_at(self) -> float | None:
-        """Until when the run can be answered, in seconds since the epoch."""
+        """When the pending request expires, in seconds since the epoch, or None."""
         if self.resume_point is not None:
             return self.resume_point.expires_at
         return None if self.suspension_record is None else self.suspension_record.expires_at
 
 
 def run_header(config: AgentConfig, run: RunState, request: RunRequest) -> RunHeader:
-    """What the first record of a run's journal says."""
+    """The content of the first record of a run's journal."""
     record = request.suspension_record
     return RunHeader(
         run.run_id,
@@ -90,23 +89,23 @@ def run_header(config: AgentConfig, run: RunState, request: RunRequest) -> RunHe
 
 
 def resume_details(request: RunRequest) -> dict[str, Any]:
-    """What a record says of a run that somebody takes up: from what, and which record is answered."""
-    taken_up = request.resume_point
-    if taken_up is None:
+    """The content of the record of a resume: what the run waited for, and which record the reply answers."""
+    resume_point = request.resume_point
+    if resume_point is None:
         return {}
-    if request.reply is None or taken_up.request_ref is None:
-        return {"from": taken_up.kind}
-    seq, digest = taken_up.request_ref
-    return {"from": taken_up.kind, "to": {"seq": seq, "hash": digest}}
+    if request.reply is None or resume_point.request_ref is None:
+        return {"from": resume_point.kind}
+    seq, digest = resume_point.request_ref
+    return {"from": resume_point.kind, "to": {"seq": seq, "hash": digest}}
 
 
 def would_transition(machine: Machine, run: RunState, outcome: Outcome) -> bool:
-    """Whether a run that waits would go on with an outcome; the run itself stays as it is.
+    """Whether a suspended run has a transition for an outcome; the run itself is unchanged.
 
     Args:
-        machine: Its graph, compiled.
+        machine: Its compiled graph.
         run: The run.
-        outcome: What would come from outside.
+        outcome: The outcome, such as a human's reply.
     """
     trial = copy.copy(run)
     trial.messages, trial.recent_calls = list(run.messages), list(run.recent_calls)
@@ -118,17 +117,17 @@ def would_transition(machine: Machine, run: RunState, outcome: Outcome) -> bool:
 
 
 def require_transition(machine: Machine, run: RunState, outcome: Outcome) -> None:
-    """Make sure that a run that waits would go on with an outcome, before anything is done about it.
+    """Check that a suspended run has a transition for an outcome, before anything is changed.
 
     Raises:
-        NoTransitionError: The graph has no row for it; nothing was changed, and no record was used.
+        NoTransitionError: The graph has no row for it; the run is unchanged, and its record is unused.
     """
     if not would_transition(machine, run, outcome):
         what = outcome.reply.kind if isinstance(outcome, HumanAnswered) else type(outcome).__name__.lower()
         rows = ", ".join(row.name for row in machine.graph.rows(run.state))
         raise NoTransitionError(
-            f"run {run.run_id!r} waits in {str(run.state)!r}, and no row there takes {what!r} (rows: {rows}); it waits "
-            "as before, and its record is unused: add a row to the graph"
+            f"run {run.run_id!r} waits in {str(run.state)!r}, and no row of that state accepts {what!r} (rows: {rows}); "
+            "the run is unchanged, and its record is unused: add a row to the graph"
         )
 
 
@@ -136,9 +135,9 @@ class Driver:
     """Drives one run, a step at a time.
 
     Attributes:
-        context: The run and its parts.
-        decisions: Every move so far.
-        outcome: The last event, once it is there.
+        context: The run and what its effects work with.
+        decisions: Every transition taken so far.
+        outcome: The last event; None until the run has ended or is suspended.
         output: The answer, as a value of the agent's output type.
     """
 
@@ -162,7 +161,11 @@ class Driver:
         self._effect_cancelled = False
 
     def cancel(self, reason: str) -> None:
-        """Ask for the end: what is being awaited is cut off. Any thread may ask."""
+        """Cancel the current effect and end the run. May be called from any thread.
+
+        Args:
+            reason: Why; becomes ``RunCancelled.reason``.
+        """
         if self.outcome is None and self._cancel_reason is None:
             self._cancel_reason = reason
             task = self._task
@@ -170,113 +173,116 @@ class Driver:
                 task.get_loop().call_soon_threadsafe(self._cancel_effect, task)
 
     def _cancel_effect(self, task: asyncio.Task[Any]) -> None:
-        if self._task is task and not self._effect_cancelled:  # else the effect has ended by itself
+        if self._task is task and not self._effect_cancelled:  # otherwise the effect has already ended
             self._effect_cancelled = True
             task.cancel()
 
     def exclude_idle(self, since: float) -> None:
-        """Do not count the time from then to now as silence: a consumer held an event, or left the run alone."""
+        """Exclude the time since a clock reading from the idle time: the consumer was handling an event or was away.
+
+        Args:
+            since: The reading of ``Clock.monotonic``, in seconds.
+        """
         now = self._now()
         self._idle_since += max(0.0, now - max(since, self._idle_since))
 
     async def run_to_end(self) -> None:
-        """Advance until the run has ended or waits for a person, all in the task at hand."""
-        self._bind_task()
+        """Advance until the run has ended or is suspended, all in the current task.
+
+        Raises:
+            agentfsm.errors.StoreError: The journal cannot be written; the run must not continue.
+        """
+        self._owner = self.context.timeout.owner = _current_task()
         while self.outcome is None:
             await self._advance()
 
     async def advance(self) -> None:
-        """Await one effect, fold it in and step."""
-        self._bind_task()
+        """Await one effect, apply its outcome and take one transition."""
+        self._owner = self.context.timeout.owner = _current_task()
         await self._advance()
-
-    def _bind_task(self) -> None:
-        self._owner = self.context.timeout.owner = cast("asyncio.Task[Any]", asyncio.current_task())
 
     async def _advance(self) -> None:
         run = self._run
-        keeper = self.context.recorder.sink
-        if keeper is not None and keeper.error is not None:  # what was not kept did not happen: nothing comes behind
-            await keeper.flush()  # it raises, and gives the run back
+        sink = self.context.recorder.sink
+        if sink is not None and sink.error is not None:  # a record was lost: none may follow it
+            await sink.flush()  # raises, and releases the lease
         if not self._started:
             await self._open_run()
-            if run.state in self._config.stop_states and self._has_no_next_effect():
+            if run.state in self._config.stop_states and self._is_at_its_end():
                 await self._finish()
                 return
         outcome = self._start_effect(run.state)
         if type(outcome) is CoroutineType:
             started = self._now()
-            silence = started - self._idle_since
+            idle_s = started - self._idle_since
             try:
                 outcome = await self._await_effect(run.state, cast("Coroutine[Any, Any, Outcome | None]", outcome))
             except asyncio.CancelledError:
                 self._cancel_reason = self._cancel_reason or "the task was cancelled"
-                self._apply_outcome(self._cancelled_outcome(), started, silence)
+                self._apply_outcome(self._cancelled_outcome(), started, idle_s)
                 await self._drain_cancelled()
                 raise
-            self._apply_outcome(outcome, started, silence)
-        elif run.state == State.PRE_STEP:  # where time is judged, it must be known
+            self._apply_outcome(outcome, started, idle_s)
+        elif run.state == State.PRE_STEP:  # its guards read the clock, so its time must be counted
             started = self._now()
             self._apply_outcome(outcome, started, started - self._idle_since)
-        else:  # what takes no time to speak of is counted with what comes next
+        else:  # the time of a plain function is negligible; it is counted with the next effect
             self._apply_outcome(outcome)
         if run.state in self._config.stop_states:
             await self._finish()
 
     async def _open_run(self) -> None:
-        parts, run, errand, recorder = self._config, self._run, self._request, self.context.recorder
-        record, taken_up = errand.suspension_record, errand.resume_point
-        waits = self._config.effects.get(run.state) is None and run.state not in self._final_states
-        if waits and (errand.reply is not None or errand.dismiss_reason is not None):
-            require_transition(parts.machine, run, self._external_outcome())
-        elif errand.dismiss_reason is not None:  # it was cut off: what it was at is not done again
-            self._cancel_reason = self._cancel_reason or errand.dismiss_reason
-        if parts.open_journal_sink is not None:  # whoever has the run in the store has it alone, from here on
-            recorder.sink = await parts.open_journal_sink(run.run_id, taken_up)
-        if record is not None and not parts.host.replay_guard.claim(record.record_id):
-            raise SuspensionUsedError(f"record {record.record_id!r} was resumed already")
-        if taken_up is not None:
-            recorder.restore_attempts(taken_up.attempts)
-            self.context.visited_before_resume = taken_up.visited
-            self.context.completed_results.extend(taken_up.results.values())
-            if taken_up.migration_details:
-                recorder.record("run.migrated", taken_up.migration_details)
-            recorder.record("run.resumed", resume_details(errand))
+        config, run, request, recorder = self._config, self._run, self._request, self.context.recorder
+        record, resume_point = request.suspension_record, request.resume_point
+        waits = config.effects.get(run.state) is None and run.state not in self._final_states
+        if waits and (request.reply is not None or request.dismiss_reason is not None):
+            require_transition(config.machine, run, self._external_outcome())
+        elif request.dismiss_reason is not None:  # an interrupted run: its effect is not run again
+            self._cancel_reason = self._cancel_reason or request.dismiss_reason
+        if config.open_journal_sink is not None:  # takes the run's lease: no other process can drive it from here on
+            recorder.sink = await config.open_journal_sink(run.run_id, resume_point)
+        if record is not None and not config.host.replay_guard.claim(record.record_id):
+            raise SuspensionUsedError(f"record {record.record_id!r} was already resumed")
+        if resume_point is not None:
+            recorder.restore_attempts(resume_point.attempts)
+            self.context.visited_before_resume = resume_point.visited
+            self.context.completed_results.extend(resume_point.results.values())
+            if resume_point.migration_details:
+                recorder.record("run.migrated", resume_point.migration_details)
+            recorder.record("run.resumed", resume_details(request))
         else:
-            recorder.record("run.created", run_header(parts, run, errand))
-        kind = taken_up.kind if taken_up is not None else record.kind if record is not None else None
-        about = {"model": parts.model.name, "session_id": run.session_id, "parent": run.parent}
+            recorder.record("run.created", run_header(config, run, request))
+        kind = resume_point.kind if resume_point is not None else record.kind if record is not None else None
+        about = {"model": config.model.name, "session_id": run.session_id, "parent": run.parent}
         if kind is not None:
             self.context.emit(RunResumed, kind=kind, **about)
         else:
             run.steps += 1
-            self.context.emit(RunStarted, prompt=errand.prompt, **about)
+            self.context.emit(RunStarted, prompt=request.prompt, **about)
         self._started = True
         self._idle_since = self._now()
 
-    def _has_no_next_effect(self) -> bool:
-        """Whether a run that was cut off at its end, or at a wait, has only to say so."""
-        errand = self._request
-        waits = errand.resume_point is not None and errand.reply is None and errand.dismiss_reason is None
-        return waits or self._run.state in self._final_states
+    def _is_at_its_end(self) -> bool:
+        """Whether an interrupted run was already at its end, or suspended, so that only its last event is due."""
+        request = self._request
+        suspended = request.resume_point is not None and request.reply is None and request.dismiss_reason is None
+        return suspended or self._run.state in self._final_states
 
     # -- the effect -----------------------------------------------------------------------------------
 
     def _start_effect(self, state: str) -> Any:
-        """The outcome of a state's effect, or the coroutine that brings it."""
-        parts = self._config
-        effect = parts.effects.get(state)
+        """The outcome of a state's effect, or the coroutine that returns it."""
+        config = self._config
+        effect = config.effects.get(state)
         if effect is None:
             return self._external_outcome()
         if self._cancel_reason is not None:
-            return Cancelled(
-                self._cancel_reason, tuple(self.context.completed_results)
-            )  # of a run that was taken up, some are there
-        if state in parts.hooks and state != State.DISPATCH_TOOL:
+            return Cancelled(self._cancel_reason, tuple(self.context.completed_results))
+        if state in config.hooks and state != State.DISPATCH_TOOL:
             return self._run_hooks_and_effect(state, effect)
         try:
             return effect(self.context)
-        except (Exception, asyncio.CancelledError) as error:  # plain code of the user's: nobody cancels it
+        except (Exception, asyncio.CancelledError) as error:  # raised by user code: no cancellation can arrive here
             return self._exception_outcome(state, error)
 
     async def _run_hooks_and_effect(self, state: str, effect: Effect) -> Outcome | None:
@@ -286,44 +292,51 @@ class Driver:
         return cast("Outcome | None", await outcome if isawaitable(outcome) else outcome)
 
     async def _await_effect(self, state: str, coroutine: Coroutine[Any, Any, Outcome | None]) -> Outcome | None:
-        """Await an effect, which ``cancel`` may cut off as ``asyncio.timeout`` would at its deadline.
+        """Await an effect, which ``cancel`` cancels the way ``asyncio.timeout`` does at its deadline.
 
-        Whatever user code raises becomes an outcome; only a cancellation from outside passes through.
+        Any exception of user code becomes an outcome; only a cancellation of the task itself is raised.
+
+        Raises:
+            asyncio.CancelledError: The task was cancelled from outside.
+            StoreError: The journal cannot be written.
+            JournalError: The journal cannot be read.
         """
         task = self._owner
         before = task.cancelling()
         self._task = task
-        if self._cancel_reason is not None:  # another thread asked just now, when there was no task to cut off
+        if self._cancel_reason is not None:  # another thread cancelled the run before there was a task to cancel
             task.get_loop().call_soon(self._cancel_effect, task)
         try:
             return await coroutine
         except asyncio.CancelledError as error:
-            struck, self._effect_cancelled = self._effect_cancelled, False
-            if struck and task.uncancel() <= before:
+            by_us, self._effect_cancelled = self._effect_cancelled, False
+            if by_us and task.uncancel() <= before:
                 return self._cancelled_outcome()
             if being_cancelled():
                 raise
-            return self._exception_outcome(state, error)  # it came out of what user code awaited, as any error may
+            return self._exception_outcome(
+                state, error
+            )  # raised by something that user code awaited, like any other error
         except HookAbortError as error:
             return self._aborted_outcome(str(error), error.__cause__ or error)
-        except (StoreError, JournalError):  # what cannot be written down must not go on
+        except (StoreError, JournalError):  # a run that cannot be journaled must not continue
             raise
         except Exception as error:
             return self._exception_outcome(state, error)
         finally:
             self._task = None
-            if self._effect_cancelled:  # the effect swallowed the cancellation, or ended beside it
+            if self._effect_cancelled:  # the effect suppressed the cancellation, or ended at the same time
                 self._effect_cancelled = False
                 task.uncancel()
 
     def _external_outcome(self) -> Outcome:
-        errand, machine = self._request, self._config.machine
-        cancelled = Cancelled(self._cancel_reason or errand.dismiss_reason or "dismissed")
-        if errand.reply is not None and (
+        request, machine = self._request, self._config.machine
+        cancelled = Cancelled(self._cancel_reason or request.dismiss_reason or "dismissed")
+        if request.reply is not None and (
             self._cancel_reason is None or not would_transition(machine, self._run, cancelled)
         ):
-            return HumanAnswered(errand.reply)
-        late = errand.expires_at is not None and self._config.host.clock.time() > errand.expires_at
+            return HumanAnswered(request.reply)
+        late = request.expires_at is not None and self._config.host.clock.time() > request.expires_at
         return Expired() if late and would_transition(machine, self._run, Expired()) else cancelled
 
     def _cancelled_outcome(self) -> Cancelled:
@@ -338,27 +351,27 @@ class Driver:
 
     # -- the step -------------------------------------------------------------------------------------
 
-    def _apply_outcome(self, outcome: Outcome | None, started: float | None = None, silence_s: float = 0.0) -> None:
-        """Fold an outcome in and move. Nothing here awaits.
+    def _apply_outcome(self, outcome: Outcome | None, started: float | None = None, idle_s: float = 0.0) -> None:
+        """Apply an outcome and take a transition. Nothing here awaits.
 
         Args:
-            outcome: What the effect came back with.
-            started: When the effect began, where its time counts.
-            silence_s: Seconds from the end of the last effect whose time counted to then.
+            outcome: The outcome of the effect.
+            started: When the effect started, if its time counts, as a reading of the clock in seconds.
+            idle_s: Idle time before it: seconds since the end of the last effect whose time counted.
         """
         context, run = self.context, self._run
-        took_us = silence_us = 0
+        elapsed_us = idle_us = 0
         if started is not None:
             self._idle_since = ended = self._now()
-            # whole microseconds, so that a journal says exactly what was added up
-            took_us, silence_us = round((ended - started) * 1e6), round(silence_s * 1e6)
+            # rounded to whole microseconds, so that replaying the journal adds up exactly the same times
+            elapsed_us, idle_us = round((ended - started) * 1e6), round(idle_s * 1e6)
         try:
-            if took_us or silence_us:
-                on_outcome(run, outcome, took_us / 1e6, silence_us / 1e6)
+            if elapsed_us or idle_us:
+                on_outcome(run, outcome, elapsed_us / 1e6, idle_us / 1e6)
             else:
                 on_outcome(run, outcome)
-        except Exception as error:  # a model or an effect of the user's gave what cannot be folded in
-            outcome, took_us, silence_us = self._exception_outcome(run.state, error), 0, 0
+        except Exception as error:  # a user's model or effect returned something that cannot be applied
+            outcome, elapsed_us, idle_us = self._exception_outcome(run.state, error), 0, 0
             on_outcome(run, outcome)
         if context.completed_results:
             context.completed_results.clear()
@@ -369,39 +382,16 @@ class Driver:
         aborted = run.aborted
         decision = self._step(run)
         self.decisions.append(decision)
-        raised = run.aborted if run.aborted is not aborted else None  # by a guard, while it was asked
-        self._record_transition(outcome, cancel, took_us, silence_us, decision, raised)
+        raised = run.aborted if run.aborted is not aborted else None  # a guard raised while it was evaluated
+        self._record_transition(outcome, cancel, elapsed_us, idle_us, decision, raised)
         if context.builds_events:
-            told = self._now()
-            self._emit_transition(outcome, decision)
-            self._idle_since += self._now() - told  # what observers take is no silence
+            emitted = self._now()
+            _emit_transition(context, outcome, decision)
+            self._idle_since += self._now() - emitted  # the time that observers take is not idle time
         on_transition(run, decision, decision.transition.target in self._final_states)
 
-    def _emit_transition(self, outcome: Outcome | None, decision: Decision) -> None:
-        context = self.context
-        if isinstance(outcome, ModelCallSucceeded):
-            reply = outcome.reply
-            context.emit(
-                ModelReplied,
-                message=reply.message,
-                usage=reply.usage,
-                finish_reason=reply.finish_reason,
-                model=reply.model,
-            )
-        elif isinstance(outcome, RecoveryDecided) and outcome.action in (Action.retry, Action.narrow_scope):
-            failure = self._run.failure
-            if failure is not None:
-                context.emit(
-                    RecoveryStarted,
-                    failure=failure,
-                    action=outcome.action,
-                    attempt=self._run.attempts(failure.kind),
-                    backoff_s=outcome.backoff_s,
-                )
-        context.emit(Transitioned, decision=decision)
-
     async def _drain_cancelled(self) -> None:
-        """After a cancellation from outside: move on, with no effect, to the end."""
+        """After the task was cancelled: take transitions to the end without running any effect."""
         while self._run.state not in self._final_states:
             self._apply_outcome(self._cancelled_outcome(), self._now(), 0.0)
         await self._finish()
@@ -413,18 +403,45 @@ class Driver:
         final = run.state in self._final_states
         try:
             await run_final_hooks(self.context, final)
-        finally:  # a cancellation that lands here comes too late to change how the run ended
+        finally:  # a cancellation that arrives here is too late to change how the run ended
             self.context.timeout.close()
             kind, fields = ending_event(run) if final else suspend(self.context)
             recorder = self.context.recorder
             if final:
                 recorder.record("run.finished", {"ending": kind.__name__})
-            late = None
-            if recorder.sink is not None:  # durable before anybody is told
-                late = await shielded(recorder.commit())
+            cancellation = None
+            if recorder.sink is not None:  # durable before the last event is emitted
+                cancellation = await shielded(recorder.commit())
                 if not final:
                     fields["digest"] = recorder.sink.head
             self.output = typed_output(self.context, fields.get("output"))
             self.outcome = cast("Ending", self.context.emit_final(kind, **fields))
-            if late is not None:
-                raise late
+            if cancellation is not None:
+                raise cancellation
+
+
+def _current_task() -> asyncio.Task[Any]:
+    return cast("asyncio.Task[Any]", asyncio.current_task())
+
+
+def _emit_transition(context: Context, outcome: Outcome | None, decision: Decision) -> None:
+    if isinstance(outcome, ModelCallSucceeded):
+        reply = outcome.reply
+        context.emit(
+            ModelReplied,
+            message=reply.message,
+            usage=reply.usage,
+            finish_reason=reply.finish_reason,
+            model=reply.model,
+        )
+    elif isinstance(outcome, RecoveryDecided) and outcome.action in (Action.retry, Action.narrow_scope):
+        failure = context.run.failure
+        if failure is not None:
+            context.emit(
+                RecoveryStarted,
+                failure=failure,
+                action=outcome.action,
+                attempt=context.run.attempts(failure.kind),
+                backoff_s=outcome.backoff_s,
+            )
+    context.emit(Transitioned, decision=decision)

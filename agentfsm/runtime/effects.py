@@ -21,10 +21,9 @@ from agentfsm.loop.outcomes import Outcome, PreStepDone, ReplyParsed, StateResul
 from agentfsm.loop.policy import decide_recovery
 from agentfsm.loop.state import RunState
 from agentfsm.machine.graph import State
-from agentfsm.runtime.context import Context, Effect
+from agentfsm.runtime.context import Context, Effect, being_cancelled
 from agentfsm.runtime.model_call import call_model
 from agentfsm.runtime.tool_dispatch import run_calls
-from agentfsm.runtime.tool_execution import being_cancelled
 from agentfsm.runtime.tools import describe_validation_error
 
 __all__ = ["EFFECTS", "custom_effect"]

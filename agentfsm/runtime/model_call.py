@@ -26,8 +26,7 @@ from agentfsm.loop.model import (
 )
 from agentfsm.loop.outcomes import ModelCallFailed, ModelCallSucceeded, Outcome
 from agentfsm.loop.prompts import render_messages
-from agentfsm.runtime.context import Context, Timeout
-from agentfsm.runtime.tool_execution import being_cancelled
+from agentfsm.runtime.context import Context, Timeout, being_cancelled
 
 __all__ = ["call_model"]
 

@@ -17,8 +17,7 @@ from agentfsm.loop.suspension import sign_record
 from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.approval import run_hooks
-from agentfsm.runtime.context import Context
-from agentfsm.runtime.tool_execution import being_cancelled
+from agentfsm.runtime.context import Context, reraise_cancellation
 from agentfsm.runtime.tools import describe_validation_error
 
 if TYPE_CHECKING:
@@ -28,38 +27,42 @@ __all__ = ["RunResult", "ending_event", "run_final_hooks", "shielded", "suspend"
 
 
 async def run_final_hooks(context: Context, final: bool) -> None:
-    """Hooks at the door of the state that ends or waits, and the memory: too late to stop the run."""
-    parts, run = context.config, context.run
-    if parts.memory is not None or run.state in parts.hooks:
+    """Run the hooks of the state in which the run ends or waits, then update the memory. Neither can stop the run.
+
+    Args:
+        context: The run.
+        final: Whether the run has ended, so that the memory stores it.
+    """
+    config, run = context.config, context.run
+    if config.memory is not None or run.state in config.hooks:
         context.recorder.push()
     await run_hooks(context, run.state, after_end=True)
-    if parts.memory is not None and final:
+    if config.memory is not None and final:
         try:
             with context.timeout.start(run.guardrails.tool_timeout_s):
-                await parts.memory.remember(run.messages)
+                await config.memory.remember(run.messages)
         except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and being_cancelled():
-                raise
-            kind, text = type(error).__name__, "memory could not keep the run"
+            reraise_cancellation(error)
+            kind, text = type(error).__name__, "memory could not store the run"
             context.warn(f"{text} ({kind})", f"{text} ({describe_exception(error)})")
 
 
 def typed_output(context: Context, output: Any) -> Any:
-    """The output as a value of the agent's output type; where it does not come back from JSON, as JSON."""
+    """The output as a value of the agent's output type; as JSON data if it cannot be converted."""
     adapter = context.config.output_adapter
     if adapter is None or output is None:
         return output
     try:
         return adapter.validate_json(to_json(output))
-    except Exception as error:  # a type that does not come back from its own JSON, or whose validator raises
-        context.warn("the output stays JSON", f"the output stays JSON: {describe_validation_error(error)}")
+    except Exception as error:  # the type does not accept its own JSON, or its validator raises
+        context.warn("the output is left as JSON", f"the output is left as JSON: {describe_validation_error(error)}")
         return output
 
 
 def suspend(context: Context) -> tuple[type[Ending], dict[str, Any]]:
-    """Write the record of a run that waits for a person: the event that says so, and its fields."""
+    """Sign and journal the suspension record of a run that waits for a human: the last event's class and its fields."""
     run, host = context.run, context.config.host
-    waiting = run.pending_request = run.pending_request or PendingRequest(
+    pending = run.pending_request = run.pending_request or PendingRequest(
         "question", f"The run waits in {str(run.state)!r}."
     )
     record = sign_record(
@@ -70,44 +73,45 @@ def suspend(context: Context) -> tuple[type[Ending], dict[str, Any]]:
         created_at=host.clock.time(),
     )
     expires = int(record.expires_at * 1000)
-    context.recorder.record("run.suspended", {"waiting": waiting, "id": record.record_id, "expires": expires})
+    context.recorder.record("run.suspended", {"waiting": pending, "id": record.record_id, "expires": expires})
     fields: dict[str, Any] = {
-        "kind": waiting.kind,
-        "question": waiting.question,
-        "context": waiting.context,
-        "choices": waiting.choices,
-        "tool": waiting.tool,
-        "arguments": waiting.arguments,
-        "asker": waiting.asker,
+        "kind": pending.kind,
+        "question": pending.question,
+        "context": pending.context,
+        "choices": pending.choices,
+        "tool": pending.tool,
+        "arguments": pending.arguments,
+        "asker": pending.asker,
         "suspension_record": record,
-        "originating_failure_kind": waiting.failure_kind,
+        "originating_failure_kind": pending.failure_kind,
     }
     return UserInputRequested, fields
 
 
 async def shielded(coroutine: Coroutine[Any, Any, None]) -> asyncio.CancelledError | None:
-    """Await something to its end, and give back the first cancellation that came meanwhile."""
-    late: asyncio.CancelledError | None = None
+    """Await a coroutine to its end even if the task is cancelled, and return the first cancellation, if any."""
+    cancellation: asyncio.CancelledError | None = None
     task = asyncio.ensure_future(coroutine)
     while not task.done():
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError as error:
-            late = late or error
+            cancellation = cancellation or error
     task.result()
-    return late
+    return cancellation
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run came to.
+    """The result of a run that has ended or is suspended.
 
     Attributes:
-        output: The answer: a text, or a value of the agent's ``output_type``; None where there is none.
-        outcome: The last event: which of the five endings it was, and with what.
-        decisions: Every move in order, with the guards that were asked.
-        run_state: Everything that the run knows.
-        graph: The table that it ran on.
+        output: The answer: a string, or a value of the agent's ``output_type``; None if there is none.
+        outcome: The last event: one of ``RunCompleted``, ``Handoff``, ``PartialRunSummary``, ``RunCancelled``
+            and ``UserInputRequested``.
+        decisions: Every transition taken, in order, with the guards that were evaluated.
+        run_state: Everything the run knows: transcript, usage, counters.
+        graph: The transition table that it ran on.
     """
 
     output: Any
@@ -119,7 +123,7 @@ class RunResult:
 
     @property
     def journal(self) -> list[Record]:
-        """What happened, as sealed records; written and hashed now, or read from the host's store.
+        """What happened, as sealed records; serialized now, or read from the host's store.
 
         Raises:
             agentfsm.errors.JournalError: A record cannot be read.
@@ -128,45 +132,45 @@ class RunResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the run finished with an answer, recoveries or not."""
+        """Whether the run completed with an answer (``outcome`` is ``RunCompleted``)."""
         return isinstance(self.outcome, RunCompleted)
 
     @property
     def state(self) -> str:
-        """The declared state that the run is in: ``terminal`` or ``suspended``."""
+        """The name of the state that the run is in, such as ``terminal`` or ``suspended``."""
         return self.run_state.state
 
     @property
     def messages(self) -> list[Message]:
-        """The transcript, good as the ``message_history`` of a next run."""
+        """The transcript, which can be passed as the ``message_history`` of a later run."""
         return list(self.run_state.messages)
 
     @property
     def usage(self) -> Usage:
-        """Tokens and USD of all model calls."""
+        """Tokens and USD of all model calls, including those of sub-agents."""
         return self.run_state.usage
 
-    def diagram(self, format: str = "svg") -> str:  # noqa: A002  # the word that everybody expects
-        """The graph with this run's path on it: how often each row was taken, and where the run is.
+    def diagram(self, format: str = "svg") -> str:  # noqa: A002  # the conventional name for it
+        """The graph with this run's path on it: how often each transition was taken, and where the run is.
 
         Args:
             format: ``svg``, ``dot``, ``mermaid``, ``markdown``, ``text`` or ``plantuml``.
 
         Raises:
-            ConfigurationError: There is no such form, or it shows no path.
+            ConfigurationError: There is no such format, or it cannot show a path.
         """
-        from agentfsm.diagrams import RunPath, diagram  # a reader of graphs, loaded when one is drawn
+        from agentfsm.diagrams import RunPath, diagram  # loads only if a diagram is drawn
 
         path = RunPath.from_ids((d.transition.id for d in self.decisions), self.run_state.state)
         return diagram(self.graph, format, overlay=path)
 
 
 def ending_event(run: RunState) -> tuple[type[Ending], dict[str, Any]]:
-    """With which event a run that is in ``terminal`` ends, and what it says."""
+    """The class and the fields of the last event of a run that has reached a final state."""
     if run.cancelled is not None:
         return RunCancelled, {"reason": run.cancelled}
     if run.expired:
-        return RunCancelled, {"reason": "nobody answered in time"}
+        return RunCancelled, {"reason": "the request expired without a reply"}
     if run.aborted is not None:
         return PartialRunSummary, _partial_summary(run, run.aborted)
     if run.ending == "done":

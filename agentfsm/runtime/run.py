@@ -1,36 +1,38 @@
-"""``Run``: a run as its caller sees it, to await, to iterate for events, or to cancel."""
+"""``Run``: a run as its caller sees it, to await, to iterate for events, or to cancel; and ``start_run``."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from agentfsm.errors import RunError
 from agentfsm.loop.events import Event
+from agentfsm.loop.messages import Message, Role, with_missing_results
 from agentfsm.loop.model import secrets_of
 from agentfsm.loop.state import RunState
 from agentfsm.machine.engine import Decision
-from agentfsm.runtime.context import AgentConfig
+from agentfsm.runtime.context import AgentConfig, being_cancelled
 from agentfsm.runtime.driver import Driver, RunRequest
 from agentfsm.runtime.result import RunResult
-from agentfsm.runtime.tool_execution import being_cancelled
+from agentfsm.runtime.tools import secret_arguments
 
 if TYPE_CHECKING:
     from agentfsm.journal.records import Record
 
-__all__ = ["Run"]
+__all__ = ["Run", "start_run"]
 
 
 class Run:
-    """One run of an agent: await it for its result, or iterate it for its events (and await it then).
+    """One run of an agent: await it for its result, or iterate it for its events and await it afterwards.
 
-    A run does nothing until it is awaited or iterated, and goes on only while it is. Whoever stops
-    iterating stops the run behind the effect at hand, and may take it up again, await it, or ``aclose`` it
-    (``async with`` does). It belongs to one task of one event loop at a time; ``asyncio.gather`` and
-    ``asyncio.ensure_future`` give it one of its own.
+    A run does nothing until it is awaited or iterated, and advances only meanwhile. If the caller stops iterating,
+    the run pauses after the current effect; the caller can iterate it again, await it, or end it with ``aclose``
+    (``async with`` does that). Only one task of one event loop can use it at a time; ``asyncio.gather`` and
+    ``asyncio.ensure_future`` run it in a task of its own.
     """
 
     def __init__(self, config: AgentConfig, run_state: RunState, request: RunRequest) -> None:
@@ -40,93 +42,91 @@ class Run:
         self._step: asyncio.Task[None] | None = None
         self._event_ready: asyncio.Future[None] | None = None
         self._consumer_since: float | None = None
-        self._busy = False
+        self._exclusive = _ExclusiveUse(run_state.run_id)
 
     def __repr__(self) -> str:
-        ended = self._driver.outcome
-        stands = (
-            f"in {str(self.run_state.state)!r}, not at its end: await it" if ended is None else type(ended).__name__
-        )
-        return f"<Run {self.run_id!r} {stands}>"
+        ending = self._driver.outcome
+        status = f"in state {str(self.state)!r}, not finished: await it" if ending is None else type(ending).__name__
+        return f"<Run {self.run_id!r} {status}>"
 
     @property
     def run_id(self) -> str:
         """The run's id."""
-        return self._driver.context.run.run_id
+        return self.run_state.run_id
+
+    @property
+    def state(self) -> str:
+        """The name of the state that the run is in, such as ``call_llm``, ``suspended`` or ``terminal``."""
+        return self.run_state.state
 
     @property
     def run_state(self) -> RunState:
-        """Everything that the run knows at this moment; read it, do not change it."""
+        """Everything the run knows at this moment: transcript, usage, counters. Read it, do not change it."""
         return self._driver.context.run
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        """Every move so far."""
+        """Every transition taken so far, with the guards that were evaluated."""
         return tuple(self._driver.decisions)
 
     @property
     def finished(self) -> bool:
-        """Whether the run has ended or waits for a person: the last event is there."""
+        """Whether the run has ended or is suspended: its last event has been emitted."""
         return self._driver.outcome is not None
 
     @property
     def result(self) -> RunResult:
-        """What the run came to.
+        """The result of a finished run.
 
         Raises:
-            RunError: It has not come to its end yet.
+            RunError: The run is not finished.
         """
         driver = self._driver
         if driver.outcome is None:
             raise RunError(f"run {self.run_id!r} is not finished: await it, or iterate it to its end")
         graph = self._config.machine.graph
-        return RunResult(driver.output, driver.outcome, self.decisions, self.run_state, graph, self.journal)
+        return RunResult(driver.output, driver.outcome, self.decisions, self.run_state, graph, lambda: self.journal)
 
+    @property
     def journal(self) -> list[Record]:
-        """What happened so far, as sealed records; written and hashed now, or read from the host's store.
+        """What has happened so far, as sealed records; serialized now, or read from the host's store.
 
         Raises:
             agentfsm.errors.JournalError: A record cannot be read.
+            agentfsm.errors.StoreError: The store cannot be read.
         """
-        from agentfsm.journal.journal_writer import read_journal  # the journal loads when somebody asks for it
+        from agentfsm.journal.journal_writer import read_journal  # loads only if the journal is read
 
-        parts = self._config
-        secret = {t.name: t.secret for t in parts.tools.values() if t.secret}
-        return read_journal(
-            self._driver.context.recorder, self.run_id, parts.host.store, secret, secrets_of(parts.model)
-        )
+        config = self._config
+        recorder, secret = self._driver.context.recorder, secret_arguments(config.tools)
+        return read_journal(recorder, self.run_id, config.host.store, secret, secrets_of(config.model))
 
     def cancel(self, reason: str = "cancelled") -> None:
-        """Ask the run to stop: what it awaits is cut off, and it ends as ``RunCancelled``.
+        """Cancel the run: the current effect is cancelled, and the run ends as ``RunCancelled``.
 
-        Every call of the transcript still gets its result. Any thread may call it; a run that has ended
-        already stays as it is.
+        Every call of the transcript still gets a result. May be called from any thread; a run that has already
+        ended is unchanged.
+
+        Args:
+            reason: Why; becomes ``RunCancelled.reason``.
         """
         self._driver.cancel(reason)
 
-    # -- to await -------------------------------------------------------------------------------------
+    # -- await ----------------------------------------------------------------------------------------
 
     def __await__(self) -> Generator[Any, None, RunResult]:
         return self._run_to_end().__await__()
 
     async def _run_to_end(self) -> RunResult:
-        driver = self._driver
-        self._acquire()
-        self._exclude_consumer_time()
-        try:
+        with self._exclusive:
+            self._exclude_consumer_time()
             if self._step is not None:
-                await self._await_step(self._step)
-            await driver.run_to_end()
-        finally:
-            self._busy = False
+                step, self._step = self._step, None
+                await _await_step(step)
+            await self._driver.run_to_end()
         return self.result
 
-    def _acquire(self) -> None:
-        if self._busy:
-            raise RunError(f"run {self.run_id!r} is being awaited or iterated somewhere else")
-        self._busy = True
-
-    # -- to iterate -----------------------------------------------------------------------------------
+    # -- iterate --------------------------------------------------------------------------------------
 
     def __aiter__(self) -> Run:
         return self
@@ -137,16 +137,13 @@ class Run:
         while not self._events:
             if self.finished:
                 raise StopAsyncIteration
-            self._acquire()
-            try:
+            with self._exclusive:
                 await self._wait_for_event()
-            finally:
-                self._busy = False
         self._consumer_since = self._config.host.clock.monotonic()
         return self._events.popleft()
 
     def _exclude_consumer_time(self) -> None:
-        """The consumer is back: the time for which it held the last event, or left the run alone, is no silence."""
+        """Exclude from the idle time how long the consumer took to handle its last event or to come back."""
         if self._consumer_since is not None and (self._step is None or self._step.done()):
             self._driver.exclude_idle(self._consumer_since)
         self._consumer_since = None
@@ -157,7 +154,7 @@ class Run:
             self._event_ready.set_result(None)
 
     async def _wait_for_event(self) -> None:
-        """Go on until there is an event: a step runs as a task, so events come while it still awaits."""
+        """Advance until there is an event. A step runs as a task, so that its events arrive while it still awaits."""
         if self._step is None:
             self._step = asyncio.create_task(self._driver.advance())
         self._event_ready = asyncio.get_running_loop().create_future()
@@ -166,23 +163,16 @@ class Run:
         except asyncio.CancelledError:
             self._step.cancel()
             await asyncio.wait({self._step})
-            self._step = None  # what it ended with is this cancellation
+            self._step = None  # its result is this cancellation
             raise
         if self._step.done():
-            await self._await_step(self._step)
+            step, self._step = self._step, None
+            await _await_step(step)
 
-    async def _await_step(self, step: asyncio.Task[None]) -> None:
-        self._step = None
-        try:
-            await step
-        except asyncio.CancelledError:
-            if being_cancelled():
-                raise  # else it was another task that was cancelled, while it waited for this step
-
-    # -- to give up -----------------------------------------------------------------------------------
+    # -- close ----------------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """End a run that nobody goes on with: cancel it if it has not ended, and wait until it has."""
+        """Cancel the run if it has not ended, and wait until it has."""
         self.cancel("closed")
         await self._run_to_end()
 
@@ -193,3 +183,78 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+class _ExclusiveUse:
+    """Lets one task at a time await or iterate a run."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._busy = False
+
+    def __enter__(self) -> None:
+        if self._busy:
+            raise RunError(f"run {self._run_id!r} is already being awaited or iterated elsewhere")
+        self._busy = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._busy = False
+
+
+async def _await_step(step: asyncio.Task[None]) -> None:
+    try:
+        await step
+    except asyncio.CancelledError:
+        if being_cancelled():
+            raise  # otherwise the cancellation was for another task, which was waiting for this step
+
+
+def start_run(
+    config: AgentConfig,
+    prompt: str,
+    *,
+    message_history: Iterable[Message] = (),
+    session_id: str = "",
+    run_id: str | None = None,
+    parent: tuple[str, str] | None = None,
+) -> Run:
+    """A new run, in the graph's initial state.
+
+    Args:
+        config: The agent's configuration.
+        prompt: The user's message.
+        message_history: Earlier messages of the conversation.
+        session_id: The conversation's id.
+        run_id: The run's id; by default a random one.
+        parent: For a sub-agent's run, the calling run's id and the id of the call; else None.
+
+    Raises:
+        RunError: The prompt is not a string, or the history contains something that is not a message.
+    """
+    if not isinstance(prompt, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers
+        raise RunError(f"a prompt is a string, not {type(prompt).__name__}")
+    system = [Message.system(config.instructions)] if config.instructions else []
+    state = RunState(
+        run_id=run_id or secrets.token_hex(8),
+        session_id=session_id,
+        state=config.machine.graph.initial,
+        guardrails=config.guardrails,
+        behavior=config.behavior,
+        messages=[*system, *_normalize_history(message_history), Message.user(prompt)],
+    )
+    state.parent = parent
+    return Run(config, state, RunRequest(prompt))
+
+
+def _normalize_history(history: Iterable[Message]) -> list[Message]:
+    """An earlier transcript without its system prompt, with a result for each call."""
+    messages = list(history)
+    for each in messages:
+        if not isinstance(each, Message):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers
+            raise RunError(
+                "message_history is a list of Message, as result.messages is (or Message.user('...')), "
+                f"and contains {type(each).__name__}"
+            )
+    return with_missing_results(m for m in messages if m.role is not Role.SYSTEM)

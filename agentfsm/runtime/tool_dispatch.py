@@ -199,7 +199,12 @@ async def _run_one(
         result = cast("ToolResult", await run_call(call_state.call, tool, arguments, seen, limit))
     else:
         came = await _delegate(
-            context, call_state, tool, arguments, limit, tool.delegate(context, call_state, attempt, share)
+            context,
+            call_state,
+            tool,
+            arguments,
+            limit,
+            tool.delegate(run, context.config.host, call_state, attempt, share),
         )
         if isinstance(came, SuspendedSubRun):
             context.suspended_subruns[call_state.call.id] = came

@@ -18,11 +18,10 @@ from agentfsm.loop import prompts
 from agentfsm.loop.failures import TOOL_REPORTABLE_KINDS, Failure, FailureKind, describe_exception
 from agentfsm.loop.messages import Image, ToolCall, ToolResult
 from agentfsm.loop.state import SuspendedSubRun
-from agentfsm.runtime.context import Timeout
+from agentfsm.runtime.context import Timeout, being_cancelled
 from agentfsm.runtime.tools import Delegation, Tool, ToolContext, problems
 
 __all__ = [
-    "being_cancelled",
     "failed_result",
     "run_call",
     "run_in_thread",
@@ -141,12 +140,6 @@ async def run_call(
         if delegation is not None and isinstance(error, (StoreError, JournalError)):
             raise  # a run that cannot be written down must not go on
         return _exception_result(call, tool, error)
-
-
-def being_cancelled() -> bool:
-    """Whether somebody cancels this task; else a CancelledError came out of what it awaited, as any error may."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _exception_result(call: ToolCall, tool: Tool, error: BaseException) -> ToolResult:

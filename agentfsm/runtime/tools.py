@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import Any, Protocol, overload
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
@@ -18,11 +18,9 @@ from agentfsm.errors import ToolDefinitionError
 from agentfsm.loop.failures import describe_exception
 from agentfsm.loop.messages import ToolResult, Usage
 from agentfsm.loop.model import ToolSpec
-from agentfsm.loop.state import CallState, SuspendedSubRun
+from agentfsm.loop.state import CallState, RunState, SuspendedSubRun
+from agentfsm.runtime.host import Host
 from agentfsm.runtime.tool_schema import describe_function
-
-if TYPE_CHECKING:
-    from agentfsm.runtime.context import Context
 
 __all__ = [
     "ApprovalRequirement",
@@ -34,6 +32,7 @@ __all__ = [
     "control_tools",
     "describe_validation_error",
     "problems",
+    "secret_arguments",
     "tool",
     "tools_by_name",
 ]
@@ -135,7 +134,7 @@ class Tool:
     control: str | None = None
     is_async: bool = field(default=False)
     secret: frozenset[str] = frozenset()
-    delegate: Callable[[Context, CallState, int, BudgetShare], Delegation] | None = None
+    delegate: Callable[[RunState, Host, CallState, int, BudgetShare], Delegation] | None = None
 
     def __post_init__(self) -> None:
         rule: object = self.requires_approval
@@ -290,6 +289,11 @@ def tools_by_name(tools: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
             raise ToolDefinitionError(f"two tools are named {each.name!r}")
         found[each.name] = each
     return found
+
+
+def secret_arguments(tools: Mapping[str, Tool]) -> dict[str, frozenset[str]]:
+    """The names of the secret arguments of each tool that has any, by the tool's name."""
+    return {t.name: t.secret for t in tools.values() if t.secret}
 
 
 def ask_user(question: str, context: str = "", choices: list[str] | None = None) -> dict[str, Any]:

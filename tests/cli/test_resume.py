@@ -52,7 +52,7 @@ def test_a_record_is_good_for_one_reply(cli: Cli, agent: list[str]) -> None:
     assert resumed(cli, agent, "allow")[0] == 0
     code, _, err, server = resumed(cli, agent, "allow")
     assert code == 2
-    assert "was resumed already" in err
+    assert "was already resumed" in err
     assert server.requests == []
 
 
@@ -64,7 +64,7 @@ def test_another_process_goes_on_and_a_third_one_cannot(agent: list[str], tmp_pa
         second = run_without_terminal(words, tmp_path, **ENVIRONMENT)
     assert (first.returncode, first.stdout) == (0, "Done.\n")
     assert second.returncode == 2
-    assert "was resumed already" in second.stderr
+    assert "was already resumed" in second.stderr
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ async def run_to_end(world: CrashWorld, scenario: str, both: tuple[Any, Any], st
             and not recorded_changes(read_records(store.records(run_id), run_id))
         )
         (run,) = (begins if old else goes_on).recover()
-        assert run.state.run_id == run_id
+        assert run.run_id == run_id
         result = await run
     else:
         return

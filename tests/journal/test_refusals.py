@@ -34,7 +34,9 @@ def test_an_answer_that_no_row_takes_leaves_the_run_as_it_is():
     before = list(store.records("sample"))
     agent = sample_agent(store, graph=graph)
     for held in ("sample", first.outcome.suspension_record):
-        with pytest.raises(NoTransitionError, match=r"no row there takes 'allow' \(rows: cancelled, expired, doubt"):
+        with pytest.raises(
+            NoTransitionError, match=r"no row of that state accepts 'allow' \(rows: cancelled, expired, doubt"
+        ):
             asyncio.run(done(agent.resume(held, Allow())))
     assert store.records("sample") == before
     assert (store.head("sample").status, store.head("sample").owner) == ("suspended", None)

@@ -194,5 +194,5 @@ def test_a_check_that_raises_only_when_all_is_over_leaves_the_answer_as_json():
     assert result.output == {"size": "S"}
     assert result.ok
     (text,) = warned
-    assert "the output stays JSON" in text
+    assert "the output is left as JSON" in text
     assert "KeyError: 'S'" in text

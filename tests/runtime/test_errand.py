@@ -72,7 +72,9 @@ def test_a_resumed_run_says_what_it_had_waited_for():
     assert [e.kind for e in events if isinstance(e, RunResumed)] == ["approval"]
 
 
-@pytest.mark.parametrize(("late", "reason"), [(False, "no longer wanted"), (True, "nobody answered in time")])
+@pytest.mark.parametrize(
+    ("late", "reason"), [(False, "no longer wanted"), (True, "the request expired without a reply")]
+)
 def test_a_run_may_be_dismissed_in_time_or_late(late, reason):
     clock = FakeClock()
     agent, model = scripted_agent(call("pay"), "done", tools=[pay], clock=clock)

@@ -285,7 +285,7 @@ def test_a_graph_that_has_no_row_for_an_answer_says_so_before_anything_is_done()
 
     async def scene() -> None:
         first = await agent.run("go")
-        with pytest.raises(NoTransitionError, match="'suspended', and no row there takes 'text'"):
+        with pytest.raises(NoTransitionError, match="'suspended', and no row of that state accepts 'text'"):
             await agent.resume(first.outcome.suspension_record, "go on")
         ended = await agent.dismiss(first.outcome.suspension_record)  # it was not used
         assert isinstance(ended.outcome, RunCancelled)

@@ -82,7 +82,7 @@ def test_an_aborted_run_says_by_what_whatever_it_had_said():
         ({"cancelled": "stop"}, "stop"),
         ({"cancelled": "", "answer": "x"}, ""),
         ({"cancelled": "stop", "aborted": STOPPED}, "stop"),
-        ({"expired": True}, "nobody answered in time"),
+        ({"expired": True}, "the request expired without a reply"),
     ],
 )
 def test_a_cancelled_or_expired_run_says_why(fields, reason):

@@ -68,7 +68,7 @@ def test_a_run_does_nothing_until_somebody_wants_it():
 def test_a_run_that_somebody_forgot_to_await_says_so():
     agent, _ = scripted_agent("done")
     run = agent.run("go", run_id="r1")
-    assert repr(run) == "<Run 'r1' in 'pre_step', not at its end: await it>"
+    assert repr(run) == "<Run 'r1' in state 'pre_step', not finished: await it>"
     run_async(lambda: run.aclose())
     assert repr(run) == "<Run 'r1' RunCancelled>"
 
@@ -204,7 +204,7 @@ def test_a_run_belongs_to_one_at_a_time(first, second):
         task = asyncio.create_task(use(run, first))
         while run.run_state.state != "dispatch_tool":
             await asyncio.sleep(0)
-        with pytest.raises(RunError, match="somewhere else"):
+        with pytest.raises(RunError, match="elsewhere"):
             await use(run, second)
         free.set()
         await task

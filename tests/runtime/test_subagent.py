@@ -669,7 +669,7 @@ def test_a_sub_agent_that_cannot_go_on_is_a_failing_tool() -> None:
     other = LOOP.without("pre_step.cost_limit")
     result = resumed(make(graph=other), first, "b")
     assert result.ok
-    assert "cannot go on" in result.output
+    assert "cannot be resumed" in result.output
     check_end(result)
 
 

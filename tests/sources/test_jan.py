@@ -451,7 +451,7 @@ def test_diagram_memory_write_error(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="agentfsm"):
         _, result = play(strict(scripted_model(ANSWER), memory=FaultyMemory(remember=False)))
     assert result.output == ANSWER
-    assert any("memory could not keep" in record.getMessage() for record in caplog.records)
+    assert any("memory could not store" in record.getMessage() for record in caplog.records)
 
 
 def test_diagram_an_event_that_cannot_be_delivered() -> None:
