@@ -1,12 +1,13 @@
 """agentfsm: an AI agent's loop as one declared, checked table of states, guards and transitions.
 
-Names load when they are first used, so importing the package costs next to nothing.
+Names load on first use, so importing the package is cheap.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from agentfsm.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
@@ -209,63 +210,48 @@ __all__ = [
     "tool",
 ]
 
-_MODULE_OF = {
-    name: module
-    for module, names in {
-        "agent": "Agent",
-        "errors": (
-            "AgentfsmError BlankHumanReplyError ConfigurationError ContextOverflowError GraphError "
-            "HumanReplyError JournalError JournalGraphError MissingExtraError MissingKeyError ModelError "
-            "NoTransitionError ProviderError RunError RunExistsError StaleHumanReplyError StaleLease StoreError "
-            "StoreFormatError StoreFullError StoreLockedError SuspensionExpiredError SuspensionFormatError "
-            "SuspensionGraphError SuspensionRecordError SuspensionTamperedError SuspensionUsedError "
-            "ToolDefinitionError ToolError TransientProviderError UnknownModelError UnknownRunError"
-        ),
-        "journal.memory_store": "MemoryStore",
-        "journal.migration": "Migration",
-        "journal.records": "Record",
-        "journal.sqlite.sqlite_store": "SqliteStore",
-        "journal.store": "Store",
-        "loop.detectors": "Example detector",
-        "loop.events": (
-            "Event Handoff ModelReplied PartialRunSummary ReasoningDelta RecoveryStarted ReplyRestarted "
-            "RunCancelled RunCompleted RunResumed RunStarted RunWarning TextDelta ToolCallDelta ToolFinished "
-            "ToolStarted Transitioned UserInputRequested"
-        ),
-        "loop.failures": "Action Failure FailureKind",
-        "loop.guardrails": "AgentGuardrails Behavior",
-        "loop.messages": "FinishReason Image Message Reply Role ToolCall ToolResult Usage",
-        "loop.model": "Model ModelRequest ToolSpec",
-        "loop.outcomes": "StateResult",
-        "loop.policy": "DefaultPolicy RecoveryPolicy",
-        "loop.presets": "Preset",
-        "loop.state": "RunState",
-        "loop.suspension": "SuspensionRecord",
-        "loop.table": "LOOP",
-        "machine.engine": "Decision Machine",
-        "machine.graph": "Graph State StateSpec Transition",
-        "runtime.approval": "Allow Deny Edit GiveUp ItDidNotRun ItRan",
-        "runtime.hooks": "AbortRun AskApproval DenyCall HookContext SkipCall hook observer",
-        "runtime.host": "Clock FileReplayGuard Host Memory",
-        "runtime.permissions": "ArgumentMatcher allow ask deny permissions",
-        "runtime.result": "RunResult",
-        "runtime.run": "Run",
-        "runtime.tools": "Tool ToolContext tool",
-    }.items()
-    for name in names.split()
-}
-"""In which module each name lives: for the interpreter, as the imports above are for type checkers."""
-
-
-if not TYPE_CHECKING:  # where type checkers see it, they take any name for one that is there
-
-    def __getattr__(name: str) -> Any:
-        if name not in _MODULE_OF:
-            raise AttributeError(f"module 'agentfsm' has no attribute {name!r}")
-        value = getattr(import_module(f"agentfsm.{_MODULE_OF[name]}"), name)
-        globals()[name] = value
-        return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "agentfsm.agent": "Agent",
+            "agentfsm.errors": (
+                "AgentfsmError BlankHumanReplyError ConfigurationError ContextOverflowError GraphError "
+                "HumanReplyError JournalError JournalGraphError MissingExtraError MissingKeyError ModelError "
+                "NoTransitionError ProviderError RunError RunExistsError StaleHumanReplyError StaleLease StoreError "
+                "StoreFormatError StoreFullError StoreLockedError SuspensionExpiredError SuspensionFormatError "
+                "SuspensionGraphError SuspensionRecordError SuspensionTamperedError SuspensionUsedError "
+                "ToolDefinitionError ToolError TransientProviderError UnknownModelError UnknownRunError"
+            ),
+            "agentfsm.journal.memory_store": "MemoryStore",
+            "agentfsm.journal.migration": "Migration",
+            "agentfsm.journal.records": "Record",
+            "agentfsm.journal.sqlite.sqlite_store": "SqliteStore",
+            "agentfsm.journal.store": "Store",
+            "agentfsm.loop.detectors": "Example detector",
+            "agentfsm.loop.events": (
+                "Event Handoff ModelReplied PartialRunSummary ReasoningDelta RecoveryStarted ReplyRestarted "
+                "RunCancelled RunCompleted RunResumed RunStarted RunWarning TextDelta ToolCallDelta ToolFinished "
+                "ToolStarted Transitioned UserInputRequested"
+            ),
+            "agentfsm.loop.failures": "Action Failure FailureKind",
+            "agentfsm.loop.guardrails": "AgentGuardrails Behavior",
+            "agentfsm.loop.messages": "FinishReason Image Message Reply Role ToolCall ToolResult Usage",
+            "agentfsm.loop.model": "Model ModelRequest ToolSpec",
+            "agentfsm.loop.outcomes": "StateResult",
+            "agentfsm.loop.policy": "DefaultPolicy RecoveryPolicy",
+            "agentfsm.loop.presets": "Preset",
+            "agentfsm.loop.state": "RunState",
+            "agentfsm.loop.suspension": "SuspensionRecord",
+            "agentfsm.loop.table": "LOOP",
+            "agentfsm.machine.engine": "Decision Machine",
+            "agentfsm.machine.graph": "Graph State StateSpec Transition",
+            "agentfsm.runtime.approval": "Allow Deny Edit GiveUp ItDidNotRun ItRan",
+            "agentfsm.runtime.hooks": "AbortRun AskApproval DenyCall HookContext SkipCall hook observer",
+            "agentfsm.runtime.host": "Clock FileReplayGuard Host Memory",
+            "agentfsm.runtime.permissions": "ArgumentMatcher allow ask deny permissions",
+            "agentfsm.runtime.result": "RunResult",
+            "agentfsm.runtime.run": "Run",
+            "agentfsm.runtime.tools": "Tool ToolContext tool",
+        },
+    )

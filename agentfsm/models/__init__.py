@@ -7,8 +7,9 @@ and ``OllamaChat`` are the wires behind it, for settings that a name cannot expr
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from agentfsm.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from agentfsm.models.anthropic import AnthropicMessages
@@ -35,27 +36,17 @@ __all__ = [
     "resolve",
 ]
 
-_LAZY_IMPORTS = {
-    "AnthropicMessages": "agentfsm.models.anthropic",
-    "ConcurrencyLimit": "agentfsm.models.limits",
-    "FallbackModel": "agentfsm.models.wrappers",
-    "Limited": "agentfsm.models.limits",
-    "ModelSettings": "agentfsm.models.settings",
-    "OllamaChat": "agentfsm.models.ollama",
-    "OpenAIChat": "agentfsm.models.openai_chat",
-    "OpenAIResponses": "agentfsm.models.openai_responses",
-    "Price": "agentfsm.models.wrappers",
-    "Priced": "agentfsm.models.wrappers",
-    "RateLimit": "agentfsm.models.limits",
-    "resolve": "agentfsm.models.model_registry",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _LAZY_IMPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LAZY_IMPORTS[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "agentfsm.models.anthropic": "AnthropicMessages",
+            "agentfsm.models.limits": "ConcurrencyLimit Limited RateLimit",
+            "agentfsm.models.model_registry": "resolve",
+            "agentfsm.models.ollama": "OllamaChat",
+            "agentfsm.models.openai_chat": "OpenAIChat",
+            "agentfsm.models.openai_responses": "OpenAIResponses",
+            "agentfsm.models.settings": "ModelSettings",
+            "agentfsm.models.wrappers": "FallbackModel Price Priced",
+        },
+    )

@@ -5,8 +5,9 @@ Names load when they are first used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from agentfsm.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from agentfsm.loop.detectors import Example, detector
@@ -66,46 +67,19 @@ __all__ = [
     "paths",
 ]
 
-_MODULE_OF = {
-    "DISMISSED": "agentfsm.testing.simulation",
-    "EXPIRED": "agentfsm.testing.simulation",
-    "Example": "agentfsm.loop.detectors",
-    "FakeClock": "agentfsm.testing.fakes",
-    "GuardConflict": "agentfsm.testing.guard_priority",
-    "GuardExamples": "agentfsm.testing.guard_examples",
-    "ModelTurn": "agentfsm.testing.simulation",
-    "NoExampleError": "agentfsm.testing.path_to_scenario",
-    "Path": "agentfsm.testing.path_generation",
-    "PathDivergence": "agentfsm.testing.path_drivers",
-    "PathDivergenceError": "agentfsm.testing.path_drivers",
-    "PathRun": "agentfsm.testing.path_drivers",
-    "Paths": "agentfsm.testing.path_generation",
-    "RecordingModel": "agentfsm.testing.fakes",
-    "Scenario": "agentfsm.testing.simulation",
-    "ScriptExhaustedError": "agentfsm.testing.fakes",
-    "ScriptedModel": "agentfsm.testing.fakes",
-    "SideEvent": "agentfsm.testing.simulation",
-    "SimulationResult": "agentfsm.testing.simulation",
-    "Simulator": "agentfsm.testing.simulation",
-    "WitnessDriver": "agentfsm.testing.path_drivers",
-    "call": "agentfsm.testing.fakes",
-    "check_priority": "agentfsm.testing.guard_priority",
-    "default_agent": "agentfsm.testing.path_drivers",
-    "detector": "agentfsm.loop.detectors",
-    "force": "agentfsm.testing.path_drivers",
-    "force_async": "agentfsm.testing.path_drivers",
-    "guard_conflicts": "agentfsm.testing.guard_priority",
-    "paths": "agentfsm.testing.path_generation",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_MODULE_OF[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "agentfsm.loop.detectors": "Example detector",
+            "agentfsm.testing.fakes": "FakeClock RecordingModel ScriptExhaustedError ScriptedModel call",
+            "agentfsm.testing.guard_examples": "GuardExamples",
+            "agentfsm.testing.guard_priority": "GuardConflict check_priority guard_conflicts",
+            "agentfsm.testing.path_drivers": (
+                "PathDivergence PathDivergenceError PathRun WitnessDriver default_agent force force_async"
+            ),
+            "agentfsm.testing.path_generation": "Path Paths paths",
+            "agentfsm.testing.path_to_scenario": "NoExampleError",
+            "agentfsm.testing.simulation": "DISMISSED EXPIRED ModelTurn Scenario SideEvent SimulationResult Simulator",
+        },
+    )
