@@ -1,91 +1,259 @@
-"""What the pages of ``docs/`` show is true: each page's blocks run in order in a folder, and print what it says.
+"""The README, CONTRIBUTING and the pages of ``docs/``: each code block runs and prints what the page says.
 
-A block ``python NAME.py`` is a file; a block ``python`` is run, and prints what a ``text`` block behind it
-shows; in a ``console`` block each command prints the lines that follow it.
+The blocks of a page run in order, in one empty folder. Every provider is a small server on loopback that says hello.
+
+- ``python NAME.py`` is a file; it exists before the first block runs.
+- ``python`` is run; a ``text`` block directly after it is exactly what it prints.
+- ``console`` holds commands; the lines after each are part of what it prints, with ``...`` for what is left out.
+- ``sh`` holds commands for setting up, which are not run; what they name must exist.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from agentfsm import LOOP, SqliteStore
 from agentfsm.cli.app import app
+from agentfsm.journal.records import read_records
+from tests.helpers.fake_model_server import fake_model_server, text_output
+from tests.helpers.generated_docs import README, readme_table, split_readme
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [README, *DOCS]
+TEXTS = [*PAGES, *(ROOT / f"{name}.md" for name in ("CONTRIBUTING", "CHANGELOG", "RELEASING", "SECURITY"))]
 FENCE = re.compile(r"^```(\w*) ?([\w.]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PLUGIN = () if "agentfsm.testing.pytest_plugin" in {e.value for e in entry_points(group="pytest11")} else (
     "-p", "agentfsm.testing.pytest_plugin",
 )  # fmt: skip
 PROGRAMS = {
-    "agentfsm": ("-m", "agentfsm.cli"),
+    "agentfsm": ("-m", "agentfsm"),
     "pytest": ("-m", "pytest", "-p", "no:cacheprovider", "--rootdir=.", *PLUGIN),
+    "python": (),
 }
+OPTIONAL_MODULES = {"mcp_server_time": "mcp_server_time", "integrations.otel": "opentelemetry"}
+"""Modules that a page needs where it says the word."""
+
+MY_TOOLS = "def add(a: int, b: int) -> int:\n    'Add.'\n    return a + b\n"
+"""The file ``my_tools.py`` of the reader, for pages that do not show one."""
 
 
-def run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "AGENTFSM_STORE": str(folder / "agentfsm.db")},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page.
+
+    Attributes:
+        page: The page's name.
+        language: The word after the fence.
+        name: The file that it is, or an empty string.
+        text: Its content.
+        line: Its line in the page.
+    """
+
+    page: str
+    language: str
+    name: str
+    text: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.page}, line {self.line}"
+
+
+def blocks(page: Path) -> list[Block]:
+    source = page.read_text(encoding="utf-8")
+    return [
+        Block(page.name, *block.groups(), source.count("\n", 0, block.start()) + 1) for block in FENCE.finditer(source)
+    ]
+
+
+def run(words: tuple[str, ...], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run Python with arguments, in a folder."""
+    with fake_model_server(text_output("Hello.")) as server:
+        environment = {
+            "OPENAI_BASE_URL": server.url,
+            "OPENAI_API_KEY": "sk-test",
+            "ANTHROPIC_BASE_URL": server.host,
+            "ANTHROPIC_API_KEY": "sk-test",
+            "OLLAMA_HOST": server.host,
+            "AGENTFSM_STORE": str(folder / "agentfsm.db"),  # not in the data folder of the developer
+            "AGENTFSM_SECRET": "the secret of the documentation",
+            "PYTHONPATH": str(ROOT),
+        }
+        return subprocess.run(
+            [sys.executable, *words],
+            cwd=folder,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:
     """Each command of a console block, and what it prints."""
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
-        command, _, shown = part.partition("\n")
-        yield command, shown
+        command, _, output = part.partition("\n")
+        yield command, output
+
+
+def is_shown(expected: str, output: str) -> bool:
+    """Whether an output holds the parts of an expected one in their order."""
+    start = 0
+    for part in re.split(r"\.\.\.\n?", expected):
+        start = output.find(part, start)
+        if start < 0:
+            return False
+        start += len(part)
+    return True
+
+
+def run_python(block: Block, folder: Path) -> str:
+    done = run(("-W", "error", "-c", block.text), folder)
+    assert done.returncode == 0, f"{block}: {done.stderr}"
+    return done.stdout
+
+
+def run_console(block: Block, folder: Path) -> None:
+    for command, expected in commands(block.text):
+        program, *words = shlex.split(command)
+        done = run((*PROGRAMS[program], *words), folder)
+        assert done.returncode <= bool(expected), f"{block}: {command}: {done.stdout}{done.stderr}"
+        assert is_shown(expected, done.stdout), f"{block}: {command}: {done.stdout}"
+
+
+def check_setup(block: Block) -> None:
+    """Make targets, our own extras and our own files are there; other programs are not ours."""
+    for line in block.text.splitlines():
+        program, *words = shlex.split(line, comments=True) or ["#"]
+        if program == "make":
+            assert words[0] in make_targets(), f"{block}: {line}"
+        elif program == "pip":
+            extras = re.findall(r"agentfsm\[([\w,]+)\]", line)
+            known = set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
+            assert {extra for each in extras for extra in each.split(",")} <= known, f"{block}: {line}"
+        elif program.startswith(".venv/bin/"):
+            assert all((ROOT / word).exists() for word in words if word.endswith(".py")), f"{block}: {line}"
+        else:
+            assert program in {"#", "export", "git", "ollama", "openssl"}, f"{block}: nothing tests {line!r}"
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_is_true(page: Path, tmp_path: Path) -> None:
-    printed = ""
+def test_the_blocks_of_a_page_run_and_print_what_it_says(page: Path, tmp_path: Path) -> None:
     source = page.read_text(encoding="utf-8")
-    found = list(FENCE.finditer(source))
-    for _, name, text in (block.groups() for block in found):
-        if name:
-            (tmp_path / name).write_text(text)  # what is a file is there before the first command
-    for block in found:
-        language, name, text = block.groups()
-        where = f"{page.name}, line {source.count(chr(10), 0, block.start()) + 1}"
-        match language:
-            case "python" if not name:
-                done = run(["-W", "error", "-c", text], tmp_path)
-                assert done.returncode == 0, f"{where}: {done.stderr}"
-                printed = done.stdout
+    for word, module in OPTIONAL_MODULES.items():
+        if word in source and find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+    if "os.fork" in source and not hasattr(os, "fork"):
+        pytest.skip("there is no fork")
+    (tmp_path / "my_tools.py").write_text(MY_TOOLS)
+    for block in blocks(page):
+        if block.name:
+            (tmp_path / block.name).write_text(block.text)
+    printed: str | None = None
+    for block in blocks(page):
+        match block.language:
+            case _ if block.name:
+                continue
+            case "python":
+                printed = run_python(block, tmp_path)
+                continue
             case "text":
-                assert printed == text, f"{where}: {printed}"
+                assert printed is not None, f"{block}: no python block directly before it"
+                assert printed == block.text, f"{block}: {printed}"
             case "console":
-                for command, shown in commands(text):
-                    program, *words = shlex.split(command)
-                    done = run([*PROGRAMS[program], *words], tmp_path)
-                    assert done.returncode <= bool(shown), f"{where}: {command}: {done.stdout}{done.stderr}"
-                    assert shown in done.stdout, f"{where}: {command}: {done.stdout}"
+                run_console(block, tmp_path)
+            case "sh":
+                check_setup(block)
             case _:
-                assert name, f"{where}: nothing tests a block of {language!r}"
+                raise AssertionError(f"{block}: nothing tests a block of {block.language!r}")
+        printed = None
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_what_it_points_to_is_there(page: Path) -> None:
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
+def test_links_commands_and_make_targets_exist(page: Path) -> None:
     source = page.read_text(encoding="utf-8")
-    for link in re.findall(r"\]\(([^)#:]+)\)", source):
+    for link in re.findall(r'(?:\]\(|src=")([^)"#:]+)[)"#]', source):
         assert (page.parent / link).exists(), link
-    assert set(re.findall(r"`agentfsm (\w+)", source)) <= set(app.commands)
+    prose = FENCE.sub("", source)
+    assert set(re.findall(r"`agentfsm (\w+)", prose)) <= set(app.commands)
+    assert set(re.findall(r"`make (\w+)", prose)) <= make_targets()
 
 
-def test_the_readme_leads_to_every_page() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert all(f"(docs/{page.name})" in readme for page in PAGES)
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
+def test_files_of_the_code_that_are_named_exist(page: Path) -> None:
+    source = page.read_text(encoding="utf-8")
+    for path in re.findall(r"`((?:agentfsm|tests|examples|docs|diagrams)/[\w/.]*)`", source):
+        assert (ROOT / path).exists(), path
+
+
+def test_names_in_the_map_of_the_code_are_in_their_files() -> None:
+    """A row of the map is ``| question | `file`: `name`, `name` |``."""
+    rows = re.findall(r"^\|.*\| `([\w/.]+\.py)`: (.*) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    assert rows
+    for path, names in rows:
+        source = (ROOT / path).read_text(encoding="utf-8")
+        for name in re.findall(r"`(\w+)(?:\(\))?`", names):
+            assert re.search(rf"\b{name}\b", source), f"{path}: {name}"
+
+
+# -- the README ---------------------------------------------------------------------------------------
+
+
+def test_the_readme_links_to_every_page() -> None:
+    source = README.read_text(encoding="utf-8")
+    assert all(f"(docs/{page.name})" in source for page in DOCS)
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 250
+
+
+def test_the_first_example_is_short() -> None:
+    first = next(block for block in blocks(README) if block.language == "python")
+    assert len(first.text.splitlines()) <= 10
+
+
+def test_the_table_is_that_of_the_loop() -> None:
+    _, table, _ = split_readme(README.read_text(encoding="utf-8"))
+    assert table == readme_table(LOOP), "write it again with: make diagrams"
+
+
+def test_the_table_holds_every_row_in_its_order() -> None:
+    _, table, _ = split_readme(README.read_text(encoding="utf-8"))
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    rows = [(name.strip("`*"), target) for _, _, names, target in cells if names for name in names.split(", ")]
+    assert rows == [(row.name, str(row.target)) for row in LOOP]
+
+
+# -- crash recovery -----------------------------------------------------------------------------------
+
+
+def test_the_run_that_is_killed_is_in_the_store_once_and_complete(tmp_path: Path) -> None:
+    (block,) = [block for block in blocks(README) if "SIGKILL" in block.text]
+    run_python(block, tmp_path)
+    store = SqliteStore(tmp_path / "runs.db")
+    (head,) = store.heads()
+    kinds = [record.kind for record in read_records(store.records(head.run_id), head.run_id)]
+    assert (head.status, kinds.count("run.created"), kinds.count("run.resumed")) == ("finished", 1, 1)
+    bodies = [json.loads(record.body) for record in store.records(head.run_id)]
+    started = [body["eid"] for body in bodies if body["kind"] == "effect.intent"]
+    assert started == ["1", "1.0", "1.0", "2"]  # the tool started twice, the model was called once for each reply
+    store.close()
