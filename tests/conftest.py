@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +11,10 @@ import pytest
 
 __all__ = ["EXPECTED_SECONDS", "expected_seconds"]
 
+# Hundreds of tests start an interpreter or fork one. Bytecode is cached on disk even where the environment says
+# otherwise, or each of them would compile the package, and each pytest in them rewrite the test modules, again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 EXPECTED_SECONDS: Mapping[str, float] = {
     "tests/journal/test_crashes.py::test_a_run_that_is_killed_at_any_point": 40,
@@ -38,9 +43,9 @@ EXPECTED_SECONDS: Mapping[str, float] = {
 }
 
 
-def expected_seconds(test: str) -> float:
-    """How long a test takes, by its id; 0 where that is not worth a mention."""
-    return next((taken for start, taken in EXPECTED_SECONDS.items() if test.startswith(start)), 0.0)
+def expected_seconds(test_id: str) -> float:
+    """How long a test takes on an idle machine; 0 if it is not listed."""
+    return next((seconds for prefix, seconds in EXPECTED_SECONDS.items() if test_id.startswith(prefix)), 0.0)
 
 
 COUNTED = "counted"
@@ -48,43 +53,43 @@ COUNTED = "counted"
 
 @pytest.fixture
 def counted(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
-    """Call it with a line for the end of the test run: how much a test has tried."""
+    """Call it with a line that says how many cases a test has tried; the line is printed at the end of the test run."""
     return lambda line: record_property(COUNTED, line)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the lines of all tests, in order."""
+    """Print the lines of all tests, sorted."""
     reports: list[Any] = [r for outcome in ("passed", "failed") for r in terminalreporter.stats.get(outcome, ())]
     lines = sorted(
         str(line) for r in reports for name, line in r.user_properties if name == COUNTED and r.when == "call"
     )
     if lines:
-        terminalreporter.section("what was tried")
+        terminalreporter.section("cases tried")
         for line in lines:
             terminalreporter.write_line(line)
 
 
-@pytest.hookimpl(trylast=True)  # behind whatever leaves tests out
+@pytest.hookimpl(trylast=True)  # after every hook that deselects tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put long tests first, the longest in front; each of xdist's workers begins with a stretch of the list."""
+    """Start long tests first; pytest-xdist gives each worker a contiguous part of the list to begin with."""
     items[:] = longest_first(items, [expected_seconds(i.nodeid) for i in items], worker_count())
 
 
 def worker_count() -> int:
-    """How many workers share the list."""
+    """How many pytest-xdist workers share the list."""
     return int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 
 
-def longest_first(items: list[Any], taken: list[float], workers: int) -> list[Any]:
-    """Items in another order: cut into as many stretches as there are workers, each has its share of the long ones.
+def longest_first(items: list[Any], seconds: list[float], workers: int) -> list[Any]:
+    """The items in parts of equal length, one for each worker; each part starts with its share of the long items.
 
     Args:
         items: The items.
-        taken: How long each takes, in seconds; 0 for those that stay where they are, behind the others.
-        workers: How many stretches there are to be, all of one length.
+        seconds: How long each takes; items with 0 keep their order, after the long ones.
+        workers: The number of parts.
     """
-    by_length = sorted((n for n in range(len(items)) if taken[n]), key=lambda n: -taken[n])
-    others = (n for n in range(len(items)) if not taken[n])
+    by_length = sorted((n for n in range(len(items)) if seconds[n]), key=lambda n: -seconds[n])
+    others = (n for n in range(len(items)) if not seconds[n])
     order: list[int] = []
     for worker in range(workers):
         length = (len(items) - len(order)) // (workers - worker)
