@@ -37,7 +37,7 @@ LOOKED = [
 def body(wire: str, messages: list[Message], **settings: Any) -> dict[str, Any]:
     """What is sent."""
     model = MODEL_CLASSES[wire]("m", base_url="http://127.0.0.1:9/v1", settings=ModelSettings(**settings))
-    sent = json.loads(model._content(ModelRequest(messages, tools=(WEATHER,)), stream=False))
+    sent = json.loads(model._request_body(ModelRequest(messages, tools=(WEATHER,)), stream=False))
     assert isinstance(sent, dict)
     return sent
 
@@ -119,7 +119,7 @@ def test_what_was_sent_stands_in_the_next_request_just_as_it_was(wire: str) -> N
     model = MODEL_CLASSES[wire]("m", base_url="http://127.0.0.1:9/v1")
     said, memo, before = [Message.user("look")], dict[object, object](), b""
     for step in range(4):
-        sent = model._content(ModelRequest(Transcript(said, len(said)), cache=memo), stream=False)
+        sent = model._request_body(ModelRequest(Transcript(said, len(said)), cache=memo), stream=False)
         key = b'"input":[' if wire == "responses" else b'"messages":['
         turns = sent[sent.index(key) :].rpartition(b"]")[0]
         assert turns.startswith(before)
