@@ -1,8 +1,8 @@
 """Adapters from the ``Model`` protocol to providers' HTTP APIs, imported on first use.
 
 ``resolve("openai:gpt-5-mini")`` is the usual entry point. ``OpenAIChat``, ``OpenAIResponses``, ``AnthropicMessages``
-and ``OllamaChat`` are the wires behind it, for settings that a name cannot express. ``FallbackModel``, ``Limited`` and
-``Priced`` wrap other models. Importing this package imports no HTTP library.
+and ``OllamaChat`` are the wires behind it, for options that a name cannot express. ``FallbackModel``, ``Limited`` and
+``Priced`` wrap other models. Importing this package does not import an HTTP library.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from agentfsm.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from agentfsm.models.anthropic import AnthropicMessages
-    from agentfsm.models.limits import ConcurrencyLimit, Limited, RateLimit
+    from agentfsm.models.limits import ConcurrencyLimit, RateLimit
     from agentfsm.models.model_registry import resolve
     from agentfsm.models.ollama import OllamaChat
     from agentfsm.models.openai_chat import OpenAIChat
     from agentfsm.models.openai_responses import OpenAIResponses
     from agentfsm.models.settings import ModelSettings
-    from agentfsm.models.wrappers import FallbackModel, Price, Priced
+    from agentfsm.models.wrappers import FallbackModel, Limited, Price, Priced
 
 __all__ = [
     "AnthropicMessages",
@@ -41,12 +41,12 @@ if not TYPE_CHECKING:
         __name__,
         {
             "agentfsm.models.anthropic": "AnthropicMessages",
-            "agentfsm.models.limits": "ConcurrencyLimit Limited RateLimit",
+            "agentfsm.models.limits": "ConcurrencyLimit RateLimit",
             "agentfsm.models.model_registry": "resolve",
             "agentfsm.models.ollama": "OllamaChat",
             "agentfsm.models.openai_chat": "OpenAIChat",
             "agentfsm.models.openai_responses": "OpenAIResponses",
             "agentfsm.models.settings": "ModelSettings",
-            "agentfsm.models.wrappers": "FallbackModel Price Priced",
+            "agentfsm.models.wrappers": "FallbackModel Limited Price Priced",
         },
     )

@@ -1,7 +1,7 @@
 """``AnthropicMessages``: Anthropic's messages API, and servers that implement it.
 
-``encode`` and ``decode`` are the pure and complete mapping, ``AnthropicAccumulator`` reads streams
-(https://docs.anthropic.com/en/api/messages-streaming; unknown event and delta types are skipped, as it says).
+``encode`` and ``decode`` map requests and responses, ``AnthropicAccumulator`` reads streams
+(https://docs.anthropic.com/en/api/messages-streaming; it requires unknown event and delta types to be ignored).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from agentfsm.errors import ConfigurationError, ProviderError
 from agentfsm.loop.messages import FinishReason, Message, Reply, Role, ToolCall, Usage
-from agentfsm.loop.model import ModelRequest, ReasoningChunk, StreamChunk, TextChunk, ToolCallChunk, ToolSpec
+from agentfsm.loop.model import ModelRequest, ReasoningChunk, StreamChunk, TextChunk, ToolCallChunk
 from agentfsm.loop.prompts import Transcript
 from agentfsm.models.http_model import HttpModel
 from agentfsm.models.settings import ModelSettings
@@ -25,35 +25,35 @@ from agentfsm.models.wire_format import (
     as_object,
     as_text,
     dumps,
+    final_finish_reason,
     finish_reason,
     mark_unpriced,
+    own_extra,
     parse_tool_calls,
     safe_tool_name,
     token_count,
+    tool_choice,
     visible_message,
 )
 
-__all__ = [
-    "DEFAULT_MAX_TOKENS",
-    "EXTRA_KEY",
-    "AnthropicAccumulator",
-    "AnthropicMessageEncoder",
-    "AnthropicMessages",
-    "CacheControl",
-    "cache_control_for",
-    "decode",
-    "encode",
-    "encode_messages",
-    "tool_use_block",
-]
+__all__ = ["DEFAULT_MAX_TOKENS", "EXTRA_KEY", "AnthropicAccumulator", "AnthropicMessages", "decode", "encode"]
 
 
 DEFAULT_MAX_TOKENS = 4096
-"""The cap on a reply, in tokens, where the request names none; this wire takes no request without one."""
+"""The limit on a reply, in tokens, for requests without one; the API requires a limit."""
 
 _OFFICIAL_MAX_TOKENS = 16_384
-"""The same for Anthropic's own models: what they think counts, and all that are left write as much and more
+"""The same for Anthropic's own models: their thinking counts, and all current ones support this much and more
 (https://docs.anthropic.com/en/docs/about-claude/models/overview)."""
+
+_MUTABLE_TURNS = 4
+"""How many of the last turns may still change: by messages merged into the last one, and by cache breakpoints."""
+
+EXTRA_KEY = "anthropic"
+"""The key in ``Message.extra`` of a reply's content blocks: thinking is signed, and must be sent back unchanged."""
+
+CacheControl = dict[str, str]
+"""The value of ``cache_control``."""
 
 _FINISH_REASONS = {
     "end_turn": FinishReason.STOP,
@@ -61,48 +61,47 @@ _FINISH_REASONS = {
     "tool_use": FinishReason.STOP,
     "max_tokens": FinishReason.LENGTH,
     "model_context_window_exceeded": FinishReason.LENGTH,
-    "pause_turn": FinishReason.LENGTH,  # the server's own tools took long: it goes on when asked to
+    "pause_turn": FinishReason.LENGTH,  # server-side tools took long; the server continues on the next request
     "refusal": FinishReason.REFUSAL,
 }
-"""Why a model stopped; ``tool_use`` is read from the calls themselves."""
+"""Stop reasons; whether the model calls tools is read from the calls themselves."""
 
 
 class AnthropicMessages(HttpModel):
-    """A model behind Anthropic's messages interface; the key is in ``ANTHROPIC_API_KEY`` unless it is given.
+    """A model behind Anthropic's messages API (``anthropic:...``); the API key is in ``ANTHROPIC_API_KEY``.
 
-    Args and errors are those of ``HttpModel``.
+    Arguments and errors are those of ``HttpModel``.
     """
 
-    _provider = "anthropic"
+    _default_provider = "anthropic"
     _headers = MappingProxyType({"anthropic-version": "2023-06-01"})
     _key_header, _key_scheme = "x-api-key", ""
 
     @staticmethod
     def _validate_settings(settings: ModelSettings) -> ModelSettings:
         if settings.seed is not None:
-            raise ConfigurationError("Anthropic's wire has no seed")
+            raise ConfigurationError("Anthropic's API has no seed")
         if settings.temperature is not None and settings.temperature > 1:
-            raise ConfigurationError("Anthropic's wire takes a temperature of 0 to 1")
+            raise ConfigurationError("Anthropic's API accepts a temperature of 0 to 1")
         if (effort := settings.reasoning_effort) in ("none", "minimal"):
-            raise ConfigurationError(f"Anthropic's wire has no reasoning_effort {effort!r}: low or more")
+            raise ConfigurationError(f"Anthropic's API has no reasoning_effort {effort!r}: use low or higher")
         return settings
 
     @property
     def _cache_ttl(self) -> str:
-        return self.settings.prompt_cache or ("5m" if self._endpoint.is_official else "off")
+        return self.settings.prompt_cache or ("5m" if self._is_official else "off")
 
     def _path(self) -> str:
         return "/messages" if self._endpoint.base_url.endswith("/v1") else "/v1/messages"
 
     def _encode(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
-        roomy = replace(request, max_output_tokens=self._max_output_tokens(request))
-        body = encode(roomy, self.model, self.settings, cache_ttl=self._cache_ttl, origin=self._origin)
+        capped = replace(request, max_output_tokens=self._max_output_tokens(request))
+        body = encode(capped, self.model, self.settings, cache_ttl=self._cache_ttl, origin=self._origin)
         return {"stream": True} | body if stream else body
 
-    def _message_encoder(self, request: ModelRequest) -> tuple[str, MessageEncoder]:
-        return "messages", AnthropicMessageEncoder(
-            cache_control_for(self._cache_ttl), self._origin, self.settings.images
-        )
+    def _message_encoder(self) -> tuple[str, MessageEncoder]:
+        recipient = _Recipient(self._origin, self.settings.images)
+        return "messages", _TurnEncoder(_cache_control_for(self._cache_ttl), recipient)
 
     def _decode(self, body: object, used_ids: Collection[str]) -> Reply:
         return decode(body, used_ids=used_ids, origin=self._origin)
@@ -111,8 +110,8 @@ class AnthropicMessages(HttpModel):
         return AnthropicAccumulator()
 
     def _max_output_tokens(self, request: ModelRequest) -> int:
-        room = _OFFICIAL_MAX_TOKENS if self._endpoint.is_official else DEFAULT_MAX_TOKENS
-        return request.max_output_tokens or self.settings.max_tokens or room
+        default = _OFFICIAL_MAX_TOKENS if self._is_official else DEFAULT_MAX_TOKENS
+        return request.max_output_tokens or self.settings.max_tokens or default
 
 
 def encode(
@@ -125,78 +124,76 @@ def encode(
 ) -> dict[str, Any]:
     """The body of a request.
 
-    An output schema adds nothing to it: the instructions name the schema already.
+    The output schema is not part of it: the instructions contain the schema already.
 
     Args:
-        request: What to ask.
+        request: The request.
         model: The model's name.
-        settings: How the model is asked to answer.
-        cache_ttl: How long the server is to keep the unchanging beginning: ``5m``, ``1h`` or ``off``.
-        origin: Who is asked; they get back what they said they thought, and what others said is left out.
+        settings: Sampling and output settings.
+        cache_ttl: How long the server caches the unchanging start of the prompt: ``5m``, ``1h`` or ``off``.
+        origin: The server and model that is called. It gets back its own reasoning, and no other's.
     """
     settings = settings or ModelSettings()
-    mark = cache_control_for(cache_ttl)
+    cache_control = _cache_control_for(cache_ttl)
     cap = request.max_output_tokens or settings.max_tokens or DEFAULT_MAX_TOKENS
     body: dict[str, Any] = {"model": model, "max_tokens": cap}
     if request.tools:
         body["tools"] = [
             {"name": t.name, "description": t.description, "input_schema": dict(t.parameters)} for t in request.tools
         ]
-        if choice := _encode_tool_choice(settings.tool_choice, request.tools):
-            body["tool_choice"] = choice
+        if choice := tool_choice(settings.tool_choice, request.tools):
+            body["tool_choice"] = _TOOL_CHOICES.get(choice) or {"type": "tool", "name": choice}
     if system := "\n\n".join(m.content for m in request.messages if m.role is Role.SYSTEM and m.content.strip()):
         body["system"] = system
-        if mark is not None:
-            body["system"] = [{"type": "text", "text": system, "cache_control": mark}]
-    elif mark is not None and request.tools:
-        body["tools"][-1]["cache_control"] = mark
-    body["messages"] = encode_messages(request.messages, mark, origin=origin, images=settings.images)
-    wanted = settings.model_dump(include={"temperature", "top_p"}, exclude_none=True)
+        if cache_control is not None:
+            body["system"] = [{"type": "text", "text": system, "cache_control": cache_control}]
+    elif cache_control is not None and request.tools:
+        body["tools"][-1]["cache_control"] = cache_control
+    body["messages"] = _encode_turns(request.messages, cache_control, _Recipient(origin, settings.images))
+    options = settings.model_dump(include={"temperature", "top_p"}, exclude_none=True)
     if settings.stop:
-        wanted["stop_sequences"] = list(settings.stop)
+        options["stop_sequences"] = list(settings.stop)
     if settings.reasoning_effort is not None:
-        wanted["output_config"] = {"effort": settings.reasoning_effort}
-    return body | wanted | settings.extra_body
+        options["output_config"] = {"effort": settings.reasoning_effort}
+    return body | options | settings.extra_body
 
 
 def decode(body: object, *, used_ids: Collection[str] = (), origin: str = "") -> Reply:
-    """The reply that an answer's body holds.
+    """The reply in a response body.
 
     Args:
-        body: The answer, JSON.
-        used_ids: Call ids that the transcript uses already; a reply that repeats one gets another.
-        origin: Who answered.
+        body: The body, JSON.
+        used_ids: Call ids in the transcript; a call that repeats one gets another id.
+        origin: The server and model that replied.
 
     Raises:
-        ProviderError: The body lacks what a reply must hold.
+        ProviderError: The body has no content.
         TransientProviderError: It does not say that the reply has ended.
     """
     top = as_object(body)
     if not isinstance(top.get("content"), list):
-        raise ProviderError("the answer holds no content; does base_url speak Anthropic's messages?")
+        raise ProviderError("the response has no content; does base_url speak Anthropic's messages?")
     blocks = [block for block in map(as_object, as_list(top["content"])) if not _is_blank_block(block)]
     text = "".join(str(block["text"]) for block in blocks if block.get("type") == "text")
     uses = [block for block in blocks if block.get("type") == "tool_use"]
     calls = parse_tool_calls([(use.get("id"), use.get("name"), use.get("input")) for use in uses], used_ids)
-    finish = _FINISH_REASONS.get(finish_reason(top, "stop_reason"), FinishReason.STOP)
-    if finish is FinishReason.STOP and calls:
-        finish = FinishReason.TOOL_CALLS
+    stated = _FINISH_REASONS.get(finish_reason(top, "stop_reason"), FinishReason.STOP)
     refusal = None
-    if finish is FinishReason.REFUSAL:
-        why = as_object(top.get("stop_details")).get("explanation")
-        refusal = text or (why if isinstance(why, str) and why else "the model refused, without a word")
+    if stated is FinishReason.REFUSAL:
+        explanation = as_text(as_object(top.get("stop_details")).get("explanation"))
+        refusal = text or explanation or "the model refused and gave no reason"
     extra = None
     if any(block.get("type") not in ("text", "tool_use") for block in blocks):
-        fresh = iter(calls)
-        said = [tool_use_block(next(fresh)) if b.get("type") == "tool_use" else b for b in blocks]
-        extra = {EXTRA_KEY: {"voice": origin, "blocks": said}}
+        remaining = iter(calls)
+        stored = [_tool_use_block(next(remaining)) if b.get("type") == "tool_use" else b for b in blocks]
+        extra = {EXTRA_KEY: {"voice": origin, "blocks": stored}}
     usage = as_object(top.get("usage"))
     cached = token_count(usage, "cache_read_input_tokens")
     written = token_count(usage, "cache_creation_input_tokens")
     return Reply(
         message=Message(Role.ASSISTANT, text, calls, extra=extra),
-        finish_reason=finish,
-        # This wire counts the cached parts of the prompt beside the rest of it, not within.
+        finish_reason=final_finish_reason(stated, calls, refusal),
+        # The input tokens of this API do not include the cached parts of the prompt.
         usage=mark_unpriced(
             Usage(
                 input_tokens=token_count(usage, "input_tokens") + cached + written,
@@ -212,90 +209,74 @@ def decode(body: object, *, used_ids: Collection[str] = (), origin: str = "") ->
 
 
 def _is_blank_block(block: dict[str, Any]) -> bool:
-    """Whether a block says nothing: no object, or blank text, which the wire would refuse later."""
+    """Whether a block is not an object, or is blank text, which the API would reject in a later request."""
     return not block or (block.get("type") == "text" and not str(block.get("text") or "").strip())
 
 
-def _encode_tool_choice(choice: str | None, tools: tuple[ToolSpec, ...]) -> dict[str, str] | None:
-    if choice in ("auto", "none"):
-        return {"type": choice}
-    if choice == "required":
-        return {"type": "any"}
-    return {"type": "tool", "name": choice} if choice in {tool.name for tool in tools} and choice else None
+_TOOL_CHOICES = {"auto": {"type": "auto"}, "none": {"type": "none"}, "required": {"type": "any"}}
+"""The tool choices that do not name a tool."""
 
 
-EXTRA_KEY = "anthropic"
-"""Where ``Message.extra`` keeps a reply's blocks: thinking is signed, and must come back to its thinker as it was."""
-
-CacheControl = dict[str, str]
-"""The value of ``cache_control``."""
-
-_MUTABLE_TURNS = 4
-"""How many turns, from the last, may still change: by messages that join the last, and by marks."""
-
-
-def cache_control_for(cache_ttl: str) -> CacheControl | None:
-    """The mark for a time to keep a prompt: ``5m``, ``1h``, or ``off`` for none."""
+def _cache_control_for(cache_ttl: str) -> CacheControl | None:
+    """The cache breakpoint for a lifetime of ``5m`` or ``1h``; None for ``off``."""
     return None if cache_ttl == "off" else {"type": "ephemeral"} | ({"ttl": cache_ttl} if cache_ttl != "5m" else {})
 
 
-class AnthropicMessageEncoder:
-    """The turns of a transcript, written as it grows.
+class _Recipient(NamedTuple):
+    """The model that is called: its origin, and whether it accepts images."""
+
+    origin: str
+    images: bool
+
+
+class _TurnEncoder:
+    """Encodes a transcript into turns as it grows.
 
     Args:
-        cache_control: The mark to set, or None.
-        origin: Who is asked.
-        images: Whether they take pictures.
+        cache_control: The cache breakpoint to set, or None.
+        recipient: The model that is called.
     """
 
-    def __init__(self, cache_control: CacheControl | None, origin: str = "", images: bool = True) -> None:
+    def __init__(self, cache_control: CacheControl | None, recipient: _Recipient) -> None:
         self._cache_control = cache_control
-        self._recipient = _Recipient(origin, images)
+        self._recipient = recipient
         self._encoded: list[str] = []
         self._open_turns: list[dict[str, Any]] = []
 
     def add(self, message: Message) -> None:
-        """Write a message that stands in every later request."""
+        """Encode a message that every later request repeats."""
         _append_messages(self._open_turns, (message,), self._recipient)
         if len(self._open_turns) > _MUTABLE_TURNS:
             self._encoded.append(dumps(self._open_turns.pop(0)))
 
     def encoded_items(self, tail: Iterable[Message]) -> list[str]:
-        """The JSON of all turns."""
+        """The JSON texts of all turns; ``tail`` is encoded for this request only."""
         last = [{"role": turn["role"], "content": list(turn["content"])} for turn in self._open_turns]
         if len(self._encoded) > 1:
             self._encoded = [",".join(self._encoded)]
         return [*self._encoded, *map(dumps, _with_cache_control(last, tail, self._cache_control, self._recipient))]
 
 
-def encode_messages(
-    messages: Sequence[Message], cache_control: CacheControl | None = None, *, origin: str = "", images: bool = True
+def _encode_turns(
+    messages: Sequence[Message], cache_control: CacheControl | None, recipient: _Recipient
 ) -> list[dict[str, Any]]:
-    """The transcript as turns that alternate; a user's must have its results before its text.
+    """The transcript as alternating turns; in a user turn, tool results come before text.
 
-    With a mark, the server keeps what stands up to there (it counts tools and system first, and takes four
-    marks, https://docs.anthropic.com/en/docs/build-with-claude/prompt-caching). One stands behind the last
-    message that no later request changes; one where the request before had it, since the server looks back
-    only 20 blocks from a mark.
+    At a cache breakpoint, the server caches the prompt up to there (tools and system come first; four breakpoints
+    are allowed, https://docs.anthropic.com/en/docs/build-with-claude/prompt-caching). One is set after the last
+    message that no later request changes, and one where the previous request had it, since the server looks back
+    only 20 blocks from a breakpoint.
     """
-    settled = messages.stable_count if isinstance(messages, Transcript) else len(messages)
-    found: list[dict[str, Any]] = []
-    asked = _Recipient(origin, images)
-    _append_messages(found, islice(messages, settled), asked)
-    return _with_cache_control(found, islice(messages, settled, None), cache_control, asked)
-
-
-class _Recipient(NamedTuple):
-    """Who is asked, and whether they take pictures."""
-
-    origin: str
-    images: bool
+    stable_count = messages.stable_count if isinstance(messages, Transcript) else len(messages)
+    turns: list[dict[str, Any]] = []
+    _append_messages(turns, islice(messages, stable_count), recipient)
+    return _with_cache_control(turns, islice(messages, stable_count, None), cache_control, recipient)
 
 
 def _with_cache_control(
     turns: list[dict[str, Any]], tail: Iterable[Message], cache_control: CacheControl | None, recipient: _Recipient
 ) -> list[dict[str, Any]]:
-    """The turns with their marks, and with what stands in this request alone behind them."""
+    """The turns with cache breakpoints, followed by the messages of this request only."""
     if cache_control is not None:
         for blocks in _cacheable_contents(turns):
             blocks[-1] = blocks[-1] | {"cache_control": cache_control}
@@ -310,7 +291,7 @@ def _append_messages(turns: list[dict[str, Any]], messages: Iterable[Message], r
         role = "assistant" if message.role is Role.ASSISTANT else "user"
         if role == "assistant":
             blocks = _encode_assistant(message, recipient.origin)
-        else:  # of a call that failed the wire takes text alone (https://github.com/vellum-ai/vellum-assistant/pull/18387)
+        else:  # the result of a failed call may contain text only (https://github.com/vellum-ai/vellum-assistant/pull/18387)
             blocks = _encode_user(visible_message(message, recipient.images and not message.is_error))
         if not blocks:
             continue
@@ -323,13 +304,13 @@ def _append_messages(turns: list[dict[str, Any]], messages: Iterable[Message], r
 
 
 def _cacheable_contents(turns: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """The content of the last turn and of the user's turn before it; a thought takes no mark."""
+    """The content of the last turn and of the user turn before it; thinking cannot have a breakpoint."""
     users: list[list[dict[str, Any]]] = [turn["content"] for turn in turns[-3:] if turn["role"] == "user"]
     last: list[dict[str, Any]] = turns[-1]["content"] if turns else []
     if not last or any(last is content for content in users[-1:]):
         return users[-2:]
-    thought = last[-1]["type"] in ("thinking", "redacted_thinking")
-    return users[-1:] if thought else [*users[-1:], last]
+    thinking = last[-1]["type"] in ("thinking", "redacted_thinking")
+    return users[-1:] if thinking else [*users[-1:], last]
 
 
 def _encode_user(message: Message) -> list[dict[str, Any]]:
@@ -350,17 +331,16 @@ def _image_blocks(message: Message) -> list[dict[str, Any]]:
 
 
 def _encode_assistant(message: Message, origin: str) -> list[dict[str, Any]]:
-    """A reply's blocks: as they came, where who is asked said them, and they still say what the message says."""
-    plain = _text_blocks(message.content) + [tool_use_block(call) for call in message.tool_calls]
-    extra = as_object((message.extra or {}).get(EXTRA_KEY))
-    kept = [dict(as_object(block)) for block in as_list(extra.get("blocks"))]
-    if not kept or extra.get("voice") != origin:
+    """The blocks of a reply: unchanged if they came from the model that is called and still match the message."""
+    plain = _text_blocks(message.content) + [_tool_use_block(call) for call in message.tool_calls]
+    stored = [dict(as_object(block)) for block in as_list(own_extra(message, EXTRA_KEY, origin).get("blocks"))]
+    if not stored:
         return plain
-    text = "".join(str(block.get("text")) for block in kept if block.get("type") == "text")
-    uses = [block for block in kept if block.get("type") == "tool_use"]
-    if text == message.content and uses == [tool_use_block(call) for call in message.tool_calls]:
-        return kept
-    return [block for block in kept if block.get("type") in ("thinking", "redacted_thinking")] + plain
+    text = "".join(str(block.get("text")) for block in stored if block.get("type") == "text")
+    uses = [block for block in stored if block.get("type") == "tool_use"]
+    if text == message.content and uses == [_tool_use_block(call) for call in message.tool_calls]:
+        return stored
+    return [block for block in stored if block.get("type") in ("thinking", "redacted_thinking")] + plain
 
 
 def _is_not_tool_result(block: dict[str, Any]) -> bool:
@@ -368,12 +348,12 @@ def _is_not_tool_result(block: dict[str, Any]) -> bool:
 
 
 def _text_blocks(text: str) -> list[dict[str, Any]]:
-    """A block of text; none for a blank one, which the wire refuses."""
+    """A text block; none for blank text, which the API rejects."""
     return [{"type": "text", "text": text}] if text.strip() else []
 
 
-def tool_use_block(call: ToolCall) -> dict[str, Any]:
-    """A call as a block."""
+def _tool_use_block(call: ToolCall) -> dict[str, Any]:
+    """A tool call as a block."""
     return {"type": "tool_use", "id": call.id, "name": safe_tool_name(call.name), "input": dict(call.arguments)}
 
 
@@ -383,7 +363,7 @@ _TEXT_FIELDS = {
     "signature_delta": "signature",
     "input_json_delta": "partial_json",
 }
-"""The deltas that add to a text, and where they keep it."""
+"""The types of delta that extend a text, and the field with the text."""
 
 
 @dataclass(slots=True)
@@ -395,22 +375,22 @@ class _Block:
 
     def body(self) -> dict[str, Any]:
         block = dict(self.start)
-        for key, letters in self.texts.items():
-            if key == "partial_json":  # gateways send the whole input at the start, and then an empty piece
-                block["input"] = str(letters) or block.get("input")
+        for key, text in self.texts.items():
+            if key == "partial_json":  # gateways send the complete input at the start, and then an empty delta
+                block["input"] = str(text) or block.get("input")
             else:
-                block[key] = as_text(block.get(key)) + str(letters)
+                block[key] = as_text(block.get(key)) + str(text)
         if self.citations:
             block["citations"] = [*as_list(block.get("citations")), *self.citations]
         return block
 
 
 class AnthropicAccumulator:
-    """Folds a message's events into the message.
+    """Accumulates the events of a message into the complete message.
 
     Attributes:
-        closed: Whether ``message_stop`` came. Gateways leave it out behind a stop reason
-            (https://github.com/esengine/DeepSeek-Reasonix/pull/8756), so a stream is whole with that.
+        closed: Whether ``message_stop`` has arrived. Gateways omit it after a stop reason
+            (https://github.com/esengine/DeepSeek-Reasonix/pull/8756), so a stream is complete with that.
     """
 
     def __init__(self) -> None:
@@ -423,11 +403,11 @@ class AnthropicAccumulator:
 
     @property
     def complete(self) -> bool:
-        """Whether the stop reason came."""
+        """Whether the stop reason has arrived."""
         return bool(self._top.get("stop_reason"))
 
     def add(self, event: dict[str, Any]) -> Iterator[StreamChunk]:
-        """Fold an event in."""
+        """Add one event; yields the parts of the reply in it."""
         match event.get("type"):
             case "message_start":
                 message = as_object(event.get("message"))
@@ -442,15 +422,15 @@ class AnthropicAccumulator:
                 self._merge_top_level(as_object(event.get("delta")) | {"usage": event.get("usage")})
             case "message_stop":
                 self.closed = True
-            case _:  # ping, content_block_stop, and what is yet to come
+            case _:  # ping, content_block_stop, and unknown events
                 pass
 
     def body(self) -> object:
-        """The message."""
+        """The complete message."""
         return self._top | {"content": [block.body() for block in self._blocks], "usage": self._usage}
 
     def _merge_top_level(self, message: dict[str, Any]) -> None:
-        """What stands at the top of a message; counts of later events are of all so far, and win."""
+        """Merge the top-level fields of a message; later token counts are totals, and replace earlier ones."""
         self._usage |= {k: v for k, v in as_object(message.get("usage")).items() if v is not None}
         self._top |= {k: v for k, v in message.items() if k not in ("usage", "content") and v is not None}
 
@@ -470,7 +450,7 @@ class AnthropicAccumulator:
         if block is None and self._blocks and not isinstance(index, int):
             block = self._blocks[-1]
         if block is None:
-            block = _Block({"type": "text", "text": ""}, self._call_count)  # a gateway that begins no blocks
+            block = _Block({"type": "text", "text": ""}, self._call_count)  # a gateway that does not start blocks
             self._blocks.append(block)
             if isinstance(index, int):
                 self._by_index[index] = block

@@ -1,13 +1,13 @@
-"""How a failed model call becomes an error: by status, response body or broken connection, one of three error types.
+"""How a failed model call becomes one of three errors, by its HTTP status, response body or connection error.
 
 The first rule that applies wins:
 
-1. the provider's wording for a prompt that is too long, or status 413: ``ContextOverflowError``
+1. an error text for a prompt that is too long, or status 413: ``ContextOverflowError``
 2. status 408, 409, 425, 429 or 5xx: ``TransientProviderError``
 3. everything else: ``ProviderError``
 
-Error texts are read by people and stored in journals. They say what failed and what to do, and quote the provider's
-message with the API key and every fragment of the prompt removed, because servers echo both.
+Error texts are shown to people and stored in journals. They say what failed and what to do, and quote the provider's
+message without the API key and without any part of the prompt, because servers echo both.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["CallErrors", "extract_error", "retry_after_s"]
 
 _RETRYABLE_STATUSES = frozenset({408, 409, 425, 429})
 
-_NEVER_OVERFLOW_STATUSES = frozenset({401, 403, 404, 429})  # "too many tokens per minute" is no long prompt
+_NEVER_OVERFLOW_STATUSES = frozenset({401, 403, 404, 429})  # "too many tokens per minute" does not mean a long prompt
 
 _OVERFLOW_PATTERN = re.compile(
     "|".join(
@@ -47,17 +47,19 @@ _OVERFLOW_PATTERN = re.compile(
         )
     )
 )
-"""Each vendor's words for a prompt that is too long, or shows too much, as they stood in its answers when this was
-written. Both are mended in one way: old results go, and their pictures with them; else no later request would be taken
-(https://github.com/anthropics/claude-code/issues/3397)."""
+"""Each vendor's error text for a prompt that is too long or has too many images, as returned when this was written.
+
+Both have the same remedy: removing old tool results and their images. Otherwise every later request would be rejected
+(https://github.com/anthropics/claude-code/issues/3397).
+"""
 
 _NO_IMAGE_SUPPORT_PATTERN = re.compile(
     r"not support (image|vision|multimodal)|not a multimodal model|image input is not supported"
 )
-"""Words for a model that sees no pictures (https://github.com/ollama/ollama/issues/17301, vLLM, llama.cpp)."""
+"""Error texts of models that do not accept images (https://github.com/ollama/ollama/issues/17301, vLLM, llama.cpp)."""
 
 _BASE64_PATTERN = re.compile(r"[A-Za-z0-9+/]{32,}={0,2}")
-"""Base64, as pictures are sent."""
+"""Base64, the encoding of images."""
 
 _STATUS_BY_ERROR_CODE = {
     "invalid_request_error": 400,
@@ -74,21 +76,21 @@ _STATUS_BY_ERROR_CODE = {
     "timeout_error": 504,
     "overloaded_error": 529,
 }
-"""The status that an error object means by its type or code, for one inside an answer of status 200."""
+"""The HTTP status for the type or code of an error object in a response with status 200."""
 
 _MAX_QUOTED_CHARS = 300
-"""How many characters of a provider's words a text quotes."""
+"""How many characters of a provider's message an error text quotes."""
 
 _MIN_PROMPT_MATCH = 16
-"""A run of this many characters that also stands in the prompt counts as a piece of it."""
+"""A substring of this length that is also in the prompt counts as part of the prompt."""
 
 _MIN_KEY_MATCH = 8
-"""The same for the key: providers show its first and last letters."""
+"""The same for the API key: providers show its first and last characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorObject:
-    """What a body says of a failure: words for people, words for programs, a status inside the body."""
+    """The error in a response body: its message, its codes, and the HTTP status it names, if any."""
 
     message: str
     codes: tuple[str, ...]
@@ -96,19 +98,17 @@ class ErrorObject:
 
 
 def extract_error(body: object) -> ErrorObject | None:
-    """The error object of a body, or None if it holds none; an answer of status 200 may hold one too."""
+    """The error in a response body or stream event, or None; a response with status 200 may contain one too."""
     top = as_object(body)
     choice = as_object(next(iter(as_list(top.get("choices"))), None))
-    itself = top if top.get("object") == "error" or top.get("type") == "error" else None
-    inner = as_object(top.get("response")).get("error")  # of a response that failed in mid-stream
-    for found in (top.get("error"), choice.get("error"), inner, itself):
-        if found:
-            break
-    else:
+    top_level = top if top.get("object") == "error" or top.get("type") == "error" else None
+    inner = as_object(top.get("response")).get("error")  # a response that failed during the stream
+    value = top.get("error") or choice.get("error") or inner or top_level
+    if not value:
         return None
-    error = as_object(found)
+    error = as_object(value)
     if not error:
-        return ErrorObject(str(found), (), None)
+        return ErrorObject(str(value), (), None)
     codes = tuple(str(error[k]) for k in ("code", "type", "status") if error.get(k))
     message = error.get("message") or as_object(error.get("metadata")).get("raw") or ""
     status = next((int(c) for c in codes if re.fullmatch(r"[45]\d\d", c)), None)
@@ -118,13 +118,13 @@ def extract_error(body: object) -> ErrorObject | None:
 
 
 def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
-    """How long a provider asks to wait, in seconds, or None where it does not say.
+    """How long the provider asks to wait before a retry, in seconds, or None if it does not say.
 
-    ``retry-after-ms`` is the finer word of the two and wins; ``retry-after`` is seconds or an HTTP date
-    (RFC 9110, 10.2.3). A date that is over means 0.
+    ``retry-after-ms`` is more precise and wins; ``retry-after`` is in seconds or an HTTP date
+    (RFC 9110, 10.2.3). A date in the past means 0.
 
     Args:
-        headers: The answer's headers.
+        headers: The response headers.
         now: The wall clock, in seconds since 1970.
     """
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
@@ -144,11 +144,11 @@ def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class CallErrors:
-    """Who called what, for the texts of errors.
+    """Makes the errors of calls to one model.
 
     Attributes:
         model: The model's name at its provider.
-        endpoint: Where the call went, and with which key.
+        endpoint: The base URL and the API key of the calls.
     """
 
     model: str
@@ -169,84 +169,93 @@ class CallErrors:
         *,
         default_status: int = 200,
     ) -> ModelError:
-        """The error for an answer that says no.
+        """The error for an error response.
 
         Args:
-            status: The HTTP status; 200 where only the body says no.
-            body: The parsed body, or its text where it is no JSON.
-            headers: The answer's headers.
+            status: The HTTP status; 200 if only the body is an error.
+            body: The parsed body, or its text if it is not JSON.
+            headers: The response headers.
             now: The wall clock, in seconds since 1970.
-            prompt: The messages of the request, to blank them out.
-            default_status: What a status of 200 means where the body names no other.
+            prompt: The messages of the request, which are removed from the error text.
+            default_status: What a status of 200 means if the body names no other status.
         """
         error = extract_error(body) or ErrorObject(_plain_message(body), (), None)
         if status < 300:
             status = error.status or default_status
         words = " ".join((error.message, *error.codes)).lower()
         quoted = self.scrub(error.message or " ".join(error.codes), prompt)
-        said = f"; the server says: {quoted}" if quoted else ""
+        server_message = f"; the server says: {quoted}" if quoted else ""
         if status == 413 or (status not in _NEVER_OVERFLOW_STATUSES and _OVERFLOW_PATTERN.search(words)):
-            text = f"{self.name}: the prompt is too long for the model{_status_suffix(status)}{said}"
+            text = f"{self.name}: the prompt is too long for the model{_status_suffix(status)}{server_message}"
             return ContextOverflowError(text, status=status)
         if status in _RETRYABLE_STATUSES or status >= 500:
-            text = f"{self.name}: the server cannot answer now{_status_suffix(status)}{said}"
+            text = f"{self.name}: the server is temporarily unavailable{_status_suffix(status)}{server_message}"
             return TransientProviderError(text, retry_after_s=retry_after_s(headers, now), status=status)
         what, to_do = self._advice(status)
         if not to_do and _NO_IMAGE_SUPPORT_PATTERN.search(words) and any(message.images for message in prompt):
-            to_do = "does the model see pictures? if not, say ModelSettings(images=False)"
-        text = f"{self.name}: {what}{_status_suffix(status)}{to_do and f': {to_do}'}{said}"
+            to_do = "does the model accept images? if not, use ModelSettings(images=False)"
+        text = f"{self.name}: {what}{_status_suffix(status)}{to_do and f': {to_do}'}{server_message}"
         return ProviderError(text, status=status)
 
     def unreachable(self, why: str) -> TransientProviderError:
-        """The error for a connection that could not be made."""
+        """The error for a server that cannot be reached."""
         where, hint = self.endpoint.base_url, self.endpoint.provider.hint
-        return TransientProviderError(f"{self.name}: nothing answers at {where}: {hint} ({self.scrub(why)})")
+        return TransientProviderError(f"{self.name}: cannot connect to {where}: {hint} ({self.scrub(why)})")
 
     def transient(self, what: str) -> TransientProviderError:
-        """The error for an answer that did not come, or not whole."""
+        """The error for a missing or incomplete response; a retry may succeed."""
         return TransientProviderError(f"{self.name}: {what} ({self.endpoint.base_url})")
 
     def invalid_response(self, what: str, status: int | None = None) -> ProviderError:
-        """The error for an answer that is whole and of no use."""
+        """The error for a complete response that cannot be used."""
         return ProviderError(f"{self.name}: {what} ({self.endpoint.base_url})", status=status)
 
     def scrub(self, text: str, prompt: Sequence[Message] = ()) -> str:
-        """Words of a stranger on one line, short, without the key and without any piece of the prompt."""
+        """A server's text on one line, shortened, without the API key and without any part of the prompt."""
         line = " ".join("".join(c if c.isprintable() else " " for c in text).split())[: 2 * _MAX_QUOTED_CHARS]
         key = self.endpoint.key
         hidden = set[int]()
         if key is not None:
             hidden |= _overlap(line, key.get_secret_value(), _MIN_KEY_MATCH)
-        for piece in _prompt_texts(prompt):
-            hidden |= _overlap(line, piece, _MIN_PROMPT_MATCH)
+        for text_of_prompt in _prompt_texts(prompt):
+            hidden |= _overlap(line, text_of_prompt, _MIN_PROMPT_MATCH)
         if any(message.images for message in prompt):
-            hidden.update(place for found in _BASE64_PATTERN.finditer(line) for place in range(*found.span()))
+            hidden.update(i for match in _BASE64_PATTERN.finditer(line) for i in range(*match.span()))
         marked = "".join("\0" if i in hidden else c for i, c in enumerate(line))
         shown = re.sub("\0+", "[...]", marked)
         return shown if len(shown) <= _MAX_QUOTED_CHARS else shown[:_MAX_QUOTED_CHARS] + "..."
 
     def _advice(self, status: int) -> tuple[str, str]:
-        """What happened, and what to do about it."""
+        """What happened, and what to do about it (may be empty)."""
         url, row, source = self.endpoint.base_url, self.endpoint.provider, self.endpoint.key_source
         match status:
             case 401 if not source:
-                variable = f" ({row.key_env} goes only to {row.name}'s own address)" if row.key_env else ""
-                return f"{url} wants a key and got none", f"pass api_key, or --api-key-env to agentfsm run{variable}"
+                variable = f" ({row.key_env} is sent only to {row.name}'s own address)" if row.key_env else ""
+                return (
+                    f"{url} requires an API key, and none was sent",
+                    f"pass api_key, or --api-key-env to agentfsm run{variable}",
+                )
             case 401:
-                return f"{url} refuses the key from {source}", "is it the right one, and still valid?"
+                return f"{url} rejects the API key from {source}", "is it the right one, and still valid?"
             case 403:
-                who = f"the key from {source}" if source else "a caller without a key"
-                return f"{who} may not do this at {url}", "is the model open to it?"
+                who = f"the API key from {source}" if source else "a call without an API key"
+                return f"{who} has no permission for this at {url}", "may it use the model?"
             case 404:
-                return f"{url} does not find it", f"does it know a model {self.model!r}, and is the address right?"
+                return (
+                    f"{url} did not find the resource",
+                    f"does it have a model {self.model!r}, and is the address right?",
+                )
             case _ if 300 <= status < 400:
-                return f"{url} redirects elsewhere, where no key is sent", "is base_url the final address?"
+                return (
+                    f"{url} redirects to another address, to which no API key is sent",
+                    "is base_url the final address?",
+                )
             case _:
-                return f"{url} refuses the request", ""
+                return f"{url} rejects the request", ""
 
 
 def _plain_message(body: object) -> str:
-    """The words of an error answer without an error object: FastAPI's ``detail``, or a line of plain text."""
+    """The message of an error response without an error object: FastAPI's ``detail``, or plain text."""
     if isinstance(body, str):
         return "" if body.lstrip().startswith("<") else body
     top = as_object(body)
@@ -261,18 +270,18 @@ def _status_suffix(status: int) -> str:
 
 
 def _prompt_texts(prompt: Iterable[Message]) -> Iterator[str]:
-    """Every text of a prompt that people or tools wrote, on one line each, as ``blank`` writes its own."""
+    """Every text and all call arguments of a prompt, each on one line, as ``scrub`` compares them."""
     for message in prompt:
         texts = (message.content, *(dumps(call.arguments) for call in message.tool_calls if call.arguments))
         yield from (" ".join(text.split()) for text in texts)
 
 
 def _overlap(text: str, secret: str, size: int) -> set[int]:
-    """Where ``text`` has a run of ``size`` characters (or all, if it is shorter) in common with a secret."""
+    """The positions in ``text`` of every substring of ``size`` characters (fewer for a shorter secret) of a secret."""
     size = min(size, len(secret))
-    if size < 4:  # a prompt of "hi" is no secret, and blanking it would eat the text
+    if size < 4:  # removing a prompt such as "hi" would make the text unreadable
         return set()
-    half = size // 2  # each such run has one of these blocks in it: a few looks through a long prompt, not hundreds
+    half = size // 2  # each such substring contains one of these blocks: few searches in a long prompt
     blocks = [b for b in range(0, len(text) - half + 1, half) if text[b : b + half] in secret]
     near = (i for b in blocks for i in range(max(0, b - half + 1), min(b, len(text) - size) + 1))
     return {i + n for i in near if text[i : i + size] in secret for n in range(size)}

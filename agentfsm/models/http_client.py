@@ -1,7 +1,7 @@
-"""HTTP calls to a provider: one POST with a deadline, a response size limit, no redirects, and no key in any error.
+"""HTTP calls to a provider: one POST with a deadline and a size limit, without redirects, and no API key in any error.
 
-``HttpClient.open`` gives a response to read incrementally, ``HttpClient.post`` a whole one. Compressed bodies are
-decompressed in bounded chunks. Every await has a timeout of its own, so no server can hold a call past its deadline.
+``HttpClient.open`` gives a response to read incrementally, ``HttpClient.post`` a complete one. Compressed bodies are
+decompressed in bounded chunks. Every wait has a timeout, so no server can hold a call past its deadline.
 """
 
 from __future__ import annotations
@@ -26,37 +26,49 @@ __all__ = ["ACCEPT_ENCODING", "Decompressor", "HttpClient", "HttpOptions", "Http
 
 
 ACCEPT_ENCODING = "gzip, deflate"
-"""What a request says it takes; other packings need other packages, and give no way to stop in time."""
+"""The compressions that a request accepts; others need more packages, and cannot be decompressed in bounded chunks."""
 
 _MAX_CHUNK_BYTES = 64 * 1024
 
 _WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
+_MAX_ERROR_BYTES = 64 * 1024
+"""How much of an error response is read; the start of it is enough."""
+
+_DRAIN_TIMEOUT_S = 0.1
+"""Seconds that a finished stream gets to close; after that its connection is closed from this side."""
+
+_LEADING_WHITESPACE = b" \t\r\n\xef\xbb\xbf"
+"""What may precede the first meaningful byte of a response, a byte-order mark included."""
+
+_MAX_LEADING_WHITESPACE = 1024 * 1024
+"""Bytes of whitespace that a response may start with."""
+
 
 class Decompressor:
-    """Unpacks one answer.
+    """Decompresses one response.
 
     Args:
-        encoding: The answer's ``content-encoding``.
+        encoding: The ``content-encoding`` of the response.
 
     Raises:
-        ValueError: It is packed in a way that was not asked for.
+        ValueError: It is not one of ``ACCEPT_ENCODING``.
     """
 
     def __init__(self, encoding: str) -> None:
         name = encoding.strip().lower()
         if name not in ("", "identity", *_WINDOW_BITS):
-            raise ValueError("compressed in a way that was not asked for")
+            raise ValueError("compressed in a way that was not requested")
         self._is_compressed = name in _WINDOW_BITS
         self._encoding = name
         self._decompressor = zlib.decompressobj(_WINDOW_BITS.get(name, 31))
         self._started = False
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """The bytes that these stand for, at most 64 KiB at a time.
+        """The decompressed bytes, at most 64 KiB at a time.
 
         Raises:
-            ValueError: They are not what the answer says they are.
+            ValueError: The bytes are not in the stated encoding.
         """
         if not self._is_compressed:
             yield chunk
@@ -66,8 +78,8 @@ class Decompressor:
                 plain = self._decompressor.decompress(chunk, _MAX_CHUNK_BYTES)
             except zlib.error:
                 if self._started or self._encoding != "deflate":
-                    raise ValueError("compressed and cannot be unpacked") from None
-                self._started = True  # "deflate" is zlib by the book (RFC 9110, 8.4.1.2), and bare from some servers
+                    raise ValueError("compressed and cannot be decompressed") from None
+                self._started = True  # "deflate" means zlib (RFC 9110, 8.4.1.2); some servers send raw deflate
                 self._decompressor = zlib.decompressobj(-15)
                 continue
             self._started = True
@@ -76,24 +88,17 @@ class Decompressor:
                 yield plain
 
 
-_MAX_ERROR_BYTES = 64 * 1024
-"""How much of an error answer is read; its first words are enough."""
-
-_DRAIN_TIMEOUT_S = 0.1
-"""How long a stream that has said all may take to close; after that its connection is given up."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpOptions:
-    """How calls travel; the defaults are right for almost everyone.
+    """Timeouts and limits of HTTP calls; the defaults suit almost every use.
 
     Attributes:
-        connect_timeout_s: Seconds to reach the server; the request's own deadline still holds.
-        max_body_bytes: Bytes of an answer, or of one event of a stream, unpacked; a longer one is refused.
-        max_stream_bytes: Bytes of all events of a stream, unpacked; a longer one is refused. A piece of
-            text travels in an envelope many times its size.
-        transport: What carries the calls instead of the network; for tests.
-        clock: The wall clock, in seconds since 1970, to read a Retry-After date by.
+        connect_timeout_s: Seconds to connect to the server; the request's own timeout also applies.
+        max_body_bytes: Maximum size of a response, or of one event of a stream, in bytes after decompression.
+        max_stream_bytes: Maximum size of all events of a stream, in bytes after decompression. Each chunk of
+            text is sent in an event many times its size.
+        transport: Replaces the network; for tests.
+        clock: The wall clock, in seconds since 1970, to compare the date in a Retry-After header with.
 
     Raises:
         ConfigurationError: A number is not above zero.
@@ -112,11 +117,11 @@ class HttpOptions:
 
 
 class HttpResponse:
-    """An answer under way: its head is there, its body is read as it comes.
+    """A response whose headers have arrived, and whose body is read as it arrives.
 
     Attributes:
         status: The HTTP status.
-        headers: Its headers.
+        headers: The headers.
     """
 
     def __init__(
@@ -143,79 +148,118 @@ class HttpResponse:
 
     @property
     def ok(self) -> bool:
-        """Whether the status says yes."""
+        """Whether the status is a success (2xx)."""
         return 200 <= self.status < 300
 
     @property
     def length_known(self) -> bool:
-        """Whether the wire marked the body's end; one that it did not mark can be cut off unnoticed."""
+        """Whether the headers mark the end of the body; without that, truncation cannot be detected."""
         return "content-length" in self.headers or "transfer-encoding" in self.headers
 
     async def read(self, heartbeat_s: float | None = None) -> bytes:
-        """More of the body, unpacked, as it comes; nothing at its end.
+        """The next chunk of the body, decompressed; empty at the end.
 
         Args:
-            heartbeat_s: Seconds of silence, once the body has begun, after which it counts as dropped.
+            heartbeat_s: Seconds without data, once the body has started, after which the connection counts as
+                lost.
 
         Raises:
-            ModelError: The connection broke, fell silent or took too long; the body is too long or broken.
+            ModelError: The connection was lost, idle or too slow, or the body is too long or corrupt.
         """
         while True:
             try:
                 plain = next(self._decompressed, b"")
             except ValueError as error:
-                raise self._errors.transient(f"the answer is {error}") from None
+                raise self._errors.transient(f"the response is {error}") from None
             if plain:
                 self._size += len(plain)
                 if self._size > self._limit and self.ok:
-                    raise self._errors.invalid_response(f"the answer is longer than {self._limit} bytes", self.status)
+                    raise self._too_long(self._limit)
                 return plain
-            packed = await self._next_chunk(heartbeat_s if self._started else None)
-            if packed is None:
+            raw = await self._next_chunk(heartbeat_s if self._started else None)
+            if raw is None:
                 return b""
-            self._started = self._started or bool(packed)
-            self._decompressed = self._decompressor.feed(packed)
+            self._started = self._started or bool(raw)
+            self._decompressed = self._decompressor.feed(raw)
 
     async def read_all(self) -> bytes:
-        """The body in one piece; of an error answer only its beginning.
+        """The complete body; of an error response only the start.
 
         Raises:
-            ModelError: As ``read``.
+            ModelError: As for ``read``.
         """
         body = bytearray()
         while (self.ok or len(body) < _MAX_ERROR_BYTES) and (chunk := await self.read()):
             body += chunk
         return bytes(body)
 
+    async def read_start(self, heartbeat_s: float | None) -> bytes:
+        """The first chunk of the body without leading whitespace and byte-order mark; empty if there is no more.
+
+        Args:
+            heartbeat_s: As for ``read``.
+
+        Raises:
+            ModelError: As for ``read``, or the body starts with too much whitespace.
+        """
+        skipped = 0
+        while chunk := await self.read(heartbeat_s):
+            if start := chunk.lstrip(_LEADING_WHITESPACE):
+                return start
+            skipped += len(chunk)
+            if skipped >= _MAX_LEADING_WHITESPACE:
+                raise self._errors.invalid_response("the response is a lot of whitespace", self.status)
+        return b""
+
+    async def read_remaining(self, start: bytes, limit: int) -> bytes:
+        """The complete body, given its start.
+
+        Args:
+            start: What has been read.
+            limit: Maximum size of the body in bytes.
+
+        Raises:
+            ModelError: As for ``read``.
+        """
+        body = bytearray(start)
+        while chunk := await self.read():
+            body += chunk
+            if len(body) > limit:
+                raise self._too_long(limit)
+        return bytes(body)
+
     async def drain(self) -> None:
-        """Wait a moment for the end, so that the connection can serve the next call."""
+        """Wait briefly for the end of the body, so that the connection can be reused."""
         await self._exchange.drain(asyncio.get_running_loop().time() + _DRAIN_TIMEOUT_S)
 
+    def _too_long(self, limit: int) -> ModelError:
+        return self._errors.invalid_response(f"the response is longer than {limit} bytes", self.status)
+
     async def _next_chunk(self, heartbeat_s: float | None) -> bytes | None:
-        """The next bytes as they came, or None at the end."""
+        """The next bytes from the network, or None at the end."""
         until = self._deadline
         if heartbeat_s is not None:
             until = min(until, asyncio.get_running_loop().time() + heartbeat_s)
         try:
             return await self._exchange.read(until)
         except TimeoutError:
-            late = f"no whole answer within {self._timeout_s:g} s"
-            silent = f"the stream fell silent for {heartbeat_s or 0:g} s"
-            failure: ModelError = self._errors.transient(late if until == self._deadline else silent)
+            late = f"no complete response within {self._timeout_s:g} s"
+            idle = f"the stream sent nothing for {heartbeat_s or 0:g} s"
+            failure: ModelError = self._errors.transient(late if until == self._deadline else idle)
         except httpx.HTTPError as error:
             failure = _connection_error(self._errors, error)
-        raise failure  # out here: an error of httpx holds the request, and that the key
+        raise failure  # outside the except block: an httpx error holds the request, and the request holds the key
 
 
 class HttpClient:
-    """Posts JSON to one address and gives back what it answers, or raises ``ModelError``.
+    """Posts JSON to one address, and returns the response or raises ``ModelError``.
 
     Args:
-        errors: Who calls, for the texts of errors.
-        headers: Headers of every call; no secrets.
-        key_header: The name of the header that carries the key.
-        key_scheme: What stands before the key in it.
-        options: How calls travel.
+        errors: Makes the errors; it knows the model and the endpoint.
+        headers: Headers of every call, without secrets.
+        key_header: The header that carries the API key.
+        key_scheme: What precedes the key in it.
+        options: Timeouts and limits.
     """
 
     def __init__(
@@ -235,39 +279,41 @@ class HttpClient:
         self.options = options or HttpOptions()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a model holds a key and connections and is never pickled: keep its name, and resolve() it")
+        raise TypeError(
+            "a model holds an API key and connections and is never pickled: store its name, and resolve() it again"
+        )
 
     def __deepcopy__(self, memo: dict[int, object]) -> HttpClient:
         return self
 
     async def post(self, path: str, content: bytes, request: ModelRequest) -> object:
-        """Post a body and give back the JSON of the answer.
+        """Post a body and return the JSON value of the response.
 
         Args:
-            path: What follows the base URL.
+            path: The URL path after the base URL.
             content: The body, JSON.
-            request: What it stands for: its deadline, and its messages, so that no error text repeats them.
+            request: The request it encodes: for its timeout, and for its messages, which no error text repeats.
 
         Raises:
-            ModelError: There was no answer, it was an error, or it was no JSON.
+            ModelError: There was no response, it was an error, or it was not JSON.
         """
-        async with self.open(path, content, request, self.options.max_body_bytes) as answer:
-            return self.parse_response(answer, await answer.read_all(), request)
+        async with self.open(path, content, request, self.options.max_body_bytes) as response:
+            return self.parse_response(response, await response.read_all(), request)
 
     @asynccontextmanager
     async def open(
         self, path: str, content: bytes, request: ModelRequest, limit: int
     ) -> AsyncGenerator[HttpResponse, None]:
-        """Post a body and give the answer to read; whatever happens, its connection is not left open.
+        """Post a body and yield the response to read; on exit the connection is reusable or closed.
 
         Args:
-            path: What follows the base URL.
+            path: The URL path after the base URL.
             content: The body, JSON.
-            request: What it stands for: its deadline, and its messages, so that no error text repeats them.
-            limit: Bytes of the answer, unpacked.
+            request: The request it encodes: for its timeout, and for its messages, which no error text repeats.
+            limit: Maximum size of the response, in bytes after decompression.
 
         Raises:
-            ModelError: There was no answer, or the status says no.
+            ModelError: There was no response, or its status is an error.
         """
         deadline = asyncio.get_running_loop().time() + request.timeout_s
         connect = self.options.connect_timeout_s
@@ -275,56 +321,61 @@ class HttpClient:
         url = self._errors.endpoint.base_url + path
         exchange = HttpExchange(self._pool, url, content, self._headers, self._auth, connect_s)
         try:
-            response = await self._response_head(exchange, deadline, request.timeout_s)
+            raw = await self._response_head(exchange, deadline, request.timeout_s)
             try:
-                answer = HttpResponse(
-                    exchange, response, self._errors, deadline=deadline, timeout_s=request.timeout_s, limit=limit
+                response = HttpResponse(
+                    exchange, raw, self._errors, deadline=deadline, timeout_s=request.timeout_s, limit=limit
                 )
             except ValueError as error:
-                if response.is_success:
-                    raise self._errors.invalid_response(f"the answer is {error}", response.status_code) from None
+                if raw.is_success:
+                    raise self._errors.invalid_response(f"the response is {error}", raw.status_code) from None
                 now = self.options.clock()
-                raise self._errors.from_response(response.status_code, "", response.headers, now, ()) from None
-            if not answer.ok:
-                self.parse_response(answer, await answer.read_all(), request)
-            yield answer
+                raise self._errors.from_response(raw.status_code, "", raw.headers, now, ()) from None
+            if not response.ok:
+                self.parse_response(response, await response.read_all(), request)
+            yield response
         finally:
             await exchange.aclose()
 
     def parse_response(self, response: HttpResponse, body: bytes, request: ModelRequest) -> object:
-        """The JSON of an answer that says yes.
+        """The JSON value of a successful response.
+
+        Args:
+            response: The response.
+            body: Its body.
+            request: The request.
 
         Raises:
-            ModelError: It says no, or is no JSON.
+            ModelError: The status or the body is an error, or the body is not JSON.
         """
-        fault = ""
+        problem = ""
         value: object
         try:
             value = loads(body)
         except ValueError as error:
-            value, fault = body.decode(errors="replace"), str(error)
-        if not response.ok or (not fault and extract_error(value)):
+            value, problem = body.decode(errors="replace"), str(error)
+        if not response.ok or (not problem and extract_error(value)):
             raise self.error_from_response(response, value, request)
-        page = body.lstrip()[:1] == b"<"
-        if fault and body and not page and not response.length_known:
-            raise self._errors.transient(f"the answer broke off: it is no whole JSON ({fault})")
-        if fault:
+        is_page = body.lstrip()[:1] == b"<"
+        if problem and body and not is_page and not response.length_known:
+            raise self._errors.transient(f"the response was truncated: it is not complete JSON ({problem})")
+        if problem:
             kind = self._errors.scrub(response.headers.get("content-type", "of no type")) if body else "empty"
             raise self._errors.invalid_response(
-                f"the answer is {kind}, no JSON ({fault}): is base_url right?", response.status
+                f"the response is {kind}, not JSON ({problem}): is base_url right?", response.status
             )
         return value
 
     def error_from_response(
         self, response: HttpResponse, body: object, request: ModelRequest, default_status: int = 200
     ) -> ModelError:
-        """The error for an answer, or an event of one, that says no.
+        """The error for an error response, or for an error event of a stream.
 
         Args:
-            response: The answer.
-            body: What it says.
+            response: The response.
+            body: Its parsed body, or the event.
             request: The request.
-            default_status: What a status of 200 means where the body names no other.
+            default_status: What a status of 200 means if the body names no other status.
         """
         now = self.options.clock()
         return self._errors.from_response(
@@ -332,29 +383,29 @@ class HttpClient:
         )
 
     async def aclose(self) -> None:
-        """Let go of this loop's connections; the next call opens new ones."""
+        """Close the connections of the running event loop; the next call opens new ones."""
         await self._pool.aclose()
 
     async def _response_head(self, exchange: HttpExchange, deadline: float, timeout_s: float) -> httpx.Response:
         try:
             return await exchange.response_head(deadline)
         except TimeoutError:
-            failure: ModelError = self._errors.transient(f"no whole answer within {timeout_s:g} s")
+            failure: ModelError = self._errors.transient(f"no complete response within {timeout_s:g} s")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             failure = _connection_error(self._errors, error)
-        raise failure  # out here: an error of httpx holds the request, and that the key
+        raise failure  # outside the except block: an httpx error holds the request, and the request holds the key
 
 
 def _connection_error(errors: CallErrors, error: httpx.HTTPError | httpx.InvalidURL) -> ModelError:
-    """The error for a call without a whole answer; quotes only texts that cannot hold a header."""
+    """The error for a call without a complete response; quotes only texts that cannot contain a header."""
     match error:
         case httpx.ConnectTimeout():
             return errors.unreachable("timed out")
         case httpx.ConnectError() | httpx.ProxyError():
             return errors.unreachable(str(error))
         case httpx.TimeoutException():
-            return errors.transient("the server fell silent")
+            return errors.transient("the server sent nothing in time")
         case httpx.NetworkError() | httpx.RemoteProtocolError():
-            return errors.transient("the connection broke before the answer was whole")
+            return errors.transient("the connection was lost before the response was complete")
         case _:
             return errors.invalid_response(f"the call cannot be made: {type(error).__name__}")

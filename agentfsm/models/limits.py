@@ -1,4 +1,4 @@
-"""Shared rate limits: concurrent calls, calls per minute, tokens per minute, and ``Limited``, a model behind them.
+"""Limits on model calls, for ``Limited``: concurrent calls, and calls and tokens per minute.
 
 ::
 
@@ -15,28 +15,26 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from inspect import isawaitable
 from time import monotonic
 from typing import Protocol
 
 from agentfsm.errors import ConfigurationError
-from agentfsm.loop.messages import Reply, Usage
-from agentfsm.loop.model import Model, ModelRequest, StreamChunk
-from agentfsm.models.wrappers import ModelWrapper, acquire_turn, stream_or_reply
+from agentfsm.loop.messages import Usage
 
-__all__ = ["ConcurrencyLimit", "Limit", "Limited", "RateLimit"]
+__all__ = ["ConcurrencyLimit", "Limit", "RateLimit", "ReportUsage"]
 
 ReportUsage = Callable[[Usage], None]
-"""Tells a limit what a call has used up."""
+"""Reports the usage of a call to a limit."""
 
 
 class Limit(Protocol):
-    """What a call may have to wait for."""
+    """A limit that a call may have to wait for."""
 
     def acquire(self) -> AbstractAsyncContextManager[ReportUsage]:
-        """Wait for a turn and hold it; gives a function to tell what the call used up."""
+        """Wait until a call is allowed, for the duration of the block; yields a function to report its usage."""
         ...
 
 
@@ -48,7 +46,7 @@ class _Waiter:
 
 
 class _Semaphore:
-    """So many places, taken in the order in which they were asked for, from any loop of any thread."""
+    """A semaphore that is fair, and works across event loops and threads."""
 
     def __init__(self, count: int) -> None:
         self._available = count
@@ -56,7 +54,7 @@ class _Semaphore:
         self._lock = threading.Lock()
 
     async def acquire(self) -> None:
-        """Wait for a place."""
+        """Wait for a permit."""
         loop = asyncio.get_running_loop()
         with self._lock:
             if self._available:
@@ -71,19 +69,19 @@ class _Semaphore:
                 granted = waiter.granted
                 if not granted:
                     self._waiters.remove(waiter)
-            if granted:  # and given up in the same moment
+            if granted:  # granted and cancelled at the same time
                 self.release()
             raise
 
     def release(self) -> None:
-        """Leave a place to whoever has waited longest."""
+        """Pass the permit to the call that has waited longest."""
         with self._lock:
             while self._waiters:
                 waiter = self._waiters.popleft()
                 waiter.granted = True
                 try:
                     waiter.loop.call_soon_threadsafe(_wake_waiter, waiter.future)
-                except RuntimeError:  # its loop is closed, and nobody waits there any more
+                except RuntimeError:  # its loop is closed, so the call no longer waits
                     continue
                 return
             self._available += 1
@@ -95,10 +93,10 @@ def _wake_waiter(future: asyncio.Future[None]) -> None:
 
 
 class ConcurrencyLimit:
-    """So many calls at once, and no more.
+    """A limit on concurrent calls.
 
     Args:
-        calls: How many.
+        calls: The maximum number of calls at the same time.
 
     Raises:
         ConfigurationError: It is below 1.
@@ -106,12 +104,12 @@ class ConcurrencyLimit:
 
     def __init__(self, calls: int) -> None:
         if calls < 1:
-            raise ConfigurationError("a ConcurrencyLimit lets at least 1 call in")
+            raise ConfigurationError("a ConcurrencyLimit must allow at least 1 call")
         self._semaphore = _Semaphore(calls)
 
     @asynccontextmanager
     async def acquire(self) -> AsyncGenerator[ReportUsage, None]:
-        """Wait for a place and hold it."""
+        """Wait for a permit, and hold it for the duration of the block."""
         await self._semaphore.acquire()
         try:
             yield _ignore_usage
@@ -120,17 +118,17 @@ class ConcurrencyLimit:
 
 
 class RateLimit:
-    """So many calls and tokens in a time, as a bucket that fills up again at an even pace.
+    """A limit on calls and tokens per period, as token buckets that refill at a constant rate.
 
-    A full bucket lets a burst of the whole number through. What a call will use is known only behind it: its
-    tokens are taken then, a bucket may be overdrawn by them, and the next call waits until it is not.
+    A full bucket allows a burst of the whole number. The tokens of a call are known only after it: they are
+    subtracted then, the bucket may become negative, and the next call waits until it is not.
 
     Args:
-        calls: Calls in ``per_s`` seconds, or None for any number; below 1, one call in a longer time.
-        tokens: Input and output tokens in ``per_s`` seconds, or None for any number.
-        per_s: Seconds in which an empty bucket is full again.
-        now: A clock that only goes up, in seconds.
-        sleep: How to wait.
+        calls: Calls per ``per_s`` seconds, or None for no limit; below 1, one call in a longer period.
+        tokens: Input and output tokens per ``per_s`` seconds, or None for no limit.
+        per_s: The period in seconds, in which an empty bucket refills.
+        now: A monotonic clock, in seconds.
+        sleep: Waits for a number of seconds.
 
     Raises:
         ConfigurationError: A number is not above zero.
@@ -155,7 +153,7 @@ class RateLimit:
 
     @asynccontextmanager
     async def acquire(self) -> AsyncGenerator[ReportUsage, None]:
-        """Wait until there is something in each bucket; one waits at the buckets, the others behind it."""
+        """Wait until both buckets allow a call; one call waits for the buckets, the others in a queue."""
         await self._queue.acquire()
         try:
             while (wait := self._wait_s()) > 0:
@@ -186,15 +184,15 @@ class _TokenBucket:
         self._lock = threading.Lock()
 
     def seconds_until(self, amount: float) -> float:
-        """Seconds until so much is in it."""
+        """Seconds until the bucket contains an amount."""
         with self._lock:
             self._refill()
-            lacking = amount - self._level
-            # A bucket that is filled by small sums never comes out at exactly the amount.
-            return lacking / self._per_s if lacking > 1e-9 * self._size else 0.0
+            missing = amount - self._level
+            # The sum of many small refills is never exactly the amount.
+            return missing / self._per_s if missing > 1e-9 * self._size else 0.0
 
     def consume(self, amount: float) -> None:
-        """Take so much out, and more than there is if need be."""
+        """Subtract an amount; the level may become negative."""
         with self._lock:
             self._refill()
             self._level -= amount
@@ -205,70 +203,5 @@ class _TokenBucket:
         self._refilled_at = now
 
 
-class Limited(ModelWrapper):
-    """A model whose calls wait for their turn at limits that it shares with others.
-
-    Args:
-        model: The model or its name.
-        limits: The limits, in the order in which a call waits at them; a rate limit before a concurrency
-            limit keeps calls from holding a place while they wait.
-    """
-
-    def __init__(self, model: str | Model, *limits: Limit) -> None:
-        super().__init__(model)
-        self._limits = limits
-
-    @asynccontextmanager
-    async def admission(self, request: ModelRequest) -> AsyncGenerator[Model, None]:
-        """Wait at each limit; gives the model to ask."""
-        async with AsyncExitStack() as stack:
-            spends = [await stack.enter_async_context(limit.acquire()) for limit in self._limits]
-            yield _UsageReportingModel(await stack.enter_async_context(acquire_turn(self.model, request)), spends)
-
-    async def reply(self, request: ModelRequest) -> Reply:
-        """Wait for a turn, and answer.
-
-        Raises:
-            agentfsm.errors.ModelError: The call failed.
-        """
-        async with self.admission(request) as model:
-            return await model.reply(request)
-
-    async def stream(self, request: ModelRequest) -> AsyncGenerator[StreamChunk | Reply, None]:
-        """The same, piece by piece.
-
-        Raises:
-            agentfsm.errors.ModelError: The call failed.
-        """
-        async with self.admission(request) as model, aclosing(stream_or_reply(model, request)) as told:
-            async for piece in told:
-                yield piece
-
-
-class _UsageReportingModel:
-    """A model whose limits are told what its calls used up."""
-
-    def __init__(self, model: Model, reporters: list[ReportUsage]) -> None:
-        self._model = model
-        self._reporters = reporters
-
-    @property
-    def name(self) -> str:
-        return self._model.name
-
-    async def reply(self, request: ModelRequest) -> Reply:
-        return self._report(await self._model.reply(request))
-
-    async def stream(self, request: ModelRequest) -> AsyncGenerator[StreamChunk | Reply, None]:
-        async with aclosing(stream_or_reply(self._model, request)) as told:
-            async for piece in told:
-                yield self._report(piece) if isinstance(piece, Reply) else piece
-
-    def _report(self, reply: Reply) -> Reply:
-        for spend in self._reporters:
-            spend(reply.usage)
-        return reply
-
-
 def _ignore_usage(usage: Usage) -> None:
-    """What a call costs that only takes a place."""
+    """Report nothing: a concurrency limit does not count usage."""

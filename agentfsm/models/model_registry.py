@@ -1,10 +1,15 @@
-"""``resolve``: the model behind a name, ``provider:model`` or a well-known model name without a provider."""
+"""``resolve``: the model for a name, and ``WIRES``, the table of the APIs that models are called through.
+
+To add a wire, write one module with a subclass of ``HttpModel``, and add its entry to ``WIRES``. Rows of
+``providers.PROVIDERS`` can then name it.
+"""
 
 from __future__ import annotations
 
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
 
 from pydantic import SecretStr
 
@@ -13,9 +18,24 @@ from agentfsm.loop.model import Model
 from agentfsm.models.providers import PROVIDERS, Provider
 
 if TYPE_CHECKING:
+    from agentfsm.models.http_model import HttpModel
     from agentfsm.models.settings import ModelSettings
 
-__all__ = ["resolve"]
+__all__ = ["WIRES", "resolve", "wire_class"]
+
+WIRES = {
+    "openai": "agentfsm.models.openai_chat:OpenAIChat",
+    "responses": "agentfsm.models.openai_responses:OpenAIResponses",
+    "anthropic": "agentfsm.models.anthropic:AnthropicMessages",
+    "ollama": "agentfsm.models.ollama:OllamaChat",
+}
+"""Every wire by its name in ``Provider.wire``: the module and class that implement it, imported on first use."""
+
+
+def wire_class(wire: str) -> type[HttpModel]:
+    """The class that implements a wire of ``WIRES``."""
+    module, _, name = WIRES[wire].partition(":")
+    return cast("type[HttpModel]", getattr(import_module(module), name))
 
 
 def resolve(
@@ -25,56 +45,41 @@ def resolve(
     api_key: str | SecretStr | None = None,
     settings: ModelSettings | None = None,
 ) -> Model:
-    """The model that a name means.
+    """The model for a name.
 
-    ``provider:model`` names a row of ``providers.PROVIDERS`` and a model there (the first colon parts the
-    two: ``ollama:llama3.2:1b``). ``claude-*``, ``gpt-*``, ``o3`` and the like need no provider. With a
+    ``provider:model`` is a row of ``providers.PROVIDERS`` and a model of that provider; the first colon separates
+    them (``ollama:llama3.2:1b``). ``claude-*``, ``gpt-*``, ``o3`` and similar names need no provider. With a
     ``base_url``, any name without a colon is a model behind chat completions at that address.
 
     Args:
         name: The model's name.
-        base_url: Another address than the provider's own. It gets no key but ``api_key``.
-        api_key: The key; else the one in the provider's variable.
-        settings: How the model is asked to answer.
+        base_url: An address to use instead of the provider's own. Only ``api_key`` is sent to it.
+        api_key: The API key; by default the one in the provider's environment variable.
+        settings: Sampling and output settings.
 
     Raises:
-        UnknownModelError: No provider claims the name; the text lists what is known.
-        MissingKeyError: The provider needs a key and there is none.
-        ConfigurationError: The address or the key cannot be one, or the wire has no word for a setting.
+        UnknownModelError: No provider is known for the name; the text lists those that are.
+        MissingKeyError: The provider needs an API key and there is none.
+        ConfigurationError: The address or the key is invalid, or the wire does not support a setting.
     """
     provider, model = _parse_name(name, base_url)
-    match provider.wire:
-        case "anthropic":
-            from agentfsm.models.anthropic import AnthropicMessages
-
-            return AnthropicMessages(model, base_url=base_url, api_key=api_key, settings=settings)
-        case "responses":
-            from agentfsm.models.openai_responses import OpenAIResponses
-
-            return OpenAIResponses(model, base_url=base_url, api_key=api_key, settings=settings)
-        case "ollama":
-            from agentfsm.models.ollama import OllamaChat
-
-            return OllamaChat(model, base_url=base_url, api_key=api_key, settings=settings)
-        case "openai":
-            from agentfsm.models.openai_chat import OpenAIChat
-
-            return OpenAIChat(model, provider=provider.name, base_url=base_url, api_key=api_key, settings=settings)
+    model_class = wire_class(provider.wire)
+    return model_class(model, provider=provider.name, base_url=base_url, api_key=api_key, settings=settings)
 
 
 def _parse_name(name: str, base_url: str | None) -> tuple[Provider, str]:
-    """The provider's row and the model's name there."""
+    """The row of the provider, and the name of the model there."""
     text = name.strip()
     if not text:
-        raise UnknownModelError(f"the model's name is empty. {_known_names()}")
+        raise UnknownModelError(f"the model name is empty. {_known_names()}")
     if any(c.isspace() or not c.isprintable() for c in text):
-        raise UnknownModelError(f"a model's name holds no blanks: {_shorten(text)}. {_known_names()}")
+        raise UnknownModelError(f"a model name has no blanks: {_shorten(text)}. {_known_names()}")
     before, colon, model = text.partition(":")
     row = PROVIDERS.get(before.lower())
     if row and colon and model:
         return row, model
     if row:
-        raise UnknownModelError(f"{text!r} names a provider and no model: write {row.name}:{row.example}, for instance")
+        raise UnknownModelError(f"{text!r} names a provider and no model: write {row.name}:{row.example}, for example")
     for row in PROVIDERS.values():
         if any(fnmatchcase(text, bare) and (":" in bare or not colon) for bare in row.bare_patterns):
             return row, text
@@ -84,7 +89,7 @@ def _parse_name(name: str, base_url: str | None) -> tuple[Provider, str]:
 
 
 def _suggestion(text: str) -> str:
-    """What was meant, perhaps."""
+    """A sentence that suggests a similar name."""
     before, colon, model = text.partition(":")
     if colon and (near := get_close_matches(before.lower(), PROVIDERS, n=1)):
         return f" Did you mean {near[0]}:{_shorten(model, quote=False)}?"

@@ -1,8 +1,8 @@
 """``OllamaChat``: Ollama's native chat API, ``/api/chat``.
 
-Ollama's OpenAI-compatible API cannot set the context length: ``num_ctx`` is ignored there, and a prompt longer than
-the default is silently truncated (https://github.com/NousResearch/hermes-agent/issues/43900). Here it is an option like
-any other::
+Ollama's OpenAI-compatible API cannot set the context length: it ignores ``num_ctx``, and a prompt longer than the
+default is truncated without an error (https://github.com/NousResearch/hermes-agent/issues/43900). Here it is an option
+like any other::
 
     resolve("ollama:llama3.2", settings=ModelSettings(extra_body={"options": {"num_ctx": 32768}}))
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pydantic import SecretStr
@@ -20,51 +21,56 @@ from agentfsm.errors import ConfigurationError, ProviderError, TransientProvider
 from agentfsm.loop.messages import FinishReason, Message, Reply, Role, Usage
 from agentfsm.loop.model import ModelRequest, ReasoningChunk, StreamChunk, TextChunk, ToolCallChunk
 from agentfsm.models.http_model import HttpModel
-from agentfsm.models.openai_chat import reject_prompt_cache
 from agentfsm.models.providers import Endpoint
-from agentfsm.models.settings import ModelSettings
-from agentfsm.models.stream_reader import FrameParser, NDJSONParser, StreamAccumulator, TextAccumulator
+from agentfsm.models.settings import ModelSettings, reject_prompt_cache
+from agentfsm.models.stream_reader import NDJSONParser, StreamAccumulator, TextAccumulator
 from agentfsm.models.wire_format import (
     MessageEncoder,
     PerMessageEncoder,
     as_list,
     as_object,
     as_text,
+    final_finish_reason,
+    function_spec,
     mark_unpriced,
+    output_schema_block,
+    own_extra,
     parse_tool_calls,
     safe_tool_name,
     token_count,
-    visible_message,
 )
 
-__all__ = ["OllamaAccumulator", "OllamaChat", "decode", "encode"]
+__all__ = ["EXTRA_KEY", "OllamaAccumulator", "OllamaChat", "decode", "encode"]
 
 EXTRA_KEY = "ollama"
-"""Where ``Message.extra`` keeps what the model thought, which thinking models want back beside their calls."""
+"""The key in ``Message.extra`` of a reply's reasoning, which thinking models need back with their calls."""
 
 _THINK_LEVELS: dict[str, object] = {"none": False, "minimal": "low", "xhigh": "high", "max": "high"}
-"""Its words for effort, where they are not ours (https://docs.ollama.com/capabilities/thinking)."""
+"""Ollama's names for a reasoning effort, where they differ (https://docs.ollama.com/capabilities/thinking)."""
 
 
 class OllamaChat(HttpModel):
-    """A model that runs in Ollama (``ollama:llama3.2``), where ``OLLAMA_HOST`` says or at its own address.
+    """A model in Ollama (``ollama:llama3.2``), at ``OLLAMA_HOST`` or on this machine.
 
-    Args and errors are those of ``HttpModel``.
+    Arguments and errors are those of ``HttpModel``.
     """
 
-    _provider = "ollama"
+    _default_provider = "ollama"
+    _frame_parser = NDJSONParser
+    _plain_body_starts = (b"<", b"[")
 
-    def _resolve_endpoint(self, base_url: str | None, api_key: str | SecretStr | None) -> Endpoint:
-        found = super()._resolve_endpoint(base_url, api_key)
-        return replace(found, base_url=found.base_url.removesuffix("/v1"))  # where its compatible interface is
+    def _resolve_endpoint(self, provider: str, base_url: str | None, api_key: str | SecretStr | None) -> Endpoint:
+        endpoint = super()._resolve_endpoint(provider, base_url, api_key)
+        # The table has the address of the OpenAI-compatible API.
+        return replace(endpoint, base_url=endpoint.base_url.removesuffix("/v1"))
 
     @staticmethod
     def _validate_settings(settings: ModelSettings) -> ModelSettings:
         if settings.tool_choice not in (None, "auto"):
-            raise ConfigurationError("Ollama's wire has no tool_choice")
+            raise ConfigurationError("Ollama's API has no tool_choice")
         if not isinstance(settings.extra_body.get("options", {}), dict):
             raise ConfigurationError("extra_body: options must be an object")
-        return reject_prompt_cache(settings, "Ollama's wire")
+        return reject_prompt_cache(settings, "Ollama's API")
 
     def _path(self) -> str:
         return "/api/chat"
@@ -72,11 +78,8 @@ class OllamaChat(HttpModel):
     def _encode(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
         return {"stream": stream} | encode(request, self.model, self.settings, origin=self._origin)
 
-    def _message_encoder(self, request: ModelRequest) -> tuple[str, MessageEncoder]:
-        return "messages", PerMessageEncoder(self._encode_visible)
-
-    def _encode_visible(self, message: Message) -> list[dict[str, Any]]:
-        return [_encode_message(visible_message(message, self.settings.images), self._origin)]
+    def _message_encoder(self) -> tuple[str, MessageEncoder]:
+        return "messages", _new_encoder(self._origin, self.settings.images)
 
     def _decode(self, body: object, used_ids: Collection[str]) -> Reply:
         return decode(body, used_ids=used_ids, origin=self._origin)
@@ -84,36 +87,24 @@ class OllamaChat(HttpModel):
     def _accumulator(self) -> StreamAccumulator:
         return OllamaAccumulator()
 
-    def _frame_parser(self, limit: int) -> FrameParser:
-        return NDJSONParser(limit)
-
-    def _is_not_stream(self, head: bytes) -> bool:
-        return head[:1] in (b"<", b"[")
-
 
 def encode(
     request: ModelRequest, model: str, settings: ModelSettings | None = None, *, origin: str = ""
 ) -> dict[str, Any]:
-    """The body of a request, but for ``stream``.
+    """The body of a request, without ``stream``.
 
     Args:
-        request: What to ask.
+        request: The request.
         model: The model's name.
-        settings: How the model is asked to answer. ``options`` of ``extra_body`` are added to those that the
-            other settings make.
-        origin: Who is asked; they get back what they said they thought, and what others said is left out.
+        settings: Sampling and output settings. ``options`` in ``extra_body`` are merged with those made from the
+            other settings.
+        origin: The server and model that is called. It gets back its own reasoning, and no other's.
     """
     settings = settings or ModelSettings()
-    messages = [_encode_message(visible_message(m, settings.images), origin) for m in request.messages]
+    messages = _new_encoder(origin, settings.images).encode_all(request.messages)
     body: dict[str, Any] = {"model": model, "messages": messages}
     if request.tools:
-        body["tools"] = [
-            {
-                "type": "function",
-                "function": {"name": t.name, "description": t.description, "parameters": dict(t.parameters)},
-            }
-            for t in request.tools
-        ]
+        body["tools"] = [{"type": "function", "function": function_spec(tool)} for tool in request.tools]
     options: dict[str, Any] = settings.model_dump(include={"temperature", "top_p", "seed"}, exclude_none=True)
     if settings.stop:
         options["stop"] = list(settings.stop)
@@ -121,44 +112,42 @@ def encode(
         options["num_predict"] = cap
     if options := options | as_object(settings.extra_body.get("options")):
         body["options"] = options
-    if request.output_schema is not None and not request.tools:  # with a format it calls no tool
-        body["format"] = dict(request.output_schema)
+    if schema := output_schema_block(request, beside_tools=False):  # with a format the model never calls a tool
+        body["format"] = schema["schema"]
     if (effort := settings.reasoning_effort) is not None:
         body["think"] = _THINK_LEVELS.get(effort, effort)
     return body | {k: v for k, v in settings.extra_body.items() if k != "options"}
 
 
 def decode(body: object, *, used_ids: Collection[str] = (), origin: str = "") -> Reply:
-    """The reply that an answer's body holds.
+    """The reply in a response body.
 
     Args:
-        body: The answer, JSON.
-        used_ids: Call ids that the transcript uses already; a reply that repeats one gets another. Most versions
-            of the server give none at all.
-        origin: Who answered.
+        body: The body, JSON.
+        used_ids: Call ids in the transcript; a call that repeats one gets another id. Most versions of the server
+            send no ids at all.
+        origin: The server and model that replied.
 
     Raises:
-        ProviderError: The body lacks what a reply must hold.
+        ProviderError: The body has no message.
         TransientProviderError: It does not say that the reply has ended.
     """
     top = as_object(body)
     message = as_object(top.get("message"))
     if not message:
-        raise ProviderError("the answer holds no message; is Ollama at base_url?")
+        raise ProviderError("the response has no message; is Ollama at base_url?")
     if top.get("done") is not True:
         raise TransientProviderError("the server does not say that the reply has ended (it is not done)")
-    wishes = [as_object(call) for call in as_list(message.get("tool_calls"))]
-    functions = [as_object(wish.get("function")) for wish in wishes]
-    raw = [(w.get("id"), f.get("name"), f.get("arguments")) for w, f in zip(wishes, functions, strict=True)]
-    calls = parse_tool_calls(raw, used_ids)
-    finish = FinishReason.TOOL_CALLS if calls else FinishReason.STOP
-    if top.get("done_reason") == "length":
-        finish = FinishReason.LENGTH
-    thought = as_text(message.get("thinking"))
-    extra = {EXTRA_KEY: {"voice": origin, "thinking": thought}} if thought and calls else None
+    raw = [
+        (call.get("id"), as_object(call.get("function"))) for call in map(as_object, as_list(message.get("tool_calls")))
+    ]
+    calls = parse_tool_calls([(id_, f.get("name"), f.get("arguments")) for id_, f in raw], used_ids)
+    stated = FinishReason.LENGTH if top.get("done_reason") == "length" else FinishReason.STOP
+    reasoning = as_text(message.get("thinking"))
+    extra = {EXTRA_KEY: {"voice": origin, "thinking": reasoning}} if reasoning and calls else None
     return Reply(
         message=Message(Role.ASSISTANT, as_text(message.get("content")), calls, extra=extra),
-        finish_reason=finish,
+        finish_reason=final_finish_reason(stated, calls),
         usage=mark_unpriced(
             Usage(input_tokens=token_count(top, "prompt_eval_count"), output_tokens=token_count(top, "eval_count"))
         ),
@@ -166,13 +155,43 @@ def decode(body: object, *, used_ids: Collection[str] = (), origin: str = "") ->
     )
 
 
-class OllamaAccumulator:
-    """Folds a stream's lines into the one line that a whole answer would be.
+def _new_encoder(origin: str, images: bool) -> PerMessageEncoder:
+    """An encoder for an empty transcript."""
+    return PerMessageEncoder(partial(_encode_message, origin=origin), images)
 
-    Calls come whole, with an object for arguments, in any line (https://ollama.com/blog/streaming-tool).
+
+def _encode_message(message: Message, origin: str) -> list[dict[str, Any]]:
+    # The server accepts images in any message (``msg.Images`` in its ``server/prompt.go``).
+    images = {"images": [image.data for image in message.images]} if message.images else {}
+    match message.role:
+        case Role.TOOL if message.tool_call_id is not None:
+            # Older servers identify the tool by its name, newer ones by the id of the call.
+            name = {"tool_name": safe_tool_name(message.name)} if message.name else {}
+            result = {"role": "tool", "content": message.content, **name, "tool_call_id": message.tool_call_id}
+            return [result | images]
+        case Role.TOOL | Role.USER:
+            return [{"role": "user", "content": message.content, **images}]
+        case Role.SYSTEM:
+            return [{"role": "system", "content": message.content}]
+        case Role.ASSISTANT:
+            reply: dict[str, Any] = {"role": "assistant", "content": message.content}
+            if stored := own_extra(message, EXTRA_KEY, origin):
+                reply["thinking"] = stored.get("thinking", "")
+            if message.tool_calls:
+                reply["tool_calls"] = [
+                    {"id": call.id, "function": {"name": safe_tool_name(call.name), "arguments": dict(call.arguments)}}
+                    for call in message.tool_calls
+                ]
+            return [reply]
+
+
+class OllamaAccumulator:
+    """Accumulates the lines of a stream into the one line of a response without streaming.
+
+    Calls arrive complete, with an object as arguments, in any line (https://ollama.com/blog/streaming-tool).
 
     Attributes:
-        closed: Whether the line that is ``done`` came.
+        closed: Whether the line with ``done`` has arrived.
     """
 
     def __init__(self) -> None:
@@ -183,11 +202,11 @@ class OllamaAccumulator:
 
     @property
     def complete(self) -> bool:
-        """Whether the line that is ``done`` came."""
+        """Whether the line with ``done`` has arrived."""
         return self.closed
 
     def add(self, event: dict[str, Any]) -> Iterator[StreamChunk]:
-        """Fold a line in."""
+        """Add one line; yields the parts of the reply in it."""
         message = as_object(event.get("message"))
         if shown := self._reasoning.add(message.get("thinking")):
             yield ReasoningChunk(shown)
@@ -201,36 +220,10 @@ class OllamaAccumulator:
             self._final_event, self.closed = event, True
 
     def body(self) -> object:
-        """The one line."""
+        """The complete response."""
         message: dict[str, Any] = {"role": "assistant", "content": str(self._text)}
         if self._reasoning:
             message["thinking"] = str(self._reasoning)
         if self._calls:
             message["tool_calls"] = self._calls
         return self._final_event | {"message": message}
-
-
-def _encode_message(message: Message, origin: str) -> dict[str, Any]:
-    # The server takes pictures beside any message (``msg.Images`` in its ``server/prompt.go``).
-    pictures = {"images": [image.data for image in message.images]} if message.images else {}
-    match message.role:
-        case Role.TOOL if message.tool_call_id is not None:
-            # Older servers know the tool by its name alone, newer ones by the id of the call.
-            named = {"tool_name": safe_tool_name(message.name)} if message.name else {}
-            told = {"role": "tool", "content": message.content, **named, "tool_call_id": message.tool_call_id}
-            return told | pictures
-        case Role.TOOL | Role.USER:
-            return {"role": "user", "content": message.content, **pictures}
-        case Role.SYSTEM:
-            return {"role": "system", "content": message.content}
-        case Role.ASSISTANT:
-            said: dict[str, Any] = {"role": "assistant", "content": message.content}
-            kept = as_object((message.extra or {}).get(EXTRA_KEY))
-            if kept.get("voice") == origin:
-                said["thinking"] = kept.get("thinking", "")
-            if message.tool_calls:
-                said["tool_calls"] = [
-                    {"id": call.id, "function": {"name": safe_tool_name(call.name), "arguments": dict(call.arguments)}}
-                    for call in message.tool_calls
-                ]
-            return said

@@ -1,25 +1,26 @@
 """``OpenAIResponses``: OpenAI's responses API, and servers that implement it.
 
-Nothing is stored at the provider: each request carries the whole transcript, and with it the model's encrypted
-reasoning, so that a run can be resumed anywhere and years later. In a stream the last event brings the whole response;
-some servers leave its output empty or out (https://github.com/QuantumNous/new-api/issues/4362), and then it is built
-from the items before it.
+Nothing is stored at the provider: each request contains the whole transcript, and with it the model's encrypted
+reasoning, so that a run can be resumed anywhere and at any time. In a stream the last event contains the complete
+response; some servers leave its output empty or omit it (https://github.com/QuantumNous/new-api/issues/4362), and then
+the output is built from the earlier items.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from agentfsm.errors import ConfigurationError, ProviderError, TransientProviderError
-from agentfsm.loop.messages import FinishReason, Message, Reply, Role, ToolCall, Usage
-from agentfsm.loop.model import ModelRequest, ReasoningChunk, StreamChunk, TextChunk, ToolCallChunk, ToolSpec
+from agentfsm.loop.messages import FinishReason, Message, Reply, Role, ToolCall
+from agentfsm.loop.model import ModelRequest, ReasoningChunk, StreamChunk, TextChunk, ToolCallChunk
 from agentfsm.models.http_model import HttpModel
-from agentfsm.models.openai_chat import is_strict_schema, reject_prompt_cache
-from agentfsm.models.settings import ModelSettings
+from agentfsm.models.settings import ModelSettings, reject_prompt_cache
 from agentfsm.models.stream_reader import StreamAccumulator, TextAccumulator
 from agentfsm.models.wire_format import (
+    TOOL_CHOICE_MODES,
     MessageEncoder,
     PerMessageEncoder,
     as_list,
@@ -27,53 +28,53 @@ from agentfsm.models.wire_format import (
     as_text,
     data_url,
     dumps,
+    final_finish_reason,
     finish_reason,
-    mark_unpriced,
+    function_spec,
+    openai_usage,
+    output_schema_block,
+    own_extra,
     parse_tool_calls,
     safe_tool_name,
-    token_count,
-    visible_message,
+    tool_choice,
 )
 
-__all__ = ["OpenAIResponses", "ResponsesAccumulator", "decode", "encode"]
+__all__ = ["EXTRA_KEY", "OpenAIResponses", "ResponsesAccumulator", "decode", "encode"]
 
 
 EXTRA_KEY = "openai_responses"
-"""Where ``Message.extra`` keeps a reply's reasoning items, which must come back before its calls.
+"""The key in ``Message.extra`` of a reply's reasoning items, which must be sent back before its calls.
 
-Without storage an item is known by its sealed content alone, and one that carries an id is looked up and not
-found (https://github.com/github/copilot-sdk/issues/615), so ids are taken off.
+Without storage an item is identified by its encrypted content. An item with an id would be looked up and not found
+(https://github.com/github/copilot-sdk/issues/615), so ids are removed.
 """
 
 
 class OpenAIResponses(HttpModel):
-    """A model behind a responses interface (``openai-responses:gpt-5-mini``); the key is in ``OPENAI_API_KEY``.
+    """A model behind a responses API (``openai-responses:gpt-5-mini``); the API key is in ``OPENAI_API_KEY``.
 
-    Args and errors are those of ``HttpModel``.
+    Arguments and errors are those of ``HttpModel``.
     """
 
-    _provider = "openai-responses"
+    _default_provider = "openai-responses"
 
     @staticmethod
     def _validate_settings(settings: ModelSettings) -> ModelSettings:
         if settings.seed is not None:
-            raise ConfigurationError("the responses wire has no seed")
+            raise ConfigurationError("the responses API has no seed")
         if settings.stop:
-            raise ConfigurationError("the responses wire has no stop texts")
-        return reject_prompt_cache(settings, "the responses wire")
+            raise ConfigurationError("the responses API has no stop sequences")
+        return reject_prompt_cache(settings, "the responses API")
 
     def _path(self) -> str:
         return "/responses"
 
     def _encode(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
-        body = encode(request, self.model, self.settings, official=self._endpoint.is_official, origin=self._origin)
+        body = encode(request, self.model, self.settings, official=self._is_official, origin=self._origin)
         return {"stream": True} | body if stream else body
 
-    def _message_encoder(self, request: ModelRequest) -> tuple[str, MessageEncoder]:
-        return "input", PerMessageEncoder(self._encode_visible)
-
-    def _encode_visible(self, message: Message) -> list[dict[str, Any]]:
-        return _encode_message(visible_message(message, self.settings.images), self._origin)
+    def _message_encoder(self) -> tuple[str, MessageEncoder]:
+        return "input", _new_encoder(self._origin, self.settings.images)
 
     def _decode(self, body: object, used_ids: Collection[str]) -> Reply:
         return decode(body, used_ids=used_ids, origin=self._origin)
@@ -93,98 +94,90 @@ def encode(
     """The body of a request.
 
     Args:
-        request: What to ask.
+        request: The request.
         model: The model's name.
-        settings: How the model is asked to answer.
-        official: Whether the server is OpenAI's own; it alone is asked for sealed reasoning, and to weigh tools
-            against a text format.
-        origin: Who is asked; they get back what they said they thought, and what others said is left out.
+        settings: Sampling and output settings.
+        official: Whether the server is OpenAI's own. Only that one is asked for encrypted reasoning, and trusted
+            to support tools together with an output format.
+        origin: The server and model that is called. It gets back its own reasoning, and no other's.
     """
     settings = settings or ModelSettings()
     body: dict[str, Any] = {"model": model, "store": False}
     if official:
         body["include"] = ["reasoning.encrypted_content"]
     if request.tools:
-        body["tools"] = [_encode_tool(tool) for tool in request.tools]
-        if choice := _encode_tool_choice(settings.tool_choice, request.tools):
-            body["tool_choice"] = choice
-    body["input"] = [
-        item
-        for message in request.messages
-        for item in _encode_message(visible_message(message, settings.images), origin)
-    ]
+        # Strict is the default here, unlike in chat completions, and rejects most schemas.
+        body["tools"] = [{"type": "function", **function_spec(tool), "strict": False} for tool in request.tools]
+        if choice := tool_choice(settings.tool_choice, request.tools):
+            body["tool_choice"] = choice if choice in TOOL_CHOICE_MODES else {"type": "function", "name": choice}
+    body["input"] = _new_encoder(origin, settings.images).encode_all(request.messages)
     if cap := request.max_output_tokens or settings.max_tokens:
         body["max_output_tokens"] = cap
-    if request.output_schema is not None and (official or not request.tools):
-        body["text"] = {
-            "format": {
-                "type": "json_schema",
-                "name": safe_tool_name(request.output_name),
-                "schema": dict(request.output_schema),
-                "strict": is_strict_schema(request.output_schema),
-            }
-        }
-    wanted = settings.model_dump(include={"temperature", "top_p"}, exclude_none=True)
+    if schema := output_schema_block(request, beside_tools=official):
+        body["text"] = {"format": {"type": "json_schema", **schema}}
+    options = settings.model_dump(include={"temperature", "top_p"}, exclude_none=True)
     if settings.reasoning_effort is not None:
-        wanted["reasoning"] = {"effort": settings.reasoning_effort}
-    return body | wanted | settings.extra_body
+        options["reasoning"] = {"effort": settings.reasoning_effort}
+    return body | options | settings.extra_body
 
 
 def decode(body: object, *, used_ids: Collection[str] = (), origin: str = "") -> Reply:
-    """The reply that an answer's body holds.
+    """The reply in a response body.
 
     Args:
-        body: The answer, JSON.
-        used_ids: Call ids that the transcript uses already; a reply that repeats one gets another.
-        origin: Who answered.
+        body: The body, JSON.
+        used_ids: Call ids in the transcript; a call that repeats one gets another id.
+        origin: The server and model that replied.
 
     Raises:
-        ProviderError: The body lacks what a reply must hold.
-        TransientProviderError: The server says that it gave up on the reply, or does not say that it has ended.
+        ProviderError: The body has no output.
+        TransientProviderError: The server interrupted the reply, or does not say that it has ended.
     """
     top = as_object(body)
     if not isinstance(top.get("output"), list):
-        raise ProviderError("the answer holds no output; does base_url speak responses?")
+        raise ProviderError("the response has no output; does base_url speak responses?")
     status = finish_reason(top, "status")
     if status in ("failed", "cancelled", "queued", "in_progress"):
-        raise TransientProviderError(f"the server gave up on the reply ({status})")
+        raise TransientProviderError(f"the server interrupted the reply ({status})")
     items = [as_object(item) for item in as_list(top["output"])]
     parts = [as_object(p) for item in items if item.get("type") == "message" for p in as_list(item.get("content"))]
     text = "".join(as_text(part.get("text")) for part in parts if part.get("type") == "output_text")
     refusal = "".join(as_text(part.get("refusal")) for part in parts if part.get("type") == "refusal") or None
-    wishes = [item for item in items if item.get("type") == "function_call"]
+    raw = [item for item in items if item.get("type") == "function_call"]
     calls = parse_tool_calls(
-        [(w.get("call_id") or w.get("id"), w.get("name"), w.get("arguments")) for w in wishes], used_ids
+        [(call.get("call_id") or call.get("id"), call.get("name"), call.get("arguments")) for call in raw], used_ids
     )
-    finish = FinishReason.TOOL_CALLS if calls else FinishReason.STOP
-    if any(wish.get("status") == "incomplete" for wish in wishes):  # a call cut off, in an answer called complete
-        finish = FinishReason.LENGTH
+    stated = FinishReason.STOP
     if status == "incomplete":
-        why = as_object(top.get("incomplete_details")).get("reason")
-        finish = FinishReason.CONTENT_FILTER if why == "content_filter" else FinishReason.LENGTH
-    if refusal:
-        finish = FinishReason.REFUSAL
-    usage = as_object(top.get("usage"))
-    prompt = as_object(usage.get("input_tokens_details"))
+        reason = as_object(top.get("incomplete_details")).get("reason")
+        stated = FinishReason.CONTENT_FILTER if reason == "content_filter" else FinishReason.LENGTH
+    elif any(call.get("status") == "incomplete" for call in raw):  # a truncated call in a completed response
+        stated = FinishReason.LENGTH
     return Reply(
         message=Message(Role.ASSISTANT, text or refusal or "", calls, extra=_provider_extra(items, calls, origin)),
-        finish_reason=finish,
-        usage=mark_unpriced(
-            Usage(
-                input_tokens=token_count(usage, "input_tokens"),
-                output_tokens=token_count(usage, "output_tokens"),
-                cached_tokens=token_count(prompt, "cached_tokens"),
-                written_tokens=token_count(prompt, "cache_write_tokens"),
-                reasoning_tokens=token_count(as_object(usage.get("output_tokens_details")), "reasoning_tokens"),
-            )
-        ),
+        finish_reason=final_finish_reason(stated, calls, refusal),
+        usage=openai_usage(top.get("usage"), "input_tokens", "output_tokens"),
         refusal=refusal,
         model=as_text(top.get("model")),
     )
 
 
+def _provider_extra(items: list[dict[str, Any]], calls: tuple[ToolCall, ...], origin: str) -> dict[str, Any] | None:
+    """The encrypted reasoning, which must be sent back before the calls."""
+    encrypted = [item for item in items if item.get("type") == "reasoning" and item.get("encrypted_content")]
+    stored = [{k: v for k, v in item.items() if k in ("type", "summary", "encrypted_content")} for item in encrypted]
+    if not stored or not calls:
+        return None
+    return {EXTRA_KEY: {"voice": origin, "items": [{"summary": []} | item for item in stored]}}
+
+
+def _new_encoder(origin: str, images: bool) -> PerMessageEncoder:
+    """An encoder for an empty transcript."""
+    return PerMessageEncoder(partial(_encode_message, origin=origin), images)
+
+
 def _encode_message(message: Message, origin: str) -> list[dict[str, Any]]:
-    """A message as input items; reasoning stands before the calls that it led to."""
+    """A message as input items; reasoning comes before the calls that it led to."""
     match message.role:
         case Role.TOOL if message.tool_call_id is not None:
             return [
@@ -195,9 +188,9 @@ def _encode_message(message: Message, origin: str) -> list[dict[str, Any]]:
         case Role.SYSTEM:
             return [{"role": "system", "content": message.content}]
         case Role.ASSISTANT:
-            said: list[dict[str, Any]] = []
+            text: list[dict[str, Any]] = []
             if message.content or not message.tool_calls:
-                said = [{"role": "assistant", "content": message.content}]
+                text = [{"role": "assistant", "content": message.content}]
             calls = [
                 {
                     "type": "function_call",
@@ -207,39 +200,17 @@ def _encode_message(message: Message, origin: str) -> list[dict[str, Any]]:
                 }
                 for call in message.tool_calls
             ]
-            kept = as_object((message.extra or {}).get(EXTRA_KEY))
-            thoughts = map(as_object, as_list(kept.get("items"))) if kept.get("voice") == origin else ()
-            return [*thoughts, *said, *calls]
+            reasoning = map(as_object, as_list(own_extra(message, EXTRA_KEY, origin).get("items")))
+            return [*reasoning, *text, *calls]
 
 
 def _encode_content(message: Message) -> str | list[dict[str, Any]]:
-    """What a person or a tool said: a text, or parts where there are pictures."""
+    """The content of a user or tool message: a text, or parts if there are images."""
     if not message.images:
         return message.content
     text = [{"type": "input_text", "text": message.content}] if message.content else []
-    pictures = [{"type": "input_image", "detail": "auto", "image_url": data_url(i)} for i in message.images]
-    return [*text, *pictures]
-
-
-def _provider_extra(items: list[dict[str, Any]], calls: tuple[ToolCall, ...], origin: str) -> dict[str, Any] | None:
-    """The reasoning that must come back: what is sealed, before calls."""
-    sealed = [item for item in items if item.get("type") == "reasoning" and item.get("encrypted_content")]
-    kept = [{k: v for k, v in item.items() if k in ("type", "summary", "encrypted_content")} for item in sealed]
-    if not kept or not calls:
-        return None
-    return {EXTRA_KEY: {"voice": origin, "items": [{"summary": []} | item for item in kept]}}
-
-
-def _encode_tool(tool: ToolSpec) -> dict[str, Any]:
-    # Strict is the default here, unlike in chat completions, and refuses most schemas.
-    spec = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
-    return {"type": "function", **spec, "strict": False}
-
-
-def _encode_tool_choice(choice: str | None, tools: tuple[ToolSpec, ...]) -> object:
-    if choice in (None, "auto", "none", "required"):
-        return choice
-    return {"type": "function", "name": choice} if choice in {t.name for t in tools} else None
+    images = [{"type": "input_image", "detail": "auto", "image_url": data_url(i)} for i in message.images]
+    return [*text, *images]
 
 
 _FINAL_STATUSES = {
@@ -249,12 +220,12 @@ _FINAL_STATUSES = {
     "response.cancelled": "cancelled",
     "response.done": "completed",
 }
-"""The events that end a response, and the status that each stands for."""
+"""The events that end a response, and the status that each implies."""
 
 
 @dataclass(slots=True)
 class _Item:
-    """An output item, as far as it has come."""
+    """An output item, as far as it has arrived."""
 
     start: dict[str, Any]
     call_index: int = 0
@@ -277,10 +248,10 @@ class _Item:
 
 
 class ResponsesAccumulator:
-    """Folds a response's events into the response.
+    """Accumulates the events of a response into the complete response.
 
     Attributes:
-        closed: Whether the last event came; until then nothing is whole.
+        closed: Whether the last event has arrived; until then the reply is incomplete.
     """
 
     def __init__(self) -> None:
@@ -292,11 +263,11 @@ class ResponsesAccumulator:
 
     @property
     def complete(self) -> bool:
-        """Whether the last event came."""
+        """Whether the last event has arrived."""
         return self.closed
 
     def add(self, event: dict[str, Any]) -> Iterator[StreamChunk]:
-        """Fold an event in."""
+        """Add one event; yields the parts of the reply in it."""
         kind = as_text(event.get("type"))
         if kind in _FINAL_STATUSES:
             self._response = {"status": _FINAL_STATUSES[kind]} | as_object(event.get("response"))
@@ -315,7 +286,7 @@ class ResponsesAccumulator:
             yield from self._apply_delta(kind, event)
 
     def body(self) -> object:
-        """The response."""
+        """The complete response."""
         if as_list(self._response.get("output")):
             return self._response
         return self._response | {"output": [item.body() for item in self._items.values()]}
@@ -348,5 +319,5 @@ class ResponsesAccumulator:
 
 
 def _item_key(index: object, item: dict[str, Any]) -> object:
-    """By what an item is known: its place in the output, or its id where there is none."""
+    """What identifies an item: its index in the output, or its id if it has no index."""
     return index if isinstance(index, int) else as_text(item.get("id")) or None

@@ -1,7 +1,7 @@
-"""The table of providers, and how the base URL and the API key of one are resolved.
+"""The table of providers, and which base URL and API key a call to one of them uses.
 
-To add a provider that speaks an existing wire, add a row to ``PROVIDERS``: its wire, its base URL, and the environment
-variables that hold the URL and the key. ``resolve("provider:model")`` then knows it.
+To add a provider that uses an existing wire, add a row to ``PROVIDERS``: its wire, its base URL, and the environment
+variables that hold the URL and the key. ``resolve("provider:model")`` then accepts it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import NoReturn
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import SecretStr
@@ -24,21 +24,21 @@ class Provider:
     """One row of the table.
 
     Attributes:
-        name: What stands before the colon of ``provider:model``.
-        wire: Which interface it speaks: ``openai`` (chat completions), ``responses``, ``anthropic``
-            (messages) or ``ollama`` (its own).
+        name: The part before the colon of ``provider:model``.
+        wire: The API that it implements, a key of ``model_registry.WIRES``: ``openai`` (chat completions),
+            ``responses``, ``anthropic`` (messages) or ``ollama`` (its native API).
         base_url: Its own address.
-        example: A model of it, for error texts.
-        url_env: The variable that names another address, or an empty string.
-        key_env: The variable that holds the key, or an empty string.
-        needs_key: Whether its own address takes no call without a key.
-        bare_patterns: Patterns of model names that need no ``provider:`` before them.
-        hint: What to do when nothing answers at the address.
-        parse_url: How the value of ``url_env`` becomes an address.
+        example: One of its models, for error texts.
+        url_env: The environment variable that overrides the address, or an empty string.
+        key_env: The environment variable that holds the API key, or an empty string.
+        needs_key: Whether its own address rejects calls without a key.
+        bare_patterns: Patterns of model names that need no ``provider:`` prefix.
+        hint: What to check when the address cannot be reached.
+        parse_url: Converts the value of ``url_env`` to a base URL.
     """
 
     name: str
-    wire: Literal["openai", "responses", "anthropic", "ollama"]
+    wire: str
     base_url: str
     example: str
     url_env: str = ""
@@ -50,15 +50,15 @@ class Provider:
 
 
 def _ollama_url(host: str) -> str:
-    """The address that ``OLLAMA_HOST`` names: ``host``, ``:port``, ``host:port`` or a URL.
+    """The base URL for a value of ``OLLAMA_HOST``: ``host``, ``:port``, ``host:port`` or a URL.
 
-    The port is 11434 unless a scheme says otherwise, and a server told to listen on every interface is asked
-    on this machine's own.
+    The port is 11434 unless the value has a scheme. A server that listens on every interface is called on the
+    loopback address.
     """
     url = urlsplit(host if "://" in host else f"//{host}", scheme="http")
     default = 11434 if "://" not in host else 443 if url.scheme == "https" else 80
     name = url.hostname or "127.0.0.1"
-    name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(name, name)  # noqa: S104  # read, never bound
+    name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(name, name)  # noqa: S104  # compared, never bound
     place = f"[{name}]" if ":" in name else name
     return f"{url.scheme}://{place}:{url.port or default}{url.path.rstrip('/')}/v1"
 
@@ -129,18 +129,18 @@ PROVIDERS: dict[str, Provider] = {
         ),
     )
 }
-"""Every provider, by the name before the colon."""
+"""Every provider, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An address and the key for it.
+    """A base URL and the API key for it.
 
     Attributes:
-        provider: The row of the table that it was found by.
-        base_url: Where calls go; no slash at its end.
-        key: The key, or None; it shows in no ``repr``, and the whole cannot be pickled.
-        key_source: Where the key came from: a variable's name or ``api_key``; empty without a key.
+        provider: The provider's row of the table.
+        base_url: Where calls go, without a trailing slash.
+        key: The API key, or None; it is shown in no ``repr``, and an endpoint cannot be pickled.
+        key_source: Where the key came from: the name of a variable or ``api_key``; empty without a key.
         is_official: Whether the address is the provider's own.
     """
 
@@ -151,7 +151,7 @@ class Endpoint:
     is_official: bool
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a model holds a key and is never pickled: keep its name, and resolve() it again")
+        raise TypeError("a model holds an API key and is never pickled: store its name, and resolve() it again")
 
     def __deepcopy__(self, memo: dict[int, object]) -> Endpoint:
         return self
@@ -163,73 +163,80 @@ def resolve_endpoint(
     api_key: str | SecretStr | None,
     environ: Mapping[str, str] | None = None,
 ) -> Endpoint:
-    """Where calls to a provider go, and the key for them.
+    """The base URL and the API key for calls to a provider.
 
-    The address is ``base_url``, else what the provider's variable names, else its own. The key is
-    ``api_key``, else the one in the provider's variable; that one goes only to the provider's own address
-    or the one that its variable names. An address written in a program gets only a key given beside it, so
-    that pointing a model at a server in the next room does not send it the key of an account.
+    The base URL is ``base_url``, else the value of the provider's variable, else the provider's own. The key is
+    ``api_key``, else the value of the provider's variable. The key from the environment is sent only to the
+    provider's own address or to the one from the environment: an address given in code gets only a key given in
+    code, so that pointing a model at another server does not send it the key of an account.
 
     Args:
-        provider: A name of ``GENAI_PROVIDER_NAMES``.
+        provider: A name in ``PROVIDERS``.
         base_url: The address, or None.
         api_key: The key, or None.
-        environ: The environment; the process's own unless given.
+        environ: The environment variables; those of the process by default.
 
     Raises:
         MissingKeyError: The provider's own address needs a key, and there is none.
-        ConfigurationError: The provider is not in the table, or the address or the key cannot be one.
+        ConfigurationError: The provider is not in the table, or the address or the key is invalid.
     """
     environ = os.environ if environ is None else environ
     if provider not in PROVIDERS:
-        raise ConfigurationError(f"no provider is called {provider!r}; known: {', '.join(sorted(PROVIDERS))}")
+        raise ConfigurationError(f"there is no provider {provider!r}; known providers: {', '.join(sorted(PROVIDERS))}")
     row = PROVIDERS[provider]
-    named = environ.get(row.url_env, "").strip() if row.url_env else ""
-    home = urlsplit(row.base_url)
-    if base_url is None and named:
-        url = _parse_base_url(named, row.url_env, row.parse_url)
+    from_env = environ.get(row.url_env, "").strip() if row.url_env else ""
+    official = urlsplit(row.base_url)
+    if base_url is None and from_env:
+        url = _parse_base_url(from_env, row.url_env, row.parse_url)
         trusted = True
     else:
         url = _parse_base_url(row.base_url if base_url is None else base_url, "base_url")
-        trusted = _same_origin(url, home)
-    at_home = _same_origin(url, home)
+        trusted = _same_origin(url, official)
+    is_official = _same_origin(url, official)
     key, source = _parse_key(api_key), "api_key"
     if key is None and row.key_env and trusted:
         key, source = _parse_key(environ.get(row.key_env), row.key_env), row.key_env
-    if key is None and row.needs_key and at_home:
-        raise MissingKeyError(f"{provider} needs a key: set the variable {row.key_env}, or pass api_key")
-    return Endpoint(row, url.geturl(), key, source if key else "", at_home)
+    if key is None and row.needs_key and is_official:
+        raise MissingKeyError(
+            f"{provider} needs an API key: set the environment variable {row.key_env}, or pass api_key"
+        )
+    return Endpoint(row, url.geturl(), key, source if key else "", is_official)
 
 
 def _same_origin(url: SplitResult, official: SplitResult) -> bool:
-    """Whether an address is the home itself, or a regional host below it, over the same scheme and port."""
-    host, home_host = url.hostname or "", official.hostname or ""
-    return (url.scheme, url.port) == (official.scheme, official.port) and f".{host}".endswith(f".{home_host}")
+    """Whether a URL has the scheme, port and host of the official one, or a (regional) subdomain of that host."""
+    host, official_host = url.hostname or "", official.hostname or ""
+    return (url.scheme, url.port) == (official.scheme, official.port) and f".{host}".endswith(f".{official_host}")
 
 
 def _parse_base_url(text: str, source: str, parse: Callable[[str], str] = str) -> SplitResult:
-    """An address in parts; an error never repeats it, since it may hold a password."""
+    """A base URL in parts. Error texts do not repeat it, since it may contain a password."""
     try:
         url = urlsplit(parse(text.strip()).rstrip("/"))
         valid = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
     except ValueError:
         url, valid = urlsplit(""), False
     if not valid or any(c.isspace() or not c.isprintable() or not c.isascii() for c in url.geturl()):
-        raise ConfigurationError(f"{source} is no address such as http://127.0.0.1:8000/v1")
+        raise ConfigurationError(f"{source} is not a URL such as http://127.0.0.1:8000/v1")
     if url.username is not None or url.query or url.fragment:
-        raise ConfigurationError(f"{source} may hold no user, password, query or fragment; a key goes in api_key")
+        raise ConfigurationError(
+            f"{source} may not contain a user, password, query or fragment; pass the API key as api_key"
+        )
     return url
 
 
 def _parse_key(value: str | SecretStr | None, source: str = "api_key") -> SecretStr | None:
-    """A key without the blanks around it; blank is none.
+    """The key without surrounding blanks, or None if it is blank.
 
     Raises:
-        ConfigurationError: It holds what no HTTP header may; the HTTP library's own error would quote it.
+        ConfigurationError: It contains a character that is not allowed in an HTTP header. The HTTP library's own
+            error would quote the key.
     """
     text = (value.get_secret_value() if isinstance(value, SecretStr) else value or "").strip()
     if not text:
         return None
     if not (text.isascii() and text.isprintable()):
-        raise ConfigurationError(f"the key from {source} holds a character that no HTTP header may (a line break?)")
+        raise ConfigurationError(
+            f"the key from {source} contains a character that is not allowed in an HTTP header (a line break?)"
+        )
     return SecretStr(text)

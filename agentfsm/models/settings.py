@@ -6,37 +6,39 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from agentfsm.errors import ConfigurationError
 from agentfsm.loop.canonical_json import canonical_json
 
-__all__ = ["ModelSettings"]
+__all__ = ["ModelSettings", "reject_prompt_cache"]
 
 _RESERVED_FIELDS = frozenset({"input", "instructions", "messages", "model", "stream", "system", "tools"})
 
 
 class ModelSettings(BaseModel):
-    """How a model is asked to answer. What is None (or empty) is not sent: the provider's default holds.
+    """Sampling and output settings. A setting that is None (or empty) is not sent: the provider's default applies.
 
-    A wire that has no word for a setting refuses it when the model is built, so nothing is dropped unseen.
+    A wire that does not support a setting raises ``ConfigurationError`` when the model is built, so that no setting
+    is ignored silently.
 
     Attributes:
-        temperature: Randomness, 0 to 2 (Anthropic: 0 to 1, and its models since Opus 4.7 take neither this nor
+        temperature: Randomness, 0 to 2 (Anthropic: 0 to 1, and its models since Opus 4.7 accept neither this nor
             ``top_p``).
-        max_tokens: The cap on a reply, in tokens, where the run itself asks for none.
+        max_tokens: The maximum length of a reply, in tokens, for requests that set no limit of their own.
         top_p: Nucleus sampling, above 0 and up to 1.
-        stop: Texts that end the reply when the model writes them.
-        seed: For providers that try to repeat themselves; Anthropic has none.
+        stop: Stop sequences: texts that end the reply when the model writes them.
+        seed: For reproducible sampling, where the provider supports it; Anthropic does not.
         tool_choice: ``auto``, ``none``, ``required``, or the name of the one tool to call. Sent only in
-            requests that carry tools (and that tool).
-        reasoning_effort: How much thinking a reasoning model may spend. Which values a model takes is up to
-            its provider; Anthropic has no ``none`` and no ``minimal``.
-        prompt_cache: How long Anthropic is to keep the prompt's unchanging beginning, so that the next step
-            pays less for it: ``5m``, ``1h`` or ``off``. None means ``5m`` at Anthropic's own address and
-            ``off`` elsewhere. Other providers do this by themselves.
-        images: Whether the model sees pictures. For one that does not, say False, and a word stands in place of
-            those that tools give; its server would refuse the run from the first one on.
-        extra_body: More top-level fields of the request's body, sent as they are; JSON. They win over every
-            field above; what the loop owns (messages, input, model, stream, system, instructions, tools)
-            is refused.
+            requests that contain tools (and that tool).
+        reasoning_effort: How much a reasoning model may think. Which values a model accepts depends on its
+            provider; Anthropic has no ``none`` and no ``minimal``.
+        prompt_cache: How long Anthropic caches the unchanging start of the prompt, which makes the next step
+            cheaper: ``5m``, ``1h`` or ``off``. None means ``5m`` at Anthropic's own address and ``off``
+            elsewhere. Other providers cache prompts automatically.
+        images: Whether the model accepts images. If False, images from tools are replaced by a note; the server
+            of a model without image support would otherwise reject every request after the first image.
+        extra_body: More top-level fields of the request body, sent as they are; JSON. They override every
+            field above. Fields that the agent sets itself (messages, input, model, stream, system,
+            instructions, tools) are rejected.
 
     Raises:
         pydantic.ValidationError: A setting is out of range; the error names the field.
@@ -58,10 +60,25 @@ class ModelSettings(BaseModel):
     @field_validator("extra_body")
     @classmethod
     def _check_extra_body(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if owned := sorted(_RESERVED_FIELDS & value.keys()):
-            raise ValueError(f"the loop owns {', '.join(owned)}")
+        if reserved := sorted(_RESERVED_FIELDS & value.keys()):
+            raise ValueError(f"the agent sets {', '.join(reserved)} itself")
         try:
             canonical_json(value)
         except TypeError as error:
-            raise ValueError(f"no JSON: {error}") from None
+            raise ValueError(f"not JSON: {error}") from None
         return value
+
+
+def reject_prompt_cache(settings: ModelSettings, wire: str) -> ModelSettings:
+    """The settings, for a wire whose servers cache prompts automatically.
+
+    Args:
+        settings: The settings.
+        wire: The name of the wire, for the error text.
+
+    Raises:
+        ConfigurationError: The settings say how long to cache the prompt.
+    """
+    if settings.prompt_cache not in (None, "off"):
+        raise ConfigurationError(f"{wire} has no prompt_cache setting: its servers cache prompts automatically")
+    return settings

@@ -1,8 +1,8 @@
-"""Reading a streamed response: bytes to events (SSE or NDJSON), and events to the body of a whole response.
+"""Reading a streamed response: bytes to events (SSE or NDJSON), and events to the body of a complete response.
 
-A wire accumulates its events into the body that a whole response would have had and decodes it with the same
-``decode``, so a streamed reply equals a whole one. Parsers accept bytes cut anywhere and run in linear time. Lines end
-at CR, LF or CRLF and nowhere else, as the standard says
+A wire accumulates events into the body that a response without streaming would have had, and decodes that with the same
+``decode``, so a streamed reply equals any other. Parsers accept chunks that end anywhere and run in linear time. Lines
+end at CR, LF or CRLF and nowhere else, as the standard says
 (https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream): U+2028 is an ordinary
 character in JSON (https://github.com/florimondmanca/httpx-sse/issues/34).
 """
@@ -31,14 +31,14 @@ __all__ = [
 _BOM = b"\xef\xbb\xbf"
 
 Frame = tuple[str, bytes]
-"""The event's name (or an empty string) and its data."""
+"""The name of an event (or an empty string) and its data."""
 
 
 class FrameParser(Protocol):
-    """Cuts a stream into events."""
+    """Splits a stream into events."""
 
     def feed(self, chunk: bytes) -> Iterator[Frame]:
-        """The events that end in these bytes.
+        """The events that end in this chunk.
 
         Raises:
             ProviderError: An event is longer than the limit.
@@ -46,12 +46,12 @@ class FrameParser(Protocol):
         ...
 
     def flush(self) -> Iterator[Frame]:
-        """What had begun when the stream ended; servers leave out the last line end."""
+        """The unfinished event at the end of the stream; some servers omit the last line ending."""
         ...
 
 
 class _LineSplitter:
-    """Lines from bytes; what they cost does not depend on where the bytes are cut."""
+    """Splits chunks into lines; the cost does not depend on where the chunks end."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -66,17 +66,17 @@ class _LineSplitter:
         if not chunk:
             return
         self._after_cr = chunk.endswith(b"\r")
-        for piece in chunk.splitlines(keepends=True):  # of bytes: CR, LF and CRLF, and no other
-            line = piece.rstrip(b"\r\n")
+        for raw_line in chunk.splitlines(keepends=True):  # of bytes: only at CR, LF and CRLF
+            line = raw_line.rstrip(b"\r\n")
             self._partial_line.append(line)
             self._size += len(line)
             if self._size > self._limit:
                 raise ProviderError(f"one event of the stream is longer than {self._limit} bytes")
-            if line != piece:
+            if line != raw_line:
                 yield self.flush()
 
     def flush(self) -> bytes:
-        """The line that has begun, without its end."""
+        """The unfinished line."""
         line = b"".join(self._partial_line)
         self._partial_line.clear()
         self._size = 0
@@ -87,10 +87,10 @@ class _LineSplitter:
 
 
 class SSEParser:
-    """Server-sent events.
+    """Parses server-sent events.
 
     Args:
-        limit: Bytes of one event; a longer one is refused.
+        limit: Maximum size of one event in bytes.
     """
 
     def __init__(self, limit: int) -> None:
@@ -101,7 +101,7 @@ class SSEParser:
         self._size = 0
 
     def feed(self, chunk: bytes) -> Iterator[Frame]:
-        """The events that end in these bytes.
+        """The events that end in this chunk.
 
         Raises:
             ProviderError: An event is longer than the limit.
@@ -115,14 +115,14 @@ class SSEParser:
                 self._name = ""
 
     def flush(self) -> Iterator[Frame]:
-        """An event without the blank line that ends it: the standard drops it, and servers forget the line."""
+        """An event without the blank line that ends it; the standard ignores it, but some servers omit the line."""
         if line := self._lines.flush():
             self._parse_field(line)
         if self._data:
             yield self._pop_event()
 
     def _parse_field(self, line: bytes) -> None:
-        name, _, value = line.partition(b":")  # a comment has no name
+        name, _, value = line.partition(b":")  # a comment has an empty name
         if name == b"data":
             self._data.append(value.removeprefix(b" "))
             self._size += len(value)
@@ -139,17 +139,17 @@ class SSEParser:
 
 
 class NDJSONParser:
-    """JSON values, one a line (``application/x-ndjson``).
+    """Parses JSON values, one per line (``application/x-ndjson``).
 
     Args:
-        limit: Bytes of one line; a longer one is refused.
+        limit: Maximum size of one line in bytes.
     """
 
     def __init__(self, limit: int) -> None:
         self._lines = _LineSplitter(limit)
 
     def feed(self, chunk: bytes) -> Iterator[Frame]:
-        """The lines that end in these bytes.
+        """The lines that end in this chunk.
 
         Raises:
             ProviderError: A line is longer than the limit.
@@ -157,46 +157,46 @@ class NDJSONParser:
         return (("", line) for line in self._lines.feed(chunk) if line.strip())
 
     def flush(self) -> Iterator[Frame]:
-        """The last line, where its end is missing."""
+        """The last line, if its line ending is missing."""
         line = self._lines.flush()
         return iter([("", line)] if line.strip() else [])
 
 
 class StreamAccumulator(Protocol):
-    """Folds a stream's events into the body of a whole answer.
+    """Accumulates the events of a stream into the body of a complete response.
 
     Attributes:
-        closed: Whether the stream has said its last word; what follows is not read.
+        closed: Whether the last event has arrived; anything after it is not read.
     """
 
     closed: bool
 
     def add(self, event: dict[str, Any]) -> Iterator[StreamChunk]:
-        """Fold one event in, and say what of it people may see."""
+        """Add one event; yields the chunks of the reply in it."""
         ...
 
     @property
     def complete(self) -> bool:
-        """Whether nothing of the reply is missing, should the stream end here."""
+        """Whether the reply is complete if the stream ends here."""
         ...
 
     def body(self) -> object:
-        """The body of the whole answer, as ``decode`` takes it."""
+        """The body of the complete response, for ``decode``."""
         ...
 
 
 _CHUNKS_PER_BLOCK = 500
-"""How many pieces of a text become one."""
+"""How many chunks of a text are joined into one."""
 
 
 class TextAccumulator:
-    """A text that comes in pieces, each of which may be cut inside a letter.
+    """Joins the chunks of a text, each of which may end inside a character.
 
-    Servers that count in UTF-16 cut letters outside the basic plane (most emoji) in two. In the whole text
-    the halves meet again; what is shown on the way waits for the second.
+    Servers that count in UTF-16 split characters outside the basic plane (most emoji) into two surrogates. In the
+    complete text the two are joined; the first is not shown before the second arrives.
 
     Attributes:
-        last_chunk: The last piece.
+        last_chunk: The last chunk.
     """
 
     def __init__(self) -> None:
@@ -206,12 +206,12 @@ class TextAccumulator:
         self.last_chunk = ""
 
     def add(self, chunk: object) -> str:
-        """Add a piece; gives what may be shown now. Anything but a text adds nothing."""
+        """Add a chunk; returns the text that can be shown now. Anything but a string is ignored."""
         if not isinstance(chunk, str) or not chunk:
             return ""
         self.last_chunk = chunk
         self._chunks.append(chunk)
-        if len(self._chunks) == _CHUNKS_PER_BLOCK:  # a short text of its own takes ten times its letters
+        if len(self._chunks) == _CHUNKS_PER_BLOCK:  # each short string costs ten times its length
             self._blocks.append("".join(self._chunks))
             self._chunks.clear()
         if chunk.isascii() and not self._pending_surrogate:
@@ -229,19 +229,19 @@ class TextAccumulator:
 
 
 MIDSTREAM_ERROR_STATUS = 500
-"""The status that an error in mid-stream stands for, where it names none."""
+"""The HTTP status assumed for an error event that names none."""
 
 
 class StreamReader:
-    """Folds the events of one stream.
+    """Adds the events of one stream to an accumulator, and raises the errors among them.
 
-    An event that is no JSON is the end of all trust in a stream: what else is missing, nobody knows. An error that
-    names no status is the server's: it had taken the request, and broke down over it.
+    After an event that is not JSON the stream is not used any more, since other parts may be missing. An error event
+    without a status counts as a server error: the server had accepted the request.
 
     Args:
-        accumulator: What they are folded into.
-        errors: Who calls, for the texts of errors.
-        make_error: The error that an event stands for which tells of one.
+        accumulator: Receives the events.
+        errors: Makes the errors for an interrupted or invalid stream.
+        make_error: Makes the error for an error event.
     """
 
     def __init__(
@@ -250,19 +250,18 @@ class StreamReader:
         self._accumulator, self._errors, self._make_error = accumulator, errors, make_error
 
     def feed(self, frames: Iterator[tuple[str, bytes]], *, last: bool = False) -> Iterator[StreamChunk]:
-        """Fold events in, until the stream has said its last word.
+        """Add events until the last one of the stream; yields the chunks of the reply.
 
         Args:
             frames: Names and data of events.
-            last: Whether no more bytes will come.
+            last: Whether the stream has ended.
 
         Raises:
-            ModelError: The stream broke off, tells of an error, or cannot be read.
+            ModelError: The stream was interrupted, contains an error event, or is invalid.
         """
-        assembly = self._accumulator
         for name, data in self._parsed_frames(frames):
             if data.strip() == b"[DONE]":
-                assembly.closed = True
+                self._accumulator.closed = True
                 return
             try:
                 value = loads_unrepaired(data)
@@ -270,15 +269,15 @@ class StreamReader:
                 if name == "error":
                     text = data.decode(errors="replace")
                     raise self._make_error({"error": {"message": text}}) from None
-                where = "broke off" if last else "is broken"
-                raise self._errors.transient(f"the stream {where}: an event is no whole JSON ({error})") from None
+                problem = "was truncated" if last else "is corrupt"
+                raise self._errors.transient(f"the stream {problem}: an event is not complete JSON ({error})") from None
             event = as_object(value)
             if extract_error(event):
                 raise self._make_error(event)
             if name == "error":
                 raise self._make_error({"error": event or str(value)})
-            yield from assembly.add(event)
-            if assembly.closed:
+            yield from self._accumulator.add(event)
+            if self._accumulator.closed:
                 return
 
     def _parsed_frames(self, frames: Iterator[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:

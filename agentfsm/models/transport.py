@@ -1,9 +1,9 @@
 """Cancellation-safe transport: one pooled httpx client per event loop, and each exchange in a task of its own.
 
 An HTTP client that is cancelled at the wrong moment leaks its connection. Callers have several timeouts and may be
-cancelled at any time, so each exchange runs in its own task, which is cancelled at most once; its client is then
-retired. A connection belongs to the event loop that opened it, so each loop has a client of its own, which is closed
-when the loop shuts down its asynchronous generators.
+cancelled at any time, so each exchange runs in its own task, which is cancelled at most once; its client then gets no
+more calls. A connection belongs to the event loop that opened it, so each loop has its own client, which is closed when
+the loop shuts down its asynchronous generators.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ __all__ = ["ApiKeyAuth", "ClientPool", "HttpExchange", "PooledClient"]
 
 
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=100)
-"""A call never waits for another's connection: how many there are at once is for ``ConcurrencyLimit`` to say."""
+"""Calls never wait for a connection: ``ConcurrencyLimit`` limits how many run at once."""
 
 
 @cache
 def _ssl_context() -> ssl.SSLContext:
-    """Whose certificates are believed; read once, since that takes longer than all else about a client."""
+    """The trusted certificates; loaded once, since that is the slowest part of creating a client."""
     return httpx.create_ssl_context()
 
 
 class ApiKeyAuth(httpx.Auth):
-    """Puts the key on a request at the last moment, so that it stands in no variable a traceback shows."""
+    """Adds the API key to a request just before it is sent, so that no variable shown in a traceback holds it."""
 
     def __init__(self, header: str, scheme: str, key: SecretStr | None) -> None:
         self._header, self._scheme, self._key = header, scheme, key
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """The request with its key."""
+        """Add the key to the request."""
         if self._key is not None:
             request.headers[self._header] = self._scheme + self._key.get_secret_value()
         yield request
@@ -47,13 +47,13 @@ class ApiKeyAuth(httpx.Auth):
 
 @dataclass(slots=True, eq=False)
 class PooledClient:
-    """A client and who uses it.
+    """An HTTP client and its use count.
 
     Attributes:
         client: The client.
-        lifetime: Ends with the loop, and closes it.
-        users: How many calls it carries.
-        retired: Whether it takes no more, and is closed with its last.
+        lifetime: Closes the client when the event loop shuts down.
+        users: The number of calls in progress.
+        retired: Whether it gets no more calls, and is closed after the last.
     """
 
     client: httpx.AsyncClient
@@ -63,10 +63,10 @@ class PooledClient:
 
 
 class ClientPool:
-    """The clients of a model.
+    """The HTTP clients of a model, one per event loop.
 
     Args:
-        transport: What carries the calls instead of the network, or None.
+        transport: Replaces the network, or None.
     """
 
     def __init__(self, transport: httpx.AsyncBaseTransport | None) -> None:
@@ -74,7 +74,7 @@ class ClientPool:
         self._clients: dict[asyncio.AbstractEventLoop, PooledClient] = {}
 
     async def acquire(self) -> PooledClient:
-        """The running loop's client, to be given back; those of closed loops are forgotten."""
+        """The client of the running loop, to be released; clients of closed loops are dropped."""
         for loop in [loop for loop in list(self._clients) if loop.is_closed()]:
             self._clients.pop(loop, None)
         loop = asyncio.get_running_loop()
@@ -82,19 +82,19 @@ class ClientPool:
             client = httpx.AsyncClient(
                 transport=self._transport, verify=_ssl_context(), follow_redirects=False, limits=_LIMITS
             )
-            self._clients[loop] = held = PooledClient(client, _close_on_loop_shutdown(client))
-            await anext(held.lifetime)
-        held = self._clients[loop]
-        held.users += 1
-        return held
+            self._clients[loop] = pooled = PooledClient(client, _close_on_loop_shutdown(client))
+            await anext(pooled.lifetime)
+        pooled = self._clients[loop]
+        pooled.users += 1
+        return pooled
 
     async def release(self, pooled: PooledClient, *, cancelled: bool) -> None:
-        """A call has ended.
+        """Return a client after a call.
 
         Args:
-            pooled: What carried it.
-            cancelled: Whether it was cancelled. A client may then keep a connection that it takes for busy, for
-                ever; so it carries no more calls, and is closed with its last.
+            pooled: The client.
+            cancelled: Whether the call was cancelled. The client may then consider a connection busy forever, so
+                it gets no more calls and is closed after the last.
         """
         pooled.users -= 1
         if cancelled:
@@ -106,10 +106,10 @@ class ClientPool:
             await pooled.lifetime.aclose()
 
     async def aclose(self) -> None:
-        """Close the running loop's client; the next call opens another."""
-        held = self._clients.pop(asyncio.get_running_loop(), None)
-        if held is not None:
-            await held.lifetime.aclose()
+        """Close the client of the running loop; the next call opens another."""
+        pooled = self._clients.pop(asyncio.get_running_loop(), None)
+        if pooled is not None:
+            await pooled.lifetime.aclose()
 
 
 async def _close_on_loop_shutdown(client: httpx.AsyncClient) -> AsyncGenerator[None, None]:
@@ -120,20 +120,20 @@ async def _close_on_loop_shutdown(client: httpx.AsyncClient) -> AsyncGenerator[N
 
 
 _MAX_BUFFERED_BYTES = 256 * 1024
-"""Bytes of an answer, as they come, that are read before anybody asks for them."""
+"""Bytes of a response, as received, that are read ahead of the consumer."""
 
 
 class HttpExchange:
-    """A request on its way and the answer to it.
+    """One request and its response.
 
     Args:
-        pool: Who carries it.
-        url: Where it goes.
-        content: Its body.
-        headers: Its headers; no secrets.
-        auth: What adds the key.
-        connect_s: Seconds to reach the server, or None. The client has no other limit: two that strike at
-            once would be two cancellations.
+        pool: The clients.
+        url: The URL.
+        content: The request body.
+        headers: The request headers, without secrets.
+        auth: Adds the API key.
+        connect_s: Seconds to connect to the server, or None. The client has no other timeout: two that expired
+            together would cancel it twice.
     """
 
     def __init__(
@@ -155,11 +155,14 @@ class HttpExchange:
         self._task.add_done_callback(lambda _: _wake(self._data_ready))
 
     async def response_head(self, deadline: float) -> httpx.Response:
-        """The answer's head.
+        """The status and headers of the response.
+
+        Args:
+            deadline: When to give up, by the event loop's clock.
 
         Raises:
-            TimeoutError: It has not come by then, by the event loop's clock.
-            httpx.HTTPError: It will not come.
+            TimeoutError: They have not arrived by the deadline.
+            httpx.HTTPError: The request failed.
         """
         while self._response is None:
             if self._task.done():
@@ -168,11 +171,14 @@ class HttpExchange:
         return self._response
 
     async def read(self, deadline: float) -> bytes | None:
-        """More of the body, as it came, or None at its end.
+        """The next chunk of the body, as received, or None at its end.
+
+        Args:
+            deadline: When to give up, by the event loop's clock.
 
         Raises:
-            TimeoutError: Nothing has come by then, by the event loop's clock.
-            httpx.HTTPError: It will not come.
+            TimeoutError: Nothing has arrived by the deadline.
+            httpx.HTTPError: The connection failed.
         """
         while not self._chunks:
             if self._task.done():
@@ -185,7 +191,7 @@ class HttpExchange:
         return chunk
 
     async def drain(self, deadline: float) -> None:
-        """Wait for the end of the body, which nobody reads any more; but no longer than until then."""
+        """Discard the rest of the body, at most until the deadline."""
         try:
             while await self.read(deadline) is not None:
                 pass
@@ -193,12 +199,12 @@ class HttpExchange:
             pass
 
     async def aclose(self) -> None:
-        """Let go: what is not whole by now is cut off, and its connection closed."""
+        """End the exchange; if it is not complete, it is cancelled and its connection closed."""
         if not self._task.done():
             self._task.cancel()
             await asyncio.wait({self._task})
         if not self._task.cancelled():
-            self._task.exception()  # whoever cared has seen it
+            self._task.exception()  # mark it as retrieved; the reader has seen it
 
     async def _wait_for_data(self, deadline: float) -> None:
         if deadline <= self._loop.time():
@@ -220,26 +226,26 @@ class HttpExchange:
         auth: httpx.Auth,
         connect_s: float | None,
     ) -> None:
-        held, cut_off = await pool.acquire(), False
+        pooled, cancelled = await pool.acquire(), False
         try:
             timeout = httpx.Timeout(None, connect=connect_s)
-            request = held.client.build_request("POST", url, content=content, headers=headers, timeout=timeout)
-            response = await held.client.send(request, auth=auth, stream=True)
+            request = pooled.client.build_request("POST", url, content=content, headers=headers, timeout=timeout)
+            response = await pooled.client.send(request, auth=auth, stream=True)
             self._response = response
             _wake(self._data_ready)
             try:
-                async for chunk in cast("AsyncIterable[bytes]", response.stream):  # packed as it came
+                async for chunk in cast("AsyncIterable[bytes]", response.stream):  # still compressed
                     await self._buffer_chunk(chunk)
             finally:
                 await response.aclose()
         except asyncio.CancelledError:
-            cut_off = True
+            cancelled = True
             raise
         finally:
-            await pool.release(held, cancelled=cut_off)
+            await pool.release(pooled, cancelled=cancelled)
 
     async def _buffer_chunk(self, chunk: bytes) -> None:
-        """Keep a chunk for the reader, and wait while it is far behind."""
+        """Buffer a chunk, and wait while the buffer is full."""
         self._chunks.append(chunk)
         self._buffered_bytes += len(chunk)
         _wake(self._data_ready)

@@ -1,8 +1,10 @@
-"""What all wires share: strict JSON, tool calls and token counts from responses, images, and cached message encoding.
+"""What the wires share: strict JSON, and the request and response rules that do not depend on the wire.
 
-Response bodies come from strangers (providers, proxies, local servers, and the model itself for arguments), so each
-parsing function accepts any value and either returns a clean one or says what is wrong with it. Requests only grow, so
-a run caches the messages that it has encoded already (``ModelRequest.memo``) and each request encodes only new ones.
+A response body is untrusted input: from a provider, a proxy, a local server, and in tool arguments from the model
+itself. Each parsing function therefore accepts any value, and either returns a clean one or says what is wrong with it.
+
+A transcript only grows during a run, so the messages that have been encoded are cached in ``ModelRequest.cache`` and
+each request encodes only the new ones.
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ from math import isfinite
 from typing import Any, Protocol, cast
 
 from agentfsm.errors import TransientProviderError
-from agentfsm.loop.messages import Image, Message, Role, ToolCall, Usage
-from agentfsm.loop.model import ModelRequest
+from agentfsm.loop.messages import FinishReason, Image, Message, Role, ToolCall, Usage
+from agentfsm.loop.model import ModelRequest, ToolSpec
 from agentfsm.loop.prompts import Transcript
 
 __all__ = [
+    "TOOL_CHOICE_MODES",
     "MessageEncoder",
     "PerMessageEncoder",
     "RequestCache",
@@ -31,46 +34,57 @@ __all__ = [
     "call_ids",
     "data_url",
     "dumps",
+    "final_finish_reason",
     "finish_reason",
+    "function_spec",
+    "is_strict_schema",
     "join_body",
+    "labelled_images",
     "loads",
     "loads_unrepaired",
     "mark_unpriced",
+    "openai_usage",
+    "output_schema_block",
+    "own_extra",
     "parse_tool_calls",
     "repair_surrogates",
     "safe_tool_name",
     "token_count",
+    "tool_choice",
     "visible_message",
 ]
 
 
+# -- JSON -----------------------------------------------------------------------------------------------
+
 _SAFE_DEPTH = 200
-"""Brackets up to which no value can be nested too deep."""
+"""A JSON text with at most this many brackets cannot be nested too deeply to be encoded again."""
 
 
 def dumps(value: object) -> str:
-    """The JSON text of a value, keys in their order; mappings of any type are objects."""
+    """The compact JSON text of a value, keys in their order; any ``Mapping`` is written as an object."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_as_dict)
 
 
 def loads(text: str | bytes) -> object:
-    """The value of a JSON text, which every later JSON writer will take.
+    """The value of a JSON text, safe to encode again.
 
-    Python reads NaN and 1e999, which are no JSON numbers, and half a surrogate pair, which is no text; the
-    first are refused here and the second replaced, so that none breaks a journal record or the next request.
+    Python's parser accepts NaN and 1e999, which are not JSON numbers, and lone surrogates, which are not valid
+    text. The numbers are rejected and the surrogates replaced, so that neither breaks a journal record or the
+    next request.
 
     Raises:
-        ValueError: The text is no JSON; the message says where, and quotes nothing of it.
+        ValueError: The text is not JSON; the message says where, and quotes none of it.
     """
     value = loads_unrepaired(text)
     return repair_surrogates(value) if _may_need_repair(text) else value
 
 
 def loads_unrepaired(text: str | bytes) -> object:
-    """The value of one event of a stream: half a letter stays, since the other half may come with the next.
+    """The value of one stream event. Lone surrogates stay, since the other half may come in the next event.
 
     Raises:
-        ValueError: The text is no JSON; the message says where, and quotes nothing of it.
+        ValueError: The text is not JSON; the message says where, and quotes none of it.
     """
     try:
         return cast("object", json.loads(text, parse_constant=_reject_constant, parse_float=_parse_finite_float))
@@ -81,17 +95,17 @@ def loads_unrepaired(text: str | bytes) -> object:
 
 
 def repair_surrogates(value: object) -> object:
-    """A JSON value with every surrogate pair made one letter, and every half without its other a ``?``.
+    """A JSON value with surrogate pairs joined, and each lone surrogate replaced by ``?``.
 
     Raises:
-        ValueError: It is nested deeper than a JSON writer goes.
+        ValueError: The value is nested too deeply to be encoded.
     """
     try:
         text = json.dumps(value, ensure_ascii=False)
         try:
             text.encode()
         except UnicodeEncodeError:
-            joined: object = json.loads(json.dumps(value))  # escapes of two halves in a row are read as one letter
+            joined: object = json.loads(json.dumps(value))  # two adjacent escapes are parsed as one character
             return cast("object", json.loads(json.dumps(joined, ensure_ascii=False).encode(errors="replace")))
     except RecursionError:
         raise ValueError("nested too deep") from None
@@ -109,100 +123,20 @@ def as_list(value: object) -> list[Any]:
 
 
 def as_text(value: object) -> str:
-    """The value if it is a text, else an empty one."""
+    """The value if it is a string, else an empty one."""
     return value if isinstance(value, str) else ""
-
-
-def finish_reason(body: Mapping[str, Any], key: str) -> str:
-    """Why an answer ended, in its server's word.
-
-    Without a word nobody knows whether it did. OpenAI's own servers have sent whole answers so, by a fault that
-    another try did not meet (https://github.com/openai/openai-openapi/pull/20), and Azure's send null where an
-    answer is not complete (https://github.com/MicrosoftDocs/azure-docs/issues/109589).
-
-    Raises:
-        TransientProviderError: There is none.
-    """
-    if word := as_text(body.get(key)):
-        return word
-    raise TransientProviderError(f"the server does not say that the reply has ended (it gives no {key})")
-
-
-def token_count(usage: Mapping[str, Any], key: str) -> int:
-    """A number of tokens; 0 where the field is missing or no such number."""
-    value = usage.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
-
-
-def mark_unpriced(usage: Usage) -> Usage:
-    """Usage whose price nobody has said yet."""
-    return usage if usage.cost_usd else replace(usage, unpriced_tokens=usage.total_tokens)
-
-
-def safe_tool_name(name: str) -> str:
-    """A tool's name as every wire takes it.
-
-    A model may call ``"foo.bar"``. The next request quotes that call, and a provider that checks names would
-    refuse the whole transcript for it, now and ever after.
-    """
-    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64] or "unnamed"
-
-
-def call_ids(messages: Iterable[Message]) -> set[str]:
-    """The ids of all calls of a transcript."""
-    return {call.id for message in messages for call in message.tool_calls}
-
-
-def parse_tool_calls(
-    raw: Iterable[tuple[object, object, object]], used_ids: Collection[str] = ()
-) -> tuple[ToolCall, ...]:
-    """The calls of a reply, from each one's id, name and arguments as they came over the wire.
-
-    An id that is missing, that stands twice, or that an earlier reply of the transcript used already
-    (``used_ids``) is replaced by the first free one of ``call_1``, ``call_2``... : the same reply to the same
-    transcript gets the same ids, and a result can never be read as the answer to another call.
-    """
-    raw = list(raw)
-    reserved = {*used_ids, *(id_ for id_, _, _ in raw if isinstance(id_, str))}
-    fresh = (made for n in count(1) if (made := f"call_{n}") not in reserved)
-    seen = set(used_ids)
-    calls: list[ToolCall] = []
-    for id_, name, arguments in raw:
-        call_id = id_ if isinstance(id_, str) and id_ and id_ not in seen else next(fresh)
-        seen.add(call_id)
-        parsed, malformed = _parse_arguments(arguments)
-        if not isinstance(name, str) or not name:
-            name, parsed, malformed = "unnamed", {}, "the call names no tool"
-        calls.append(ToolCall(call_id, name, parsed, malformed))
-    return tuple(calls)
-
-
-def _parse_arguments(value: object) -> tuple[dict[str, Any], str | None]:
-    """The arguments of a call, and why they are none."""
-    if isinstance(value, str):
-        if not value.strip():
-            return {}, None
-        try:
-            value = loads(value)
-        except ValueError as error:
-            return {}, f"the arguments are no valid JSON: {error}"
-    if value is None:
-        return {}, None
-    if isinstance(value, dict):
-        return cast("dict[str, Any]", value), None
-    return {}, f"the arguments are a JSON {type(value).__name__}, not an object"
 
 
 def _as_dict(value: object) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return dict(cast("Mapping[str, Any]", value))
-    raise TypeError(f"{type(value).__name__} is no JSON")
+    raise TypeError(f"{type(value).__name__} cannot be encoded as JSON")
 
 
 def _may_need_repair(text: str | bytes) -> bool:
-    """Whether a JSON text may hold half a letter, or be nested too deep to be written again.
+    """Whether a JSON text may hold a lone surrogate, or be nested too deeply to be encoded again.
 
-    Half a surrogate pair comes escaped in bytes, which otherwise are UTF-8; a text may hold it as it is.
+    In bytes, which are UTF-8, a lone surrogate can only be an escape; a str may hold it unescaped.
     """
     if isinstance(text, str):
         return "\\u" in text or not text.isascii() or text.count("[") + text.count("{") > _SAFE_DEPTH
@@ -217,7 +151,84 @@ def _parse_finite_float(text: str) -> float:
 
 
 def _reject_constant(name: str) -> object:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
+
+
+# -- parts of a request -----------------------------------------------------------------------------------
+
+TOOL_CHOICE_MODES = ("auto", "none", "required")
+"""The values of ``ModelSettings.tool_choice`` that do not name a tool."""
+
+_STRICT_KEYWORDS = frozenset(
+    {
+        *("$defs", "$ref", "additionalProperties", "anyOf", "const", "description", "enum", "items"),
+        *("properties", "required", "title", "type"),
+    }
+)
+"""The keywords allowed in a strict schema (OpenAI, structured outputs), without those allowed only in some places."""
+
+
+def safe_tool_name(name: str) -> str:
+    """A tool name that every provider accepts.
+
+    A model may call ``"foo.bar"``. Every later request repeats that call, and a provider that validates names
+    would reject the whole transcript because of it.
+    """
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64] or "unnamed"
+
+
+def function_spec(tool: ToolSpec) -> dict[str, Any]:
+    """A tool as OpenAI's APIs and Ollama describe a function."""
+    return {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+
+
+def tool_choice(choice: str | None, tools: Iterable[ToolSpec]) -> str | None:
+    """The tool choice to send: one of ``TOOL_CHOICE_MODES``, or the name of a tool of the request, or None."""
+    return choice if choice in TOOL_CHOICE_MODES or choice in {tool.name for tool in tools} else None
+
+
+def output_schema_block(request: ModelRequest, *, beside_tools: bool) -> dict[str, Any] | None:
+    """The name, schema and strictness of a request's structured output, or None if no schema is to be sent.
+
+    Args:
+        request: The request.
+        beside_tools: Whether the server handles tools and an output format in one request. Otherwise the schema
+            is left out of requests with tools; the instructions contain it anyway.
+    """
+    if request.output_schema is None or (request.tools and not beside_tools):
+        return None
+    return {
+        "name": safe_tool_name(request.output_name),
+        "schema": dict(request.output_schema),
+        "strict": is_strict_schema(request.output_schema),
+    }
+
+
+def is_strict_schema(schema: object, *, root: bool = True) -> bool:
+    """Whether OpenAI accepts a schema as strict: closed objects, all properties required, plain keywords."""
+    if not isinstance(schema, Mapping):
+        return True
+    node = cast("Mapping[str, Any]", schema)
+    if not _STRICT_KEYWORDS.issuperset(node) or (root and node.get("type") != "object"):
+        return False
+    if node.get("type") == "object" or "properties" in node:
+        properties = as_object(node.get("properties"))
+        if node.get("additionalProperties") is not False or set(as_list(node.get("required"))) != set(properties):
+            return False
+    named = (*as_object(node.get("properties")).values(), *as_object(node.get("$defs")).values())
+    return all(is_strict_schema(s, root=False) for s in (*named, *as_list(node.get("anyOf")), node.get("items")))
+
+
+def own_extra(message: Message, key: str, origin: str) -> dict[str, Any]:
+    """What a wire stored in ``Message.extra``, if the message came from the model that is called now; else empty.
+
+    Args:
+        message: The message.
+        key: The wire's key in ``extra``.
+        origin: The server and model that is called. Reasoning and signatures are valid only for their origin.
+    """
+    extra = as_object((message.extra or {}).get(key))
+    return extra if extra.get("voice") == origin else {}
 
 
 IMAGES_OMITTED = "[Pictures are not shown here.]"
@@ -226,12 +237,12 @@ IMAGES_OMITTED = "[Pictures are not shown here.]"
 def visible_message(message: Message, images: bool) -> Message:
     """The message as the model sees it.
 
-    Pictures are left out, with a word that they are, where the model takes none, and where a tool's message
-    answers no call of the wire: those are for models that were given no tools, and are all text.
+    Images are replaced by a note where the model does not accept any, and in a tool message without a call id:
+    such messages are for models that were given no tools, and are sent as plain text.
 
     Args:
         message: The message.
-        images: Whether the model takes pictures.
+        images: Whether the model accepts images.
     """
     if not message.images or (images and (message.role is not Role.TOOL or message.tool_call_id is not None)):
         return message
@@ -239,91 +250,208 @@ def visible_message(message: Message, images: bool) -> Message:
 
 
 def data_url(image: Image) -> str:
-    """A picture as a ``data:`` address."""
+    """An image as a ``data:`` URL."""
     return f"data:{image.media_type};base64,{image.data}"
 
 
 def labelled_images(messages: Iterable[Message]) -> Iterable[tuple[str, Image]]:
-    """Each picture of a run of tools' messages, and the words that say whose it is."""
+    """Each image of consecutive tool messages, after a text that says which call it came from."""
     for message in messages:
-        for place, image in enumerate(message.images, 1):
-            which = f", image {place} of {len(message.images)}" if len(message.images) > 1 else ""
+        for number, image in enumerate(message.images, 1):
+            which = f", image {number} of {len(message.images)}" if len(message.images) > 1 else ""
             yield f"From {message.name or 'a tool'} (call {message.tool_call_id}{which}):", image
 
 
+# -- parts of a response ----------------------------------------------------------------------------------
+
+
+def finish_reason(body: Mapping[str, Any], key: str) -> str:
+    """The server's word for why a reply ended.
+
+    Without one it is unknown whether the reply is complete. OpenAI's own servers have sent complete replies
+    without it, by a fault that a retry did not meet (https://github.com/openai/openai-openapi/pull/20), and
+    Azure's send null in an incomplete reply (https://github.com/MicrosoftDocs/azure-docs/issues/109589).
+
+    Raises:
+        TransientProviderError: There is none.
+    """
+    if word := as_text(body.get(key)):
+        return word
+    raise TransientProviderError(f"the server does not say that the reply has ended (it gives no {key})")
+
+
+def final_finish_reason(stated: FinishReason, calls: Collection[ToolCall], refusal: object = None) -> FinishReason:
+    """The finish reason of a reply, given what else is in it.
+
+    Args:
+        stated: The reason that the server gave. Servers disagree on the one for tool calls, so a normal stop
+            with calls is ``TOOL_CALLS``.
+        calls: The tool calls of the reply.
+        refusal: The text of a refusal, if there is one; it overrides every other reason.
+    """
+    if refusal:
+        return FinishReason.REFUSAL
+    return FinishReason.TOOL_CALLS if stated is FinishReason.STOP and calls else stated
+
+
+def token_count(usage: Mapping[str, Any], key: str) -> int:
+    """A number of tokens; 0 where the field is missing or is not a positive integer."""
+    value = usage.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def openai_usage(value: object, input_key: str, output_key: str, cost_usd: float = 0.0) -> Usage:
+    """The usage that an OpenAI API reports.
+
+    Args:
+        value: The ``usage`` object of the response.
+        input_key: The name of its prompt count; the details have the same name with ``_details``.
+        output_key: The name of its completion count, likewise.
+        cost_usd: The cost that the server reports, in USD; 0 if it reports none.
+    """
+    usage = as_object(value)
+    prompt = as_object(usage.get(f"{input_key}_details"))
+    return mark_unpriced(
+        Usage(
+            input_tokens=token_count(usage, input_key),
+            output_tokens=token_count(usage, output_key),
+            cached_tokens=token_count(prompt, "cached_tokens"),
+            written_tokens=token_count(prompt, "cache_write_tokens"),
+            reasoning_tokens=token_count(as_object(usage.get(f"{output_key}_details")), "reasoning_tokens"),
+            cost_usd=cost_usd,
+        )
+    )
+
+
+def mark_unpriced(usage: Usage) -> Usage:
+    """The usage, with its tokens counted as unpriced if the server reported no cost."""
+    return usage if usage.cost_usd else replace(usage, unpriced_tokens=usage.total_tokens)
+
+
+def call_ids(messages: Iterable[Message]) -> set[str]:
+    """The ids of all tool calls in a transcript."""
+    return {call.id for message in messages for call in message.tool_calls}
+
+
+def parse_tool_calls(
+    raw: Iterable[tuple[object, object, object]], used_ids: Collection[str] = ()
+) -> tuple[ToolCall, ...]:
+    """The tool calls of a reply, from the id, name and arguments of each as they came over the wire.
+
+    An id that is missing, repeated, or already used by an earlier reply (``used_ids``) is replaced by the first
+    free one of ``call_1``, ``call_2``... So the same reply to the same transcript always gets the same ids, and
+    a result cannot be taken for the answer to another call.
+    """
+    raw = list(raw)
+    reserved = {*used_ids, *(id_ for id_, _, _ in raw if isinstance(id_, str))}
+    fresh = (candidate for n in count(1) if (candidate := f"call_{n}") not in reserved)
+    seen = set(used_ids)
+    calls: list[ToolCall] = []
+    for id_, name, arguments in raw:
+        call_id = id_ if isinstance(id_, str) and id_ and id_ not in seen else next(fresh)
+        seen.add(call_id)
+        parsed, malformed = _parse_arguments(arguments)
+        if not isinstance(name, str) or not name:
+            name, parsed, malformed = "unnamed", {}, "the call names no tool"
+        calls.append(ToolCall(call_id, name, parsed, malformed))
+    return tuple(calls)
+
+
+def _parse_arguments(value: object) -> tuple[dict[str, Any], str | None]:
+    """The arguments of a call, and why they are invalid, if they are."""
+    if isinstance(value, str):
+        if not value.strip():
+            return {}, None
+        try:
+            value = loads(value)
+        except ValueError as error:
+            return {}, f"the arguments are not valid JSON: {error}"
+    if value is None:
+        return {}, None
+    if isinstance(value, dict):
+        return cast("dict[str, Any]", value), None
+    return {}, f"the arguments are a JSON {type(value).__name__}, not an object"
+
+
+# -- incremental encoding ---------------------------------------------------------------------------------
+
+
 class MessageEncoder(Protocol):
-    """A wire's form of a transcript, written as it grows."""
+    """Encodes a transcript for a wire as the transcript grows."""
 
     def add(self, message: Message) -> None:
-        """Write a message that stands in every later request."""
+        """Encode a message that every later request repeats."""
         ...
 
     def encoded_items(self, tail: Iterable[Message]) -> list[str]:
-        """The JSON of all units, in pieces without a comma between, with more messages behind for this once."""
+        """The JSON texts of all items, to be joined with commas; ``tail`` is encoded for this request only."""
         ...
 
 
 class PerMessageEncoder:
-    """Units that no later message changes: each message is so many of them.
+    """Encodes each message into items that no later message changes.
 
     Args:
-        encode_message: The units of a message.
-        encode_after_results: The units that stand behind the last of several tools' messages in a row; none unless given.
+        encode_message: Encodes a message into items.
+        images: Whether the model accepts images.
+        encode_after_results: Encodes what follows the last of several consecutive tool messages with images; by
+            default nothing does.
     """
 
     def __init__(
         self,
         encode_message: Callable[[Message], list[dict[str, Any]]],
+        images: bool,
         encode_after_results: Callable[[list[Message]], list[dict[str, Any]]] | None = None,
     ) -> None:
         self._encode_message = encode_message
+        self._images = images
         self._encode_after_results = encode_after_results
         self._pending_results: list[Message] = []
         self._encoded: list[str] = []
 
     def add(self, message: Message) -> None:
-        """Write a message that stands in every later request."""
+        """Encode a message that every later request repeats."""
         self._encoded += map(dumps, self._encode_one(message, self._pending_results))
 
     def encoded_items(self, tail: Iterable[Message]) -> list[str]:
-        """The JSON of all units."""
-        new = [dumps(unit) for unit in self._encode_rest(tail, self._pending_results.copy())]
+        """The JSON texts of all items; ``tail`` is encoded for this request only."""
+        new = [dumps(item) for item in self._encode_rest(tail, self._pending_results.copy())]
         if len(self._encoded) > 1:
             self._encoded = [",".join(self._encoded)]
         return [*self._encoded, *new]
 
     def encode_all(self, messages: Iterable[Message]) -> list[dict[str, Any]]:
-        """The units of a whole transcript."""
+        """The items of a whole transcript."""
         return self._encode_rest(messages, [])
 
     def _encode_one(self, message: Message, pending: list[Message]) -> list[dict[str, Any]]:
-        """The units of a message, and before it what was due behind a row of tools' messages, if it ends one."""
+        """The items of a message, after those that were pending until the end of consecutive tool messages."""
+        items = self._encode_message(visible_message(message, self._images))
         if self._encode_after_results is None:
-            return self._encode_message(message)
+            return items
         if message.role is Role.TOOL and message.tool_call_id is not None:
             if message.images:
                 pending.append(message)
-            return self._encode_message(message)
+            return items
         due = self._encode_after_results(pending) if pending else []
         pending.clear()
-        return [*due, *self._encode_message(message)]
+        return [*due, *items]
 
     def _encode_rest(self, messages: Iterable[Message], pending: list[Message]) -> list[dict[str, Any]]:
-        units = [unit for message in messages for unit in self._encode_one(message, pending)]
-        return (
-            [*units, *self._encode_after_results(pending)]
-            if pending and self._encode_after_results is not None
-            else units
-        )
+        items = [item for message in messages for item in self._encode_one(message, pending)]
+        if pending and self._encode_after_results is not None:
+            items += self._encode_after_results(pending)
+        return items
 
 
 class RequestCache:
-    """A transcript as far as it is written.
+    """The encoded part of a transcript.
 
     Attributes:
-        encoder: Its messages in the wire's form.
-        system: Those of them that are instructions.
-        call_ids: The ids of its calls.
+        encoder: Holds the encoded messages.
+        system: The instructions among them.
+        call_ids: The ids of their tool calls.
     """
 
     def __init__(self, messages: list[Message], encoder: MessageEncoder) -> None:
@@ -334,11 +462,11 @@ class RequestCache:
         self._encoded_count = 0
 
     def is_prefix_of(self, transcript: Transcript) -> bool:
-        """Whether a transcript goes on where this one is."""
+        """Whether a transcript begins with the messages that are encoded here."""
         return transcript.head is self._messages and transcript.stable_count >= self._encoded_count
 
     def extend(self, transcript: Transcript) -> None:
-        """Write what is new."""
+        """Encode the stable messages of a transcript that are not encoded yet."""
         for message in self._messages[self._encoded_count : transcript.stable_count]:
             self.encoder.add(message)
             if message.role is Role.SYSTEM:
@@ -350,24 +478,24 @@ class RequestCache:
 def cached_encoding(
     request: ModelRequest, key: object, new_encoder: Callable[[], MessageEncoder]
 ) -> tuple[RequestCache, list[Message]]:
-    """A request's transcript, written as far as it is settled, and the messages behind that.
+    """The encoded stable part of a request's transcript, and the messages after it.
 
     Args:
         request: The request.
-        key: Who writes; what is kept in the request's memo is theirs.
-        new_encoder: The wire's form of an empty transcript.
+        key: The model that encodes; the key of its entry in the request's cache.
+        new_encoder: Makes an encoder for an empty transcript.
     """
     messages = request.messages
     transcript = messages if isinstance(messages, Transcript) else Transcript(list(messages), len(messages))
-    kept = request.cache.get(key)
-    if not isinstance(kept, RequestCache) or not kept.is_prefix_of(transcript):
-        kept = request.cache[key] = RequestCache(transcript.head, new_encoder())
-    kept.extend(transcript)
-    return kept, list(transcript.tail)
+    cached = request.cache.get(key)
+    if not isinstance(cached, RequestCache) or not cached.is_prefix_of(transcript):
+        cached = request.cache[key] = RequestCache(transcript.head, new_encoder())
+    cached.extend(transcript)
+    return cached, list(transcript.tail)
 
 
 def join_body(body: dict[str, Any], key: str, encoded_items: list[str]) -> bytes:
-    """The JSON text of a body, with units that are written already as the list under a key."""
+    """The JSON text of a request body, with items that are already encoded as the list under ``key``."""
     at = list(body).index(key)
     items = list(body.items())
     before = "".join(f"{dumps(k)}:{dumps(v)}," for k, v in items[:at])

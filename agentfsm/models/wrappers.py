@@ -1,4 +1,4 @@
-"""Models that wrap other models: ``FallbackModel``, ``Priced``, and the base class that wrappers share.
+"""Models that wrap other models: ``FallbackModel``, ``Limited``, ``Priced``, and their base class.
 
 ::
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -37,25 +37,37 @@ from agentfsm.loop.model import (
     has_admission,
     secrets_of,
 )
+from agentfsm.models.limits import Limit, ReportUsage
 from agentfsm.models.model_registry import resolve
 
 __all__ = [
     "FallbackModel",
+    "Limited",
     "ModelWrapper",
     "Price",
     "Priced",
     "acquire_turn",
     "as_model",
-    "close_model",
+    "close_if_supported",
     "stream_or_reply",
 ]
 
 
+log = logging.getLogger("agentfsm")
+
+_ERRORS_BY_RETRYABILITY = (TransientProviderError, ContextOverflowError, ProviderError)
+"""The errors in order of priority when several models failed: the one that a retry fixes soonest comes first."""
+
+
 class ModelWrapper:
-    """What a model is that stands before one other: it goes by that one's name, and knows its secrets.
+    """The base class of a wrapper around one model; it has the name and the secrets of that model.
 
     Args:
         model: The model or its name.
+
+    Raises:
+        UnknownModelError: No provider is known for the name.
+        MissingKeyError: The provider needs an API key and there is none.
     """
 
     def __init__(self, model: str | Model) -> None:
@@ -63,35 +75,35 @@ class ModelWrapper:
 
     @property
     def name(self) -> str:
-        """The model's own name."""
+        """The name of the wrapped model."""
         return self.model.name
 
     @property
     def secrets(self) -> tuple[SecretStr, ...]:
-        """What no journal may hold."""
+        """What must not appear in a journal."""
         return secrets_of(self.model)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.model!r})"
 
     async def aclose(self) -> None:
-        """Let go of the model's connections."""
-        await close_model(self.model)
+        """Close the connections of the model."""
+        await close_if_supported(self.model)
 
 
 def as_model(model: str | Model) -> Model:
-    """A model, or the one that a name means.
+    """The model, or the model for a name.
 
     Raises:
-        UnknownModelError: No provider claims the name.
-        MissingKeyError: The provider needs a key and there is none.
+        UnknownModelError: No provider is known for the name.
+        MissingKeyError: The provider needs an API key and there is none.
     """
     return resolve(model) if isinstance(model, str) else model
 
 
 @asynccontextmanager
 async def acquire_turn(model: Model, request: ModelRequest) -> AsyncGenerator[Model, None]:
-    """The model to ask, once its limits, if it has any, let the call in."""
+    """Wait for the limits of a model, if it has any; yields the model to call."""
     if not has_admission(model):
         yield model
         return
@@ -100,55 +112,47 @@ async def acquire_turn(model: Model, request: ModelRequest) -> AsyncGenerator[Mo
 
 
 async def stream_or_reply(model: Model, request: ModelRequest) -> AsyncGenerator[StreamChunk | Reply, None]:
-    """A model's reply piece by piece, or all at once where it does not stream.
+    """The chunks of a model's reply and last the reply, or only the reply if the model does not stream.
 
-    To be closed (``aclosing``) by whoever passes them on: a loop that is left does not close what it went through.
+    The caller must close it (``aclosing``): leaving a loop early does not close the generator it iterates over.
     """
     if not can_stream(model):
         yield await model.reply(request)
         return
     stream: AsyncIterator[StreamChunk | Reply] = model.stream(request)
     try:
-        async for piece in stream:
-            yield piece
+        async for part in stream:
+            yield part
     finally:
-        await _aclose_if_supported(stream)
+        await close_if_supported(stream)
 
 
-async def close_model(model: Model) -> None:
-    """Let go of a model's connections, if it has any."""
-    await _aclose_if_supported(model)
-
-
-async def _aclose_if_supported(resource: Any) -> None:
+async def close_if_supported(resource: Any) -> None:
+    """Close a model or a stream if it has an ``aclose`` method."""
     aclose: Any = getattr(resource, "aclose", None)
     if aclose is not None:
         await aclose()
 
 
-log = logging.getLogger("agentfsm")
-
-_ERRORS_BY_RETRYABILITY = (TransientProviderError, ContextOverflowError, ProviderError)
-"""What the whole fails with, where several failed in several ways: what another try mends soonest comes first."""
-
-
 class FallbackModel:
-    """Several models as one: the first answers, and where it fails, the next does.
+    """Several models as one: each is called if the one before it failed.
 
     ::
 
         FallbackModel("anthropic:claude-sonnet-4-6", "openai:gpt-5-mini", "ollama:llama3.2")
 
-    ``Reply.model``, and so the journal, names the one that answered. Each gets an equal share of the time that
-    is left, so that one that hangs leaves some for the others. Where a stream breaks off in the middle, the next
-    begins anew, and who watches is told by ``ReplyRestarted``.
+    ``Reply.model``, and so the journal, names the model that replied. Each model gets an equal share of the
+    remaining time, so that one that hangs leaves time for the others. If a stream is interrupted, the next model
+    starts from the beginning, and the run emits ``ReplyRestarted``.
 
     Args:
-        models: The models or their names, in the order in which they are asked; at least one.
-        on: The kinds of failure after which the next is asked; others fail at once.
+        models: The models or their names, in the order in which they are called; at least one.
+        on: The kinds of failure after which the next model is called; others are raised at once.
 
     Raises:
-        ConfigurationError: There is no model, a name means none, or a kind is none of a model's.
+        ConfigurationError: There is no model, or a kind is not one of a model's failures.
+        UnknownModelError: No provider is known for a name.
+        MissingKeyError: A provider needs an API key and there is none.
     """
 
     def __init__(
@@ -157,11 +161,11 @@ class FallbackModel:
         on: Iterable[FailureKind | str] = (FailureKind.transient_provider, FailureKind.provider_error),
     ) -> None:
         if not models:
-            raise ConfigurationError("a FallbackModel needs a model to ask first, and one to ask next")
+            raise ConfigurationError("a FallbackModel needs a model to call, and one to fall back to")
         kinds = {error.kind for error in _ERRORS_BY_RETRYABILITY}
         self._on = frozenset(str(kind) for kind in on)
-        if strange := sorted(self._on - kinds):
-            raise ConfigurationError(f"no model fails by {', '.join(strange)}; kinds are: {', '.join(sorted(kinds))}")
+        if unknown := sorted(self._on - kinds):
+            raise ConfigurationError(f"not a failure of a model: {', '.join(unknown)}; use {', '.join(sorted(kinds))}")
         self.models = tuple(as_model(model) for model in models)
 
     @property
@@ -171,7 +175,7 @@ class FallbackModel:
 
     @property
     def secrets(self) -> tuple[SecretStr, ...]:
-        """What no journal may hold."""
+        """What must not appear in a journal."""
         return secrets_of(*self.models)
 
     def __repr__(self) -> str:
@@ -181,56 +185,56 @@ class FallbackModel:
         """The reply of the first model that does not fail.
 
         Raises:
-            agentfsm.errors.ModelError: All failed, or one failed in a way that the next is not asked for.
+            agentfsm.errors.ModelError: All models failed, or one failed with a kind that is not in ``on``.
         """
-        turns = _Attempts(self.models, self._on, request)
+        attempts = _Attempts(self.models, self._on, request)
         for model in self.models:
-            own = turns.request_with_share()
+            share = attempts.request_with_share()
             try:
-                async with asyncio.timeout(own.timeout_s), acquire_turn(model, own) as inner:
-                    return _with_model_name(await inner.reply(own), model)
+                async with asyncio.timeout(share.timeout_s), acquire_turn(model, share) as inner:
+                    return _with_model_name(await inner.reply(share), model)
             except Exception as error:
-                turns.record_failure(model, error)
-        raise turns.combined_error()
+                attempts.record_failure(model, error)
+        raise attempts.combined_error()
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[StreamChunk | Reply, None]:
-        """The same, piece by piece.
+        """The chunks of the reply as it is generated, and last the reply.
 
         Raises:
-            agentfsm.errors.ModelError: As ``reply``.
+            agentfsm.errors.ModelError: As for ``reply``.
         """
-        turns = _Attempts(self.models, self._on, request)
+        attempts = _Attempts(self.models, self._on, request)
         for model in self.models:
-            own = turns.request_with_share()
-            until = asyncio.get_running_loop().time() + own.timeout_s
-            attempt, told = _stream_model(model, own), False
+            share = attempts.request_with_share()
+            until = asyncio.get_running_loop().time() + share.timeout_s
+            stream, produced = _stream_model(model, share), False
             try:
                 while True:
                     async with asyncio.timeout_at(until):
-                        piece = await anext(attempt, None)
-                    if isinstance(piece, Reply):
-                        yield _with_model_name(piece, model)
+                        part = await anext(stream, None)
+                    if isinstance(part, Reply):
+                        yield _with_model_name(part, model)
                         return
-                    if piece is None:
+                    if part is None:
                         raise TransientProviderError(f"{model.name}: the stream ended without its reply")
-                    told = told or not isinstance(piece, KeepAlive)
-                    yield piece
+                    produced = produced or not isinstance(part, KeepAlive)
+                    yield part
             except Exception as error:
-                turns.record_failure(model, error)
+                attempts.record_failure(model, error)
             finally:
-                await attempt.aclose()
-            if told and turns.remaining:
-                yield StreamRestart(turns.last_error)
-        raise turns.combined_error()
+                await stream.aclose()
+            if produced and attempts.remaining:
+                yield StreamRestart(attempts.last_error)
+        raise attempts.combined_error()
 
     async def aclose(self) -> None:
-        """Let go of every model's connections; they may be used after it."""
+        """Close the connections of all models; they can still be used."""
         for model in self.models:
-            await close_model(model)
+            await close_if_supported(model)
 
 
 class _Attempts:
-    """One call's way through the models: how much time each has, and how those before it failed."""
+    """The attempts of one call: how much time each model gets, and how the earlier ones failed."""
 
     def __init__(self, models: tuple[Model, ...], on: frozenset[str], request: ModelRequest) -> None:
         self.remaining = len(models)
@@ -248,9 +252,9 @@ class _Attempts:
         return replace(self._request, timeout_s=share)
 
     def record_failure(self, model: Model, error: Exception) -> None:
-        """Note a failure, if the next model may be asked after it; else raise it."""
+        """Record a failure if the next model may be called after it; else raise it."""
         if isinstance(error, TimeoutError):
-            error = TransientProviderError(f"{model.name} gave no reply within its share of the time")
+            error = TransientProviderError(f"{model.name} did not reply within its share of the time")
         elif not isinstance(error, ModelError):
             error = ProviderError(f"{model.name}: {type(error).__name__}: {error}")
         if error.kind not in self._on:
@@ -258,44 +262,44 @@ class _Attempts:
         self._errors.append(error)
         self.last_error = str(error)
         log.info(
-            "%s failed by %s; %s", model.name, error.kind, "asking the next" if self.remaining else "it was the last"
+            "%s failed (%s); %s", model.name, error.kind, "calling the next" if self.remaining else "it was the last"
         )
 
     def combined_error(self) -> ModelError:
-        """The error for a call that no model answered; its kind is what another try mends soonest."""
+        """The error if all models failed; of their kinds it has the one that a retry fixes soonest."""
         if len(self._errors) == 1:
             return self._errors[0]
         kind = next(kind for kind in _ERRORS_BY_RETRYABILITY if any(isinstance(e, kind) for e in self._errors))
         best = [e for e in self._errors if isinstance(e, kind)]
         waits = [e.retry_after_s for e in best]
         wait = None if None in waits else min(w for w in waits if w is not None)
-        text = f"no model answered: {'; '.join(map(str, self._errors))}"
+        text = f"all models failed: {'; '.join(map(str, self._errors))}"
         return kind(text, retry_after_s=wait, status=best[-1].status)
 
 
 async def _stream_model(model: Model, request: ModelRequest) -> AsyncGenerator[StreamChunk | Reply, None]:
-    async with acquire_turn(model, request) as inner, aclosing(stream_or_reply(inner, request)) as told:
-        async for piece in told:
-            yield piece
+    async with acquire_turn(model, request) as inner, aclosing(stream_or_reply(inner, request)) as stream:
+        async for part in stream:
+            yield part
 
 
 def _with_model_name(reply: Reply, model: Model) -> Reply:
-    """The reply with the name of who gave it."""
+    """The reply with the name of the model that gave it."""
     return replace(reply, model=model.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What a model costs, in USD for a million tokens.
+    """The price of a model, in USD per million tokens.
 
     Attributes:
-        input: Of the prompt.
-        output: Of the reply, thinking included.
-        cached: Of the prompt, read from the provider's cache; as ``input`` where None.
-        written: Of the prompt, written to the provider's cache; as ``input`` where None.
+        input: Input tokens.
+        output: Output tokens, reasoning included.
+        cached: Input tokens read from the provider's cache; ``input`` if None.
+        written: Input tokens written to the provider's cache; ``input`` if None.
 
     Raises:
-        ConfigurationError: A price is below zero or no number.
+        ConfigurationError: A price is negative or not a finite number.
     """
 
     input: float = 0.0
@@ -310,7 +314,7 @@ class Price:
                 raise ConfigurationError(f"the price of {name} tokens must be zero or more")
 
     def cost_of(self, usage: Usage) -> float:
-        """What this usage costs, in USD."""
+        """The cost of a usage, in USD."""
         cached = self.input if self.cached is None else self.cached
         written = self.input if self.written is None else self.written
         rest = max(0, usage.input_tokens - usage.cached_tokens - usage.written_tokens)
@@ -319,15 +323,15 @@ class Price:
 
 
 class Priced(ModelWrapper):
-    """A model whose replies say what they cost.
+    """A model whose replies include their cost.
 
-    A reply whose price the table does not know costs 0 and says so in ``usage.unpriced_tokens``; a run that has a
-    ``max_cost_usd`` then warns that it cannot hold it. Where a provider itself says what a call cost, that stands.
+    A reply whose price is not in the table has cost 0 and counts its tokens in ``usage.unpriced_tokens``; a run with a
+    ``max_cost_usd`` then warns that it cannot enforce it. A cost that the provider reports is kept.
 
     Args:
         model: The model or its name.
         prices: Prices by name: ``provider:model``, or a pattern of such names (``ollama:*``). An exact name
-            comes first, then the longest pattern.
+            has priority, then the longest pattern.
     """
 
     def __init__(self, model: str | Model, prices: Mapping[str, Price]) -> None:
@@ -336,12 +340,12 @@ class Priced(ModelWrapper):
 
     @asynccontextmanager
     async def admission(self, request: ModelRequest) -> AsyncGenerator[Model, None]:
-        """Wait where the model behind this one waits."""
+        """Wait for the limits of the wrapped model; yields the model to call."""
         async with acquire_turn(self.model, request) as inner:
             yield self if inner is self.model else Priced(inner, self._prices)
 
     async def reply(self, request: ModelRequest) -> Reply:
-        """The model's reply, priced.
+        """The reply of the model, with its cost.
 
         Raises:
             agentfsm.errors.ModelError: The call failed.
@@ -349,14 +353,14 @@ class Priced(ModelWrapper):
         return self._with_cost(await self.model.reply(request))
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[StreamChunk | Reply, None]:
-        """The same, piece by piece.
+        """The chunks of the reply as it is generated, and last the reply.
 
         Raises:
             agentfsm.errors.ModelError: The call failed.
         """
-        async with aclosing(stream_or_reply(self.model, request)) as told:
-            async for piece in told:
-                yield self._with_cost(piece) if isinstance(piece, Reply) else piece
+        async with aclosing(stream_or_reply(self.model, request)) as stream:
+            async for part in stream:
+                yield self._with_cost(part) if isinstance(part, Reply) else part
 
     def _with_cost(self, reply: Reply) -> Reply:
         usage = reply.usage
@@ -368,7 +372,7 @@ class Priced(ModelWrapper):
         return replace(reply, usage=replace(usage, cost_usd=price.cost_of(usage), unpriced_tokens=0))
 
     def _find_price(self, reply: Reply) -> Price | None:
-        """By who answered (a fallback names it so), then by who was asked."""
+        """By the model that replied (a fallback names it), then by the wrapped model."""
         names = (reply.model, self.model.name)
         for name in names:
             if name in self._prices:
@@ -377,3 +381,68 @@ class Priced(ModelWrapper):
             if any(fnmatchcase(name, pattern) for name in names if name):
                 return self._prices[pattern]
         return None
+
+
+class Limited(ModelWrapper):
+    """A model whose calls wait for limits, which it may share with other models.
+
+    Args:
+        model: The model or its name.
+        limits: The limits, in the order in which a call waits for them; with a rate limit before a concurrency
+            limit, a call does not hold a permit while it waits.
+    """
+
+    def __init__(self, model: str | Model, *limits: Limit) -> None:
+        super().__init__(model)
+        self._limits = limits
+
+    @asynccontextmanager
+    async def admission(self, request: ModelRequest) -> AsyncGenerator[Model, None]:
+        """Wait for each limit; yields the model to call."""
+        async with AsyncExitStack() as stack:
+            reporters = [await stack.enter_async_context(limit.acquire()) for limit in self._limits]
+            yield _UsageReportingModel(await stack.enter_async_context(acquire_turn(self.model, request)), reporters)
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        """The reply of the model, after waiting for the limits.
+
+        Raises:
+            agentfsm.errors.ModelError: The call failed.
+        """
+        async with self.admission(request) as model:
+            return await model.reply(request)
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[StreamChunk | Reply, None]:
+        """The chunks of the reply as it is generated, and last the reply.
+
+        Raises:
+            agentfsm.errors.ModelError: The call failed.
+        """
+        async with self.admission(request) as model, aclosing(stream_or_reply(model, request)) as stream:
+            async for part in stream:
+                yield part
+
+
+class _UsageReportingModel:
+    """A model that reports the usage of its calls to limits."""
+
+    def __init__(self, model: Model, reporters: list[ReportUsage]) -> None:
+        self._model = model
+        self._reporters = reporters
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        return self._report(await self._model.reply(request))
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[StreamChunk | Reply, None]:
+        async with aclosing(stream_or_reply(self._model, request)) as stream:
+            async for part in stream:
+                yield self._report(part) if isinstance(part, Reply) else part
+
+    def _report(self, reply: Reply) -> Reply:
+        for report in self._reporters:
+            report(reply.usage)
+        return reply

@@ -224,7 +224,7 @@ def test_why_an_answer_ended(stop: str, with_call: bool, reason: FinishReason) -
     [
         (answered({"type": "text", "text": "I won't."}, stop="refusal"), "I won't."),
         (answered(stop="refusal", stop_details={"type": "refusal", "explanation": "bio"}), "bio"),
-        (answered(stop="refusal", stop_details=None), "the model refused, without a word"),
+        (answered(stop="refusal", stop_details=None), "the model refused and gave no reason"),
     ],
 )
 def test_a_refusal_always_has_words(body: dict[str, Any], words: str) -> None:

@@ -225,7 +225,7 @@ def test_a_long_error_page_does_not_hide_its_status() -> None:
 
 
 def test_an_answer_that_cannot_be_unpacked_is_transient() -> None:
-    with pytest.raises(TransientProviderError, match="unpacked"):
+    with pytest.raises(TransientProviderError, match="decompressed"):
         request_reply(build_model("openai", packed(b"no gzip")))
 
 
@@ -365,13 +365,13 @@ def test_an_unreachable_server_is_transient_and_named(wire: str) -> None:
 @pytest.mark.parametrize(
     ("lost", "kind", "said"),
     [
-        (httpx.ConnectTimeout, TransientProviderError, "nothing answers"),
-        (httpx.ReadTimeout, TransientProviderError, "silent"),
-        (httpx.WriteTimeout, TransientProviderError, "silent"),
-        (httpx.PoolTimeout, TransientProviderError, "silent"),
-        (httpx.WriteError, TransientProviderError, "broke"),
-        (httpx.RemoteProtocolError, TransientProviderError, "broke"),
-        (httpx.ProxyError, TransientProviderError, "nothing answers"),
+        (httpx.ConnectTimeout, TransientProviderError, "cannot connect"),
+        (httpx.ReadTimeout, TransientProviderError, "nothing in time"),
+        (httpx.WriteTimeout, TransientProviderError, "nothing in time"),
+        (httpx.PoolTimeout, TransientProviderError, "nothing in time"),
+        (httpx.WriteError, TransientProviderError, "lost"),
+        (httpx.RemoteProtocolError, TransientProviderError, "lost"),
+        (httpx.ProxyError, TransientProviderError, "cannot connect"),
         (httpx.LocalProtocolError, ProviderError, "LocalProtocolError"),
     ],
 )

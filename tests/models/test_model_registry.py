@@ -1,11 +1,20 @@
-"""Names of models: each finds its wire and address, and a name that finds none is told what would."""
+"""``resolve`` and ``WIRES``: each model name gives its wire and address, and an unknown name a helpful error."""
 
 from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import replace
 
 import pytest
 
 from agentfsm.errors import ConfigurationError, MissingKeyError, UnknownModelError
+from agentfsm.loop.messages import Message, Role
+from agentfsm.loop.model import ModelRequest
 from agentfsm.models import AnthropicMessages, ModelSettings, OllamaChat, OpenAIChat, OpenAIResponses, resolve
+from agentfsm.models.http_model import HttpModel
+from agentfsm.models.model_registry import WIRES, wire_class
+from agentfsm.models.providers import PROVIDERS, Provider
 
 
 @pytest.fixture(autouse=True)
@@ -114,3 +123,26 @@ def test_a_name_whose_key_is_missing_says_which_variable(monkeypatch: pytest.Mon
     monkeypatch.delenv("ANTHROPIC_API_KEY")
     with pytest.raises(MissingKeyError, match="ANTHROPIC_API_KEY"):
         resolve("claude-sonnet-4-6")
+
+
+@pytest.mark.parametrize("provider", PROVIDERS.values(), ids=PROVIDERS)
+def test_each_provider_names_a_registered_wire(provider: Provider) -> None:
+    assert provider.wire in WIRES
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_all_wires_are_http_models_with_the_same_arguments(wire: str) -> None:
+    model_class = wire_class(wire)
+    assert issubclass(model_class, HttpModel)
+    assert inspect.signature(model_class) == inspect.signature(HttpModel)
+
+
+def test_a_wire_serves_any_provider_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = replace(PROVIDERS["vllm"], name="local", wire="responses", base_url="http://127.0.0.1:5/v1")
+    monkeypatch.setitem(PROVIDERS, "local", row)
+    model = resolve("local:tiny")
+    assert isinstance(model, OpenAIResponses)
+    assert model.name == "local:tiny"
+    assert repr(model) == "OpenAIResponses('tiny', base_url='http://127.0.0.1:5/v1')"
+    body = json.loads(model._request_body(ModelRequest([Message(Role.USER, "hi")]), stream=False))
+    assert "include" not in body  # encrypted reasoning is requested from OpenAI alone
