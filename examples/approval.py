@@ -1,11 +1,11 @@
-"""A dangerous tool waits for a person, and the run goes on in another process.
+"""Human in the loop: a tool call waits for approval, and another process resumes the run.
 
-Shows: requires_approval, the suspension record, resuming from it elsewhere, a record that is good only once.
+Shows: requires_approval, the suspension record, resuming from it in another process, and that it works only once.
 
-    python approval.py             runs until the tool must wait, and leaves a record in waiting.json
-    python approval.py allow       goes on from there; "deny" tells the model why it may not
+    python approval.py             runs until the call needs approval, and writes a record to waiting.json
+    python approval.py allow       resumes the run; "deny" denies the call, and the model gets the reason
 
-Both processes must have the same secret; here it stands in the variable AGENTFSM_SECRET.
+Both processes need the same secret, here from the environment variable AGENTFSM_SECRET.
 """
 
 import asyncio
@@ -33,38 +33,38 @@ SECRET = os.environ.get("AGENTFSM_SECRET", "for this example only")
 @tool(requires_approval=True)
 def delete_account(user: str) -> str:
     """Delete a user's account."""
-    return f"the account of {user} is gone"
+    return f"the account of {user} was deleted"
 
 
 def agent() -> Agent:
-    """The agent; a resumed run needs one with the same graph and the same tools."""
-    ask_first = call("delete_account", user="ann")
+    """The agent. To resume a run, make one with the same graph and the same tools."""
+    delete = call("delete_account", user="ann")
     report = lambda messages: f"Result: {messages[-1].content}"  # noqa: E731
-    script = [report] if RECORD.exists() else [ask_first, report]
+    script = [report] if RECORD.exists() else [delete, report]
     host = Host(secret=SECRET.encode(), replay_guard=FileReplayGuard("used-records"))
     return Agent(ScriptedModel(script), tools=[delete_account], host=host)
 
 
-def begin() -> None:
-    """Run until a person is needed."""
-    outcome = agent().run_sync("Ann wants to leave us.").outcome
+def start() -> None:
+    """Run until approval is needed."""
+    outcome = agent().run_sync("Ann wants her account deleted.").outcome
     if isinstance(outcome, UserInputRequested):
         RECORD.write_text(outcome.suspension_record.to_json())
         print(f"{outcome.question} {outcome.tool} {dict(outcome.arguments)}")
-        print(f"The run waits in {RECORD}.")
+        print(f"The run is suspended in {RECORD}.")
 
 
-async def go_on(record: str, reply: Allow | Deny) -> RunResult:
-    """Resume the run with a person's reply."""
+async def resume(record: str, reply: Allow | Deny) -> RunResult:
+    """Resume the run with a human's reply."""
     return await agent().resume(record, reply)
 
 
 if __name__ == "__main__":
     if len(sys.argv) == 1:
-        begin()
+        start()
     else:
         try:
             reply = Allow() if sys.argv[1] == "allow" else Deny("she changed her mind")
-            print(asyncio.run(go_on(RECORD.read_text(), reply)).output)
+            print(asyncio.run(resume(RECORD.read_text(), reply)).output)
         except SuspensionRecordError as error:
             sys.exit(f"This cannot be resumed: {error}")

@@ -1,11 +1,11 @@
-"""Anthropic first, OpenAI where it fails, at so many calls at once, and for no more than ten cents.
+"""Anthropic with OpenAI as the fallback, with rate, concurrency and cost limits.
 
-Shows: FallbackModel, Limited with limits that all runs share, Priced with a table of prices, settings of a model.
+Shows: FallbackModel, Limited with limits that all runs share, Priced with a price table, ModelSettings.
 
     export ANTHROPIC_API_KEY=... OPENAI_API_KEY=...
     python hosted_models.py Paris Rome Oslo
 
-Prices are in USD for a million tokens; look up today's before you trust a limit to them.
+Prices are in USD per million tokens; look up the current ones before you rely on a cost limit.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ PRICES = {
 
 
 async def main(towns: list[str]) -> None:
-    """Ask about all towns at once."""
-    either = FallbackModel(
+    """Ask about all towns at the same time."""
+    fallback = FallbackModel(
         resolve("anthropic:claude-sonnet-4-6", settings=SETTINGS), resolve("openai:gpt-5-mini", settings=SETTINGS)
     )
-    model = Limited(Priced(either, PRICES), RateLimit(calls=50, tokens=100_000), ConcurrencyLimit(2))
+    model = Limited(Priced(fallback, PRICES), RateLimit(calls=50, tokens=100_000), ConcurrencyLimit(2))
     agent = Agent(model, instructions="Answer in one sentence.", guardrails=AgentGuardrails(max_cost_usd=0.10))
     results = await asyncio.gather(*(agent.run(f"What is {town} known for?") for town in towns))
     for town, result in zip(towns, results, strict=True):

@@ -1,11 +1,11 @@
-"""A model on this machine, through Ollama, with a tool and the events as they come.
+"""A local model, through Ollama, with a tool and live events.
 
-Shows: a real model by its name, iterating a run, and what happens where no server answers.
+Shows: a real model by its name, iterating a run, and what happens if no server answers.
 
     ollama pull llama3.2
     python local_model.py "How much room is left on this disk?"
 
-OLLAMA_HOST names another address; any model that can call tools will do.
+OLLAMA_HOST sets another address. Any model that supports tool calls works.
 """
 
 import asyncio
@@ -16,17 +16,17 @@ from agentfsm import Agent, AgentGuardrails, Handoff, ModelReplied, RecoveryStar
 
 
 def disk_space(path: str = "/") -> dict[str, int]:
-    """The size of the disk that holds a path, and what is free of it, in gigabytes.
+    """The size and the free space of the disk that holds a path, in gigabytes.
 
     Args:
-        path: Any file or folder on it.
+        path: Any file or folder on the disk.
     """
     usage = shutil.disk_usage(path)
     return {"size": usage.total // 10**9, "free": usage.free // 10**9}
 
 
 async def main(prompt: str) -> int:
-    """Run, and say what happens."""
+    """Run, and print what happens."""
     limits = AgentGuardrails(max_iterations=8, on_limit="stop")
     agent = Agent("ollama:llama3.2", tools=[disk_space], guardrails=limits)
     async for event in agent.run(prompt):
@@ -35,7 +35,7 @@ async def main(prompt: str) -> int:
                 for call in message.tool_calls:
                     print(f"calls {call.name}({dict(call.arguments)})")
             case ToolFinished(result=result):
-                print(f"  gives {result.content}")
+                print(f"  returned {result.content}")
             case RecoveryStarted(failure=failure, action=action):
                 print(f"  {action}: {failure.explanation}")
             case RunCompleted(output=output):

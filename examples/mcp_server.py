@@ -1,11 +1,9 @@
-"""The tools of an MCP server: here the time server, started as a child process.
+"""The tools of an MCP server, here the time server, started as a child process.
 
-Shows: MCPTools, a prefix for names, a permission rule over a tool of the server.
+Shows: MCPTools, a prefix for tool names, a permission rule for the server's tools.
 
-    pip install 'agentfsm[mcp]' mcp-server-time
-    python mcp_server.py
-
-The model is a scripted one, so this runs without a key; put ``"openai:gpt-5-mini"`` or another in its place.
+Needs the extra ``mcp``, and the package ``mcp-server-time``. The model is scripted, so no API key is needed; use
+``"openai:gpt-5-mini"`` or another name instead.
 """
 
 import asyncio
@@ -19,7 +17,7 @@ from agentfsm.testing import ScriptedModel, call
 
 
 def answer(messages: Any) -> str:
-    """What a model would make of the tool's result."""
+    """What a model would answer with the tool's result."""
     there = json.loads(messages[-1].content)["target"]["datetime"]
     return f"In Tokyo it is {there[11:16]} then."
 

@@ -1,12 +1,9 @@
-"""Spans of OpenTelemetry for a run, its model calls and its tool calls, printed as a tree.
+"""OpenTelemetry spans of a run, its model calls and its tool calls, printed as a tree.
 
-Shows: tracing, what spans hold, a sub-agent's run below the call that it answers.
+Shows: tracing, the attributes of spans, a sub-agent's run below the call that it answers.
 
-    pip install 'agentfsm[otel]' opentelemetry-sdk
-    python otel.py
-
-A program that has set up an exporter needs only ``hooks=[*tracing()]``; the models are scripted ones, so this
-runs without a key.
+Needs the extra ``otel``, and the package ``opentelemetry-sdk``. A program that has set up an exporter needs only
+``hooks=[*tracing()]``. The models are scripted, so no API key is needed.
 """
 
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -28,15 +25,15 @@ def look_up(word: str) -> str:
     return f"{word}: a small reed flute"
 
 
-found = Reply(Message.assistant("A small reed flute."), usage=Usage(input_tokens=40, output_tokens=6))
+answer = Reply(Message.assistant("A small reed flute."), usage=Usage(input_tokens=40, output_tokens=6))
 lexicographer = Agent(
-    ScriptedModel([call("look_up", word="kaval"), found], name="openai:small"),
+    ScriptedModel([call("look_up", word="kaval"), answer], name="openai:small"),
     tools=[look_up],
     hooks=[*tracing(agent_name="lexicographer", tracer_provider=provider)],
 )
 clerk = Agent(
     ScriptedModel([call("ask_lexicographer", task="What is a kaval?"), "It is a flute."], name="openai:large"),
-    tools=[lexicographer.as_tool("ask_lexicographer", "Knows words.")],
+    tools=[lexicographer.as_tool("ask_lexicographer", "Explains words.")],
     hooks=[*tracing(agent_name="clerk", tracer_provider=provider)],
 )
 print(clerk.run_sync("What is a kaval?").output)

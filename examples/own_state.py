@@ -1,28 +1,28 @@
-"""A state of your own: every answer passes an editor before it leaves.
+"""A state of your own: every answer is checked before the run ends.
 
-Shows: with_state, an effect of your own, what it leaves on the run, and a guard that reads it.
+Shows: with_state, an effect of your own, its result in ``run.state_results``, and a guard that reads it.
 """
 
 from agentfsm import LOOP, Agent, Message, RunState, State, StateResult, StateSpec, Transition
 from agentfsm.testing import ScriptedModel
 
-LONGEST = 60
+MAX_CHARS = 60
 
 
 def edit(run: RunState) -> StateResult:
-    """The effect: judge the answer; what it returns stands in ``run.notes["edit"]``."""
-    if len(str(run.answer)) <= LONGEST:
+    """The effect: check the answer. What it returns is then ``run.state_results["edit"]``."""
+    if len(str(run.answer)) <= MAX_CHARS:
         return StateResult("good")
-    return StateResult("too long", (Message.user(f"Say it in {LONGEST} characters at most."),))
+    return StateResult("too long", (Message.user(f"Say it in at most {MAX_CHARS} characters."),))
 
 
 def too_long(run: RunState) -> bool:
-    """The guard of the way back to the model."""
+    """The guard of the row that leads back to the model."""
     return run.state_results["edit"] == "too long"
 
 
 GRAPH = LOOP.with_state(
-    StateSpec("edit", "judge the answer", effect=edit),
+    StateSpec("edit", "check the answer", effect=edit),
     [Transition("edit", too_long, State.PRE_STEP), Transition("edit", None, State.TERMINAL)],
     entered_by="post_llm.otherwise",
 )

@@ -1,6 +1,6 @@
-"""An agent with a tool, in ten lines. A scripted model stands in, so this runs with no key and no network.
+"""An agent with a tool, in ten lines. The model is scripted, so no API key and no network is needed.
 
-Shows: tools from plain functions, the answer, and the moves that led to it.
+Shows: tools from plain functions, the answer, and the transitions that led to it.
 """
 
 from agentfsm import Agent

@@ -1,12 +1,12 @@
-"""A reply as it comes, letter by letter, in a terminal.
+"""Streaming: a reply in a terminal as it arrives.
 
-Shows: the deltas of text, of reasoning and of tool calls; what becomes of half a reply that breaks off.
+Shows: the deltas of text, reasoning and tool calls, and what happens when a reply breaks off halfway.
 
     export OPENAI_API_KEY=...
     python streaming.py "Write a haiku about Paris, and look at the clock first."
     python streaming.py -m ollama:llama3.2 "..."
 
-Any model will do: those behind HTTP stream, and others tell their whole reply at once.
+Any model works: the built-in providers stream; a model without streaming returns its reply in one piece.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def clock() -> str:
 
 
 async def main(model: str, prompt: str) -> int:
-    """Run, and show what is said while it is said."""
+    """Run, and print deltas as they arrive."""
     async for event in Agent(model, tools=[clock]).run(prompt):
         match event:
             case ReasoningDelta(text=text):
@@ -48,17 +48,17 @@ async def main(model: str, prompt: str) -> int:
             case ModelReplied(message=message) if message.content:
                 print()
             case ReplyRestarted(reason=why):
-                print(f"\n{GREY}(another model begins anew: {why}){PLAIN}")
+                print(f"\n{GREY}(another model starts over: {why}){PLAIN}")
             case RecoveryStarted(failure=failure):
-                print(f"\n{GREY}(once more: {failure.explanation}){PLAIN}")  # what was shown of this reply is void
+                print(f"\n{GREY}(again: {failure.explanation}){PLAIN}")  # the deltas of this reply are void
             case _:
                 pass
     return 0 if isinstance(event, RunCompleted) else 1
 
 
 if __name__ == "__main__":
-    words = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    words.add_argument("prompt")
-    words.add_argument("-m", "--model", default="openai:gpt-5-mini")
-    given = words.parse_args()
-    raise SystemExit(asyncio.run(main(given.model, given.prompt)))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("prompt")
+    parser.add_argument("-m", "--model", default="openai:gpt-5-mini")
+    args = parser.parse_args()
+    raise SystemExit(asyncio.run(main(args.model, args.prompt)))

@@ -1,6 +1,6 @@
-"""An answer of a type: validated, and fed back to the model where it is wrong.
+"""Structured output: an answer that is validated against a type, with feedback to the model if it is invalid.
 
-Shows: output_type with a pydantic model, and the recovery from an answer that does not fit.
+Shows: output_type with a pydantic model, and the recovery from an answer that does not validate.
 """
 
 from pydantic import BaseModel, Field
@@ -10,19 +10,19 @@ from agentfsm.testing import RecordingModel, ScriptedModel
 
 
 class Town(BaseModel):
-    """What is wanted."""
+    """The answer."""
 
     name: str
     people: int = Field(gt=0)
 
 
 def main() -> None:
-    """Run an agent whose first answer does not fit."""
+    """Run an agent whose first answer does not validate."""
     answers = ['{"name": "Paris", "people": "about two million"}', '{"name": "Paris", "people": 2113705}']
     model = RecordingModel(ScriptedModel(answers))
     result = Agent(model, output_type=Town).run_sync("The largest town of France?")
 
-    print("The model was told:", model.requests[1].messages[-1].content.splitlines()[0])
+    print("Feedback to the model:", model.requests[1].messages[-1].content.splitlines()[0])
     print(repr(result.output))
     print("The guard that caught it:", next(d.guard for d in result.decisions if d.target == "recover"))
 

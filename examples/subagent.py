@@ -1,8 +1,8 @@
-"""An agent that calls another one as a tool; the other one must be allowed something, so both wait for a person.
+"""A sub-agent: an agent calls another one as a tool, and both wait for approval of a call of the other one.
 
-Shows: as_tool, a suspension that comes up from below, resuming both with one answer, usage that adds up.
+Shows: as_tool, a suspension that a sub-agent causes, resuming both with one reply, usage that adds up.
 
-The models are scripted ones, so this runs without a key.
+The models are scripted, so no API key is needed.
 """
 
 import asyncio
@@ -18,25 +18,25 @@ def book(flight: str) -> str:
     return f"booked {flight}"
 
 
-def said(text: str) -> Reply:
+def reply(text: str) -> Reply:
     return Reply(Message.assistant(text), usage=Usage(input_tokens=20, output_tokens=5))
 
 
-traveller = Agent(ScriptedModel([call("book", flight="LH 802"), said("LH 802 it is.")]), tools=[book])
+traveller = Agent(ScriptedModel([call("book", flight="LH 802"), reply("LH 802 it is.")]), tools=[book])
 assistant = Agent(
-    ScriptedModel([call("travel", task="A flight to Stockholm"), said("You fly with LH 802.")]),
-    tools=[traveller.as_tool("travel", "Books journeys.")],
+    ScriptedModel([call("travel", task="A flight to Stockholm"), reply("You fly with LH 802.")]),
+    tools=[traveller.as_tool("travel", "Books travel.")],
 )
 
 
 async def main() -> RunResult:
     result = await assistant.run("I must be in Stockholm tomorrow.")
-    if isinstance(asked := result.outcome, UserInputRequested):
-        print(f"{asked.asker} asks: {asked.question} {asked.arguments}")
-        result = await assistant.resume(asked.suspension_record, Allow())
+    if isinstance(request := result.outcome, UserInputRequested):
+        print(f"{request.asker} asks: {request.question} {request.arguments}")
+        result = await assistant.resume(request.suspension_record, Allow())
     return result
 
 
-done = asyncio.run(main())
-print(done.output)
-print("Tokens out, both agents together:", done.usage.output_tokens)
+result = asyncio.run(main())
+print(result.output)
+print("Output tokens of both agents:", result.usage.output_tokens)

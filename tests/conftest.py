@@ -31,7 +31,7 @@ EXPECTED_SECONDS: Mapping[str, float] = {
     "tests/analysis/test_analyse.py::test_whether_the_end_can_be_reached": 3,
     "tests/diagrams/test_viewers.py": 12,
     "tests/diagrams/test_engines.py": 5,
-    "tests/test_docs.py::test_a_page_is_true": 6,
+    "tests/test_docs.py::test_the_blocks_of_a_page": 6,
     "tests/test_properties.py": 3,
     "tests/testing/test_review_example.py": 5,
     "tests/testing/test_plugin.py::test_reports_are_the_same": 3,

@@ -1,4 +1,4 @@
-"""Every file of ``examples/`` runs in an empty folder, in a process of its own, and prints what it should."""
+"""Every file of ``examples/`` runs in an empty folder, in a process of its own, and prints what is expected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.helpers.fake_model_server import ModelOutput, fake_model_server, text
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
-STRAIGHT = """\
+ONE_TOOL_CALL = """\
 pre_step.otherwise -> call_llm
 call_llm.otherwise -> post_llm
 post_llm.tool_calls -> dispatch_tool
@@ -29,7 +29,7 @@ post_llm.otherwise -> terminal
 """
 
 PRINTED = {
-    "quickstart": "It is 42.\n" + STRAIGHT,
+    "quickstart": "It is 42.\n" + ONE_TOOL_CALL,
     "own_detector": """\
 The rows of post_llm: cancelled, aborted, output_truncated, output_refused, output_malformed, loop_detected, \
 promises_a_refund, no_progress, tool_calls, otherwise
@@ -40,7 +40,7 @@ recover.otherwise -> pre_step
 pre_step.otherwise -> call_llm
 call_llm.otherwise -> post_llm
 post_llm.otherwise -> terminal
-The model was told: The last step failed (only a person may promise a refund). Pick the smallest next step that \
+Instruction to the model: The last step failed (only a human may promise a refund). Pick the smallest next step that \
 avoids this.
 Answer: I have passed this on to a colleague.
 """,
@@ -56,7 +56,7 @@ edit.otherwise -> terminal
 Answer: Paris.
 """,
     "structured_output": """\
-The model was told: Your last message could not be read: the answer does not have the required form (people: input \
+Feedback to the model: Your last message could not be read: the answer does not have the required form (people: input \
 should be a valid integer, unable to parse string as an integer). Send it again in the required form, as valid JSON \
 and nothing else.
 Town(name='Paris', people=2113705)
@@ -65,13 +65,13 @@ The guard that caught it: output_malformed
     "subagent": """\
 travel asks: May 'book' run with these arguments? {'flight': 'LH 802'}
 You fly with LH 802.
-Tokens out, both agents together: 10
+Output tokens of both agents: 10
 """,
 }
-"""Those that need nothing and nobody, with all that they print."""
+"""Examples that need no server and no extra, with everything that they print."""
 
 OTHERS = {"approval", "local_model"}
-"""Those that have a test of their own below."""
+"""Examples with tests of their own below."""
 
 
 def run(example: str, folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -87,37 +87,37 @@ def run(example: str, folder: Path, *words: str, **environment: str) -> subproce
 
 
 def test_every_example_is_run_by_some_test() -> None:
-    """Those of one part of the package may be run by the tests of that part, which then name them."""
+    """Examples of one package may be run by the tests of that package, which then name them."""
     modules = "".join(path.read_text() for path in Path(__file__).parent.rglob("test_*.py") if path != Path(__file__))
     others = {path.stem for path in EXAMPLES.glob("*.py")} - PRINTED.keys() - OTHERS
     assert {name for name in others if f"{name}.py" not in modules} == set()
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda p: p.stem)
-def test_every_example_begins_with_what_it_shows(path: Path) -> None:
+def test_every_example_has_a_docstring(path: Path) -> None:
     docstring = ast.get_docstring(ast.parse(path.read_text()))
     assert docstring
 
 
 @pytest.mark.parametrize("example", PRINTED)
-def test_an_example_prints_what_it_should(example: str, tmp_path: Path) -> None:
+def test_an_example_prints_what_is_expected(example: str, tmp_path: Path) -> None:
     done = run(example, tmp_path)
     assert (done.stdout, done.stderr, done.returncode) == (PRINTED[example], "", 0)
 
 
-def test_approval_goes_on_in_another_process_once(tmp_path: Path) -> None:
+def test_approval_resumes_in_another_process_once(tmp_path: Path) -> None:
     first = run("approval", tmp_path)
     assert first.stdout == (
         "May 'delete_account' run with these arguments? delete_account {'user': 'ann'}\n"
-        "The run waits in waiting.json.\n"
+        "The run is suspended in waiting.json.\n"
     )
-    assert run("approval", tmp_path, "allow").stdout == "Result: the account of ann is gone\n"
+    assert run("approval", tmp_path, "allow").stdout == "Result: the account of ann was deleted\n"
     again = run("approval", tmp_path, "allow")
     assert again.returncode == 1
     assert "was already resumed" in again.stderr
 
 
-def test_approval_may_be_denied_and_wants_the_same_secret(tmp_path: Path) -> None:
+def test_approval_may_be_denied_and_needs_the_same_secret(tmp_path: Path) -> None:
     run("approval", tmp_path)
     wrong = run("approval", tmp_path, "allow", AGENTFSM_SECRET="another")
     assert wrong.returncode == 1
@@ -133,10 +133,10 @@ def test_a_local_model_calls_the_tool_and_answers(tmp_path: Path) -> None:
 
     with fake_model_server(tool_call_output(("disk_space", {"path": str(tmp_path)})), answer) as server:
         done = run("local_model", tmp_path, OLLAMA_HOST=server.host)
-    called, gives, said = done.stdout.splitlines()
-    assert called == f"calls disk_space({{'path': {str(tmp_path)!r}}})"
-    assert gives.startswith('  gives {"size":')
-    assert said == f"The disk holds {size} GB."
+    call_line, result_line, answer_line = done.stdout.splitlines()
+    assert call_line == f"calls disk_space({{'path': {str(tmp_path)!r}}})"
+    assert result_line.startswith('  returned {"size":')
+    assert answer_line == f"The disk holds {size} GB."
     assert (done.stderr, done.returncode) == ("", 0)
 
 
