@@ -1,36 +1,32 @@
-"""Search for shortest counterexamples, finite or endless (lassos), with counterexample-guided refinement.
+"""Search for shortest counterexamples, finite or endless (lassos), with counterexample-guided refinement (CEGAR).
 
-A property is checked without counters first. A counterexample is then tried on the full state space; if a
-counter rules it out, that counter is added and the search repeated. What is never found is proved absent:
+A property is checked without counters first. A counterexample is then replayed on the full state space; if a
+counter rules it out, that counter is added and the search repeated. If none is found, there is none, because
 fewer counters only allow more runs.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
 
 from agentfsm.analysis.assumptions import Assumptions
 from agentfsm.analysis.properties import VIOLATED, Property
-from agentfsm.analysis.state_space import Configuration, StateSpace
+from agentfsm.analysis.state_space import BreadthFirstSearch, Configuration, StateSpace
 from agentfsm.machine.graph import Graph
 
-__all__ = ["ModelChecker", "Trace", "find_lasso", "is_feasible_in", "reconstruct_path", "row_ids", "shortest_path_to"]
-
-
-N = TypeVar("N")
+__all__ = ["ModelChecker", "Trace", "find_lasso", "is_feasible_in", "row_ids", "shortest_path_to"]
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A run as the places of the rows that it takes.
+    """A run, as the places of the rows that it takes.
 
     Attributes:
         rows: The rows, from the start.
-        loop: Rows that can follow again and again for ever, or none.
+        loop: Rows that can then repeat forever, or none.
     """
 
     rows: tuple[int, ...]
@@ -38,11 +34,14 @@ class Trace:
 
 
 class ModelChecker:
-    """Answers questions about every run of a table under its facts.
+    """Checks properties of every run of a graph under assumptions.
 
     Args:
-        graph: The table.
-        assumptions: What is known of it.
+        graph: The graph.
+        assumptions: Its counters, and what is assumed about its guards.
+
+    Raises:
+        ConfigurationError: The assumptions mention a counter or a label that is not declared.
     """
 
     def __init__(self, graph: Graph, assumptions: Assumptions) -> None:
@@ -51,55 +50,59 @@ class ModelChecker:
         self._projections: dict[frozenset[str], StateSpace] = {frozenset(self.full.counter_names): self.full}
 
     def projection(self, only: Iterable[str]) -> StateSpace:
-        """The product over some of the counters."""
+        """The state space over some of the counters."""
         key = frozenset(only)
         if key not in self._projections:
             self._projections[key] = StateSpace(self.graph, self.full.assumptions, key)
         return self._projections[key]
 
-    def find_violation(self, wanted_property: Property) -> Trace | None:
-        """The shortest run that breaks a property, or None: then none does."""
-        start, watch = wanted_property.automaton(self.graph)
+    def find_violation(self, checked_property: Property) -> Trace | None:
+        """The shortest run that violates a property; None if no run does.
 
-        def find(part: StateSpace) -> Trace | None:
-            rows = shortest_path_to(part, start, watch)
+        Raises:
+            ConfigurationError: The property names something that the graph does not have.
+        """
+        start, step = checked_property.automaton(self.graph)
+
+        def find(space: StateSpace) -> Trace | None:
+            rows = shortest_path_to(space, start, step)
             return None if rows is None else Trace(rows)
 
         return self.refine(find)
 
     def refine(self, find: Callable[[StateSpace], Trace | None]) -> Trace | None:
-        """What a search finds that is possible under all that is known, or None where it finds nothing.
+        """The first trace of a search that is feasible under all assumptions; None if there is none.
 
         Args:
-            find: A search over a product; what it does not find in one, it must not find in one with
+            find: A search over a state space. If it finds nothing in one, it must find nothing in one with
                 more counters.
         """
-        use: frozenset[str] = frozenset()
+        followed: frozenset[str] = frozenset()
         while True:
-            found = find(self.projection(use))
-            if found is None or self.is_feasible(found):
-                return found
-            use |= self._refuting_counters(found, use)
+            trace = find(self.projection(followed))
+            if trace is None or self.is_feasible(trace):
+                return trace
+            followed |= self._refuting_counters(trace, followed)
 
     def _refuting_counters(self, trace: Trace, followed: frozenset[str]) -> frozenset[str]:
-        """One counter that forbids a run, the first declared where there are several; or all, together."""
+        """The first declared counter that alone rules out a run; if no single one does, all of them."""
         for name in self.full.counter_names:
             if name not in followed and not is_feasible_in(self.projection(followed | {name}), trace):
                 return frozenset({name})
         return frozenset(self.full.counter_names)
 
     def is_feasible(self, trace: Trace) -> bool:
-        """Whether a run can happen under all that is known, its loop again and again."""
+        """Whether a run is possible under all assumptions, with its loop repeated forever."""
         return is_feasible_in(self.full, trace)
 
 
 def is_feasible_in(space: StateSpace, trace: Trace, start: Iterable[Configuration] = ()) -> bool:
-    """Whether a run can happen in a product, its loop again and again.
+    """Whether a run is possible in a state space, with its loop repeated forever.
 
     Args:
-        space: The product.
+        space: The state space.
         trace: The run.
-        start: Where it may start; where every run does, unless given.
+        start: Where it can start; by default the initial configuration.
     """
     here = set(start) or {space.initial}
     for place in trace.rows:
@@ -119,32 +122,25 @@ def _after_row(space: StateSpace, configurations: set[Configuration], place: int
 def shortest_path_to(
     space: StateSpace, state: int, step: Callable[[int, int], int], goal: int = VIOLATED
 ) -> tuple[int, ...] | None:
-    """The rows of the shortest run after which a watcher is in the state ``goal``, or None."""
-    start = (space.initial, state)
-    back: dict[tuple[Configuration, int], tuple[tuple[Configuration, int], int] | None] = {start: None}
-    todo = deque([start])
-    while todo:
-        node = todo.popleft()
-        for row, after in sorted(
-            space.moves(node[0]), key=lambda move: space.constraint_counts[move[0]]
-        ):  # the freest first
-            then = (after, step(node[1], row))
-            if then in back:
-                continue
-            back[then] = (node, row)
-            if then[1] == goal:
-                return reconstruct_path(back, then)
-            todo.append(then)
+    """The rows of the shortest run that brings an automaton from ``state`` to ``goal``; None if there is none.
+
+    Args:
+        space: The state space.
+        state: The automaton's state at the start.
+        step: The automaton's next state, from its state and the place of the row taken.
+        goal: The state to reach, by at least one move.
+    """
+    constraints = space.constraint_counts
+
+    def moves(node: tuple[Configuration, int]) -> Iterator[tuple[int, tuple[Configuration, int]]]:
+        for row, after in sorted(space.moves(node[0]), key=lambda move: constraints[move[0]]):  # the freest first
+            yield row, (after, step(node[1], row))
+
+    search = BreadthFirstSearch((space.initial, state), moves)
+    for node in islice(search, 1, None):
+        if node[1] == goal:
+            return search.rows_to(node)
     return None
-
-
-def reconstruct_path(predecessors: Mapping[N, tuple[N, int] | None], node: N) -> tuple[int, ...]:
-    """The rows that lead to a node of a search, from the node before each and the row taken."""
-    rows: list[int] = []
-    while (step := predecessors[node]) is not None:
-        node, row = step
-        rows.append(row)
-    return tuple(reversed(rows))
 
 
 def row_ids(graph: Graph, rows: Sequence[int]) -> tuple[str, ...]:
@@ -153,111 +149,92 @@ def row_ids(graph: Graph, rows: Sequence[int]) -> tuple[str, ...]:
 
 
 MAX_STEM_CONFIGURATIONS = 20_000
-"""How many configurations are looked at for the start of a simple loop, before the search becomes general."""
+"""How many configurations are tried as the start of a simple loop, before the general search."""
 
 MAX_SIMPLE_CYCLES = 2_000
-"""How many simple loops are looked at."""
+"""How many simple loops are tried."""
 
 
 def find_lasso(checker: ModelChecker) -> Trace | None:
-    """A short run that can go on for ever without waiting for anybody, or None: then none can.
+    """A short run that can continue forever without waiting; None if there is none.
 
-    A loop that comes to no state twice is looked for first, since it makes the plainest example; only a
-    search over whole configurations proves that there is none.
+    A loop that visits no state twice is searched for first, because it is the simplest example. Only the search
+    over whole configurations proves that there is none.
     """
     return _simple_lasso(checker) or checker.refine(_shortest_lasso)
 
 
-# -- loops that come to no state twice ----------------------------------------------------------------
+# -- loops that visit no state twice ------------------------------------------------------------------
 
 
 def _simple_lasso(checker: ModelChecker) -> Trace | None:
-    whole = checker.full
-    loops = [loop for loop in islice(_simple_cycles(whole), MAX_SIMPLE_CYCLES) if _survives_each_counter(checker, loop)]
+    space = checker.full
+    loops = [loop for loop in islice(_simple_cycles(space), MAX_SIMPLE_CYCLES) if _survives_each_counter(checker, loop)]
     if not loops:
         return None
-    turned: dict[int, list[tuple[int, ...]]] = {}
+    rotations: dict[int, list[tuple[int, ...]]] = {}  # each loop by the state where it starts
     for loop in sorted(loops, key=len):
         for place, row in enumerate(loop):
-            turned.setdefault(_source_state(whole, row), []).append((*loop[place:], *loop[:place]))
+            rotations.setdefault(_source_state(space, row), []).append((*loop[place:], *loop[:place]))
     best: Trace | None = None
-    for config, stem in islice(_breadth_first(whole), MAX_STEM_CONFIGURATIONS):
-        for loop in turned.get(config[0], ()):
+    search = BreadthFirstSearch(space.initial, space.moves)
+    for config in islice(search, MAX_STEM_CONFIGURATIONS):
+        stem = search.rows_to(config)
+        for loop in rotations.get(config[0], ()):
             if best is not None and len(stem) + len(loop) >= len(best.rows) + len(best.loop):
                 continue
-            if is_feasible_in(whole, Trace((), loop), (config,)):
+            if is_feasible_in(space, Trace((), loop), (config,)):
                 best = Trace(stem, loop)
         if best is not None and len(stem) + 1 >= len(best.rows) + len(best.loop):
             break
     return best
 
 
-def _source_state(product: StateSpace, row: int) -> int:
-    return product.state_index[product.graph.transitions[row].source]
+def _source_state(space: StateSpace, row: int) -> int:
+    return space.state_index[space.graph.transitions[row].source]
 
 
 def _survives_each_counter(checker: ModelChecker, loop: tuple[int, ...]) -> bool:
-    """Whether no counter alone, whatever its value, ends a loop."""
+    """Whether no single counter, whatever its value, rules out a loop."""
     state = _source_state(checker.full, loop[0])
     for name in checker.full.counter_names:
-        part = checker.projection({name})
-        if not is_feasible_in(part, Trace((), loop), [(state, value) for value in range(part.counters[0].limit + 1)]):
+        space = checker.projection({name})
+        if not is_feasible_in(space, Trace((), loop), [(state, value) for value in range(space.counters[0].limit + 1)]):
             return False
     return True
 
 
-def _simple_cycles(product: StateSpace) -> Iterator[tuple[int, ...]]:
-    """Every loop of rows that comes to no state twice and to none that waits, once each, shortest paths first."""
-    still = product.waits | product.finals
-    for first in range(len(product.rows)):
+def _simple_cycles(space: StateSpace) -> Iterator[tuple[int, ...]]:
+    """Every loop of rows that visits no state twice and none that waits, once each, shortest first."""
+    resting = space.waits | space.finals
+    for first in range(len(space.rows)):
         todo: deque[tuple[int, tuple[int, ...], frozenset[int]]] = deque()
-        if first not in still:
+        if first not in resting:
             todo.append((first, (), frozenset((first,))))
         while todo:
             state, rows, seen = todo.popleft()
-            for row in product.rows[state]:
+            for row in space.rows[state]:
                 if row.target == first:
                     yield (*rows, row.place)
-                elif row.target > first and row.target not in seen and row.target not in still:
+                elif row.target > first and row.target not in seen and row.target not in resting:
                     todo.append((row.target, (*rows, row.place), seen | {row.target}))
-
-
-def _breadth_first(product: StateSpace) -> Iterator[tuple[Configuration, tuple[int, ...]]]:
-    """Every configuration that a run comes to, nearest first, with the rows that lead there."""
-    back: dict[Configuration, tuple[Configuration, int] | None] = {product.initial: None}
-    todo = deque([product.initial])
-    while todo:
-        config = todo.popleft()
-        yield config, reconstruct_path(back, config)
-        for row, after in product.moves(config):
-            if after not in back:
-                back[after] = (config, row)
-                todo.append(after)
 
 
 # -- any loop -----------------------------------------------------------------------------------------
 
 
-def _shortest_lasso(product: StateSpace) -> Trace | None:
-    """The shortest run with a loop in which nobody is waited for, or None."""
-    back: dict[Configuration, tuple[Configuration, int] | None] = {product.initial: None}
-    order: list[Configuration] = []
-    todo = deque([product.initial])
-    while todo:
-        config = todo.popleft()
-        order.append(config)
-        for row, after in product.moves(config):
-            if after not in back:
-                back[after] = (config, row)
-                todo.append(after)
-    still = product.waits | product.finals
-    inner = {c: [m for m in product.moves(c) if m[1][0] not in still] for c in order if c[0] not in still}
+def _shortest_lasso(space: StateSpace) -> Trace | None:
+    """The shortest run with a loop that passes through no wait; None if there is none."""
+    search = BreadthFirstSearch(space.initial, space.moves)
+    order = list(search)
+    resting = space.waits | space.finals
+    inner = {c: [m for m in space.moves(c) if m[1][0] not in resting] for c in order if c[0] not in resting}
     cyclic = _configurations_on_cycles(inner)
     best: Trace | None = None
     for config in order:  # nearest first
         if config not in cyclic:
             continue
-        stem = reconstruct_path(back, config)
+        stem = search.rows_to(config)
         if best is not None and len(stem) >= len(best.rows) + len(best.loop):
             break
         loop = _shortest_cycle(inner, cyclic, config)
@@ -270,37 +247,32 @@ def _shortest_cycle(
     moves: dict[Configuration, list[tuple[int, Configuration]]], cyclic: set[Configuration], start: Configuration
 ) -> tuple[int, ...]:
     """The shortest cycle through a configuration."""
-    back: dict[Configuration, tuple[Configuration, int] | None] = {start: None}
-    todo = deque([start])
-    while todo:
-        config = todo.popleft()
+    search = BreadthFirstSearch(start, lambda config: [move for move in moves[config] if move[1] in cyclic])
+    for config in search:
         for row, after in moves[config]:
             if after == start:
-                return (*reconstruct_path(back, config), row)
-            if after in cyclic and after not in back:
-                back[after] = (config, row)
-                todo.append(after)
+                return (*search.rows_to(config), row)
     return ()
 
 
 def _configurations_on_cycles(moves: dict[Configuration, list[tuple[int, Configuration]]]) -> set[Configuration]:
-    """What is left when everything is taken away that no cycle can pass: first what leads nowhere, and so on."""
-    left = set(moves)
+    """The configurations left after removing, again and again, those without successors or predecessors."""
+    remaining = set(moves)
     for forward in (True, False):
-        edges: dict[Configuration, list[Configuration]] = {c: [] for c in left}
-        degree = dict.fromkeys(left, 0)
-        for config in left:
+        edges: dict[Configuration, list[Configuration]] = {c: [] for c in remaining}
+        degree = dict.fromkeys(remaining, 0)
+        for config in remaining:
             for _, after in moves[config]:
-                if after in left:
+                if after in remaining:
                     source, target = (config, after) if forward else (after, config)
                     degree[source] += 1
                     edges[target].append(source)
-        gone = [c for c in left if not degree[c]]
-        while gone:
-            config = gone.pop()
-            left.discard(config)
+        removable = [c for c in remaining if not degree[c]]
+        while removable:
+            config = removable.pop()
+            remaining.discard(config)
             for source in edges[config]:
                 degree[source] -= 1
                 if not degree[source]:
-                    gone.append(source)
-    return left
+                    removable.append(source)
+    return remaining

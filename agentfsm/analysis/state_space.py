@@ -1,19 +1,24 @@
 """The state space of a graph under its assumptions: every configuration of state and counters, and its moves.
 
-It may be built over some of the counters only. What those do not determine is left free, so it then
-over-approximates: it has every run of the full space and perhaps more, and what never happens in it never happens.
+It can be built over some of the counters only (a *projection*). What these do not determine is left free, so a
+projection over-approximates: it has every run of the full space and perhaps more. What never happens in it never
+happens.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
+from typing import Generic, TypeVar
 
 from agentfsm.analysis.assumptions import Assumptions, Condition, GuardAssumption, Update, parse_condition
 from agentfsm.machine.graph import Graph, Transition
 
-__all__ = ["CompiledRow", "Configuration", "Move", "StateSpace"]
+__all__ = ["BreadthFirstSearch", "CompiledRow", "Configuration", "Move", "StateSpace", "reconstruct_path"]
+
+N = TypeVar("N")
 
 Configuration = tuple[int, ...]
 """The place of a state among the graph's states, then the value of each counter."""
@@ -34,20 +39,22 @@ _OPS: Mapping[str, Callable[[int, int], bool]] = MappingProxyType(
 
 _Predicate = Callable[[Configuration], bool]
 _CompiledUpdate = tuple[int, tuple[int, ...], _Predicate, bool]
-"""What is added; or the values to one of which it is set; where; and whether that is known for certain."""
+"""What is added; the values to one of which it is set instead; the condition; whether the condition is exact."""
 
 
 class CompiledRow:
-    """One row, compiled.
+    """One row with its compiled assumptions.
 
     Attributes:
         place: Its place among the graph's transitions.
         transition: The row itself.
-        may: Whether it can be taken in a configuration, as far as its own guard goes.
-        must: Whether its guard certainly holds there.
-        assumptions: What was declared of its guard.
+        assumptions: The assumptions about its guard.
+        target: The place of the state to which it leads.
+        always: Whether it has no guard.
         reads: The counters that its guard depends on, by name.
-        constraint_count: How many facts speak of it; of rows that do the same, the one with the fewest is the freest.
+        constraint_count: How many counters and assumptions mention it. Of rows with the same effect, the one with
+            the fewest is preferred in counterexamples.
+        updates: What it does to the counters.
     """
 
     def __init__(
@@ -64,40 +71,41 @@ class CompiledRow:
         self._predicate_of = dict(zip(assumptions, self._may_predicates, strict=True))
         self._must_predicates = tuple(space.compile_condition(space.strengthen(each)) for each in musts)
         self.always = transition.guard is None
-        changed = sum(any(c.applies_to(transition) for c in counter.updates) for counter in space.assumptions.counters)
-        self.constraint_count = changed + len(assumptions)
+        changing = sum(any(c.applies_to(transition) for c in counter.updates) for counter in space.assumptions.counters)
+        self.constraint_count = changing + len(assumptions)
         self.updates = tuple(space.compile_updates(transition))
 
     def may(self, config: Configuration) -> bool:
-        """Whether it can be taken, as far as its own guard goes."""
+        """Whether its guard can hold in a configuration."""
         return all(check(config) for check in self._may_predicates)
 
     def allowed_by(self, assumption: GuardAssumption, config: Configuration) -> bool:
-        """Whether one of the things that are known of its guard lets it hold."""
+        """Whether one of its assumptions allows its guard to hold in a configuration."""
         return self._predicate_of[assumption](config)
 
     def must(self, config: Configuration) -> bool:
-        """Whether its guard certainly holds."""
+        """Whether its guard certainly holds in a configuration."""
         return self.always or any(check(config) for check in self._must_predicates)
 
 
 class StateSpace:
-    """The finite graph of a table under its facts.
+    """The configurations and moves of a graph under assumptions.
 
     Args:
-        graph: The table.
-        assumptions: What is known of it.
+        graph: The graph.
+        assumptions: Its counters, and what is assumed about its guards.
         only: The names of the counters to follow; all of them by default.
 
     Raises:
-        ConfigurationError: The facts speak of a counter or a label that is not declared.
+        ConfigurationError: The assumptions mention a counter or a label that is not declared.
 
     Attributes:
         initial: The configuration in which a run starts.
-        counter_names: The counters that it follows, in the order of a configuration.
+        counters: The counters that it follows, in the order of a configuration.
+        counter_names: Their names.
         state_index: The place of each state.
         rows: The compiled rows of each state, by its place, in order.
-        constraint_counts: How many facts speak of each row, by its place.
+        constraint_counts: The ``constraint_count`` of each row, by its place.
         waits: The places of the states that wait.
         finals: The places of the final states.
     """
@@ -125,25 +133,25 @@ class StateSpace:
         self.initial: Configuration = (0, *(c.start for c in self.counters))
         self._moves: dict[Configuration, tuple[Move, ...]] = {}
 
-    # -- reading what is declared ---------------------------------------------------------------------
+    # -- compiling assumptions ------------------------------------------------------------------------
 
-    def weaken(self, given: Condition) -> Condition:
-        """A condition without the counters that are not followed: it holds wherever the given one may."""
-        return tuple(tuple(t for t in tests if t.counter in self._slots) for tests in given)
+    def weaken(self, condition: Condition) -> Condition:
+        """A condition without the counters that are not followed, which holds wherever the given one may hold."""
+        return tuple(tuple(t for t in tests if t.counter in self._slots) for tests in condition)
 
-    def strengthen(self, given: Condition) -> Condition:
-        """A condition without the counters that are not followed: it holds only where the given one must."""
-        return tuple(tests for tests in given if all(t.counter in self._slots for t in tests))
+    def strengthen(self, condition: Condition) -> Condition:
+        """A condition without the counters that are not followed, which holds only where the given one must hold."""
+        return tuple(tests for tests in condition if all(t.counter in self._slots for t in tests))
 
-    def compile_condition(self, given: Condition) -> _Predicate:
+    def compile_condition(self, condition: Condition) -> _Predicate:
         """A condition as a function of a configuration."""
-        if any(not tests for tests in given):
+        if any(not tests for tests in condition):
             return _always
         compiled = tuple(
             tuple(
                 (self._slots[t.counter], _OPS[t.op], self.assumptions.counter(t.counter).value(t.value)) for t in tests
             )
-            for tests in given
+            for tests in condition
         )
         if not compiled:
             return _never
@@ -155,17 +163,17 @@ class StateSpace:
         )
 
     def compile_updates(self, transition: Transition) -> Iterable[tuple[int, int, tuple[_CompiledUpdate, ...]]]:
-        """For each followed counter that a row may change: its slot, its limit, and the changes in order."""
+        """For each followed counter that a row can change: its slot, its limit, and its updates in order."""
         for counter in self.counters:
-            fitting: list[_CompiledUpdate] = []
+            updates: list[_CompiledUpdate] = []
             for change in counter.updates:
                 if not change.applies_to(transition):
                     continue
-                fitting.append(self._compile_update(change, tuple(counter.value(v) for v in change.to)))
+                updates.append(self._compile_update(change, tuple(counter.value(v) for v in change.to)))
                 if change.when == "always":
                     break
-            if any(to or add for add, to, _, _ in fitting):
-                yield self._slots[counter.name], counter.limit, tuple(fitting)
+            if any(to or add for add, to, _, _ in updates):
+                yield self._slots[counter.name], counter.limit, tuple(updates)
 
     def _compile_update(self, change: Update, to: tuple[int, ...]) -> _CompiledUpdate:
         when = parse_condition(change.when)
@@ -175,10 +183,10 @@ class StateSpace:
 
     def moves(self, config: Configuration) -> tuple[Move, ...]:
         """Every move out of a configuration, in the order of the table."""
-        found = self._moves.get(config)
-        if found is None:
-            found = self._moves[config] = tuple(self._compute_moves(config))
-        return found
+        moves = self._moves.get(config)
+        if moves is None:
+            moves = self._moves[config] = tuple(self._compute_moves(config))
+        return moves
 
     def _compute_moves(self, config: Configuration) -> Iterable[Move]:
         for row in self.rows[config[0]]:
@@ -189,7 +197,7 @@ class StateSpace:
                 return
 
     def successors(self, row: CompiledRow, config: Configuration) -> list[Configuration]:
-        """The configurations to which a row leads, whether or not its guard can hold there."""
+        """The configurations to which a row leads, whether or not its guard can hold."""
         results = [(row.target, *config[1:])]
         for slot, limit, changes in row.updates:
             values = _updated_values(config, slot, limit, changes)
@@ -197,7 +205,7 @@ class StateSpace:
         return results
 
     def describe(self, config: Configuration) -> str:
-        """A configuration as people read it."""
+        """A configuration as text: ``call_llm (steps=3, calls=0)``."""
         values = ", ".join(f"{c.name}={c.describe(v)}" for c, v in zip(self.counters, config[1:], strict=True))
         return self.graph.states[config[0]].name + (f" ({values})" if values else "")
 
@@ -205,17 +213,59 @@ class StateSpace:
 def _updated_values(
     config: Configuration, slot: int, limit: int, updates: tuple[_CompiledUpdate, ...]
 ) -> tuple[int, ...]:
-    """The values that a counter may have after a row."""
+    """The values that a counter can have after a row."""
     old = config[slot]
     values: dict[int, None] = {}
-    for add, to, when, certain in updates:
+    for add, to, when, exact in updates:
         if when(config):
             for value in to or (min(limit, max(0, old + add)),):
                 values[value] = None
-            if certain:
+            if exact:
                 return tuple(values)
     values[old] = None
     return tuple(values)
+
+
+class BreadthFirstSearch(Generic[N]):
+    """A breadth-first search over moves. Iterating it yields each node once, nearest first.
+
+    Args:
+        start: The first node.
+        moves: The moves out of a node, as pairs of the place of a row and the next node.
+    """
+
+    def __init__(self, start: N, moves: Callable[[N], Iterable[tuple[int, N]]]) -> None:
+        self._start = start
+        self._moves = moves
+        self._predecessors: dict[N, tuple[N, int] | None] = {start: None}
+
+    def __iter__(self) -> Iterator[N]:
+        yield self._start
+        todo = deque([self._start])
+        while todo:
+            node = todo.popleft()
+            for row, after in self._moves(node):
+                if after not in self._predecessors:
+                    self._predecessors[after] = (node, row)
+                    yield after
+                    todo.append(after)
+
+    def __len__(self) -> int:
+        """How many nodes were found so far."""
+        return len(self._predecessors)
+
+    def rows_to(self, node: N) -> tuple[int, ...]:
+        """The rows of a shortest path to a node that was found."""
+        return reconstruct_path(self._predecessors, node)
+
+
+def reconstruct_path(predecessors: Mapping[N, tuple[N, int] | None], node: N) -> tuple[int, ...]:
+    """The rows that lead to a node of a search, from each node's predecessor and the row taken from it."""
+    rows: list[int] = []
+    while (step := predecessors[node]) is not None:
+        node, row = step
+        rows.append(row)
+    return tuple(reversed(rows))
 
 
 def _always(config: Configuration) -> bool:

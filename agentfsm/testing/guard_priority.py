@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from agentfsm.analysis.model_checker import reconstruct_path
-from agentfsm.analysis.state_space import Configuration, StateSpace
+from agentfsm.analysis.state_space import Configuration, StateSpace, reconstruct_path
 from agentfsm.loop.detectors import DEFAULT_RESULT, Example
 from agentfsm.loop.guardrails import Behavior
 from agentfsm.loop.guards import calls_pending

@@ -14,8 +14,8 @@ from typing import overload
 
 from agentfsm.agent import Agent
 from agentfsm.analysis import Assumptions, loop_assumptions
-from agentfsm.analysis.model_checker import reconstruct_path, shortest_path_to
-from agentfsm.analysis.state_space import Configuration, StateSpace
+from agentfsm.analysis.model_checker import shortest_path_to
+from agentfsm.analysis.state_space import Configuration, StateSpace, reconstruct_path
 from agentfsm.errors import ConfigurationError
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.presets import Preset

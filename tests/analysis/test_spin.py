@@ -15,8 +15,8 @@ from agentfsm.analysis import (
     Counter,
     GuardAssumption,
     Update,
+    acceleration,
     analyse,
-    bounds,
     iff,
     loop_assumptions,
     must_pass,
@@ -67,7 +67,7 @@ def compare(case: SpinCase, found: SpinResult) -> int:
         assert longest == found.longest, name
     for large in (1, 100):  # almost every counter is folded away, or none: nothing may change
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(bounds, "FOLDING_THRESHOLD", large)
+            patch.setattr(acceleration, "FOLDING_THRESHOLD", large)
             other = compute_bounds(case.graph, case.facts)
             assert replace(other, longest=()) == replace(most, longest=()), name
     properties = [must_pass(a, through=b, when=c) for a, b, c in case.passes]

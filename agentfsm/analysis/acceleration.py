@@ -1,0 +1,323 @@
+"""Counter acceleration: the moves of a state space with its large counters folded.
+
+Budgets of hundreds of steps would make millions of configurations that differ only in a large counter, which is
+read in one or two states. So small counters are part of a node, and large ones are followed only in those states
+(the *hubs*, such as ``pre_step``). Each path between two hubs is summarised once as a *segment*: its cost, and
+what it does to the large counters.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product as combinations
+
+from agentfsm.analysis.assumptions import Condition, Counter, parse_condition
+from agentfsm.analysis.state_space import CompiledRow, Configuration, StateSpace
+
+__all__ = [
+    "FOLDING_THRESHOLD",
+    "AcceleratedGraph",
+    "Cost",
+    "CostedMove",
+    "CounterShift",
+    "PathSummary",
+    "ReachedNode",
+    "UnboundedError",
+    "add_costs",
+    "elementwise_max",
+    "max_summary",
+]
+
+
+FOLDING_THRESHOLD = 4
+"""A counter with a larger limit is *folded* (kept out of the nodes), unless its values are labels."""
+
+Cost = tuple[int, int, int]
+"""Moves, model calls and tool calls."""
+
+CounterShift = tuple[int, ...]
+"""The change of each large counter: ``n`` adds n, ``-1 - n`` sets it to n."""
+
+
+class UnboundedError(Exception):
+    """A cost has no bound. Internal to the analysis: callers see a bound of None."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostedMove:
+    """One move with its cost."""
+
+    row: int
+    node: Configuration
+    shift: CounterShift
+    cost: Cost
+
+
+@dataclass(frozen=True, slots=True)
+class PathSummary:
+    """The costliest path from one node to the next hub, or to an end (``node`` is then None).
+
+    Attributes:
+        node: The hub at which it ends.
+        shift: What it does to the large counters.
+        cost: The maximum of each cost, each on its own.
+        rows: The rows of a longest such path.
+    """
+
+    node: Configuration | None
+    shift: CounterShift
+    cost: Cost
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReachedNode:
+    """How a node is reached when waits are passed through.
+
+    Attributes:
+        rows: The rows of a short path to it.
+        cost: The maximum number of model and tool calls on any path to it.
+        cost_after_wait: If a path reaches it straight from a waiting state, the most that the last move costs.
+    """
+
+    rows: tuple[int, ...]
+    cost: Cost
+    cost_after_wait: Cost | None
+
+
+def add_costs(a: Cost, b: Cost) -> Cost:
+    """The sum of two costs."""
+    return (a[0] + b[0], a[1] + b[1], a[2] + b[2])
+
+
+def elementwise_max(a: Cost, b: Cost) -> Cost:
+    """The maximum of each cost."""
+    return (max(a[0], b[0]), max(a[1], b[1]), max(a[2], b[2]))
+
+
+class AcceleratedGraph:
+    """The moves of a state space with its large counters folded.
+
+    Args:
+        space: The state space.
+        row_cost: The cost of taking a row, by its place.
+
+    Attributes:
+        unbounded: Whether the number of model or tool calls was found to have no bound when waits are passed through.
+        rows_seen: The places of the rows taken so far.
+    """
+
+    def __init__(self, space: StateSpace, row_cost: Callable[[int], Cost]) -> None:
+        self.space = space
+        self._row_cost = row_cost
+        self.large = tuple(i for i, c in enumerate(space.counters, 1) if _is_foldable(c))
+        self.limits = tuple(space.counters[i - 1].limit for i in self.large)
+        self.no_shift: CounterShift = (0,) * len(self.large)
+        self._large_comparisons = tuple(self._comparisons_with_large(rows) for rows in space.rows)
+        self._summaries: dict[Configuration, tuple[PathSummary, ...]] = {}
+        self.unbounded = False
+        self.rows_seen: set[int] = set()
+        self._moves: dict[tuple[Configuration, tuple[bool, ...]], tuple[CostedMove, ...]] = {}
+
+    def _comparisons_with_large(self, rows: tuple[CompiledRow, ...]) -> tuple[Callable[[Configuration], bool], ...]:
+        """Every comparison with a large counter in the assumptions about the rows of a state."""
+        names = {self.space.counter_names[i - 1] for i in self.large}
+        comparisons: dict[Condition, None] = {}
+        for row in rows:
+            texts = [text for k in row.assumptions for text in (k.may, k.must)]
+            texts += [
+                c.when for counter in self.space.counters for c in counter.updates if c.applies_to(row.transition)
+            ]
+            for test in (test for text in texts for tests in parse_condition(text) for test in tests):
+                if test.counter in names:
+                    comparisons[((test,),)] = None
+        return tuple(self.space.compile_condition(each) for each in comparisons)
+
+    def is_hub(self, node: Configuration) -> bool:
+        """Whether something in a state depends on a large counter."""
+        return bool(self._large_comparisons[node[0]])
+
+    def is_end(self, node: Configuration) -> bool:
+        """Whether a node's state is final or waits."""
+        return node[0] in self.space.finals or node[0] in self.space.waits
+
+    def fold(self, config: Configuration) -> tuple[Configuration, Configuration]:
+        """A configuration as a node (large counters at 0) and the values of the large counters."""
+        values = tuple(config[i] for i in self.large)
+        return tuple(0 if i in self.large else v for i, v in enumerate(config)), values
+
+    def unfold(self, node: Configuration, values: Configuration) -> Configuration:
+        """The configuration of a node and the values of the large counters."""
+        if len(self.large) == 2:  # the common case
+            a, b = self.large
+            return (*node[:a], values[0], *node[a + 1 : b], values[1], *node[b + 1 :])
+        config = list(node)
+        for slot, value in zip(self.large, values, strict=True):
+            config[slot] = value
+        return tuple(config)
+
+    def hub_case(self, config: Configuration) -> tuple[bool, ...]:
+        """The results of the comparisons with large counters; in one case, a hub's moves are the same."""
+        checks = self._large_comparisons[config[0]]
+        return tuple([check(config) for check in checks])  # a list is faster than a generator
+
+    def compose_shifts(self, first: CounterShift, second: CounterShift) -> CounterShift:
+        """The shift that has the effect of two, one after the other."""
+        return tuple(
+            b if b < 0 else min(limit, a + b) if a >= 0 else -1 - min(limit, -1 - a + b)
+            for a, b, limit in zip(first, second, self.limits, strict=True)
+        )
+
+    # -- moves ----------------------------------------------------------------------------------------
+
+    def moves(self, config: Configuration) -> tuple[CostedMove, ...]:
+        """The moves out of a configuration.
+
+        Of rows with the same effect and cost, the one with the fewest assumptions. A hub's configuration must
+        have its large counters unfolded.
+        """
+        key = (self.fold(config)[0], self.hub_case(config))
+        moves = self._moves.get(key)
+        if moves is None:
+            constraints = self.space.constraint_counts
+            distinct: dict[tuple[Configuration, CounterShift, Cost], CostedMove] = {}
+            for step in self._compute_moves(config):
+                key_of = (step.node, step.shift, step.cost)
+                self.rows_seen.add(step.row)
+                if key_of not in distinct or constraints[step.row] < constraints[distinct[key_of].row]:
+                    distinct[key_of] = step
+            moves = self._moves[key] = tuple(distinct.values())
+        return moves
+
+    def _compute_moves(self, config: Configuration) -> Iterator[CostedMove]:
+        for row in self.space.rows[config[0]]:
+            if row.may(config):
+                cost = self._row_cost(row.place)
+                options = [self._row_shifts(row, i, config) for i in self.large]
+                shifts = [tuple(shift) for shift in combinations(*options)]
+                for node in dict.fromkeys(self.fold(after)[0] for after in self.space.successors(row, config)):
+                    yield from (CostedMove(row.place, node, shift, cost) for shift in shifts)
+            if row.must(config):
+                return
+
+    def _row_shifts(self, row: CompiledRow, slot: int, config: Configuration) -> list[int]:
+        for changed, _, changes in row.updates:
+            if changed != slot:
+                continue
+            shifts: list[int] = []
+            for add, to, when, certain in changes:
+                if when(config):
+                    shifts += [-1 - value for value in to] or [add]
+                    if certain:
+                        return shifts
+            return [*shifts, 0]
+        return [0]
+
+    # -- segments: paths from a node to the next hub or end -------------------------------------------
+
+    def summaries(self, node: Configuration) -> tuple[PathSummary, ...]:
+        """The segments from a node to the next hubs and ends, without passing through a wait.
+
+        Raises:
+            UnboundedError: A path from the node reaches neither.
+        """
+        if node not in self._summaries:
+            self._summarize(node, frozenset())
+        return self._summaries[node]
+
+    def _summarize(self, node: Configuration, above: frozenset[Configuration]) -> None:
+        if node in self._summaries:
+            return
+        if node in above:
+            raise UnboundedError
+        segments: list[PathSummary] = []
+        for step in self.moves(node):
+            if self.is_end(step.node):
+                segments.append(PathSummary(None, self.no_shift, step.cost, (step.row,)))
+            elif self.is_hub(step.node):
+                segments.append(PathSummary(step.node, step.shift, step.cost, (step.row,)))
+            else:
+                self._summarize(step.node, above | {node})
+                first = PathSummary(step.node, step.shift, step.cost, (step.row,))
+                segments += [self.join(first, each) for each in self._summaries[step.node]]
+        self._summaries[node] = _best_summaries(segments)
+
+    def join(self, first: PathSummary, second: PathSummary) -> PathSummary:
+        """Two segments, one after the other, as one."""
+        shift = self.no_shift if second.node is None else self.compose_shifts(first.shift, second.shift)
+        return PathSummary(second.node, shift, add_costs(first.cost, second.cost), (*first.rows, *second.rows))
+
+    def reachable_from(self, node: Configuration) -> Mapping[tuple[Configuration, CounterShift], ReachedNode]:
+        """All nodes reachable from a node when waits are passed through, up to and including the next hubs.
+
+        Sets ``unbounded`` if the number of model or tool calls grows without a bound on the way.
+        """
+        start = (node, self.no_shift)
+        reached = {start: ReachedNode((), (0, 0, 0), None)}
+        edges: list[tuple[tuple[Configuration, CounterShift], tuple[Configuration, CounterShift], Cost]] = []
+        todo = deque([start])
+        while todo:
+            here = todo.popleft()
+            if self.is_hub(here[0]):
+                continue
+            waits = here[0][0] in self.space.waits
+            for step in self.moves(here[0]):
+                then = (step.node, self.compose_shifts(here[1], step.shift))
+                edges.append((here, then, step.cost))
+                old = reached.get(then)
+                if old is None:
+                    old = ReachedNode((*reached[here].rows, step.row), (0, 0, 0), None)
+                    todo.append(then)
+                if waits:
+                    before = old.cost_after_wait
+                    old = replace(old, cost_after_wait=elementwise_max(before, step.cost) if before else step.cost)
+                reached[then] = old
+        return self._max_costs(start, reached, edges)
+
+    def _max_costs(
+        self,
+        start: tuple[Configuration, CounterShift],
+        nodes: dict[tuple[Configuration, CounterShift], ReachedNode],
+        edges: list[tuple[tuple[Configuration, CounterShift], tuple[Configuration, CounterShift], Cost]],
+    ) -> dict[tuple[Configuration, CounterShift], ReachedNode]:
+        """The nodes with the maximum costs of any path to each: the Bellman-Ford algorithm for longest paths."""
+        most: dict[tuple[Configuration, CounterShift], Cost] = {start: (0, 0, 0)}
+        for _ in range(len(nodes) + 1):
+            changed = False
+            for here, then, cost in edges:
+                if here not in most:
+                    continue
+                new = (0, *add_costs(most[here], cost)[1:])  # moves are not bounded across waits
+                old = most.get(then)
+                if old is None or new[1] > old[1] or new[2] > old[2]:
+                    most[then] = new if old is None else elementwise_max(old, new)
+                    changed = True
+            if not changed:
+                return {key: replace(node, cost=most[key]) for key, node in nodes.items()}
+        self.unbounded = True
+        return nodes
+
+
+def _is_foldable(counter: Counter) -> bool:
+    """Whether a counter is large, and its changes compose: it is only increased or set."""
+    return (
+        counter.limit > FOLDING_THRESHOLD and not counter.labels and all(change.add >= 0 for change in counter.updates)
+    )
+
+
+def _best_summaries(summaries: list[PathSummary]) -> tuple[PathSummary, ...]:
+    """Of segments with the same end and shift, the maximum of each cost and the rows of a longest."""
+    best: dict[tuple[Configuration | None, CounterShift], PathSummary] = {}
+    for each in summaries:
+        key = (each.node, each.shift)
+        best[key] = max_summary(best.get(key), each)
+    return tuple(best.values())
+
+
+def max_summary(a: PathSummary | None, b: PathSummary) -> PathSummary:
+    """Of two segments with the same end and shift, the maximum of each cost and the rows of the longer."""
+    if a is None:
+        return b
+    return PathSummary(a.node, a.shift, elementwise_max(a.cost, b.cost), b.rows if b.cost[0] > a.cost[0] else a.rows)
