@@ -41,173 +41,191 @@ __all__ = [
 
 
 CONTROL_TOOLS = frozenset({"ask_user", "return_done", "return_unable"})
-"""The loop's own tools, which are never scripted."""
+"""The loop's control tools, which are never replaced by scripted ones."""
 
 
 @dataclass(slots=True)
 class PlannedResult:
-    """What a tool brings when it runs; may still be changed by what comes later on the path."""
+    """What a tool returns at one execution. Rows that come later on the path may still change it."""
 
     value: Any
 
 
 @dataclass(slots=True)
 class PlannedCall:
-    """One call of the batch."""
+    """One call of the batch.
+
+    Attributes:
+        call: The tool call; None for a default one.
+        times: How many such calls the reply makes.
+        results: What each execution returns.
+        approved: Whether the call has been approved.
+        needs_approval: Whether the call must be approved.
+        rerun: Whether the call is executed again, unchanged.
+        parallel: Whether it is executed together with other calls.
+        executes: Whether it is executed at all; False if it fails before that.
+    """
 
     call: ToolCall | None = None
     times: int = 1
     results: list[PlannedResult] = field(default_factory=list[PlannedResult])
     approved: bool = False
     needs_approval: bool = False
-    rerun: bool = False  # it will be run again as it stands
-    parallel: bool = False  # it runs together with others
-    executes: bool = True  # else it fails before it could
+    rerun: bool = False
+    parallel: bool = False
+    executes: bool = True
 
 
 def last_result_failed(planned: PlannedCall) -> bool:
-    """Whether what a slot brought last is a failure."""
+    """Whether the last execution of a call fails."""
     return bool(planned.results) and isinstance(planned.results[-1].value, BaseException)
 
 
 def unique_error(error: BaseException, number: int) -> BaseException:
-    """An error that is not equal to the same error elsewhere on the path: equal ones open the breaker."""
+    """A copy of an error with a text of its own: equal errors would make ``repeated_error`` fire."""
     other = copy.copy(error)
     other.args = (f"{error} ({number})",)
     return other
 
 
 class BatchPlan:
-    """One batch, read move by move."""
+    """The calls of one batch, planned transition by transition.
 
-    def __init__(self, batch: BatchPlanner, start: int, until: int) -> None:
-        self._planner = batch
+    Args:
+        planner: The planner of the whole path.
+        start: The index of the first transition of the batch.
+        until: The index after its last transition.
+    """
+
+    def __init__(self, planner: BatchPlanner, start: int, until: int) -> None:
+        self._planner = planner
         self._range = range(start, until)
         self._calls: list[PlannedCall] = []
-        self._due: list[PlannedCall] = []  # the slot at hand, behind others that were asked about and run with it
+        self._due: list[PlannedCall] = []  # the current call comes last, after approved ones that run together with it
         self._ran: list[PlannedCall] = []
         self._queue: deque[PlannedCall] = deque()
 
     def planned_calls(self) -> list[PlannedCall]:
-        """The slots, in the order of their calls."""
-        for place in self._range:
-            row = self._planner.row_at(place)
+        """The calls, in order."""
+        for index in self._range:
+            row = self._planner.row_at(index)
             if row is None:
                 break
             if row.source == State.DISPATCH_TOOL:
-                self._on_dispatch(place, row)
+                self._on_dispatch(index, row)
             elif row.source == State.SUSPENDED:
-                self._on_human_reply(place, row)
+                self._on_human_reply(index, row)
             elif row.source == State.RECOVER:
-                self._on_recover(place, row)
+                self._on_recover(index, row)
         return self._calls
 
     def _add_call(self) -> PlannedCall:
-        slot = PlannedCall()
-        self._calls.append(slot)
-        self._due.append(slot)
-        return slot
+        planned_call = PlannedCall()
+        self._calls.append(planned_call)
+        self._due.append(planned_call)
+        return planned_call
 
     def _current_call(self) -> PlannedCall:
         if self._queue and not self._due:
             self._due.append(self._queue.popleft())
         return self._due[-1] if self._due else self._add_call()
 
-    def _on_dispatch(self, place: int, row: Transition) -> None:
-        example = self._planner.example_at(place)
-        slot = self._current_call()
+    def _on_dispatch(self, index: int, row: Transition) -> None:
+        example = self._planner.example_at(index)
+        planned_call = self._current_call()
         if example.needs_approval or row.guard is approval_required:
-            if slot.approved:  # it runs together with the next, which is asked about now
-                slot.parallel = True
-                slot = self._add_call()
-                slot.parallel = True
-            slot.needs_approval = True
+            if planned_call.approved:  # it runs together with the next call, whose approval is requested now
+                planned_call.parallel = True
+                planned_call = self._add_call()
+                planned_call.parallel = True
+            planned_call.needs_approval = True
             if example.call is not None:
-                slot.call = example.call
+                planned_call.call = example.call
         elif not (example.crash or example.cancel or example.abort):
-            self._on_run(place + 1)
+            self._on_run(index + 1)
 
-    def _on_run(self, judged: int) -> None:
-        """The slot at hand runs; the row taken at ``judged`` says what it must bring."""
-        batch, need = self._planner, self._planner.example_at(judged)
-        row = batch.row_at(judged)
+    def _on_run(self, result_index: int) -> None:
+        """Execute the current call; the row taken at ``result_index`` says what it must return."""
+        planner, need = self._planner, self._planner.example_at(result_index)
+        row = planner.row_at(result_index)
         if row is not None and row.source != State.POST_TOOL:
             need = Example()
-        *others, slot = self._due
+        *others, planned_call = self._due
         for other in others:
-            batch.add_result(other, DEFAULT_RESULT)
-        unaskable = need.call is not None and not batch.is_valid_call(need.call)
-        if unaskable and not slot.needs_approval:
-            slot.call, slot.executes = need.call, False
-        elif unaskable:  # then it was an earlier call of the batch
+            planner.add_result(other, DEFAULT_RESULT)
+        invalid = need.call is not None and not planner.is_valid_call(need.call)
+        if invalid and not planned_call.needs_approval:
+            planned_call.call, planned_call.executes = need.call, False
+        elif invalid:  # no approval is requested for an invalid call, so it must be an earlier call of the batch
             earlier = next(
                 (s for s in self._ran if not s.needs_approval and s.call is None and len(s.results) == 1), None
             )
             if earlier is not None:
                 earlier.call, earlier.executes = need.call, False
-                batch.results.remove(earlier.results.pop())
-            batch.add_result(slot, DEFAULT_RESULT)
-        elif need.times > 1 and slot.results:  # it is run again, and fails in the same way
-            batch.repeat_result(slot, slot.results[-1].value)
-        elif need.times > 1 and batch.single_call:
-            batch.repeat_last_failure(slot, need.result)
+                planner.results.remove(earlier.results.pop())
+            planner.add_result(planned_call, DEFAULT_RESULT)
+        elif need.times > 1 and planned_call.results:  # it is executed again and fails in the same way
+            planner.repeat_result(planned_call, planned_call.results[-1].value)
+        elif need.times > 1 and planner.single_call:
+            planner.repeat_last_failure(planned_call, need.result)
         elif need.call is not None:
-            again = bool(slot.results) and row is not None and row.guard is declared_done
+            again = bool(planned_call.results) and row is not None and row.guard is declared_done
             finish = "fsm_finish_again" if again else "fsm_finish"
-            slot.call = ToolCall("", finish, {"n": 1}) if again or slot.parallel else need.call
-            if slot.call.name == finish:
-                batch.add_result(slot, 1)
-            elif slot.call.name not in CONTROL_TOOLS:
-                batch.add_result(slot, need.result)
+            planned_call.call = ToolCall("", finish, {"n": 1}) if again or planned_call.parallel else need.call
+            if planned_call.call.name == finish:
+                planner.add_result(planned_call, 1)
+            elif planned_call.call.name not in CONTROL_TOOLS:
+                planner.add_result(planned_call, need.result)
         else:
-            slot.times = max(slot.times, need.times)
-            slot.parallel = slot.parallel or need.times > 1
-            batch.add_result(slot, need.result, need.times)
-        self._ran.append(slot)
+            planned_call.times = max(planned_call.times, need.times)
+            planned_call.parallel = planned_call.parallel or need.times > 1
+            planner.add_result(planned_call, need.result, need.times)
+        self._ran.append(planned_call)
         self._due.clear()
 
-    def _on_human_reply(self, place: int, row: Transition) -> None:
-        slot = self._due[-1] if self._due else None
-        if slot is None or row.name in ("cancelled", "expired"):
+    def _on_human_reply(self, index: int, row: Transition) -> None:
+        planned_call = self._due[-1] if self._due else None
+        if planned_call is None or row.name in ("cancelled", "expired"):
             return
-        following = self._planner.row_at(place + 1)
-        example = self._planner.example_at(place + 1)
+        following = self._planner.row_at(index + 1)
+        example = self._planner.example_at(index + 1)
         if row.name == "approval_decided":
-            slot.approved = True
+            planned_call.approved = True
         elif row.name == "doubt_settled" and following is not None:
-            new = example.needs_approval or (following.guard is None and self._needs_other_call(place + 2))
-            if new and not self._planner.single_call:
-                self._planner.human_replies[place] = ItRan("it had run")
+            other = example.needs_approval or (following.guard is None and self._needs_other_call(index + 2))
+            if other and not self._planner.single_call:
+                self._planner.human_replies[index] = ItRan("it had run")
                 self._due.clear()
             else:
-                self._planner.human_replies[place] = ItDidNotRun()
+                self._planner.human_replies[index] = ItDidNotRun()
 
-    def _needs_other_call(self, judged: int) -> bool:
-        """Whether what is judged there must come of another call than the one that was in doubt."""
-        need = self._planner.example_at(judged)
-        then = self._planner.row_at(judged + 1)
-        return need.call is not None or need.times > 1 or (then is not None and then.guard is retry_tool)
+    def _needs_other_call(self, result_index: int) -> bool:
+        """Whether the result needed there must come from another call than the one in doubt."""
+        need = self._planner.example_at(result_index)
+        following = self._planner.row_at(result_index + 1)
+        return need.call is not None or need.times > 1 or (following is not None and following.guard is retry_tool)
 
-    def _on_recover(self, place: int, row: Transition) -> None:
-        if any(slot.rerun for slot in self._ran if last_result_failed(slot)):
-            self._planner.mark_rerunnable(place)
+    def _on_recover(self, index: int, row: Transition) -> None:
+        if any(planned_call.rerun for planned_call in self._ran if last_result_failed(planned_call)):
+            self._planner.mark_rerunnable(index)
         if row.guard is not retry_tool:
             return
-        rounds = self._rerun_count(place + 1)
-        repeated = self._ran[-rounds:]
+        repeated = self._ran[-self._rerun_count(index + 1) :]
         error = next((s.results[-1].value for s in reversed(repeated) if last_result_failed(s)), None)
-        for slot in repeated:
-            slot.rerun = True
-            if not last_result_failed(slot) and slot.results and error is not None:
-                slot.results[-1].value = unique_error(error, self._planner.results.index(slot.results[-1]))
+        for planned_call in repeated:
+            planned_call.rerun = True
+            if not last_result_failed(planned_call) and planned_call.results and error is not None:
+                planned_call.results[-1].value = unique_error(
+                    error, self._planner.results.index(planned_call.results[-1])
+                )
         self._queue = deque(repeated)
         self._ran, self._due = [], []
 
     def _rerun_count(self, start: int) -> int:
-        """How many calls run again: one, and one more for each ``calls_pending`` behind it."""
+        """How many calls are executed again: one, plus one for each ``calls_pending`` that follows."""
         count = 1
-        for place in range(start, self._range.stop):
-            row = self._planner.row_at(place)
+        for index in range(start, self._range.stop):
+            row = self._planner.row_at(index)
             if row is not None and row.source == State.POST_TOOL:
                 if row.guard is not calls_pending:
                     break
@@ -216,19 +234,19 @@ class BatchPlan:
 
 
 class BatchPlanner:
-    """Plans one batch after the other along a path.
+    """Plans the tool calls of each reply along a path.
 
     Args:
-        default_call: The call to make where no example names one, or None for the bench's own.
-        rows: The path.
-        examples: The example of each of its rows.
+        default_call: The call to make where no example names one; None for one of ``DEFAULT_TOOLS``.
+        rows: The rows of the path.
+        examples: The example of each of these rows.
         tools: The agent's tools.
-        single_call: Whether a reply makes one call at most.
-        extra_call: Whether each batch has a call more than the path runs.
+        single_call: Whether a reply makes at most one call.
+        extra_call: Whether each batch has one call more than the path executes.
 
     Attributes:
-        results: What the tools bring, in the order in which they run.
-        human_replies: By place, what a person answers where that depends on what comes.
+        results: What the tools return, in the order of execution.
+        human_replies: By transition index, the human replies that depend on the rows that follow.
     """
 
     def __init__(
@@ -254,28 +272,28 @@ class BatchPlanner:
         self._last_failure: tuple[ToolCall, Any] | None = None
         self._last_call: ToolCall | None = None
 
-    def may_rerun(self, place: int) -> bool:
-        """Whether the calls that failed before a visit to ``recover`` may be run again as they stand."""
-        return place in self._rerunnable
+    def may_rerun(self, index: int) -> bool:
+        """Whether the calls that failed before a visit to ``recover`` may be executed again, unchanged."""
+        return index in self._rerunnable
 
     def plan(self, start: int, until: int) -> list[ToolCall]:
-        """The calls of the reply whose moves are those from ``start`` to ``until``."""
-        named = self._unexecuted_calls(start, until)
-        if named is not None:
-            return named
+        """The calls of the reply whose transitions are those from ``start`` up to, not including, ``until``."""
+        unexecuted = self._unexecuted_calls(start, until)
+        if unexecuted is not None:
+            return unexecuted
         if not any(self._rows[i].source == State.DISPATCH_TOOL for i in range(start, until)):
             return []
-        slots = BatchPlan(self, start, until).planned_calls()
+        planned = BatchPlan(self, start, until).planned_calls()
         if self._extra_call:
-            slots.append(PlannedCall())
+            planned.append(PlannedCall())
         calls: list[ToolCall] = []
-        for slot in slots:
-            calls += self._build_calls(slot)
+        for planned_call in planned:
+            calls += self._build_calls(planned_call)
         self._last_call = calls[-1]
         return calls
 
     def _unexecuted_calls(self, start: int, until: int) -> list[ToolCall] | None:
-        """The calls of a reply that is judged without any of them being run."""
+        """The calls of a reply none of which is executed; None if one is."""
         if any(self._rows[i].source == State.DISPATCH_TOOL for i in range(start, until)):
             return None
         for i in range(start, until):
@@ -286,72 +304,72 @@ class BatchPlanner:
                 return [example.call] * example.times
         return None
 
-    def _build_calls(self, slot: PlannedCall) -> list[ToolCall]:
-        call = slot.call
+    def _build_calls(self, planned_call: PlannedCall) -> list[ToolCall]:
+        call = planned_call.call
         if call is None:
-            usual = self._default_call
-            if usual is None or slot.rerun or slot.parallel or slot.times > 1:
+            default = self._default_call
+            if default is None or planned_call.rerun or planned_call.parallel or planned_call.times > 1:
                 name = {(False, False): "fsm_act", (True, False): "fsm_steady", (False, True): "fsm_together"}.get(
-                    (slot.rerun, slot.parallel or slot.times > 1), "fsm_both"
+                    (planned_call.rerun, planned_call.parallel or planned_call.times > 1), "fsm_both"
                 )
-                usual = ToolCall("", name, {"n": 0})
-            call = usual
-        made: list[ToolCall] = []
-        for _ in range(slot.times):
+                default = ToolCall("", name, {"n": 0})
+            call = default
+        calls: list[ToolCall] = []
+        for _ in range(planned_call.times):
             self._call_count += 1
             arguments = dict(call.arguments)
-            if call.name.startswith("fsm_"):  # no two calls are equal, or they would count as a loop
+            if call.name.startswith("fsm_"):  # equal calls would make ``loop_detected`` fire
                 arguments["n"] = f"many {self._call_count}" if isinstance(arguments.get("n"), str) else self._call_count
-            made.append(ToolCall("", call.name, arguments))
-        errors = [cell.value for cell in slot.results if isinstance(cell.value, BaseException)]
-        if errors or not slot.executes:
-            self._last_failure = (made[-1], errors[-1] if errors else None)
-        return made
+            calls.append(ToolCall("", call.name, arguments))
+        errors = [r.value for r in planned_call.results if isinstance(r.value, BaseException)]
+        if errors or not planned_call.executes:
+            self._last_failure = (calls[-1], errors[-1] if errors else None)
+        return calls
 
-    # what a plan asks of its batch
+    # -- used by BatchPlan -----------------------------------------------------------------------------
 
-    def row_at(self, place: int) -> Transition | None:
-        """The row taken at a place, or None behind the path's end."""
-        return self._rows[place] if place < len(self._rows) else None
+    def row_at(self, index: int) -> Transition | None:
+        """The row taken at an index; None after the end of the path."""
+        return self._rows[index] if index < len(self._rows) else None
 
-    def example_at(self, place: int) -> Example:
-        """The example of that row."""
-        return self._examples[place] if place < len(self._examples) else Example()
+    def example_at(self, index: int) -> Example:
+        """The example of the row taken at an index."""
+        return self._examples[index] if index < len(self._examples) else Example()
 
-    def add_result(self, slot: PlannedCall, value: Any, times: int = 1) -> None:
-        """Say what a slot brings at its next run; each failure is told apart from all others."""
+    def add_result(self, planned_call: PlannedCall, value: Any, times: int = 1) -> None:
+        """Plan the result of a call's next execution; an error is made different from all others."""
         if isinstance(value, BaseException) and times == 1:
             value = unique_error(value, len(self.results))
         for _ in range(times):
-            cell = PlannedResult(value)
-            self.results.append(cell)
-            slot.results.append(cell)
+            result = PlannedResult(value)
+            self.results.append(result)
+            planned_call.results.append(result)
 
     def is_valid_call(self, call: ToolCall) -> bool:
-        """Whether a call names a tool that is there, with arguments that fit."""
+        """Whether a call names an existing tool and has valid arguments."""
         return not isinstance(validate_call(call, self._tools), ToolResult)
 
-    def repeat_result(self, slot: PlannedCall, value: Any) -> None:
-        """Say that a slot brings what was brought before, to the letter."""
+    def repeat_result(self, planned_call: PlannedCall, value: Any) -> None:
+        """Plan exactly the same result as before."""
         self.results.append(PlannedResult(value))
-        slot.results.append(self.results[-1])
+        planned_call.results.append(self.results[-1])
 
-    def repeat_last_failure(self, slot: PlannedCall, value: Any) -> None:
-        """Let a slot fail as the last one did, for where one call alone must repeat an error."""
+    def repeat_last_failure(self, planned_call: PlannedCall, value: Any) -> None:
+        """Make a call fail exactly as the last one did, for replies of one call that must repeat an error."""
         if self._last_failure is not None:
-            slot.call, value = self._last_failure
+            planned_call.call, value = self._last_failure
         if value is None:
-            slot.executes = False
+            planned_call.executes = False
         else:
-            self.repeat_result(slot, value)
+            self.repeat_result(planned_call, value)
 
-    def mark_rerunnable(self, place: int) -> None:
-        """Note that the calls which failed before a visit to ``recover`` may be run again."""
-        self._rerunnable.add(place)
+    def mark_rerunnable(self, index: int) -> None:
+        """Record that the calls which failed before a visit to ``recover`` may be executed again."""
+        self._rerunnable.add(index)
 
     @property
     def single_call(self) -> bool:
-        """Whether a reply makes one call at most."""
+        """Whether a reply makes at most one call."""
         return self._single_call
 
 
@@ -369,91 +387,95 @@ def scenario_for_path(
     overrides: Mapping[int, Example] | None = None,
     extra_call: bool = False,
 ) -> Scenario:
-    """The script that makes a run take a path.
+    """The scenario in which a run takes a path.
 
     Args:
         path: The path.
-        examples: The examples.
+        examples: The examples of its guards.
         tools: The agent's tools.
-        envelope: Whether the model answers in envelopes.
-        final_answer: A final answer of the model.
-        overrides: Examples to use at some moves in place of the guard's first.
-        extra_call: Whether each batch has a call more than the path runs.
+        envelope: Whether the model replies with JSON envelopes.
+        final_answer: A final answer that the agent accepts.
+        overrides: By transition index, the example to use instead of the guard's first one.
+        extra_call: Whether each batch has one call more than the path executes.
 
     Raises:
         NoExampleError: A guard has no example.
     """
-    batch = (tools, envelope, extra_call)
-    return _ScenarioBuilder(path, examples, batch, final_answer, overrides or {}).build()
+    builder = _ScenarioBuilder(path, examples, overrides or {}, envelope=envelope, final_answer=final_answer)
+    return builder.build(tools, extra_call=extra_call)
 
 
 class _ScenarioBuilder:
+    """Builds the scenario of one path."""
+
     def __init__(
         self,
         path: Path,
-        witnesses: GuardExampleSet,
-        batch: tuple[Mapping[str, Tool], bool, bool],
-        answer: Any,
-        instead: Mapping[int, Example],
+        example_set: GuardExampleSet,
+        overrides: Mapping[int, Example],
+        *,
+        envelope: bool,
+        final_answer: Any,
     ) -> None:
-        tools, envelope, spare = batch
         self._path = path
         self._rows = path.rows
-        self._example_set = witnesses
+        self._example_set = example_set
         self._envelope = envelope
-        self._final_answer = answer
-        self._examples = [self._example(i, row, instead) for i, row in enumerate(path.rows)]
+        self._final_answer = final_answer
+        self._examples = [self._example(i, row, overrides) for i, row in enumerate(path.rows)]
         self._side_events: dict[int, SideEvent] = {}
         self._turns: list[ModelTurn] = []
         self._last_reply: int | None = None
-        self._batch = BatchPlanner(
-            witnesses.default_call(), self._rows, self._examples, tools, single_call=envelope, extra_call=spare
-        )
 
-    def _example(self, place: int, row: Transition, instead: Mapping[int, Example]) -> Example:
-        if place in instead:
-            return instead[place]
-        found = self._example_set.for_transition(row)
-        if found is None or not found.fires_on:
+    def _example(self, index: int, row: Transition, overrides: Mapping[int, Example]) -> Example:
+        if index in overrides:
+            return overrides[index]
+        examples = self._example_set.for_transition(row)
+        if examples is None or not examples.fires_on:
             raise NoExampleError(
                 f"{row.id} has no example: declare @detector(fires_on=[Example(...)]) on {row.name!r}, or pass "
                 f"examples={{{row.name!r}: Example(...)}}"
             )
-        return found.fires_on[0]
+        return examples.fires_on[0]
 
-    def build(self) -> Scenario:
-        """The script."""
+    def build(self, tools: Mapping[str, Tool], *, extra_call: bool) -> Scenario:
+        """The scenario."""
+        planner = BatchPlanner(
+            self._example_set.default_call(),
+            self._rows,
+            self._examples,
+            tools,
+            single_call=self._envelope,
+            extra_call=extra_call,
+        )
         actions: list[Action | None] = []
-        people: list[Any] = []
-        for place, row in enumerate(self._rows):
-            example = self._examples[place]
-            self._add_side_event(place, example)
+        human_replies: list[Any] = []
+        for index, row in enumerate(self._rows):
+            example = self._examples[index]
+            self._add_side_event(index, example)
             if row.source == State.CALL_LLM:
-                self._turns.append(self._model_turn(place, example))
+                self._turns.append(self._model_turn(planner, index, example))
                 if not isinstance(self._turns[-1].entry, BaseException):
                     self._last_reply = len(self._turns) - 1
             elif row.source == State.RECOVER:
-                actions.append(self._recovery_action(place, example))
-            elif row.name in ("cancelled", "expired") and self._is_suspended(row):
-                people.append(EXPIRED if row.name == "expired" else DISMISSED)
+                actions.append(_recovery_action(planner, index, example))
+            elif row.name in ("cancelled", "expired") and row.source == State.SUSPENDED:
+                human_replies.append(EXPIRED if row.name == "expired" else DISMISSED)
             elif example.answer is not None:
-                people.append(self._batch.human_replies.get(place, example.answer))
+                human_replies.append(planner.human_replies.get(index, example.answer))
             if example.tokens or example.cost_usd:
                 self._add_usage(example)
         return Scenario(
             tuple(self._turns),
-            tuple(cell.value for cell in self._batch.results),
+            tuple(result.value for result in planner.results),
             tuple(actions),
-            tuple(people),
+            tuple(human_replies),
             self._side_events,
             self._path.guardrails,
         )
 
-    def _is_suspended(self, row: Transition) -> bool:
-        return row.source == State.SUSPENDED
-
-    def _add_side_event(self, place: int, example: Example) -> None:
-        moment = SideEvent(
+    def _add_side_event(self, index: int, example: Example) -> None:
+        side_event = SideEvent(
             example.duration_s,
             example.idle_s,
             example.cancel,
@@ -462,35 +484,27 @@ class _ScenarioBuilder:
             example.crash,
             example.state_result,
         )
-        if moment != NO_SIDE_EVENT:
-            self._side_events[place] = moment
+        if side_event != NO_SIDE_EVENT:
+            self._side_events[index] = side_event
 
     def _add_usage(self, example: Example) -> None:
         if self._last_reply is not None:
-            said = self._turns[self._last_reply]
+            turn = self._turns[self._last_reply]
             self._turns[self._last_reply] = ModelTurn(
-                said.entry, max(said.tokens, example.tokens), max(said.cost_usd, example.cost_usd)
+                turn.entry, max(turn.tokens, example.tokens), max(turn.cost_usd, example.cost_usd)
             )
 
-    def _recovery_action(self, place: int, example: Example) -> Action:
-        if example.action is not None:
-            return example.action
-        # behind a failure of a call that may be run again, a retry would run it again
-        return Action.narrow_scope if self._batch.may_rerun(place) else Action.retry
-
-    # -- replies --------------------------------------------------------------------------------------
-
-    def _model_turn(self, place: int, example: Example) -> ModelTurn:
-        """What the model says at a call: an exception, or what the moves up to the next call ask for."""
+    def _model_turn(self, planner: BatchPlanner, index: int, example: Example) -> ModelTurn:
+        """The model's turn: an exception, or the reply that the rows up to the next model call require."""
         if isinstance(example.reply, BaseException):
             return ModelTurn(example.reply)
         until = next(
-            (i for i in range(place + 1, len(self._rows)) if self._rows[i].source == State.CALL_LLM), len(self._rows)
+            (i for i in range(index + 1, len(self._rows)) if self._rows[i].source == State.CALL_LLM), len(self._rows)
         )
         entry = example.reply
         if entry is None:
-            entry = next((e.reply for e in self._examples[place + 1 : until] if e.reply is not None), None)
-        calls = self._batch.plan(place + 1, until)
+            entry = next((e.reply for e in self._examples[index + 1 : until] if e.reply is not None), None)
+        calls = planner.plan(index + 1, until)
         if not calls:
             return ModelTurn(self._enveloped_text(entry))
         if self._envelope:
@@ -506,8 +520,16 @@ class _ScenarioBuilder:
         return entry
 
 
+def _recovery_action(planner: BatchPlanner, index: int, example: Example) -> Action:
+    """The policy's decision: the example's, or one that leads back to the model."""
+    if example.action is not None:
+        return example.action
+    # after a failure of a call that may be executed again, ``retry`` would execute it again
+    return Action.narrow_scope if planner.may_rerun(index) else Action.retry
+
+
 def _with_calls(entry: Any, calls: Sequence[ToolCall]) -> Any:
-    """A reply that also makes calls."""
+    """A reply that makes these calls, with the text of an entry."""
     numbered = tuple(replace(call, id=f"{call.name}_{i}") for i, call in enumerate(calls, 1))
     if entry is None:
         return list(numbered)

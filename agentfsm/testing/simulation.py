@@ -56,7 +56,7 @@ __all__ = [
 
 
 class _NoReply:
-    """What happens in place of an answer."""
+    """What happens instead of a human reply."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -66,20 +66,21 @@ class _NoReply:
 
 
 DISMISSED = _NoReply("DISMISSED")
-"""In place of a person's answer: the run is dismissed."""
+"""In place of a human reply: the waiting run is dismissed."""
 
 EXPIRED = _NoReply("EXPIRED")
-"""In place of a person's answer: nobody answers in time."""
+"""In place of a human reply: no reply arrives before the suspension expires."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTurn:
-    """What the model says in one call.
+    """One call of the model.
 
     Attributes:
-        entry: As an entry of a ``ScriptedModel``: a text, calls, a ``Reply``, an exception to raise...
-        tokens: Tokens that it uses up, beside what the entry says.
-        cost_usd: USD that it costs.
+        entry: What the model returns, as an entry of a ``ScriptedModel``: a text, tool calls, a ``Reply``, an
+            exception to raise...
+        tokens: Tokens used, in addition to those that the entry reports.
+        cost_usd: What the call costs, in USD, in addition to what the entry reports.
     """
 
     entry: Any
@@ -89,16 +90,16 @@ class ModelTurn:
 
 @dataclass(frozen=True, slots=True)
 class SideEvent:
-    """What happens beside in one visit to a state.
+    """What else happens during one visit to a state.
 
     Attributes:
-        duration_s: Seconds that the state's work takes.
-        idle_s: Seconds in which nothing happens, just before it.
-        cancel: Whether somebody cancels the run.
-        abort: Whether a hook aborts it.
-        needs_approval: Whether a hook asks for approval of the calls that are due.
-        crash: Whether the power fails as a tool starts, and the run is taken up from its store.
-        state_result: What the effect of a state of your own returns, where it is not asked.
+        duration_s: How long the state's effect takes, in seconds.
+        idle_s: Idle time just before the state, in seconds.
+        cancel: Whether the run is cancelled.
+        abort: Whether a hook aborts the run.
+        needs_approval: Whether a hook requires approval of the tool calls that are due.
+        crash: Whether the process dies when a tool starts; the run is then resumed from its store.
+        state_result: For a state of your own: the result to use in place of its effect's.
     """
 
     duration_s: float = 0.0
@@ -111,22 +112,23 @@ class SideEvent:
 
 
 NO_SIDE_EVENT = SideEvent()
-"""A visit in which nothing happens beside."""
+"""A visit during which nothing else happens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What the outside does, each in the order in which it is asked. Where a list is out, nothing special happens.
+    """What the outside world does in one run. Each list is used in order; defaults apply once it is used up.
 
     Attributes:
-        model_turns: The model's, one a call; then it gives a last answer.
-        tool_results: The tools', one a call that runs; exceptions are raised; then all is fine.
-        recovery_actions: The policy's, one a visit to ``recover``; then (and for None) the agent's own decides.
-        human_replies: Their answers, one a suspension, or ``DISMISSED`` or ``EXPIRED``, or a mapping from what the
-            run may wait for (``question``, ``limit``, ``approval``, ``in_doubt``) to one of these; then the
-            run is dismissed, as it is where an answer does not fit.
-        side_events: What happens beside, by the number of moves made before.
-        guardrails: The run's limits, or None for the agent's own.
+        model_turns: One per model call. By default the model gives a final answer.
+        tool_results: What tools return, one per execution; exceptions are raised. By default tools succeed.
+        recovery_actions: Decisions of the recovery policy, one per visit to ``recover``. By default, and for None,
+            the agent's own policy decides.
+        human_replies: One per suspension: a human reply, ``DISMISSED``, ``EXPIRED``, or a mapping to one of these from
+            what the run waits for (``question``, ``limit``, ``approval``, ``in_doubt``). By default, and if the
+            reply does not fit, the run is dismissed.
+        side_events: What else happens, by the number of transitions taken before.
+        guardrails: The limits of the run; None for those of the agent.
     """
 
     model_turns: Sequence[ModelTurn] = ()
@@ -138,24 +140,30 @@ class Scenario:
 
 
 MAX_MOVES = 100_000
-"""A run of more moves than this is not going to end, unless somebody says otherwise."""
+"""Default limit on the transitions of a simulated run; a run that exceeds it is assumed not to end."""
 
 
 SIMULATION_RUN_ID = "played"
-"""The id of every run that is played."""
+"""The run id of every simulated run."""
 
 
 class MoveLimitError(Exception):
-    """The run has made more moves than it may; never leaves the stage."""
+    """The run has taken more transitions than allowed. Internal: it never reaches the caller."""
 
 
 class SimulatedCrashError(BaseException):
-    """The process is gone: nothing of the run's own code catches this."""
+    """A simulated crash of the process. It derives from ``BaseException`` so that the run cannot catch it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartedTool:
-    """A tool that began to run: which, with what, and whether a person had allowed it."""
+    """A tool execution that was started.
+
+    Attributes:
+        tool: The name of the tool.
+        arguments: Its arguments.
+        approved: Whether a human had approved the call.
+    """
 
     tool: str
     arguments: Mapping[str, Any]
@@ -164,15 +172,15 @@ class StartedTool:
 
 @dataclass
 class SimulationResult:
-    """What became of a script.
+    """The result of running a scenario.
 
     Attributes:
-        decisions: Every move, across waits and power cuts.
-        run_results: What the run came to at each wait, and at its end, unless it was left alone before.
-        started_tools: Every tool that began to run, in order.
-        guard_results: For each guard that was to be watched, its answers by the number of moves made before.
-        clock: The clock, as the run left it.
-        store: The store with the run's journal.
+        decisions: Every transition taken, across suspensions and crashes.
+        run_results: The result at each suspension and at the end. The last one is missing if the run was abandoned.
+        started_tools: Every tool execution that was started, in order.
+        guard_results: Results of the probed guards, by the number of transitions taken before and the row id.
+        clock: The clock, at the time the run stopped.
+        store: The store that holds the run's journal.
     """
 
     decisions: list[Decision] = field(default_factory=list[Decision])
@@ -184,17 +192,17 @@ class SimulationResult:
 
     @property
     def run_result(self) -> RunResult:
-        """What the run came to in the end."""
+        """The last result of the run."""
         return self.run_results[-1]
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The ids of the rows taken."""
+        """The ids of the rows taken, in order."""
         return tuple(d.transition.id for d in self.decisions)
 
 
 class Cursor:
-    """One script being played: how far each of its lists has come."""
+    """The position in each list of a scenario that is being run."""
 
     def __init__(self, scenario: Scenario, probe_moves: frozenset[int], max_moves: int) -> None:
         self.max_moves = max_moves
@@ -207,23 +215,28 @@ class Cursor:
 
     @property
     def move_count(self) -> int:
-        """How many moves were made."""
+        """How many transitions the run has taken."""
         return len(self.result.decisions)
 
     def take_side_event(self, kind: str) -> SideEvent:
-        """What happens beside in this visit; each thing happens once."""
+        """The side event of this visit, once for each kind; ``NO_SIDE_EVENT`` after that."""
         key = (self.move_count, kind)
         if key in self.delivered:
             return NO_SIDE_EVENT
         self.delivered.add(key)
+        return self.side_event
+
+    @property
+    def side_event(self) -> SideEvent:
+        """The side event of this visit."""
         return self.scenario.side_events.get(self.move_count, NO_SIDE_EVENT)
 
 
 class Simulation:
-    """A script that is being played.
+    """A scenario that is being run, one suspension or one transition at a time; see ``Simulator.start``.
 
     Attributes:
-        result: What became of it so far.
+        result: The result so far.
     """
 
     def __init__(self, agent: Agent, cursor: Cursor, *, from_records: bool) -> None:
@@ -237,25 +250,28 @@ class Simulation:
 
     @property
     def state(self) -> RunState:
-        """What the run knows at this moment."""
+        """The current state of the run."""
         return self._state
 
     async def advance(self) -> bool:
-        """Play up to the next wait, power cut or end. False where the run has ended or is left alone."""
+        """Run up to the next suspension, crash or end. False if the run has ended or was abandoned."""
         return await self._catch_interruptions(self._advance_once())
 
     async def step(self) -> bool:
-        """Play one move. False where the run has ended or is left alone."""
+        """Take one transition. False if the run has ended or was abandoned."""
         return await self._catch_interruptions(self._step_once())
 
     async def _catch_interruptions(self, work: Coroutine[Any, Any, bool]) -> bool:
         try:
             return await work
-        except (MoveLimitError, NoTransitionError):  # the second: it waits for what this table knows nothing of
+        except (
+            MoveLimitError,
+            NoTransitionError,
+        ):  # NoTransitionError: this table has no row for what the run waits for
             return False
-        except SimulatedCrashError as fall:
-            fall.__traceback__ = None  # whoever holds on to the error: not to what it fell through
-            self._run = self._cursor.cancel = None  # its lease goes with it
+        except SimulatedCrashError as crash:
+            crash.__traceback__ = None  # a reference to the error must not keep the crashed run alive
+            self._run = self._cursor.cancel = None  # the lease is released once the run is collected
             return True
 
     async def _advance_once(self) -> bool:
@@ -271,14 +287,14 @@ class Simulation:
 
     async def _ensure_run(self) -> Run:
         if self._run is None:
-            await asyncio.sleep(0)  # what the old process had handed over comes to its end
+            await asyncio.sleep(0)  # let appends that were queued before the crash finish
             self._release_lease()
             self._run = self._agent.resume(SIMULATION_RUN_ID)
         self._cursor.cancel, self._state = self._run.cancel, self._run.run_state
         return self._run
 
     def _release_lease(self) -> None:
-        """What the old process held is let go, its lease above all; the youngest first, since heaps can be large."""
+        """Collect the crashed run, whose lease blocks the resumption; the youngest generation first, which is cheapest."""
         for generation in range(3):
             head = self.result.store.head(SIMULATION_RUN_ID)
             if head is None or head.owner is None:
@@ -286,7 +302,7 @@ class Simulation:
             gc.collect(generation)
 
     def _record_result(self, result: RunResult) -> bool:
-        """Keep what a run came to, and answer where it waits."""
+        """Record a result; if the run waits, resume or dismiss it as the scenario says."""
         self.result.run_results.append(result)
         if self._agent.graph.spec(result.state).final:
             return False
@@ -295,18 +311,14 @@ class Simulation:
         return True
 
     def _resume_or_dismiss(self, result: RunResult) -> Run:
-        show, outcome = self._cursor, result.outcome
+        cursor, outcome = self._cursor, result.outcome
         record: Any = getattr(outcome, "suspension_record", None) if self._from_records else SIMULATION_RUN_ID
-        answer: Any = (
-            show.scenario.human_replies[show.suspensions]
-            if show.suspensions < len(show.scenario.human_replies)
-            else DISMISSED
-        )
-        show.suspensions += 1
+        answer: Any = _next_or(cursor.scenario.human_replies, cursor.suspensions, DISMISSED)
+        cursor.suspensions += 1
         if isinstance(answer, Mapping):
             answer = cast("Mapping[str, Any]", answer).get(getattr(outcome, "kind", ""), DISMISSED)
         if answer is EXPIRED:
-            show.result.clock.advance(result.run_state.guardrails.validity_s + 1)
+            cursor.result.clock.advance(result.run_state.guardrails.validity_s + 1)
         if answer is DISMISSED or answer is EXPIRED:
             return self._agent.dismiss(record)
         try:
@@ -316,134 +328,132 @@ class Simulation:
 
 
 class Simulator:
-    """An agent made ready to be played to. It serves one run at a time.
+    """Runs an agent against scenarios, one run at a time.
+
+    ::
+
+        scenario = Scenario(model_turns=[ModelTurn(call("pay", amount=200))], human_replies=[Deny("too much")])
+        result = Simulator(my_agent).run_sync(scenario)
+        assert not result.started_tools
 
     Args:
-        agent: The agent; it is left as it is.
-        final_answer: What its model says where a script says nothing more.
-        from_records: Whether runs are taken up from their suspension records alone, in place of the store.
+        agent: The agent; it is not changed.
+        final_answer: What the model replies once the scenario's turns are used up.
+        from_records: Whether runs are resumed from their suspension records instead of from the store.
     """
 
     def __init__(self, agent: Agent, *, final_answer: Any = "done", from_records: bool = False) -> None:
         self._agent = agent
         self._from_records = from_records
         self._final_answer = final_answer
-        parts = agent.config
+        config = agent.config
         self._cursor = Cursor(Scenario(), frozenset(), 0)
-        graph = parts.machine.graph
-        doors = [s.name for s in graph.states if not (s.final or s.waits)]
+        graph = config.machine.graph
+        states = [s.name for s in graph.states if not (s.final or s.waits)]
         hooks = {
-            door: (Hook(door, self._script_hook, fail_open=False, name="script"), *parts.hooks.get(door, ()))
-            for door in doors
+            state: (Hook(state, self._script_hook, fail_open=False, name="script"), *config.hooks.get(state, ()))
+            for state in states
         }
         self._config = replace(
-            parts,
+            config,
             machine=_ObservedMachine(graph, self._probed_step),
             model=_ScenarioModel(self),
-            tools={name: self._scripted_tool(tool) for name, tool in parts.tools.items()},
-            policy=_ScenarioPolicy(self, parts.policy),
-            hooks={**parts.hooks, **hooks},
-            observers=(*parts.observers, Observer(self._on_event)),
-            effects={name: self._with_scripted_result(name, effect) for name, effect in parts.effects.items()},
+            tools={name: self._scripted_tool(tool) for name, tool in config.tools.items()},
+            policy=_ScenarioPolicy(self, config.policy),
+            hooks={**config.hooks, **hooks},
+            observers=(*config.observers, Observer(self._on_event)),
+            effects={name: self._with_scripted_result(name, effect) for name, effect in config.effects.items()},
         )
-
-    @property
-    def graph(self) -> Graph:
-        """The graph."""
-        return self._config.machine.graph
 
     def run_sync(
         self, scenario: Scenario, *, probe_moves: frozenset[int] = frozenset(), max_moves: int = MAX_MOVES
     ) -> SimulationResult:
-        """Play a script to its end, in an event loop of its own; see ``perform``."""
+        """The result of a scenario, run to its end in an event loop of its own; see ``run``."""
         return asyncio.run(self.run(scenario, probe_moves=probe_moves, max_moves=max_moves))
 
     async def run(
         self, scenario: Scenario, *, probe_moves: frozenset[int] = frozenset(), max_moves: int = MAX_MOVES
     ) -> SimulationResult:
-        """Play a script to its end.
+        """The result of a scenario, run to its end.
 
         Args:
-            scenario: What the outside does.
-            probe_moves: Numbers of moves; before each of these, every guard of the state is asked, for the record.
-            max_moves: After so many moves the run is left alone, ended or not.
+            scenario: What the outside world does.
+            probe_moves: Before each of these transitions (numbered from 0), every guard of the state is evaluated and
+                recorded in ``guard_results``.
+            max_moves: The run is abandoned after this many transitions.
         """
-        playing = self.start(scenario, probe_moves=probe_moves, max_moves=max_moves)
-        while await playing.advance():
+        simulation = self.start(scenario, probe_moves=probe_moves, max_moves=max_moves)
+        while await simulation.advance():
             pass
-        return playing.result
+        return simulation.result
 
     def start(
         self, scenario: Scenario, *, probe_moves: frozenset[int] = frozenset(), max_moves: int = MAX_MOVES
     ) -> Simulation:
-        """Begin to play a script, a wait or a move at a time; see ``perform``."""
-        show = self._cursor = Cursor(scenario, probe_moves, max_moves)
-        store = None if self._from_records else show.result.store
-        host = Host(clock=show.result.clock, secret=b"a stage's secret", seed=1, store=store)
+        """A simulation to advance by one suspension or one transition at a time; arguments as for ``run``."""
+        cursor = self._cursor = Cursor(scenario, probe_moves, max_moves)
+        store = None if self._from_records else cursor.result.store
+        host = Host(clock=cursor.result.clock, secret=b"the simulator's secret", seed=1, store=store)
         agent = self._agent.with_config(replace(self._config, host=host), scenario.guardrails)
-        self._simulation = Simulation(agent, show, from_records=self._from_records)
+        self._simulation = Simulation(agent, cursor, from_records=self._from_records)
         return self._simulation
 
-    # -- what the run meets ---------------------------------------------------------------------------
+    # -- called by the run ----------------------------------------------------------------------------
 
     def _script_hook(self, context: HookContext) -> HookDecision:
-        show = self._cursor
-        moment = show.take_side_event("door")
-        show.result.clock.advance(moment.duration_s)
-        if moment.cancel and show.cancel is not None:
-            show.cancel("cancelled by the script")
-        if moment.abort:
+        cursor = self._cursor
+        side_event = cursor.take_side_event("hook")
+        cursor.result.clock.advance(side_event.duration_s)
+        if side_event.cancel and cursor.cancel is not None:
+            cursor.cancel("cancelled by the script")
+        if side_event.abort:
             return AbortRun("aborted by the script")
-        beside = show.scenario.side_events.get(show.move_count, NO_SIDE_EVENT)
-        return AskApproval() if beside.needs_approval and context.call is not None else None
+        needs_approval = cursor.side_event.needs_approval  # of every call of the batch, not of the first alone
+        return AskApproval() if needs_approval and context.call is not None else None
 
     def _on_event(self, event: Event) -> None:
         if not isinstance(event, ToolStarted):
             return
-        show, state = self._cursor, self._simulation.state
+        cursor, state = self._cursor, self._simulation.state
         approved = any(c.approved for c in state.batch if c.call.id == event.call.id)
-        show.result.started_tools.append(StartedTool(event.call.name, dict(event.call.arguments), approved))
-        if show.take_side_event("power").crash and not self._from_records:
+        cursor.result.started_tools.append(StartedTool(event.call.name, dict(event.call.arguments), approved))
+        if cursor.take_side_event("crash").crash and not self._from_records:
             raise SimulatedCrashError
 
     def _probed_step(self, machine: Machine, run: Steppable) -> Decision:
-        show = self._cursor
-        if show.move_count >= show.max_moves:
+        cursor = self._cursor
+        if cursor.move_count >= cursor.max_moves:
             raise MoveLimitError
-        if show.move_count in show.probe_moves:
+        if cursor.move_count in cursor.probe_moves:
             for row in machine.graph.rows(run.state):
                 if row.guard is not None:
-                    show.result.guard_results[show.move_count, row.id] = row.guard(run)
+                    cursor.result.guard_results[cursor.move_count, row.id] = row.guard(run)
         decision = Machine.step(machine, run)
-        show.result.decisions.append(decision)
-        show.result.clock.advance(show.scenario.side_events.get(show.move_count, NO_SIDE_EVENT).idle_s)
+        cursor.result.decisions.append(decision)
+        cursor.result.clock.advance(cursor.side_event.idle_s)
         return decision
 
     def _with_scripted_result(self, name: str, effect: Effect) -> Effect:
         if name in set(State):
             return effect
 
-        async def noting(context: Context) -> Any:
-            notes = self._cursor.take_side_event("notes").state_result
-            if notes is not None:
-                return StateResult(notes)
+        async def scripted(context: Context) -> Any:
+            state_result = self._cursor.take_side_event("state_result").state_result
+            if state_result is not None:
+                return StateResult(state_result)
             outcome = effect(context)
             return await outcome if isawaitable(outcome) else outcome
 
-        return noting
+        return scripted
 
     def _scripted_tool(self, tool: Tool) -> Tool:
         if tool.control is not None:
             return tool
 
         async def run(**arguments: Any) -> Any:
-            show = self._cursor
-            result = (
-                show.scenario.tool_results[show.tool_runs]
-                if show.tool_runs < len(show.scenario.tool_results)
-                else DEFAULT_RESULT
-            )
-            show.tool_runs += 1
+            cursor = self._cursor
+            result = _next_or(cursor.scenario.tool_results, cursor.tool_runs, DEFAULT_RESULT)
+            cursor.tool_runs += 1
             if isinstance(result, BaseException):
                 raise _copy_error(result)
             return result
@@ -451,80 +461,76 @@ class Simulator:
         return replace(tool, function=run, is_async=True, takes_context=False, delegate=None)
 
     async def next_reply(self, request: ModelRequest) -> Reply:
-        """The model's next reply."""
-        show = self._cursor
-        said = (
-            show.scenario.model_turns[show.model_calls]
-            if show.model_calls < len(show.scenario.model_turns)
-            else ModelTurn(self._final_answer)
-        )
-        show.model_calls += 1
-        if isinstance(said.entry, BaseException):
-            raise _copy_error(
-                said.entry
-            )  # named by no variable here, or this frame and the error would hold each other
-        reply = await ScriptedModel([said.entry]).reply(request)
-        return replace(reply, usage=reply.usage + Usage(output_tokens=said.tokens, cost_usd=said.cost_usd))
+        """The scenario's next model reply."""
+        cursor = self._cursor
+        turn: ModelTurn = _next_or(cursor.scenario.model_turns, cursor.model_calls, ModelTurn(self._final_answer))
+        cursor.model_calls += 1
+        if isinstance(turn.entry, BaseException):
+            # the copy is not stored in a variable: the frame and the error's traceback would form a reference cycle
+            raise _copy_error(turn.entry)
+        reply = await ScriptedModel([turn.entry]).reply(request)
+        return replace(reply, usage=reply.usage + Usage(output_tokens=turn.tokens, cost_usd=turn.cost_usd))
 
     def choose_action(self, failure: Failure, state: RunState, own: RecoveryPolicy) -> Action:
-        """The policy's next decision."""
-        show = self._cursor
-        action = (
-            show.scenario.recovery_actions[show.recoveries]
-            if show.recoveries < len(show.scenario.recovery_actions)
-            else None
-        )
-        show.recoveries += 1
+        """The scenario's next recovery action, or what the agent's own policy decides."""
+        cursor = self._cursor
+        action: Action | None = _next_or(cursor.scenario.recovery_actions, cursor.recoveries, None)
+        cursor.recoveries += 1
         return action or own.decide(failure, state)
 
 
+def _next_or(entries: Sequence[Any], used: int, default: Any) -> Any:
+    """The next entry of a list of which so many are used, or the default if none is left."""
+    return entries[used] if used < len(entries) else default
+
+
 def _copy_error(error: BaseException) -> BaseException:
-    """A copy to raise: what is raised holds on to the run that it was raised in."""
+    """A copy to raise: the traceback of a raised error keeps the run alive, and the scenario keeps the error."""
     try:
         return copy.copy(error)
-    except TypeError:  # its class cannot be made again from its arguments
+    except TypeError:  # the class cannot be constructed from its ``args``
         return error.with_traceback(None)
 
 
 class _ObservedMachine(Machine):
-    """The agent's machine, with somebody who watches each step."""
+    """The agent's machine, with each step passed to a callback."""
 
     def __init__(self, graph: Graph, step: Callable[[Machine, Steppable], Decision]) -> None:
         super().__init__(graph)
         self._on_step = step
 
     def step(self, run: Steppable) -> Decision:
-        """As a machine does, watched."""
+        """Make one step through the callback."""
         return self._on_step(self, run)
 
 
 class _ScenarioModel:
-    """The model of a stage."""
+    """The model of a simulated agent."""
 
     name = "scripted"
 
-    def __init__(self, stage: Simulator) -> None:
-        self._simulator = stage
+    def __init__(self, simulator: Simulator) -> None:
+        self._simulator = simulator
 
     async def reply(self, request: ModelRequest) -> Reply:
-        """The script's next reply."""
+        """The scenario's next reply."""
         return await self._simulator.next_reply(request)
 
 
 class _ScenarioPolicy:
-    """The policy of a stage: the script's decisions, then the agent's own."""
+    """The recovery policy of a simulated agent: the scenario's actions, then the agent's own policy."""
 
-    def __init__(self, stage: Simulator, own: RecoveryPolicy) -> None:
-        self._simulator, self._own = stage, own
+    def __init__(self, simulator: Simulator, own: RecoveryPolicy) -> None:
+        self._simulator, self._own = simulator, own
 
     def retry_budget(self, kind: FailureKind) -> int:
-        """As the agent's own."""
+        """The value of the agent's own policy."""
         return self._own.retry_budget(kind)
 
     def backoff(self, kind: FailureKind, attempt: int) -> float:
-        """As the agent's own."""
+        """The value of the agent's own policy."""
         return self._own.backoff(kind, attempt)
 
     def decide(self, failure: Failure, state: RunState) -> Action:
-        """The script's next decision."""
+        """The scenario's next action."""
         return self._simulator.choose_action(failure, state, self._own)

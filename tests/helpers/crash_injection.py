@@ -135,7 +135,7 @@ async def run_to_end(world: CrashWorld, scenario: str, both: tuple[Any, Any], st
             and CHANGES[scenario].waiting
             and not recorded_changes(read_records(store.records(run_id), run_id))
         )
-        (run,) = (begins if old else goes_on).recover()
+        (run,) = (begins if old else goes_on).unfinished_runs()
         assert run.run_id == run_id
         result = await run
     else:
