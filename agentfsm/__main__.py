@@ -1,4 +1,4 @@
-"""``python -m agentfsm``: the command line, for when the ``agentfsm`` script is not on the path."""
+"""``python -m agentfsm``: the command line, for systems where the ``agentfsm`` script is not on the path."""
 
 from __future__ import annotations
 

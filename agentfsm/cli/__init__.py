@@ -1,7 +1,7 @@
-"""The command line, ``agentfsm``: a demo, a run with any model, a resumed run, pictures of graphs.
+"""The command line, ``agentfsm``: run an agent, resume a run, inspect stored runs, and draw or check a graph.
 
-It needs the extra ``cli`` (click and rich); ``main`` says so where they are missing. Nothing imports this
-package.
+It needs the extra ``cli`` (click and rich); ``main`` prints how to install it if they are missing. No other
+package imports this one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _EXTRA_PACKAGES = ("click", "rich")
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the command line and give its exit code.
+    """Run the command line and return its exit code.
 
-    The codes: 0 it worked, 1 the run did not complete, 2 wrong usage or setup, 3 the run is suspended and
-    waits for a person, 130 (or 143) it was interrupted.
+    The codes: 0 success, 1 the run did not complete, 2 wrong usage or configuration, 3 the run is suspended
+    and waits for a person, 130 (SIGINT) or 143 (SIGTERM) interrupted.
 
     Args:
-        args: The words behind ``agentfsm``; those of the process unless given.
+        args: The arguments after ``agentfsm``; those of the process by default.
     """
     try:
         from agentfsm.cli.app import run_app
@@ -34,5 +34,5 @@ def main(args: Sequence[str] | None = None) -> int:
             raise
         print(f"agentfsm: {MissingExtraError('the command line', 'cli')}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # before the first command began
+    except KeyboardInterrupt:  # before the first command started
         return 130

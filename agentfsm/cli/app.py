@@ -1,30 +1,55 @@
-"""The ``agentfsm`` command group: the table of its commands, how an error becomes one line and an exit code, and ``agentfsm completion``."""
+"""The ``agentfsm`` command group: the table of commands, exceptions as exit codes, and ``agentfsm completion``.
+
+A command's module is imported when that command runs, so that one command does not pay for the imports of the
+others. ``agentfsm --help`` and shell completion read the table only.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterator, MutableMapping, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple, NoReturn
 
 import click
-from click.shell_completion import get_completion_class
-from pydantic import ValidationError
+from click.shell_completion import CompletionItem, get_completion_class
 
 from agentfsm import __version__
-from agentfsm.cli.check_command import check
-from agentfsm.cli.demo_command import demo
-from agentfsm.cli.diagram_command import diagram
-from agentfsm.cli.diff_command import diff
-from agentfsm.cli.replay_command import replay
-from agentfsm.cli.resume_command import resume
-from agentfsm.cli.run_command import run
-from agentfsm.cli.runs_command import export, runs, show
-from agentfsm.cli.verify_command import checkpoint, fork, redact, verify
 from agentfsm.errors import AgentfsmError
-from agentfsm.runtime.tools import problems
 
-__all__ = ["app", "completion", "run_app"]
+__all__ = ["COMMANDS", "CommandEntry", "app", "completion", "run_app"]
 
+
+class CommandEntry(NamedTuple):
+    """One row of the table of commands.
+
+    Attributes:
+        module: The module of ``agentfsm.cli`` that defines the command, as a function of the command's name.
+        summary: The line that ``agentfsm --help`` shows.
+    """
+
+    module: str
+    summary: str
+
+
+COMMANDS = {
+    "demo": CommandEntry("demo_command", "Watch a complete run; needs no API key and no network."),
+    "run": CommandEntry("run_command", "Run an agent on a prompt."),
+    "resume": CommandEntry("resume_command", "Resume suspended or interrupted runs."),
+    "diagram": CommandEntry("diagram_command", "Draw a graph, or check a committed diagram."),
+    "check": CommandEntry("check_command", "Prove properties of a graph."),
+    "diff": CommandEntry("diff_command", "Compare two graphs: their rows and their decisions."),
+    "completion": CommandEntry("app", "Print a shell completion script."),
+    "runs": CommandEntry("runs_command", "List the runs of a store."),
+    "show": CommandEntry("runs_command", "Show what happened in a run."),
+    "verify": CommandEntry("verify_command", "Verify that journals are intact and legal."),
+    "replay": CommandEntry("replay_command", "Replay recorded runs without model or tools."),
+    "fork": CommandEntry("runs_command", "Start a new run from a point in another one."),
+    "export": CommandEntry("runs_command", "Write a run's journal as JSON lines."),
+    "redact": CommandEntry("runs_command", "Delete recorded content permanently."),
+    "checkpoint": CommandEntry("verify_command", "Write a signed checkpoint of all runs."),
+}
+"""Every command, in the order in which a new user needs them."""
 
 _COMPLETION_EXAMPLES = """\b
 Examples:
@@ -34,22 +59,22 @@ Examples:
 """
 
 
-@click.command(epilog=_COMPLETION_EXAMPLES, short_help="Make a shell complete commands.")
+@click.command(epilog=_COMPLETION_EXAMPLES)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the completion script for a shell."""
+    """Print the completion script for SHELL."""
     kind = get_completion_class(shell)
-    assert kind is not None  # noqa: S101  # the choices above are the ones that click knows
+    assert kind is not None  # noqa: S101  # the choices above are the shells that click supports
     click.echo(kind(ctx.find_root().command, {}, "agentfsm", "_AGENTFSM_COMPLETE").source())
 
 
 _EXAMPLES = """\b
 Examples:
-  agentfsm demo                            see a whole run, with no key
+  agentfsm demo                            watch a complete run, without an API key
   agentfsm run "What is 6 x 7?" --model ollama:llama3.2
   agentfsm run "Tidy this up" --model openai:gpt-5-mini --tools my_tools.py
-  agentfsm diagram --output loop.svg       the table as a picture
+  agentfsm diagram --output loop.svg       draw the loop
 """
 
 
@@ -60,27 +85,64 @@ class _CliError(click.ClickException):
         super().__init__(" ".join(message.split()))
 
     def show(self, file: Any = None) -> None:
-        """Say it."""
+        """Print the line."""
         click.echo(f"agentfsm: {self.message}", err=True)
 
 
 class _UsageError(_CliError):
-    """Wrong usage or set-up."""
+    """Wrong usage or configuration."""
 
     exit_code = 2
 
 
 class _InternalError(_CliError):
-    """Something that should not be."""
+    """A bug."""
 
     exit_code = 70
 
 
+class _LazyCommands(MutableMapping[str, click.Command]):
+    """The commands by name, as click wants them; a lookup imports the command's module."""
+
+    def __init__(self) -> None:
+        self._added: dict[str, click.Command] = {}
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in self._added:
+            entry = COMMANDS[name]
+            self._added[name] = getattr(import_module(f"agentfsm.cli.{entry.module}"), name)
+            self._added[name].short_help = entry.summary
+        return self._added[name]
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._added[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._added[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+    def __contains__(self, name: object) -> bool:
+        return name in COMMANDS
+
+
 class _CommandGroup(click.Group):
-    """A group in whose commands no exception ends as a traceback."""
+    """A group that imports a command when it runs, and never ends with a traceback."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+        return list(COMMANDS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        names = [CompletionItem(name, help=e.summary) for name, e in COMMANDS.items() if name.startswith(incomplete)]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -96,14 +158,18 @@ class _CommandGroup(click.Group):
 
 
 def _raise_cli_error(error: Exception) -> NoReturn:
+    from pydantic import ValidationError  # slow to import, and needed only here
+
+    from agentfsm.runtime.tools import problems
+
     match error:
         case AgentfsmError():
             raise _UsageError(str(error)) from error
         case ValidationError():
             raise _UsageError("; ".join(problems(error))) from error
         case OSError():
-            named = f"{error.filename}: " if error.filename else ""
-            raise _UsageError(f"{named}{error.strerror or error}") from error
+            filename = f"{error.filename}: " if error.filename else ""
+            raise _UsageError(f"{filename}{error.strerror or error}") from error
         case _:
             hint = "AGENTFSM_TRACEBACK=1 shows where"
             raise _InternalError(f"internal error: {type(error).__name__}: {error} ({hint})") from error
@@ -112,6 +178,7 @@ def _raise_cli_error(error: Exception) -> NoReturn:
 @click.group(
     "agentfsm",
     cls=_CommandGroup,
+    commands=_LazyCommands(),
     invoke_without_command=True,
     epilog=_EXAMPLES,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -119,37 +186,21 @@ def _raise_cli_error(error: Exception) -> NoReturn:
 @click.version_option(__version__, prog_name="agentfsm", message="%(prog)s %(version)s")
 @click.pass_context
 def app(ctx: click.Context) -> None:
-    """Run an AI agent whose every move is a row of one declared table.
+    """Run an AI agent whose control flow is one declared table of states and transitions.
 
-    Exit codes: 0 it worked, 1 the run did not complete, 2 wrong usage or setup, 3 the run is suspended and
-    waits for a person, 130 it was interrupted.
+    Exit codes: 0 success, 1 the run did not complete, 2 wrong usage or configuration, 3 the run is suspended
+    and waits for a person, 130 interrupted.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
 
-for _command in (
-    demo,
-    run,
-    resume,
-    diagram,
-    check,
-    diff,
-    completion,
-    runs,
-    show,
-    verify,
-    replay,
-    fork,
-    export,
-    redact,
-    checkpoint,
-):
-    app.add_command(_command)
-
-
 def run_app(args: Sequence[str] | None = None) -> int:
-    """Run the command line and give its exit code."""
+    """Run the command line and return its exit code.
+
+    Args:
+        args: The arguments after ``agentfsm``; those of the process by default.
+    """
     try:
         app.main(args=None if args is None else list(args), prog_name="agentfsm")
     except SystemExit as end:

@@ -22,7 +22,7 @@ __all__ = ["check"]
 
 _EXAMPLES = """\b
 Examples:
-  agentfsm check                                        the default loop, with the default limits
+  agentfsm check                                        the default loop with the default limits
   agentfsm check --preset feedback
   agentfsm check my_agent.py:AGENT --guardrails max_iterations=8 --guardrails max_tool_retries=0
   agentfsm check my_graphs.py:GRAPH --must-pass call_llm:pre_step
@@ -31,20 +31,28 @@ Examples:
 """
 
 
-@click.command(epilog=_EXAMPLES, short_help="Prove what can be proved of a graph.")
+@click.command(epilog=_EXAMPLES)
 @click.argument("graph", required=False, metavar="[MODULE:GRAPH]")
-@click.option("--preset", type=click.Choice(list(PRESETS)), help="A preset's table, rules and limits.")
-@click.option("-g", "--guardrails", "limits", metavar="NAME=VALUE", multiple=True, help="A limit; more than once.")
-@click.option("--calls-per-reply", type=click.IntRange(1), default=CALLS_PER_REPLY, show_default=True)
-@click.option("--must-pass", metavar="TARGET:THROUGH[:WHEN]", multiple=True, help="TARGET only after THROUGH.")
-@click.option("--never-after", metavar="EVENT:AFTER[:UNTIL]", multiple=True, help="EVENT never after AFTER.")
-@click.option("--json", "as_json", is_flag=True, help="All of it as one JSON object.")
+@click.option("--preset", type=click.Choice(list(PRESETS)), help="A preset's graph, behavior and limits.")
+@click.option("-g", "--guardrails", "limits", metavar="NAME=VALUE", multiple=True, help="Change a limit; repeatable.")
+@click.option(
+    "--calls-per-reply",
+    type=click.IntRange(1),
+    default=CALLS_PER_REPLY,
+    show_default=True,
+    help="Maximum tool calls in one model reply.",
+)
+@click.option(
+    "--must-pass", metavar="TARGET:THROUGH[:WHEN]", multiple=True, help="TARGET is reached only through THROUGH."
+)
+@click.option("--never-after", metavar="EVENT:AFTER[:UNTIL]", multiple=True, help="EVENT never happens after AFTER.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "-o",
     "--output",
     metavar="PATH",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw the first run that breaks something.",
+    help="Draw the first counterexample.",
 )
 @click.pass_context
 def check(
@@ -58,75 +66,74 @@ def check(
     as_json: bool,
     output: Path | None,
 ) -> None:
-    """Prove what can be proved of a graph: that of the default loop, or MODULE:GRAPH (or FILE.py:GRAPH).
+    """Prove properties of a graph: the default loop's, or MODULE:GRAPH (or FILE.py:GRAPH).
 
-    In every state exactly one row is taken; no row stands behind one that always holds first; every run ends
-    or waits for a person; the end can be reached from everywhere; and what you declare. What is said of guards
-    holds whatever the model, the tools, the policy and people do. A property that is broken comes with the
-    shortest run that breaks it.
+    The built-in properties: in every state, exactly one row is taken; no row is unreachable because an earlier
+    one always holds; every run ends or waits for a person; the end can be reached from every state. Add your
+    own with --must-pass and --never-after. The proofs hold for every behavior of the model, the tools, the
+    policy and people. A property that does not hold comes with the shortest counterexample.
 
-    Exit codes: 0 everything holds, 1 something is broken, 2 wrong usage, 4 something could not be decided.
+    Exit codes: 0 every property holds, 1 one does not, 2 wrong usage, 4 one could not be decided.
     """
     if graph and preset:
         raise click.UsageError("give MODULE:GRAPH or --preset, not both")
-    table, guardrails, rules = _load_inputs(graph, preset)
-    found = analyse(
-        table,
+    loaded, guardrails, behavior = _load_inputs(graph, preset)
+    analysis = analyse(
+        loaded,
         *_build_properties(must_pass, never_after),
         guardrails=_override_guardrails(guardrails, limits),
-        behavior=rules,
+        behavior=behavior,
         calls_per_reply=calls_per_reply,
     )
-    click.echo(json.dumps(found.to_dict(), indent=1) if as_json else str(found))
+    click.echo(json.dumps(analysis.to_dict(), indent=1) if as_json else str(analysis))
     if output is not None:
-        _draw_counterexample(found, output)
-    ctx.exit(0 if found.ok else 1 if any(v.holds is False for v in found.verdicts) else 4)
+        _draw_counterexample(analysis, output)
+    ctx.exit(0 if analysis.ok else 1 if any(v.holds is False for v in analysis.verdicts) else 4)
 
 
 def _load_inputs(graph: str | None, preset: str | None) -> tuple[Graph, AgentGuardrails, Behavior | None]:
-    """The graph, and the limits and rules that come with what was named."""
+    """The graph that is named, with the guardrails and the behavior of its preset or agent."""
     if graph is None:
-        chosen = PRESETS[preset or "standard"]
-        return chosen.graph, chosen.guardrails, chosen.behavior if preset else None
-    table, owner = load_graph_and_owner(graph)
+        source = PRESETS[preset or "standard"]
+        return source.graph, source.guardrails, source.behavior if preset else None
+    loaded, owner = load_graph_and_owner(graph)
     match owner:
         case Preset() | Agent():
-            return table, owner.guardrails, owner.behavior
+            return loaded, owner.guardrails, owner.behavior
         case _:
-            return table, AgentGuardrails(), None
+            return loaded, AgentGuardrails(), None
 
 
 def _override_guardrails(guardrails: AgentGuardrails, limits: tuple[str, ...]) -> AgentGuardrails:
-    given: dict[str, Any] = {}
+    overrides: dict[str, Any] = {}
     for limit in limits:
         name, equals, value = limit.partition("=")
         if not equals:
             raise click.UsageError(f"--guardrails {limit}: write it as NAME=VALUE, as in max_iterations=8")
-        given[name.strip()] = None if value.strip() in ("none", "None") else value.strip()
-    return TypeAdapter(AgentGuardrails).validate_python({**guardrails.model_dump(), **given})
+        overrides[name.strip()] = None if value.strip() in ("none", "None") else value.strip()
+    return TypeAdapter(AgentGuardrails).validate_python({**guardrails.model_dump(), **overrides})
 
 
 def _build_properties(must_pass_texts: tuple[str, ...], never_after_texts: tuple[str, ...]) -> list[Property]:
-    found = [
-        must_pass(a, through=b, when=c)
-        for a, b, c in (_split_property("--must-pass", text) for text in must_pass_texts)
-    ]
-    return found + [
-        never_after(a, b, until=c) for a, b, c in (_split_property("--never-after", text) for text in never_after_texts)
+    passes = [_split_property("--must-pass", text) for text in must_pass_texts]
+    nevers = [_split_property("--never-after", text) for text in never_after_texts]
+    return [
+        *(must_pass(target, through=through, when=when) for target, through, when in passes),
+        *(never_after(event, after, until=until) for event, after, until in nevers),
     ]
 
 
 def _split_property(option: str, text: str) -> tuple[str, str, str]:
-    parts = text.split(":")
-    if len(parts) not in (2, 3) or not all(parts):
-        raise click.UsageError(f"{option} {text}: give two names or three, with colons between them")
-    return parts[0], parts[1], parts[2] if len(parts) == 3 else ""
+    names = text.split(":")
+    if len(names) not in (2, 3) or not all(names):
+        raise click.UsageError(f"{option} {text}: give two or three names, separated by colons")
+    return names[0], names[1], names[2] if len(names) == 3 else ""
 
 
 def _draw_counterexample(analysis: Analysis, output: Path) -> None:
     broken = next((v for v in analysis.verdicts if v.path or v.loop), None)
     if broken is None:
-        click.echo("agentfsm: nothing is broken, so nothing is drawn", err=True)
+        click.echo("agentfsm: there is no counterexample to draw", err=True)
         return
     write(analysis.graph, output, overlay=Counterexample(broken.path, broken.loop, broken.text))
     click.echo(output, err=True)

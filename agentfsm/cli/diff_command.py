@@ -1,4 +1,4 @@
-"""``agentfsm diff``: how two graphs differ, in their rows and in their decisions."""
+"""``agentfsm diff``: compare two graphs, their rows and their decisions."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from agentfsm.analysis import diff as compared
+from agentfsm.analysis import diff as diff_graphs
 from agentfsm.analysis import graph_from_table
 from agentfsm.cli.diagram_command import graph_of_run, load_records
-from agentfsm.cli.runs_command import store_option
+from agentfsm.cli.local_store import store_option
 from agentfsm.cli.user_code import load_graph
 from agentfsm.diagrams import DiffOverlay, write
 from agentfsm.errors import ConfigurationError
@@ -25,48 +25,48 @@ Examples:
   agentfsm diff agentfsm.loop.table:LOOP my_graphs.py:GRAPH
   agentfsm diff standard strict                         two presets
   agentfsm diff old/graphs.py:GRAPH new/graphs.py:GRAPH --output difference.svg
-  agentfsm diff 3f9c0a1b2c3d4e5f my_graphs.py:GRAPH     the table of a run, and today's
-  agentfsm diff reviewed.json my_graphs.py:GRAPH        for CI: does it decide as it did?
+  agentfsm diff 3f9c0a1b2c3d4e5f my_graphs.py:GRAPH     the graph of a run, and today's
+  agentfsm diff reviewed.json my_graphs.py:GRAPH        for CI: are the decisions the same?
 """
 
 
-@click.command(epilog=_EXAMPLES, short_help="Say how two graphs differ, in rows and in behaviour.")
+@click.command(epilog=_EXAMPLES)
 @click.argument("old")
 @click.argument("new")
-@click.option("--any", "any_difference", is_flag=True, help="Exit 1 also where rows differ and no decision does.")
-@click.option("--json", "as_json", is_flag=True, help="All of it as one JSON object.")
+@click.option("--exact", is_flag=True, help="Exit 1 for any difference, even if all decisions are the same.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "-o",
     "--output",
     metavar="PATH",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw NEW with what became of OLD.",
+    help="Draw the difference.",
 )
 @store_option
 @click.pass_context
 def diff(
-    ctx: click.Context, old: str, new: str, any_difference: bool, as_json: bool, output: Path | None, path: Path | None
+    ctx: click.Context, old: str, new: str, exact: bool, as_json: bool, output: Path | None, path: Path | None
 ) -> None:
-    """Say how the graph NEW differs from the graph OLD.
+    """Compare the graph NEW with the graph OLD.
 
-    Each is MODULE:GRAPH, FILE.py:GRAPH, the name of a preset, a JSON file (what ``json.dumps(graph.table)``
-    wrote), or the id of a run, whose journal pins its table. Rows are compared, and so is behaviour, over the
-    whole truth table: two rows that change places keep every edge, and can let a call pass that had to be
-    approved.
+    Each is MODULE:GRAPH, FILE.py:GRAPH, the name of a preset, a JSON file (written with
+    json.dumps(graph.table)), or the id of a run, whose journal pins its graph. Rows are compared, and decisions
+    over the whole truth table: swapping two rows keeps every edge, but can let a call through that needed
+    approval.
 
-    Exit codes: 0 both decide alike, 1 they decide differently, 2 wrong usage.
+    Exit codes: 0 the decisions are the same, 1 they differ, 2 wrong usage.
     """
     before, after = _load_any_graph(old, path), _load_any_graph(new, path)
-    found = compared(before, after)
-    click.echo(json.dumps(found.to_dict(), indent=1) if as_json else str(found))
+    difference = diff_graphs(before, after)
+    click.echo(json.dumps(difference.to_dict(), indent=1) if as_json else str(difference))
     if output is not None:
-        write(after, output, overlay=DiffOverlay(before, [str(each) for each in found.decisions]))
+        write(after, output, overlay=DiffOverlay(before, [str(each) for each in difference.decisions]))
         click.echo(output, err=True)
-    ctx.exit(0 if found.same or (found.behaves_alike and not any_difference) else 1)
+    ctx.exit(0 if difference.same or (difference.behaves_alike and not exact) else 1)
 
 
 def _load_any_graph(name: str, store: Path | None) -> Graph:
-    """The graph that a word of the command line means."""
+    """The graph that an argument of the command line names."""
     if name in PRESETS:
         return PRESETS[name].graph
     if name.endswith(".json"):
@@ -80,9 +80,9 @@ def _graph_from_json(path: Path) -> Graph:
     try:
         return graph_from_table(json.loads(path.read_text(encoding="utf-8")), path.stem)
     except ValueError as error:
-        raise ConfigurationError(f"{path} holds no table of a graph: {error}") from error
+        raise ConfigurationError(f"{path} does not hold the table of a graph: {error}") from error
 
 
 def _graph_from_run(run_id: str, store: Path | None) -> Graph:
-    what = "no graph (MODULE:GRAPH), no JSON file, no preset and no run of the store"
-    return replace(graph_of_run(load_records(run_id, store, what)), name=f"run {run_id}")
+    expected = "not a graph (MODULE:GRAPH), a JSON file, a preset or a run of the store"
+    return replace(graph_of_run(load_records(run_id, store, expected)), name=f"run {run_id}")

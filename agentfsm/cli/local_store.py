@@ -1,64 +1,88 @@
-"""The store that the commands read and write: its default path, ``--store``, and the host that ``run`` and ``resume`` use."""
+"""The store file that the commands use: its default path, ``--store``, opening it, and completion of run ids."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from agentfsm.cli.runs_command import default_store_path
-from agentfsm.errors import StoreError, StoreFormatError
+from agentfsm.errors import AgentfsmError
 from agentfsm.journal.sqlite.sqlite_store import SqliteStore
-from agentfsm.runtime.host import FileReplayGuard, Host
 
-__all__ = ["SECRET_VARIABLE", "build_host", "signing_secret"]
-
-SECRET_VARIABLE = "AGENTFSM_SECRET"  # noqa: S105  # the variable's name, not what it holds
+__all__ = ["complete_run_id", "default_store_path", "open_existing_store", "open_store_for_writing", "store_option"]
 
 
-def signing_secret() -> bytes | None:
-    """What signs suspension records, or None where the environment names nothing."""
-    return os.environ.get(SECRET_VARIABLE, "").strip().encode() or None
+def default_store_path() -> Path:
+    """``agentfsm.db`` in the user's data folder, unless ``AGENTFSM_STORE`` names another file."""
+    if override := os.environ.get("AGENTFSM_STORE"):
+        return Path(override)
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Application Support"
+    else:
+        base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return base / "agentfsm" / "agentfsm.db"
 
 
-def build_host(path: Path | None, *, persist: bool, required: bool = False) -> Host:
-    """The host of a run at the command line.
+def store_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--store PATH``, which the command gets as ``path``."""
+    return click.option(
+        "--store",
+        "path",
+        metavar="PATH",
+        type=click.Path(dir_okay=False, path_type=Path),
+        envvar="AGENTFSM_STORE",
+        show_envvar=True,
+        help="The store file; default: agentfsm.db in your data folder.",
+    )(command)
 
-    Where nobody named a store, one that cannot be written is done without, with a warning: two commands at a time
-    are nothing unusual, and one file has one writer; a data folder may be there to read only.
 
-    Args:
-        path: The store that was named, or None for the default one.
-        persist: Whether to keep the run at all.
-        required: Whether it cannot do without the store, because the run is in it.
+def open_existing_store(path: Path | None) -> SqliteStore:
+    """The store at a path, or the default one; it is closed when the command ends.
 
     Raises:
-        agentfsm.errors.StoreFormatError: The file is none of ours.
-        agentfsm.errors.StoreError: The store that was named, or that must be used, cannot be.
-        OSError: Its folder cannot be made.
+        click.UsageError: There is no such file.
+        agentfsm.errors.StoreError: The file cannot be opened as a store.
     """
-    store = None
-    if persist:
-        try:
-            store = _open_for_writing(path or default_store_path())
-        except StoreFormatError:
-            raise
-        except (StoreError, OSError) as error:
-            if required or path is not None:
-                raise
-            click.echo(f"agentfsm: this run is kept nowhere: {error}", err=True)
-    signer = signing_secret()
-    if signer is None:
-        return Host(store=store)
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return Host(store=store, secret=signer, replay_guard=FileReplayGuard(state / "agentfsm" / "used"))
+    file = path or default_store_path()
+    if not file.exists():
+        raise click.UsageError(f"there is no store at {file}")
+    return _close_with_command(SqliteStore(file))
 
 
-def _open_for_writing(path: Path) -> SqliteStore:
-    """The store at a path, in a folder that is its owner's alone, since it holds conversations."""
+def open_store_for_writing(path: Path) -> SqliteStore:
+    """The store at a path, created if it is missing and claimed by this process; it is closed when the command ends.
+
+    A new folder is readable by its owner only, because a store holds conversations.
+
+    Raises:
+        agentfsm.errors.StoreError: The file cannot be opened as a store, or another process writes to it.
+        OSError: Its folder cannot be created.
+    """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    store = SqliteStore(path)
-    click.get_current_context().call_on_close(store.close)  # however the command ends
-    store.claim()  # before anything is asked of a model
+    store = _close_with_command(SqliteStore(path))
+    store.claim()  # fail before the first model call
     return store
+
+
+def _close_with_command(store: SqliteStore) -> SqliteStore:
+    click.get_current_context().call_on_close(store.close)  # also when the command fails
+    return store
+
+
+def complete_run_id(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The runs of the store whose ids start with what was typed, with their status."""
+    file: Path = ctx.params.get("path") or ctx.params.get("store") or default_store_path()
+    try:
+        with contextlib.closing(SqliteStore(file)) as store:
+            heads = store.heads()
+    except (AgentfsmError, OSError):  # completion has no place for an error; the command itself will report it
+        return []
+    return [CompletionItem(head.run_id, help=head.status) for head in heads if head.run_id.startswith(incomplete)]

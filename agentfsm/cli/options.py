@@ -1,4 +1,4 @@
-"""The command-line options that ``run`` and ``resume`` share, and the agent built from them."""
+"""The command-line options that ``run`` and ``resume`` share, and the agent and host built from them."""
 
 from __future__ import annotations
 
@@ -7,45 +7,65 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from agentfsm.agent import Agent
-from agentfsm.cli.local_store import SECRET_VARIABLE, build_host
+from agentfsm.cli.local_store import default_store_path, open_store_for_writing
 from agentfsm.cli.user_code import load_graph, load_tools
-from agentfsm.errors import ConfigurationError
+from agentfsm.errors import ConfigurationError, StoreError, StoreFormatError
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.presets import PRESETS
-from agentfsm.models import resolve
 
-__all__ = ["AgentOptions", "ReportOptions", "agent_options", "report_options"]
+if TYPE_CHECKING:
+    from agentfsm.agent import Agent
+    from agentfsm.runtime.host import Host
+
+__all__ = [
+    "SECRET_VARIABLE",
+    "AgentOptions",
+    "CommandFunction",
+    "ReportOptions",
+    "agent_options",
+    "collect_options",
+    "report_options",
+    "require_secret",
+    "signing_secret",
+]
 
 CommandFunction = Callable[..., Any]
 
+SECRET_VARIABLE = "AGENTFSM_SECRET"  # noqa: S105  # the variable's name, not its value
 
-def _collect_options(
+
+def collect_options(
     kind: type[Any], parameter: str, options: list[Callable[[CommandFunction], CommandFunction]]
 ) -> Callable[[CommandFunction], CommandFunction]:
-    """Declare options on a command, which then gets all of them as one argument."""
+    """Add options to a command, which gets their values as one object.
+
+    Args:
+        kind: The dataclass of the object; each field has the name of one option's parameter.
+        parameter: The command's parameter that gets the object.
+        options: The option decorators, in the order in which ``--help`` lists them.
+    """
 
     def decorate(command: CommandFunction) -> CommandFunction:
         @wraps(command)
-        def gather(*args: Any, **given: Any) -> Any:
-            given[parameter] = kind(**{each.name: given.pop(each.name) for each in fields(kind)})
-            return command(*args, **given)
+        def gather(*args: Any, **values: Any) -> Any:
+            values[parameter] = kind(**{each.name: values.pop(each.name) for each in fields(kind)})
+            return command(*args, **values)
 
-        marked: CommandFunction = gather
+        decorated: CommandFunction = gather
         for option in reversed(options):
-            marked = option(marked)
-        return marked
+            decorated = option(decorated)
+        return decorated
 
     return decorate
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentOptions:
-    """The options that say what the agent is; ``agent_options`` declares them."""
+    """The options that define the agent; ``agent_options`` declares them."""
 
     model: str
     base_url: str | None
@@ -63,38 +83,41 @@ class AgentOptions:
         """The agent.
 
         Args:
-            require_store: Whether it takes up a run of its store, and so cannot do without.
+            require_store: Fail if the store cannot be used, because the run to resume is in it.
 
         Raises:
-            ConfigurationError: Something does not fit together.
+            ConfigurationError: The options contradict each other or name something that does not exist.
             agentfsm.errors.StoreError: The store cannot be used.
         """
+        from agentfsm.agent import Agent  # only here: agentfsm diagram uses this module without an agent
+        from agentfsm.models import resolve
+
         preset = PRESETS[self.preset]
         limits = {"max_iterations": self.max_iterations, "max_execution_time_s": self.max_time}
-        given = {name: value for name, value in limits.items() if value is not None}
+        overrides = {name: value for name, value in limits.items() if value is not None}
         return Agent(
             resolve(self.model, base_url=self.base_url, api_key=_api_key(self.api_key_env)),
             tools=[each for path in self.tools for each in load_tools(path)],
             instructions=self.instructions,
             preset=preset,
             graph=load_graph(self.graph) if self.graph else None,
-            guardrails=AgentGuardrails.model_validate({**preset.guardrails.model_dump(), **given}),
-            host=build_host(self.store, persist=not self.no_store, required=require_store),
+            guardrails=AgentGuardrails.model_validate({**preset.guardrails.model_dump(), **overrides}),
+            host=_build_host(self.store, persist=not self.no_store, required=require_store),
         )
 
     def to_args(self) -> list[str]:
-        """The options as they are typed, for a command that goes on with the same agent."""
-        words: list[str] = []
+        """The options as command-line arguments, for a command that continues with the same agent."""
+        args: list[str] = []
         for each in fields(self):
             value: object = getattr(self, each.name)
             if value in (None, "", "standard", False):
                 continue
             if value is True:
-                words.append(f"--{each.name.replace('_', '-')}")
+                args.append(f"--{each.name.replace('_', '-')}")
                 continue
             for one in self.tools if each.name == "tools" else (value,):
-                words += [f"--{each.name.replace('_', '-')}", str(one)]
-        return words
+                args += [f"--{each.name.replace('_', '-')}", str(one)]
+        return args
 
 
 def _api_key(variable: str | None) -> str | None:
@@ -106,10 +129,66 @@ def _api_key(variable: str | None) -> str | None:
     return key
 
 
+def signing_secret() -> bytes | None:
+    """The key that signs suspension records, from ``AGENTFSM_SECRET``; None if that is not set."""
+    return os.environ.get(SECRET_VARIABLE, "").strip().encode() or None
+
+
+def require_secret(feature: str) -> None:
+    """Check that ``AGENTFSM_SECRET`` is set.
+
+    Args:
+        feature: What needs it, for the error.
+
+    Raises:
+        ConfigurationError: It is not set.
+    """
+    if signing_secret() is None:
+        raise ConfigurationError(
+            f"{feature} needs the variable {SECRET_VARIABLE}: a long random text that signs suspension records; use "
+            "the same one for run and resume"
+        )
+
+
+def _build_host(path: Path | None, *, persist: bool, required: bool) -> Host:
+    """The host of a run at the command line.
+
+    If the default store cannot be written, the run goes without one, with a warning: one file has one writer,
+    so a second command at the same time is normal, and the data folder may be read-only.
+
+    Args:
+        path: The store given by the user, or None for the default one.
+        persist: Whether to store the run at all.
+        required: Whether the store is required, because the run to resume is in it.
+
+    Raises:
+        agentfsm.errors.StoreFormatError: The file is not a store.
+        agentfsm.errors.StoreError: A store that was named or is required cannot be used.
+        OSError: The folder of such a store cannot be created.
+    """
+    from agentfsm.runtime.host import FileReplayGuard, Host
+
+    store = None
+    if persist:
+        try:
+            store = open_store_for_writing(path or default_store_path())
+        except StoreFormatError:
+            raise
+        except (StoreError, OSError) as error:
+            if required or path is not None:
+                raise
+            click.echo(f"agentfsm: this run is not stored: {error}", err=True)
+    secret = signing_secret()
+    if secret is None:
+        return Host(store=store)
+    state_folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return Host(store=store, secret=secret, replay_guard=FileReplayGuard(state_folder / "agentfsm" / "used"))
+
+
 def agent_options(command: CommandFunction) -> CommandFunction:
-    """Declare the options of ``AgentOptions`` on a command, which gets them as ``agent_is``."""
+    """Add the options of ``AgentOptions`` to a command, which gets them as ``agent_opts``."""
     path = click.Path(dir_okay=False)
-    return _collect_options(
+    return collect_options(
         AgentOptions,
         "agent_opts",
         [
@@ -122,38 +201,36 @@ def agent_options(command: CommandFunction) -> CommandFunction:
                 metavar="NAME",
                 help="The model: openai:gpt-5-mini, anthropic:claude-sonnet-4-6, ollama:llama3.2 ...",
             ),
-            click.option("--base-url", metavar="URL", help="Another address than the provider's own."),
-            click.option("--api-key-env", metavar="VAR", help="The variable that holds the key for --base-url."),
-            click.option("-t", "--tools", multiple=True, type=path, help="A Python file with tools; may be repeated."),
-            click.option("--instructions", default="", metavar="TEXT", help="What the model is told first."),
+            click.option("--base-url", metavar="URL", help="An address to use instead of the provider's."),
+            click.option("--api-key-env", metavar="VAR", help="The variable that holds the API key for --base-url."),
+            click.option("-t", "--tools", multiple=True, type=path, help="A Python file with tools; repeatable."),
+            click.option("--instructions", default="", metavar="TEXT", help="The system prompt."),
             click.option(
                 "--preset",
                 type=click.Choice(list(PRESETS)),
                 default="standard",
                 show_default=True,
-                help="How the loop behaves.",
+                help="The behavior of the loop.",
             ),
-            click.option("--graph", metavar="MODULE:GRAPH", help="A table of your own in place of the preset's."),
-            click.option(
-                "--max-iterations", type=click.IntRange(min=1), metavar="N", help="At most so many model calls."
-            ),
-            click.option("--max-time", type=float, metavar="SECONDS", help="At most so much active time."),
+            click.option("--graph", metavar="MODULE:GRAPH", help="Your own graph, instead of the preset's."),
+            click.option("--max-iterations", type=click.IntRange(min=1), metavar="N", help="Maximum model calls."),
+            click.option("--max-time", type=float, metavar="SECONDS", help="Maximum active time."),
             click.option(
                 "--store",
                 type=click.Path(dir_okay=False, path_type=Path),
                 metavar="PATH",
                 envvar="AGENTFSM_STORE",
                 show_envvar=True,
-                help="The file that keeps the run; agentfsm.db in your data folder unless given.",
+                help="The file that stores the run; default: agentfsm.db in your data folder.",
             ),
-            click.option("--no-store", is_flag=True, help="Keep nothing of the run."),
+            click.option("--no-store", is_flag=True, help="Do not store the run."),
         ],
     )(command)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """The options that say how a run is told; ``report_options`` declares them."""
+    """The options that select how a run is reported; ``report_options`` declares them."""
 
     record: str | None
     diagram: str | None
@@ -162,19 +239,19 @@ class ReportOptions:
 
 
 def report_options(command: CommandFunction) -> CommandFunction:
-    """Declare the options of ``ReportOptions`` on a command, which gets them as ``how``."""
+    """Add the options of ``ReportOptions`` to a command, which gets them as ``report_opts``."""
     path = click.Path(dir_okay=False, writable=True)
-    return _collect_options(
+    return collect_options(
         ReportOptions,
         "report_opts",
         [
             click.option(
                 "--record",
                 type=path,
-                help=f"Save a record there, should the run wait for somebody; {SECRET_VARIABLE} signs it.",
+                help=f"Save a suspension record there if the run suspends; {SECRET_VARIABLE} signs it.",
             ),
             click.option("--diagram", type=path, help="Draw the run's path there: .svg, .png, .dot, .mmd or .md."),
             click.option("--json", "as_json", is_flag=True, help="Print the outcome and every transition as JSON."),
-            click.option("-q", "--quiet", is_flag=True, help="Print the answer and nothing else."),
+            click.option("-q", "--quiet", is_flag=True, help="Print only the answer."),
         ],
     )(command)

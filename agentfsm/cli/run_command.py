@@ -1,4 +1,4 @@
-"""``agentfsm run``, and what ``resume`` and ``demo`` share with it: driving a run, handling Ctrl-C, asking the user and reporting the outcome."""
+"""``agentfsm run``, and what ``resume`` and ``demo`` share with it: drive a run, handle Ctrl-C, ask and report."""
 
 from __future__ import annotations
 
@@ -17,11 +17,20 @@ import click
 from rich.text import Text
 
 from agentfsm.agent import Agent
-from agentfsm.cli.console import REPLY_FORMATS, CliConsole, TerminalPrompter, open_console
+from agentfsm.cli.console import CliConsole, open_console
 from agentfsm.cli.diagram_command import require_run_diagram_format, write_run_diagram
-from agentfsm.cli.local_store import SECRET_VARIABLE, signing_secret
-from agentfsm.cli.options import AgentOptions, ReportOptions, agent_options, report_options
-from agentfsm.cli.run_report import ProgressDisplay, RunReport, exit_code, print_json, print_outcome, transition_table
+from agentfsm.cli.options import (
+    SECRET_VARIABLE,
+    AgentOptions,
+    ReportOptions,
+    agent_options,
+    report_options,
+    require_secret,
+    signing_secret,
+)
+from agentfsm.cli.progress import ProgressDisplay
+from agentfsm.cli.run_report import RunReport, exit_code, print_json, print_report
+from agentfsm.cli.terminal_prompt import REPLY_FORMATS, TerminalPrompter
 from agentfsm.errors import ConfigurationError, HumanReplyError
 from agentfsm.loop.events import UserInputRequested
 from agentfsm.loop.suspension import SuspensionRecord
@@ -30,63 +39,56 @@ from agentfsm.runtime.approval import HumanInput
 from agentfsm.runtime.result import RunResult
 from agentfsm.runtime.run import Run
 
-__all__ = [
-    "AnswerCallback",
-    "drive",
-    "drive_and_report",
-    "drive_with_progress",
-    "print_resume_hint",
-    "require_secret",
-    "run",
-]
+__all__ = ["AnswerCallback", "drive", "drive_and_report", "drive_with_progress", "print_resume_hint", "run"]
 
 
 AnswerCallback = Callable[[UserInputRequested], HumanInput | None]
-"""Gives a reply to what a suspended run asks, or None to leave it suspended."""
+"""Returns the reply to what a suspended run asks, or None to leave it suspended."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SUGGESTED_REPLIES = {"approval": "allow"}
 
 
 def drive(agent: Agent, run: Run, progress: ProgressDisplay, get_answer: AnswerCallback) -> RunReport:
-    """Drive a run until it has ended, or waits for somebody who is not here.
+    """Drive a run until it ends, or suspends without an answer.
 
-    Ctrl-C cancels the run, which ends with its transcript in order; a second one ends the process at once.
+    The first Ctrl-C cancels the run, which still ends with a complete transcript; a second one kills the process.
 
     Args:
-        agent: Whose run it is.
-        run: The run, not begun.
-        progress: Shows what happens.
+        agent: The run's agent.
+        run: The run, not yet started.
+        progress: Shows the run's events.
         get_answer: Answers what the run asks.
     """
-    began = time.monotonic()
+    started = time.monotonic()
     decisions: list[Decision] = []
-    caught: list[int] = []
+    signals: list[int] = []
     with asyncio.Runner() as runner:
         while True:
             with progress:
-                result = runner.run(_drive_once(run, progress, caught))
+                result = runner.run(_drive_once(run, progress, signals))
             decisions += result.decisions
-            following = None if caught else _next_run(agent, result, get_answer, caught)
-            if following is None:
+            next_run = None if signals else _next_run(agent, result, get_answer, signals)
+            if next_run is None:
                 break
-            run = following
-    return RunReport(result, tuple(decisions), time.monotonic() - began, caught[0] if caught else None)
+            run = next_run
+    return RunReport(result, tuple(decisions), time.monotonic() - started, signals[0] if signals else None)
 
 
 def _next_run(agent: Agent, result: RunResult, get_answer: AnswerCallback, signals: list[int]) -> Run | None:
-    """The run that goes on with a person's reply, or None where there is nothing to go on with."""
-    asked = result.outcome
-    if not isinstance(asked, UserInputRequested):
+    """The run resumed with the user's reply; None if it has ended or there is no reply."""
+    request = result.outcome
+    if not isinstance(request, UserInputRequested):
         return None
     while True:
         try:
-            reply = get_answer(asked)
-            return None if reply is None else agent.resume(asked.suspension_record, reply)
+            reply = get_answer(request)
+            return None if reply is None else agent.resume(request.suspension_record, reply)
         except HumanReplyError as error:
             click.echo(f"  {error}", err=True)
         except (KeyboardInterrupt, click.Abort):
             signals.append(signal.SIGINT)
-            return agent.dismiss(asked.suspension_record, "interrupted while it waited for an answer")
+            return agent.dismiss(request.suspension_record, "interrupted while it waited for an answer")
 
 
 async def _drive_once(run: Run, progress: ProgressDisplay, signals: list[int]) -> RunResult:
@@ -98,83 +100,66 @@ async def _drive_once(run: Run, progress: ProgressDisplay, signals: list[int]) -
 
 @contextmanager
 def _cancel_on_signal(run: Run, received: list[int]) -> Generator[None]:
-    """While inside, the first signal cancels the run; the next one does what it always does."""
+    """Inside, the first signal cancels the run; the next one has its usual effect."""
     loop = asyncio.get_running_loop()
 
     def restore() -> None:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
 
-    def interrupted(number: signal.Signals) -> None:
+    def on_signal(number: signal.Signals) -> None:
         restore()
         received.append(number)
         run.cancel(f"interrupted ({number.name})")
 
     if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
-        yield  # where a loop hears no signals, Ctrl-C raises KeyboardInterrupt as ever
+        yield  # event loops cannot handle signals here, so Ctrl-C raises KeyboardInterrupt
         return
     for number in _SIGNALS:
-        loop.add_signal_handler(number, interrupted, number)
+        loop.add_signal_handler(number, on_signal, number)
     try:
         yield
     finally:
         restore()
 
 
-_SUGGESTED_REPLIES = {"approval": "allow"}
-
-
-def require_secret(feature: str) -> None:
-    """Make sure that there is a secret.
-
-    Raises:
-        ConfigurationError: There is none.
-    """
-    if signing_secret() is None:
-        raise ConfigurationError(
-            f"{feature} needs the variable {SECRET_VARIABLE}: a long random text that signs records, the same for run and resume"
-        )
-
-
 def drive_and_report(agent: Agent, run: Run, agent_opts: AgentOptions, report_opts: ReportOptions) -> int:
-    """See a run through, tell what happened, and give the exit code.
+    """Drive a run to its end or suspension, report it, and return the exit code.
 
     Raises:
-        ConfigurationError: A record or a picture is wanted that could not be written.
+        ConfigurationError: The suspension record or the diagram asked for could not be written.
     """
     _check_report_options(report_opts)
-    screen = open_console(quiet=report_opts.quiet)
-    story = drive_with_progress(agent, run, screen)
+    console = open_console(quiet=report_opts.quiet)
+    report = drive_with_progress(agent, run, console)
     if report_opts.diagram:
-        story.files["picture"] = str(write_run_diagram(story, Path(report_opts.diagram)))
-    asked = story.result.outcome
-    if isinstance(asked, UserInputRequested) and report_opts.record:
-        _write_suspension_record(asked.suspension_record, Path(report_opts.record))
-        story.files["record"] = report_opts.record
+        report.files["picture"] = str(write_run_diagram(report, Path(report_opts.diagram)))
+    request = report.result.outcome
+    if isinstance(request, UserInputRequested) and report_opts.record:
+        _write_suspension_record(request.suspension_record, Path(report_opts.record))
+        report.files["record"] = report_opts.record
     if report_opts.as_json:
-        print_json(screen, story)
-        return exit_code(story)
-    screen.err.print()
-    screen.err.print(transition_table(story.decisions, agent.graph))
-    print_outcome(screen, story)
-    if isinstance(asked, UserInputRequested):
-        _print_suspended_hint(screen, story, asked, agent_opts)
-    return exit_code(story)
+        print_json(console, report)
+        return exit_code(report)
+    print_report(console, report, agent.graph)
+    if isinstance(request, UserInputRequested):
+        _print_suspended_hint(console, report, request, agent_opts)
+    return exit_code(report)
 
 
 def drive_with_progress(agent: Agent, run: Run, console: CliConsole) -> RunReport:
-    """See a run through, showing what happens; a person at the terminal is asked what it asks."""
-    ask = TerminalPrompter(console.err).answer if console.interactive else _leave_suspended
+    """Drive a run and show its progress; at a terminal, the user is asked what the run asks."""
+    get_answer = TerminalPrompter(console.err).answer if console.interactive else _leave_suspended
     store = agent.config.host.store
-    if store is not None:  # said before anything can happen to it, for whoever must go on with it
+    if store is not None:  # printed first, so that the run can be resumed if this process dies
         console.err.print(Text(f"run {run.run_state.run_id}", "dim"), soft_wrap=True)
-    story = drive(agent, run, ProgressDisplay(console, agent.graph, agent.model.name), ask)
-    story.stored = store is not None
-    return story
+    report = drive(agent, run, ProgressDisplay(console, agent.graph, agent.model.name), get_answer)
+    report.stored = store is not None
+    return report
 
 
 def _check_report_options(report_opts: ReportOptions) -> None:
-    """Find out before the run costs anything what cannot be done behind it."""
+    """Reject options that could not be honored after the run, before it costs anything."""
     if report_opts.record:
         require_secret("--record")
         if not Path(report_opts.record).resolve().parent.is_dir():
@@ -184,15 +169,15 @@ def _check_report_options(report_opts: ReportOptions) -> None:
 
 
 def _leave_suspended(request: UserInputRequested) -> None:
-    """Nobody sits here: the run stays suspended."""
+    """Without a terminal there is no answer, so the run stays suspended."""
 
 
 def _write_suspension_record(record: SuspensionRecord, path: Path) -> None:
-    """Write a record whole or not at all, for its owner alone: it holds the conversation."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(fresh, "x", encoding="utf-8", opener=_open_private) as file:  # Path.open has no opener
+    """Write a record atomically, readable by its owner only: it holds the conversation."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(temporary, "x", encoding="utf-8", opener=_open_private) as file:  # Path.open has no opener
         file.write(record.to_json() + "\n")
-    fresh.replace(path)
+    temporary.replace(path)
 
 
 def _open_private(path: str, flags: int) -> int:
@@ -202,12 +187,12 @@ def _open_private(path: str, flags: int) -> int:
 def _print_suspended_hint(
     console: CliConsole, report: RunReport, request: UserInputRequested, agent_opts: AgentOptions
 ) -> None:
-    """Nobody could answer here: what goes on with the run."""
+    """Print how to resume the run; a run without store and record prints its record on stdout."""
     record = report.files.get("record")
     if record is None and not report.stored and signing_secret() is None:
         click.echo(
-            f"agentfsm: nobody is here to answer, and this run cannot be resumed: no store has it, and {SECRET_VARIABLE}, which "
-            "would sign a record, is not set",
+            "agentfsm: there is no terminal to answer at, and this run cannot be resumed: it is in no store, and "
+            f"{SECRET_VARIABLE}, which would sign a suspension record, is not set",
             err=True,
         )
         return
@@ -220,23 +205,23 @@ def _print_suspended_hint(
 def print_resume_hint(
     console: CliConsole, run_or_record: str, kind: str, digest: str, agent_opts: AgentOptions
 ) -> None:
-    """Show the command that goes on with a run, and the replies that fit.
+    """Print the command that resumes a run, and the valid replies.
 
-    What nobody can know is not put into anybody's mouth: whether a call ran is left open.
+    Only an approval has a suggested reply. Whether a call in doubt ran is for the user to find out.
 
     Args:
-        console: Where.
-        run_or_record: The run's id, or the file of its record.
-        kind: What it waits for.
-        digest: What the person is shown, to which the reply is bound; empty where that is not known.
+        console: Where to print it.
+        run_or_record: The run's id, or the file of its suspension record.
+        kind: The kind of request the run waits for.
+        digest: The digest of the request, which binds the reply to it; empty if unknown.
         agent_opts: The agent's options.
     """
-    bound = ["--to", digest[:12]] if digest else []
+    digest_option = ["--to", digest[:12]] if digest else []
     reply = _SUGGESTED_REPLIES.get(kind, "YOUR ANSWER")
-    line = shlex.join(["agentfsm", "resume", run_or_record, reply, *bound, *agent_opts.to_args()])
-    console.err.print(Text(f"  go on with: {line}"), soft_wrap=True)
+    line = shlex.join(["agentfsm", "resume", run_or_record, reply, *digest_option, *agent_opts.to_args()])
+    console.err.print(Text(f"  resume with: {line}"), soft_wrap=True)
     if kind in REPLY_FORMATS:
-        console.err.print(Text(f"  the reply is {REPLY_FORMATS[kind]}"), soft_wrap=True)
+        console.err.print(Text(f"  valid replies: {REPLY_FORMATS[kind]}"), soft_wrap=True)
 
 
 _EXAMPLES = """\b
@@ -248,7 +233,7 @@ Examples:
 """
 
 
-@click.command(epilog=_EXAMPLES, short_help="Run an agent on a prompt.")
+@click.command(epilog=_EXAMPLES)
 @click.argument("prompt")
 @agent_options
 @report_options
@@ -256,12 +241,12 @@ Examples:
 def run(ctx: click.Context, prompt: str, agent_opts: AgentOptions, report_opts: ReportOptions) -> None:
     """Run an agent on PROMPT ("-" reads it from stdin).
 
-    The answer goes to stdout, and everything that is said about it to stderr. At a terminal you are asked
-    what the run asks; elsewhere it is left suspended, and agentfsm resume goes on with it.
+    The answer goes to stdout, everything else to stderr. At a terminal, you are asked for approvals and
+    answers; otherwise the run is left suspended, and agentfsm resume continues it.
 
-    The run is kept in a store on your disk, with all that is said in it: see agentfsm runs and agentfsm show.
+    The run and its conversation are stored on your disk: see agentfsm runs and agentfsm show.
 
-    Keys come from OPENAI_API_KEY, ANTHROPIC_API_KEY and the like.
+    API keys come from OPENAI_API_KEY, ANTHROPIC_API_KEY and the other variables of the providers.
     """
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text.strip():

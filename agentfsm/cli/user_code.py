@@ -1,4 +1,4 @@
-"""Importing the user's code that a command names: tools from a file, a graph from a module."""
+"""Loading what a command line names: tools from a Python file, a graph from a module or by its fingerprint."""
 
 from __future__ import annotations
 
@@ -13,69 +13,77 @@ from types import ModuleType
 from typing import Any, cast
 
 from agentfsm.errors import ConfigurationError
+from agentfsm.loop.presets import PRESETS
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.tools import Tool
 
-__all__ = ["load_graph", "load_graph_and_owner", "load_tools"]
+__all__ = ["load_graph", "load_graph_and_owner", "load_tools", "preset_graph"]
 
 
 def load_tools(path: str | Path) -> list[Callable[..., Any]]:
     """The tools of a Python file.
 
-    They are what its list ``tools`` (or ``TOOLS``) holds; without one, everything made with ``@tool``; without
-    any of that, every public function that the file itself defines.
+    These are the items of its list ``tools`` (or ``TOOLS``); without one, everything decorated with ``@tool``;
+    without that, every public function that the file itself defines.
 
     Raises:
-        ConfigurationError: The file cannot be read, raises, or holds no tool.
+        ConfigurationError: The file does not exist, its import raises, or it defines no tool.
     """
     module = _import_file(Path(path))
     listed: object = getattr(module, "tools", getattr(module, "TOOLS", None))
     if isinstance(listed, Iterable):
-        found = list(cast("Iterable[Callable[..., Any]]", listed))
+        tools = list(cast("Iterable[Callable[..., Any]]", listed))
     else:
         public = [value for name, value in vars(module).items() if not name.startswith("_")]
-        found = [value for value in public if isinstance(value, Tool)]
-        found = found or [v for v in public if isfunction(v) and v.__module__ == module.__name__]
-    if not found:
-        raise ConfigurationError(f"{path} holds no tool: define a function with type hints and a docstring")
-    return found
+        tools = [value for value in public if isinstance(value, Tool)]
+        tools = tools or [v for v in public if isfunction(v) and v.__module__ == module.__name__]
+    if not tools:
+        raise ConfigurationError(f"{path} defines no tool: define a function with type hints and a docstring")
+    return tools
 
 
 def load_graph(name: str) -> Graph:
-    """The graph that ``MODULE:NAME`` or ``FILE.py:NAME`` means: a ``Graph``, or something that has one.
+    """The graph that ``MODULE:NAME`` or ``FILE.py:NAME`` names: a ``Graph``, or an object with an attribute ``graph``.
 
     Raises:
-        ConfigurationError: There is no such module or name, it raises, or it is no graph.
+        ConfigurationError: The module or name does not exist, its import raises, or it is not a graph.
     """
     return load_graph_and_owner(name)[0]
 
 
 def load_graph_and_owner(name: str) -> tuple[Graph, object]:
-    """The graph that ``MODULE:NAME`` or ``FILE.py:NAME`` means, and what it is the graph of: a preset, an agent...
+    """The graph that ``MODULE:NAME`` or ``FILE.py:NAME`` names, and the object with that name: an agent, a preset...
 
     Raises:
-        ConfigurationError: There is no such module or name, it raises, or it is no graph.
+        ConfigurationError: The module or name does not exist, its import raises, or it is not a graph.
     """
-    where, colon, attribute = name.rpartition(":")
-    if not colon or not where or not attribute:
-        raise ConfigurationError(f"{name!r} is no MODULE:GRAPH; write agentfsm.loop.table:LOOP, or my_graphs.py:GRAPH")
-    module = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
+    source, colon, attribute = name.rpartition(":")
+    if not colon or not source or not attribute:
+        raise ConfigurationError(
+            f"{name!r} is not of the form MODULE:GRAPH; write agentfsm.loop.table:LOOP, or my_graphs.py:GRAPH"
+        )
+    module = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
     value: object = module
     for part in attribute.split("."):
         if not hasattr(value, part):
-            raise ConfigurationError(f"{where} has no {part!r}{_available_graphs_hint(module)}")
+            raise ConfigurationError(f"{source} has no {part!r}{_available_graphs_hint(module)}")
         value = getattr(value, part)
     graph = value if isinstance(value, Graph) else getattr(value, "graph", None)
     if not isinstance(graph, Graph):
-        raise ConfigurationError(f"{name} is a {type(value).__name__}, no graph{_available_graphs_hint(module)}")
+        raise ConfigurationError(f"{name} is a {type(value).__name__}, not a graph{_available_graphs_hint(module)}")
     return graph, value
+
+
+def preset_graph(fingerprint: str) -> Graph | None:
+    """The graph with a fingerprint, as a journal pins it, if a preset has it."""
+    return next((each.graph for each in PRESETS.values() if each.graph.fingerprint == fingerprint), None)
 
 
 def _available_graphs_hint(module: ModuleType) -> str:
     graphs = [
         n for n, v in vars(module).items() if isinstance(v, Graph) or isinstance(getattr(v, "graph", None), Graph)
     ]
-    return f"; there is: {', '.join(sorted(graphs))}" if graphs else ""
+    return f"; it has: {', '.join(sorted(graphs))}" if graphs else ""
 
 
 def _import_module(name: str) -> ModuleType:
@@ -86,7 +94,7 @@ def _import_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            raise ConfigurationError(f"there is no module {name!r} here or among the installed ones") from None
+            raise ConfigurationError(f"there is no module {name!r} in this folder or installed") from None
         raise _user_code_error(name, error) from error
     except Exception as error:
         raise _user_code_error(name, error) from error
@@ -98,12 +106,12 @@ def _import_file(path: Path) -> ModuleType:
     name = f"agentfsm_user_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ConfigurationError(f"{str(path)!r} is no Python file: its name must end in .py")
+        raise ConfigurationError(f"{str(path)!r} is not a Python file: its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     folder = str(path.resolve().parent)
     if folder not in sys.path:
-        sys.path.insert(0, folder)  # so that it can import its neighbours, then and when a tool runs
-    sys.modules[name] = module  # type hints are looked up there
+        sys.path.insert(0, folder)  # so that it can import modules next to it, now and when a tool runs
+    sys.modules[name] = module  # type hints are resolved through it
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -112,8 +120,8 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _user_code_error(name: str, error: Exception) -> ConfigurationError:
-    """The error of a user's file that raised, with its line: the outermost one that is not the import itself."""
+    """The error for user code that raised, with the outermost line of that code."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__ and f.filename[0] != "<"]
     line = error.lineno if isinstance(error, SyntaxError) else frames[0].lineno if frames else None
-    where = f"{name}, line {line}" if line else name
-    return ConfigurationError(f"{where}: {type(error).__name__}: {error}")
+    location = f"{name}, line {line}" if line else name
+    return ConfigurationError(f"{location}: {type(error).__name__}: {error}")

@@ -44,6 +44,7 @@ __all__ = [
     "RunPath",
     "Theme",
     "diagram",
+    "format_for_path",
     "image",
     "write",
     "write_all",
@@ -147,18 +148,27 @@ def write(graph: Graph, path: str | Path, *, theme: Theme = "auto", overlay: Ove
         GraphError: The overlay names a transition or state that the graph does not have.
     """
     path = Path(path)
-    formats = {suffix: name for name, each in FORMATS.items() for suffix in each.suffixes}
-    name = formats.get(path.suffix.lower())
-    if name is None:
-        raise ConfigurationError(
-            f"no diagram format has the file extension {path.suffix.lower()!r}; the extensions are: {', '.join(formats)}"
-        )
-    rendered = _render(graph, name, theme, overlay)
+    rendered = _render(graph, format_for_path(path), theme, overlay)
     if isinstance(rendered, bytes):
         path.write_bytes(rendered)
     else:
         path.write_text(rendered, encoding="utf-8", newline="\n")
     return path
+
+
+def format_for_path(path: Path) -> str:
+    """The name of the format that has a file's extension.
+
+    Raises:
+        ConfigurationError: No format has it; the error lists the extensions.
+    """
+    formats = {suffix: name for name, each in FORMATS.items() for suffix in each.suffixes}
+    name = formats.get(path.suffix.lower())
+    if name is None:
+        raise ConfigurationError(
+            f"no diagram format has the file extension of {str(path)!r}; the extensions are: {', '.join(formats)}"
+        )
+    return name
 
 
 def write_all(graph: Graph, folder: str | Path, formats: Iterable[str] = COMMITTED_FORMATS) -> list[Path]:

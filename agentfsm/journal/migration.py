@@ -161,7 +161,7 @@ def _divergence_advice(result: Replay, rehydrated: RehydratedRun) -> str:
     way = f"Migration({rehydrated.graph['fingerprint'][:12]!r}, vouched=True)"
     return (
         f"its path would have been another there: record {result.seq} is {result.recorded}, and would be {result.instead}; "
-        f"Agent(..., migrations=[{way}]), or agentfsm resume --vouch, lets it go on all the same"
+        f"Agent(..., migrations=[{way}]), or agentfsm resume --skip-path-check, lets it go on all the same"
     )
 
 

@@ -89,7 +89,7 @@ def test_a_bug_is_one_line_too_and_a_variable_shows_where_it_is(cli: Cli, monkey
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("this should\nnot be")
 
-    monkeypatch.setattr("agentfsm.cli.diagram_command.drawn", broken)
+    monkeypatch.setattr("agentfsm.cli.diagram_command.render", broken)
     result = cli("diagram")
     assert result.exit_code == 70
     assert result.stderr == (
@@ -127,7 +127,7 @@ def test_a_module_of_ours_that_is_missing_is_not_blamed_on_the_extra(monkeypatch
 
 
 def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
-    command = f"{sys.executable} -m agentfsm.cli diagram --format svg | head -c 1"
+    command = f"{sys.executable} -m agentfsm diagram --format svg | head -c 1"
     done = subprocess.run(
         ["/bin/sh", "-c", command],
         capture_output=True,

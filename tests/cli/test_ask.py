@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from agentfsm import Agent, Allow, Deny, Edit, GiveUp, HumanReplyError, ItDidNotRun, ItRan, UserInputRequested, tool
-from agentfsm.cli.console import TerminalPrompter, parse_reply
+from agentfsm.cli.terminal_prompt import TerminalPrompter, parse_reply
 from agentfsm.runtime.approval import HumanInput
 from agentfsm.testing import ScriptedModel, call
 

@@ -52,7 +52,7 @@ def test_other_files_are_another_answer(cli: Cli, source: Path) -> None:
 def test_the_table_shows_every_transition_as_it_stands_in_the_graph(cli: Cli) -> None:
     printed = cli("demo", COLUMNS="400").stdout
     moves = json.loads(cli("demo", "--json").stdout)["transitions"]
-    _, _, table = printed.partition("asked before it, all said no")
+    _, _, table = printed.partition("evaluated before it, all false")
     rows = [line.split(maxsplit=4) for line in table.splitlines()[1 : len(moves) + 1]]
     assert [row[:4] for row in rows] == [
         [str(i), move["from"], move["to"], move["guard"]] for i, move in enumerate(moves, 1)
@@ -133,7 +133,7 @@ def test_at_a_terminal_a_person_answers(tmp_path: Path, source: Path) -> None:
         terminal.expect("1 of 2 modules have more than 100 lines")
         terminal.expect("[a]llow, [d]eny or [e]dit?")
         terminal.type("perhaps")
-        terminal.expect("'perhaps' is no reply to this")
+        terminal.expect("'perhaps' is not a valid reply")
         terminal.expect("[a]llow, [d]eny or [e]dit?")
         terminal.type("a")
         terminal.expect("completed")
@@ -169,7 +169,7 @@ def test_at_a_terminal_arguments_may_be_edited(tmp_path: Path, source: Path) -> 
         terminal.type("e")
         terminal.expect("New arguments as JSON")
         terminal.type("[1]")
-        terminal.expect("must be a JSON object")
+        terminal.expect("not a JSON object")
         terminal.expect("[e]dit?")
         terminal.type("e")
         terminal.expect("New arguments as JSON")
@@ -182,7 +182,7 @@ def test_ctrl_c_at_a_question_ends_the_run_in_order(tmp_path: Path, source: Path
     with TerminalProcess(["demo", str(source)], tmp_path) as terminal:
         terminal.expect("Your answer:")
         terminal.interrupt("cancelled")
-        terminal.expect("it stood in suspended")
+        terminal.expect("it was in state suspended")
         assert terminal.wait() == 130
     assert "Traceback" not in terminal.text
 

@@ -64,8 +64,8 @@ def test_a_folder_gets_the_forms_that_are_kept_and_check_compares_them(cli: Cli,
     stale = cli("diagram", "--output", "kept", "--check")
     assert stale.exit_code == 1
     assert sorted(stale.stderr.splitlines()) == [
-        "agentfsm: kept/loop.dot is stale: draw it anew",
-        "agentfsm: kept/loop.svg is missing: draw it anew",
+        "agentfsm: kept/loop.dot is out of date: draw it again",
+        "agentfsm: kept/loop.svg is missing: draw it again",
     ]
     assert (tmp_path / "kept" / "loop.dot").read_text() == "digraph {}"
 
@@ -73,14 +73,14 @@ def test_a_folder_gets_the_forms_that_are_kept_and_check_compares_them(cli: Cli,
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--check",), "say which with --output"),
-        (("--check", "--output", "loop.png"), "--check compares text forms"),
-        (("--output", "loop.doc"), "names no form"),
+        (("--check",), "name them with --output"),
+        (("--check", "--output", "loop.png"), "--check compares text formats"),
+        (("--output", "loop.doc"), "no diagram format has the file extension"),
         (("--format", "doc"), "Invalid value for '-f'"),
         (("agentfsm:LOOP", "--preset", "strict"), "not both"),
         (("--run", "one", "--coverage", __file__), "not both"),
         (("--run", "one", "--store", "nowhere.db"), "there is no store at nowhere.db"),
-        (("--coverage", __file__), "holds no coverage: write it with pytest --fsm-report=json"),
+        (("--coverage", __file__), "is not a coverage report: write one with pytest --fsm-report=json"),
     ],
 )
 def test_wrong_usage_says_what_is_right(cli: Cli, words: tuple[str, ...], said: str) -> None:
@@ -134,7 +134,7 @@ def test_a_run_on_a_graph_that_is_not_at_hand_is_drawn_on_what_its_journal_pins(
     (tmp_path / "mine.py").write_text("from agentfsm import LOOP\nSHORT = LOOP.without('post_llm.tool_calls')\n")
     other = cli("diagram", "mine.py:SHORT", "--run", "one", "--store", "runs.db")
     assert other.exit_code == 2
-    assert "the run took post_llm.tool_calls, and graph 'loop' has no such row" in other.stderr
+    assert "the run took post_llm.tool_calls, but graph 'loop' has no such row" in other.stderr
     unknown = cli("diagram", "--run", "two", "--store", "runs.db")
     assert (unknown.exit_code, unknown.stderr.count("\n")) == (2, 1)
     assert "there is no run 'two'" in unknown.stderr
@@ -155,7 +155,7 @@ def test_an_image_goes_to_a_file_or_through_a_pipe_but_not_to_a_terminal(cli: Cl
     cli("diagram", "-o", "loop.png")
     assert (tmp_path / "loop.png").read_bytes().startswith(b"\x89PNG")
     with TerminalProcess(["diagram", "-f", "png"], tmp_path) as terminal:
-        terminal.expect("say where it goes with --output")
+        terminal.expect("name a file with --output")
         assert terminal.wait() == 2
 
 

@@ -104,7 +104,7 @@ def test_any_other_tool_is_in_doubt_until_a_person_has_looked(
         assert asked.returncode == 3
         assert "in_doubt" in asked.stderr
         assert f"agentfsm resume {run_id} 'YOUR ANSWER' " in asked.stderr  # what nobody knows is not suggested
-        assert 'the reply is ran, "ran RESULT", did-not-run, or give-up' in asked.stderr
+        assert 'valid replies: ran, "ran RESULT", did-not-run, or give-up' in asked.stderr
         pasted = run_without_terminal(["resume", run_id, "YOUR ANSWER", *options(server.url)], tmp_path)
         assert (pasted.returncode, len(effects(tmp_path))) == (2, 1)
         assert len(effects(tmp_path)) == 1
@@ -126,7 +126,7 @@ def test_tools_that_were_forgotten_cost_no_run_its_call(tmp_path: Path, tool: st
         for which, code in ([run_id], 2), ([], 1):
             refused = run_without_terminal(["resume", *which, *bare], tmp_path)
             assert refused.returncode == code, refused.stderr
-            assert f"{tool!r}, and there is no such tool here" in refused.stderr
+            assert f"{tool!r}, which is not loaded" in refused.stderr
         if tool == "pay":
             assert run_without_terminal(["resume", run_id, *words], tmp_path).returncode == 3
             before = run_without_terminal(["export", run_id, "--store", "runs.db"], tmp_path).stdout

@@ -55,7 +55,7 @@ def test_a_tool_may_import_its_neighbours_then_and_later() -> None:
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("", "tools.py holds no tool"),
+        ("", "tools.py defines no tool"),
         ("def a(:", "tools.py, line 1: SyntaxError"),
         ("x = 1\n\nraise ValueError('no luck')", "tools.py, line 3: ValueError: no luck"),
         ("import no_such_module", "tools.py, line 1: ModuleNotFoundError: No module named 'no_such_module'"),
@@ -95,12 +95,12 @@ def test_a_graph_is_found_in_a_module_in_a_file_and_in_what_has_one() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("LOOP", "no MODULE:GRAPH"),
-        (":LOOP", "no MODULE:GRAPH"),
-        ("agentfsm:", "no MODULE:GRAPH"),
+        ("LOOP", "not of the form MODULE:GRAPH"),
+        (":LOOP", "not of the form MODULE:GRAPH"),
+        ("agentfsm:", "not of the form MODULE:GRAPH"),
         ("no_such.module:G", "no module 'no_such.module'"),
-        ("agentfsm.loop.table:POOL", "has no 'POOL'; there is: LOOP"),
-        ("agentfsm.loop.table:State", "no graph; there is: LOOP"),
+        ("agentfsm.loop.table:POOL", "has no 'POOL'; it has: LOOP"),
+        ("agentfsm.loop.table:State", "not a graph; it has: LOOP"),
         ("broken.py:G", "broken.py, line 2: GraphError: a.never"),
         ("needs:G", "No module named 'no_such_module'"),
     ],

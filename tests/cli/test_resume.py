@@ -72,7 +72,7 @@ def test_another_process_goes_on_and_a_third_one_cannot(agent: list[str], tmp_pa
     [
         (["allow"], {"AGENTFSM_SECRET": ""}, "needs the variable AGENTFSM_SECRET"),
         (["allow"], {"AGENTFSM_SECRET": "another"}, "signature does not match"),
-        (["perhaps"], {}, "'perhaps' is no reply"),
+        (["perhaps"], {}, "'perhaps' is not a valid reply"),
         (["allow", "--preset", "strict"], {}, "belongs to graph"),
         ([], {}, "there is no terminal to ask at"),
         (["allow", "--dismiss", "no"], {}, "not both"),
@@ -124,7 +124,7 @@ def test_at_a_terminal_the_person_is_asked(agent: list[str], tmp_path: Path) -> 
     ("words", "said"),
     [
         (["no-such-run"], "no-such-run"),
-        (["no-such-run", "--no-store"], "without a store there are no runs"),
+        (["no-such-run", "--no-store"], "there are no runs without a store"),
         (["none.json", "allow"], "none.json"),
     ],
 )

@@ -87,7 +87,7 @@ def test_what_was_cut_off_goes_on_and_what_waits_is_listed(cli: Cli, folder: Pat
     assert server.requests == []  # the reply that was durable is not asked for again
     for run_id in (cut, waits):
         assert f"run {run_id} waits for a person: approval: May 'remove' run with these arguments?" in result.stderr
-        assert f"go on with: agentfsm resume {run_id} allow --to " in result.stderr
+        assert f"resume with: agentfsm resume {run_id} allow --to " in result.stderr
     assert f"run {cut}\n" in result.stderr
     assert "old.txt" in result.stderr
 
@@ -125,7 +125,7 @@ def test_leave_is_not_used_up_where_the_tool_was_forgotten(cli: Cli, folder: Pat
         for reply in ("allow", '{"path": "new.txt"}'):
             refused = cli("resume", first, reply, *bare)
             assert (refused.exit_code, refused.stdout) == (2, "")
-            assert "'remove', and there is no such tool here" in refused.stderr
+            assert "'remove', which is not loaded" in refused.stderr
         assert not server.requests
         assert cli("resume", second, "deny", *bare).exit_code == 0  # what is not to run needs no tool
     result, server = resume(cli, first, "allow")
@@ -138,7 +138,7 @@ def test_where_nothing_was_cut_off_it_says_so(cli: Cli, folder: Path) -> None:
     resume(cli, waits, "deny")
     result, server = resume(cli)
     assert (result.exit_code, result.stdout) == (0, "")
-    assert "no run of this store was cut off" in result.stderr
+    assert "no run of this store was interrupted" in result.stderr
     assert server.requests == []
 
 
@@ -146,14 +146,14 @@ def test_a_run_of_another_graph_is_left_and_named(cli: Cli, folder: Path) -> Non
     cut = begun(cli, folder, "--graph", "graphs.py:NO_TOOLS", "--graph", "agentfsm.loop.table:LOOP", cut=True)
     result, _ = resume(cli, "--graph", "graphs.py:LONGER")
     assert result.exit_code == 1
-    assert f"run {cut} is left as it is:" in result.stderr
+    assert f"run {cut} was not resumed:" in result.stderr
     assert "--migrate" in result.stderr
     taken, _ = resume(cli, "--graph", "graphs.py:LONGER", "--migrate")
     assert taken.exit_code == 3
     assert "waits for a person" in taken.stderr
 
 
-@pytest.mark.parametrize("words", [["--record", "x.json"], ["--diagram", "x.svg"], ["--vouch"]])
+@pytest.mark.parametrize("words", [["--record", "x.json"], ["--diagram", "x.svg"], ["--skip-path-check"]])
 def test_what_is_for_one_run_needs_its_name(cli: Cli, folder: Path, words: list[str]) -> None:
     begun(cli, folder)
     result, _ = resume(cli, *words)
@@ -173,7 +173,7 @@ def test_a_run_is_taken_over_where_its_path_is_the_same(cli: Cli, folder: Path) 
     assert (taken.exit_code, taken.stdout) == (0, "Done.\n"), taken.stderr
     shown = cli("show", run_id, "--store", "runs.db").stdout
     assert "run.migrated to graph" in shown
-    assert "its path was replayed" in shown
+    assert "path replayed" in shown
     assert "by Ann" in shown
     assert cli("verify", run_id, "--store", "runs.db").exit_code == 0
     assert cli("replay", run_id, "--graph", "graphs.py:LONGER", "--store", "runs.db").exit_code == 0
@@ -183,10 +183,10 @@ def test_a_run_whose_path_would_have_been_another_needs_somebodys_word(cli: Cli,
     run_id = begun(cli, folder)
     refused, _ = resume(cli, run_id, "allow", "--graph", "graphs.py:NO_TOOLS", "--migrate")
     assert refused.exit_code == 2
-    assert "--vouch" in refused.stderr
-    taken, _ = resume(cli, run_id, "deny", "--graph", "graphs.py:NO_TOOLS", "--vouch")
+    assert "--skip-path-check" in refused.stderr
+    taken, _ = resume(cli, run_id, "deny", "--graph", "graphs.py:NO_TOOLS", "--skip-path-check")
     assert taken.exit_code == 0, taken.stderr
-    assert "vouched for" in cli("show", run_id, "--store", "runs.db").stdout
+    assert "path check skipped" in cli("show", run_id, "--store", "runs.db").stdout
     replayed = cli("replay", run_id, "--graph", "graphs.py:NO_TOOLS", "--store", "runs.db")
     assert replayed.exit_code == 0
     assert "from record" in replayed.stdout
@@ -230,4 +230,4 @@ def test_a_store_that_is_not_there_is_not_made(cli: Cli, tmp_path: Path, words: 
     assert list(tmp_path.iterdir()) == []
     kept_nowhere = cli("resume", *words, "-m", "some-model", "--base-url", "http://127.0.0.1:9/v1", "--no-store")
     assert kept_nowhere.exit_code == 2
-    assert "without a store there are no runs" in kept_nowhere.stderr
+    assert "there are no runs without a store" in kept_nowhere.stderr

@@ -179,10 +179,10 @@ def test_without_a_terminal_a_question_leaves_the_run_suspended_and_its_record_s
         assert 'remove {"path": "old.txt"}' in err
         (command,) = [line.strip() for line in err.splitlines() if "agentfsm resume" in line]
         assert command == (
-            f"go on with: agentfsm resume wait.json allow --model some-model --base-url {server.url} --tools tools.py"
+            f"resume with: agentfsm resume wait.json allow --model some-model --base-url {server.url} --tools tools.py"
         )
         assert (tmp_path / "wait.json").stat().st_mode & 0o077 == 0
-        words = command.removeprefix("go on with: agentfsm ").split()
+        words = command.removeprefix("resume with: agentfsm ").split()
         result = cli(*words, AGENTFSM_SECRET=SECRET)
         assert (result.exit_code, result.stdout) == (0, "Done.\n")
         assert server.requests[-1]["messages"][-1]["content"] == "removed old.txt"
@@ -212,7 +212,7 @@ def test_a_run_goes_on_from_its_store_with_no_record_and_no_secret(cli: Cli) -> 
         code, _, err = suspend(cli, server.url)
         assert code == 3
         (command,) = [line.strip() for line in err.splitlines() if "agentfsm resume" in line]
-        words = command.removeprefix("go on with: agentfsm ").split()
+        words = command.removeprefix("resume with: agentfsm ").split()
         (listed,) = cli("runs").stdout.splitlines()
         assert listed.split()[:2] == [words[1], "suspended"]
         result = cli(*words)
@@ -235,7 +235,7 @@ def test_a_store_that_another_process_writes_is_done_without_unless_it_was_named
             words = ("run", "hi", "-m", "some-model", "--base-url", server.url)
             result = cli(*words)
             assert (result.exit_code, result.stdout) == (0, "Hello.\n")
-            assert f"this run is kept nowhere: agentfsm.db is written by process {os.getpid()}" in result.stderr
+            assert f"this run is not stored: agentfsm.db is written by process {os.getpid()}" in result.stderr
             named = cli(*words, "--store", "named.db")
             assert named.exit_code == 2
             assert f"named.db is written by process {os.getpid()}" in named.stderr
@@ -253,7 +253,7 @@ def test_a_store_that_cannot_be_written_is_done_without_unless_it_was_named(cli:
         words = ("run", "hi", "-m", "some-model", "--base-url", server.url)
         result = cli(*words)
         assert (result.exit_code, result.stdout) == (0, "Hello.\n")
-        (line,) = [line for line in result.stderr.splitlines() if "kept nowhere" in line]
+        (line,) = [line for line in result.stderr.splitlines() if "is not stored" in line]
         assert "agentfsm.db-lock cannot be written" in line
         named = cli(*words, "--store", "named.db")
         assert named.exit_code == 2
@@ -306,7 +306,7 @@ def test_ctrl_c_ends_a_run_that_waits_for_its_model_in_order(tmp_path: Path) -> 
             terminal.type("\x03", end="")
             terminal.expect("cancelled")
             terminal.expect("interrupted (SIGINT)")
-            terminal.expect("it stood in call_llm")
+            terminal.expect("it was in state call_llm")
             assert terminal.wait() == 130
     assert "Traceback" not in terminal.text
 
@@ -353,7 +353,7 @@ def test_ctrl_c_cuts_off_a_tool_that_hangs(tmp_path: Path) -> None:
         with TerminalProcess(words, tmp_path) as terminal:
             terminal.expect("at it")
             terminal.type("\x03", end="")
-            terminal.expect("it stood in dispatch_tool")
+            terminal.expect("it was in state dispatch_tool")
             assert terminal.wait() == 130
 
 

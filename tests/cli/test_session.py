@@ -13,8 +13,9 @@ from rich.console import Console
 
 from agentfsm import Agent, Allow, Deny, RunCancelled, UserInputRequested, tool
 from agentfsm.cli.console import CliConsole
+from agentfsm.cli.progress import ProgressDisplay
 from agentfsm.cli.run_command import AnswerCallback, drive
-from agentfsm.cli.run_report import ProgressDisplay, RunReport
+from agentfsm.cli.run_report import RunReport
 from agentfsm.testing import ScriptedModel, call
 
 

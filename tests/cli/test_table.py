@@ -23,7 +23,7 @@ RESULT = Agent(ScriptedModel(["", "hello"])).run_sync("hi")
 
 def test_each_move_is_a_line_with_what_was_asked_before() -> None:
     assert shown(RESULT, 100) == [
-        "#  from      to        guard that held  asked before it, all said no",
+        "#  from      to        guard that held  evaluated before it, all false",
         "1  pre_step  call_llm  otherwise        8: cancelled, aborted, runaway, iteration_limit, time_limit…",
         "2  call_llm  post_llm  otherwise        5: cancelled, aborted, transient_provider, provider_error, …",
         "3  post_llm  recover   no_progress      6: cancelled, aborted, output_truncated, output_refused, ou…",

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from agentfsm import LOOP, Agent, Event, Message, ModelRequest, Reply, RunResult, ToolError, tool
 from agentfsm.cli.console import CliConsole
-from agentfsm.cli.run_report import ProgressDisplay
+from agentfsm.cli.progress import ProgressDisplay
 from agentfsm.errors import TransientProviderError
 from agentfsm.loop.model import ReasoningChunk, StreamChunk, StreamRestart, TextChunk
 from agentfsm.machine.graph import StateSpec, Transition
@@ -78,7 +78,7 @@ def test_a_state_of_the_users_own_is_awaited_too() -> None:
     spec = StateSpec("review_answer", "look again", effect=lambda run: None)
     graph = LOOP.with_state(spec, [Transition("review_answer", None, "terminal")], entered_by="post_llm.otherwise")
     lines, _ = told(["hello"], graph=graph)
-    assert "review_answer  at work ..." in lines
+    assert "review_answer  running ..." in lines
 
 
 def test_a_warning_is_shown() -> None:

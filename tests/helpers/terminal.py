@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self
 
 TIMEOUT_S = 60.0
-COMMAND = (sys.executable, "-m", "agentfsm.cli")
+COMMAND = (sys.executable, "-m", "agentfsm")
 _CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 

@@ -74,7 +74,7 @@ def test_what_is_not_there_is_wrong_usage(path):
 
 def test_export_and_verify_of_the_export(path, tmp_path):
     out = tmp_path / "run.jsonl"
-    out.write_text(command("export", "whole", "--jsonl", "--store", path), encoding="utf-8")
+    out.write_text(command("export", "whole", "--store", path), encoding="utf-8")
     assert command("verify", "--file", out).startswith("whole  good")
     out.write_text(out.read_text().replace("scripted", "another"), encoding="utf-8")
     command("verify", "--file", out, code=1)
@@ -156,7 +156,7 @@ def test_replay(path):
     text = command("replay", "--store", path)
     assert text.count("the same") == 2
     limits = command("replay", "whole", "--guardrails", '{"max_iterations": 1}', "--store", path, code=1)
-    assert "pre_step.iteration_limit -> recover in place of pre_step.otherwise -> call_llm" in limits
+    assert "pre_step.iteration_limit -> recover instead of pre_step.otherwise -> call_llm" in limits
     strict = command("replay", "whole", "--policy", "strict", "--store", path, code=1)
     assert "recover.handoff -> terminal" in strict
     command("replay", "--guardrails", "[]", "--store", path, code=2)
@@ -189,5 +189,5 @@ def test_what_is_shown_of_a_wait_and_of_its_answer(path):
     assert 'pay {"amount": 1.0, "to": "Ann"}' in asks
     assert "(--to " in asks
     whole = command("show", "whole", "--store", path)
-    assert "taken up (approval), answering record" in whole
+    assert "resumed (approval), in reply to record" in whole
     assert 'edit {"amount": 2.0, "to": "Bob"}' in whole

@@ -312,7 +312,7 @@ def test_redact_says_so_where_somebody_still_reads_what_was_deleted(
     reader.execute("SELECT count(*) FROM journal").fetchone()
     result = told("redact", "whole", "4", "--store", path)
     assert (result.exit_code, result.stdout) == (0, "1 value deleted\n")
-    assert "another program reads the store" in result.stderr
+    assert "another program has the store open" in result.stderr
     reader.execute("COMMIT")
     reader.close()
     result = told("redact", "whole", "1", "--store", path)

@@ -1,0 +1,193 @@
+"""Human in the loop at the terminal: show what a run asks, read the reply, and parse typed replies."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from agentfsm.cli.console import parse_json_object, sanitize
+from agentfsm.errors import HumanReplyError
+from agentfsm.runtime.approval import Allow, Deny, Edit, GiveUp, HumanInput, ItDidNotRun, ItRan
+
+__all__ = ["REPLY_FORMATS", "HumanRequest", "TerminalPrompter", "parse_reply"]
+
+with contextlib.suppress(ImportError):
+    import readline as readline  # importing it is enough to give the prompt line editing
+
+
+REPLY_FORMATS = {
+    "approval": 'allow, deny, "deny REASON", or the new arguments as a JSON object',
+    "in_doubt": 'ran, "ran RESULT", did-not-run, or give-up',
+}
+"""The valid replies by kind of request; any text is a valid reply to the other kinds."""
+
+
+class HumanRequest(Protocol):
+    """What a run asks a person: an event, a suspension record, or the pending request of a stored run."""
+
+    @property
+    def kind(self) -> str:
+        """``question``, ``limit``, ``approval`` or ``in_doubt``."""
+        ...
+
+    @property
+    def question(self) -> str:
+        """The question."""
+        ...
+
+    @property
+    def context(self) -> str:
+        """Background of the question, or an empty string."""
+        ...
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Answers to choose from, or empty."""
+        ...
+
+    @property
+    def tool(self) -> str:
+        """The tool of the call in question, or an empty string."""
+        ...
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """The arguments of that call."""
+        ...
+
+
+def parse_reply(kind: str, text: str) -> HumanInput:
+    """The reply that a typed text means.
+
+    Args:
+        kind: The kind of request: ``question``, ``limit``, ``approval`` or ``in_doubt``.
+        text: What was typed.
+
+    Raises:
+        HumanReplyError: The text is not a valid reply; the error lists the valid ones.
+    """
+    if kind not in REPLY_FORMATS:
+        return text
+    word, _, rest = text.strip().partition(" ")
+    rest = rest.strip()
+    match kind, word.lower().rstrip(":"):
+        case "approval", "allow" | "a" | "yes" | "y" if not rest:
+            return Allow()
+        case "approval", "deny" | "d" | "no" | "n":
+            return Deny(rest)
+        case "approval", _ if text.lstrip().startswith("{"):
+            return Edit(_parse_arguments(text))
+        case "in_doubt", "ran":
+            return ItRan(rest or "done")
+        case "in_doubt", "did-not-run" if not rest:
+            return ItDidNotRun()
+        case "in_doubt", "give-up" if not rest:
+            return GiveUp()
+        case _:
+            raise HumanReplyError(f"{text.strip()!r} is not a valid reply; reply with {REPLY_FORMATS[kind]}")
+
+
+def _parse_arguments(text: str) -> dict[str, Any]:
+    try:
+        return parse_json_object(text)
+    except ValueError as error:
+        raise HumanReplyError(f"the new arguments are {error}") from None
+
+
+def _read_line(prompt: str) -> str:
+    return str(click.prompt(prompt, prompt_suffix=" ", err=True, default="", show_default=False))
+
+
+@dataclass(frozen=True)
+class TerminalPrompter:
+    """Asks the user at the terminal.
+
+    Attributes:
+        console: Where questions are shown.
+        read_line: Shows a prompt and returns the typed line.
+        edit_text: Opens a text in an editor and returns the edited text, or None if it was not saved.
+    """
+
+    console: Console
+    read_line: Callable[[str], str] = _read_line
+    edit_text: Callable[[str], str | None] = lambda text: click.edit(text, extension=".json")
+
+    def answer(self, request: HumanRequest) -> HumanInput:
+        """Ask until the reply is valid, and return it."""
+        self.show_request(request)
+        while True:
+            try:
+                reply = self._prompt_once(request)
+                if reply is not None:
+                    return reply
+            except HumanReplyError as error:
+                self.console.print(Text(f"  {error}", "red"))
+
+    def show_request(self, request: HumanRequest) -> None:
+        """Show the request in full."""
+        self.console.print()
+        self.console.print(Text(sanitize(request.question), "bold cyan"))
+        if request.context:
+            self.console.print(Text(sanitize(request.context)))
+        if request.tool and request.kind != "question":
+            self.console.print(_call_table(request))
+        for number, choice in enumerate(request.choices, 1):
+            self.console.print(Text(f"  {number}) {sanitize(choice)}"))
+
+    def _prompt_once(self, request: HumanRequest) -> HumanInput | None:
+        match request.kind:
+            case "approval":
+                typed = self.read_line("[a]llow, [d]eny or [e]dit?").strip()
+                return self._parse_approval(typed, request)
+            case "in_doubt":
+                return _parse_if_given(request.kind, self.read_line(f"Reply ({REPLY_FORMATS[request.kind]}):"))
+            case _:
+                typed = self.read_line("Your answer:").strip()
+                return _resolve_choice(typed, request.choices) or None
+
+    def _parse_approval(self, typed: str, request: HumanRequest) -> HumanInput | None:
+        if typed.lower() in ("e", "edit"):
+            text = self.read_line("New arguments as JSON (empty: open them in your editor):").strip()
+            return Edit(_parse_arguments(text or self._edit_arguments(request)))
+        reply = _parse_if_given(request.kind, typed)
+        if isinstance(reply, Deny) and not reply.reason:
+            return Deny(self.read_line("Why not? (sent to the model; may be empty)").strip())
+        return reply
+
+    def _edit_arguments(self, request: HumanRequest) -> str:
+        text = json.dumps(dict(request.arguments), indent=2, ensure_ascii=False)
+        edited = self.edit_text(text)
+        if edited is None:
+            raise HumanReplyError("nothing was changed")
+        return edited
+
+
+def _parse_if_given(kind: str, typed: str) -> HumanInput | None:
+    return parse_reply(kind, typed) if typed.strip() else None
+
+
+def _resolve_choice(typed: str, choices: tuple[str, ...]) -> str:
+    """The choice whose number was typed, or what was typed."""
+    if typed in choices or not typed.isascii() or not typed.isdigit():
+        return typed
+    return choices[int(typed) - 1] if 0 < int(typed) <= len(choices) else typed
+
+
+def _call_table(request: HumanRequest) -> Table:
+    """The call in full: the person who approves it must have seen all of it."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), show_header=False, title_justify="left")
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("tool", Text(sanitize(request.tool), "bold"))
+    for name, value in request.arguments.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        table.add_row(sanitize(name), Text(sanitize(text)))
+    return table
