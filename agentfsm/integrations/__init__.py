@@ -1,1 +1,1 @@
-"""Integrations with other standards, each behind an extra: MCP servers, OpenTelemetry."""
+"""Integrations with other standards, each an optional extra: MCP servers and OpenTelemetry."""

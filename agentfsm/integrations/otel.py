@@ -4,11 +4,11 @@
 
 A run is an ``invoke_agent`` span; each model call is a ``chat`` span and each tool call an ``execute_tool`` span
 below it. Names follow the GenAI conventions (https://github.com/open-telemetry/semantic-conventions-genai); names that
-these lack begin with ``agentfsm.``. Every transition is an event of the run's span. During a model or tool call its
-span is the current one, so spans that it creates itself, and a sub-agent's run, are its children. Prompts, replies,
-arguments and results are recorded only on request (``content=True``).
+are not in the conventions begin with ``agentfsm.``. Every transition is an event of the run's span. During a model or
+tool call its span is the current one, so spans created by the call, and a sub-agent's run, are its children. Prompts,
+replies, arguments and results are recorded only with ``content=True``.
 
-Without an SDK that collects them, spans cost next to nothing and go nowhere.
+Without an SDK that collects them, spans are not recorded and cost almost nothing.
 """
 
 from __future__ import annotations
@@ -65,22 +65,22 @@ GENAI_PROVIDER_NAMES = {
     "openai-responses": "openai",
     "xai": "x_ai",
 }
-"""What the conventions call a provider, where that is not what we call it."""
+"""The names of providers in the conventions, where they differ from ours."""
 
 
 MAX_OPEN_RUNS = 10_000
-"""Of so many runs spans are kept open; one that dies with its store says no last word, and must not stay for ever."""
+"""The number of runs whose spans are kept open; a run that dies with its store reports no ending."""
 
 
 def tracing(
     *, agent_name: str = "", content: bool = False, tracer_provider: TracerProvider | None = None
 ) -> tuple[Observer, Hook]:
-    """What an agent's ``hooks`` need for spans; one pair serves any number of agents and runs.
+    """The observer and the hook that create spans, for an agent's ``hooks``; any number of agents can share them.
 
     Args:
-        agent_name: What the runs' spans call the agent (``gen_ai.agent.name``).
-        content: Whether spans hold prompts, replies, arguments and results.
-        tracer_provider: Where spans go; the global one unless given.
+        agent_name: The name of the agent in spans (``gen_ai.agent.name``).
+        content: Whether spans contain prompts, replies, arguments and results.
+        tracer_provider: Receives the spans; by default the global one.
 
     Raises:
         MissingExtraError: The ``opentelemetry-api`` package is not installed.
@@ -120,7 +120,7 @@ class _RunSpans:
 
 
 class _SpanRecorder:
-    """Makes spans of what an observer and a hook are told."""
+    """Creates spans from the events of runs and from a hook before each model call."""
 
     def __init__(self, tracer: Tracer, agent_name: str, content: bool) -> None:
         self._tracer, self._name, self._content = tracer, agent_name, content
@@ -133,10 +133,10 @@ class _SpanRecorder:
             RecoveryStarted: self._on_recovery,
         }
 
-    # -- what they are told -----------------------------------------------------------------------------
+    # -- entry points -----------------------------------------------------------------------------------
 
     def observe(self, event: Event) -> None:
-        """An event of a run."""
+        """Handle an event of a run."""
         if isinstance(event, RunStarted | RunResumed):
             self._on_run_started(event)
             return
@@ -149,7 +149,7 @@ class _SpanRecorder:
             handler(traced, event)
 
     def before_model(self, context: HookContext) -> None:
-        """A model is about to be called: its span begins in the task that calls it."""
+        """Start the span of a model call, in the task that makes the call."""
         traced = self._runs.get(context.run.run_id)
         if traced is None:
             return
@@ -165,7 +165,7 @@ class _SpanRecorder:
         }
         traced.chat = self._start_child_span(traced, f"chat {traced.model}", attributes, client=True)
 
-    # -- a run --------------------------------------------------------------------------------------------
+    # -- runs --------------------------------------------------------------------------------------------
 
     def _on_run_started(self, event: RunStarted | RunResumed) -> None:
         prefix, colon, model = event.model.partition(":")
@@ -184,8 +184,8 @@ class _SpanRecorder:
             **common,
         }
         name = f"invoke_agent {self._name}" if self._name else "invoke_agent"
-        if (lost := self._runs.pop(event.run_id, None)) is not None:  # it died without a word, and goes on now
-            _abandon(lost)
+        if (interrupted := self._runs.pop(event.run_id, None)) is not None:  # it ended without an event, and is resumed
+            _abandon(interrupted)
         span = self._tracer.start_span(name, attributes=drop_none(attributes))
         self._runs[event.run_id] = _RunSpans(span, provider, model, common)
         if len(self._runs) > MAX_OPEN_RUNS:
@@ -211,10 +211,10 @@ class _SpanRecorder:
         if decision.source == State.CALL_LLM and traced.chat is not None:
             end_span(traced.chat, kind or stopped)
             traced.chat = None
-        elif decision.source == State.DISPATCH_TOOL:  # what has no result: cut off, or a sub-agent that waits
-            for left in traced.tools.values():
-                left.span.set_attribute("agentfsm.tool.status", "cut_off" if stopped else "waiting")
-                end_span(left, stopped)
+        elif decision.source == State.DISPATCH_TOOL:  # calls without a result: cancelled, or a sub-agent that waits
+            for open_span in traced.tools.values():
+                open_span.span.set_attribute("agentfsm.tool.status", "cut_off" if stopped else "waiting")
+                end_span(open_span, stopped)
             traced.tools.clear()
 
     def _on_recovery(self, traced: _RunSpans, event: RecoveryStarted) -> None:
@@ -230,15 +230,15 @@ class _SpanRecorder:
 
     def _on_run_ended(self, traced: _RunSpans, event: Ending) -> None:
         del self._runs[event.run_id]
-        for left in (traced.chat, *traced.tools.values()):
-            if left is not None:
-                end_span(left, "cancelled")
-        span, asked = traced.run, event if isinstance(event, UserInputRequested) else None
+        for open_span in (traced.chat, *traced.tools.values()):
+            if open_span is not None:
+                end_span(open_span, "cancelled")
+        span, request = traced.run, event if isinstance(event, UserInputRequested) else None
         span.set_attributes(
             drop_none(
                 {
                     "agentfsm.outcome": type(event).__name__,
-                    "agentfsm.waiting.kind": None if asked is None else asked.kind,
+                    "agentfsm.waiting.kind": None if request is None else request.kind,
                     "agentfsm.cost_usd": traced.usage.cost_usd or None,
                     **usage_attributes(traced.usage),
                 }
@@ -254,11 +254,11 @@ class _SpanRecorder:
         traced.usage += event.usage
         if traced.chat is None:
             return
-        said = messages_json([event.message], event.finish_reason.value) if self._content else None
+        output = messages_json([event.message], event.finish_reason.value) if self._content else None
         attributes = {
             "gen_ai.response.finish_reasons": [event.finish_reason.value],
             "gen_ai.response.model": event.model or None,
-            "gen_ai.output.messages": said,
+            "gen_ai.output.messages": output,
             **usage_attributes(event.usage),
         }
         traced.chat.span.set_attributes(drop_none(attributes))
@@ -279,8 +279,8 @@ class _SpanRecorder:
 
     def _on_tool_finished(self, traced: _RunSpans, event: ToolFinished) -> None:
         result = event.result
-        opened = traced.tools.pop(result.call_id, None)
-        if opened is None:  # denied, skipped, unknown: nothing was executed
+        open_span = traced.tools.pop(result.call_id, None)
+        if open_span is None:  # denied, skipped or unknown: nothing was executed
             traced.run.add_event(
                 "agentfsm.tool.not_run",
                 {
@@ -295,30 +295,30 @@ class _SpanRecorder:
             "agentfsm.subagent.run.id": result.run_id or None,
             "gen_ai.tool.call.result": result.content if self._content else None,
         }
-        opened.span.set_attributes(drop_none(attributes))
-        end_span(opened, None if result.failure is None else result.error_class or result.failure.kind.value)
+        open_span.span.set_attributes(drop_none(attributes))
+        end_span(open_span, None if result.failure is None else result.error_class or result.failure.kind.value)
 
     def _start_child_span(
         self, traced: _RunSpans, name: str, attributes: Mapping[str, Any], client: bool = False
     ) -> OpenSpan:
-        """A span below the run's, made the current one."""
+        """Start a child of the run's span, and make it the current span."""
         from opentelemetry import context, trace
 
-        before = context.get_current()
+        previous = context.get_current()
         span = self._tracer.start_span(
             name,
-            context=trace.set_span_in_context(traced.run, before),
+            context=trace.set_span_in_context(traced.run, previous),
             kind=trace.SpanKind.CLIENT if client else trace.SpanKind.INTERNAL,
             attributes=drop_none({**attributes, **traced.common}),
         )
-        context.attach(trace.set_span_in_context(span, before))
-        return OpenSpan(span, before)
+        context.attach(trace.set_span_in_context(span, previous))
+        return OpenSpan(span, previous)
 
 
 def _abandon(traced: _RunSpans) -> None:
-    """End the spans of a run of which nothing more will be heard; what is current here is none of its."""
+    """End the spans of a run that will report no more events. The current span is not one of them."""
     calls = (traced.chat, *traced.tools.values())
-    for span in (*(left.span for left in calls if left is not None), traced.run):
+    for span in (*(open_span.span for open_span in calls if open_span is not None), traced.run):
         mark_failed(span, "lost")
         span.end()
 
@@ -352,10 +352,10 @@ def _message_parts(message: Message) -> list[dict[str, Any]]:
 
 
 def end_span(open_span: OpenSpan, error_type: str | None) -> None:
-    """End a span, and make current what was so before it.
+    """End a span, and make the previous span the current one.
 
-    ``detach`` would need the very context in which the span was made current, and a call that is cut off may end
-    in another one; to attach what was there before is right in both.
+    ``detach`` only works in the context in which the span was made current, but a cancelled call may end in
+    another one; attaching the previous context works in both.
     """
     from opentelemetry import context
 
@@ -366,24 +366,24 @@ def end_span(open_span: OpenSpan, error_type: str | None) -> None:
 
 
 def mark_failed(span: Span, error_type: str) -> None:
-    """Mark a span as failed; what exactly went wrong may hold anything, and is left out."""
+    """Mark a span as failed. The error text is omitted, since it may contain anything."""
     from opentelemetry.trace import StatusCode
 
     span.set_attribute("error.type", error_type)
     span.set_status(StatusCode.ERROR, error_type)
 
 
-def usage_attributes(used: Usage) -> dict[str, Any]:
-    """What was used up, as attributes."""
+def usage_attributes(usage: Usage) -> dict[str, Any]:
+    """The usage as span attributes."""
     return {
-        "gen_ai.usage.input_tokens": used.input_tokens,
-        "gen_ai.usage.output_tokens": used.output_tokens,
-        "gen_ai.usage.cache_read.input_tokens": used.cached_tokens or None,
-        "gen_ai.usage.cache_creation.input_tokens": used.written_tokens or None,
-        "gen_ai.usage.reasoning.output_tokens": used.reasoning_tokens or None,
+        "gen_ai.usage.input_tokens": usage.input_tokens,
+        "gen_ai.usage.output_tokens": usage.output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens or None,
+        "gen_ai.usage.cache_creation.input_tokens": usage.written_tokens or None,
+        "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens or None,
     }
 
 
 def drop_none(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Attributes without those that have no value."""
+    """The attributes without those that are None."""
     return {name: value for name, value in attributes.items() if value is not None}

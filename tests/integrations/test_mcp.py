@@ -426,7 +426,7 @@ def test_tools_are_there_only_while_the_server_is_open(world: World) -> None:
             Agent(ScriptedModel([]), tools=tools)
         async with tools:
             agent = Agent(ScriptedModel([call("pid")] * 9), tools=tools)
-            with pytest.raises(ConfigurationError, match="open already"):
+            with pytest.raises(ConfigurationError, match="already open"):
                 await tools.__aenter__()
         result = await agent.run("go")
         assert "was closed" in results(result)[0]

@@ -1,4 +1,4 @@
-"""One MCP tool as a tool of an agent: ``MCPSettings``, argument validation by its schema, result conversion."""
+"""One MCP tool as an agent's tool: ``MCPSettings``, argument validation by its JSON schema, conversion of results."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class MCPSettings(BaseModel):
     """How the tools of an MCP server are used.
 
     Attributes:
-        prefix: What stands in front of each tool's name.
-        only: Names of the server's tools to take; all unless given.
-        timeout: Seconds for one call; the guardrails' ``tool_timeout_s`` unless given.
-        requires_approval: True, or a function of the arguments: whether a person must allow a call.
-        parallel: Whether calls may run together with others that may.
-        recheck: Whether the list of tools is read again before each call; without it only after a restart, and
-            when the server says that the list has changed.
-        files: A folder for what a model cannot be shown (sound, other binary results), of which it is told the
-            path; pictures are kept there too. Without it, the model is told only that there was something.
+        prefix: A prefix for each tool's name.
+        only: Names of the server's tools to use; all by default.
+        timeout: Seconds for one call; the guardrails' ``tool_timeout_s`` by default.
+        requires_approval: Whether a person must approve a call: a bool, or a function of the arguments.
+        parallel: Whether calls may run concurrently with other parallel calls.
+        recheck: Whether to read the list of tools before each call; if False, only after a restart and when the
+            server reports a change of the list.
+        files: A folder for results that a model cannot be shown (audio and other binary data); the model gets the
+            path. Images are also stored there. Without it, the model only gets a note that there was such a result.
 
     Raises:
-        pydantic.ValidationError: A setting cannot be one; the error names the field.
+        pydantic.ValidationError: A setting is invalid; the error names the field.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -70,31 +70,31 @@ class RemoteTool(Tool):
     """A tool of an MCP server."""
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments as they came, once they fit the server's schema.
+        """The arguments, validated by the server's schema.
 
         Raises:
-            pydantic_core.ValidationError: They do not; the error names each bad field.
+            pydantic_core.ValidationError: They are invalid; the error names each field.
         """
         unresolvable = import_module("referencing.exceptions").Unresolvable
         own = self.spec.parameters.get("properties", {})
         data = {k: v for k, v in given.items() if k != UI_MESSAGE or k in own}
         try:
-            found = [] if self._validator is None else list(self._validator.iter_errors(data))
-        except unresolvable:  # the server knows what it means
-            found = []
-        if found:
+            errors = [] if self._validator is None else list(self._validator.iter_errors(data))
+        except unresolvable:  # a reference that only the server can resolve
+            errors = []
+        if errors:
             raise ValidationError.from_exception_data(
                 self.name,
                 [
                     InitErrorDetails(type=_schema_error(e.message), loc=tuple(e.absolute_path), input=None)
-                    for e in found
+                    for e in errors
                 ],
             )
         return data
 
     @cached_property
     def _validator(self) -> Any:
-        """Checks arguments, with no look at any other address; None where the schema is none."""
+        """Validates arguments without fetching remote references; None if the schema is invalid."""
         jsonschema, schema = import_module("jsonschema"), dict(self.spec.parameters)
         kind = jsonschema.validators.validator_for(schema)
         try:
@@ -112,22 +112,22 @@ def _schema_error(message: str) -> PydanticCustomError:
 def make_remote_tool(
     listed: Listed, call: Callable[[str, dict[str, Any]], Awaitable[object]], settings: MCPSettings
 ) -> RemoteTool:
-    """A tool, as a server lists it.
+    """The tool for a definition in a server's list.
 
     Args:
-        listed: What the server says of it.
-        call: Calls it, by its own name.
+        listed: The definition.
+        call: Calls the tool by its name at the server.
         settings: How it is used.
 
     Raises:
-        ToolDefinitionError: With its prefix the name is too long.
+        ToolDefinitionError: With the prefix its name is too long.
     """
     own = listed.name
     name = settings.prefix + re.sub(r"[^A-Za-z0-9_-]", "_", own)
     if not re.fullmatch(rf"[A-Za-z0-9_-]{{1,{MAX_NAME_CHARS}}}", name):
         raise ToolDefinitionError(
-            f"{name!r} is no name for a tool: letters, digits, '_' and '-', {MAX_NAME_CHARS} at most; choose another prefix, "
-            "or take other tools of the server with only=..."
+            f"{name!r} is not a valid tool name (letters, digits, '_' and '-', {MAX_NAME_CHARS} at most): choose "
+            "another prefix, or select other tools of the server with only=..."
         )
 
     async def remote(**arguments: Any) -> object:
@@ -145,11 +145,11 @@ def make_remote_tool(
 
 
 def definition_pin(listed: Listed) -> str:
-    """What must not change about a tool while an agent uses it, as one text."""
-    notes = listed.annotations
+    """The parts of a tool definition that must not change while an agent uses the tool, as canonical JSON."""
+    annotations = listed.annotations
     return canonical_json(
         {
-            "annotations": None if notes is None else notes.model_dump(mode="json", exclude_none=True),
+            "annotations": None if annotations is None else annotations.model_dump(mode="json", exclude_none=True),
             "description": listed.description,
             "input_schema": listed.input_schema,
             "output_schema": listed.output_schema,
@@ -159,23 +159,23 @@ def definition_pin(listed: Listed) -> str:
 
 
 MAX_IMAGE_CHARS = 5 * 1024 * 1024
-"""Letters of base64 that a picture may have: the least that a provider refuses is more than 5 MB
-(https://docs.anthropic.com/en/docs/build-with-claude/vision), and refuses it in every request from then on."""
+"""Maximum length of an image in base64. The strictest provider rejects images above 5 MB
+(https://docs.anthropic.com/en/docs/build-with-claude/vision), and then every later request with that image."""
 
 
 async def result_content(result: CallToolResult, files: Path | None) -> str | list[str | Image]:
-    """The parts of a result in their order: texts, and pictures that a model can be shown.
+    """The parts of a result in order: texts, and images that a model can be shown.
 
-    Structured content is told as JSON, unless a part of text says the same already.
+    Structured content is added as JSON, unless a text part contains the same value.
 
     Args:
         result: The result.
-        files: Where binary parts go too; None keeps no files.
+        files: The folder for binary parts, or None to store no files.
 
     Returns:
-        One text where there are no pictures.
+        One text if there are no images.
     """
-    parts = [part for given in result.content for part in await _convert_part(given, files)]
+    parts = [part for item in result.content for part in await _convert_part(item, files)]
     structured = result.structured_content
     if structured is not None and not any(_is_same_json(part, structured) for part in parts):
         parts.append(canonical_json(structured))
@@ -202,8 +202,8 @@ async def _convert_part(part: Any, files: Path | None) -> list[str | Image]:
                 return [f"[resource {resource.uri}]\n{resource.text}"]
             return await _convert_binary(f"resource {resource.uri}", resource.mime_type, resource.blob, files)
         case "resource_link":
-            about = f": {part.description}" if part.description else ""
-            return [f"[resource {part.uri} ({part.name}){about}]"]
+            description = f": {part.description}" if part.description else ""
+            return [f"[resource {part.uri} ({part.name}){description}]"]
         case other:
             return [f"[{other}: not shown]"]
 
@@ -212,16 +212,16 @@ async def _convert_binary(label: str, mime_type: str | None, data: str, files: P
     kind = mime_type or "application/octet-stream"
     try:
         content = base64.b64decode(data, validate=True)
-    except ValueError:  # a letter that is not ASCII is no binascii.Error
+    except ValueError:  # binascii.Error, or ValueError for a character that is not ASCII
         return [f"[{label}, {kind}: its data cannot be read]"]
-    kept: list[str | Image] = []
+    notes: list[str | Image] = []
     if files is not None:
         path = files / (hashlib.sha256(content).hexdigest()[:16] + (mimetypes.guess_extension(kind) or ".bin"))
         await asyncio.to_thread(_write, path, content)
-        kept.append(f"[{label}, {kind}, {len(content):,} bytes: saved as {path}]")
+        notes.append(f"[{label}, {kind}, {len(content):,} bytes: saved as {path}]")
     if kind in MEDIA_TYPES and content and len(data) <= MAX_IMAGE_CHARS:
-        return [*kept, Image.from_bytes(content, kind)]
-    return kept or [f"[{label}, {kind}, {len(content):,} bytes: not shown]"]
+        return [*notes, Image.from_bytes(content, kind)]
+    return notes or [f"[{label}, {kind}, {len(content):,} bytes: not shown]"]
 
 
 def _write(path: Path, content: bytes) -> None:

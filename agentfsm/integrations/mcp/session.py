@@ -1,7 +1,7 @@
 """The connection to an MCP server: its transports (stdio, streamable HTTP), and a session owned by one task.
 
-The SDK's scopes must be exited by the task that entered them, while calls come from any task; so one task owns the
-connection for its whole lifetime, and the others only send requests.
+The SDK's context managers must be exited by the task that entered them, but calls come from any task. So one task owns
+the connection for its whole lifetime, and the others only send requests.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ __all__ = [
 
 
 class MessageHandler(Protocol):
-    """Is told of every message that the server sends of itself."""
+    """Receives every message that the server sends on its own."""
 
     async def __call__(self, message: Any) -> None:
-        """Take note of a message."""
+        """Handle a message."""
         ...
 
 
 ClientFactory = Callable[[MessageHandler], "AbstractAsyncContextManager[Client]"]
-"""Opens a client, and closes it behind the block."""
+"""Makes a context manager that opens a client and closes it."""
 
 CONNECT_TIMEOUT_S = 30.0
-"""Seconds to reach a server over HTTP; how long an answer may take is for the call's limit to say."""
+"""Seconds to connect to a server over HTTP; the tool's timeout limits how long a call may take."""
 
 
 def require_sdk() -> None:
-    """Make sure that the SDK is there.
+    """Check that the MCP SDK is installed.
 
     Raises:
-        MissingExtraError: It is not.
+        MissingExtraError: It is not installed.
     """
     try:
         import mcp  # noqa: F401  # pyright: ignore[reportUnusedImport]
@@ -59,35 +59,37 @@ def require_sdk() -> None:
 
 
 def stdio_client_factory(server: StdioServerParameters, errlog: TextIO | None) -> ClientFactory:
-    """Start a child process and speak over its pipes.
+    """A factory of clients that start the server as a child process and use its stdin and stdout.
 
     Args:
-        server: What to start.
-        errlog: Where what it writes to stderr goes; nowhere unless given.
+        server: The command to start.
+        errlog: Receives the stderr of the server; discarded by default.
     """
 
     @asynccontextmanager
-    async def connect(heard: MessageHandler) -> AsyncGenerator[Client]:
+    async def connect(on_message: MessageHandler) -> AsyncGenerator[Client]:
         from mcp import Client
         from mcp.client.stdio import stdio_client
 
-        with open(os.devnull, "w") as nowhere:  # noqa: ASYNC230, PTH123  # a device, opened at once
-            async with Client(stdio_client(server, errlog or nowhere), cache=None, message_handler=heard) as client:
+        with open(os.devnull, "w") as devnull:  # noqa: ASYNC230, PTH123  # opening a device does not block
+            async with Client(
+                stdio_client(server, errlog or devnull), cache=None, message_handler=on_message
+            ) as client:
                 yield client
 
     return connect
 
 
 def http_client_factory(url: str, headers: Mapping[str, str]) -> ClientFactory:
-    """Speak streamable HTTP.
+    """A factory of clients that use streamable HTTP.
 
     Args:
-        url: The server's address.
+        url: The server's URL.
         headers: Sent with every request.
     """
 
     @asynccontextmanager
-    async def connect(heard: MessageHandler) -> AsyncGenerator[Client]:
+    async def connect(on_message: MessageHandler) -> AsyncGenerator[Client]:
         import httpx2
         from mcp import Client
         from mcp.client.streamable_http import streamable_http_client
@@ -95,7 +97,7 @@ def http_client_factory(url: str, headers: Mapping[str, str]) -> ClientFactory:
         timeout = httpx2.Timeout(CONNECT_TIMEOUT_S, read=None)
         async with (
             httpx2.AsyncClient(headers=dict(headers), timeout=timeout) as http,
-            Client(streamable_http_client(url, http_client=http), cache=None, message_handler=heard) as client,
+            Client(streamable_http_client(url, http_client=http), cache=None, message_handler=on_message) as client,
         ):
             yield client
 
@@ -103,26 +105,26 @@ def http_client_factory(url: str, headers: Mapping[str, str]) -> ClientFactory:
 
 
 START_TIMEOUT_S = 60.0
-"""Seconds within which a server must be there; one that is installed when first started takes its time."""
+"""Seconds for a server to start; a server that is installed on its first start takes long."""
 
 MAX_PAGES = 100
-"""How many pages a list of tools may have; a server whose pages never end is given up there."""
+"""The maximum number of pages in a list of tools, for servers whose list never ends."""
 
 _SESSION_LOST_MESSAGES = frozenset({"Session terminated", "Server returned an error response"})
-"""The SDK's words for an HTTP status that is no answer: the server was started anew and knows no such session."""
+"""The SDK's messages for an HTTP error status, as after a restart of the server, when the session is unknown."""
 
 T = TypeVar("T")
 
 
 class ServerGoneError(Exception):
-    """The server cannot be reached any more, or never could; never leaves the integration."""
+    """The server cannot be reached. This error is not raised outside the integration."""
 
 
 class MCPSession:
-    """One connection.
+    """One connection to a server.
 
     Args:
-        connect: Opens a client and closes it again.
+        connect: Makes a context manager that opens and closes a client.
     """
 
     def __init__(self, connect: Callable[[], AbstractAsyncContextManager[Client]]) -> None:
@@ -135,13 +137,13 @@ class MCPSession:
         """Connect.
 
         Raises:
-            ServerGoneError: There is no server there, or none that answers in time.
+            ServerGoneError: The server cannot be reached or does not respond in time.
         """
         self._task = asyncio.create_task(self._run(), name="agentfsm-mcp")
         either: set[asyncio.Future[Any]] = {self._client, self._task}
         done, _ = await asyncio.wait(either, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         if not done:
-            raise ServerGoneError(f"it does not answer within {START_TIMEOUT_S:g} s")
+            raise ServerGoneError(f"it does not respond within {START_TIMEOUT_S:g} s")
         if not self._client.done():
             raise ServerGoneError(_describe_error(self._task.exception()))
 
@@ -151,11 +153,14 @@ class MCPSession:
             await self._closing.wait()
 
     async def send(self, request: Callable[[Client], Awaitable[T]]) -> T:
-        """The answer to a request; cancelled, it tells the server so.
+        """The response to a request; a cancellation is sent to the server.
+
+        Args:
+            request: Sends the request with a client.
 
         Raises:
-            ServerGoneError: The server is gone.
-            ToolError: It refuses.
+            ServerGoneError: The server cannot be reached.
+            ToolError: The server returned an error.
         """
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED
@@ -168,7 +173,7 @@ class MCPSession:
             if error.code == CONNECTION_CLOSED or error.message in _SESSION_LOST_MESSAGES:
                 raise ServerGoneError("the connection has ended") from error
             raise ToolError(error.message) from error
-        except RuntimeError as error:  # the SDK's word for a result that breaks its own schema
+        except RuntimeError as error:  # the SDK raises it for a result that does not match its output schema
             raise ToolError(str(error)) from error
         except ToolError:
             raise
@@ -179,21 +184,21 @@ class MCPSession:
         """The server's tools, from every page of its list.
 
         Raises:
-            ServerGoneError: The server is gone, or its list never ends.
-            ToolError: It refuses.
+            ServerGoneError: The server cannot be reached, or its list has too many pages.
+            ToolError: The server returned an error.
         """
-        found: list[Listed] = []
+        tools: list[Listed] = []
         cursor: str | None = None
         for _ in range(MAX_PAGES):
             page = await self.send(partial(_list_page, cursor=cursor))
-            found += page.tools
+            tools += page.tools
             cursor = page.next_cursor
             if cursor is None:
-                return found
+                return tools
         raise ServerGoneError(f"its list of tools does not end after {MAX_PAGES} pages")
 
     async def close(self) -> None:
-        """Part from the server, and wait until a child process has ended. Whatever goes wrong then is of no use."""
+        """Disconnect, and wait until a child process has ended; errors are ignored."""
         self._closing.set()
         task = self._task
         if task is None:
@@ -210,9 +215,9 @@ def _list_page(client: Client, cursor: str | None) -> Awaitable[ListToolsResult]
 
 
 def _describe_error(error: Any) -> str:
-    """An exception's class, and of one of the system its reason: its text may hold an address, or more."""
+    """The class of an exception, and the reason of an OSError; other texts may contain an address or a secret."""
     inner: list[Any] = [error]
-    while len(inner) == 1:  # a task group wraps what went wrong in it
+    while len(inner) == 1:  # a task group wraps its exceptions
         error = inner[0]
         inner = list(getattr(error, "exceptions", ()))
     if error is None:

@@ -5,9 +5,9 @@
         result = await agent.run("What changed last week?")
 
 Tool definitions are pinned when the block is entered. The list is read again before each call, and a call of a tool
-whose description or schema has changed is refused as a ``policy_violation`` (a server that shows one description for
-approval and another in use is a known attack, the "rug pull"). A server that dies fails the current call as an
-``environment_error`` and is restarted for the next.
+whose description or schema has changed is rejected as a ``policy_violation`` (a server that shows one description for
+approval and later uses another is a known attack, the "rug pull"). If the server dies, the current call fails with an
+``environment_error``, and the next call restarts it.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ __all__ = ["MCPSettings", "MCPTools"]
 
 
 class MCPTools:
-    """The tools of one MCP server: an iterable of them inside ``async with``. Made by ``stdio`` or ``http``.
+    """The tools of one MCP server, to be iterated inside ``async with``. Made by ``stdio`` or ``http``.
 
     Attributes:
-        label: What errors and logs call the server; holds neither arguments nor headers.
+        label: The name of the server in errors and logs, without arguments and headers.
         settings: How its tools are used.
     """
 
@@ -74,14 +74,14 @@ class MCPTools:
         errlog: TextIO | None = None,
         settings: MCPSettings | None = None,
     ) -> MCPTools:
-        """The tools of a server that is started as a child process and spoken to over its pipes.
+        """The tools of a server that runs as a child process and uses stdin and stdout.
 
         Args:
             command: The program.
             args: Its arguments.
-            env: Variables for it, beside a few harmless ones of this process (``PATH``, ``HOME``...).
-            cwd: Its working directory.
-            errlog: Where what it writes to stderr goes; nowhere unless given.
+            env: Environment variables, in addition to a few of this process (``PATH``, ``HOME``...).
+            cwd: The working directory.
+            errlog: Receives its stderr; discarded by default.
             settings: How its tools are used.
 
         Raises:
@@ -97,21 +97,21 @@ class MCPTools:
     def http(
         cls, url: str, *, headers: Mapping[str, str] | None = None, settings: MCPSettings | None = None
     ) -> MCPTools:
-        """The tools of a server that speaks streamable HTTP.
+        """The tools of a server that uses streamable HTTP.
 
         Args:
-            url: Its address (``https://example.com/mcp``). Redirects to another origin are not followed.
+            url: Its URL (``https://example.com/mcp``). Redirects to another origin are not followed.
             headers: Sent with every request (``{"Authorization": "Bearer ..."}``).
             settings: How its tools are used.
 
         Raises:
             MissingExtraError: The ``mcp`` package is not installed.
-            ConfigurationError: The address is none.
+            ConfigurationError: The URL is invalid.
         """
         require_sdk()
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError("the address of an MCP server is an http or https URL with a host")
+            raise ConfigurationError("the address of an MCP server must be an http or https URL with a host")
         return cls(parts.hostname, http_client_factory(url, dict(headers or {})), settings or MCPSettings())
 
     # -- the tools ------------------------------------------------------------------------------------
@@ -120,26 +120,26 @@ class MCPTools:
         """Start or reach the server, and read its list of tools.
 
         Raises:
-            ConfigurationError: It cannot be started or reached, or has no tool of a wanted name.
-            agentfsm.errors.ToolDefinitionError: A tool's name fits no wire.
+            ConfigurationError: It cannot be started or reached, or does not have a tool in ``settings.only``.
+            agentfsm.errors.ToolDefinitionError: A tool's name is not valid for models.
         """
         if self._session is not None:
-            raise ConfigurationError(f"the MCP server {self.label!r} is open already")
+            raise ConfigurationError(f"the MCP server {self.label!r} is already open")
         try:
             listed = await self._open()
         except ServerGoneError as error:
             raise ConfigurationError(f"the MCP server {self.label!r} cannot be started or reached: {error}") from error
         try:
-            wanted = self.settings.only
+            only = self.settings.only
             names = [t.name for t in listed]
-            if wanted is not None and (missing := sorted(set(wanted) - set(names))):
+            if only is not None and (missing := sorted(set(only) - set(names))):
                 has = ", ".join(sorted(names))
                 raise ConfigurationError(
                     f"the MCP server {self.label!r} has no tool {', '.join(missing)}; it has: {has}"
                 )
-            taken = [t for t in listed if wanted is None or t.name in wanted]
-            self._pinned = {t.name: definition_pin(t) for t in taken}
-            self._tools = tuple(make_remote_tool(t, self._call, self.settings) for t in taken)
+            selected = [t for t in listed if only is None or t.name in only]
+            self._pinned = {t.name: definition_pin(t) for t in selected}
+            self._tools = tuple(make_remote_tool(t, self._call, self.settings) for t in selected)
         except BaseException:
             await self._disconnect_current()
             raise
@@ -148,7 +148,7 @@ class MCPTools:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop the server, or part from it. Calls from here on fail."""
+        """Stop or leave the server. Later calls fail."""
         self._tools = None
         await self._disconnect_current()
 
@@ -161,69 +161,69 @@ class MCPTools:
         return f"MCPTools({self.label!r}, tools={[t.name for t in self._tools or ()]})"
 
     async def _on_message(self, message: Any) -> None:
-        """Note that the server says that its list of tools has changed."""
+        """Record that the server reported a change of its list of tools."""
         if getattr(message, "method", None) == "notifications/tools/list_changed":
             self._changed = True
 
     # -- a call -----------------------------------------------------------------------------------------
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> str | list[str | Image]:
-        """What a tool of the server says, and shows.
+        """The result of a tool.
 
         Raises:
-            ToolError: It failed, the server is gone, or the tool is not the one that was pinned.
+            ToolError: The tool failed, the server cannot be reached, or the definition of the tool has changed.
         """
         if self._tools is None:
             raise ToolError(f"the MCP server {self.label!r} was closed", kind="environment_error")
-        link: MCPSession | None = None
+        session: MCPSession | None = None
         try:
-            link = await self._verified_session(name)
-            result: CallToolResult = await link.send(lambda client: client.call_tool(name, arguments))
+            session = await self._verified_session(name)
+            result: CallToolResult = await session.send(lambda client: client.call_tool(name, arguments))
         except ServerGoneError as error:
-            await self._disconnect(link)
-            text = f"the MCP server {self.label!r} is gone: {error}; the next call starts it again, with nothing kept"
+            await self._disconnect(session)
+            text = f"the MCP server {self.label!r} is gone: {error}; the next call reconnects, without its state"
             raise ToolError(text, kind="environment_error") from error
         parts = await result_content(result, self.settings.files)
         if result.is_error:
-            raise ToolError(to_model_content(parts)[0] or "the tool failed and does not say why")
+            raise ToolError(to_model_content(parts)[0] or "the tool failed and gave no reason")
         return parts
 
     async def _verified_session(self, name: str) -> MCPSession:
-        """The connection, once the tool has proved to be the one that was pinned."""
+        """The session, after checking that the definition of the tool has not changed."""
         async with self._lock:
             listed: list[Listed] | None = None
             if self._session is None:
                 listed = await self._open()
-            link = self._session
-            if link is None:
+            session = self._session
+            if session is None:
                 raise ServerGoneError("it was closed")
             if listed is None and (self.settings.recheck or self._changed):
                 self._changed = False
                 try:
-                    listed = await link.list_tools()
+                    listed = await session.list_tools()
                 except BaseException as error:
-                    self._changed = True  # nobody knows the list: the next call reads it, whatever recheck says
+                    self._changed = True  # the list is unknown, so the next call reads it even without recheck
                     if isinstance(error, ServerGoneError):
-                        await self._disconnect(link)
+                        await self._disconnect(session)
                     raise
         if listed is not None:
-            now = {t.name: definition_pin(t) for t in listed}
-            if now.get(name) != self._pinned[name]:
-                self._changed = True  # the next call looks again
-                what = "no longer has" if name not in now else "has changed the description or schema of"
+            current = {t.name: definition_pin(t) for t in listed}
+            if current.get(name) != self._pinned[name]:
+                self._changed = True  # the next call reads the list again
+                what = "no longer has" if name not in current else "has changed the description or schema of"
                 raise ToolError(
-                    f"the MCP server {self.label!r} {what} {name!r} since this agent was made; the call is refused",
+                    f"the MCP server {self.label!r} {what} {name!r} since this agent was created; the call is rejected",
                     kind="policy_violation",
                     blockers=(f"{self.label} {what} {name}",),
                 )
-        return link
+        return session
 
     async def _open(self) -> list[Listed]:
-        link = self._session = MCPSession(lambda: self._connect(self._on_message))
+        session = self._session = MCPSession(lambda: self._connect(self._on_message))
         try:
-            await link.open()
+            await session.open()
             self._changed = False
-            return await link.list_tools()
+            return await session.list_tools()
         except BaseException:
             await self._disconnect_current()
             raise
@@ -232,7 +232,7 @@ class MCPTools:
         await self._disconnect(self._session)
 
     async def _disconnect(self, session: MCPSession | None) -> None:
-        """Give a connection up; the next call opens another."""
+        """Close a session; the next call opens another."""
         if session is not None:
             if self._session is session:
                 self._session = None
