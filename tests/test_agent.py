@@ -158,7 +158,7 @@ def a(run: object) -> bool:
         ({"model": None}, ConfigurationError, "not NoneType"),
         ({"preset": "nice"}, ConfigurationError, "there is no preset 'nice'; the presets are: standard, funnel"),
         ({"tools": ["look"]}, ToolDefinitionError, "a tool must be a function, not str"),
-        ({"tools": [look, look]}, ToolDefinitionError, "two tools are named 'look'"),
+        ({"tools": [look, look]}, ToolDefinitionError, "two tools have the name 'look'"),
         ({"output_type": object()}, ConfigurationError, "output_type cannot be described as JSON"),
         ({"output_type": type(a)}, ConfigurationError, "output_type cannot be described as JSON"),
         ({"hooks": [a]}, ConfigurationError, "a hook is made with"),

@@ -1,4 +1,4 @@
-"""Resumes or dismisses a suspended run, from its signed record or from the store, and finds runs a crash left unfinished."""
+"""Resumes or dismisses suspended runs, from a signed record or from the store, and finds runs a crash interrupted."""
 
 from __future__ import annotations
 

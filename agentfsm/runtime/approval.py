@@ -1,6 +1,6 @@
-"""Human in the loop: runs the hooks and checks for approval before a tool call, and the replies a human may give.
+"""Human in the loop: checks hooks and approval before a tool call runs, and defines the replies a human may give.
 
-The check fails closed.
+The check fails closed: if it cannot be evaluated, the call does not run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agentfsm.loop.failures import describe_exception
 from agentfsm.loop.messages import ToolResult
 from agentfsm.loop.state import CallState, HumanReply, PendingRequest
 from agentfsm.machine.graph import State
-from agentfsm.runtime.context import Context, being_cancelled
+from agentfsm.runtime.context import Context, reraise_cancellation
 from agentfsm.runtime.hooks import AbortRun, AskApproval, DenyCall, Hook, HookContext, HookDecision, SkipCall
 from agentfsm.runtime.tools import Tool
 
@@ -39,48 +39,49 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Allow:
-    """Approval: let the call run as it stands."""
+    """Reply to an approval request: run the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deny:
-    """Approval: do not run the call; the model is told why."""
+    """Reply to an approval request: do not run the call, and give the model the reason."""
 
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Approval: run the call with other arguments; the model is told that they were changed."""
+    """Reply to an approval request: run the call with other arguments; the model is told that they were changed."""
 
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
 class ItRan:
-    """Doubt: the call did run, and this was its result."""
+    """Reply about an interrupted call: it did run, with this result."""
 
     result: str = "done"
 
 
 @dataclass(frozen=True, slots=True)
 class ItDidNotRun:
-    """Doubt: the call did not run; run it now."""
+    """Reply about an interrupted call: it did not run; run it now."""
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Doubt: nobody can tell; go on without the call."""
+    """Reply about an interrupted call: it is not known whether it ran; continue without it."""
 
 
 HumanInput = str | Allow | Deny | Edit | ItRan | ItDidNotRun | GiveUp
+"""What a human may reply: a string answers a question."""
 
 
 def to_human_reply(human_input: HumanInput) -> HumanReply:
-    """A person's answer as the loop keeps it.
+    """A human's reply in the form that the run state stores.
 
     Raises:
-        HumanReplyError: The answer is none that a run can take.
+        HumanReplyError: It is not a valid reply.
     """
     match human_input:
         case str():
@@ -99,7 +100,7 @@ def to_human_reply(human_input: HumanInput) -> HumanReply:
             return HumanReply("give_up")
         case _:
             raise HumanReplyError(
-                f"a reply is a text, Allow(), Deny(), Edit(), ItRan(), ItDidNotRun() or GiveUp(), not {human_input!r}"
+                f"a reply is a string, Allow(), Deny(), Edit(), ItRan(), ItDidNotRun() or GiveUp(), not {human_input!r}"
             )
 
 
@@ -107,84 +108,98 @@ def _json_object(arguments: Mapping[str, Any]) -> dict[str, Any]:
     try:
         copy: dict[str, Any] = json.loads(canonical_json(dict(arguments)))
     except (TypeError, ValueError) as error:
-        raise HumanReplyError(f"the arguments of Edit() are no JSON object: {error}") from None
+        raise HumanReplyError(f"the arguments of Edit() are not a JSON object: {error}") from None
     return copy
 
 
 class HookAbortError(Exception):
-    """A hook aborts the run; never leaves the driver."""
+    """A hook aborts the run; caught by the driver."""
 
 
 async def run_hooks(
     context: Context, state: str, hook_context: HookContext | None = None, *, after_end: bool = False
 ) -> list[HookDecision]:
-    """Ask the hooks at a state's door.
+    """Run the hooks of a state, in order.
 
     Args:
-        context: The run and its parts.
+        context: The run.
         state: The state.
-        hook_context: What they see, where that is more than the state and the run.
-        after_end: Whether it is too late to stop the run: then every hook is asked, and an abort is warned about.
+        hook_context: What the hooks see; by default the state and the run.
+        after_end: Whether it is too late to stop the run: then every hook runs, and an abort is only a warning.
+
+    Returns:
+        What each of them returned.
 
     Raises:
-        HookAbortError: One of them aborts the run, or failed and fails closed.
+        HookAbortError: A hook aborted the run, or raised an exception and has ``fail_open=False``.
     """
-    verdicts: list[HookDecision] = []
+    decisions: list[HookDecision] = []
     for each in context.config.hooks.get(state, ()):
         if each.once:
             if id(each) in context.once_hooks_run or state in context.visited_before_resume:
                 continue
             context.once_hooks_run.add(id(each))
         try:
-            verdicts.append(await _run_hook(context, each, hook_context or HookContext(state, context.run)))
+            decisions.append(await _run_hook(context, each, hook_context or HookContext(state, context.run)))
         except HookAbortError as error:
             if not after_end:
                 raise
-            context.warn("a hook would abort the run, which has ended", str(error))
-    return verdicts
+            context.warn("a hook aborted the run, but it has already ended", str(error))
+    return decisions
 
 
 async def _run_hook(context: Context, hook: Hook, hook_context: HookContext) -> HookDecision:
     try:
-        answer = hook.function(hook_context)
-        verdict = await answer if isawaitable(answer) else answer
-        fitting = AbortRun if hook_context.call is None else HookDecision
-        if verdict is not None and not isinstance(verdict, fitting):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"{verdict!r} is no verdict{'' if hook_context.call is None else ' on a call'}")
+        value = hook.function(hook_context)
+        decision = await value if isawaitable(value) else value
+        allowed = AbortRun if hook_context.call is None else HookDecision
+        if decision is not None and not isinstance(decision, allowed):  # pyright: ignore[reportUnnecessaryIsInstance]
+            where = "here" if hook_context.call is None else "for a call"
+            raise TypeError(f"{decision!r} is not a valid hook decision {where}")
     except (Exception, asyncio.CancelledError) as error:
-        if isinstance(error, asyncio.CancelledError) and being_cancelled():
-            raise
+        reraise_cancellation(error)
         text = f"hook {hook.name} raised {describe_exception(error)}"
         if not hook.fail_open:
             raise HookAbortError(text) from error
         context.warn(f"hook {hook.name} raised {type(error).__name__}", text)
         return None
-    if isinstance(verdict, AbortRun):
-        raise HookAbortError(f"hook {hook.name} aborted the run: {verdict.reason}")
-    return verdict
+    if isinstance(decision, AbortRun):
+        raise HookAbortError(f"hook {hook.name} aborted the run: {decision.reason}")
+    return decision
 
 
 async def check_approval(
     context: Context, call_state: CallState, tool: Tool, arguments: Mapping[str, Any]
 ) -> PendingRequest | ToolResult | None:
-    """Whether a call may run: None for yes, the result of one that may not, or what a person is asked.
+    """Whether a call may run, after its hooks and ``requires_approval``.
+
+    Args:
+        context: The run.
+        call_state: The call.
+        tool: Its tool.
+        arguments: Its validated arguments.
+
+    Returns:
+        None if it may run; its result if it was skipped or denied; or the approval request for a human.
 
     Raises:
-        HookAbortError: A hook aborts the run.
+        HookAbortError: A hook aborted the run.
     """
     call = call_state.call
     question = ""
-    must_ask = tool.requires_approval if isinstance(tool.requires_approval, bool) else tool.requires_approval(arguments)
+    needs_approval = (
+        tool.requires_approval if isinstance(tool.requires_approval, bool) else tool.requires_approval(arguments)
+    )
     if context.config.hooks.get(State.DISPATCH_TOOL):
-        seen = HookContext(State.DISPATCH_TOOL, context.run, call, tool, arguments)
-        for verdict in await run_hooks(context, State.DISPATCH_TOOL, seen):
-            if isinstance(verdict, SkipCall):
-                return ToolResult(call.id, call.name, f"Not run: {verdict.reason}", status="skipped")
-            if isinstance(verdict, DenyCall):
-                return ToolResult(call.id, call.name, f"Denied: {verdict.reason}", status="denied")
-            if isinstance(verdict, AskApproval):
-                must_ask, question = True, verdict.question or question
-    if must_ask and not call_state.approved:
+        hook_context = HookContext(State.DISPATCH_TOOL, context.run, call, tool, arguments)
+        for decision in await run_hooks(context, State.DISPATCH_TOOL, hook_context):
+            if isinstance(decision, SkipCall):
+                return ToolResult(call.id, call.name, f"Not run: {decision.reason}", status="skipped")
+            if isinstance(decision, DenyCall):
+                return ToolResult(call.id, call.name, f"Denied: {decision.reason}", status="denied")
+            if isinstance(decision, AskApproval):
+                needs_approval, question = True, decision.question or question
+    if needs_approval and not call_state.approved:
         return PendingRequest(
             "approval",
             question or f"May {call.name!r} run with these arguments?",

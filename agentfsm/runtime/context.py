@@ -1,7 +1,7 @@
-"""What an effect works with: the agent's configuration, the run at hand, its events, and a reusable timeout.
+"""What an effect works with: the agent's configuration, the current run, its events, and a reusable timeout.
 
-``Timeout`` keeps one timer armed for the whole run: ``asyncio.timeout`` arms and cancels one per await, which
-costs 3 microseconds, twice a step. Otherwise it behaves like ``asyncio.timeout``.
+``Timeout`` behaves like ``asyncio.timeout`` but keeps one timer scheduled for the whole run: ``asyncio.timeout``
+schedules and cancels one per await, which costs 3 microseconds, twice a step.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def reraise_cancellation(error: BaseException) -> None:
 
 
 class Timeout:
-    """Limits one await at a time: ``with watchdog.limit(seconds): await ...``, never nested.
+    """A time limit for one await at a time: ``with timeout.start(seconds): await ...``. It cannot be nested.
 
     Attributes:
-        owner: The task that enters, where it is known; else the one that runs then.
-        seconds: The limit of the block at hand.
+        owner: The task that enters the block, if it is known in advance; else the current task.
+        seconds: The limit of the current block, in seconds.
 
     Raises:
-        TimeoutError: From the ``with`` block, when its time is over.
+        TimeoutError: From the ``with`` block, when its time is up.
     """
 
     def __init__(self) -> None:
@@ -71,19 +71,23 @@ class Timeout:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, seconds: float) -> Timeout:
-        """The limit for the ``with`` block that follows."""
+        """Set the limit of the ``with`` block that follows.
+
+        Args:
+            seconds: The limit in seconds.
+        """
         self.seconds = seconds
         return self
 
     @property
     def expired(self) -> bool:
-        """Whether the last block ended because its time was over."""
+        """Whether the last block ended because its time was up."""
         return self._expired
 
     def __enter__(self) -> Timeout:
         task = self.owner or asyncio.current_task()
         if task is None or self._task is not None:
-            raise RuntimeError("a watchdog limits one await at a time, inside a task")
+            raise RuntimeError("a Timeout limits one await at a time, inside a task")
         loop = task.get_loop()
         self._task, self._cancelling, self._expired = task, task.cancelling(), False
         self._deadline = deadline = loop.time() + self.seconds
@@ -101,7 +105,7 @@ class Timeout:
             raise TimeoutError from error
 
     def close(self) -> None:
-        """Disarm: the run has ended."""
+        """Cancel the timer, when the run has ended."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -124,29 +128,32 @@ class Timeout:
 
 
 Effect = Callable[["Context"], Any]
-"""The one thing that a state does to the world: gives an outcome, or a coroutine that brings it."""
+"""What a state does to the outside world: returns an outcome, or a coroutine that returns one."""
 
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """What an agent is made of, put together once and shared by its runs.
+    """The validated configuration of an agent, created once and shared by its runs.
 
     Attributes:
         machine: The compiled graph.
         model: The model.
-        tools: Every tool by name, control tools included.
-        tool_specs: What the model is told of them; empty in envelope mode.
+        instructions: The system prompt, complete.
+        guardrails: The limits of its runs.
+        behavior: The switches of its preset.
+        tools: Every tool by name, including control tools.
+        tool_specs: The tool descriptions sent to the model; empty in envelope mode.
         policy: The recovery policy.
-        hooks: Hooks by the state at whose door they stand.
-        observers: Who sees every event.
-        memory: The memory, or None.
-        host: Clock, secret, seed.
-        open_journal_sink: Opens a run in the host's store, new or taken up; None where the host has no store.
-        output_adapter: Checks a structured answer, or None for text.
-        output_schema: Its JSON schema, or None.
+        host: Clock, secret, seed and store.
         effects: The effect of each state, by name.
         stop_states: The states in which a run ends or waits.
-        migrations: What lets stored runs of other graphs in.
+        hooks: The hooks of each state, by name.
+        observers: Functions that receive every event.
+        memory: Long-term memory, or None.
+        open_journal_sink: Opens the journal of a new or resumed run in the host's store; None without a store.
+        output_adapter: Validates a structured answer; None for text.
+        output_schema: The JSON schema of the answer, or None.
+        migrations: Which stored runs of other graphs may be resumed.
     """
 
     machine: Machine
@@ -170,21 +177,21 @@ class AgentConfig:
 
 
 class Context:
-    """One run and its parts, as effects see them.
+    """One run and its environment, as effects see them.
 
     Attributes:
-        config: What the agent is made of.
-        run: What the run knows.
+        config: The agent's configuration.
+        run: The run state.
         prompt: The user's message, for the memory.
-        timeout: Limits what the run awaits, one thing at a time.
-        has_listeners: Whether anybody sees events.
-        builds_events: Whether they are built: somebody sees them, or all are logged; else only the last one is.
-        call_ids: The ids of all calls of the transcript.
-        model_cache: What the model keeps from one request to the next.
+        timeout: The time limit of whatever the run awaits.
+        has_listeners: Whether an observer or a consumer receives events.
+        builds_events: Whether every event is built, because it is received or logged; else only the last one is.
+        call_ids: The ids of all tool calls in the transcript.
+        model_cache: What the model caches between its requests in this run.
         completed_results: Results of calls that have ended while others of their batch still run.
-        suspended_subruns: Sub-agents' runs that have come to wait for a person meanwhile, by the id of their call.
-        recorder: What happened in the run, for its journal.
-        visited_before_resume: The states that the run had left before it was taken up from a store.
+        suspended_subruns: Sub-agents' runs that were suspended in the meantime, by the id of their call.
+        recorder: Collects the run's journal entries.
+        visited_before_resume: The states that the run had left before it was loaded from a store.
     """
 
     def __init__(self, config: AgentConfig, run: RunState, prompt: str = "") -> None:
@@ -207,11 +214,15 @@ class Context:
         self._listener: Callable[[Event], None] | None = None
 
     def set_listener(self, listener: Callable[[Event], None]) -> None:
-        """Let a consumer have every event from now on."""
+        """Send every event from now on to a consumer.
+
+        Args:
+            listener: Receives each event.
+        """
         self._listener, self.has_listeners, self.builds_events = listener, True, True
 
     def emit(self, event_class: Callable[..., Event], /, **fields: Any) -> None:
-        """Tell everybody who watches. The event is only built where somebody does, or where it is logged."""
+        """Send an event to observers, the consumer and the log; it is built only if one of them receives it."""
         if self.builds_events or (self._logs_info and event_class in INFO_EVENTS):
             self._seq += 1
             self._deliver(self._build(event_class, fields))
@@ -220,18 +231,18 @@ class Context:
         return event_class(run_id=self.run.run_id, seq=self._seq, time=self.config.host.clock.time(), **fields)
 
     def emit_final(self, event_class: Callable[..., Event], /, **fields: Any) -> Event:
-        """Tell everybody, and give back the event: the last one is always built."""
+        """Send the last event, which is always built, and return it."""
         self._seq += 1
         event = self._build(event_class, fields)
         self._deliver(event)
         return event
 
     def warn(self, text: str, detail: str | None = None) -> None:
-        """Say that something beside the run failed.
+        """Log and emit a warning about something that failed without failing the run.
 
         Args:
-            text: What failed, in words of ours: it is logged, so it holds nothing that anybody else said.
-            detail: The same with all that there is to tell, for those who watch.
+            text: What failed. It is logged, so it must not contain text of users, models or tools.
+            detail: The same in full detail, for the ``RunWarning`` event.
         """
         logger.warning("run %s: %s", self.run.run_id, text)
         self.emit(RunWarning, text=detail or text)
@@ -243,12 +254,12 @@ class Context:
         for each in self.config.observers:
             try:
                 each.function(event)
-            except (Exception, asyncio.CancelledError) as error:  # an observer never harms a run, nor cancels it
+            except (Exception, asyncio.CancelledError) as error:  # an observer can neither fail nor cancel a run
                 self.observer_failures += 1
                 failures.append(f"observer {each.name} raised {type(error).__name__}")
                 logger.warning("run %s: %s", self.run.run_id, failures[-1])
         if self._listener is not None:
             self._listener(event)
-        if not isinstance(event, (RunWarning, Ending)):  # behind the event, and never behind the last one
+        if not isinstance(event, (RunWarning, Ending)):  # after the event, but never after the last one
             for text in failures:
                 self.emit(RunWarning, text=text)

@@ -1,4 +1,4 @@
-"""Drives a run: await the state's effect, apply its outcome, take a transition, until the run ends or waits for a human.
+"""Drives a run: await the effect, apply its outcome, take a transition, until the run ends or waits for a human.
 
     outcome  = await effects[run.state](context)    the only await
     on_outcome(run, outcome)                        pure
@@ -126,8 +126,8 @@ def require_transition(machine: Machine, run: RunState, outcome: Outcome) -> Non
         what = outcome.reply.kind if isinstance(outcome, HumanAnswered) else type(outcome).__name__.lower()
         rows = ", ".join(row.name for row in machine.graph.rows(run.state))
         raise NoTransitionError(
-            f"run {run.run_id!r} waits in {str(run.state)!r}, and no row of that state accepts {what!r} (rows: {rows}); "
-            "the run is unchanged, and its record is unused: add a row to the graph"
+            f"run {run.run_id!r} waits in {str(run.state)!r}, and no row of that state accepts {what!r} (rows: "
+            f"{rows}); the run is unchanged, and its record is unused: add a row to the graph"
         )
 
 

@@ -21,7 +21,7 @@ from agentfsm.loop.outcomes import Outcome, PreStepDone, ReplyParsed, StateResul
 from agentfsm.loop.policy import decide_recovery
 from agentfsm.loop.state import RunState
 from agentfsm.machine.graph import State
-from agentfsm.runtime.context import Context, Effect, being_cancelled
+from agentfsm.runtime.context import Context, Effect, reraise_cancellation
 from agentfsm.runtime.model_call import call_model
 from agentfsm.runtime.tool_dispatch import run_calls
 from agentfsm.runtime.tools import describe_validation_error
@@ -32,13 +32,16 @@ PRE_STEP_DONE = PreStepDone()
 
 
 def check_budgets(context: Context) -> Outcome | Awaitable[Outcome]:
-    """Wait out the back-off; on the first step, ask the memory. The guards check the budgets."""
+    """The effect of ``pre_step``: sleep for the backoff and, on the first step, recall memories.
+
+    The budgets themselves are checked by the guards.
+    """
     first = context.run.steps == 1 and context.config.memory is not None
     return _back_off(context, first) if first or context.run.backoff_s else PRE_STEP_DONE
 
 
 async def _back_off(context: Context, first: bool) -> Outcome:
-    context.recorder.push()  # a process that dies while it sleeps has lost nothing
+    context.recorder.push()  # so that nothing is lost if the process dies while it sleeps
     if context.run.backoff_s:
         await context.config.host.clock.sleep(context.run.backoff_s)
     return PreStepDone(await _recall(context) if first else "")
@@ -52,21 +55,20 @@ async def _recall(context: Context) -> str:
         with context.timeout.start(context.run.guardrails.tool_timeout_s):
             return _require_text(await memory.recall(context.prompt))
     except (Exception, asyncio.CancelledError) as error:
-        if isinstance(error, asyncio.CancelledError) and being_cancelled():
-            raise
-        kind, text, then = type(error).__name__, "memory is unavailable", "going on without it"
+        reraise_cancellation(error)
+        kind, text, then = type(error).__name__, "memory is unavailable", "continuing without it"
         context.warn(f"{text} ({kind}); {then}", f"{text} ({describe_exception(error)}); {then}")
         return ""
 
 
 def _require_text(value: object) -> str:
     if value is not None and not isinstance(value, str):
-        raise TypeError(f"recall() gave no text but {type(value).__name__}")
+        raise TypeError(f"recall() must return a string, not {type(value).__name__}")
     return value or ""
 
 
 def parse_reply(context: Context) -> Outcome:
-    """Read the reply: calls, or an answer, or why it cannot be read."""
+    """The effect of ``post_llm``: parse the reply into tool calls, an answer, or the reason why it is malformed."""
     run = context.run
     reply = run.reply
     if reply is None:
@@ -76,17 +78,17 @@ def parse_reply(context: Context) -> Outcome:
     text = reply.message.content
     if not run.partial_answer or text.startswith(run.partial_answer):
         return _parse_text(context, text)
-    whole = _parse_text(context, run.partial_answer + text)  # the rest of an answer that was cut off
-    return whole if whole.malformed is None else _parse_text(context, text)  # or all of it, once more
+    joined = _parse_text(context, run.partial_answer + text)  # the rest of a truncated answer
+    return joined if joined.malformed is None else _parse_text(context, text)  # or the answer repeated in full
 
 
 def _parse_text(context: Context, text: str) -> ReplyParsed:
     run = context.run
     if run.behavior.envelope:
-        read = parse_envelope(text, f"call_{run.model_calls}")
-        if read.calls or read.malformed is not None or context.config.output_adapter is None:
-            return read
-        return _parse_structured(context, str(read.answer))
+        parsed = parse_envelope(text, f"call_{run.model_calls}")
+        if parsed.calls or parsed.malformed is not None or context.config.output_adapter is None:
+            return parsed
+        return _parse_structured(context, str(parsed.answer))
     if not run.behavior.text_is_answer:
         return ReplyParsed()
     if context.config.output_adapter is None or not text.strip():
@@ -104,8 +106,10 @@ def _parse_structured(context: Context, text: str) -> ReplyParsed:
         return ReplyParsed(malformed=f"the answer is not valid JSON ({error})")
     try:
         adapter.validate_json(to_json(value))
-    except Exception as error:  # also out of a validator of the type's
-        return ReplyParsed(malformed=f"the answer does not have the required form ({describe_validation_error(error)})")
+    except Exception as error:  # a validator of the type may raise anything
+        return ReplyParsed(
+            malformed=f"the answer does not have the required format ({describe_validation_error(error)})"
+        )
     return ReplyParsed(answer=value)
 
 
@@ -114,7 +118,7 @@ def no_effect(context: Context) -> None:
 
 
 def choose_recovery(context: Context) -> Outcome:
-    """Ask the policy what to do about the failure."""
+    """The effect of ``recover``: let the policy decide what to do about the failure."""
     return decide_recovery(context.config.policy, context.run, context.config.host.seed)
 
 
@@ -128,15 +132,15 @@ EFFECTS: Mapping[str, Effect] = MappingProxyType(
         State.RECOVER: choose_recovery,
     }
 )
-"""The effects of the declared states; ``suspended`` waits outside, and ``terminal`` does nothing."""
+"""The effects of the declared states; ``suspended`` and ``terminal`` have none."""
 
 
 def custom_effect(function: Callable[[RunState], Any]) -> Effect:
-    """The effect of a state of the user's: its JSON value becomes ``run.notes[state]``.
+    """The effect of a user-defined state: its JSON value becomes ``run.state_results[state]``.
 
     Args:
         function: Plain or async; takes the ``RunState`` (to read, not to change) and returns None, a JSON
-            value, or ``StateResult(value, messages)`` to add to the transcript.
+            value, or ``StateResult(value, messages)`` to add messages to the transcript.
     """
 
     async def effect(context: Context) -> Outcome:
@@ -147,13 +151,13 @@ def custom_effect(function: Callable[[RunState], Any]) -> Effect:
         value = function(run)
         if isawaitable(value):
             value = await value
-        noted = value if isinstance(value, StateResult) else StateResult(value)
-        messages = tuple(noted.messages)
+        result = value if isinstance(value, StateResult) else StateResult(value)
+        messages = tuple(result.messages)
         for each in messages:
             if not isinstance(each, Message):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers
                 raise TypeError(
                     f"StateResult(messages=...) takes messages (Message.user('...')), not {type(each).__name__}"
                 )
-        return StateResult(to_jsonable_python(noted.value, inf_nan_mode="null"), messages)
+        return StateResult(to_jsonable_python(result.value, inf_nan_mode="null"), messages)
 
     return effect

@@ -1,7 +1,8 @@
 """Hooks that run before a state's effect, observers of events, and the logging of events.
 
-A hook may stop a run; an observer may not. Log lines hold ids, names, kinds and counts, never what a user, a model
-or a tool said: INFO has the start and end of a run, DEBUG each transition and call, WARNING what failed beside a run.
+A hook can stop a run; an observer cannot. Log lines contain ids, names, kinds and counts, never text of users,
+models or tools. INFO has the start and end of a run, DEBUG each transition and call, WARNING what failed without
+failing the run.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
-from typing import Any, TypeVar
+from typing import Any
 
 from agentfsm.errors import ConfigurationError
 from agentfsm.loop.events import (
@@ -50,33 +51,34 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class AbortRun:
-    """A hook's verdict: end the run as aborted."""
+    """Returned by a hook: end the run as aborted."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class SkipCall:
-    """A hook's verdict at ``dispatch_tool``: do not run this call; its result says why."""
+    """Returned by a hook at ``dispatch_tool``: do not run this call; its result says why."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class DenyCall:
-    """A hook's verdict at ``dispatch_tool``: this call is not allowed; ``max_denials`` in a row end the run."""
+    """Returned by a hook at ``dispatch_tool``: deny this call. ``max_denials`` in a row are a ``policy_violation``."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class AskApproval:
-    """A hook's verdict at ``dispatch_tool``: a person must allow this call first."""
+    """Returned by a hook at ``dispatch_tool``: a human must approve this call first."""
 
     question: str = ""
 
 
 HookDecision = AbortRun | SkipCall | DenyCall | AskApproval | None
+"""What a hook returns; None to continue. At states other than ``dispatch_tool``, only None and ``AbortRun``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +86,11 @@ class HookContext:
     """What a hook sees.
 
     Attributes:
-        state: The state at whose door it stands.
-        run: Everything that the run knows; read it, do not change it.
+        state: The state whose effect is about to run.
+        run: Everything the run knows. Read it, do not change it.
         call: At ``dispatch_tool``, the call that is about to run, as the model made it; else None.
         tool: At ``dispatch_tool``, its tool; else None.
-        arguments: At ``dispatch_tool``, what the tool will get: checked, converted, defaults filled in.
+        arguments: At ``dispatch_tool``, what the tool will get: validated, converted, defaults filled in.
     """
 
     state: str
@@ -103,14 +105,14 @@ class Hook:
     """A function that runs before a state's effect.
 
     Attributes:
-        at: The state at whose door it stands. At ``dispatch_tool`` it is asked once for each call, and again
-            when a call that a person had to allow is about to run: their leave is none of its own, and much
-            may have changed meanwhile. At ``terminal`` it runs when the run ends, however it ends.
-        function: Plain or async; returns None to go on, or a verdict. What is no verdict there counts as raising.
-        fail_open: Whether an exception in it is only warned about (True) or aborts the run (False).
-        once: Whether it runs only the first time that the run comes by. Where a store keeps the run, a resumed
-            one knows where it has been; else "once" is once in each part of it.
-        name: What warnings and errors call it.
+        at: The state. At ``dispatch_tool`` the hook runs once for each call, and again when a call that a human
+            approved is about to run: the approval does not replace the hook's, and much may have changed
+            meanwhile. At ``terminal`` it runs when the run ends, however it ends.
+        function: Plain or async; returns None to continue, or a decision. Any other value counts as an exception.
+        fail_open: Whether an exception is only a warning (True) or aborts the run (False).
+        once: Whether it runs only the first time the run reaches the state. A run resumed from a store knows
+            which states it has visited; without a store, it is once before and once after each resume.
+        name: Its name in warnings and errors.
     """
 
     at: str
@@ -122,31 +124,35 @@ class Hook:
 
 @dataclass(frozen=True)
 class Observer:
-    """A function that sees every event. Whatever it raises is counted and warned about, and the run goes on."""
+    """A plain function that receives every event. An exception in it is a warning, and the run continues.
+
+    Raises:
+        ConfigurationError: It is a coroutine function.
+    """
 
     function: Callable[[Event], Any]
 
     def __post_init__(self) -> None:
         if iscoroutinefunction(self.function) or iscoroutinefunction(type(self.function).__call__):
-            raise ConfigurationError(f"observer {self.name} must be a plain function: nobody awaits it")
+            raise ConfigurationError(f"observer {self.name} must be a plain function: it is not awaited")
 
     @property
     def name(self) -> str:
-        """What warnings call it."""
+        """Its name in warnings."""
         return str(getattr(self.function, "__name__", self.function))
 
 
 HookFunction = Callable[[HookContext], HookDecision | Awaitable[HookDecision]]
-F = TypeVar("F", bound=HookFunction)
+"""A function that ``hook`` accepts."""
 
 
 def hook(at: State | str, *, fail_open: bool = True, once: bool = False) -> Callable[[HookFunction], Hook]:
-    """Make a function a hook at a state's door.
+    """Decorator: run a function before a state's effect.
 
     Args:
         at: The state.
-        fail_open: Whether an exception in it is only warned about.
-        once: Whether it runs only the first time that the run comes by.
+        fail_open: Whether an exception is only a warning (True) or aborts the run (False).
+        once: Whether it runs only the first time the run reaches the state.
     """
 
     def decorate(function: HookFunction) -> Hook:
@@ -156,7 +162,7 @@ def hook(at: State | str, *, fail_open: bool = True, once: bool = False) -> Call
 
 
 def observer(function: Callable[[Event], Any]) -> Observer:
-    """Make a plain function an observer of every event.
+    """Decorator: call a plain function with every event.
 
     Raises:
         ConfigurationError: It is a coroutine function.
@@ -165,17 +171,17 @@ def observer(function: Callable[[Event], Any]) -> Observer:
 
 
 INFO_EVENTS = (RunStarted, RunResumed)
-"""The events, beside the last one, that INFO tells."""
+"""The events that are logged at INFO, in addition to the last one."""
 
 logger = logging.getLogger("agentfsm")
-logger.addHandler(logging.NullHandler())  # else Python prints warnings to stderr where nobody has set up a log
+logger.addHandler(logging.NullHandler())  # else Python prints warnings to stderr if logging is not configured
 
 
 def log_event(event: Event) -> None:
-    """Write an event's line, if it has one."""
+    """Log an event, if its level is enabled."""
     if isinstance(event, RunStarted | RunResumed):
-        begins = "begins" if isinstance(event, RunStarted) else f"goes on ({event.kind})"
-        logger.info("run %s: %s with %s", event.run_id, begins, event.model)
+        verb = "started" if isinstance(event, RunStarted) else f"resumed ({event.kind})"
+        logger.info("run %s: %s with %s", event.run_id, verb, event.model)
     elif isinstance(event, Ending):
         what = f" ({event.kind})" if isinstance(event, UserInputRequested) else ""
         logger.info("run %s: %s%s", event.run_id, type(event).__name__, what)
@@ -191,13 +197,13 @@ def _debug_message(event: Event) -> str:
             used, calls = event.usage, len(event.message.tool_calls)
             return f"reply with {calls} calls, {used.input_tokens} + {used.output_tokens} tokens"
         case ToolStarted():
-            return f"tool {event.call.name} begins"
+            return f"tool {event.call.name} started"
         case ToolFinished():
             result = event.result
             kind = result.failure.kind if result.failure is not None else None
-            name = "" if kind is FailureKind.unknown_tool else f" {result.name}"  # a model may call anything
-            return f"tool{name} is {result.status}" + (f" ({kind.value})" if kind is not None else "")
+            name = "" if kind is FailureKind.unknown_tool else f" {result.name}"  # the name is text of the model
+            return f"tool{name}: {result.status}" + (f" ({kind.value})" if kind is not None else "")
         case RecoveryStarted():
-            return f"{event.failure.kind.value}: {event.action.value}, strike {event.attempt}"
+            return f"{event.failure.kind.value}: {event.action.value}, attempt {event.attempt}"
         case _:
             return ""

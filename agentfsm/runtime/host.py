@@ -19,79 +19,79 @@ __all__ = ["Clock", "FileReplayGuard", "Host", "InMemoryReplayGuard", "Memory", 
 
 
 class Clock(Protocol):
-    """Where a run reads the time and waits; tests inject their own."""
+    """Where a run reads the time and sleeps; tests inject their own."""
 
     def monotonic(self) -> float:
-        """Seconds that only go up, for durations."""
+        """Seconds that never go back, for durations."""
         ...
 
     def time(self) -> float:
-        """Seconds since the epoch, for what people read."""
+        """Seconds since the epoch, for timestamps."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for a number of seconds."""
         ...
 
 
 class SystemClock:
-    """The machine's own clock."""
+    """The system clock."""
 
     monotonic = staticmethod(time.monotonic)
     time = staticmethod(time.time)
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for a number of seconds."""
         await asyncio.sleep(seconds)
 
 
 class ReplayGuard(Protocol):
-    """Remembers which suspension records were resumed, so that each is used once."""
+    """Remembers which suspension records were used, so that each can be resumed only once."""
 
     def is_used(self, record_id: str) -> bool:
-        """Whether a record was claimed."""
+        """Whether a record was already claimed."""
         ...
 
     def claim(self, record_id: str) -> bool:
-        """Claim a record; False where somebody else did before. Must be atomic."""
+        """Claim a record; False if it was already claimed. Must be atomic."""
         ...
 
 
 class InMemoryReplayGuard:
-    """Used records of this process: enough for one that suspends and resumes by itself."""
+    """Keeps used records in memory: enough if one process both suspends and resumes."""
 
     def __init__(self) -> None:
         self._claims: dict[str, object] = {}
 
     def is_used(self, record_id: str) -> bool:
-        """Whether a record was claimed."""
+        """Whether a record was already claimed."""
         return record_id in self._claims
 
     def claim(self, record_id: str) -> bool:
-        """Claim a record; False where it was claimed before."""
+        """Claim a record; False if it was already claimed."""
         mine = object()
-        return self._claims.setdefault(record_id, mine) is mine  # one step, among threads too
+        return self._claims.setdefault(record_id, mine) is mine  # atomic across threads too
 
 
 class FileReplayGuard:
-    """Used records as empty files in a folder, which any number of processes may share.
+    """Keeps used records as empty files in a folder that any number of processes may share.
 
     Args:
-        folder: The folder; it is made when the first record is claimed.
+        folder: The folder; it is created when the first record is claimed.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
 
     def is_used(self, record_id: str) -> bool:
-        """Whether a record was claimed."""
+        """Whether a record was already claimed."""
         return (self._folder / record_id).exists()
 
     def claim(self, record_id: str) -> bool:
-        """Claim a record; False where it was claimed before.
+        """Claim a record; False if it was already claimed.
 
         Raises:
-            OSError: The folder cannot be written; the record is not claimed.
+            OSError: The folder cannot be written to; the record is not claimed.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -103,16 +103,19 @@ class FileReplayGuard:
 
 @dataclass(frozen=True)
 class Host:
-    """What the embedding program lends to runs.
+    """What the embedding program provides to runs.
 
     Attributes:
-        clock: Where time comes from.
-        secret: Signs suspension records. By default a random one, good within this process alone: give
-            every process that suspends or resumes the same.
-        seed: Seed of a run's random draws (jitter); None derives them from the run's id alone.
-        replay_guard: Remembers which suspension records were resumed.
-        store: Where runs keep their journals; without one they keep them in memory, and cannot be taken
-            up by another process.
+        clock: The clock.
+        secret: Signs suspension records. By default a random one, valid only in this process: give the same
+            secret to every process that suspends or resumes.
+        seed: Seed of a run's random draws (backoff jitter); None derives them from the run's id alone.
+        replay_guard: Remembers which suspension records were used.
+        store: Where journals are stored. Without one they stay in memory, and another process cannot
+            resume the runs.
+
+    Raises:
+        ValueError: The secret is empty.
     """
 
     clock: Clock = field(default_factory=SystemClock)
@@ -129,20 +132,20 @@ class Host:
         if isinstance(self.secret, str):
             object.__setattr__(self, "secret", self.secret.encode())
         if not self.secret:
-            raise ValueError("secret is empty: anybody could sign a record with it")
+            raise ValueError("secret is empty: anyone could sign a suspension record with it")
 
 
 class Memory(Protocol):
-    """Recalls before the first model call, remembers when the run has ended.
+    """Long-term memory: recalls before the first model call, and remembers when the run has ended.
 
-    Whatever it raises is warned about, and the run goes on without it; so it does where it takes longer than
-    the guardrails' ``tool_timeout_s``.
+    An exception, or taking longer than the guardrails' ``tool_timeout_s``, is a warning; the run continues
+    without the memory.
     """
 
     async def recall(self, prompt: str) -> str:
-        """What is worth knowing for a prompt, as text; empty for nothing."""
+        """Text to add to the prompt's context; empty for none."""
         ...
 
     async def remember(self, messages: Sequence[Message]) -> None:
-        """Keep what is worth keeping of a run's transcript."""
+        """Store what is worth remembering of a run's transcript."""
         ...

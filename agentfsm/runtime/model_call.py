@@ -35,9 +35,9 @@ _PROVIDER_KINDS_BY_NAME = {kind.value: kind for kind in PROVIDER_KINDS}
 
 
 async def call_model(context: Context) -> Outcome:
-    """Make one model call, within its time limit."""
-    run, parts, recorder = context.run, context.config, context.recorder
-    recorder.record_intent(str(run.model_calls + 1), parts.model.name, "again")
+    """The effect of ``call_llm``: make one model call, within its timeout."""
+    run, config, recorder = context.run, context.config, context.recorder
+    recorder.record_intent(str(run.model_calls + 1), config.model.name, "again")
     if recorder.sink is not None:
         await recorder.commit()
     limit = run.guardrails.llm_timeout_s
@@ -45,10 +45,10 @@ async def call_model(context: Context) -> Outcome:
         limit = min(limit, run.guardrails.finalize_grace_s)
     request = ModelRequest(
         render_messages(run),
-        parts.tool_specs,
+        config.tool_specs,
         run.output_cap or run.guardrails.max_output_tokens,
         limit,
-        parts.output_schema,
+        config.output_schema,
         heartbeat_s=run.guardrails.stream_heartbeat_s,
         cache=context.model_cache,
     )
@@ -58,7 +58,7 @@ async def call_model(context: Context) -> Outcome:
         return ModelCallSucceeded(_normalize_reply(reply, context.call_ids))
     except TimeoutError:
         return _model_call_failed(
-            FailureKind.transient_provider, f"{parts.model.name} gave no reply within {limit:g} s"
+            FailureKind.transient_provider, f"{config.model.name} sent no reply within {limit:g} s"
         )
     except ModelError as error:
         return _model_call_failed(
@@ -67,58 +67,58 @@ async def call_model(context: Context) -> Outcome:
     except asyncio.CancelledError as error:
         if being_cancelled():
             raise
-        return _model_call_failed(FailureKind.provider_error, f"{parts.model.name}: {describe_exception(error)}")
+        return _model_call_failed(FailureKind.provider_error, f"{config.model.name}: {describe_exception(error)}")
     except Exception as error:
-        return _model_call_failed(FailureKind.provider_error, f"{parts.model.name}: {describe_exception(error)}")
+        return _model_call_failed(FailureKind.provider_error, f"{config.model.name}: {describe_exception(error)}")
 
 
 def _warn_if_unpriced(context: Context, reply: Reply) -> None:
-    """Say once that ``max_cost_usd`` cannot be held, where nobody knows what a reply costs."""
+    """Warn once that ``max_cost_usd`` cannot be enforced, if the model's price is unknown."""
     run = context.run
     if reply.usage.unpriced_tokens and run.guardrails.max_cost_usd is not None and not run.usage.unpriced_tokens:
-        context.warn(f"no price is known for {context.config.model.name}: max_cost_usd does not count its tokens")
+        context.warn(f"the price of {context.config.model.name} is unknown: max_cost_usd does not count its tokens")
 
 
 def _model_call_failed(kind: FailureKind, text: str, error: ModelError | None = None) -> ModelCallFailed:
-    more = {} if error is None else {"retry_after_s": error.retry_after_s, "status": error.status}
-    metadata = {k: v for k, v in more.items() if v is not None}
+    details = {} if error is None else {"retry_after_s": error.retry_after_s, "status": error.status}
+    metadata = {k: v for k, v in details.items() if v is not None}
     return ModelCallFailed(Failure(kind=kind, explanation=text, blockers=(text,), metadata=metadata))
 
 
 def _normalize_reply(reply: Reply, used_ids: set[str]) -> Reply:
-    """The reply as a transcript can hold it, whatever the model gave: a text, and calls that each get one result.
+    """The reply with string content and with call ids that are unique in the transcript.
 
     Args:
         reply: The reply as the model gave it.
         used_ids: The ids of earlier calls; those of this reply are added.
 
     Raises:
-        TypeError: Its content is no text, and not null either.
+        TypeError: Its content is neither a string nor None.
     """
     message = reply.message
     if not isinstance(message.content, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped models
         if message.content is not None:
-            raise TypeError(f"the reply's content is no text but {type(message.content).__name__}")
+            raise TypeError(f"the reply's content is not a string but {type(message.content).__name__}")
         message = replace(message, content="")
     if message.tool_calls:
-        calls = [_normalize_call(call, place, used_ids) for place, call in enumerate(message.tool_calls, 1)]
+        calls = [_normalize_call(call, index, used_ids) for index, call in enumerate(message.tool_calls, 1)]
         if not all(map(is_, calls, message.tool_calls)):
             message = replace(message, tool_calls=tuple(calls))
     return reply if message is reply.message else replace(reply, message=message)
 
 
 def _normalize_call(call: ToolCall, index: int, used_ids: set[str]) -> ToolCall:
-    """A call with an id that no other call of the transcript has; arguments that no JSON can hold are none."""
-    own, name = _as_text(call.id), _as_text(call.name)
-    wanted, n = own, len(used_ids)
-    while not wanted or wanted in used_ids:
-        wanted, n = f"{own or 'call'}_{n}_{index}", n + 1
-    used_ids.add(wanted)
+    """A call with an id that is unique in the transcript; marked as malformed if its arguments are not JSON."""
+    given_id, name = _as_text(call.id), _as_text(call.name)
+    unique_id, n = given_id, len(used_ids)
+    while not unique_id or unique_id in used_ids:
+        unique_id, n = f"{given_id or 'call'}_{n}_{index}", n + 1
+    used_ids.add(unique_id)
     try:
         _ = call.signature
     except (TypeError, ValueError, RecursionError) as error:
-        call = replace(call, arguments={}, malformed=f"the arguments are no JSON object: {error}")
-    return call if wanted is call.id and name is call.name else replace(call, id=wanted, name=name)
+        call = replace(call, arguments={}, malformed=f"the arguments are not a JSON object: {error}")
+    return call if unique_id is call.id and name is call.name else replace(call, id=unique_id, name=name)
 
 
 def _as_text(value: Any) -> str:
@@ -126,10 +126,14 @@ def _as_text(value: Any) -> str:
 
 
 async def request_reply(context: Context, request: ModelRequest) -> Reply:
-    """The model's reply. The time for it counts from when the model's limits, if it has any, let the call in.
+    """The model's reply. If the model has rate or concurrency limits, the timeout starts when they admit the call.
+
+    Args:
+        context: The run.
+        request: The request.
 
     Raises:
-        TimeoutError: ``request.timeout_s`` is over.
+        TimeoutError: There was no reply within ``request.timeout_s``.
         agentfsm.errors.ModelError: The call failed.
     """
     model = context.config.model
@@ -150,29 +154,30 @@ def _reply_coroutine(context: Context, model: Model, request: ModelRequest) -> C
 async def _stream_reply(
     context: Context, chunks: AsyncIterator[StreamChunk | Reply], name: str, heartbeat_s: float
 ) -> Reply:
-    """Tell the pieces, and give the reply that ends them.
+    """Emit the chunks of a stream, and return the reply that ends it.
 
-    Silence counts from the first piece: until then a model reads the prompt, and its own deadline holds.
+    The heartbeat timeout starts with the first chunk: until then the model reads the prompt, and the timeout of the
+    whole call applies.
     """
-    heart = Timeout()
+    heartbeat = Timeout()
     close: Any = getattr(chunks, "aclose", None)
     try:
-        piece = await anext(chunks, None)
-        while piece is not None and not isinstance(piece, Reply):
-            _emit_chunk(context, piece)
-            with heart.start(heartbeat_s):
-                piece = await anext(chunks, None)
+        chunk = await anext(chunks, None)
+        while chunk is not None and not isinstance(chunk, Reply):
+            _emit_chunk(context, chunk)
+            with heartbeat.start(heartbeat_s):
+                chunk = await anext(chunks, None)
     except TimeoutError:
-        if not heart.expired:
+        if not heartbeat.expired:
             raise
-        raise TransientProviderError(f"{name}: the stream fell silent for {heartbeat_s:g} s") from None
+        raise TransientProviderError(f"{name}: the stream sent nothing for {heartbeat_s:g} s") from None
     finally:
-        heart.close()
+        heartbeat.close()
         if close is not None:
             await close()
-    if piece is None:
-        raise TransientProviderError(f"{name}: the stream ended without its reply")
-    return piece
+    if chunk is None:
+        raise TransientProviderError(f"{name}: the stream ended without a reply")
+    return chunk
 
 
 def _emit_chunk(context: Context, chunk: StreamChunk) -> None:
@@ -181,9 +186,9 @@ def _emit_chunk(context: Context, chunk: StreamChunk) -> None:
             context.emit(TextDelta, text=text)
         case ReasoningChunk(text):
             context.emit(ReasoningDelta, text=text)
-        case ToolCallChunk(place, name, arguments):
-            context.emit(ToolCallDelta, index=place, name=name, arguments=arguments)
-        case StreamRestart(why):
-            context.emit(ReplyRestarted, reason=why)
+        case ToolCallChunk(index, name, arguments):
+            context.emit(ToolCallDelta, index=index, name=name, arguments=arguments)
+        case StreamRestart(reason):
+            context.emit(ReplyRestarted, reason=reason)
         case KeepAlive():
             pass

@@ -9,7 +9,7 @@
 
 Rules see the arguments the tool will get: validated and converted, with defaults filled in, including any edits
 made by a human. Strings are matched as they are: a path is not resolved, a command is not parsed. So allow what is
-known to be good and leave the rest to ``otherwise``; a deny list is never complete.
+known to be safe and leave the rest to ``otherwise``; a deny list is never complete.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ __all__ = [
 ]
 
 PermissionAction = Literal["allow", "deny", "ask"]
-"""What a rule says about a call; ``ask`` leaves it to a person."""
+"""What a rule decides about a call; ``ask`` requires a human's approval."""
 
 
 class ArgumentMatcher(BaseModel):
-    """What an argument must be for a rule to match. Every condition that is given must hold.
+    """A condition on an argument. If several are given, all of them must hold.
 
     Attributes:
-        equals: This JSON value. ``True`` is not 1, and 1 is not 1.0.
-        one_of: One of these.
-        glob: A text that this pattern (``*``, ``?``, ``[...]``) matches as a whole, letter case included.
-        regex: A text that this regular expression matches as a whole; a dot matches line ends too.
-        at_least: A number not below this.
-        at_most: A number not above this.
+        equals: It equals this JSON value. ``True`` is not 1, and 1 is not 1.0.
+        one_of: It equals one of these values.
+        glob: It is a string that this pattern (``*``, ``?``, ``[...]``) matches completely, case-sensitively.
+        regex: It is a string that this regular expression matches completely; a dot matches newlines too.
+        at_least: It is a number not less than this.
+        at_most: It is a number not greater than this.
 
     Raises:
-        pydantic.ValidationError: No condition is given, or one cannot be read.
+        pydantic.ValidationError: No condition is given, or one is invalid.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -74,17 +74,17 @@ class ArgumentMatcher(BaseModel):
             try:
                 re.compile(value)
             except re.error as error:
-                raise ValueError(f"this is no regular expression: {error}") from None
+                raise ValueError(f"this is not a valid regular expression: {error}") from None
         return value
 
     @model_validator(mode="after")
     def _require_condition(self) -> ArgumentMatcher:
         if not self.model_fields_set:
-            raise ValueError(f"a condition must say something: {', '.join(type(self).model_fields)}")
+            raise ValueError(f"give at least one condition: {', '.join(type(self).model_fields)}")
         return self
 
     def matches(self, value: Any) -> bool:
-        """Whether a JSON value is so."""
+        """Whether a JSON value meets the condition."""
         return all(_MATCHERS[name](value, getattr(self, name)) for name in self.model_fields_set)
 
 
@@ -98,27 +98,28 @@ def _is_number(value: Any) -> bool:
 
 _MATCHERS: Mapping[str, Callable[[Any, Any], bool]] = {
     "equals": _json_equal,
-    "one_of": lambda value, wanted: any(_json_equal(value, one) for one in wanted),
-    "glob": lambda value, wanted: isinstance(value, str) and fnmatchcase(value, wanted),
-    "regex": lambda value, wanted: isinstance(value, str) and re.fullmatch(wanted, value, re.DOTALL) is not None,
-    "at_least": lambda value, wanted: _is_number(value) and value >= wanted,
-    "at_most": lambda value, wanted: _is_number(value) and value <= wanted,
+    "one_of": lambda value, allowed: any(_json_equal(value, one) for one in allowed),
+    "glob": lambda value, pattern: isinstance(value, str) and fnmatchcase(value, pattern),
+    "regex": lambda value, pattern: isinstance(value, str) and re.fullmatch(pattern, value, re.DOTALL) is not None,
+    "at_least": lambda value, limit: _is_number(value) and value >= limit,
+    "at_most": lambda value, limit: _is_number(value) and value <= limit,
 }
 
 
 class PermissionRule(BaseModel):
-    """One rule. JSON data will do too: ``{"action": "deny", "tool": "shell", "where": {"command": "rm *"}}``.
+    """One rule; also accepted as JSON data: ``{"action": "deny", "tool": "shell", "where": {"command": "rm *"}}``.
 
     Attributes:
         action: ``allow``, ``deny`` or ``ask``.
         tool: The tool's name, or a pattern of names (``fs_*``).
-        where: What arguments must be, by name (``options.force`` for one inside another); a text stands for
-            ``ArgumentMatcher(glob=...)``, any other scalar for ``ArgumentMatcher(equals=...)``. One that is absent is not so. Of a
-            list's items all must be so for ``allow``, one is enough for ``deny`` and ``ask``.
-        reason: What the model is told of a denial, or a person is asked.
+        where: Conditions on arguments, by name (``options.force`` for a nested one). A string is short for
+            ``ArgumentMatcher(glob=...)``, any other scalar for ``ArgumentMatcher(equals=...)``. A missing
+            argument does not match. Of a list, every item must match for ``allow``, any item for ``deny`` and
+            ``ask``.
+        reason: The reason given to the model for a denial, or the question shown to the human.
 
     Raises:
-        pydantic.ValidationError: The rule cannot be read.
+        pydantic.ValidationError: The rule is invalid.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -133,31 +134,31 @@ class PermissionRule(BaseModel):
     def _expand_short_forms(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        given = cast("Mapping[str, Any]", value)
-        return {name: _as_matcher(one) for name, one in given.items()}
+        conditions = cast("Mapping[str, Any]", value)
+        return {name: _as_matcher(one) for name, one in conditions.items()}
 
     def matches(self, tool: str, arguments: Mapping[str, Any]) -> bool:
-        """Whether the rule is about a call.
+        """Whether the rule matches a call.
 
         Args:
             tool: The tool's name.
             arguments: Its arguments, as JSON data.
         """
-        enough = all if self.action == "allow" else any
+        quantifier = all if self.action == "allow" else any
         return fnmatchcase(tool, self.tool) and all(
-            bool(values := list(_values_at(arguments, name.split(".")))) and enough(map(condition.matches, values))
+            bool(values := list(_values_at(arguments, name.split(".")))) and quantifier(map(condition.matches, values))
             for name, condition in self.where.items()
         )
 
 
-def _as_matcher(given: Any) -> Any:
-    if isinstance(given, str):
-        return ArgumentMatcher(glob=given)
-    return ArgumentMatcher(equals=given) if given is None or isinstance(given, bool | int | float) else given
+def _as_matcher(value: Any) -> Any:
+    if isinstance(value, str):
+        return ArgumentMatcher(glob=value)
+    return ArgumentMatcher(equals=value) if value is None or isinstance(value, bool | int | float) else value
 
 
 def _values_at(value: Any, path: list[str]) -> Iterable[Any]:
-    """What stands at a path; of a list, each item."""
+    """The values at a path; of a list, those of each item."""
     if isinstance(value, list):
         for item in value:  # pyright: ignore[reportUnknownVariableType]  # JSON: anything
             yield from _values_at(item, path)
@@ -169,22 +170,22 @@ def _values_at(value: Any, path: list[str]) -> Iterable[Any]:
 
 @dataclass(frozen=True, slots=True)
 class PermissionPolicy:
-    """The rules of an agent, in order; made a hook by ``permissions``.
+    """An agent's permission rules, in order; ``permissions`` makes a hook of them.
 
     Attributes:
         rules: The rules; the first that matches decides.
-        otherwise: What is done where none matches.
+        otherwise: The action if none matches.
     """
 
     rules: tuple[PermissionRule, ...]
     otherwise: PermissionAction = "ask"
 
     def decide(self, tool: str, arguments: Mapping[str, Any]) -> PermissionRule:
-        """The rule that decides about a call; where none matches, one that says ``otherwise``.
+        """The rule that decides about a call; if none matches, one with the action ``otherwise``.
 
         Args:
             tool: The tool's name.
-            arguments: What it would get.
+            arguments: Its validated arguments.
         """
         data = to_jsonable_python(dict(arguments), fallback=str)
         for rule in self.rules:
@@ -193,31 +194,33 @@ class PermissionPolicy:
         return PermissionRule(action=self.otherwise, tool=tool)
 
     def __call__(self, context: HookContext) -> HookDecision:
-        """The verdict on the call that is about to run. The loop's own tools (``return_done``...) always may."""
+        """The decision about the call that is about to run. Control tools (``return_done``...) are always allowed."""
         if context.call is None or (context.tool is not None and context.tool.control is not None):
             return None
         rule = self.decide(context.call.name, context.arguments)
         if rule.action == "deny":
-            return DenyCall(rule.reason or f"the policy of this agent does not allow {context.call.name!r} like this.")
+            return DenyCall(
+                rule.reason or f"the policy of this agent does not allow {context.call.name!r} with these arguments."
+            )
         return AskApproval(rule.reason) if rule.action == "ask" else None
 
 
 def permissions(*rules: PermissionRule | Mapping[str, Any], otherwise: PermissionAction = "ask") -> Hook:
-    """A policy as a hook, for ``Agent(hooks=[...])``. It fails closed.
+    """A hook that applies permission rules to tool calls, for ``Agent(hooks=[...])``. It fails closed.
 
-    A denied call is answered with the reason; ``max_denials`` (3) in a row are a ``policy_violation``.
+    The result of a denied call is the reason; ``max_denials`` (3) denials in a row are a ``policy_violation``.
 
     Args:
-        rules: The rules in order, made by ``allow``, ``deny`` and ``ask`` or as JSON data.
-        otherwise: What is done with a call that no rule is about.
+        rules: The rules in order, made by ``allow``, ``deny`` and ``ask`` or given as JSON data.
+        otherwise: The action for a call that no rule matches.
 
     Raises:
-        ConfigurationError: A rule cannot be read; the message says which.
+        ConfigurationError: A rule is invalid; the message says which.
     """
     if otherwise not in ("allow", "deny", "ask"):
-        raise ConfigurationError(f"otherwise is 'allow', 'deny' or 'ask', not {otherwise!r}")
-    read = tuple(_parse_rule(place, rule) for place, rule in enumerate(rules, 1))
-    return Hook(State.DISPATCH_TOOL, PermissionPolicy(read, otherwise), fail_open=False, name="permissions")
+        raise ConfigurationError(f"otherwise must be 'allow', 'deny' or 'ask', not {otherwise!r}")
+    parsed = tuple(_parse_rule(index, rule) for index, rule in enumerate(rules, 1))
+    return Hook(State.DISPATCH_TOOL, PermissionPolicy(parsed, otherwise), fail_open=False, name="permissions")
 
 
 def _parse_rule(index: int, rule: PermissionRule | Mapping[str, Any]) -> PermissionRule:
@@ -225,37 +228,37 @@ def _parse_rule(index: int, rule: PermissionRule | Mapping[str, Any]) -> Permiss
         return PermissionRule.model_validate(rule)
     except ValidationError as error:
         problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"]) or "it"
+        where = ".".join(str(part) for part in problem["loc"]) or "rule"
         raise ConfigurationError(f"permission rule {index}: {where}: {problem['msg']}") from None
 
 
 def allow(tool: str, *, where: Mapping[str, Any] | None = None) -> PermissionRule:
-    """A rule that lets a call run.
+    """A rule that allows a call.
 
     Args:
         tool: The tool's name, or a pattern of names.
-        where: What its arguments must be; see ``PermissionRule``.
+        where: Conditions on its arguments; see ``PermissionRule``.
     """
     return PermissionRule(action="allow", tool=tool, where=dict(where or {}))
 
 
 def deny(tool: str, *, where: Mapping[str, Any] | None = None, reason: str = "") -> PermissionRule:
-    """A rule that forbids a call.
+    """A rule that denies a call.
 
     Args:
         tool: The tool's name, or a pattern of names.
-        where: What its arguments must be; see ``PermissionRule``.
-        reason: What the model is told.
+        where: Conditions on its arguments; see ``PermissionRule``.
+        reason: The reason given to the model.
     """
     return PermissionRule(action="deny", tool=tool, where=dict(where or {}), reason=reason)
 
 
 def ask(tool: str, *, where: Mapping[str, Any] | None = None, reason: str = "") -> PermissionRule:
-    """A rule by which a person must allow a call first.
+    """A rule that requires a human's approval of a call.
 
     Args:
         tool: The tool's name, or a pattern of names.
-        where: What its arguments must be; see ``PermissionRule``.
-        reason: What the person is asked.
+        where: Conditions on its arguments; see ``PermissionRule``.
+        reason: The question shown to the human.
     """
     return PermissionRule(action="ask", tool=tool, where=dict(where or {}), reason=reason)

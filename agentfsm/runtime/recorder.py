@@ -1,7 +1,7 @@
 """Collects a run's journal entries in memory and hands them to a journal sink.
 
-An entry is a tuple that begins with its kind and its time; the record writer of ``agentfsm.journal`` serializes
-them. Without a store nothing here awaits, encodes or hashes.
+An entry is a tuple that starts with its kind and its time; ``agentfsm.journal.journal_writer`` serializes it.
+Without a store nothing here awaits, encodes or hashes.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ JournalEntry = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class RunHeader:
-    """What a run begins with; its first record pins all of it.
+    """The content of a run's first record.
 
     Attributes:
-        run_id: The run.
-        session_id: The conversation, where the caller has one.
-        graph: The table.
+        run_id: The run's id.
+        session_id: The conversation's id, or an empty string.
+        graph: The transition table.
         guardrails: Its limits.
-        behavior: Its choices.
-        policy: What is done about failures, in words and data.
-        messages: The transcript so far.
-        state: Where a run does not begin at its beginning: all that it knows, as JSON data; else None.
+        behavior: The switches of its preset.
+        policy: The recovery policy.
+        messages: The initial transcript.
+        state: For a run that starts from a suspension record, its state as JSON data; else None.
         seed: The host's seed of random draws.
-        parent: For a fork: run, seq and hash of the record behind which it leaves its parent. For a
-            sub-agent's run: the run and the call for which it works.
-        tools: What the model is told of its tools.
+        parent: For a fork: run, seq and hash of the record after which it diverges. For a sub-agent's run: the
+            calling run and the id of the call. Else empty.
+        tools: The tool descriptions.
     """
 
     run_id: str
@@ -59,19 +59,19 @@ class RunHeader:
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Where a run stood in its store when it was read, to be gone on with.
+    """The position in the journal from which a stored run is resumed.
 
     Attributes:
-        seq: Its last record.
+        seq: The sequence number of its last record.
         hash: That record's hash, in hex.
-        kind: What it waited for, or ``interrupted`` where it was cut off.
-        tool: The tool that a person was asked about, or an empty string.
-        expires_at: Until when it can be answered, in seconds since the epoch, or None.
-        request_ref: Number and hash of the record that asks, or None where it waits for nobody.
-        attempts: Attempts at each effect so far.
+        kind: What it waits for, or ``interrupted``.
+        tool: The tool that needs approval, or an empty string.
+        expires_at: When the request expires, in seconds since the epoch, or None.
+        request_ref: Sequence number and hash of the record with the pending request, or None if there is none.
+        attempts: The number of attempts at each effect so far, by effect id.
         visited: The states that it has left before.
-        results: Results of calls that had ended while others of their batch had not, by effect.
-        migration_details: For a run that changes its graph: what the record of that says; else empty.
+        results: Results of calls that had ended while others of their batch had not, by effect id.
+        migration_details: For a run that changes graphs, the content of its migration record; else empty.
     """
 
     seq: int
@@ -87,37 +87,37 @@ class ResumePoint:
 
 
 class JournalSink(Protocol):
-    """Keeps a run's entries in a store; made by ``agentfsm.journal.journal_writer``."""
+    """Writes a run's entries to a store; implemented by ``agentfsm.journal.journal_writer``."""
 
     @property
     def head(self) -> str:
-        """The hash of the last record that was handed over, in hex."""
+        """The hash of the last record pushed, in hex."""
         ...
 
     @property
     def error(self) -> Exception | None:
-        """Why nothing can be kept any more, or None."""
+        """Why writing has failed for good, or None."""
         ...
 
     def push(self, entries: list[JournalEntry]) -> None:
-        """Hand entries over, in order, without waiting."""
+        """Queue entries to be written in order, without waiting."""
         ...
 
     async def flush(self) -> None:
-        """Wait until everything handed over is durable.
+        """Wait until everything pushed is durable.
 
         Raises:
-            agentfsm.errors.StoreError: It cannot be kept; the run must not go on.
+            agentfsm.errors.StoreError: It cannot be written; the run must not continue.
         """
         ...
 
 
 class Recorder:
-    """The entries of one run.
+    """Collects the journal entries of one run.
 
     Attributes:
-        entries: With a store, those that it does not have yet; else all.
-        sink: Who hands them to a store, or None.
+        entries: With a store, the entries not pushed yet; else all.
+        sink: Writes them to a store; None without one.
     """
 
     __slots__ = ("_attempts", "_time", "entries", "sink")
@@ -129,7 +129,7 @@ class Recorder:
         self.sink: JournalSink | None = None
 
     def record(self, kind: str, data: Any = None) -> None:
-        """Something happened to the run as a whole."""
+        """Add an entry about the run as a whole."""
         self.entries.append((kind, self._time(), data))
 
     def record_transition(
@@ -137,7 +137,7 @@ class Recorder:
         outcome: Outcome | None,
         cancel: str | None,
         elapsed_us: int,
-        silence_us: int,
+        idle_us: int,
         decision: Decision,
         aborted: Failure | None,
     ) -> None:
@@ -147,43 +147,46 @@ class Recorder:
             outcome: What the effect returned.
             cancel: The reason of a cancellation that was folded in behind it, or None.
             elapsed_us: Microseconds that the effect took.
-            silence_us: Microseconds between the effect before and this one.
+            idle_us: Microseconds between the effect before and this one.
             decision: The move.
             aborted: What aborted the run, if something has.
         """
-        self.entries.append(("transition", self._time(), outcome, cancel, elapsed_us, silence_us, decision, aborted))
+        self.entries.append(("transition", self._time(), outcome, cancel, elapsed_us, idle_us, decision, aborted))
 
     def record_intent(self, effect_id: str, name: str, policy: str) -> int:
-        """An effect is about to begin; gives the number of this attempt, from 1.
+        """Add an entry: an effect is about to start.
 
         Args:
             effect_id: The effect's id in the run, the same for every attempt.
-            name: The model, the tool or the state.
-            policy: ``again`` where a cut-off attempt may be repeated, ``once`` where a person must be asked.
+            name: The name of the model, the tool or the state.
+            policy: ``again`` if an interrupted attempt may be repeated, ``once`` if a human must decide.
+
+        Returns:
+            The number of this attempt, from 1.
         """
         attempt = self._attempts[effect_id] = self._attempts.get(effect_id, 0) + 1
         self.entries.append(("effect.intent", self._time(), effect_id, name, attempt, policy))
         return attempt
 
     def restore_attempts(self, attempts: Mapping[str, int]) -> None:
-        """Attempts that were made before this process took the run up."""
+        """Restore the attempt counts of a run loaded from a store."""
         self._attempts.update(attempts)
 
     def record_result(self, effect_id: str, result: ToolResult) -> None:
-        """A tool call has its result."""
+        """Add an entry: a tool call has its result."""
         self.entries.append(("effect.result", self._time(), effect_id, result))
 
     def push(self) -> None:
-        """Hand what there is to the store, without waiting."""
+        """Push the entries so far to the store, without waiting."""
         if self.sink is not None and self.entries:
             entries, self.entries = self.entries, []
             self.sink.push(entries)
 
     async def commit(self) -> None:
-        """Wait until everything so far is durable; without a store, do nothing.
+        """Wait until every entry so far is durable; without a store, do nothing.
 
         Raises:
-            agentfsm.errors.StoreError: It cannot be kept; the run must not go on.
+            agentfsm.errors.StoreError: It cannot be written; the run must not continue.
         """
         if self.sink is not None:
             self.push()

@@ -1,4 +1,4 @@
-"""Tool dispatch: the effect of ``dispatch_tool``, which decides which calls of a batch run, in what order or in parallel."""
+"""Tool dispatch: the effect of ``dispatch_tool``, which decides which calls of a batch run, in order or in parallel."""
 
 from __future__ import annotations
 
@@ -24,48 +24,34 @@ __all__ = ["run_calls"]
 
 _FULL_SHARE = BudgetShare()
 
+_ReadyCall = tuple[CallState, Tool, dict[str, Any]]
+"""A call that may run, its tool and its validated arguments."""
+
 
 async def run_calls(context: Context) -> Outcome:
-    """Run the next call, or all that are left where all may run together; or say who must be asked."""
+    """Run the next call, or all remaining calls if they may run in parallel; or say what a human must decide first."""
     due = _runnable_calls(context)
-    known = {r.call_id: r for r in context.completed_results}  # calls that had ended when another process was cut off
+    earlier = {r.call_id: r for r in context.completed_results}  # calls that ended before the run was interrupted
     context.completed_results.clear()
     context.suspended_subruns.clear()
     if context.run.backoff_s:
         context.recorder.push()
         await context.config.host.clock.sleep(context.run.backoff_s)
-    ready: list[tuple[CallState, Tool, dict[str, Any]]] = []
-    for result in known.values():  # first of all: a call that must wait must not lose what others came to
+    for result in earlier.values():  # before anything else: a call that must wait must not lose the results of others
         _complete_call(context, result)
-    for entry in due:
-        if entry.call.id in known:
+    ready: list[_ReadyCall] = []
+    for call_state in due:
+        if call_state.call.id in earlier:
             continue
-        if entry.denied is not None:
-            _complete_call(context, ToolResult(entry.call.id, entry.call.name, entry.denied, status="denied"))
-            continue
-        if (lost := _missing_secrets_request(entry.call, context.config.tools)) is not None:
-            return CallBlocked(lost, tuple(context.completed_results))
-        checked = validate_call(entry.call, context.config.tools)
+        checked = await _check_call(context, call_state)
+        if isinstance(checked, PendingRequest):
+            return CallBlocked(checked, tuple(context.completed_results))
         if isinstance(checked, ToolResult):
             _complete_call(context, checked)
-            continue
-        tool, arguments = checked
-        if entry.started and not _repeatable(context, tool):
-            return CallBlocked(_in_doubt_request(entry.call), tuple(context.completed_results))
-        if entry.held is not None:  # the gates were asked before it began
-            if entry.answer is None:
-                return CallBlocked(entry.held.waiting, tuple(context.completed_results))
-            ready.append((entry, tool, arguments))
-            continue
-        verdict = await check_approval(context, entry, tool, arguments)
-        if isinstance(verdict, PendingRequest):
-            return CallBlocked(verdict, tuple(context.completed_results))
-        if isinstance(verdict, ToolResult):
-            _complete_call(context, verdict)
         else:
-            ready.append((entry, tool, arguments))
+            ready.append((call_state, *checked))
     attempts = _record_intents(context, ready)
-    if context.recorder.sink is not None:  # one commit for all that run together
+    if context.recorder.sink is not None:  # one commit for all calls that run together
         await context.recorder.commit()
     if len(ready) == 1:
         await _run_one(context, *ready[0], attempts[0], _budget_share(context, ready), timeout=context.timeout)
@@ -74,11 +60,35 @@ async def run_calls(context: Context) -> Outcome:
     results = tuple(context.completed_results)
     if len(due) > 1:
         by_id = {r.call_id: r for r in results}
-        results = tuple(by_id[e.call.id] for e in due if e.call.id in by_id)
+        results = tuple(by_id[c.call.id] for c in due if c.call.id in by_id)
     if not context.suspended_subruns:
         return ToolsRan(results)
-    held = tuple(context.suspended_subruns[e.call.id] for e in due if e.call.id in context.suspended_subruns)
-    return CallBlocked(held[0].waiting, results, held)
+    suspended = tuple(context.suspended_subruns[c.call.id] for c in due if c.call.id in context.suspended_subruns)
+    return CallBlocked(suspended[0].waiting, results, suspended)
+
+
+async def _check_call(
+    context: Context, call_state: CallState
+) -> tuple[Tool, dict[str, Any]] | ToolResult | PendingRequest:
+    """Whether a call may run.
+
+    Returns:
+        Its tool and validated arguments if it may; the result if it may not; or what a human must decide.
+    """
+    call, tools = call_state.call, context.config.tools
+    if call_state.denied is not None:
+        return ToolResult(call.id, call.name, call_state.denied, status="denied")
+    if (request := _missing_secrets_request(call, tools)) is not None:
+        return request
+    checked = validate_call(call, tools)
+    if isinstance(checked, ToolResult):
+        return checked
+    tool, arguments = checked
+    if call_state.started and not _repeatable(context, tool):
+        return _in_doubt_request(call)
+    if call_state.held is not None:  # a suspended sub-agent's call: it was approved before it started
+        return call_state.held.waiting if call_state.answer is None else checked
+    return await check_approval(context, call_state, tool, arguments) or checked
 
 
 def _runnable_calls(context: Context) -> list[CallState]:
@@ -92,17 +102,17 @@ def _runnable_calls(context: Context) -> list[CallState]:
 
 
 def _missing_secrets_request(call: ToolCall, tools: Mapping[str, Tool]) -> PendingRequest | None:
-    """What a person is asked where a run was taken up from a journal, which holds no secrets."""
+    """The request for secret arguments of a run that was loaded from a journal, which does not contain them."""
     tool = tools.get(call.name)
     if tool is None or not tool.secret:
         return None
-    lost = sorted(name for name in tool.secret if is_secret_placeholder(call.arguments.get(name)))
-    if not lost:
+    missing = sorted(name for name in tool.secret if is_secret_placeholder(call.arguments.get(name)))
+    if not missing:
         return None
     return PendingRequest(
         "approval",
-        f"The call of {call.name!r} needs {', '.join(lost)}, which no journal keeps. Reply with Edit(arguments), "
-        "all of them, or with Deny(reason).",
+        f"The call of {call.name!r} needs {', '.join(missing)}, which is not stored in the journal. Reply with "
+        "Edit(arguments), giving all of them, or with Deny(reason).",
         call_id=call.id,
         tool=call.name,
         arguments=call.arguments,
@@ -112,7 +122,7 @@ def _missing_secrets_request(call: ToolCall, tools: Mapping[str, Tool]) -> Pendi
 def _in_doubt_request(call: ToolCall) -> PendingRequest:
     return PendingRequest(
         "in_doubt",
-        f"The call of {call.name!r} was cut off, and nobody knows whether it ran. Did it?",
+        f"The call of {call.name!r} was interrupted, and it is not known whether it ran. Did it?",
         call_id=call.id,
         tool=call.name,
         arguments=call.arguments,
@@ -120,63 +130,62 @@ def _in_doubt_request(call: ToolCall) -> PendingRequest:
 
 
 def _effect_id(run: RunState, call_state: CallState) -> str:
-    """The id of a call's effect: which reply asked for it, and where it stands there."""
+    """The id of a call's effect: the number of the model call that requested it, and its index in that reply."""
     batch = run.batch
-    place = 0 if batch[0] is call_state else next(i for i, c in enumerate(batch) if c is call_state)
-    return f"{run.model_calls}.{place}"
+    index = 0 if batch[0] is call_state else next(i for i, c in enumerate(batch) if c is call_state)
+    return f"{run.model_calls}.{index}"
 
 
 def _repeatable(context: Context, tool: Tool) -> bool:
-    """Whether a call that was cut off may be made again: a sub-agent goes on where its own journal ends."""
+    """Whether an interrupted call may be made again: with a store, a sub-agent continues where its own journal ends."""
     return tool.idempotent or (tool.delegate is not None and context.config.host.store is not None)
 
 
-def _record_intents(context: Context, ready: list[tuple[CallState, Tool, dict[str, Any]]]) -> list[int]:
-    """Say which tools are about to run.
+def _record_intents(context: Context, ready: list[_ReadyCall]) -> list[int]:
+    """Record which tools are about to run.
 
     Returns:
-        Which attempt each of them is, from 1.
+        The number of the attempt at each, from 1.
     """
     recorder = context.recorder
     attempts: list[int] = []
-    for entry, tool, _ in ready:
-        if tool.control is not None:  # the loop's own tools touch nothing
+    for call_state, tool, _ in ready:
+        if tool.control is not None:  # control tools have no side effects
             attempts.append(1)
         else:
-            again = "again" if _repeatable(context, tool) else "once"
-            attempts.append(recorder.record_intent(_effect_id(context.run, entry), tool.name, again))
+            policy = "again" if _repeatable(context, tool) else "once"
+            attempts.append(recorder.record_intent(_effect_id(context.run, call_state), tool.name, policy))
     return attempts
 
 
-def _budget_share(context: Context, ready: list[tuple[CallState, Tool, dict[str, Any]]]) -> BudgetShare:
-    """What each sub-agent of those that are about to run may have of what is left."""
-    among = 0
-    for _, tool, _ in ready:  # asked in every step: a generator costs more than the question
-        among += tool.delegate is not None
-    if not among:
+def _budget_share(context: Context, ready: list[_ReadyCall]) -> BudgetShare:
+    """The share of the remaining budget for each sub-agent among the calls that are about to run."""
+    shared_by = 0
+    for _, tool, _ in ready:  # runs in every step: a generator expression would be slower
+        shared_by += tool.delegate is not None
+    if not shared_by:
         return _FULL_SHARE
-    return BudgetShare(among, sum((r.usage for r in context.completed_results if r.usage is not None), Usage()))
+    return BudgetShare(shared_by, sum((r.usage for r in context.completed_results if r.usage is not None), Usage()))
 
 
-async def _run_parallel(
-    context: Context, ready: list[tuple[CallState, Tool, dict[str, Any]]], attempts: list[int]
-) -> None:
-    """Run calls side by side, each with a time limit of its own.
+async def _run_parallel(context: Context, ready: list[_ReadyCall], attempts: list[int]) -> None:
+    """Run calls in parallel, each with its own timeout.
 
     Raises:
-        BaseException: What the first of them raised that is no result; the others were cut off then.
+        BaseException: The first exception that is not a result (cancellation, a store that fails); it cancels the
+            other calls.
     """
     share = _budget_share(context, ready)
-    limiters = [Timeout() for _ in ready]
+    timeouts = [Timeout() for _ in ready]
     try:
         async with asyncio.TaskGroup() as group:
-            for one, attempt, limiter in zip(ready, attempts, limiters, strict=True):
-                group.create_task(_run_one(context, *one, attempt, share, timeout=limiter))
-    except BaseExceptionGroup as errors:  # as one call alone would raise it
+            for call, attempt, timeout in zip(ready, attempts, timeouts, strict=True):
+                group.create_task(_run_one(context, *call, attempt, share, timeout=timeout))
+    except BaseExceptionGroup as errors:  # as a single call would raise it
         raise errors.exceptions[0] from None
     finally:
-        for limiter in limiters:
-            limiter.close()
+        for timeout in timeouts:
+            timeout.close()
 
 
 async def _run_one(
@@ -190,15 +199,15 @@ async def _run_one(
     timeout: Timeout,
 ) -> None:
     run = context.run
-    call_state.started = True  # the one thing noted in front: cut off from here on, the call is in doubt
+    call_state.started = True  # set before it runs: if it is interrupted from here on, it is in doubt
     if context.builds_events:
         context.emit(ToolStarted, call=call_state.call)
-    seen = _tool_context(run, call_state, attempt) if tool.takes_context else None
+    tool_context = _tool_context(run, call_state, attempt) if tool.takes_context else None
     limit = timeout.start(tool.timeout or run.guardrails.tool_timeout_s)
     if tool.delegate is None:
-        result = cast("ToolResult", await run_call(call_state.call, tool, arguments, seen, limit))
+        result = cast("ToolResult", await run_call(call_state.call, tool, arguments, tool_context, limit))
     else:
-        came = await _delegate(
+        answer = await _delegate(
             context,
             call_state,
             tool,
@@ -206,15 +215,17 @@ async def _run_one(
             limit,
             tool.delegate(run, context.config.host, call_state, attempt, share),
         )
-        if isinstance(came, SuspendedSubRun):
-            context.suspended_subruns[call_state.call.id] = came
+        if isinstance(answer, SuspendedSubRun):
+            context.suspended_subruns[call_state.call.id] = answer
             return
-        result = came
+        result = answer
     if result.ending == "done":
         result = _validate_output(context, call_state.call, result)
     if tool.control is None:
         context.recorder.record_result(_effect_id(run, call_state), result)
-        if timeout is not context.timeout:  # others of the batch still run: do not wait for them to keep this one
+        if (
+            timeout is not context.timeout
+        ):  # other calls of the batch still run: do not wait for them to store this result
             context.recorder.push()
     _complete_call(context, result)
 
@@ -227,28 +238,30 @@ async def _delegate(
     timeout: Timeout,
     delegation: Delegation,
 ) -> ToolResult | SuspendedSubRun:
-    """What came of a call that another run answers, with what that run has used up; also where it is cut off."""
+    """The result of a call that a sub-agent's run answers, with that run's usage, even if it is cancelled."""
     call = call_state.call
     try:
-        came = await run_call(call, tool, arguments, None, timeout, delegation)
+        answer = await run_call(call, tool, arguments, None, timeout, delegation)
     except asyncio.CancelledError:
-        cut = ToolResult(call.id, call.name, prompts.NOT_RUN_TEXTS["cancelled"], "cut_off")
-        context.completed_results.append(replace(cut, run_id=delegation.run_id, usage=delegation.usage))
+        cancelled = ToolResult(call.id, call.name, prompts.NOT_RUN_TEXTS["cancelled"], "cut_off")
+        context.completed_results.append(replace(cancelled, run_id=delegation.run_id, usage=delegation.usage))
         raise
     return (
-        came if isinstance(came, SuspendedSubRun) else replace(came, run_id=delegation.run_id, usage=delegation.usage)
+        answer
+        if isinstance(answer, SuspendedSubRun)
+        else replace(answer, run_id=delegation.run_id, usage=delegation.usage)
     )
 
 
 def _validate_output(context: Context, call: ToolCall, result: ToolResult) -> ToolResult:
-    """The result of a call that ends the run, or why its value is not the output that the agent promises."""
+    """The result of a call that ends the run, or a failed result if its value does not have the output type."""
     adapter = context.config.output_adapter
     if adapter is None:
         return result
     try:
         adapter.validate_json(to_json(result.value))
-    except Exception as error:  # also out of a validator of the type's
-        text = f"its result does not have the required form ({describe_validation_error(error)})"
+    except Exception as error:  # a validator of the type may raise anything
+        text = f"its result does not have the required format ({describe_validation_error(error)})"
         return failed_result(call, FailureKind.tool_error, text, type(error).__name__)
     return result
 

@@ -1,4 +1,4 @@
-"""Executes one tool call: validation, timeout, threads, and conversion of the return value or the error into a result."""
+"""Executes one tool call: validation, timeout, threads, and turning its return value or error into a result."""
 
 from __future__ import annotations
 
@@ -31,20 +31,23 @@ __all__ = [
 
 
 def to_model_content(value: Any) -> tuple[str, tuple[Image, ...]]:
-    """The text and the pictures of a value.
+    """The text and the images for a value that a tool returned.
 
-    A text stands as it is and None says ``done``; an ``Image`` is shown and leaves a note in the text, and so
-    does each one in a list or tuple, between its other parts; anything else is told as JSON, or by ``str``.
+    A string is used unchanged, and None becomes ``done``. An ``Image`` is sent as an image with a placeholder in the
+    text; so is each ``Image`` in a list or tuple, between its other items. Anything else becomes JSON, or ``str(value)``.
+
+    Args:
+        value: The value.
     """
     if isinstance(value, str):
         return value, ()
     if isinstance(value, Image):
         return value.text_placeholder, (value,)
     if isinstance(value, (list, tuple)):
-        parts = [part for part in cast("list[object]", value) if part is not None]
-        if images := tuple(part for part in parts if isinstance(part, Image)):
+        items = [item for item in cast("list[object]", value) if item is not None]
+        if images := tuple(item for item in items if isinstance(item, Image)):
             return "\n".join(
-                part.text_placeholder if isinstance(part, Image) else _as_text(part) for part in parts
+                item.text_placeholder if isinstance(item, Image) else _as_text(item) for item in items
             ), images
     return _as_text(cast("object", value)), ()
 
@@ -63,7 +66,15 @@ def _as_text(value: object) -> str:
 def failed_result(
     call: ToolCall, kind: FailureKind, text: str, error_class: str = "", tool: Tool | None = None
 ) -> ToolResult:
-    """The result of a call that failed."""
+    """The result of a failed call.
+
+    Args:
+        call: The call.
+        kind: The kind of failure.
+        text: What happened, for the model.
+        error_class: The name of the exception's class, or an empty string.
+        tool: Its tool, if it is known: decides whether the call may be retried.
+    """
     failure = Failure(kind=kind, explanation=f"{call.name}: {text}", metadata={"tool": call.name})
     return _failure_result(call, failure, text, error_class, tool)
 
@@ -74,7 +85,12 @@ def _failure_result(call: ToolCall, failure: Failure, text: str, error_class: st
 
 
 def validate_call(call: ToolCall, tools: Any) -> tuple[Tool, dict[str, Any]] | ToolResult:
-    """The tool of a call and its checked arguments, or the result that says why it cannot run."""
+    """The tool of a call and its validated arguments, or a failed result that says why it cannot run.
+
+    Args:
+        call: The call.
+        tools: The tools by name.
+    """
     tool: Tool | None = tools.get(call.name)
     if tool is None:
         return failed_result(call, FailureKind.unknown_tool, prompts.unknown_tool_text(call.name, tools))
@@ -86,7 +102,7 @@ def validate_call(call: ToolCall, tools: Any) -> tuple[Tool, dict[str, Any]] | T
     except ValidationError as error:
         text = prompts.invalid_arguments_text(call.name, problems(error))
         return failed_result(call, FailureKind.invalid_arguments, text)
-    except Exception as error:  # out of a validator of the tool's, or a schema that a server gave
+    except Exception as error:  # raised by a validator of the tool's types, or by a remote server's schema
         return _exception_result(call, tool, error)
 
 
@@ -98,19 +114,24 @@ async def run_call(
     timeout: Timeout,
     delegation: Delegation | None = None,
 ) -> ToolResult | SuspendedSubRun:
-    """Run one call. Whatever the tool does, there is a result; only cancellation passes through.
+    """Run one call. Any exception of the tool becomes a failed result; only cancellation is raised.
 
     Args:
         call: The call.
         tool: Its tool.
-        arguments: Its checked arguments.
-        context: What the tool may know, where it takes that.
-        timeout: The time limit, set to the call's seconds. A plain function past its time is abandoned:
-            its thread goes on, and what it returns is dropped.
-        delegation: Who answers in the tool's place, for a sub-agent's call.
+        arguments: Its validated arguments.
+        context: The tool's first argument, if it takes a ``ToolContext``.
+        timeout: The started time limit. A plain function that times out is abandoned: its thread continues,
+            and its return value is discarded.
+        delegation: Answers the call instead of the function, for a sub-agent.
 
     Returns:
-        The result; or the sub-agent's run, where that waits for a person.
+        The result; or the sub-agent's suspended run, if it waits for a human.
+
+    Raises:
+        asyncio.CancelledError: The run is being cancelled.
+        StoreError: A sub-agent's journal cannot be written.
+        JournalError: A sub-agent's journal cannot be read.
     """
     try:
         with timeout:
@@ -138,12 +159,12 @@ async def run_call(
         return _exception_result(call, tool, error)
     except (Exception, SystemExit) as error:
         if delegation is not None and isinstance(error, (StoreError, JournalError)):
-            raise  # a run that cannot be written down must not go on
+            raise  # a run that cannot be journaled must not continue
         return _exception_result(call, tool, error)
 
 
 def _exception_result(call: ToolCall, tool: Tool, error: BaseException) -> ToolResult:
-    """The result of a call out of which an exception came."""
+    """The result of a call that raised an exception."""
     if isinstance(error, ToolError):
         return _tool_error_result(call, tool, error)
     kind = FailureKind.environment_error if isinstance(error, OSError) else FailureKind.tool_error
@@ -168,22 +189,27 @@ def _success_result(call: ToolCall, tool: Tool, value: Any) -> ToolResult:
         return _failure_result(call, failure, value.explanation, "", tool)
     ending = tool.control or ("done" if tool.ends_run else None)
     content, images = to_model_content(value)
-    kept = None if ending is None else _ending_value(call, tool, value)
-    return ToolResult(call.id, call.name, content, ending=ending, value=kept, images=images)
+    output = None if ending is None else _ending_value(call, tool, value)
+    return ToolResult(call.id, call.name, content, ending=ending, value=output, images=images)
 
 
 def _ending_value(call: ToolCall, tool: Tool, value: Any) -> Any:
-    """What an ending brings along, as JSON: for ``return_done`` the argument as it came, which fits its type."""
+    """The output of a call that ends the run, as JSON; for ``return_done``, its validated argument as the model gave it."""
     if tool.control == "done" and "output" in call.arguments:
         return call.arguments["output"]
     return to_jsonable_python(value, fallback=str, bytes_mode="base64", inf_nan_mode="null")
 
 
 async def run_in_thread(function: Callable[..., Any], context: ToolContext | None, arguments: dict[str, Any]) -> Any:
-    """Run a plain function in a daemon thread of its own, so that one that hangs holds up nobody.
+    """Run a plain function in a new daemon thread, so that one that hangs blocks nothing else.
 
-    A shared pool would lose a worker to each function that never returns, and would keep the
-    interpreter from ending.
+    A shared thread pool would lose a worker to each function that never returns, and would keep the interpreter from
+    exiting.
+
+    Args:
+        function: The function.
+        context: Its first argument, or None if it takes no ``ToolContext``.
+        arguments: Its keyword arguments.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
@@ -199,17 +225,17 @@ async def run_in_thread(function: Callable[..., Any], context: ToolContext | Non
 
     def run_function() -> None:
         value: Any = None
-        caught: BaseException | None = None
+        raised: BaseException | None = None
         try:
             value = variables.run(function, *(() if context is None else (context,)), **arguments)
-            if isgenerator(value):  # its code has yet to run: here, and not where the loop is
+            if isgenerator(value):  # a generator's code has not run yet: run it here, not in the event loop's thread
                 value = variables.run(list, value)
-        except StopIteration as error:  # a future cannot carry it
-            caught = RuntimeError(describe_exception(error))
+        except StopIteration as error:  # a future cannot hold it
+            raised = RuntimeError(describe_exception(error))
         except BaseException as error:
-            caught = error if isinstance(error, Exception) else RuntimeError(describe_exception(error))
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for the value any more
-            loop.call_soon_threadsafe(set_outcome, value, caught)
+            raised = error if isinstance(error, Exception) else RuntimeError(describe_exception(error))
+        with contextlib.suppress(RuntimeError):  # the event loop is closed: the value is not needed any more
+            loop.call_soon_threadsafe(set_outcome, value, raised)
 
     threading.Thread(target=run_function, name=f"agentfsm-{getattr(function, '__name__', 'tool')}", daemon=True).start()
     return await done

@@ -18,14 +18,14 @@ __all__ = ["FunctionSchema", "describe_function"]
 
 
 class FunctionSchema(NamedTuple):
-    """What a function says of itself.
+    """A function's description for a model, and the validator of its arguments.
 
     Attributes:
-        summary: What it does.
+        summary: What it does, from its docstring.
         schema: The JSON schema of its arguments.
-        adapter: Checks arguments.
-        takes_context: Whether its first parameter is the context.
-        secret: The names of its secret arguments.
+        adapter: Validates arguments.
+        takes_context: Whether its first parameter is a ``ToolContext``.
+        secret: The names of its secret arguments (of type ``SecretStr``).
     """
 
     summary: str
@@ -36,19 +36,19 @@ class FunctionSchema(NamedTuple):
 
 
 def describe_function(function: Callable[..., Any], label: str, context_type: type[object]) -> FunctionSchema:
-    """What a function says of itself.
+    """A function's description and schema, from its signature and docstring.
 
     Args:
         function: The function.
-        label: The tool's name, for errors.
-        context_type: The type by which a first parameter asks for the context.
+        label: The tool's name.
+        context_type: The type of a first parameter that receives the context.
 
     Raises:
         ToolDefinitionError: It cannot be described to a model; the message says why.
     """
-    summary, words = _parse_docstring(function)
-    takes_context, fields = _argument_fields(function, label, words, context_type)
-    from pydantic.dataclasses import dataclass as validated  # slow to import, and only needed here
+    summary, descriptions = _parse_docstring(function)
+    takes_context, fields = _argument_fields(function, label, descriptions, context_type)
+    from pydantic.dataclasses import dataclass as validated  # slow to import, only needed here
 
     try:
         made = dataclasses.make_dataclass(label.replace("-", "_"), fields, kw_only=True)
@@ -65,13 +65,13 @@ def describe_function(function: Callable[..., Any], label: str, context_type: ty
 
 
 class _SchemaGenerator(GenerateJsonSchema):
-    """A default that is no JSON (a sentinel) is left out of the schema, and there is no more to say about it."""
+    """Leaves a default that is not JSON (a sentinel) out of the schema without a warning."""
 
     ignored_warning_kinds: set[JsonSchemaWarningKind] = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 
 
 def _parameter_hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """The parameters' type hints; that of the result is not read, so it may be there for type checkers alone."""
+    """The parameters' type hints. The return type is not evaluated, so it may be imported for type checkers only."""
 
     def stub() -> None: ...
 
@@ -88,27 +88,27 @@ def _argument_fields(
         parameters = list(inspect.signature(function).parameters.values())
         hints = _parameter_hints(function)
     except (TypeError, ValueError, NameError) as error:
-        raise ToolDefinitionError(f"tool {label!r}: its signature cannot be read: {error}") from error
+        raise ToolDefinitionError(f"tool {label!r}: cannot read its signature: {error}") from error
     takes_context = bool(parameters) and hints.get(parameters[0].name) is context_type
     fields: list[Any] = []
     for parameter in parameters[1:] if takes_context else parameters:
         where = f"tool {label!r}, parameter {parameter.name!r}"
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise ToolDefinitionError(f"{where}: a model passes arguments by name, so it must be an ordinary one")
+            raise ToolDefinitionError(f"{where}: a model passes arguments by name, so it must be an ordinary parameter")
         if parameter.name not in hints:
             raise ToolDefinitionError(f"{where}: it needs a type hint")
         hint = hints[parameter.name]
         if hint is context_type or context_type in get_args(hint):
-            raise ToolDefinitionError(f"{where}: a ToolContext must be the first parameter, and just that")
+            raise ToolDefinitionError(f"{where}: a ToolContext must be the first parameter, without a union or default")
         default = ... if parameter.default is parameter.empty else parameter.default
-        about = descriptions.get(parameter.name)  # None would hide what Annotated[..., Field(description=...)] says
-        info: Any = Field(default) if about is None else Field(default, description=about)
+        text = descriptions.get(parameter.name)  # None would hide that of Annotated[..., Field(description=...)]
+        info: Any = Field(default) if text is None else Field(default, description=text)
         fields.append((parameter.name, hint, info))
     return takes_context, fields
 
 
 def _parse_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """The text in front of ``Args:`` and what stands there of each argument (Google style)."""
+    """The summary and the description of each argument, from a Google-style docstring."""
     text = inspect.getdoc(function) or ""
     summary, _, rest = text.partition("\nArgs:\n")
     described: dict[str, str] = {}

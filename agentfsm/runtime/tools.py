@@ -39,23 +39,23 @@ __all__ = [
 
 
 ApprovalRequirement = bool | Callable[[Mapping[str, Any]], bool]
-"""Whether a call needs a person's leave: always, never, or by its (validated) arguments."""
+"""Whether a human must approve a call: always, never, or depending on its (validated) arguments."""
 
 UI_MESSAGE = "_ui_message"
-"""An argument that a model may add to any call: words for the user, which the tool only gets if it declares them."""
+"""An argument that a model may add to any call, with text for the user; passed to the tool only if it declares it."""
 
 _TOOL_NAME = re.compile(r"\A[A-Za-z0-9_-]{1,64}\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """What a tool may know of the call that it answers; declare it as the first parameter to get it.
+    """Information about a tool call; a tool that declares it as its first parameter receives it.
 
     Attributes:
-        run_id: The run.
-        session_id: The conversation, where the caller has one.
-        call_id: The wire's id of the call.
-        idempotency_key: The same for every attempt at this call, and for no other call.
+        run_id: The run's id.
+        session_id: The conversation's id, or an empty string.
+        call_id: The call's id in the transcript.
+        idempotency_key: The same for every attempt at this call, and different for every other call.
         attempt: Which attempt this is, from 1.
     """
 
@@ -67,34 +67,37 @@ class ToolContext:
 
 
 class Delegation(Protocol):
-    """One call that another run answers: a sub-agent's."""
+    """One call that is answered by a sub-agent's run."""
 
     @property
     def run_id(self) -> str:
-        """The run that works on it, or an empty string while there is none."""
+        """The id of the run that answers it; empty until it exists."""
         ...
 
     @property
     def usage(self) -> Usage:
-        """What that run has used up since this call of it began."""
+        """What that run has used since this call started or resumed it."""
         ...
 
     async def execute(self, arguments: Mapping[str, Any]) -> ToolResult | SuspendedSubRun:
-        """The call's result; or the run that works on it, where that waits for a person.
+        """The call's result; or the suspended run, if it waits for a human.
+
+        Args:
+            arguments: The call's validated arguments.
 
         Raises:
-            agentfsm.errors.ToolError: The run did not finish its task.
+            agentfsm.errors.ToolError: The run did not complete its task.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetShare:
-    """What a sub-agent may have of a budget that is left.
+    """A sub-agent's share of the calling run's remaining budget.
 
     Attributes:
-        shared_by: How many sub-agents begin together; each has an equal part.
-        uncharged: What other calls of the batch have used up that the run has not been charged for yet.
+        shared_by: How many sub-agents start together; each gets an equal share.
+        uncharged: What other calls of the batch have used that the run has not been charged for yet.
     """
 
     shared_by: int = 1
@@ -103,22 +106,27 @@ class BudgetShare:
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that a model may call. Made by ``tool`` or ``as_tool``.
+    """A function that a model may call, made by ``@tool``.
 
     Attributes:
-        spec: What the model is told.
-        function: What runs.
-        adapter: Checks the arguments.
+        spec: Its name, description and JSON schema, as sent to the model.
+        function: The function itself.
+        adapter: Validates the arguments.
         takes_context: Whether the first parameter is a ``ToolContext``.
-        timeout: Seconds for one call, or None for the guardrails' ``tool_timeout_s``.
-        idempotent: Whether running it twice with one idempotency key does what running it once does.
-        retryable: Whether a failed call may be run again as it stands, if it is idempotent too.
-        requires_approval: Whether a person must allow a call.
-        ends_run: Whether a successful call ends the run, its result being the output.
-        parallel: Whether calls may run together with others that may.
-        control: For the loop's own tools: ``ask``, ``done`` or ``unable``.
-        secret: Names of arguments that no journal may hold.
-        delegate: For a sub-agent: hands a call over, given the run, the call, which attempt it is, and its share.
+        timeout: Seconds for one call; None for the guardrails' ``tool_timeout_s``.
+        idempotent: Whether calling it twice with the same idempotency key has the same effect as calling it once.
+        retryable: Whether a failed call may be retried unchanged (idempotent tools only).
+        requires_approval: Whether a human must approve a call.
+        ends_run: Whether a successful call ends the run with its result as the output.
+        parallel: Whether calls may run in parallel with other parallel calls.
+        control: For control tools: ``ask``, ``done`` or ``unable``.
+        is_async: Whether the function is a coroutine function; a plain one runs in a thread.
+        secret: Names of arguments that are never journaled.
+        delegate: For a sub-agent: starts or resumes its run, given the calling run, its host, the call, the
+            attempt and the budget share.
+
+    Raises:
+        ToolDefinitionError: ``requires_approval`` is neither a bool nor a plain function.
     """
 
     spec: ToolSpec
@@ -150,28 +158,31 @@ class Tool:
         return self.spec.name
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments for ``function``, checked and converted.
+        """The arguments for ``function``, validated and converted.
+
+        Args:
+            given: The arguments as the model gave them.
 
         Raises:
-            pydantic.ValidationError: They do not fit; the error names each bad field.
+            pydantic.ValidationError: They are invalid; the error names each bad field.
         """
         if UI_MESSAGE in given and UI_MESSAGE not in self.spec.parameters.get("properties", ()):
             given = {k: v for k, v in given.items() if k != UI_MESSAGE}
         try:
-            # As JSON, which is what arguments are: strict types take it, and a tool that changes what it was
-            # given changes no transcript.
-            checked: object = self.adapter.validator.validate_json(to_json(given))
+            # Arguments are JSON, so validate them as JSON: strict types accept it, and a tool that modifies its
+            # arguments does not modify the transcript.
+            validated: object = self.adapter.validator.validate_json(to_json(given))
         except PydanticSerializationError:
-            checked = self.adapter.validator.validate_python(dict(given))
-        return vars(checked)
+            validated = self.adapter.validator.validate_python(dict(given))
+        return vars(validated)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function itself, as if it had not been made a tool."""
+        """Call the function directly."""
         return self.function(*args, **kwargs)
 
 
 def problems(error: ValidationError) -> list[str]:
-    """Each bad field and what is wrong with it."""
+    """Each invalid field and what is wrong with it."""
     return [
         f"{'.'.join(str(part) for part in e['loc']) or 'arguments'}: {e['msg'][:1].lower()}{e['msg'][1:]}"
         for e in error.errors(include_url=False, include_input=False)
@@ -179,7 +190,7 @@ def problems(error: ValidationError) -> list[str]:
 
 
 def describe_validation_error(error: Exception) -> str:
-    """Why a value is none of its type: each bad field, or what a validator of the type's raised."""
+    """Why a value is invalid: each invalid field, or the exception that a validator of the type raised."""
     return "; ".join(problems(error)) if isinstance(error, ValidationError) else describe_exception(error)
 
 
@@ -210,19 +221,19 @@ def tool(
     parallel: bool = False,
     secret: Iterable[str] = (),
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
-    """Make a function a tool, as ``@tool`` or ``@tool(...)``.
+    """Decorator: make a function a tool, as ``@tool`` or ``@tool(...)``.
 
     Args:
-        function: Plain (it then runs in a thread) or async; what a generator yields is its result, as a list.
-        name: The tool's name; the function's by default.
-        timeout: Seconds for one call.
-        idempotent: Whether running it twice with one idempotency key does what running it once does.
-        retryable: Whether a failed call may be run again as it stands (idempotent tools only).
-        requires_approval: True, or a function of the arguments: whether a person must allow the call.
+        function: Plain (it runs in a thread) or async. The items of a generator are returned as a list.
+        name: The tool's name; by default the function's.
+        timeout: Seconds for one call; by default the guardrails' ``tool_timeout_s``.
+        idempotent: Whether calling it twice with the same idempotency key has the same effect as calling it once.
+        retryable: Whether a failed call may be retried unchanged (idempotent tools only).
+        requires_approval: Whether a human must approve a call: True, or a function of the arguments.
         ends_run: Whether a successful call ends the run with its result as the output.
-        parallel: Whether calls may run together with others that may.
-        secret: Names of arguments that no journal may hold; those of type ``SecretStr`` are secret anyway.
-            A run that must be taken up by another process asks a person for them again.
+        parallel: Whether calls may run in parallel with other parallel calls.
+        secret: Names of arguments that are never journaled; arguments of type ``SecretStr`` always are secret.
+            A run that is resumed by another process asks a human for them again.
 
     Raises:
         ToolDefinitionError: The function cannot be described to a model.
@@ -231,15 +242,15 @@ def tool(
     def decorate(function: Callable[..., Any]) -> Tool:
         made = as_tool(function, name=name)
         if timeout is not None and not timeout > 0:
-            raise ToolDefinitionError(f"tool {made.name!r}: timeout must be more than 0 seconds, not {timeout}")
+            raise ToolDefinitionError(f"tool {made.name!r}: timeout must be greater than 0 seconds, not {timeout}")
         if retryable and not idempotent:
             raise ToolDefinitionError(f"tool {made.name!r}: only an idempotent tool can be retryable")
-        withheld = frozenset(secret)
-        if unknown := withheld - made.spec.parameters.get("properties", {}).keys():
+        names = frozenset(secret)
+        if unknown := names - made.spec.parameters.get("properties", {}).keys():
             raise ToolDefinitionError(f"tool {made.name!r}: it has no argument {', '.join(sorted(unknown))}")
         return dataclasses.replace(
             made,
-            secret=made.secret | withheld,
+            secret=made.secret | names,
             timeout=timeout,
             idempotent=idempotent,
             retryable=retryable,
@@ -252,7 +263,12 @@ def tool(
 
 
 def as_tool(function: Callable[..., Any], *, name: str | None = None, control: str | None = None) -> Tool:
-    """A tool from a plain function (one that is a tool already stays as it is).
+    """A tool made from a function; a ``Tool`` is returned unchanged.
+
+    Args:
+        function: The function.
+        name: The tool's name; by default the function's.
+        control: For control tools: ``ask``, ``done`` or ``unable``.
 
     Raises:
         ToolDefinitionError: The function cannot be described to a model; the message says why.
@@ -263,16 +279,16 @@ def as_tool(function: Callable[..., Any], *, name: str | None = None, control: s
         raise ToolDefinitionError(f"a tool must be a function, not {type(function).__name__}")
     label = str(getattr(function, "__name__", "")) if name is None else name
     if not _TOOL_NAME.match(label):
-        raise ToolDefinitionError(f"{label!r} is no name for a tool: letters, digits, '_' and '-', 64 at most")
-    found = describe_function(function, label, ToolContext)
+        raise ToolDefinitionError(f"{label!r} is not a valid tool name: use letters, digits, '_' and '-', at most 64")
+    schema = describe_function(function, label, ToolContext)
     return Tool(
-        ToolSpec(label, found.summary, found.schema),
+        ToolSpec(label, schema.summary, schema.schema),
         function,
-        found.adapter,
-        found.takes_context,
+        schema.adapter,
+        schema.takes_context,
         control=control,
         is_async=inspect.iscoroutinefunction(function),
-        secret=found.secret,
+        secret=schema.secret,
     )
 
 
@@ -280,15 +296,15 @@ def tools_by_name(tools: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
     """Tools by name.
 
     Raises:
-        ToolDefinitionError: Two tools have one name, or a function cannot be described.
+        ToolDefinitionError: Two tools have the same name, or a function cannot be described.
     """
-    found: dict[str, Tool] = {}
+    by_name: dict[str, Tool] = {}
     for function in tools:
         each = as_tool(function)
-        if each.name in found:
-            raise ToolDefinitionError(f"two tools are named {each.name!r}")
-        found[each.name] = each
-    return found
+        if each.name in by_name:
+            raise ToolDefinitionError(f"two tools have the name {each.name!r}")
+        by_name[each.name] = each
+    return by_name
 
 
 def secret_arguments(tools: Mapping[str, Tool]) -> dict[str, frozenset[str]]:
@@ -334,7 +350,11 @@ def return_unable(
 
 
 def control_tools(output_type: Any = None) -> Mapping[str, Tool]:
-    """The three control tools by name; with an output type, ``return_done`` takes a value of it."""
+    """The three control tools by name.
+
+    Args:
+        output_type: The type of ``return_done``'s argument; None for text.
+    """
     if output_type is None:
         return _default_control_tools()
 
@@ -348,7 +368,7 @@ def control_tools(output_type: Any = None) -> Mapping[str, Tool]:
 
 @cache
 def _default_control_tools() -> Mapping[str, Tool]:
-    """Made once: a schema takes milliseconds, and an agent may be made for each request of a server."""
+    """Cached: building a schema takes milliseconds, and a server may create an agent for each request."""
     tools = (
         as_tool(ask_user, control="ask"),
         as_tool(return_done, control="done"),

@@ -157,7 +157,7 @@ def test_a_run_that_was_taken_up_asks_for_its_secrets_again(store, tmp_path):
         again = an_agent(store, ["done"], careful)
         asked = await again.resume("r", Allow())
         assert isinstance(asked.outcome, UserInputRequested)
-        assert "needs password, which no journal keeps" in asked.outcome.question
+        assert "needs password, which is not stored in the journal" in asked.outcome.question
         assert SEEN == []
         return await again.resume("r", Edit({"user": "ann", "password": PASSWORD + "2"}))
 

@@ -131,7 +131,7 @@ def test_a_model_that_does_not_answer_in_time_is_tried_again():
 
     result = check_result(run_async(scene))
     assert result.output == "at last"
-    assert result.run_state.lessons_learned[0].explanation == "slow gave no reply within 0.02 s"
+    assert result.run_state.lessons_learned[0].explanation == "slow sent no reply within 0.02 s"
 
 
 class NoWait(DefaultPolicy):
@@ -215,7 +215,7 @@ def test_content_that_is_no_text_is_no_reply():
     odd: Any = [{"type": "text", "text": "hi"}]
     result, _ = run_script_with_requests(Message.assistant(odd))
     assert isinstance(result.outcome, Handoff)
-    assert "no text but list" in result.outcome.rationale
+    assert "not a string but list" in result.outcome.rationale
 
 
 @pytest.mark.parametrize("odd", [None, 7])

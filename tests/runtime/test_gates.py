@@ -186,7 +186,7 @@ def test_what_is_no_verdict_counts_as_raising(verdict):
     result = run_script(*ONE_CALL, tools=[look], hooks=[hook("dispatch_tool", fail_open=False)(lambda c: verdict)])
     assert ran == []
     assert result.outcome.failure.kind is FailureKind.aborted
-    assert "is no verdict on a call" in result.outcome.failure.explanation
+    assert "is not a valid hook decision for a call" in result.outcome.failure.explanation
 
 
 @pytest.mark.parametrize("verdict", [SkipCall("x"), AskApproval("x"), DenyCall("x")])

@@ -113,12 +113,12 @@ def test_lines_tell_a_run_from_its_beginning_to_its_end(caplog: pytest.LogCaptur
         result = agent.run_sync("go")
     run = f"run {result.run_state.run_id}: "
     lines = [(r.levelname, r.getMessage().removeprefix(run)) for r in caplog.records if r.name == "agentfsm"]
-    assert lines[0] == ("INFO", "begins with scripted")
+    assert lines[0] == ("INFO", "started with scripted")
     assert lines[-1] == ("INFO", "RunCompleted")
     moves = [line.partition(" (")[0] for level, line in lines if "->" in line]
     assert moves == [f"{d.source} -> {d.target}" for d in result.decisions]
-    assert ("DEBUG", "tool look begins") in lines
-    assert ("DEBUG", "tool look is done") in lines
+    assert ("DEBUG", "tool look started") in lines
+    assert ("DEBUG", "tool look: done") in lines
 
 
 def test_at_info_a_run_has_two_lines(caplog: pytest.LogCaptureFixture) -> None:

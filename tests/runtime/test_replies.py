@@ -40,7 +40,7 @@ def test_what_is_no_answer_is_refused_with_those_that_there_are(answer):
 
 @pytest.mark.parametrize("arguments", [{"a": math.nan}, {"a": {1, 2}}, {"a": object()}])
 def test_edited_arguments_are_json(arguments):
-    with pytest.raises(HumanReplyError, match="no JSON object"):
+    with pytest.raises(HumanReplyError, match="not a JSON object"):
         to_human_reply(Edit(arguments))
 
 

@@ -259,12 +259,12 @@ def optional_context(context: ToolContext | None, x: int) -> None: ...
         (starred, "parameter 'args': a model passes arguments by name"),
         (keywords, "parameter 'more': a model passes arguments by name"),
         (positional, "parameter 'x': a model passes arguments by name"),
-        (unresolved, "its signature cannot be read: name 'Nowhere' is not defined"),
+        (unresolved, "cannot read its signature: name 'Nowhere' is not defined"),
         (calls_back, "cannot be described as JSON"),
         (late_context, "a ToolContext must be the first parameter"),
         (optional_context, "a ToolContext must be the first parameter"),
-        (functools.partial(weather, days=1), "'' is no name for a tool"),
-        (lambda x: x, "'<lambda>' is no name for a tool"),
+        (functools.partial(weather, days=1), "'' is not a valid tool name"),
+        (lambda x: x, "'<lambda>' is not a valid tool name"),
         (len, "tool 'len'"),
         ("weather", "a tool must be a function, not str"),
         (None, "a tool must be a function, not NoneType"),
@@ -278,7 +278,7 @@ def test_what_cannot_be_described_says_why(function, why):
 
 @pytest.mark.parametrize("name", ["", "two words", "a.b", "ü", "x" * 65])
 def test_a_name_that_no_wire_takes_is_refused(name):
-    with pytest.raises(ToolDefinitionError, match="is no name for a tool"):
+    with pytest.raises(ToolDefinitionError, match="is not a valid tool name"):
         tool(name=name)(weather)
 
 
@@ -363,7 +363,7 @@ def test_a_registry_holds_tools_and_plain_functions_by_name():
 
 
 def test_two_tools_of_one_name_are_one_too_many():
-    with pytest.raises(ToolDefinitionError, match="two tools are named 'weather'"):
+    with pytest.raises(ToolDefinitionError, match="two tools have the name 'weather'"):
         tools_by_name([weather, tool(weather)])
 
 
