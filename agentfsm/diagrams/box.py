@@ -1,6 +1,6 @@
 """The content of one state's box: text widths, columns, labels and groups of rows.
 
-Text is measured without a font at hand, from a table that is never too narrow for the fonts we ask for.
+Text is measured without a font, from a table of widths that is never too narrow for the fonts of ``FONT_STACK``.
 All boxes in one column of the page share their column widths, so that rows line up.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
@@ -34,7 +34,7 @@ __all__ = [
 
 
 FONT_STACK = "Inter, Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
-"""The fonts that pictures ask for, best first."""
+"""The fonts of the pictures, best first."""
 
 # Advance widths of the ASCII characters from the space on, in hundredths of the font size: for each the
 # widest of Inter, Liberation Sans (the widths of Helvetica and Arial) and DejaVu Sans.
@@ -44,22 +44,22 @@ _ASCII_WIDTHS = (
     69, 67, 69, 39, 36, 39, 84, 56, 50, 62, 64, 56, 64, 62, 37, 64, 64, 28, 28, 58, 28, 98, 64, 62, 64, 64, 42, 53,
     40, 64, 60, 82, 60, 60, 55, 64, 34, 64, 84,
 )  # fmt: skip
-_DEFAULT_WIDTH = 100  # an arrow, a letter with a mark: no wider than the font's size
-_FULL_WIDTH = 110  # East Asian letters and pictographs
+_DEFAULT_WIDTH = 100  # arrows and letters with diacritics are no wider than the font size
+_FULL_WIDTH = 110  # East Asian characters and pictographs
 _BOLD_RATIO = 1.14  # the widest ratio of bold to regular among the three
 
 
 @lru_cache(maxsize=4096)
 def text_width(text: str, size: float, *, bold: bool = False) -> int:
-    """How much room a text needs.
+    """The width that a text needs.
 
     Args:
         text: One line of text.
-        size: The font's size, in pixels.
-        bold: Whether it is set in bold.
+        size: The font size, in pixels.
+        bold: Whether it is bold.
 
     Returns:
-        A width in whole pixels that the text does not pass in any of the fonts of ``FONT_STACK``.
+        A width in whole pixels that the text does not exceed in any font of ``FONT_STACK``.
     """
     total = sum(_advance_width(ord(char)) for char in text)
     return math.ceil(total * size * (_BOLD_RATIO if bold else 1) / 100)
@@ -72,7 +72,7 @@ def _advance_width(code: int) -> int:
 
 
 def truncate(text: str, size: float, max_width: int) -> str:
-    """The text, cut with an ellipsis where it would be wider than ``max_width`` pixels."""
+    """The text, truncated with an ellipsis if it would be wider than ``max_width`` pixels."""
     if text_width(text, size) <= max_width:
         return text
     while text and text_width(text + "…", size) > max_width:
@@ -81,7 +81,7 @@ def truncate(text: str, size: float, max_width: int) -> str:
 
 
 def wrap_words(words: list[str], size: float, max_width: int) -> list[str]:
-    """Words set in lines no wider than ``max_width`` pixels (or one word, where it alone is wider)."""
+    """Words wrapped into lines no wider than ``max_width`` pixels, unless a single word is wider."""
     lines: list[str] = []
     for word in words:
         longer = f"{lines[-1]} {word}" if lines else word
@@ -94,12 +94,12 @@ def wrap_words(words: list[str], size: float, max_width: int) -> list[str]:
 
 HEAD_HEIGHT = 32  # pixels: the height of a box's head
 ROW_HEIGHT = 16  # pixels: the height of a row
-ROW_PADDING = 8  # pixels above the first and below the last row; with it, middles of rows stand on the grid
+ROW_PADDING = 8  # pixels above the first and below the last row; puts the middle of each row on the grid
 BASELINE_OFFSET = 12  # pixels from a row's top to its baseline
-TEXT_INDENT = 12  # pixels from a box's side to its text; a bar that marks a group's exit stands within
+TEXT_INDENT = 12  # pixels from a box's side to its text, with room for the bar where a line leaves
 COLUMN_GAP = 10  # pixels between two columns of a box
-BRACKET_WIDTH = 6  # pixels for the bracket around rows of one destination
-MAX_NOTE_WIDTH = 240  # pixels: a longer note is cut (its tooltip has it all)
+BRACKET_WIDTH = 6  # pixels for the bracket around rows with one target
+MAX_NOTE_WIDTH = 240  # pixels: a longer note is truncated (its tooltip is complete)
 
 TextStyle = Literal["title", "caption", "name", "note", "number", "guard", "otherwise", "target", "tag", "ends"]
 FONT_SIZES: dict[TextStyle, float] = {
@@ -111,17 +111,17 @@ _BOLD_STYLES: frozenset[TextStyle] = frozenset({"title", "name"})
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A text and its place.
+    """A text with its position.
 
     Attributes:
-        x: Its left edge, or its right one where it ends there, in pixels.
-        y: Its baseline, in pixels.
+        x: The left edge, or the right one if ``align_right``, in pixels.
+        y: The baseline, in pixels.
         text: The text.
-        style: Its part in the picture.
-        kind: What it means, where its colour says so.
-        align_right: Whether ``x`` is its right edge.
+        style: Its role in the picture.
+        kind: The kind that decides its colour, if any.
+        align_right: Whether ``x`` is the right edge.
         strikethrough: Whether it is struck through.
-        dim: Whether it stands back.
+        dim: Whether it is greyed out.
     """
 
     x: int
@@ -135,28 +135,24 @@ class Label:
 
     @property
     def size(self) -> float:
-        """The font's size in pixels."""
+        """The font size in pixels."""
         return FONT_SIZES[self.style]
 
     @property
     def width(self) -> int:
-        """The room that it may need, in pixels."""
+        """The width that it can need, in pixels."""
         return text_width(self.text, self.size, bold=self.style in _BOLD_STYLES)
-
-    def translated(self, x: int, y: int) -> Label:
-        """The label, so many pixels to the right and down."""
-        return replace(self, x=self.x + x, y=self.y + y)
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnPositions:
-    """The widths, in pixels, that the boxes of one column of the page share.
+    """The column positions, in pixels, that the boxes in one column of the page share.
 
     Attributes:
-        number: The right edge of the numbers.
+        number: The right edge of the row numbers.
         guard: The left edge of the guards.
-        target: The left edge of the destinations.
-        tag: The right edge of what overlays add.
+        target: The left edge of the targets.
+        tag: The right edge of the tags that overlays add.
         width: The width of a box.
     """
 
@@ -169,13 +165,13 @@ class ColumnPositions:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Neighbouring rows with one destination, which is written once.
+    """Adjacent rows with one target, which is shown once.
 
     Attributes:
         rows: The rows.
         top: The upper edge of the first, in pixels from the box's top.
-        y: The middle, where its line leaves, in pixels from the box's top.
-        label: The destination.
+        y: The middle, where their line leaves, in pixels from the box's top.
+        label: The target.
     """
 
     rows: tuple[TableRow, ...]
@@ -185,23 +181,23 @@ class RowGroup:
 
     @property
     def kind(self) -> RowKind:
-        """What it means."""
+        """The kind of the rows."""
         return self.rows[0].kind
 
     @property
     def dim(self) -> bool:
-        """Whether all of it stands back."""
+        """Whether all of the rows are greyed out."""
         return all(r.dim for r in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class BoxContent:
-    """A box's content, placed from its upper left corner.
+    """A box's content, positioned relative to its upper left corner.
 
     Attributes:
-        head: Name and note.
+        head: The name and the note.
         rows: Each row with its labels.
-        groups: The rows by destination.
+        groups: The rows by target.
         foot: Text below the rows.
         height: The height of the box, in pixels.
     """
@@ -214,7 +210,7 @@ class BoxContent:
 
 
 def measure_columns(boxes: Sequence[Box]) -> ColumnPositions:
-    """The widths that some boxes need to share."""
+    """The column positions that boxes need to share."""
     rows = [r for b in boxes for r in b.rows]
     number = TEXT_INDENT + max((text_width(r.label, FONT_SIZES["number"]) for r in rows), default=0)
     guard = number + 8
@@ -229,7 +225,7 @@ def measure_columns(boxes: Sequence[Box]) -> ColumnPositions:
     tag = end + (COLUMN_GAP + tags if tags else 0)
     heads = [_name_width(b) + (COLUMN_GAP + _note_width(b) if b.note else 0) + 2 * TEXT_INDENT for b in boxes]
     total = max([tag + TEXT_INDENT, *heads, 120])
-    total += total % 2  # so that the middle is a whole pixel
+    total += total % 2  # even, so that the middle is a whole pixel
     return ColumnPositions(number, guard, target, total - TEXT_INDENT, total)
 
 
@@ -246,15 +242,15 @@ def _note_width(box: Box) -> int:
 
 
 def lay_out_box(box: Box, columns: ColumnPositions, ends: Mapping[RowKind, Sequence[str]]) -> BoxContent:
-    """Place a box's content.
+    """Compute the positions of a box's content.
 
     Args:
         box: The box.
-        columns: The widths to keep.
-        ends: For a state in which runs end: the ways to it by meaning, listed below its name.
+        columns: The column positions.
+        ends: For a final state, the guards that lead to it by kind, listed below its name.
     """
-    gone = box.mark == "removed"
-    head = [Label(TEXT_INDENT, 21, box.name, "name", box.kind, strikethrough=gone, dim=box.dim)]
+    removed = box.mark == "removed"
+    head = [Label(TEXT_INDENT, 21, box.name, "name", box.kind, strikethrough=removed, dim=box.dim)]
     if box.note:
         note = truncate(box.note, FONT_SIZES["note"], MAX_NOTE_WIDTH)
         head.append(Label(columns.width - TEXT_INDENT, 21, note, "note", align_right=True, dim=box.dim))

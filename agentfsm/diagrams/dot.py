@@ -11,8 +11,7 @@ import importlib
 from collections.abc import Iterator
 
 from agentfsm.diagrams.edge_routing import COLUMN, Route, Side, choose_routes
-from agentfsm.diagrams.escaping import escape_xml, quote_dot
-from agentfsm.diagrams.style import Palette, Theme, palette_for
+from agentfsm.diagrams.style import Palette, Theme, escape_xml, palette_for
 from agentfsm.diagrams.view import Box, RowKind, TableRow, View
 from agentfsm.errors import ConfigurationError
 
@@ -98,15 +97,20 @@ def _document(view: View, p: Palette, dpi: int | None) -> Iterator[str]:
     for box in view.lane("left", "right"):
         yield f"  {{ rank=same; {quote_dot(view.spine[rank[box.name]].name)}; {quote_dot(box.name)} }}"
     joined: dict[tuple[str, str, RowKind], list[Route]] = {}
-    for way in routes:
-        joined.setdefault((*way.pair, way.kind), []).append(way)
+    for route in routes:
+        joined.setdefault((*route.pair, route.kind), []).append(route)
     for together in joined.values():
         yield "  " + _edge(together, rank, p)
     yield "}"
 
 
+def quote_dot(text: str) -> str:
+    """A quoted string of DOT."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
 def _ranks(view: View, routes: tuple[Route, ...]) -> dict[str, int]:
-    """How far down each box stands: those of the middle in order, the others among what they are joined with."""
+    """The rank of each box: those of the middle column in order, the others beside what they are connected with."""
     rank = {b.name: i for i, b in enumerate(view.spine)}
     for box in view.lane("left", "right"):
         joined = [rank[a] for w in routes for a, b in (w.pair, w.pair[::-1]) if b == box.name and a in rank]
@@ -115,21 +119,21 @@ def _ranks(view: View, routes: tuple[Route, ...]) -> dict[str, int]:
 
 
 def _edge(joined: list[Route], rank: dict[str, int], p: Palette) -> str:
-    """One line for all rows of a state with one destination; it leaves at the largest group of them.
+    """One line for all rows of a state with one target; it leaves at the largest group of them.
 
     Graphviz keeps a line short only if it runs down, so a line upwards is declared, and drawn, backwards.
     """
-    way = max(joined, key=lambda w: len(w.rows))
-    source, target = (quote_dot(name) for name in way.pair)
-    colour = p.faint if all(w.dim for w in joined) else p.line[way.kind]
+    route = max(joined, key=lambda w: len(w.rows))
+    source, target = (quote_dot(name) for name in route.pair)
+    colour = p.faint if all(w.dim for w in joined) else p.line[route.kind]
     tip = quote_dot(", ".join(i for w in joined for i in w.ids))
-    attributes = [f'color="{colour}"', LINE_ATTRIBUTES[way.kind], f"tooltip={tip}"]
-    if way.exit is None:
+    attributes = [f'color="{colour}"', LINE_ATTRIBUTES[route.kind], f"tooltip={tip}"]
+    if route.exit is None:
         return f"{source}:s -> {target}:head:n [{', '.join([*attributes, 'weight=300'])}]"
-    compass = way.exit[0].replace("l", "w").replace("r", "e")
-    tail = f"{source}:{compass}{way.group_index}:{compass}"
-    head = f"{target}:head:{'e' if way.channels[-1] == COLUMN[way.target.lane] + 1 else 'w'}"
-    above, below = rank[way.source.name], rank[way.target.name]
+    compass = route.exit[0].replace("l", "w").replace("r", "e")
+    tail = f"{source}:{compass}{route.group_index}:{compass}"
+    head = f"{target}:head:{'e' if route.channels[-1] == COLUMN[route.target.lane] + 1 else 'w'}"
+    above, below = rank[route.source.name], rank[route.target.name]
     if above == below:
         attributes.append("constraint=false")
     if above > below:
@@ -164,7 +168,7 @@ def _strikethrough(text: str, on: bool) -> str:
 
 
 def _group_cells(rows: tuple[TableRow, ...], place: int, side: Side | None, p: Palette) -> tuple[str, str, str]:
-    """What neighbouring rows share: the ports at both sides, a bar where their line leaves, the destination."""
+    """What adjacent rows share: the ports at both sides, a bar where their line leaves, the target."""
     row = rows[0]
     colour = p.faint if all(r.dim for r in rows) else p.line[row.kind]
     span = f' ROWSPAN="{len(rows)}"' if len(rows) > 1 else ""
@@ -180,10 +184,9 @@ def _group_cells(rows: tuple[TableRow, ...], place: int, side: Side | None, p: P
 
 
 def _row_cells(row: TableRow, p: Palette) -> tuple[str, str, str]:
-    """What a row has for itself: number, guard, and what an overlay adds."""
+    """The cells of one row: its number, its guard, and what an overlay adds."""
     ink, grey = (p.dim, p.dim) if row.dim else (p.ink, p.grey)
-    back = {"never": p.never, "removed": p.never, "added": p.added, "moved": p.changed, "changed": p.changed}
-    tint = f' BGCOLOR="{back[row.mark]}"' if row.mark else ""
+    tint = f' BGCOLOR="{p.mark_colour(row.mark)}"' if row.mark else ""
     guard = _strikethrough(escape_xml(row.transition.name), row.mark == "removed")
     if row.transition.guard is None:
         guard = f"<I>{guard}</I>"

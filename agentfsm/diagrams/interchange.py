@@ -10,8 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from agentfsm.diagrams.escaping import escape_xml
-from agentfsm.diagrams.style import Theme
+from agentfsm.diagrams.style import Theme, escape_xml
 from agentfsm.diagrams.view import View
 from agentfsm.machine.graph import Graph, StateSpec
 

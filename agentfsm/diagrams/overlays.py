@@ -1,7 +1,7 @@
-"""Overlays for a picture: a run's path, a counterexample, coverage, the diff from another graph, hooks.
+"""Overlays: a run's path, a counterexample, test coverage, the diff from another graph, an agent's hooks.
 
-An overlay is a small object with one method, ``apply_to``, which turns a view into another view; so every
-format for people shows it, and any object with that method is an overlay.
+An overlay is an object with one method, ``apply_to``, which turns a view into another view. So every format for
+people can show it, and any object with that method is an overlay.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ __all__ = ["Counterexample", "Coverage", "DiffOverlay", "HooksOverlay", "Overlay
 TIMES_SIGN = "\N{MULTIPLICATION SIGN}"
 
 MAX_CHANGE_LENGTH = 140
-"""So many characters of what changes are shown."""
+"""Characters of a changed decision that the caption shows."""
 
 
 class Overlay(Protocol):
-    """Anything that has something to say about a view."""
+    """Anything that can add to a view."""
 
     def apply_to(self, view: View) -> View:
-        """The view with what the overlay says."""
+        """The view with the overlay applied."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RunPath:
-    """The way that one run took: how often each transition, and where the run is. The rest stands back.
+    """The path of one run: how often it took each transition, and its current state. The rest is greyed out.
 
     ::
 
         write(LOOP, "run.svg", overlay=RunPath.from_ids(["pre_step.otherwise", "call_llm.cancelled"], "terminal"))
 
     Attributes:
-        counts: How often each transition was taken, by its id; one that is missing was not.
-        current: The state in which the run is, or None.
+        counts: How often each transition was taken, by its id; those that are missing were not taken.
+        current: The current state of the run, or None.
     """
 
     counts: Mapping[str, int]
@@ -51,14 +51,14 @@ class RunPath:
 
     @classmethod
     def from_ids(cls, ids: Iterable[str], current: str | None = None) -> RunPath:
-        """The path of a run, from the ids of its transitions as they were taken."""
+        """The path of a run, from the ids of its transitions in the order in which they were taken."""
         return cls(Counter(ids), current)
 
     def apply_to(self, view: View) -> View:
-        """The view with counts, the current state marked, and what was never visited standing back.
+        """The view with counts, the current state marked, and everything that was not visited greyed out.
 
         Raises:
-            GraphError: An id or the current state is not one of the graph.
+            GraphError: An id or the current state is not in the graph.
         """
         taken = _checked_counts(view.graph, self.counts)
         steps = sum(taken.values())
@@ -69,7 +69,7 @@ class RunPath:
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """The shortest run that breaks a property: at each row, as which step it is taken. The rest stands back.
+    """A run that violates a property, with the number of its step at each row. The rest is greyed out.
 
     ::
 
@@ -78,8 +78,8 @@ class Counterexample:
 
     Attributes:
         path: The ids of its transitions, in order.
-        loop: Those that can follow again and again for ever.
-        violated: The property.
+        loop: The ids of transitions that can then repeat forever.
+        violated: The text of the property.
     """
 
     path: tuple[str, ...]
@@ -87,10 +87,10 @@ class Counterexample:
     violated: str = ""
 
     def apply_to(self, view: View) -> View:
-        """The view with the number of its step, or "for ever", on each row, and the last state marked.
+        """The view with the number of the step, or "for ever", on each row, and the last state marked.
 
         Raises:
-            GraphError: An id is not one of the graph.
+            GraphError: An id is not in the graph.
         """
         steps: dict[str, list[str]] = {}
         for number, key in enumerate(self.path, 1):
@@ -114,8 +114,8 @@ class Coverage:
         write(LOOP, "covered.svg", overlay=Coverage({"pre_step.otherwise": 12, "pre_step.cancelled": 1}))
 
     Attributes:
-        counts: How often each transition was taken, by its id; one that is missing was not.
-        impossible: The ids of transitions that no run can take: they stand back, and are not asked for.
+        counts: How often each transition was taken, by its id; those that are missing were not taken.
+        impossible: The ids of transitions that no run can take: they are greyed out, and not required.
     """
 
     counts: Mapping[str, int]
@@ -125,7 +125,7 @@ class Coverage:
         """The view with a count, "never" or "cannot" on each row.
 
         Raises:
-            GraphError: An id is not one of the graph.
+            GraphError: An id is not in the graph.
         """
         taken = _checked_counts(view.graph, self.counts)
 
@@ -146,24 +146,24 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class DiffOverlay:
-    """What became of an older graph: rows and states that are new, gone, moved, or lead elsewhere.
+    """The difference from an older graph: rows and states that are new, removed, moved, or have another target.
 
     ::
 
-        changed = [str(each) for each in agentfsm.analysis.graph_diff(reviewed, mine).decisions]
-        write(mine, "difference.svg", overlay=Difference(reviewed, changed))
+        changed = [str(each) for each in agentfsm.analysis.diff(reviewed, mine).decisions]
+        write(mine, "difference.svg", overlay=DiffOverlay(reviewed, changed))
 
     Attributes:
         before: The older graph.
-        decisions: Which decisions change, in words; the first is shown. What is drawn are rows, and two rows
-            that change places can change what a run does.
+        decisions: The decisions that change, as text; the first is shown. The diagram shows rows, but two rows
+            that merely change places can change what a run does.
     """
 
     before: Graph
     decisions: Sequence[str] = ()
 
     def apply_to(self, view: View) -> View:
-        """The view with what is gone put back, struck through, and each change marked."""
+        """The view with removed rows and states put back, struck through, and each change marked."""
         old = {b.name: b for b in build_view(self.before).boxes}
         boxes = [_compared_box(old.pop(box.name, None), box) for box in view.boxes]
         for gone in old.values():
@@ -171,9 +171,9 @@ class DiffOverlay:
             lane: Lane = lane_of(gone.spec)
             boxes.append(replace(box_of(gone.spec, lane, rows), mark="removed"))
         marks = Counter[RowMark](r.mark for b in boxes for r in b.rows)
-        words: dict[RowMark, str] = {"added": "new", "removed": "gone", "moved": "moved", "changed": "lead elsewhere"}
-        said = ", ".join(f"{marks[mark]} {word}" for mark, word in words.items() if marks[mark])
-        caption = f"difference: {said or 'none'}"
+        names: dict[RowMark, str] = {"added": "new", "removed": "gone", "moved": "moved", "changed": "lead elsewhere"}
+        changes = ", ".join(f"{marks[mark]} {name}" for mark, name in names.items() if marks[mark])
+        caption = f"difference: {changes or 'none'}"
         if self.decisions:
             more = f" (and {len(self.decisions) - 1} decisions more)" if len(self.decisions) > 1 else ""
             caption += f"; {shorten(self.decisions[0], MAX_CHANGE_LENGTH, placeholder='...')}{more}"
@@ -181,10 +181,10 @@ class DiffOverlay:
 
 
 def _with_path(view: View, tags: Mapping[str, str], current: str | None, caption: str) -> View:
-    """The view with words at the rows that were taken, all else standing back.
+    """The view with tags at the rows that were taken, and everything else greyed out.
 
     Raises:
-        GraphError: The current state is not one of the graph.
+        GraphError: The current state is not in the graph.
     """
     visited = {view.graph.initial, *(str(t.target) for t in view.graph if t.id in tags)}
     if current is not None:
@@ -204,12 +204,16 @@ def _with_path(view: View, tags: Mapping[str, str], current: str | None, caption
 
 
 def _checked_counts(graph: Graph, counts: Mapping[str, int]) -> dict[str, int]:
-    """The counts above zero, each of a transition that the graph has."""
+    """The counts above zero.
+
+    Raises:
+        GraphError: An id is not in the graph.
+    """
     return {graph.transition(key).id: n for key, n in counts.items() if n > 0}
 
 
 def _compared_box(old: Box | None, new: Box) -> Box:
-    """A box with the rows of its older self that are gone, in their old places."""
+    """A box with the removed rows of its older version in their old places."""
     if old is None:
         rows = tuple(replace(r, mark="added", tag="new") for r in new.rows)
         return replace(new, rows=rows, mark="added")
@@ -235,14 +239,14 @@ def _compared_box(old: Box | None, new: Box) -> Box:
 
 @dataclass(frozen=True, slots=True)
 class HooksOverlay:
-    """The hooks of an agent, beside what each state does; ``agent.diagram()`` lays it over.
+    """The hooks of an agent, shown in the box of the state that they guard; ``agent.diagram()`` applies it.
 
     ::
 
         print(diagram(LOOP, "text", overlay=HooksOverlay({"dispatch_tool": ["permissions"]})))
 
     Attributes:
-        hooks: Names of hooks by the state at whose door they stand, in order.
+        hooks: The names of the hooks of each state, in the order in which they run.
     """
 
     hooks: Mapping[str, Sequence[str]]
@@ -251,7 +255,7 @@ class HooksOverlay:
         """The view with the names of its hooks in each box.
 
         Raises:
-            GraphError: A hook stands at the door of a state that the graph does not have.
+            GraphError: A hook belongs to a state that the graph does not have.
         """
         named = {str(view.graph.spec(state).name): names for state, names in self.hooks.items() if names}
         boxes = tuple(

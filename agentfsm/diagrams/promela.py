@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product as combinations
 from typing import Protocol
 
-from agentfsm.diagrams.escaping import ascii_identifier
 from agentfsm.diagrams.style import Theme
 from agentfsm.diagrams.view import View
 from agentfsm.machine.graph import Graph, Transition
@@ -153,6 +152,11 @@ def step_options(graph: Graph, counters: CounterModel) -> Iterator[tuple[Transit
 def state_constant(name: str) -> str:
     """The constant that stands for a state."""
     return f"S_{ascii_identifier(name)}"
+
+
+def ascii_identifier(name: str) -> str:
+    """A name with its non-ASCII characters written as numbers, because Promela knows ASCII names only."""
+    return "".join(char if char.isascii() else f"_{ord(char):x}" for char in name)
 
 
 def _condition_text(condition: Condition) -> str:

@@ -1,16 +1,20 @@
-"""Colours by meaning in a light and a dark theme, and line widths and dashes that work without colour."""
+"""What the formats share: colours in a light and a dark theme, line styles, and XML escaping.
+
+Line widths and dashes tell the kinds of lines apart without colour.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
-from agentfsm.diagrams.view import RowKind
+from agentfsm.diagrams.view import RowKind, RowMark
 
-__all__ = ["DARK", "LIGHT", "LINE_DASHES", "LINE_WIDTHS", "Palette", "Theme", "palette_for"]
+__all__ = ["DARK", "LIGHT", "LINE_DASHES", "LINE_WIDTHS", "Palette", "Theme", "escape_xml", "palette_for"]
 
 Theme = Literal["auto", "light", "dark"]
-"""``auto`` follows the reader's own setting where the form can, and is light where it cannot."""
+"""``auto`` follows the reader's setting where the format can, and is light where it cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +23,16 @@ class Palette:
 
     Attributes:
         ink: Text.
-        grey: Text that says less: numbers, notes.
-        dim: Text that stands back.
-        faint: Lines that stand back.
+        grey: Secondary text: numbers, notes.
+        dim: Text that is greyed out.
+        faint: Lines that are greyed out.
         paper: The page.
         box: The inside of a box.
-        line: For each meaning, the colour of its lines and words.
-        tint: For each meaning, the colour of the head of its boxes.
-        never: Behind rows that were never taken, or are gone.
-        added: Behind rows that are new.
-        changed: Behind rows that have moved or lead elsewhere.
+        line: For each kind, the colour of its lines and words.
+        tint: For each kind, the colour of the head of its boxes.
+        never: The background of rows that were never taken, or are removed.
+        added: The background of rows that are new.
+        changed: The background of rows that have moved or have another target.
     """
 
     ink: str
@@ -42,6 +46,10 @@ class Palette:
     never: str
     added: str
     changed: str
+
+    def mark_colour(self, mark: RowMark) -> str:
+        """The background of rows with a mark."""
+        return {"added": self.added, "moved": self.changed, "changed": self.changed}.get(mark, self.never)
 
 
 LIGHT = Palette(
@@ -74,9 +82,18 @@ LINE_WIDTHS: dict[RowKind, float] = {"happy": 2.4, "recover": 1.5, "wait": 1.7, 
 """Pixels."""
 
 LINE_DASHES: dict[RowKind, str] = {"wait": "2.5 2.5", "done": "7 4"}
-"""Pixels of line and of gap; a meaning without an entry is drawn in one stroke."""
+"""Pixels of dash and gap; a kind without an entry is solid."""
 
 
 def palette_for(theme: Theme) -> Palette:
-    """The colours for a form that shows one theme only: ``auto`` is light."""
+    """The colours for a format that shows one theme only: ``auto`` is light."""
     return DARK if theme == "dark" else LIGHT
+
+
+_INVALID_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def escape_xml(text: str) -> str:
+    """Text for an XML element or attribute; characters that XML does not allow become U+FFFD."""
+    text = _INVALID_XML.sub("\ufffd", text)
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")

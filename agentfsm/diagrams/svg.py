@@ -1,7 +1,7 @@
-"""SVG, written by hand: no program needed, and the same bytes on every machine.
+"""SVG, written without any other program, and the same bytes on every machine.
 
-Each state is a group with ``data-state``, each row a group with ``data-edge``, and each line a path
-whose ``data-edge`` lists the transitions that run along it: enough for a page to find and colour them.
+Each state is a group with ``data-state``, each row a group with ``data-edge``, and each line a path whose
+``data-edge`` lists the transitions that run along it, so that a web page can find and style them.
 """
 
 from __future__ import annotations
@@ -10,22 +10,21 @@ from collections.abc import Iterator, Sequence
 
 from agentfsm.diagrams.box import BASELINE_OFFSET, FONT_SIZES, FONT_STACK, HEAD_HEIGHT, ROW_HEIGHT, Label, RowGroup
 from agentfsm.diagrams.edge_routing import Point, Segment, Side, bends, point_toward
-from agentfsm.diagrams.escaping import escape_xml
 from agentfsm.diagrams.layout import ARROW_LENGTH, BAR_WIDTH, LEGEND_LINE_LENGTH, Layout, PlacedBox, compute_layout
-from agentfsm.diagrams.style import DARK, LIGHT, LINE_DASHES, LINE_WIDTHS, Palette, Theme
+from agentfsm.diagrams.style import DARK, LIGHT, LINE_DASHES, LINE_WIDTHS, Palette, Theme, escape_xml
 from agentfsm.diagrams.view import TableRow, View
 
 __all__ = ["svg"]
 
-CORNER_RADIUS = 8  # pixels: how round boxes are
+CORNER_RADIUS = 8  # pixels
 
 
 def svg(view: View, theme: Theme = "auto") -> str:
     """A view as an SVG picture.
 
     Args:
-        view: What it says.
-        theme: ``light``, ``dark``, or ``auto``: both in one file, and the reader's setting decides.
+        view: The view.
+        theme: ``light``, ``dark``, or ``auto``: both in one file, chosen by the reader's setting.
     """
     layout = compute_layout(view)
     return "\n".join(_document(view, layout, theme)) + "\n"
@@ -51,19 +50,19 @@ def _document(view: View, layout: Layout, theme: Theme) -> Iterator[str]:
     yield f'<circle class="start" cx="{x}" cy="{y - 22}" r="5"/>'
     yield f'<path class="begin" d="M{x} {y - 22}V{y - ARROW_LENGTH + 1}"/>'
     yield f'<path class="start" d="{_arrow_head((x, y - ARROW_LENGTH), (x, y))}"/>'
-    stress = any(piece.dim for line in layout.lines for piece in line)
-    for line in sorted(layout.lines, key=lambda line: not all(piece.dim for piece in line)):
-        casing = "".join(_path(piece.points) for piece in line)
+    emphasize = any(segment.dim for line in layout.lines for segment in line)
+    for line in sorted(layout.lines, key=lambda line: not all(segment.dim for segment in line)):
+        casing = "".join(_path(segment.points) for segment in line)
         yield f'<path class="casing" d="{casing}"/>'
-        for piece in sorted(line, key=lambda p: not p.dim):
-            yield from _segment(piece, thick=stress and not piece.dim)
+        for segment in sorted(line, key=lambda s: not s.dim):
+            yield from _segment(segment, thick=emphasize and not segment.dim)
     for box in layout.boxes:
         yield from _box(view, box)
     yield "</svg>"
 
 
 def _style_sheet(theme: Theme) -> str:
-    """The style sheet; every rule holds within pictures of this theme alone, also where a page embeds several."""
+    """The style sheet. Its rules apply to pictures of this theme only, because a page may embed several."""
     rules = [
         f"text{{font-family:{FONT_STACK}}}",
         *(f".{style}{{font-size:{size:g}px}}" for style, size in FONT_SIZES.items()),
@@ -90,8 +89,8 @@ def _style_sheet(theme: Theme) -> str:
 
 
 def _scoped(rules: list[str], scope: str) -> str:
-    parts = (rule.partition("{") for rule in rules)
-    return "".join(",".join(f"{scope} {s}" for s in selectors.split(",")) + "{" + body for selectors, _, body in parts)
+    split = (rule.partition("{") for rule in rules)
+    return "".join(",".join(f"{scope} {s}" for s in selectors.split(",")) + "{" + body for selectors, _, body in split)
 
 
 def _colour_rules(p: Palette) -> list[str]:
@@ -120,7 +119,7 @@ def _colour_rules(p: Palette) -> list[str]:
 
 
 def _class_attribute(*names: str | None, dim: bool = False) -> str:
-    """A class attribute of the names that are there."""
+    """A class attribute of the names that are not empty."""
     return f'class="{" ".join(n for n in (*names, "dim" if dim else None) if n)}"'
 
 
@@ -132,7 +131,7 @@ def _label(label: Label, x: int = 0, y: int = 0, mark: str = "") -> str:
 
 def _segment(segment: Segment, *, thick: bool) -> Iterator[str]:
     points = list(segment.points)
-    if segment.arrow:  # the line ends a pixel inside its head
+    if segment.arrow:  # the line ends one pixel inside its head
         points[-1] = point_toward(points[-1], points[-2], ARROW_LENGTH - 1)
     classes = _class_attribute("line", segment.kind, "thick" if thick else None, dim=segment.dim)
     tip = escape_xml("\n".join(segment.ids))
@@ -142,18 +141,18 @@ def _segment(segment: Segment, *, thick: bool) -> Iterator[str]:
 
 
 def _path(points: Sequence[Point]) -> str:
-    """A path through some points, its corners rounded."""
+    """A path through points, with rounded corners."""
     out = [f"M{points[0][0]} {points[0][1]}"]
     out += [f"L{a[0]} {a[1]}Q{corner[0]} {corner[1]} {b[0]} {b[1]}" for a, corner, b in bends(points)]
     out.append(f"L{points[-1][0]} {points[-1][1]}")
     return "".join(out)
 
 
-def _arrow_head(back: Point, tip: Point) -> str:
-    """An arrow head from its back to its tip."""
-    if back[0] == tip[0]:
-        return f"M{tip[0]} {tip[1]}L{tip[0] - 4} {back[1]}H{tip[0] + 4}Z"
-    return f"M{tip[0]} {tip[1]}L{back[0]} {tip[1] - 4}V{tip[1] + 4}Z"
+def _arrow_head(base: Point, tip: Point) -> str:
+    """An arrow head, from the middle of its base to its tip."""
+    if base[0] == tip[0]:
+        return f"M{tip[0]} {tip[1]}L{tip[0] - 4} {base[1]}H{tip[0] + 4}Z"
+    return f"M{tip[0]} {tip[1]}L{base[0]} {tip[1] - 4}V{tip[1] + 4}Z"
 
 
 def _box(view: View, placed: PlacedBox) -> Iterator[str]:
@@ -179,8 +178,8 @@ def _row(view: View, row: TableRow, labels: tuple[Label, ...], placed: PlacedBox
     edge, x, y = row.transition, placed.x, placed.y
     of = "" if row.mark == "removed" else f" of {len(view.graph.rows(edge.source))}"
     spends = f", spends {edge.spends}" if edge.spends else ""
-    said = f" ({row.tag})" if row.tag else ""
-    tip = f"{edge.id} → {edge.target}: row {row.order}{of}{spends}{said}"
+    tag = f" ({row.tag})" if row.tag else ""
+    tip = f"{edge.id} → {edge.target}: row {row.order}{of}{spends}{tag}"
     yield f'<g data-edge="{escape_xml(edge.id)}"><title>{escape_xml(tip)}</title>'
     if row.mark:
         top = labels[0].y + y - BASELINE_OFFSET
@@ -189,7 +188,7 @@ def _row(view: View, row: TableRow, labels: tuple[Label, ...], placed: PlacedBox
 
 
 def _group(group: RowGroup, side: Side | None, placed: PlacedBox) -> Iterator[str]:
-    """What neighbouring rows share: a bar where their line leaves, a bracket, and the destination."""
+    """What adjacent rows share: a bar where their line leaves, a bracket, and the target."""
     x, top, height = placed.x, placed.y + group.top, ROW_HEIGHT * len(group.rows)
     if side is not None:
         left = x if side == "left" else x + placed.width - BAR_WIDTH

@@ -1,7 +1,7 @@
 """Text formats for people: Mermaid, PlantUML, Markdown and plain text.
 
-Mermaid and PlantUML lose or overdraw parallel edges, so all rows of a state with one target are one edge
-there, whose label lists each row with its number.
+Mermaid and PlantUML drop or overlap parallel edges, so there all rows of a state with one target are one edge,
+whose label lists each row with its number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ RowsBetween = tuple[str, str, list[TableRow]]
 
 
 def _rows_between(boxes: Iterable[Box], *, stops: bool = False) -> list[RowsBetween]:
-    """For each pair of states, meaning and fate: the rows between them, in order; bad ends apart."""
+    """The rows between each pair of states, in order, by kind and by whether they are removed.
+
+    Args:
+        boxes: The states.
+        stops: Whether to return the rows that end a run badly, or the others.
+    """
     edges: dict[tuple[str, str, RowKind, bool], list[TableRow]] = {}
     for box in boxes:
         for row in (r for r in box.rows if (r.kind == "stop") is stops):
@@ -28,7 +33,7 @@ def _rows_between(boxes: Iterable[Box], *, stops: bool = False) -> list[RowsBetw
 
 
 def _stop_lines(box: Box) -> list[str]:
-    """The bad ends of a state, a line for each destination."""
+    """The rows of a state that end a run badly, one line for each target."""
     return [
         f"{', '.join(_row_text(r) for r in rows)} → {target}" for _, target, rows in _rows_between([box], stops=True)
     ]
@@ -48,8 +53,8 @@ def mermaid(view: View, theme: Theme = "auto") -> str:
     """A view as a Mermaid flowchart.
 
     Args:
-        view: What it says.
-        theme: ``dark`` colours the boxes for a dark page; else they are light on any page.
+        view: The view.
+        theme: ``dark`` colours the boxes for a dark page; otherwise they are light on any page.
     """
     return "\n".join(_mermaid(view, palette_for(theme))) + "\n"
 
@@ -60,9 +65,9 @@ def _mermaid(view: View, p: Palette) -> Iterator[str]:
     yield f"  start-mark(( )) --> {_mermaid_id(view.spine[0].name)}"
     for box in view.boxes:
         lines = [f"<b>{box.name}</b>", *([_escape_mermaid(box.note)] if box.note else [])]
-        words = "<br/>".join([*lines, *(f"<i>{line}</i>" for line in _stop_lines(box))])
+        text = "<br/>".join([*lines, *(f"<i>{line}</i>" for line in _stop_lines(box))])
         opening, closing = ('(["', '"])') if box.spec.final else ('["', '"]')
-        yield f"  {_mermaid_id(box.name)}{opening}{words}{closing}:::{_mermaid_class(box)}"
+        yield f"  {_mermaid_id(box.name)}{opening}{text}{closing}:::{_mermaid_class(box)}"
     edges = _rows_between(view.boxes)
     for source, target, rows in edges:
         label = "<br/>".join(_row_text(r) for r in rows)
@@ -76,9 +81,9 @@ def _mermaid(view: View, p: Palette) -> Iterator[str]:
     for box in (b for b in view.boxes if b.current):
         yield f"  style {_mermaid_id(box.name)} stroke-width:4px"
     for kind, colour in p.line.items():
-        places = [str(i) for i, (_, _, rows) in enumerate(edges, 1) if rows[0].kind == kind and not _all_dim(rows)]
-        if places:
-            yield f"  linkStyle {','.join(places)} stroke:{colour}"
+        indices = [str(i) for i, (_, _, rows) in enumerate(edges, 1) if rows[0].kind == kind and not _all_dim(rows)]
+        if indices:
+            yield f"  linkStyle {','.join(indices)} stroke:{colour}"
     dim = [str(i) for i, (_, _, rows) in enumerate(edges, 1) if _all_dim(rows)]
     if dim:
         yield f"  linkStyle {','.join(dim)} stroke:{p.faint}"
@@ -93,7 +98,7 @@ def _mermaid_class(box: Box) -> str:
 
 
 def _mermaid_id(name: str) -> str:
-    """A name that Mermaid does not read as a word of its own."""
+    """A name that Mermaid does not read as a keyword."""
     return f"{name}_" if name.lower() in _MERMAID_RESERVED else name
 
 
@@ -108,7 +113,7 @@ def plantuml(view: View, theme: Theme = "auto") -> str:
     """A view as a PlantUML state diagram.
 
     Args:
-        view: What it says.
+        view: The view.
         theme: ``dark`` colours it for a dark page.
     """
     return "\n".join(_plantuml(view, palette_for(theme))) + "\n"
@@ -122,10 +127,10 @@ def _plantuml(view: View, p: Palette) -> Iterator[str]:
     for box in view.boxes:
         tint = p.box if box.dim else p.tint[box.kind]
         line = p.faint if box.dim else p.line[box.kind]
-        yield f"state {box.name} {tint};line:{line.removeprefix('#')}"  # here it knows no second hash
-        facts = [box.note, "(gone)" if box.mark == "removed" else "", "(the run is here)" if box.current else ""]
-        for fact in (f for f in (*facts, *_stop_lines(box)) if f):
-            yield f"{box.name} : {fact}"
+        yield f"state {box.name} {tint};line:{line.removeprefix('#')}"  # the second colour is written without a hash
+        notes = [box.note, "(gone)" if box.mark == "removed" else "", "(the run is here)" if box.current else ""]
+        for note in (n for n in (*notes, *_stop_lines(box)) if n):
+            yield f"{box.name} : {note}"
     for source, target, rows in _rows_between(view.boxes):
         look = ",".join(
             s for s in (p.faint if _all_dim(rows) else p.line[rows[0].kind], _PLANTUML_LINES[rows[0].kind]) if s
@@ -138,7 +143,7 @@ def _plantuml(view: View, p: Palette) -> Iterator[str]:
 
 
 def markdown(view: View, theme: Theme = "auto") -> str:
-    """A view as Markdown: what each state does, and one table of all rows. Themes mean nothing to it."""
+    """A view as Markdown: what each state does, and one table of all rows. Themes have no effect."""
     return "\n".join(_markdown(view)) + "\n"
 
 
@@ -171,22 +176,22 @@ def _markdown(view: View) -> Iterator[str]:
 
 
 def _state_notes(view: View, box: Box) -> list[str]:
-    facts = [box.note] if box.note else []
+    notes = [box.note] if box.note else []
     if box.name == view.graph.initial:
-        facts.append("a run starts here")
+        notes.append("a run starts here")
     if box.spec.spends:
-        facts.append(f"spends {box.spec.spends}")
+        notes.append(f"spends {box.spec.spends}")
     if box.spec.waits:
-        facts.append("waits for an event")
+        notes.append("waits for an event")
     if box.spec.final:
-        facts.append("a run ends here")
+        notes.append("a run ends here")
     if box.current:
-        facts.append("the run is here")
-    return facts
+        notes.append("the run is here")
+    return notes
 
 
 def _escape_markdown(text: str) -> str:
-    """Text in a cell: nothing in it is read as markup."""
+    """Text for a table cell, in which nothing is read as markup."""
     return "".join(f"\\{char}" if char in "\\`*_|<>[]#" else char for char in " ".join(text.split()))
 
 
@@ -195,7 +200,7 @@ def _strikethrough(text: str, on: bool) -> str:
 
 
 def plain_text(view: View, theme: Theme = "auto") -> str:
-    """A view as a table in plain text, as wide as its longest row. Themes mean nothing to it."""
+    """A view as a table in plain text, as wide as its longest row. Themes have no effect."""
     return "\n".join(_plain_text(view)) + "\n"
 
 
@@ -208,8 +213,8 @@ def _plain_text(view: View) -> Iterator[str]:
     for box in view.boxes:
         yield ""
         gone = "(gone)" if box.mark == "removed" else ""
-        facts = "; ".join(_state_notes(view, box))
-        yield " ".join(part for part in (box.name, gone, f"- {facts}" if facts else "") if part)
+        notes = "; ".join(_state_notes(view, box))
+        yield " ".join(part for part in (box.name, gone, f"- {notes}" if notes else "") if part)
         for row in box.rows:
             edge = row.transition
             line = f"  {_ascii_label(row):>{number}}  {edge.name:<{guard}}  -> {edge.target:<{target}}"

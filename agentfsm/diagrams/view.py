@@ -1,6 +1,6 @@
-"""What a picture of a graph says, before anything has its place on the page: boxes with numbered rows.
+"""The content of a diagram, before layout: boxes with numbered rows.
 
-Every form that is looked at is written from a ``View``; overlays turn one view into another.
+Every format is rendered from a ``View``; an overlay turns one view into another.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from agentfsm.machine.graph import Graph, StateSpec, Transition
 __all__ = ["Box", "Lane", "RowKind", "RowMark", "TableRow", "View", "build_view"]
 
 RowKind = Literal["happy", "recover", "wait", "done", "stop"]
-"""What an edge, or a state, means; colour, weight and dash follow from it."""
+"""The kind of an edge or a state, which decides its colour, width and dashes."""
 
 Lane = Literal["main", "left", "right", "end"]
-"""Where a box stands: in the middle, on the side of recovery, on the side of waiting, or at the bottom."""
+"""The position of a box: middle column, left (recovery), right (waiting), or bottom (final states)."""
 
 RowMark = Literal["", "never", "added", "removed", "moved", "changed"]
-"""What an overlay says of a row."""
+"""How an overlay marks a row or a state."""
 
 DECLARED_DONE = "declared_done"
-"""The guard of a run that says itself that it is done: beside ``otherwise``, the good way to end."""
+"""The guard of a run that declares itself done, which like ``otherwise`` is a good way to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """One transition as a picture shows it.
+    """One transition as a diagram shows it.
 
     Attributes:
         transition: The row of the graph.
         order: Its place among the rows of its state, from 1.
-        label: The number to show; both numbers (``3→5``) where it has moved.
-        kind: What it means.
-        mark: What an overlay says of it.
-        tag: What an overlay adds in words: a count, "never", "new".
-        dim: Whether it stands back.
+        label: The number to show; both numbers (``3→5``) if it has moved.
+        kind: Its kind.
+        mark: How an overlay marks it.
+        tag: Text that an overlay adds: a count, "never", "new".
+        dim: Whether it is greyed out.
     """
 
     transition: Transition
@@ -51,22 +51,22 @@ class TableRow:
 
     @property
     def has_line(self) -> bool:
-        """Whether it is drawn as a line. Bad ends, and rows that are gone, are text alone."""
+        """Whether it is drawn as a line. Bad endings and removed rows are text only."""
         return self.kind != "stop" and self.mark != "removed"
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One state as a picture shows it: a small decision table.
+    """One state as a diagram shows it: a small decision table.
 
     Attributes:
         spec: The declared state.
-        kind: What it means.
-        lane: Where it stands.
-        rows: Its transitions, in the order in which they are asked.
-        mark: What an overlay says of it.
-        current: Whether a run stands there.
-        dim: Whether it stands back.
+        kind: Its kind.
+        lane: Its position.
+        rows: Its transitions, in the order in which they are evaluated.
+        mark: How an overlay marks it.
+        current: Whether it is the current state of a run.
+        dim: Whether it is greyed out.
     """
 
     spec: StateSpec
@@ -89,20 +89,20 @@ class Box:
 
     @property
     def groups(self) -> tuple[tuple[TableRow, ...], ...]:
-        """Neighbouring rows with one destination and one meaning, together."""
-        same = groupby(self.rows, lambda r: (r.transition.target, r.kind, r.mark == "removed"))
-        return tuple(tuple(rows) for _, rows in same)
+        """Adjacent rows with the same target and kind, grouped."""
+        groups = groupby(self.rows, lambda r: (r.transition.target, r.kind, r.mark == "removed"))
+        return tuple(tuple(rows) for _, rows in groups)
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All that a picture says.
+    """The content of a diagram.
 
     Attributes:
         graph: The graph.
-        boxes: Its states: the middle from the top down, left, right, the ends.
-        caption: A line about the whole.
-        overlaid: Whether an overlay had its say.
+        boxes: Its states: the middle column from the top down, then left, right, and final states.
+        caption: One line about the graph or the overlay.
+        overlaid: Whether an overlay was applied.
     """
 
     graph: Graph
@@ -116,12 +116,12 @@ class View:
         return " ".join(self.graph.name.split())
 
     def lane(self, *lanes: Lane) -> tuple[Box, ...]:
-        """The boxes of some lanes, in order."""
+        """The boxes of the given lanes, in order."""
         return tuple(b for b in self.boxes if b.lane in lanes)
 
     @property
     def spine(self) -> tuple[Box, ...]:
-        """The boxes down the middle, the ends below the others."""
+        """The boxes of the middle column, final states below the others."""
         return self.lane("main", "end")
 
 
@@ -141,7 +141,7 @@ def _counted(number: int, word: str) -> str:
 
 
 def lane_of(spec: StateSpec, *, initial: bool = False) -> Lane:
-    """Where a state stands. A run starts at the top and ends at the bottom, whatever was asked for."""
+    """The lane of a state. The initial state is in the middle and final states at the bottom, whatever they declare."""
     if spec.final and not initial:
         return "end"
     if initial or spec.lane not in ("left", "right"):
@@ -174,11 +174,10 @@ def _row_kind(graph: Graph, transition: Transition, lanes: dict[str, Lane]) -> R
 
 
 def order_boxes(boxes: list[Box]) -> tuple[Box, ...]:
-    """Boxes as a picture wants them: the middle in the order of flow, then left, right and the ends.
+    """Boxes in drawing order: the middle column in the order of flow, then left, right and final states.
 
-    A state that a user adds is declared behind the others; the order of flow puts it where a run comes
-    by: every state of the middle stands behind those that lead to it, cycles aside (a depth-first
-    search, its last finished state first).
+    States that a user adds are declared after the others. The order of flow puts each state after those that lead
+    to it, apart from cycles: the reverse postorder of a depth-first search.
     """
     main = {b.name: b for b in boxes if b.lane == "main"}
     seen: set[str] = set()
@@ -203,5 +202,5 @@ def order_boxes(boxes: list[Box]) -> tuple[Box, ...]:
 
 
 def _successor_names(box: Box) -> Iterator[str]:
-    """Where a box leads, the last row first: the first then stands nearest below it."""
+    """The targets of a box, the last row first, so that the target of the first row ends up nearest below it."""
     return iter([str(r.transition.target) for r in reversed(box.rows)])
