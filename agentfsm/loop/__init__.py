@@ -1,1 +1,1 @@
-"""The agent loop: its table, what a run knows, and how that changes. Pure data and pure functions, no I/O."""
+"""The agent loop: its table, the state of a run, and how it changes. Pure data and pure functions, no I/O."""

@@ -24,15 +24,15 @@ _FENCE = re.compile(r"\A\s*```[A-Za-z]*\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
 
 
 def parse_json(text: str) -> Any:
-    """The JSON value of a text, with or without a fence around it.
+    """The JSON value of a text, with or without a Markdown fence around it.
 
     Raises:
-        ValueError: The text is not JSON; the message says where it goes wrong.
+        ValueError: The text is not JSON; the message says where.
     """
     try:
         return _decode_json(text)
     except TypeError:
-        raise ValueError("it holds half a character (a lone surrogate)") from None
+        raise ValueError("it contains half a character (a lone surrogate)") from None
     except ValueError:
         fenced = _FENCE.match(text)
         if fenced is None:
@@ -43,14 +43,14 @@ def parse_json(text: str) -> Any:
 def _decode_json(text: str) -> Any:
     value = from_json(text, allow_inf_nan=False)
     try:
-        canonical_json(value)  # 1e999 is read as infinity, whatever the reader is told
+        canonical_json(value)  # from_json reads 1e999 as infinity even with allow_inf_nan=False
     except ValueError:
         raise ValueError("a number is out of range") from None
     return value
 
 
 def parse_envelope(text: str, call_id: str) -> ReplyParsed:
-    """What an envelope says: one call, a final answer, or why it cannot be read.
+    """The contents of an envelope: one call, a final answer, or why it cannot be parsed.
 
     Args:
         text: The model's reply.
@@ -83,7 +83,7 @@ def _parse_envelope_object(envelope: dict[str, Any], call_id: str) -> ReplyParse
 
 
 def envelope_instructions(tools: Iterable[ToolSpec]) -> str:
-    """What a model must be told to answer in envelopes."""
+    """The instructions that make a model answer in envelopes."""
     lines = "\n".join(
         f"- {t.name}: {t.description} Arguments (JSON schema): {canonical_json(t.parameters)}" for t in tools
     )

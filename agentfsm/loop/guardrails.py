@@ -16,32 +16,34 @@ STEPS_WITHOUT_ITERATION_LIMIT = 10_000
 
 
 class AgentGuardrails(BaseModel):
-    """The limits of a run. Zero, negative and NaN are refused with the field's name.
+    """The limits of a run. Zero, negative numbers and NaN are rejected; the error names the field.
 
     Attributes:
-        max_iterations: Model calls in a run: N means exactly N. None only where another budget is finite.
-        max_execution_time_s: Seconds of active time; time spent suspended is never charged.
-        finalize_grace_s: Seconds for one last turn, told to wrap up, when the time is over; 0 for none.
-        max_tokens: Input and output tokens of all model calls together; None for no limit.
-        max_cost_usd: USD of all model calls together; None for no limit.
-        max_steps: How often ``pre_step`` may be entered, whatever a policy decides; four times
-            ``max_iterations`` unless set (10,000 where that is None).
-        max_continues: How often a person may extend a spent budget; after that the run stops. What a person
-            extends still counts against ``max_steps``: raise that too where the last extension must be whole.
-        on_limit: What a spent budget does: ``ask_user``, ``stop`` or ``handoff``.
-        tool_timeout_s: Seconds for one tool call; a tool's own ``timeout`` comes first. As long may a memory take.
-        llm_timeout_s: Seconds for one model call.
+        max_iterations: Maximum number of model calls. May be None only if another budget is finite.
+        max_execution_time_s: Maximum active time in seconds; time spent suspended does not count.
+        finalize_grace_s: Seconds for one last turn, in which the model is asked to wrap up, once
+            ``max_execution_time_s`` is over; 0 for none.
+        max_tokens: Maximum input plus output tokens of all model calls; None for no limit.
+        max_cost_usd: Maximum cost of all model calls in USD; None for no limit.
+        max_steps: Maximum number of entries to ``pre_step``, whatever the policy decides. Defaults to four times
+            ``max_iterations`` (10,000 if that is None).
+        max_continues: How many times a person may extend a spent budget before the run stops. Extensions still
+            count against ``max_steps``: raise that too if they must not be cut short.
+        on_limit: What happens when a budget is spent: ``ask_user``, ``stop`` or ``handoff``.
+        tool_timeout_s: Timeout of one tool call, and of a memory, in seconds; a tool's own ``timeout`` takes
+            precedence.
+        llm_timeout_s: Timeout of one model call in seconds.
         stream_heartbeat_s: Seconds of silence after which a streamed reply counts as dropped.
-        stall_threshold_s: Seconds of silence between phases after which the run counts as stalled.
-        loop_soft_threshold: The how-many-th equal call earns the model a warning.
-        loop_hard_threshold: The how-many-th equal call is not run: ``loop_detected``.
-        loop_window: How many of the last calls are looked at for repeats.
-        repeated_error_threshold: Equal errors in a row that open the circuit breaker.
-        max_denials: Denials in a row that are a ``policy_violation``.
-        max_tool_retries: How often one call may be run again as it stands (idempotent, retryable tools).
-        max_output_tokens: The cap asked of the model for one reply; None leaves it to the provider.
-        max_output_tokens_limit: How far a truncated reply may raise that cap, doubling it each time.
-        validity_s: Seconds for which a suspended run may be resumed (24 hours).
+        stall_threshold_s: Seconds of silence between two phases after which the run counts as stalled.
+        loop_soft_threshold: From this number of equal calls on, the result warns the model.
+        loop_hard_threshold: At this number of equal calls, the call is not run: ``loop_detected``.
+        loop_window: How many of the last calls are checked for repeats.
+        repeated_error_threshold: Consecutive equal tool errors that open the circuit breaker.
+        max_denials: Consecutive denied calls that are a ``policy_violation``.
+        max_tool_retries: How many times one call may be run again unchanged (idempotent, retryable tools).
+        max_output_tokens: Maximum tokens of one reply; None leaves it to the provider.
+        max_output_tokens_limit: Upper bound for that maximum, which is doubled after each truncated reply.
+        validity_s: Seconds for which a suspended run may be resumed; 24 hours by default.
 
     Raises:
         pydantic.ValidationError: A limit is out of range; the error names the field.
@@ -80,32 +82,31 @@ class AgentGuardrails(BaseModel):
                 "max_tokens or max_cost_usd"
             )
         if self.loop_hard_threshold > self.loop_window:
-            raise ValueError("loop_hard_threshold is larger than loop_window, so no loop could ever be seen")
+            raise ValueError("loop_hard_threshold is larger than loop_window, so no loop could ever be detected")
         return self
 
     @property
     def step_limit(self) -> int:
-        """How often ``pre_step`` may be entered: ``max_steps``, or what follows from ``max_iterations``."""
+        """Maximum number of entries to ``pre_step``: ``max_steps``, or its default."""
         if self.max_steps is not None:
             return self.max_steps
         return STEPS_WITHOUT_ITERATION_LIMIT if self.max_iterations is None else 4 * self.max_iterations
 
 
 class Behavior(BaseModel):
-    """How a run behaves where sensible loops differ. A preset is a ``Behavior`` and its companions.
+    """Switches for what published agent loops do differently; each preset has one.
 
     Attributes:
-        text_is_answer: Whether a reply of text without calls ends the run as its answer; where it does
-            not, it is ``no_progress``.
+        text_is_answer: Whether a reply with text and no calls is the final answer; if not, it is ``no_progress``.
         control_tools: Whether ``ask_user``, ``return_done`` and ``return_unable`` are registered.
         envelope: Whether the model answers in JSON envelopes (``{"kind": "final" | "tool_call", ...}``)
-            in place of the wire's own tool calls.
-        feedback: Whether feedback that answers no call stands in one request (``once``) or is stored as
-            a tool message (``kept``).
-        environment_errors: Whether the model may try again after an OSError of a tool (``retry``) or the
-            run is handed off at once (``terminal``).
-        attempts_scope: Whether a success sets the count of a kind's strikes back (``streak``) or the
-            whole run counts (``run``).
+            instead of native tool calls.
+        feedback: Whether feedback that answers no call is part of one request only (``once``) or is stored as a
+            tool message (``kept``).
+        environment_errors: Whether the model may try again after an OSError in a tool (``retry``) or the run is
+            handed off at once (``terminal``).
+        attempts_scope: Whether a success resets the count of failures of a kind (``streak``) or failures count
+            over the whole run (``run``).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

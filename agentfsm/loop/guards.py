@@ -8,16 +8,16 @@ from __future__ import annotations
 from agentfsm.loop.failures import Action
 from agentfsm.loop.state import RunState
 
-# -- what stops a run from anywhere -------------------------------------------------------------------
+# -- any state: what stops a run -------------------------------------------------------------------
 
 
 def cancelled(run: RunState) -> bool:
-    """Somebody has cancelled the run."""
+    """The run was cancelled."""
     return run.cancelled is not None
 
 
 def aborted(run: RunState) -> bool:
-    """A hook failed closed or aborted the run, or code of the user's raised."""
+    """A hook failed closed or aborted the run, or user code raised."""
     return run.aborted is not None
 
 
@@ -33,16 +33,16 @@ def tool_calls(run: RunState) -> bool:
 
 
 def approval_required(run: RunState) -> bool:
-    """The next call may not run before a person has allowed it."""
+    """The next call needs a person's approval."""
     return run.pending_request is not None and run.pending_request.kind == "approval"
 
 
 def in_doubt(run: RunState) -> bool:
-    """A call had started before a crash, and nobody knows whether it ran."""
+    """A call was started before a crash, and it is not known whether it ran."""
     return run.pending_request is not None and run.pending_request.kind == "in_doubt"
 
 
-# -- post_tool: what the batch brought ----------------------------------------------------------------
+# -- post_tool: the results of the batch ----------------------------------------------------------------
 
 
 def declared_done(run: RunState) -> bool:
@@ -62,7 +62,7 @@ def question_asked(run: RunState) -> bool:
 
 def calls_pending(run: RunState) -> bool:
     """Some call of the batch has no result yet."""
-    for call in run.batch:  # noqa: SIM110  # asked in every step: a generator costs more than the question
+    for call in run.batch:  # noqa: SIM110  # evaluated in every step: a generator costs more
         if call.result is None:
             return True
     return False
@@ -77,40 +77,40 @@ def ask_user(run: RunState) -> bool:
 
 
 def handoff(run: RunState) -> bool:
-    """The policy decided to hand the task back."""
+    """The policy decided to hand off the task."""
     return run.action is Action.handoff
 
 
 def stop(run: RunState) -> bool:
-    """The policy decided to end the run without a question."""
+    """The policy decided to end the run without asking."""
     return run.action is Action.stop
 
 
 def retry_tool(run: RunState) -> bool:
-    """The failed calls are run again as they stand: their tools are idempotent and retryable."""
+    """The failed calls are to be run again unchanged: their tools are idempotent and retryable."""
     return run.retry_calls
 
 
-# -- suspended: what came from outside ----------------------------------------------------------------
+# -- suspended: external events ----------------------------------------------------------------
 
 
 def expired(run: RunState) -> bool:
-    """The time for an answer is over."""
+    """The deadline for an answer has passed."""
     return run.expired
 
 
 def approval_decided(run: RunState) -> bool:
-    """A person allowed, denied or edited the call, or gave a sub-agent the answer with which its call goes on."""
+    """A person approved, denied or edited the call, or answered a sub-agent, whose call can now continue."""
     if run.human_reply is None:
         return False
     return run.human_reply.kind in ("allow", "deny", "edit") or any(c.answer is not None for c in run.batch)
 
 
 def doubt_settled(run: RunState) -> bool:
-    """A person said what became of the call that was in doubt."""
+    """A person said whether the call in doubt ran."""
     return run.human_reply is not None and run.human_reply.kind in ("ran", "did_not_run", "give_up")
 
 
 def replied(run: RunState) -> bool:
-    """A person answered in words."""
+    """A person answered with a text."""
     return run.human_reply is not None and run.human_reply.kind == "text"

@@ -1,7 +1,7 @@
 """Messages, images, tool calls, tool results, model replies and token usage, as immutable values.
 
 A ``Message`` is one entry of a transcript. A ``Reply`` is what a model call returns: one assistant message and the finish
-reason. Sizes are in tokens, money is in USD.
+reason. Usage is in tokens, cost in USD.
 """
 
 from __future__ import annotations
@@ -38,12 +38,16 @@ _SECRET_PLACEHOLDER = re.compile(r"\[secret [0-9a-f]{32}\]")
 
 
 def secret_placeholder(digest: str) -> str:
-    """What stands in place of a secret whose salted hash (hex) is this."""
+    """The placeholder for a redacted secret.
+
+    Args:
+        digest: Salted hash of the secret, in hex.
+    """
     return f"[secret {digest[:32]}]"
 
 
 def is_secret_placeholder(value: object) -> bool:
-    """Whether a value stands in place of a secret that was not kept."""
+    """Whether a value is the placeholder of a redacted secret."""
     return isinstance(value, str) and _SECRET_PLACEHOLDER.fullmatch(value) is not None
 
 
@@ -53,20 +57,21 @@ MEDIA_TYPES: Mapping[str, re.Pattern[bytes]] = {
     "image/png": re.compile(rb"\x89PNG\r\n\x1a\n"),
     "image/webp": re.compile(rb"RIFF....WEBP", re.DOTALL),
 }
-"""What every provider takes, and how such a file begins (https://docs.anthropic.com/en/docs/build-with-claude/vision,
+"""The media types that every provider accepts, and how such a file begins (
+https://docs.anthropic.com/en/docs/build-with-claude/vision,
 https://platform.openai.com/docs/guides/images-vision)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A picture.
+    """An image.
 
     Attributes:
         media_type: ``image/png``, ``image/jpeg``, ``image/gif`` or ``image/webp``.
         data: Its bytes as base64 text.
 
     Raises:
-        ValueError: It is of another type, or the data is empty or no base64.
+        ValueError: The media type is another one, or the data is empty or not base64.
     """
 
     media_type: str
@@ -74,48 +79,47 @@ class Image:
 
     def __post_init__(self) -> None:
         if self.media_type not in MEDIA_TYPES:
-            raise ValueError(f"models see {', '.join(MEDIA_TYPES)}, and not {self.media_type!r}")
+            raise ValueError(f"models accept {', '.join(MEDIA_TYPES)}, not {self.media_type!r}")
         try:
-            # As strict as the strictest of those who read it later.
+            # As strict as the strictest provider.
             if not binascii.a2b_base64(self.data.encode("ascii"), strict_mode=True):
                 raise ValueError("the image is empty")
         except (binascii.Error, UnicodeEncodeError):
-            raise ValueError("the image's data is no base64") from None
+            raise ValueError("the image's data is not base64") from None
 
     @classmethod
     def from_bytes(cls, content: bytes, media_type: str | None = None) -> Image:
-        """The picture that a file holds.
+        """An image from the contents of a file.
 
         Args:
             content: The file's bytes.
-            media_type: Its type; else how it begins tells.
+            media_type: Its media type; detected from the contents if None.
 
         Raises:
-            ValueError: It is empty, or none of the types that models see.
+            ValueError: The file is empty, or not of a type that models accept.
         """
         if media_type is None:
-            begins = (name for name, head in MEDIA_TYPES.items() if head.match(content))
-            media_type = next(begins, None)
+            media_type = next((name for name, head in MEDIA_TYPES.items() if head.match(content)), None)
         if media_type is None:
-            raise ValueError(f"the file is no picture that models see: {', '.join(MEDIA_TYPES)}")
+            raise ValueError(f"the file is not an image that models accept: {', '.join(MEDIA_TYPES)}")
         return cls(media_type, base64.b64encode(content).decode())
 
     @property
     def size(self) -> int:
-        """How many bytes its file has."""
+        """Size of the file in bytes."""
         return len(self.data) // 4 * 3 - self.data[-2:].count("=")
 
     @property
     def text_placeholder(self) -> str:
-        """What stands for it in a text."""
+        """The text that represents the image where only text is possible."""
         return f"[image, {self.media_type}, {self.size:,} bytes]"
 
 
-MISSING_RESULT_TEXT = "Not run: the conversation went on without this call."
+MISSING_RESULT_TEXT = "Not run: the conversation continued without this call."
 
 
 class Role(StrEnum):
-    """Who said a message."""
+    """The author of a message."""
 
     SYSTEM = "system"
     USER = "user"
@@ -124,7 +128,7 @@ class Role(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a model stopped, in one vocabulary for all wires."""
+    """Why a model stopped; the same values for all providers."""
 
     STOP = "stop"
     TOOL_CALLS = "tool_calls"
@@ -135,14 +139,14 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A model's wish to run a tool.
+    """A model's request to run a tool.
 
     Attributes:
-        id: The wire's id of the call, unique in its message.
+        id: The call's id, unique in its message.
         name: The tool's name.
         arguments: The arguments, a JSON object.
-        malformed: Why the arguments that came over the wire are no JSON object, or None; ``arguments`` is
-            then empty and the tool is never run.
+        malformed: Why the arguments that the model sent are not a JSON object, or None. If set, ``arguments`` is
+            empty and the tool is never run.
     """
 
     id: str
@@ -152,7 +156,7 @@ class ToolCall:
 
     @property
     def signature(self) -> str:
-        """``tool:hash`` for loop detection; ``_ui_message`` is left out, so rewording hides no repeat.
+        """``tool:hash`` for loop detection. ``_ui_message`` is left out, so that rewording it does not hide a repeat.
 
         Raises:
             TypeError: The arguments are not JSON.
@@ -170,15 +174,15 @@ class Message:
     """One entry of a transcript.
 
     Attributes:
-        role: Who said it.
-        content: Its text; may be empty where an assistant only calls tools.
-        tool_calls: An assistant's calls.
-        tool_call_id: For a tool's message, the call that it answers. None marks a tool message that
-            answers no call of the wire (envelope mode, kept feedback); wires send it as a user message.
-        name: For a tool's message, the tool.
-        is_error: For a tool's message, whether the call failed.
-        extra: What a wire needs back unchanged in later requests (reasoning, signatures); JSON.
-        images: For a user's or a tool's message, the pictures that belong to it.
+        role: The author.
+        content: Its text; may be empty when an assistant only calls tools.
+        tool_calls: The calls of an assistant message.
+        tool_call_id: For a tool message, the call that it answers. None for a tool message that answers no
+            native call (envelope mode, kept feedback); providers get it as a user message.
+        name: For a tool message, the tool.
+        is_error: For a tool message, whether the call failed.
+        extra: What the provider must get back unchanged in later requests (reasoning, signatures); JSON.
+        images: The images of a user or tool message.
     """
 
     role: Role
@@ -192,30 +196,30 @@ class Message:
 
     @classmethod
     def system(cls, content: str) -> Message:
-        """A message with instructions."""
+        """A system message: instructions."""
         return cls(Role.SYSTEM, content)
 
     @classmethod
     def user(cls, content: str, images: Iterable[Image] = ()) -> Message:
-        """A message of the person."""
+        """A user message."""
         return cls(Role.USER, content, images=tuple(images))
 
     @classmethod
     def assistant(cls, content: str = "", tool_calls: tuple[ToolCall, ...] = ()) -> Message:
-        """A message of the model."""
+        """An assistant message."""
         return cls(Role.ASSISTANT, content, tuple(tool_calls))
 
 
 def with_missing_results(messages: Iterable[Message]) -> list[Message]:
-    """The messages with a result for each call that has none, as in the transcript of a suspended run.
+    """The messages, with a result added for each call that has none.
 
-    A provider refuses a request in which a call stands unanswered.
+    The transcript of a suspended run has such calls, and providers reject a request with an unanswered call.
     """
-    whole: list[Message] = []
+    complete: list[Message] = []
     due: dict[str, str] = {}
 
     def add_missing_results() -> None:
-        whole.extend(
+        complete.extend(
             Message(Role.TOOL, MISSING_RESULT_TEXT, tool_call_id=i, name=n, is_error=True) for i, n in due.items()
         )
         due.clear()
@@ -226,23 +230,23 @@ def with_missing_results(messages: Iterable[Message]) -> list[Message]:
         else:
             add_missing_results()
             due.update((call.id, call.name) for call in message.tool_calls)
-        whole.append(message)
+        complete.append(message)
     add_missing_results()
-    return whole
+    return complete
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What model calls used up, in tokens and USD.
+    """What model calls consumed, in tokens and USD.
 
     Attributes:
-        input_tokens: Tokens of the prompt, cached ones included.
+        input_tokens: Tokens of the prompt, including cached ones.
         output_tokens: Tokens of the reply.
-        cached_tokens: Those of ``input_tokens`` that came from the provider's cache.
-        cost_usd: The price in USD; 0 where it is not known.
-        reasoning_tokens: Those of ``output_tokens`` that the model spent on thinking.
-        written_tokens: Those of ``input_tokens`` that were written to the provider's cache.
-        unpriced_tokens: Those for which no price was known, so that ``cost_usd`` does not count them.
+        cached_tokens: Part of ``input_tokens``: read from the provider's cache.
+        cost_usd: The price in USD; 0 if it is not known.
+        reasoning_tokens: Part of ``output_tokens``: spent on reasoning.
+        written_tokens: Part of ``input_tokens``: written to the provider's cache.
+        unpriced_tokens: Tokens without a known price, which ``cost_usd`` does not include.
     """
 
     input_tokens: int = 0
@@ -255,7 +259,7 @@ class Usage:
 
     @property
     def total_tokens(self) -> int:
-        """Input and output tokens together."""
+        """Input plus output tokens."""
         return self.input_tokens + self.output_tokens
 
     def __add__(self, other: Usage) -> Usage:
@@ -272,14 +276,14 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One whole reply of a model.
+    """One complete reply of a model.
 
     Attributes:
         message: The assistant's message.
         finish_reason: Why the model stopped.
-        usage: What the call used up.
-        refusal: The model's own words of refusal, or None.
-        model: The name under which the provider answered, or an empty string.
+        usage: What the call consumed.
+        refusal: The text of the model's refusal, or None.
+        model: The model name that the provider reported, or an empty string.
     """
 
     message: Message
@@ -291,22 +295,22 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What became of one tool call.
+    """The result of one tool call.
 
     Attributes:
         call_id: The call that it answers.
         name: The tool.
-        content: What the model is told.
-        status: ``done``, ``failed`` (with ``failure``), ``denied``, ``skipped`` (an earlier call of the
-            batch ended it, or a hook said so) or ``cut_off`` (by cancellation).
+        content: The text that the model gets.
+        status: ``done``, ``failed`` (with ``failure``), ``denied``, ``skipped`` (an earlier call ended the
+            batch, or a hook skipped it) or ``cut_off`` (cancelled).
         failure: How the call failed, or None.
         error_class: For a failed call, the name of the exception's class, or an empty string.
-        ending: For a control tool or one that ends the run: ``done``, ``unable`` or ``ask``, or None.
-        value: What an ending brings along (an output, a question...); JSON.
-        retryable: Whether the call may be run again as it stands (its tool is idempotent and retryable).
-        run_id: For a sub-agent's call, the last run that worked on it, or an empty string.
-        usage: For a sub-agent's call, what its model calls used up since the call began or went on, or None.
-        images: Pictures that the model is shown beside ``content``, which has a note of each.
+        ending: For a control tool or one that ends the run: ``done``, ``unable`` or ``ask``; else None.
+        value: The data of an ending (an output, a question...); JSON.
+        retryable: Whether the call may be run again unchanged (its tool is idempotent and retryable).
+        run_id: For the call of a sub-agent, the last run that worked on it, or an empty string.
+        usage: For the call of a sub-agent, usage of its model calls since the call began or was resumed; else None.
+        images: Images that the model gets with ``content``, which has a placeholder for each.
     """
 
     call_id: str

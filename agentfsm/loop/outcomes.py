@@ -1,7 +1,7 @@
-"""Outcomes: one small immutable value for each way an effect can end.
+"""Outcomes: one small immutable value for each way in which an effect can end.
 
 Everything that is not a pure function enters a run as an outcome, so a run can be replayed from its outcomes without a
-model or tools.
+model or tools. An effect with nothing to report returns None.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class PreStepDone:
-    """``pre_step``: the back-off is over; ``recalled`` is what a memory brought on the first step."""
+    """``pre_step``: the backoff is over. ``recalled`` is what the memory returned on the first step."""
 
     recalled: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCallSucceeded:
-    """``call_llm``: the model answered."""
+    """``call_llm``: the model replied."""
 
     reply: Reply
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCallFailed:
-    """``call_llm``: the model's call failed."""
+    """``call_llm``: the model call failed."""
 
     failure: Failure
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyParsed:
-    """``post_llm``: what the reply says: calls, or an answer, or why it cannot be read."""
+    """``post_llm``: the contents of the reply: tool calls, or an answer, or why it cannot be parsed."""
 
     calls: tuple[ToolCall, ...] = ()
     answer: Any = None
@@ -62,7 +62,7 @@ class ReplyParsed:
 
 @dataclass(frozen=True, slots=True)
 class ToolsRan:
-    """``dispatch_tool``: calls of the batch ran, in the order of the batch."""
+    """``dispatch_tool``: calls of the batch ran; results are in the order of the batch."""
 
     results: tuple[ToolResult, ...]
 
@@ -72,9 +72,9 @@ class CallBlocked:
     """``dispatch_tool``: a call must wait for a person.
 
     Attributes:
-        waiting: What the person is asked.
-        results: Of calls of the batch that have ended, or could not run anyway.
-        held: Sub-agents' runs that wait for a person; the first of them asks.
+        waiting: The request to the person.
+        results: Results of the calls of the batch that have ended or cannot run.
+        held: Runs of sub-agents that wait for a person; ``waiting`` is the request of the first.
     """
 
     waiting: PendingRequest
@@ -84,7 +84,13 @@ class CallBlocked:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryDecided:
-    """``recover``: what the policy decided, and how long to back off, in seconds."""
+    """``recover``: what the policy decided.
+
+    Attributes:
+        action: What to do about the failure.
+        backoff_s: Seconds to wait before the next step.
+        retry_calls: Whether to run the failed calls of the batch again, unchanged.
+    """
 
     action: Action
     backoff_s: float = 0.0
@@ -100,12 +106,12 @@ class HumanAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """``suspended``: the time for an answer is over."""
+    """``suspended``: the deadline for an answer has passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateResult:
-    """A state of your own: what its effect returned (JSON), and messages for the transcript."""
+    """A state of your own: the value that its effect returned (JSON), and messages to append to the transcript."""
 
     value: Any = None
     messages: tuple[Message, ...] = field(default=())
@@ -113,7 +119,7 @@ class StateResult:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Anywhere: the run was cancelled; ``results`` are of calls that had ended by then."""
+    """Any state: the run was cancelled; ``results`` are those of the calls that had already ended."""
 
     reason: str
     results: tuple[ToolResult, ...] = ()
@@ -121,7 +127,7 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """Anywhere: a hook aborted the run, or code of the user's raised."""
+    """Any state: a hook aborted the run, or user code raised."""
 
     failure: Failure
     results: tuple[ToolResult, ...] = ()
@@ -141,4 +147,4 @@ Outcome = (
     | Cancelled
     | Aborted
 )
-"""Any of them."""
+"""Any outcome."""

@@ -1,6 +1,6 @@
-"""``RunState``: everything a run knows, and its JSON form.
+"""``RunState``: the whole state of a run, and its JSON format.
 
-Guards read it and ``reducer`` changes it. It survives a round trip through JSON, so a run can be suspended and resumed
+Guards read it and the reducer changes it. It survives a round trip through JSON, so a run can be suspended and resumed
 in another process. Effects never change it: they return an outcome, which ``reducer.on_outcome`` applies.
 """
 
@@ -35,24 +35,24 @@ __all__ = [
 
 
 MAX_LESSONS = 5
-"""How many kinds of failure ``lessons_learned`` holds; the oldest falls out."""
+"""How many kinds of failure ``lessons_learned`` keeps; the oldest is dropped."""
 
 
 @dataclass(slots=True)
 class CallState:
-    """One call of the batch at hand.
+    """One call of the current batch.
 
     Attributes:
         call: The call; a person may have edited its arguments.
         signature: The signature of the call as the model made it.
-        result: What became of it, or None while it is pending.
-        started: Whether it was started and no end is known: after a crash it is in doubt.
-        approved: Whether a person has allowed it.
+        result: Its result, or None while it is pending.
+        started: Whether it was started and its end is not known; after a crash such a call is in doubt.
+        approved: Whether a person has approved it.
         edited: Whether a person has changed its arguments.
-        denied: What the model is told, once a person has denied it.
-        retries: How often it was run again as it stands.
-        held: For a sub-agent's call, the suspended run that works on it, or None.
-        answer: A person's answer that this run has not been given yet, or None.
+        denied: What the model sees as its result once a person has denied it.
+        retries: How many times it was run again unchanged.
+        held: For the call of a sub-agent, the suspended run that works on it, or None.
+        answer: A person's answer that has not been passed to that run yet, or None.
     """
 
     call: ToolCall
@@ -73,15 +73,15 @@ class PendingRequest:
 
     Attributes:
         kind: ``question``, ``approval``, ``limit`` or ``in_doubt``.
-        question: What the person is asked.
-        context: More about it, or an empty string.
+        question: The question for the person.
+        context: Background for the question, or an empty string.
         choices: Answers to choose from, or empty.
         call_id: The call that it is about, or None.
         tool: The tool of that call, or an empty string.
         arguments: The arguments of that call, for an approval.
-        failure_kind: The kind of failure that led here, or None where a tool asked.
-        asker: Where a sub-agent asks, the tool that it is; one that asks through another stands behind it
-            (``researcher/reader``). Else an empty string.
+        failure_kind: The kind of failure that led to it, or None if a tool asked.
+        asker: If a sub-agent asks, its tool name; for nested sub-agents their path (``researcher/reader``). Else
+            an empty string.
     """
 
     kind: str
@@ -97,15 +97,15 @@ class PendingRequest:
 
 @dataclass(frozen=True, slots=True)
 class SuspendedSubRun:
-    """A sub-agent's run that waits for a person, and with it the call that it works on.
+    """A sub-agent's run that waits for a person; the call that it works on waits with it.
 
     Attributes:
         run_id: The sub-agent's run.
-        waiting: What the person is asked, as the run above asks it.
+        waiting: The request to the person, as the parent run makes it.
         suspension: The id of its suspension.
-        record: The signed record of that run as JSON text; empty where a store keeps the run.
-        usage: What its model calls used up since the call began or went on.
-        spent: What they have used up in all.
+        record: The signed suspension record of that run as JSON text; empty if a store has the run.
+        usage: Usage of its model calls since the call began or was resumed.
+        spent: Total usage of its model calls.
     """
 
     run_id: str
@@ -118,13 +118,13 @@ class SuspendedSubRun:
 
 @dataclass(frozen=True, slots=True)
 class HumanReply:
-    """A person's answer, as the loop keeps it.
+    """A person's answer, as the run records it.
 
     Attributes:
         kind: ``text``, ``allow``, ``deny``, ``edit``, ``ran``, ``did_not_run`` or ``give_up``.
-        text: The words: an answer, a reason, or the result of a call that ran.
+        text: The answer, the reason, or the result of a call that ran.
         arguments: For ``edit``, the new arguments.
-        by: Who answered, where the caller says so.
+        by: Who answered, if the caller names them.
     """
 
     kind: str
@@ -135,51 +135,51 @@ class HumanReply:
 
 @dataclass(slots=True)
 class RunState:
-    """Everything that one run knows, in plain data.
+    """The whole state of one run, as plain data.
 
     Attributes:
         run_id: The run's id.
-        session_id: The conversation that it belongs to, where the caller has one.
-        parent: For a sub-agent's run, the run and the call for which it works; else None.
-        state: The declared state that it is in.
+        session_id: The conversation that it belongs to, or an empty string.
+        parent: For the run of a sub-agent, the ids of the parent run and of the call that it works on; else None.
+        state: The name of its current state.
         guardrails: Its limits.
-        behavior: Its choices of behaviour.
-        messages: The transcript; it only grows.
-        deferred_messages: Messages of states of your own that wait until every call of the batch has its result.
-        reply: The model's last reply, while it is judged.
-        malformed: Why that reply could not be read, or None.
+        behavior: Its behavior switches.
+        messages: The transcript; append-only.
+        deferred_messages: Messages from states of your own, appended once every call of the batch has a result.
+        reply: The model's last reply.
+        malformed: Why that reply could not be parsed, or None.
         batch: The calls of that reply.
-        answer: The final answer that was read from that reply, or None.
-        steps: How often ``pre_step`` was entered.
-        iterations: Model calls made (since a person extended that budget).
-        model_calls: Model calls made in all.
+        answer: The final answer that was parsed from that reply, or None.
+        steps: How many times ``pre_step`` was entered.
+        iterations: Model calls since the run began or a person last extended that budget.
+        model_calls: Total model calls.
         usage: Tokens and USD of all model calls.
-        elapsed_s: Seconds of active time (since a person extended that budget).
+        elapsed_s: Seconds of active time since the run began or a person last extended that budget.
         silence_s: The longest silence between two phases since the last model call, in seconds.
         final_turn: ``""``, ``now`` during the last turn that ``finalize_grace_s`` grants, then ``used``.
-        continues: How often a person has extended a spent budget.
+        continues: How many times a person has extended a spent budget.
         failure: The failure that is being recovered from, or the one that ended the run.
         action: What the policy decided about it.
         retry_calls: Whether that is to run the failed calls of the batch again.
-        failure_attempts: Strikes of each kind.
+        failure_attempts: Consecutive failures by kind.
         lessons_learned: The newest failure of each kind, five kinds at most, oldest first.
-        pending_instruction: What the next request tells the model after ``narrow_scope``; one-shot.
-        feedback: What the next request tells the model about a reply that no call answers; one-shot.
+        pending_instruction: The instruction that the next request (only) adds after ``narrow_scope``.
+        feedback: Feedback on the last reply that the next request (only) adds, when no tool result carries it.
         output_cap: The cap on the next reply after a truncated one, in tokens, or None.
-        partial_answer: The beginning of an answer that was cut off, while the model is asked to go on with it.
-        elided: How many of the oldest messages show no tool results any more (the prompt was too long).
+        partial_answer: The beginning of a truncated answer, while the model is asked to continue it.
+        elided: How many of the oldest messages no longer show tool results (the prompt was too long).
         backoff_s: Seconds to wait before the next step.
-        call_failures: The first failure of each kind in the batch at hand.
+        call_failures: The first failure of each kind in the current batch.
         recent_calls: Signatures of the last calls, oldest first.
-        error_key: The key of the last tool error; ``error_streak`` counts how often it came in a row.
+        error_key: The key of the last tool error; ``error_streak`` counts its consecutive occurrences.
         denials: Denials in a row.
         pending_request: What a suspended run waits for, or None.
         human_reply: A person's answer that has not been acted on yet, or None.
-        ending: ``done``, ``unable`` or ``ask`` once a tool declared it, with ``ending_value``.
+        ending: ``done``, ``unable`` or ``ask`` once a tool declared it; ``ending_value`` has its details.
         cancelled: The reason of a cancellation, or None.
         aborted: The failure that aborted the run, or None.
-        expired: Whether the time for an answer is over.
-        state_results: What the effects of states of your own returned, by state; JSON.
+        expired: Whether the deadline for an answer has passed.
+        state_results: What the effects of your own states returned, by state; JSON.
     """
 
     run_id: str
@@ -234,24 +234,24 @@ class RunState:
 
     @property
     def last_repeat_counts(self) -> dict[str, int]:
-        """How often each signature stands among the recent calls (loop detection; never ``attempts``)."""
+        """How many times each signature occurs in ``recent_calls``. For loop detection; unrelated to ``attempts``."""
         return dict(Counter(self.recent_calls))
 
     def attempts(self, kind: FailureKind) -> int:
-        """Strikes of a kind so far."""
+        """Consecutive failures of a kind so far."""
         return self.failure_attempts.get(kind, 0)
 
     def record_failure_attempt(self, kind: FailureKind) -> None:
-        """Count one strike of a kind."""
+        """Count one failure of a kind."""
         self.failure_attempts[kind] = self.attempts(kind) + 1
 
     def add_lesson(self, failure: Failure) -> None:
-        """Keep a failure as a lesson: the newest of each kind, ``MAX_LESSONS`` kinds, the oldest falls out."""
+        """Keep a failure as a lesson: the newest of each kind, at most ``MAX_LESSONS`` kinds."""
         others = [lesson for lesson in self.lessons_learned if lesson.kind != failure.kind]
         self.lessons_learned = [*others, failure][-MAX_LESSONS:]
 
     def abort(self, by: str, error: BaseException) -> None:
-        """Note that code of the user's raised; the first one stands."""
+        """Record that user code raised; the first exception wins."""
         if self.aborted is None:
             text = f"{by} raised {describe_exception(error)}"
             self.aborted = Failure(
@@ -270,7 +270,7 @@ _STORED_NAMES = {
     "pending_request": "waiting",
     "state_results": "notes",
 }
-"""Fields that suspension records and journals know by an earlier name."""
+"""Fields that suspension records and journals store under an earlier name."""
 
 _FIELD_NAMES = {stored: name for name, stored in _STORED_NAMES.items()}
 
@@ -281,11 +281,11 @@ def _state_adapter() -> TypeAdapter[RunState]:
 
 
 def dump_state(run: RunState) -> dict[str, Any]:
-    """Everything that a run knows, as JSON data; lone surrogates in texts become ``?``, NaN becomes null."""
+    """A run's state as JSON data. Lone surrogates become ``?``; NaN and the infinities become null."""
     try:
         data: dict[str, Any] = _state_adapter().dump_python(run, mode="json")
         canonical_json(data).encode()
-    except ValueError:  # NaN and infinity, or a lone surrogate, which has no UTF-8: JSON has none of them
+    except ValueError:  # NaN, an infinity or a lone surrogate: JSON cannot represent them
         loose = json.dumps(_state_adapter().dump_python(run), ensure_ascii=False, default=_to_jsonable)
         data = json.loads(loose.encode("utf-8", "replace"), parse_constant=lambda _: None)
     return {_STORED_NAMES.get(name, name): value for name, value in data.items()}
@@ -296,7 +296,7 @@ def _to_jsonable(value: Any) -> Any:
 
 
 def load_state(data: dict[str, Any]) -> RunState:
-    """The run that ``dump_state`` wrote down.
+    """The run that ``dump_state`` serialized.
 
     Raises:
         pydantic.ValidationError: The data is not the state of a run.

@@ -27,27 +27,27 @@ from agentfsm.loop.state import HumanReply, RunState, dump_state, load_state
 __all__ = ["RECORD_VERSION", "SuspensionRecord", "check_human_reply", "open_record", "sign_record"]
 
 RECORD_VERSION = 1
-"""The version of the record's form; another one is refused with both named."""
+"""The version of the record format; a record of another version is refused, and the error names both."""
 
 
 class SuspensionRecord(BaseModel):
-    """A suspended run, signed as a whole and good for one reply.
+    """A suspended run, signed as a whole and valid for one reply.
 
     Attributes:
-        version: The version of this form.
-        record_id: A random id; a record is used up by its first resumption.
+        version: The version of the record format.
+        record_id: A random id; resuming a record uses it up.
         run_id: The run.
         kind: What it waits for: ``question``, ``approval``, ``limit`` or ``in_doubt``.
-        question: What the person is asked.
-        context: More about it.
+        question: The question for the person.
+        context: Background for the question.
         choices: Answers to choose from, or empty.
-        tool: For an approval or a doubt, the tool.
-        arguments: For an approval or a doubt, the arguments of the call.
-        originating_failure_kind: The kind of failure that led here, or None.
+        tool: For an approval or a call in doubt, the tool.
+        arguments: For an approval or a call in doubt, the arguments of the call.
+        originating_failure_kind: The kind of failure that led to the suspension, or None.
         created_at: When it was written, in seconds since the epoch.
-        expires_at: Until when it is good, in seconds since the epoch.
-        graph: Fingerprint of the graph that the run runs on.
-        state: Everything that the run knows.
+        expires_at: When it expires, in seconds since the epoch.
+        graph: Fingerprint of the run's graph.
+        state: The state of the run, as ``dump_state`` writes it.
         signature: HMAC-SHA256 (hex) of all of the above.
     """
 
@@ -57,7 +57,7 @@ class SuspensionRecord(BaseModel):
     record_id: str
     run_id: str
     kind: str
-    question: str = Field(repr=False)  # what was said is in no representation
+    question: str = Field(repr=False)  # no conversation text in logs
     context: str = Field(repr=False)
     choices: tuple[str, ...] = Field(repr=False)
     tool: str
@@ -75,16 +75,16 @@ class SuspensionRecord(BaseModel):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> SuspensionRecord:
-        """The record of a JSON text. Its signature is checked when the run is resumed.
+        """Parse a record. Its signature is checked when the run is resumed.
 
         Raises:
-            SuspensionFormatError: The text is no suspension record.
+            SuspensionFormatError: The text is not a suspension record.
         """
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
             where, what = _first_problem(error)
-            raise SuspensionFormatError(f"this is no suspension record: {where}: {what}") from None
+            raise SuspensionFormatError(f"this is not a suspension record: {where}: {what}") from None
 
 
 def _signature(fields: dict[str, Any], secret: bytes) -> str:
@@ -96,28 +96,31 @@ def sign_record(run: RunState, *, graph: str, secret: bytes, record_id: str, cre
     """The signed record of a suspended run.
 
     Args:
-        run: The run; ``run.waiting`` says what it waits for.
+        run: The run; ``run.pending_request`` is what it waits for.
         graph: Fingerprint of its graph.
-        secret: The embedding program's secret.
+        secret: The host's secret.
         record_id: A fresh random id.
         created_at: Seconds since the epoch.
+
+    Raises:
+        ValueError: The run waits for nothing.
     """
-    waiting = run.pending_request
-    if waiting is None:
+    request = run.pending_request
+    if request is None:
         raise ValueError(f"run {run.run_id!r} waits for nothing")
     state = dump_state(run)
-    said = state["waiting"]  # as JSON has it
+    request_json = state["waiting"]
     record = SuspensionRecord(
         version=RECORD_VERSION,
         record_id=record_id,
         run_id=state["run_id"],
-        kind=waiting.kind,
-        question=said["question"],
-        context=said["context"],
-        choices=tuple(said["choices"]),
-        tool=said["tool"],
-        arguments=said["arguments"],
-        originating_failure_kind=waiting.failure_kind,
+        kind=request.kind,
+        question=request_json["question"],
+        context=request_json["context"],
+        choices=tuple(request_json["choices"]),
+        tool=request_json["tool"],
+        arguments=request_json["arguments"],
+        originating_failure_kind=request.failure_kind,
         created_at=created_at,
         expires_at=created_at + run.guardrails.validity_s,
         graph=graph,
@@ -130,24 +133,24 @@ def sign_record(run: RunState, *, graph: str, secret: bytes, record_id: str, cre
 def open_record(
     record: SuspensionRecord, *, graph: str, secret: bytes, now: float, allow_expired: bool = False
 ) -> RunState:
-    """The run that a record holds, once the record has proved good.
+    """The run in a record, after checking the record.
 
     Args:
         record: The record.
         graph: Fingerprint of the graph of the agent that resumes.
-        secret: The embedding program's secret.
+        secret: The host's secret.
         now: Seconds since the epoch.
-        allow_expired: Whether an expired record is taken all the same (to end its run).
+        allow_expired: Whether to accept an expired record (to end its run).
 
     Raises:
-        SuspensionFormatError: The record is of another version, or its state is of another release.
-        SuspensionTamperedError: A field was changed, or the secret is another one.
-        SuspensionGraphError: The agent's graph is another one.
-        SuspensionExpiredError: Its time is over.
+        SuspensionFormatError: The record has another version, or its state was written by another release.
+        SuspensionTamperedError: A field was changed, or the secret is different.
+        SuspensionGraphError: The record was written under another graph.
+        SuspensionExpiredError: The record has expired.
     """
     if record.version != RECORD_VERSION:
         raise SuspensionFormatError(
-            f"the record is of version {record.version}; this release reads version {RECORD_VERSION}"
+            f"the record has version {record.version}; this release reads version {RECORD_VERSION}"
         )
     if not hmac.compare_digest(_signature(record.model_dump(mode="json"), secret), record.signature):
         raise SuspensionTamperedError(
@@ -165,13 +168,13 @@ def open_record(
         )
     try:
         return load_state(record.state)
-    except ValidationError as error:  # signed with our secret, so by another release
+    except ValidationError as error:  # the signature matches, so another release wrote it
         where, what = _first_problem(error)
-        raise SuspensionFormatError(f"the record's state is none that this release reads: {where}: {what}") from None
+        raise SuspensionFormatError(f"this release cannot read the record's state: {where}: {what}") from None
 
 
 def _first_problem(error: ValidationError) -> tuple[str, str]:
-    """Where the first thing is that is wrong, and what."""
+    """The location and the text of the first validation error."""
     first = error.errors(include_url=False, include_input=False)[0]
     return ".".join(str(part) for part in first["loc"]) or "the text", first["msg"]
 
@@ -185,20 +188,20 @@ _ACCEPTED_REPLIES = {
 
 _REPLY_HINTS = {
     "question": "reply with a text",
-    "limit": "reply with a text that says how to go on",
+    "limit": "reply with a text that says how to continue",
     "approval": "reply with Allow(), Deny(reason) or Edit(arguments)",
     "in_doubt": "reply with ItRan(result), ItDidNotRun() or GiveUp()",
 }
 
 
 def check_human_reply(kind: str, reply: HumanReply) -> None:
-    """Make sure that a reply fits what a run waits for.
+    """Check that a reply fits what a run waits for.
 
     Raises:
         BlankHumanReplyError: The reply is empty.
-        HumanReplyError: It is of another kind than what the run waits for.
+        HumanReplyError: It is not a reply to what the run waits for.
     """
     if reply.kind == "text" and not reply.text.strip():
-        raise BlankHumanReplyError("the reply is empty; the run stays suspended until somebody answers")
+        raise BlankHumanReplyError("the reply is empty; the run stays suspended until it gets an answer")
     if reply.kind not in _ACCEPTED_REPLIES[kind]:
         raise HumanReplyError(f"this run waits for an answer of kind {kind!r}: {_REPLY_HINTS[kind]}")

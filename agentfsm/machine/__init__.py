@@ -1,4 +1,4 @@
-"""What may happen: declared graphs and the engine that runs them. Pure data and pure functions: no I/O, no clock, no await."""
+"""Declared graphs and the engine that runs them: pure data and pure functions, no I/O, no clock, no await."""
 
 from agentfsm.machine.engine import Decision, Machine
 from agentfsm.machine.graph import Graph, Guard, State, StateSpec, Transition

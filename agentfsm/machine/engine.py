@@ -2,7 +2,7 @@
 
 ``transitions`` 0.9.3 is driven through its documented class attributes. Its own ``Event.trigger`` builds an
 ``EventData`` and walks eight callback lists per trigger (10 to 20 microseconds), and does not say which guard decided;
-the subclass below evaluates the same ``Transition`` objects in the same order and keeps the answers. There are no
+the subclass below evaluates the same ``Transition`` objects in the same order and records the results. There are no
 callbacks, auto-transitions or registered models, so only a row of the table can move a run.
 """
 
@@ -20,27 +20,27 @@ from agentfsm.machine.graph import Graph, Guard, Transition
 __all__ = ["ABORTED", "Decision", "Machine", "Steppable"]
 
 ABORTED = "aborted"
-"""The name of the row that is taken where a guard raises."""
+"""The name of the row that is taken when a guard raises."""
 
 
 class Steppable(Protocol):
-    """What the engine needs of a run: where it is, and a place for an exception of a guard."""
+    """What the engine needs from a run: its state, and a method that records an exception raised by a guard."""
 
     state: str
 
     def abort(self, by: str, error: BaseException) -> None:
-        """Note that a guard raised; the run's ``aborted`` guard holds from then on."""
+        """Record that a guard raised; the run's ``aborted`` guard holds from then on."""
         ...
 
 
 class Decision(NamedTuple):
-    """Why a run moved: the transition taken, and each guard that was asked with its answer.
+    """Why a run moved: the transition taken, and each guard that was evaluated with its result.
 
     Attributes:
         transition: The row that was taken.
-        tried: Pairs of guard name and answer, in the order in which they were asked; the last is the
-            one that decided. A guard that raised answered False.
-        guard_result: What the deciding guard returned, where that says more than True (a ``Failure``).
+        tried: Pairs of guard name and result, in the order of evaluation; the last one decided. A guard that
+            raised counts as False.
+        guard_result: What the deciding guard returned, if that is more than True (a ``Failure``); else None.
     """
 
     transition: Transition
@@ -67,7 +67,7 @@ class Decision(NamedTuple):
 
 
 class _CompiledTransition(transitions.Transition):
-    """A ``transitions`` row that knows our own, and the decision that it amounts to."""
+    """A ``transitions`` row with the ``Decision`` that taking it amounts to."""
 
     def __init__(self, source: str, dest: str, *callbacks: Any, decision: Decision) -> None:
         super().__init__(source, dest, *callbacks)
@@ -75,29 +75,28 @@ class _CompiledTransition(transitions.Transition):
 
 
 class _StepEvent(transitions.Event):
-    """The one event of the machine: ask the rows of the run's state in order, take the first that holds."""
+    """The machine's only event: evaluate the rows of the run's state in order, and take the first that holds."""
 
     def __init__(self, name: str, machine: transitions.Machine) -> None:
         super().__init__(name, machine)
         self._rows_by_state: dict[str, list[tuple[Guard | None, Decision]]] = {}
 
     def add_transition(self, transition: transitions.Transition) -> None:
-        """As ``transitions`` has it, with the guard laid out for asking."""
+        """As in ``transitions``; also lists the guard with its decision."""
         super().add_transition(transition)
         if isinstance(transition, _CompiledTransition):
             decision = transition.decision
             self._rows_by_state.setdefault(decision.source, []).append((decision.transition.guard, decision))
 
     def trigger(self, model: Any, *args: Any, **kwargs: Any) -> bool:
-        """As ``transitions`` has it: move the model, and say whether it moved."""
+        """As in ``transitions``: move the model, and return whether it moved."""
         return self.decide(model) is not None
 
     def decide(self, run: Steppable) -> Decision | None:
-        """Move a run by the first row whose guard holds; None where there is none.
+        """Move a run by the first row whose guard holds; None if there is none.
 
-        A guard that raises counts as not holding; it is noted on the run, and the rows are asked again
-        from the first, so that the ``aborted`` row is taken (also where it is that row's own guard that
-        raised). The same guard is not asked twice.
+        A guard that raises counts as not holding. The exception is recorded on the run, and the other rows are
+        evaluated again from the first, so that the ``aborted`` row is taken (even if its own guard raised).
         """
         rows = self._rows_by_state.get(run.state, ())
         decision: Decision | None = None
@@ -106,19 +105,19 @@ class _StepEvent(transitions.Event):
                 if guard is None:
                     run.state = decision.transition.target
                     return decision
-                found = guard(run)
-                if found:
-                    answer = decision if found is True else _with_guard_result(decision, found)
+                result = guard(run)
+                if result:
+                    decided = decision if result is True else _with_guard_result(decision, result)
                     run.state = decision.transition.target
-                    return answer
-        except Exception as error:  # user code: whatever it raises ends the run in order
+                    return decided
+        except Exception as error:  # guards may be user code: any exception ends the run in an orderly way
             if decision is None:
                 raise
             return self._decide_skipping(run, {decision.transition.id: error})
         return None
 
     def _decide_skipping(self, run: Steppable, failed_guards: dict[str, Exception]) -> Decision | None:
-        """Decide again, with the guards that have raised left out."""
+        """Decide again, without the guards that raised."""
         by, error = next(reversed(failed_guards.items()))
         run.abort(by, error)
         for guard, decision in self._rows_by_state[run.state]:
@@ -126,18 +125,18 @@ class _StepEvent(transitions.Event):
             if row.id in failed_guards and row.name != ABORTED:
                 continue
             try:
-                found = guard is None or row.id in failed_guards or guard(run)
-                answer = decision if found is True else _with_guard_result(decision, found) if found else None
+                result = guard is None or row.id in failed_guards or guard(run)
+                decided = decision if result is True else _with_guard_result(decision, result) if result else None
             except Exception as another:
                 return self._decide_skipping(run, {**failed_guards, row.id: another})
-            if answer is not None:
+            if decided is not None:
                 run.state = row.target
-                return answer
+                return decided
         return None
 
 
 def _with_guard_result(decision: Decision, guard_result: object) -> Decision:
-    """A decision with what its guard returned; an awaitable is no answer, and would always read as true."""
+    """A decision with what its guard returned. An awaitable is refused: it would always be truthy."""
     if hasattr(type(guard_result), "__await__"):
         if isinstance(guard_result, Coroutine):
             guard_result.close()
@@ -151,7 +150,7 @@ class _TransitionsMachine(transitions.Machine):
 
 
 class Machine:
-    """A graph made to run. One machine serves any number of runs; it keeps nothing of them.
+    """A graph compiled to run. One machine serves any number of runs and stores nothing about them.
 
     Args:
         graph: The checked graph.
@@ -167,32 +166,32 @@ class Machine:
         self._step_event = step
 
     def step(self, run: Steppable) -> Decision:
-        """Move a run by the first row whose guard holds, and say why. Pure but for the run; never awaits.
+        """Move a run by the first row whose guard holds, and return why. Changes nothing but the run; never awaits.
 
         Args:
-            run: Any object with a ``state``; guards read the rest of it.
+            run: Any object with a ``state`` and what the guards read.
 
         Raises:
-            NoTransitionError: The run is in a final state, or waits and nothing that it waits for has
-                come. The run is unchanged.
+            NoTransitionError: The run is in a final state, or waits for an event that has not happened. The run
+                is unchanged.
         """
         decision = self._step_event.decide(run)
         if decision is None:
             spec = self.graph.spec(run.state)
-            why = "the run is over" if spec.final else "nothing that it waits for has come"
-            raise NoTransitionError(f"no transition leaves {str(run.state)!r} now: {why}")
+            why = "the run has ended" if spec.final else "the event that it waits for has not happened"
+            raise NoTransitionError(f"no transition can leave {str(run.state)!r} now: {why}")
         return decision
 
     def would_move(self, trial: Steppable) -> bool:
-        """Whether a run would move by a step; for looking ahead, so that ``step`` is called for real moves alone.
+        """Whether ``step`` would move the run.
 
         Args:
-            trial: A copy of the run, which is moved.
+            trial: A copy of the run; it is moved.
         """
         return self._step_event.decide(trial) is not None
 
     def to_transitions(self) -> transitions.Machine:
-        """The machine as ``transitions`` sees it, for its own tools (``GraphMachine`` and others); a new one."""
+        """A new ``transitions.Machine`` for the same graph, for that library's tools (``GraphMachine``...)."""
         return _build_machine(self.graph)
 
 
@@ -213,13 +212,13 @@ def _build_machine(graph: Graph) -> _TransitionsMachine:
 
 @lru_cache(maxsize=16)
 def _cached_step_event(graph: Graph) -> transitions.Event:
-    """What steps through a graph: a program has few graphs and many agents, and it keeps nothing of a run."""
+    """The compiled step event of a graph; cached, since a program has few graphs and many agents."""
     return _build_machine(graph).events["step"]
 
 
 def _compile_decisions(graph: Graph) -> Iterator[Decision]:
-    """The decision that each row amounts to: the first that holds wins, so all in front of it said no."""
+    """The decision of each row. The first row that holds wins, so every guard before it was False."""
     for spec in graph.states:
         rows = graph.rows(spec.name)
-        for place, row in enumerate(rows):
-            yield Decision(row, (*((r.name, False) for r in rows[:place]), (row.name, True)))
+        for index, row in enumerate(rows):
+            yield Decision(row, (*((r.name, False) for r in rows[:index]), (row.name, True)))

@@ -30,7 +30,7 @@ __all__ = ["OTHERWISE", "Graph", "Guard", "State", "StateSpec", "Transition", "c
 
 
 Guard = Callable[[Any], object]
-"""A pure, synchronous function of a run: what it returns is read as true or false."""
+"""A pure, synchronous function of a run; its return value is tested for truth."""
 
 OTHERWISE = "otherwise"
 """The name of a transition that has no guard."""
@@ -55,13 +55,13 @@ class StateSpec:
 
     Attributes:
         name: Its name; a ``State`` or any identifier.
-        note: Its effect in a few words, shown in pictures.
-        spends: What each visit uses up ("a step"); a cycle through it must then end.
-        waits: Whether it waits for an event from outside; it then needs no guardless transition.
+        note: Its effect in a few words, shown in diagrams.
+        spends: The budget that each visit consumes ("a step"), so that a cycle through the state must end.
+        waits: Whether it waits for an external event; such a state needs no transition without a guard.
         final: Whether a run ends in it.
-        lane: Where pictures put it: ``main``, ``left`` (recovery) or ``right`` (waiting).
-        effect: The one thing that the state does to the world, where it is not one of the eight:
-            an async (or plain) function of the run's state; see ``agentfsm.runtime.effects``.
+        lane: Its column in diagrams: ``main``, ``left`` (recovery) or ``right`` (waiting).
+        effect: What a state of your own does: an async or plain function that takes the ``RunState``
+            (``agentfsm.runtime.effects``). The eight states of ``State`` have built-in effects.
     """
 
     name: str
@@ -75,13 +75,13 @@ class StateSpec:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One row of the table: in ``source``, where ``guard`` holds, go to ``target``.
+    """One row of the table: from ``source``, if ``guard`` holds, to ``target``.
 
     Attributes:
-        source: The state in which it is asked.
+        source: The state that it leaves.
         guard: The guard, or None for the last row of a state, which always holds.
-        target: The state to which it leads.
-        spends: What taking it uses up, beside what its states spend ("a pending call").
+        target: The state that it enters.
+        spends: The budget that taking it consumes, in addition to what its states spend ("a pending call").
     """
 
     source: str
@@ -96,7 +96,7 @@ class Transition:
 
     @property
     def id(self) -> str:
-        """Its name in journals, errors and tests: ``source.guard``."""
+        """Its identifier in journals, errors and tests: ``source.guard``."""
         return f"{self.source}.{self.name}"
 
     def __str__(self) -> str:
@@ -110,12 +110,12 @@ class Transition:
 
 @dataclass(frozen=True)
 class Graph:
-    """A checked table of transitions, in the order in which they are asked.
+    """A checked table of transitions, in the order in which their guards are evaluated.
 
     Attributes:
         states: The declared states; the first is where a run starts.
-        transitions: The rows, grouped or not: within one source their order is behaviour.
-        name: What pictures and journals call it.
+        transitions: The rows. Their order within one source state is part of the behavior.
+        name: Its name in diagrams and journals.
 
     Raises:
         GraphError: The table breaks a rule; the error names the edge and the rule.
@@ -129,7 +129,6 @@ class Graph:
     )
 
     def __post_init__(self) -> None:
-
         object.__setattr__(self, "states", tuple(self.states))
         object.__setattr__(self, "transitions", tuple(self.transitions))
         for spec in self.states:
@@ -142,7 +141,7 @@ class Graph:
         return self.states[0].name
 
     def rows(self, state: str) -> tuple[Transition, ...]:
-        """The transitions that leave a state, in the order in which they are asked.
+        """The transitions that leave a state, in the order in which their guards are evaluated.
 
         Raises:
             GraphError: There is no such state.
@@ -180,51 +179,53 @@ class Graph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of the table: states, guards' names, targets and order. Guards' code is not in it."""
+        """SHA-256 (hex) of the table: states, guard names, targets and order, but not the guards' code."""
         return hashlib.sha256(json.dumps(self.table, separators=(",", ":")).encode()).hexdigest()
 
     @cached_property
     def table(self) -> dict[str, list[list[Any]]]:
-        """The table as JSON data, as journals pin it; ``fingerprint`` is its hash."""
+        """The table as JSON data, as each run's journal records it; ``fingerprint`` is its hash."""
         return {
             "states": [[s.name, s.waits, s.final, s.spends] for s in self.states],
             "transitions": [[t.source, t.name, t.target, t.spends] for s in self.states for t in self._rows[s.name]],
         }
 
-    def diagram(self, format: str = "svg") -> str:  # noqa: A002  # the word that everybody expects
-        """The graph as a picture or in another form; ``agentfsm.diagrams`` has themes, overlays and images.
+    def diagram(self, format: str = "svg") -> str:  # noqa: A002  # the usual name for it
+        """The graph as a diagram or in another format; ``agentfsm.diagrams`` has themes, overlays and images.
 
         Args:
             format: ``svg``, ``dot``, ``mermaid``, ``markdown``, ``text``, ``plantuml``, ``scxml``,
                 ``xstate`` or ``promela``.
 
         Raises:
-            ConfigurationError: There is no such form.
+            ConfigurationError: There is no such format.
         """
-        from agentfsm.diagrams import diagram  # a reader of graphs, loaded when one is drawn
+        from agentfsm.diagrams import diagram  # upward and lazy: diagrams read graphs, and most programs draw none
 
         return diagram(self, format)
 
     def analyse(self, *properties: Any, guardrails: Any = None) -> Any:
-        """What can be proved of the graph, as an ``agentfsm.analysis.Analysis``; ``analyse`` there takes more.
+        """What can be proved about the graph, as an ``agentfsm.analysis.Analysis``.
+
+        ``agentfsm.analysis.analyse`` takes more options.
 
         Args:
-            *properties: What you declare of it: ``must_pass(...)``, ``never_after(...)``.
-            guardrails: The ``AgentGuardrails`` of its runs; the defaults unless given.
+            *properties: Properties to prove: ``must_pass(...)``, ``never_after(...)``.
+            guardrails: The ``AgentGuardrails`` of its runs; defaults to ``AgentGuardrails()``.
         """
-        from agentfsm.analysis import analyse  # a reader of graphs, loaded when one is analysed
+        from agentfsm.analysis import analyse  # upward and lazy: analysis reads graphs, and most programs prove nothing
 
         return analyse(self, *properties, guardrails=guardrails)
 
-    # Each of the following gives a new, checked graph; this one never changes.
+    # Each of the following returns a new, checked graph; this one never changes.
 
     def with_transition(self, transition: Transition, *, before: str | None = None) -> Graph:
-        """A graph with one row more.
+        """A graph with one more row.
 
         Args:
             transition: The new row.
-            before: The guard in front of which it is asked; without it, it is asked last, in front
-                of the row that has no guard.
+            before: The guard before which the new one is evaluated. By default it is the last one evaluated, just
+                before the row without a guard.
 
         Raises:
             GraphError: ``before`` names no row of that state, or the new table breaks a rule.
@@ -234,13 +235,13 @@ class Graph:
     def with_detector(
         self, state: str, detector: Guard, *, before: str | None = None, target: str = State.RECOVER
     ) -> Graph:
-        """A graph in which a state asks one detector more and goes to ``recover`` when it finds a failure.
+        """A graph in which a state evaluates one more detector, and goes to ``recover`` when it finds a failure.
 
         Args:
-            state: The state that asks it.
-            detector: A pure function of the run's state that returns a ``Failure`` or None.
-            before: The guard in front of which it is asked; by default it is asked last.
-            target: Where a failure leads.
+            state: The state that evaluates it.
+            detector: A pure function of the ``RunState`` that returns a ``Failure`` or None.
+            before: The guard before which it is evaluated; by default it is evaluated last.
+            target: The state that a failure leads to.
 
         Raises:
             GraphError: ``before`` names no row of that state, or the new table breaks a rule.
@@ -255,15 +256,15 @@ class Graph:
         entered_by: Transition | str,
         before: str | None = None,
     ) -> Graph:
-        """A graph with one state more.
+        """A graph with one more state.
 
         Args:
             spec: The new state; its ``effect`` is what it does.
-            transitions: The rows that leave it. A state that neither waits nor ends is given the rows
-                ``cancelled`` and ``aborted`` of the first state, in front, where it has none.
+            transitions: The rows that leave it. A state that neither waits nor ends also gets the initial
+                state's rows ``cancelled`` and ``aborted`` first, unless it has its own.
             entered_by: How it is entered: a new transition to it, or the id of an existing one
                 (``"post_llm.otherwise"``), which then leads to the new state.
-            before: For a new transition, the guard in front of which it is asked.
+            before: For a new transition, the guard before which it is evaluated.
 
         Raises:
             GraphError: The new table breaks a rule.
@@ -287,32 +288,38 @@ class Graph:
             GraphError: A name is unknown, or the smaller table breaks a rule.
         """
         states = {s.name for s in self.states}
-        gone_states = {n for n in names if n in states}
-        gone_rows = {self.transition(n).id for n in names if n not in states}
-        kept = tuple(
+        removed_states = {n for n in names if n in states}
+        removed_rows = {self.transition(n).id for n in names if n not in states}
+        remaining = tuple(
             t
             for t in self.transitions
-            if t.id not in gone_rows and t.source not in gone_states and t.target not in gone_states
+            if t.id not in removed_rows and t.source not in removed_states and t.target not in removed_states
         )
-        return replace(self, states=tuple(s for s in self.states if s.name not in gone_states), transitions=kept)
+        return replace(
+            self, states=tuple(s for s in self.states if s.name not in removed_states), transitions=remaining
+        )
 
     def _insert_row(self, new: Transition, before: str | None) -> tuple[Transition, ...]:
         table = list(self.transitions)
         rows = [i for i, t in enumerate(table) if t.source == new.source]
         if before is None:
             last = rows[-1] if rows else len(table) - 1
-            place = last if rows and table[last].guard is None and new.guard is not None else last + 1
+            index = last if rows and table[last].guard is None and new.guard is not None else last + 1
         else:
             named = [i for i in rows if table[i].name == before]
             if not named:
-                asked = ", ".join(table[i].name for i in rows)
-                raise GraphError(f"there is no row {before!r} to stand in front of", new.id, f"rows: {asked}")
-            place = named[0]
-        return (*table[:place], new, *table[place:])
+                names = ", ".join(table[i].name for i in rows)
+                raise GraphError(f"there is no row {before!r} to insert it before", new.id, f"rows: {names}")
+            index = named[0]
+        return (*table[:index], new, *table[index:])
 
 
 def check_graph(graph: Graph) -> None:
-    """Raise ``GraphError`` for the first rule that a graph breaks, naming the edge."""
+    """Check every rule of the module's docstring.
+
+    Raises:
+        GraphError: A rule is broken; it names the first such rule and the edge.
+    """
     for rule in (
         _check_names,
         _check_endpoints,
@@ -334,9 +341,9 @@ def _check_names(graph: Graph) -> None:
     for transition in graph.transitions:
         if not transition.name.isidentifier():
             raise GraphError(
-                "a guard's name must be an identifier", transition.id, "give the function a name: no lambda"
+                "a guard's name must be an identifier", transition.id, "name the function: a lambda has no name"
             )
-    _check_unique((t.id for t in graph.transitions), "the guard is asked twice in one state")
+    _check_unique((t.id for t in graph.transitions), "the guard is used twice in one state")
 
 
 def _check_unique(names: Iterable[str], rule: str) -> None:
@@ -355,7 +362,7 @@ def _check_endpoints(graph: Graph) -> None:
                 known = ", ".join(specs)
                 raise GraphError(f"{end!r} is not a declared state", transition.id, f"declared: {known}")
         if specs[transition.source].final:
-            raise GraphError("nothing may leave a final state", transition.id)
+            raise GraphError("no transition may leave a final state", transition.id)
 
 
 def _check_guards(graph: Graph) -> None:
@@ -374,7 +381,7 @@ def _check_guards(graph: Graph) -> None:
 
 
 def _returns_unawaited(function: object) -> bool:
-    """Whether what a function returns is an object that waits to be run, and never its answer."""
+    """Whether calling the function returns a coroutine or a generator, which is always truthy."""
     return (
         inspect.iscoroutinefunction(function)
         or inspect.isgeneratorfunction(function)
@@ -391,12 +398,12 @@ def _check_default_rows(graph: Graph) -> None:
             raise GraphError("no transition leaves the state", spec.name, "declare it final, or add a row")
         for earlier, later in pairwise(rows):
             if earlier.guard is None:
-                raise GraphError(f"can never be asked: {earlier.id} stands in front of it and has no guard", later.id)
+                raise GraphError(f"can never be evaluated: {earlier.id} comes before it and has no guard", later.id)
         if rows[-1].guard is not None and not spec.waits:
             raise GraphError(
                 "the last transition of a state that does not wait must have no guard",
                 rows[-1].id,
-                f"add Transition({str(spec.name)!r}, None, ...) behind it",
+                f"add Transition({str(spec.name)!r}, None, ...) after it",
             )
 
 
@@ -417,14 +424,14 @@ def _reachable(
     start: set[str], transitions: Iterable[Transition], ends: Callable[[Transition], tuple[str, str]]
 ) -> set[str]:
     pairs = [ends(t) for t in transitions]
-    found = set(start)
-    while more := {b for a, b in pairs if a in found} - found:
-        found |= more
-    return found
+    reached = set(start)
+    while more := {b for a, b in pairs if a in reached} - reached:
+        reached |= more
+    return reached
 
 
 def _check_cycles(graph: Graph) -> None:
-    """Refuse a cycle in what is left when all that spends or waits is taken out."""
+    """Reject a cycle that neither spends anything nor waits: one in the graph without what spends or waits."""
     bounded = {s.name for s in graph.states if s.spends or s.waits}
     free = [t for t in graph.transitions if not t.spends and t.source not in bounded and t.target not in bounded]
     on_path: list[Transition] = []
@@ -436,9 +443,9 @@ def _check_cycles(graph: Graph) -> None:
             if transition.target in path:
                 loop = [*path[path.index(transition.target) :], transition.target]
                 raise GraphError(
-                    f"closes a cycle that spends nothing and waits for nobody: {' -> '.join(loop)}",
+                    f"closes a cycle that spends nothing and never waits: {' -> '.join(loop)}",
                     transition.id,
-                    "say what it uses up with spends=..., or lead it through a state that spends",
+                    "declare what it uses up with spends=..., or lead it through a state that spends",
                 )
             if transition.target not in done:
                 on_path.append(transition)

@@ -92,11 +92,11 @@ def test_an_edited_record_and_one_that_is_none_are_refused(cli: Cli, agent: list
     (tmp_path / "wait.json").write_text(json.dumps(record | {"tool": "add"}))
     assert "signature does not match" in resumed(cli, agent, "allow")[2]
     (tmp_path / "wait.json").write_text("{}")
-    assert "this is no suspension record" in resumed(cli, agent, "allow")[2]
+    assert "this is not a suspension record" in resumed(cli, agent, "allow")[2]
     (tmp_path / "wait.json").write_bytes(b"\xff\xfe")
     code, _, err, _ = resumed(cli, agent, "allow")
     assert code == 2
-    assert "this is no suspension record" in err
+    assert "this is not a suspension record" in err
 
 
 def test_a_run_may_be_ended_without_a_reply(cli: Cli, agent: list[str]) -> None:
