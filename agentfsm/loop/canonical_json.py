@@ -1,7 +1,7 @@
 """Canonical JSON: one text per value, for journals, signatures and hashes.
 
-``canonical_json`` writes plain JSON with sorted keys. ``encode`` writes RFC 8785 text that ``decode`` reads back without
-loss: what JSON cannot represent faithfully becomes a tagged object:
+``canonical_json`` writes plain JSON with sorted keys. ``encode`` writes RFC 8785 text that ``decode`` reads back
+without loss: what JSON cannot represent faithfully becomes a tagged object:
 
 - ``{"$float": "1.0"}``: a float that RFC 8785 would turn into an integer, or format differently from Python
 - ``{"$int": "..."}``: an integer beyond 2**53 - 1

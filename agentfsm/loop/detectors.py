@@ -1,8 +1,8 @@
 """The failure detectors of ``LOOP``, and the ``detector`` decorator that attaches examples to a guard.
 
 A detector is a pure function of ``RunState`` that returns a ``Failure`` or None. To add one, write it here or in your
-own code and give it a row. The examples say what happens outside where a guard holds and where it does not;
-``agentfsm.testing`` plays them to the real loop.
+own code and add a row to the table. The examples are external events after which a guard holds, or does not;
+``agentfsm.testing`` replays them on the real loop.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ __all__ = ["DEFAULT_RESULT", "Example", "detector"]
 
 
 DEFAULT_RESULT = "fine"
-"""What a tool returns where an example does not say."""
+"""What a tool returns unless an example says otherwise."""
 
 F = TypeVar("F", bound=Callable[..., object])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One thing that happens outside. Give what matters; the rest is as uneventful as it can be.
+    """One external event. Give what matters; everything else succeeds without incident.
 
     Attributes:
-        reply: What the model says in the reply before: a text, a ``Reply``, or an exception to raise.
-        call: A call that this reply makes.
-        times: How often it makes that call, all of them to run together.
-        result: What the tool of that call returns; an exception is raised.
-        duration_s: Seconds that the state's own work takes.
-        idle_s: Seconds in which nothing happens, just before it.
-        tokens: Tokens that the last reply before it used up.
-        cost_usd: USD that the last reply before it cost.
+        reply: The model's previous reply: a text, a ``Reply``, or an exception to raise.
+        call: A tool call in that reply.
+        times: How many times the reply makes that call; the calls run in parallel.
+        result: What the tool returns; an exception is raised.
+        duration_s: Seconds that the state's effect takes.
+        idle_s: Seconds without activity just before it.
+        tokens: Tokens of the previous reply.
+        cost_usd: Cost of the previous reply in USD.
         action: What the policy decides.
-        answer: What a person answers: a text, ``Allow()``, ``ItRan()``...
-        needs_approval: Whether a hook asks for approval of the call.
-        crash: Whether the power fails as the call begins, and the run is taken up from its store.
-        cancel: Whether somebody cancels the run.
+        answer: A person's answer: a text, ``Allow()``, ``ItRan()``...
+        needs_approval: Whether a hook requires approval of the call.
+        crash: Whether the process dies as the call begins, and the run is resumed from its store.
+        cancel: Whether the run is cancelled.
         abort: Whether a hook aborts the run.
         state_result: What the effect of a state of your own returns.
     """
@@ -65,7 +65,7 @@ class Example:
 
 
 def detector(*, fires_on: Iterable[Example], silent_on: Iterable[Example] = ()) -> Callable[[F], F]:
-    """Say of a guard where it holds and where it does not; the function itself stays as it is.
+    """Attach examples to a guard; the function itself is unchanged.
 
     ::
 
@@ -79,8 +79,8 @@ def detector(*, fires_on: Iterable[Example], silent_on: Iterable[Example] = ()) 
             return Failure(kind=FailureKind.policy_violation, explanation="too much")
 
     Args:
-        fires_on: Examples with which it holds; the first is what paths are put together from.
-        silent_on: Examples with which it does not.
+        fires_on: Examples for which it holds; generated paths use the first.
+        silent_on: Examples for which it does not.
     """
 
     def attach_examples(function: F) -> F:
@@ -91,11 +91,11 @@ def detector(*, fires_on: Iterable[Example], silent_on: Iterable[Example] = ()) 
     return attach_examples
 
 
-# -- pre_step: budgets and silence --------------------------------------------------------------------
+# -- pre_step: budgets and stalls --------------------------------------------------------------------
 
 
 def runaway(run: RunState) -> Failure | None:
-    """``pre_step`` was entered more often than ``max_steps`` allows, whatever the policy decided."""
+    """``pre_step`` was entered more than ``max_steps`` times, whatever the policy decided."""
     limit = run.guardrails.step_limit
     if run.steps <= limit:
         return None
@@ -112,7 +112,7 @@ def _limit_failure(run: RunState, kind: FailureKind, explanation: str) -> Failur
 
 
 def iteration_limit(run: RunState) -> Failure | None:
-    """As many model calls as ``max_iterations`` were made."""
+    """``max_iterations`` model calls were made."""
     limit = run.guardrails.max_iterations
     if limit is None or run.iterations < limit:
         return None
@@ -120,7 +120,7 @@ def iteration_limit(run: RunState) -> Failure | None:
 
 
 def time_limit(run: RunState) -> Failure | None:
-    """``max_execution_time_s`` of active time is over, and so is the last turn, where one was granted."""
+    """``max_execution_time_s`` of active time has passed, and so has the last turn, if there is one."""
     limit = run.guardrails.max_execution_time_s
     if limit is None or run.elapsed_s < limit or run.final_turn == "now":
         return None
@@ -144,7 +144,7 @@ def cost_limit(run: RunState) -> Failure | None:
 
 
 def no_progress(run: RunState) -> Failure | None:
-    """In ``pre_step``: a stall. Elsewhere: a reply that says and calls nothing, or only talks."""
+    """In ``pre_step``: a stall. Elsewhere: an empty reply, or text where a tool call is required."""
     return _stall_failure(run) if run.state == State.PRE_STEP else _idle_reply_failure(run)
 
 
@@ -176,17 +176,17 @@ def _run_failure(run: RunState, kind: FailureKind) -> Failure | None:
 
 
 def transient_provider(run: RunState) -> Failure | None:
-    """The model's call failed in a way that another try can mend."""
+    """The model call failed, and a retry may succeed."""
     return _run_failure(run, FailureKind.transient_provider)
 
 
 def provider_error(run: RunState) -> Failure | None:
-    """The model's call failed in a way that nobody can retry away."""
+    """The model call failed, and a retry cannot help."""
     return _run_failure(run, FailureKind.provider_error)
 
 
 def context_overflow(run: RunState) -> Failure | None:
-    """The provider says that the prompt is too long."""
+    """The provider rejected the prompt as too long."""
     return _run_failure(run, FailureKind.context_overflow)
 
 
@@ -194,58 +194,56 @@ def context_overflow(run: RunState) -> Failure | None:
 
 
 def output_truncated(run: RunState) -> Failure | None:
-    """The model was cut off by the cap on its reply."""
+    """The reply was truncated by its token limit."""
     if run.reply is None or run.reply.finish_reason is not FinishReason.LENGTH:
         return None
     return Failure(kind=FailureKind.output_truncated, explanation="the reply was cut off by its length limit")
 
 
 def output_refused(run: RunState) -> Failure | None:
-    """The model, or a content filter, refused; its words are the blocker."""
+    """The model or a content filter refused; the text of the refusal is the blocker."""
     reply = run.reply
     if reply is None:
         return None
     filtered = reply.finish_reason in (FinishReason.CONTENT_FILTER, FinishReason.REFUSAL)
     if not filtered and reply.refusal is None:
         return None
-    words = reply.refusal or reply.message.content or f"stopped by {reply.finish_reason.value}"
-    return Failure(
-        kind=FailureKind.output_refused, explanation="the model refused to answer", blockers=(words.strip(),)
-    )
+    text = reply.refusal or reply.message.content or f"stopped by {reply.finish_reason.value}"
+    return Failure(kind=FailureKind.output_refused, explanation="the model refused to answer", blockers=(text.strip(),))
 
 
 def output_malformed(run: RunState) -> Failure | None:
-    """The envelope or the structured answer does not parse or validate."""
+    """The envelope or the structured output cannot be parsed or is not valid."""
     if run.malformed is None:
         return None
     return Failure(kind=FailureKind.output_malformed, explanation=run.malformed)
 
 
 def loop_detected(run: RunState) -> Failure | None:
-    """A call of the reply would be the ``loop_hard_threshold``-th equal one among the last ``loop_window``."""
+    """A call of the reply would be the ``loop_hard_threshold``-th equal call among the last ``loop_window``."""
     if not run.batch:
         return None
     window, limit = run.guardrails.loop_window, run.guardrails.loop_hard_threshold
     calls = [*run.recent_calls, *[c.signature for c in run.batch]]
-    for place in range(len(run.recent_calls), len(calls)):
-        if calls.count(calls[place]) < limit:
+    for index in range(len(run.recent_calls), len(calls)):
+        if calls.count(calls[index]) < limit:
             continue
-        count = calls[max(0, place + 1 - window) : place + 1].count(calls[place])
+        count = calls[max(0, index + 1 - window) : index + 1].count(calls[index])
         if count >= limit:
-            tool = calls[place].rpartition(":")[0]
+            tool = calls[index].rpartition(":")[0]
             return Failure(
                 kind=FailureKind.loop_detected,
                 explanation=f"the same call of {tool!r} came {count} times among the last {window} calls",
-                metadata={"signature": calls[place], "count": count},
+                metadata={"signature": calls[index], "count": count},
             )
     return None
 
 
-# -- post_tool: what the batch brought ----------------------------------------------------------------
+# -- post_tool: the results of the batch ----------------------------------------------------------------
 
 
 def _batch_failure(run: RunState, kind: FailureKind) -> Failure | None:
-    """The batch's failure of a kind; what else failed in it stands in the metadata."""
+    """The batch's failure of a kind; its metadata lists the other failures of the batch."""
     failure = run.call_failures.get(kind)
     if failure is None or len(run.call_failures) == 1:
         return failure
@@ -254,7 +252,7 @@ def _batch_failure(run: RunState, kind: FailureKind) -> Failure | None:
 
 
 def policy_violation(run: RunState) -> Failure | None:
-    """``max_denials`` denials in a row, or a tool or guard said so."""
+    """``max_denials`` consecutive calls were denied, or a tool reported it."""
     if run.denials >= run.guardrails.max_denials:
         return Failure(
             kind=FailureKind.policy_violation,
@@ -265,7 +263,7 @@ def policy_violation(run: RunState) -> Failure | None:
 
 
 def repeated_error(run: RunState) -> Failure | None:
-    """The circuit breaker: the same error came ``repeated_error_threshold`` times in a row."""
+    """Circuit breaker: the same tool error occurred ``repeated_error_threshold`` times in a row."""
     if run.error_key is None or run.error_streak < run.guardrails.repeated_error_threshold:
         return None
     _, tool, _, message = run.error_key
@@ -277,22 +275,22 @@ def repeated_error(run: RunState) -> Failure | None:
 
 
 def ambiguous_input(run: RunState) -> Failure | None:
-    """A tool says that the request is underspecified."""
+    """A tool reported that the request is ambiguous."""
     return _batch_failure(run, FailureKind.ambiguous_input) if run.call_failures else None
 
 
 def scope_too_large(run: RunState) -> Failure | None:
-    """A tool says that the task is too big for one step."""
+    """A tool reported that the task is too large for one step."""
     return _batch_failure(run, FailureKind.scope_too_large) if run.call_failures else None
 
 
 def capability_gap(run: RunState) -> Failure | None:
-    """A tool says that nothing here can do what is asked."""
+    """A tool reported that no available tool can do what is needed."""
     return _batch_failure(run, FailureKind.capability_gap) if run.call_failures else None
 
 
 def kernel_invalidated(run: RunState) -> Failure | None:
-    """A tool says that the state of its execution kernel went bad."""
+    """A tool reported that its execution kernel lost its state."""
     return _batch_failure(run, FailureKind.kernel_invalidated) if run.call_failures else None
 
 
@@ -302,12 +300,12 @@ def unknown_tool(run: RunState) -> Failure | None:
 
 
 def invalid_arguments(run: RunState) -> Failure | None:
-    """A call's arguments do not parse or validate; the tool was not run."""
+    """A call's arguments cannot be parsed or are not valid; the tool was not run."""
     return _batch_failure(run, FailureKind.invalid_arguments) if run.call_failures else None
 
 
 def environment_error(run: RunState) -> Failure | None:
-    """A tool met an OSError: a missing file, a refused connection, a full disk."""
+    """A tool raised an OSError: a missing file, a refused connection, a full disk."""
     failure = _batch_failure(run, FailureKind.environment_error)
     if failure is None or run.behavior.environment_errors == "retry":
         return failure
@@ -315,5 +313,5 @@ def environment_error(run: RunState) -> Failure | None:
 
 
 def tool_error(run: RunState) -> Failure | None:
-    """A tool raised, returned a failure, or took too long."""
+    """A tool raised, returned a failure, or timed out."""
     return _batch_failure(run, FailureKind.tool_error) if run.call_failures else None

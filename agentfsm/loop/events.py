@@ -1,7 +1,7 @@
 """Events: what a run reports to its observers, in order; the last one says how the run ended.
 
 The last event is always exactly one of ``RunCompleted``, ``Handoff``, ``PartialRunSummary``, ``RunCancelled`` and
-``UserInputRequested``; the latter means that the run is suspended, not over.
+``UserInputRequested``, which means that the run is suspended, not over.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Event:
 
     Attributes:
         run_id: The run.
-        seq: Its place among the events of this part of the run, from 1: behind a suspension or a crash the
-            next part begins with ``RunResumed`` and counts anew.
-        time: When, in seconds since the epoch, by the host's clock; information only, order is ``seq``.
+        seq: Its number, from 1. After a suspension or a crash the run continues with ``RunResumed`` as number 1.
+        time: When it happened, in seconds since the epoch, by the host's clock. For information: ``seq`` is the
+            order.
     """
 
     run_id: str
@@ -56,13 +56,13 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStarted(Event):
-    """A run begins with a user's message.
+    """A run started with a user message.
 
     Attributes:
         prompt: The message.
         model: The model's name.
-        session_id: The conversation, where the caller has one.
-        parent: For a sub-agent's run, the run and the call for which it works; else None.
+        session_id: The conversation, or an empty string.
+        parent: For the run of a sub-agent, the ids of the parent run and of the call that it works on; else None.
     """
 
     prompt: str
@@ -73,13 +73,13 @@ class RunStarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RunResumed(Event):
-    """A suspended run goes on.
+    """A run was resumed after a suspension or a crash.
 
     Attributes:
-        kind: What it had waited for.
+        kind: What it waited for.
         model: The model's name.
-        session_id: The conversation, where the caller has one.
-        parent: For a sub-agent's run, the run and the call for which it works; else None.
+        session_id: The conversation, or an empty string.
+        parent: For the run of a sub-agent, the ids of the parent run and of the call that it works on; else None.
     """
 
     kind: str
@@ -107,11 +107,10 @@ class Transitioned(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TextDelta(Event):
-    """More of the text of the reply that is under way.
+    """The next part of the text of the current reply.
 
-    Deltas are for people to read along: they come only while somebody watches and the model streams, and
-    ``ModelReplied`` brings the whole. Where the reply fails after all, ``RecoveryStarted`` or an ending comes in
-    its stead, and what was told of it is void.
+    Deltas are for display: they are emitted only if there is an observer and the model streams. ``ModelReplied``
+    has the complete message. If the reply fails, ``RecoveryStarted`` or an ending follows instead; discard the deltas.
     """
 
     text: str
@@ -119,19 +118,19 @@ class TextDelta(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningDelta(Event):
-    """More of what the model thinks, where its provider shows that."""
+    """The next part of the model's reasoning, if its provider shows that."""
 
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolCallDelta(Event):
-    """More of a tool call of the reply that is under way.
+    """The next part of a tool call of the current reply.
 
     Attributes:
-        index: Which call of the reply, from 0.
+        index: The number of the call in the reply, from 0.
         name: The tool.
-        arguments: More of the JSON text of its arguments.
+        arguments: The next part of the JSON text of its arguments.
     """
 
     index: int
@@ -141,10 +140,10 @@ class ToolCallDelta(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplyRestarted(Event):
-    """The deltas of this reply so far are void: it begins anew, by another model.
+    """The reply starts again, from another model: discard its deltas so far.
 
     Attributes:
-        reason: What happened.
+        reason: Why.
     """
 
     reason: str
@@ -152,13 +151,13 @@ class ReplyRestarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelReplied(Event):
-    """The model answered.
+    """The model replied.
 
     Attributes:
-        message: What it said.
-        usage: What the call used up.
-        finish_reason: Why it stopped.
-        model: The name under which the provider answered, or an empty string.
+        message: The assistant message.
+        usage: What the call consumed.
+        finish_reason: Why the model stopped.
+        model: The model name that the provider reported, or an empty string.
     """
 
     message: Message
@@ -176,21 +175,21 @@ class ToolStarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ToolFinished(Event):
-    """A tool call has its result."""
+    """A tool call has ended and has a result."""
 
     result: ToolResult
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryStarted(Event):
-    """Something failed, and the run recovers from it.
+    """The run recovers from a failure and continues.
 
     Attributes:
-        failure: What failed.
-        action: What is done about it: ``retry`` or ``narrow_scope``.
-        attempt: Which strike of its kind this is, from 1.
+        failure: The failure.
+        action: ``retry`` or ``narrow_scope``.
+        attempt: The number of consecutive failures of this kind, from 1.
         backoff_s: Seconds that the run waits first.
-        recoverable: Always True: what cannot be recovered from ends the run with another event.
+        recoverable: Always True: a failure that is not recoverable ends the run with another event.
     """
 
     failure: Failure
@@ -202,14 +201,14 @@ class RecoveryStarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RunWarning(Event):
-    """Something beside the run failed (memory, a hook that fails open, an observer); the run goes on."""
+    """Something optional failed (memory, a hook that fails open, an observer); the run continues."""
 
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ending(Event):
-    """The last event of a run, or of its part up to a suspension."""
+    """The last event of a run, or the last before it is suspended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,13 +220,13 @@ class RunCompleted(Ending):
 
 @dataclass(frozen=True, kw_only=True)
 class Handoff(Ending):
-    """The agent cannot finish and hands the task back; there is no question to answer.
+    """The agent cannot finish and hands off the task; there is no question to answer.
 
     Attributes:
         rationale: Why.
         blockers: Concrete reasons.
-        suggested_next_steps: What a person might do.
-        failure: The failure behind it, or None where the model declared it.
+        suggested_next_steps: What a person could do next.
+        failure: The failure that caused it, or None if the model declared it.
     """
 
     rationale: str
@@ -238,13 +237,13 @@ class Handoff(Ending):
 
 @dataclass(frozen=True, kw_only=True)
 class PartialRunSummary(Ending):
-    """The run stopped early without asking anybody to act.
+    """The run stopped early and does not ask anyone to act.
 
     Attributes:
-        missing: What was not reached.
-        learned_facts: What went wrong on the way, from the run's lessons.
+        missing: What was not achieved.
+        learned_facts: What went wrong, from the run's lessons.
         next_step_plan: What would come next.
-        failure: The failure behind it.
+        failure: The failure that caused it.
     """
 
     missing: str
@@ -262,21 +261,21 @@ class RunCancelled(Ending):
 
 @dataclass(frozen=True, kw_only=True)
 class UserInputRequested(Ending):
-    """The run is suspended and needs a person; it goes on with ``agent.resume(suspension_record, reply)``.
+    """The run is suspended until a person answers; resume it with ``agent.resume(suspension_record, reply)``.
 
     Attributes:
         kind: ``question``, ``approval``, ``limit`` or ``in_doubt``.
-        question: What the person is asked.
-        context: More about it.
+        question: The question for the person.
+        context: Background for the question.
         choices: Answers to choose from, or empty.
-        tool: For an approval or a doubt, the tool.
-        arguments: For an approval or a doubt, the arguments of the call.
-        asker: Where a sub-agent asks, the tool that it is; else an empty string.
-        suspension_record: What must be kept to resume the run.
-        digest: To what an answer can be bound (``agent.resume(run_id, reply, to=digest)``): the hash, in hex,
-            of the journal's record that asks, which covers the exact arguments, the graph and all that
-            happened; an empty string where no store keeps the run.
-        originating_failure_kind: The kind of failure that led here, or None where a tool asked.
+        tool: For an approval or a call in doubt, the tool.
+        arguments: For an approval or a call in doubt, the arguments of the call.
+        asker: If a sub-agent asks, its tool name; else an empty string.
+        suspension_record: What to save in order to resume the run.
+        digest: The hash (hex) of the journal record with this request. It covers the exact arguments, the graph and
+            the whole history, so an answer can be bound to it: ``agent.resume(run_id, reply, to=digest)``. Empty
+            if no store has the run.
+        originating_failure_kind: The kind of failure that led to it, or None if a tool asked.
     """
 
     kind: str

@@ -1,7 +1,7 @@
 """Messages, images, tool calls, tool results, model replies and token usage, as immutable values.
 
-A ``Message`` is one entry of a transcript. A ``Reply`` is what a model call returns: one assistant message and the finish
-reason. Usage is in tokens, cost in USD.
+A ``Message`` is one entry of a transcript. A ``Reply`` is what a model call returns: one assistant message and the
+finish reason. Usage is in tokens, cost in USD.
 """
 
 from __future__ import annotations
@@ -57,9 +57,11 @@ MEDIA_TYPES: Mapping[str, re.Pattern[bytes]] = {
     "image/png": re.compile(rb"\x89PNG\r\n\x1a\n"),
     "image/webp": re.compile(rb"RIFF....WEBP", re.DOTALL),
 }
-"""The media types that every provider accepts, and how such a file begins (
-https://docs.anthropic.com/en/docs/build-with-claude/vision,
-https://platform.openai.com/docs/guides/images-vision)."""
+"""The media types that every provider accepts, and how such files begin.
+
+Sources: https://docs.anthropic.com/en/docs/build-with-claude/vision,
+https://platform.openai.com/docs/guides/images-vision
+"""
 
 
 @dataclass(frozen=True, slots=True)

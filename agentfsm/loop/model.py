@@ -1,7 +1,7 @@
 """The model port: the ``Model`` and ``StreamingModel`` protocols, the request, and the stream chunks.
 
-Chunks are for people who watch. A run acts only on the one complete ``Reply`` at the end; a stream that ends without it is
-a failed call.
+Chunks are for display. A run acts only on the one complete ``Reply`` at the end of the stream; a stream that ends
+without it is a failed call.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """What a model is told of a tool.
+    """The description of a tool for a model.
 
     Attributes:
         name: The tool's name, ``[A-Za-z0-9_-]{1,64}`` on every wire.
@@ -52,18 +52,17 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """All that a model gets for one call.
+    """The input of one model call.
 
     Attributes:
-        messages: The rendered transcript; it never changes after the request was made.
+        messages: The rendered transcript; it never changes once the request is made.
         tools: The tools that the model may call; empty in envelope mode, where the instructions list them.
-        max_output_tokens: The cap on the reply, in tokens, or None.
-        timeout_s: Seconds that the caller will wait; the loop enforces them too.
-        heartbeat_s: Seconds of silence inside a streamed reply after which it counts as dropped.
-        cache: Where a model may keep, under a key of its own, what helps with the run's next request; every
-            request of a run brings the same.
-        output_schema: JSON schema of the wanted answer, or None for plain text.
+        max_output_tokens: Maximum tokens of the reply, or None.
+        timeout_s: Timeout in seconds; the loop enforces it too.
+        output_schema: JSON schema of the answer, or None for plain text.
         output_name: A name for that schema.
+        heartbeat_s: Seconds of silence in a streamed reply after which it counts as dropped.
+        cache: Shared by all requests of a run. A model may store data for the next request there, under its own key.
     """
 
     messages: Sequence[Message]
@@ -77,15 +76,15 @@ class ModelRequest:
 
 
 class Model(Protocol):
-    """Anything that answers a request with one whole reply.
+    """Anything that answers a request with one complete reply.
 
-    A failed call raises ``ModelError`` in one of its three kinds; any other exception is read as
+    A failed call raises a ``ModelError`` of one of its three kinds; any other exception counts as
     ``provider_error``.
     """
 
     @property
     def name(self) -> str:
-        """What events and logs call it (``"openai:gpt-5-mini"``); never holds a secret."""
+        """Its name in events and logs (``"openai:gpt-5-mini"``); must not contain a secret."""
         ...
 
     async def reply(self, request: ModelRequest) -> Reply:
@@ -98,54 +97,54 @@ class Model(Protocol):
 
 
 class LimitedModel(Model, Protocol):
-    """A model whose calls wait for their turn; the wait is not part of a call's time."""
+    """A model that limits its calls; waiting for admission does not count against a call's timeout."""
 
     def admission(self, request: ModelRequest) -> AbstractAsyncContextManager[Model]:
-        """Wait for a turn, and hold it; gives the model to ask, which does not wait again."""
+        """Wait for admission and hold it; the context's value is the model to call, which does not wait again."""
         ...
 
 
 def has_admission(model: Model) -> TypeGuard[LimitedModel]:
-    """Whether a model's calls wait for their turn."""
+    """Whether a model limits its calls."""
     return callable(getattr(model, "admission", None))
 
 
 class KeyedModel(Model, Protocol):
-    """A model that knows secrets, such as the key that it was given."""
+    """A model that holds secrets, such as its API key."""
 
     @property
     def secrets(self) -> tuple[SecretStr, ...]:
-        """What no journal may hold."""
+        """The secrets to redact from journals."""
         ...
 
 
 def secrets_of(*models: Model) -> tuple[SecretStr, ...]:
-    """What no journal may hold of all that some models know; a model that says nothing of it knows nothing."""
+    """The secrets of some models, to redact from journals; a model without ``secrets`` has none."""
     return tuple(secret for model in models for secret in getattr(model, "secrets", ()))
 
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """More of the reply's text."""
+    """The next part of the reply's text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningChunk:
-    """More of what the model thinks, where its provider shows that."""
+    """The next part of the model's reasoning, if its provider shows that."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallChunk:
-    """More of a tool call.
+    """The next part of a tool call.
 
     Attributes:
-        index: Which call of the reply, from 0.
-        name: The tool; known from a call's first piece on, as a rule.
-        arguments: More of the JSON text of its arguments.
+        index: The number of the call in the reply, from 0.
+        name: The tool; usually known from the first chunk of the call on.
+        arguments: The next part of the JSON text of its arguments.
     """
 
     index: int
@@ -155,33 +154,32 @@ class ToolCallChunk:
 
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
-    """A sign of life with nothing to show: bytes came, and none of them were the reply's."""
+    """The connection is alive: data arrived, but nothing of the reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRestart:
-    """What was told so far is void, and the reply begins anew (another model took over).
+    """The reply starts again, from another model: discard the chunks so far.
 
     Attributes:
-        reason: What happened, for people.
+        reason: Why, for people.
     """
 
     reason: str
 
 
 StreamChunk = TextChunk | ReasoningChunk | ToolCallChunk | KeepAlive | StreamRestart
-"""Any of them."""
+"""Any chunk of a stream."""
 
 
 class StreamingModel(Model, Protocol):
-    """A model that can also tell its reply piece by piece."""
+    """A model that can also stream its reply."""
 
     def stream(self, request: ModelRequest) -> AsyncIterator[StreamChunk | Reply]:
-        """Answer one request: any number of pieces, then the one whole reply that ``reply`` would give.
+        """Answer one request: any number of chunks, then the complete reply that ``reply`` would return.
 
-        Silence longer than ``request.heartbeat_s`` between two pieces counts as a dropped connection; a
-        model that has nothing to show for so long sends a ``KeepAlive``. Who stops early closes the iterator
-        (``aclose``, where it has one).
+        Silence longer than ``request.heartbeat_s`` between two chunks counts as a dropped connection; send a
+        ``KeepAlive`` to prevent that. A caller that stops early closes the iterator (``aclose``, if it has one).
 
         Raises:
             agentfsm.errors.ModelError: The call failed.
@@ -190,5 +188,5 @@ class StreamingModel(Model, Protocol):
 
 
 def can_stream(model: Model) -> TypeGuard[StreamingModel]:
-    """Whether a model tells its reply piece by piece."""
+    """Whether a model can stream its reply."""
     return callable(getattr(model, "stream", None))

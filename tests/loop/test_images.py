@@ -28,9 +28,9 @@ def test_the_kind_is_told_by_how_the_file_begins(content: bytes, kind: str) -> N
 
 @pytest.mark.parametrize("content", [b"", b"<svg/>", b"BM...", b"RIFF....WAVEfmt "])
 def test_what_no_provider_takes_is_refused(content: bytes) -> None:
-    with pytest.raises(ValueError, match="that models see: image/gif, image/jpeg, image/png, image/webp"):
+    with pytest.raises(ValueError, match="that models accept: image/gif, image/jpeg, image/png, image/webp"):
         Image.from_bytes(content)
-    with pytest.raises(ValueError, match="and not 'image/svg"):
+    with pytest.raises(ValueError, match=", not 'image/svg"):
         Image.from_bytes(b"<svg/>", "image/svg+xml")
 
 

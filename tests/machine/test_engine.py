@@ -269,7 +269,9 @@ def test_a_real_run_notes_the_first_guard_that_raised():
 # -- where no row applies -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("state", "why"), [("terminal", "the run has ended"), ("suspended", "the event that it waits for has not happened")])
+@pytest.mark.parametrize(
+    ("state", "why"), [("terminal", "the run has ended"), ("suspended", "the event that it waits for has not happened")]
+)
 def test_where_no_row_applies_nothing_changes(state, why):
     run = RunState("r", state=state)
     before = repr(run)
