@@ -1,0 +1,180 @@
+"""Journals and suspension records of version 0.1.0 are still read, verified, replayed and resumed.
+
+``tests/data/v0.1.0`` was written by the code before its modules were renamed: ``runs.db`` is a store with 16 runs,
+``records.json`` holds the suspension records of the three that wait for a human reply, and ``expected.json`` says
+what the old code made of each run. Nothing here is derived from the code under test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfsm import (
+    Agent,
+    AgentGuardrails,
+    Allow,
+    Deny,
+    Host,
+    ItDidNotRun,
+    ItRan,
+    RunCompleted,
+    RunResult,
+    SqliteStore,
+    UserInputRequested,
+    tool,
+)
+from agentfsm.journal.records import SealedRecord, open_record
+from agentfsm.journal.replay import rehydrate, replay
+from agentfsm.journal.verification import GOOD, OPEN, verify_stored_run
+from agentfsm.loop.presets import PRESETS
+from agentfsm.testing import FakeClock, ScriptedModel, call
+
+DATA = Path(__file__).parent / "data" / "v0.1.0"
+EXPECTED: dict[str, Any] = json.loads((DATA / "expected.json").read_text(encoding="utf-8"))
+SUSPENSION_RECORDS: dict[str, str] = json.loads((DATA / "records.json").read_text(encoding="utf-8"))
+SECRET = b"kept with the test data"
+WAITING = {"waiting-approval": "approval", "waiting-question": "question", "waiting-limit": "limit"}
+KILLED = "killed"  # inside a tool call, so there was no result to expect
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+@tool(requires_approval=True)
+def pay(to: str, amount: float) -> str:
+    """Pay."""
+    return f"paid {amount} to {to}"
+
+
+@tool(idempotent=True, retryable=True, parallel=True)
+async def look(path: str) -> str:
+    """Look."""
+    return f"contents of {path}"
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    with SqliteStore(shutil.copy(DATA / "runs.db", tmp_path / "runs.db")) as copied:
+        yield copied
+
+
+def agent(store: SqliteStore | None, run_id: str, *script: Any, tools: Any = (add, pay, look)) -> Agent:
+    old = EXPECTED.get(run_id, {"preset": "standard", "guardrails": {}})
+    return Agent(
+        ScriptedModel(script),
+        tools=tools,
+        instructions="Be brief.",
+        preset=old["preset"],
+        guardrails=AgentGuardrails(**old["guardrails"]),
+        host=Host(clock=FakeClock(), store=store, secret=SECRET),
+    )
+
+
+def texts(messages: Any) -> list[list[str]]:
+    return [[message.role.value, message.content] for message in messages]
+
+
+def decisions(records: list[SealedRecord], preset: str) -> list[list[Any]]:
+    """Each recorded transition with the guards that were evaluated for it, named by the preset's table."""
+    guards: dict[str, list[str]] = {}
+    for source, guard, _, _ in PRESETS[preset].graph.table["transitions"]:
+        guards.setdefault(str(source), []).append(str(guard))
+    rows: list[list[Any]] = []
+    for body in map(open_record, records):
+        if body["kind"] == "transition":
+            names = guards[body["transition"].rpartition(".")[0]]
+            verdicts = [digit == "1" for digit in body["tried"]]
+            rows.append([body["transition"], [list(pair) for pair in zip(names, verdicts, strict=False)]])
+    return rows
+
+
+def test_the_store_has_every_run_that_was_written(store: SqliteStore) -> None:
+    assert {head.run_id for head in store.heads()} == {*EXPECTED, KILLED}
+    assert {head.run_id for head in store.heads("suspended")} == {*WAITING} == {*SUSPENSION_RECORDS}
+    assert [head.run_id for head in store.heads("running")] == [KILLED]
+
+
+@pytest.mark.parametrize("run_id", [*EXPECTED, KILLED])
+def test_a_journal_verifies_and_replays(store: SqliteStore, run_id: str) -> None:
+    report = verify_stored_run(store, run_id, {})
+    assert (report.code, report.reason) == (OPEN if run_id in WAITING or run_id == KILLED else GOOD, "")
+    preset = EXPECTED[run_id]["preset"] if run_id in EXPECTED else "standard"
+    replayed = replay(store.records(run_id), PRESETS[preset].graph)
+    assert replayed.same, replayed
+
+
+@pytest.mark.parametrize("run_id", EXPECTED)
+def test_a_journal_gives_the_decisions_messages_and_endings_of_the_old_code(store: SqliteStore, run_id: str) -> None:
+    old, records = EXPECTED[run_id], store.records(run_id)
+    assert decisions(records, old["preset"]) == [row for life in old["lives"] for row in life["decisions"]]
+    run = rehydrate(records).run
+    last = old["lives"][-1]
+    assert run.state == last["state"]
+    assert texts(run.messages) == last["messages"]
+    bodies = [open_record(record) for record in records]
+    endings = [body["ending"] for body in bodies if body["kind"] == "run.finished"]
+    assert endings == ([] if old["waits"] else [last["kind"]])
+
+
+def resume(resumed: Agent, record: Any, reply: Any) -> RunResult:
+    async def wait() -> RunResult:
+        return await resumed.resume(record, reply)
+
+    return asyncio.run(wait())
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["stored run", "suspension record"])
+@pytest.mark.parametrize(
+    ("run_id", "reply", "script", "shown"),
+    [
+        ("waiting-approval", Allow(), "done", "paid 3.0 to Ann"),
+        ("waiting-approval", Deny("too much"), "done", "Denied by the user: too much"),
+        ("waiting-question", "The first.", call("return_done", output="done"), "The first."),
+        ("waiting-limit", "Two more calls.", "done", "Two more calls."),
+    ],
+    ids=["approval allowed", "approval denied", "question answered", "limit extended"],
+)
+def test_a_waiting_run_resumes(
+    store: SqliteStore, stored: bool, run_id: str, reply: Any, script: Any, shown: str
+) -> None:
+    resumed = agent(store if stored else None, run_id, script)
+    result = resume(resumed, run_id if stored else SUSPENSION_RECORDS[run_id], reply)
+    assert isinstance(result.outcome, RunCompleted), result.outcome
+    assert result.output == "done"
+    before, messages = EXPECTED[run_id]["lives"][0]["messages"], texts(result.messages)
+    assert messages[: len(before)] == before
+    assert shown in [content for _, content in messages[len(before) :]]
+    if stored:
+        assert verify_stored_run(store, run_id, {}).code == GOOD
+        assert replay(store.records(run_id), resumed.graph).same
+
+
+@pytest.mark.parametrize("reply", [ItRan("it ran"), ItDidNotRun()], ids=["it ran", "it did not run"])
+def test_a_run_that_was_killed_during_a_tool_call_asks_whether_the_call_ran(store: SqliteStore, reply: Any) -> None:
+    calls: list[int] = []
+
+    @tool
+    def once(n: int) -> str:
+        """Once."""
+        calls.append(n)
+        return "it ran now"
+
+    interrupted = resume(agent(store, KILLED, tools=(once,)), KILLED, None)
+    assert isinstance(interrupted.outcome, UserInputRequested)
+    assert (interrupted.outcome.kind, calls) == ("in_doubt", [])
+    result = resume(agent(store, KILLED, "done", tools=(once,)), KILLED, reply)
+    assert result.output == "done"
+    ran_now = isinstance(reply, ItDidNotRun)
+    assert calls == ([1] if ran_now else [])
+    assert texts(result.messages)[-2:] == [["tool", "it ran now" if ran_now else "it ran"], ["assistant", "done"]]
+    assert verify_stored_run(store, KILLED, {}).code == GOOD
+    assert replay(store.records(KILLED), PRESETS["standard"].graph).same
