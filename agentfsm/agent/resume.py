@@ -175,7 +175,7 @@ def _resume_from_store(config: AgentConfig, run_id: str, request: ResumeRequest)
             if head is not None and head.owner is not None:  # another process resumed it first
                 raise StaleLease(run_id, head.owner, "is being run")
             if head is not None and head.seq != loaded.resume_point.seq:
-                raise StaleLease(run_id, None, "has moved on since it was read")
+                raise StaleLease(run_id, None, "has new records since it was loaded")
             raise HumanReplyError(f"run {run_id!r} was interrupted and asks nothing: resume it without a reply")
         first = loaded.run.steps == 1
         prompt = loaded.run.messages[-1].content if first and loaded.run.messages else ""

@@ -1,1 +1,1 @@
-"""Durable runs: hash-chained records, stores, verification, replay and redaction."""
+"""Durable execution: hash-chained records, stores, resuming, verification, replay, migration and redaction."""

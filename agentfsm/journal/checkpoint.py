@@ -1,8 +1,8 @@
-"""Signed checkpoints: what a store held at a time, in a note that is kept elsewhere.
+"""Signed checkpoints: the last record of each run in a store, as a signed note that is kept elsewhere.
 
-A chain of hashes proves that nothing inside it was changed; it cannot prove that its end was not cut off, or
-that all of it was not written anew. A checkpoint can. It is a signed note in the form that transparency logs
-use (C2SP ``tlog-checkpoint`` and ``signed-note``): origin, number of runs, root hash, then a line for each run
+A hash chain proves that nothing inside it was changed. It cannot prove that its end was not truncated, or that the
+whole journal was not rewritten; a checkpoint can. It is a signed note in the format of transparency logs (C2SP
+``tlog-checkpoint`` and ``signed-note``): origin, number of runs, root hash, a line for each run
 (``seq hash "run id"``), a blank line, and an Ed25519 signature.
 """
 
@@ -27,19 +27,24 @@ _LINE = re.compile(r'(\d+) ([0-9a-f]{64}) (".*")')
 
 
 def write_checkpoint(heads: Iterable[Head], key: bytes, name: str = "agentfsm") -> str:
-    """The signed note of where runs stand.
+    """A signed checkpoint of some runs.
 
     Args:
-        heads: The runs.
+        heads: The heads of the runs.
         key: An Ed25519 private key as PEM (``openssl genpkey -algorithm ed25519``).
-        name: Whose store this is, and whose key; no spaces.
+        name: The name of the store and of the key; without spaces and plus signs.
+
+    Returns:
+        The text of the signed note.
 
     Raises:
-        JournalError: The key is none, or the name has spaces.
+        JournalError: The key is not an Ed25519 private key, or the name is empty or has a space or a plus sign.
         MissingExtraError: The package for signatures is not installed.
     """
     if not name or re.search(r"[\s+]", name):
-        raise JournalError(f"{name!r} is no name for a checkpoint: no spaces, no plus sign")
+        raise JournalError(
+            f"{name!r} is not a valid checkpoint name: it must not be empty or contain a space or a plus sign"
+        )
     signer = _load_private_key(key)
     lines = sorted(f"{h.seq} {h.hash} {json.dumps(h.run_id)}" for h in heads)
     root = base64.b64encode(_root_hash(lines)).decode()
@@ -49,14 +54,14 @@ def write_checkpoint(heads: Iterable[Head], key: bytes, name: str = "agentfsm") 
 
 
 def read_checkpoint(text: str, key: bytes) -> dict[str, tuple[int, str]]:
-    """Number and hash of the last record of each run that a checkpoint knows.
+    """Sequence number and hash of the last record of each run in a checkpoint, by run id.
 
     Args:
         text: The signed note.
         key: The Ed25519 public key as PEM (``openssl pkey -in key.pem -pubout``).
 
     Raises:
-        JournalError: The note, its signature or the key is not good.
+        JournalError: The text is not a checkpoint, its signature is not valid, or the key is not an Ed25519 public key.
         MissingExtraError: The package for signatures is not installed.
     """
     public = _load_public_key(key)
@@ -64,23 +69,23 @@ def read_checkpoint(text: str, key: bytes) -> dict[str, tuple[int, str]]:
     signed = body + "\n"
     lines = body.split("\n")
     if not blank or len(lines) < 3 or not lines[1].isdigit():
-        raise JournalError("this is no checkpoint")
+        raise JournalError("the text is not a checkpoint")
     name = lines[0].removesuffix("/runs")
     for signature in signatures.splitlines():
         if _is_valid_signature(signature, name, signed, public):
             break
     else:
-        raise JournalError("the checkpoint has no signature of this key, or it was changed")
+        raise JournalError("the checkpoint has no valid signature of this key")
     runs = lines[3:]
     if len(runs) != int(lines[1]) or base64.b64encode(_root_hash(runs)).decode() != lines[2]:
-        raise JournalError("the checkpoint's lines do not fit its root hash")
-    known: dict[str, tuple[int, str]] = {}
+        raise JournalError("the checkpoint's lines do not match its root hash")
+    heads: dict[str, tuple[int, str]] = {}
     for line in runs:
-        found = _LINE.fullmatch(line)
-        if found is None:
-            raise JournalError(f"{line!r} is no line of a checkpoint")
-        known[json.loads(found[3])] = (int(found[1]), found[2])
-    return known
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise JournalError(f"{line!r} is not a line of a checkpoint")
+        heads[json.loads(match[3])] = (int(match[1]), match[2])
+    return heads
 
 
 def _root_hash(lines: Iterable[str]) -> bytes:
@@ -91,14 +96,14 @@ def _is_valid_signature(line: str, name: str, signed: str, public: Ed25519Public
     from cryptography.exceptions import InvalidSignature
 
     dash, _, rest = line.partition(" ")
-    by, _, encoded = rest.partition(" ")
+    signer, _, encoded = rest.partition(" ")
     try:
         signature = base64.b64decode(encoded, validate=True)
     except ValueError:
         return False
-    if base64.b64encode(signature).decode() != encoded:  # bits that say nothing were changed
+    if base64.b64encode(signature).decode() != encoded:  # its unused bits were changed
         return False
-    if dash != "\u2014" or by != name or signature[:4] != _key_id(name, public):
+    if dash != "\u2014" or signer != name or signature[:4] != _key_id(name, public):
         return False
     try:
         public.verify(signature[4:], signed.encode())
@@ -120,9 +125,9 @@ def _load_private_key(key: bytes) -> Ed25519PrivateKey:
     try:
         loaded = load_pem_private_key(key, password=None)
     except (ValueError, TypeError) as error:
-        raise JournalError("the key is no private key as PEM") from error
+        raise JournalError("the key is not a private key in PEM format") from error
     if not isinstance(loaded, Ed25519PrivateKey):
-        raise JournalError("the key is no Ed25519 key")
+        raise JournalError("the key is not an Ed25519 key")
     return loaded
 
 
@@ -135,7 +140,7 @@ def _load_public_key(key: bytes) -> Ed25519PublicKey:
     try:
         loaded = load_pem_public_key(key)
     except (ValueError, TypeError) as error:
-        raise JournalError("the key is no public key as PEM") from error
+        raise JournalError("the key is not a public key in PEM format") from error
     if not isinstance(loaded, Ed25519PublicKey):
-        raise JournalError("the key is no Ed25519 key")
+        raise JournalError("the key is not an Ed25519 key")
     return loaded

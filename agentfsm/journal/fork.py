@@ -22,76 +22,73 @@ __all__ = ["fork"]
 
 
 async def fork(store: Store, run_id: str, at_seq: int, new_id: str) -> RehydratedRun:
-    """Begin a run where another one stood behind one of its records.
+    """Start a new run from the state of another one after one of its records.
 
-    Its idempotency keys are its own. Calls that were being made at that record are in doubt, as after a crash.
+    The new run has its own idempotency keys. Tool calls that were in progress at that record are in doubt, as after
+    a crash.
 
     Args:
-        store: Where the run is, and where the new one will be.
-        run_id: The run.
-        at_seq: The number of the last record that both have.
+        store: The store that has the run; the new run is stored there too.
+        run_id: The run to fork.
+        at_seq: The sequence number of the last record that the new run is based on.
         new_id: The new run's id.
 
     Returns:
-        The new run's past; ``agent.resume(new_id)`` goes on with it.
+        The new run's state; ``agent.resume(new_id)`` continues it.
 
     Raises:
         UnknownRunError: There is no such run, or it has no such record.
-        RunExistsError: There is a run of the new id already.
-        JournalError: The run had ended by then, or its journal cannot be read, or was tampered with.
+        RunExistsError: A run with the new id exists already.
+        JournalError: The run had ended by then, or its journal cannot be read or was tampered with.
+        StoreError: The store cannot be read or written.
     """
-    rows, head = consistent_read(store, run_id)
-    if not 1 <= at_seq <= len(rows):
-        raise UnknownRunError(f"run {run_id!r} has records 1 to {len(rows)}, not {at_seq}")
-    told = verify(run_id, rows, head)
-    if told.code in (TAMPERED, UNVERIFIABLE):
-        raise JournalError(f"run {run_id!r} cannot be forked: record {told.seq}: {told.reason}")
-    past = rehydrate(rows[:at_seq])
-    finals = {name for name, _, final, _ in past.graph["states"] if final}
-    run = past.run
+    records, head = consistent_read(store, run_id)
+    if not 1 <= at_seq <= len(records):
+        raise UnknownRunError(f"run {run_id!r} has records 1 to {len(records)}, not {at_seq}")
+    report = verify(run_id, records, head)
+    if report.code in (TAMPERED, UNVERIFIABLE):
+        raise JournalError(f"run {run_id!r} cannot be forked: record {report.seq}: {report.reason}")
+    parent = rehydrate(records[:at_seq])
+    finals = {name for name, _, final, _ in parent.graph["states"] if final}
+    run = parent.run
     if run.state in finals:
         raise JournalError(f"run {run_id!r} had ended by record {at_seq}: fork it at an earlier one")
-    if past.unclaimed_results:
-        on_outcome(run, ToolsRan(tuple(past.unclaimed_results.values())))
+    if parent.unclaimed_results:
+        on_outcome(run, ToolsRan(tuple(parent.unclaimed_results.values())))
     run.run_id, run.parent = new_id, None
-    hider = CommitmentWriter()
-    kept = ("form", "guardrails", "rules", "policy", "versions", "session", "seed")
+    commitments = CommitmentWriter()
+    copied = ("form", "guardrails", "rules", "policy", "versions", "session", "seed")
     first = {
-        **{name: past.created[name] for name in kept if name in past.created},
+        **{name: parent.created[name] for name in copied if name in parent.created},
         "run": new_id,
-        "graph": past.graph,
+        "graph": parent.graph,
         "at": run.state,
-        "state": hider.commitment_value(dump_state(run)),
-        "parent": {"run": run_id, "seq": at_seq, "hash": rows[at_seq - 1].hash},
+        "state": commitments.commitment_value(dump_state(run)),
+        "parent": {"run": run_id, "seq": at_seq, "hash": records[at_seq - 1].hash},
     }
     lease = await store.acquire(new_id, owner_name(), new=True)
-    bodies = [("run.forked", first, hider.dump())]
-    if past.suspension is not None:
-        waits = CommitmentWriter()
-        again = {name: value for name, value in past.suspension.items() if name in ("id", "expires")}
+    bodies = [("run.forked", first, commitments.dump())]
+    if parent.suspension is not None:
+        commitments = CommitmentWriter()
         waiting = {
-            name: waits.commitment_value(value) if name in _HIDDEN_REQUEST_FIELDS else value
-            for name, value in _request_fields(past).items()
+            name: commitments.commitment_value(value) if name in _HIDDEN_REQUEST_FIELDS else value
+            for name, value in parent.suspension["waiting"].items()
         }
-        bodies.append(("run.suspended", {**again, "waiting": waiting}, waits.dump()))
-    made: list[SealedRecord] = []
-    last = lease.hash
+        suspended = {"id": parent.suspension["id"], "expires": parent.suspension["expires"], "waiting": waiting}
+        bodies.append(("run.suspended", suspended, commitments.dump()))
+    new_records: list[SealedRecord] = []
+    last_hash = lease.hash
     for kind, fields, hidden in bodies:
-        seq = len(made) + 1
+        seq = len(new_records) + 1
         body = encode({**fields, "kind": kind, "seq": seq, "epoch": lease.epoch, "ts": int(time.time() * 1000)})
-        last = record_hash(last, body)
-        made.append(SealedRecord(seq, body, last, hidden))
+        last_hash = record_hash(last_hash, body)
+        new_records.append(SealedRecord(seq, body, last_hash, hidden))
     try:
-        await store.append(lease, made, "running" if past.suspension is None else "suspended")
+        await store.append(lease, new_records, "running" if parent.suspension is None else "suspended")
     finally:
-        with contextlib.suppress(StoreError):  # whatever came of it, nobody holds the run
+        with contextlib.suppress(StoreError):  # the lease is released whether or not the append succeeded
             await store.release(lease)
-    return rehydrate(made)
+    return rehydrate(new_records)
 
 
 _HIDDEN_REQUEST_FIELDS = frozenset({"question", "context", "choices", "arguments"})
-
-
-def _request_fields(rehydrated: RehydratedRun) -> dict[str, object]:
-    found: dict[str, object] = {} if rehydrated.suspension is None else rehydrated.suspension["waiting"]
-    return found

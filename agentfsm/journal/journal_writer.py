@@ -1,4 +1,4 @@
-"""Writes a run's journal: entries to sealed records, appended to a store under a lease."""
+"""Writes a run's journal: turns entries into sealed records and appends them to a store under a lease."""
 
 from __future__ import annotations
 
@@ -43,17 +43,21 @@ __all__ = ["RecordWriter", "StoreJournal", "describe_policy", "open_journal", "o
 
 
 Data = dict[str, Any]
-JsonFields = dict[str, str]  # fields of a record, each as JSON
+JsonFields = dict[str, str]  # the fields of a record, each value as JSON
 
 
 class RecordWriter:
-    """Writes one run's records, each sealed onto the one before.
+    """Writes one run's records, each chained to the previous one by its hash.
 
     Args:
-        seq: The last record that there is.
-        head: Its hash.
-        epoch: Which holder of the run writes.
-        secrets: What must never be written.
+        seq: The sequence number of the last record; 0 for a new run.
+        head: Its hash, 64 hex digits.
+        epoch: The epoch of the lease under which records are written.
+        secrets: Replaces what must never be written.
+
+    Attributes:
+        seq: The sequence number of the last record.
+        head: Its hash, 64 hex digits.
     """
 
     def __init__(
@@ -73,21 +77,26 @@ class RecordWriter:
         }
 
     def resume_from(self, tool: str, results: Mapping[str, ToolResult]) -> None:
-        """Go on with a run that somebody else wrote.
+        """Continue a run that another process wrote.
 
         Args:
-            tool: The tool that a person is being asked about, or an empty string.
-            results: Results that have a record, and no outcome that holds them yet.
+            tool: The tool that the pending request is about, or an empty string.
+            results: By effect id, results that have a record and that no outcome has referenced yet.
         """
         self._outcomes.resume_from(tool, results)
 
     def write(self, entries: Iterable[JournalEntry]) -> list[SealedRecord]:
-        """The records of some entries."""
+        """The sealed records of some entries.
+
+        Raises:
+            TypeError: A value cannot be represented as JSON.
+            ValueError: A value contains itself or is nested too deeply.
+        """
         return [self._seal(entry) for entry in entries]
 
     def _seal(self, entry: JournalEntry) -> SealedRecord:
-        by_hand = self._fast_writers.get(entry[0])
-        text = by_hand(entry) if by_hand is not None else None
+        write_fast = self._fast_writers.get(entry[0])
+        text = write_fast(entry) if write_fast is not None else None
         if text is None:
             text = self._write_generic(entry)
         self.head = head = record_hash(self.head, text)
@@ -96,34 +105,34 @@ class RecordWriter:
     def _scrub(self, text: str) -> str:
         return text if self._secrets is None else self._secrets.scrub(text)
 
-    # The records of a step are put together by hand: their fields are known, and each stands where its name sorts.
+    # The most frequent records are formatted by hand, for speed: their fields are known, and in sorted order.
 
     def _write_transition(self, entry: JournalEntry) -> str | None:
-        """The body of an ordinary move, or None where the move is another: most records are one."""
-        _, time, outcome, cancel, took, silence, decision, aborted = entry
-        found = decision.guard_result
-        if cancel is not None or aborted is not None or (found is not None and isinstance(found, Failure)):
+        """The body of a transition without a failure, cancellation or abort, as most are; None for any other."""
+        _, time, outcome, cancel, elapsed_us, silence_us, decision, aborted = entry
+        verdict = decision.guard_result
+        if cancel is not None or aborted is not None or (verdict is not None and isinstance(verdict, Failure)):
             return None
         row = decision.transition
-        known = self._row_cache.get(id(row))
-        if known is None:
-            known = self._row_cache[id(row)] = (row, encode(_row_fields(decision))[1:-1])
-        said = self._outcomes.write_if_repeated(outcome)
-        out = self._outcomes.write(outcome, self._commitments) if said is None else said
+        cached = self._row_cache.get(id(row))
+        if cached is None:
+            cached = self._row_cache[id(row)] = (row, encode(_row_fields(decision))[1:-1])
+        repeated = self._outcomes.write_if_repeated(outcome)
+        out = self._outcomes.write(outcome, self._commitments) if repeated is None else repeated
         self.seq += 1
-        us = f',"us":[{took},{silence}]' if took or silence else ""
+        us = f',"us":[{elapsed_us},{silence_us}]' if elapsed_us or silence_us else ""
         text = (
             f'{{"epoch":{self.epoch},"kind":"transition","out":{out},"seq":{self.seq},'
-            f'{known[1]},"ts":{int(time * 1000)}{us}}}'
+            f'{cached[1]},"ts":{int(time * 1000)}{us}}}'
         )
-        return self._scrub(text) if said is None else text  # else all of it is our own words
+        return self._scrub(text) if repeated is None else text  # a repeated outcome has no text of the user's
 
     def _write_intent(self, entry: JournalEntry) -> str:
         _, time, eid, name, attempt, policy = entry
         self.seq += 1
-        again = f'"attempt":{attempt},' if attempt > 1 else ""
+        attempt_field = f'"attempt":{attempt},' if attempt > 1 else ""
         return self._scrub(
-            f'{{{again}"eid":{encode(eid)},"epoch":{self.epoch},"kind":"effect.intent","name":{encode(name)},'
+            f'{{{attempt_field}"eid":{encode(eid)},"epoch":{self.epoch},"kind":"effect.intent","name":{encode(name)},'
             f'"policy":{encode(policy)},"seq":{self.seq},"ts":{int(time * 1000)}}}'
         )
 
@@ -137,10 +146,10 @@ class RecordWriter:
         )
 
     def _write_generic(self, entry: JournalEntry) -> str:
-        kind, hider = entry[0], self._commitments
-        texts = _FIELD_WRITERS.get(kind, _plain_fields)(self._outcomes, entry, hider)
+        kind, commitments = entry[0], self._commitments
+        texts = _FIELD_WRITERS.get(kind, _plain_fields)(self._outcomes, entry, commitments)
         if self._secrets is not None and kind in _SALTED_KINDS:
-            texts["salt"] = hider.commitment_json(self._secrets.salt)
+            texts["salt"] = commitments.commitment_json(self._secrets.salt)
         self.seq += 1
         texts |= {"epoch": str(self.epoch), "kind": f'"{kind}"', "seq": str(self.seq), "ts": str(int(entry[1] * 1000))}
         fields = [f'"{name}":{texts[name]}' for name in sorted(texts)]
@@ -148,22 +157,22 @@ class RecordWriter:
 
 
 def _json_fields(data: Data) -> JsonFields:
-    """Each value by itself: few hold what must be tagged."""
+    """Each value as JSON."""
     return {name: encode(value) for name, value in data.items()}
 
 
 def _plain_fields(outcomes: OutcomeWriter, entry: JournalEntry, commitments: CommitmentWriter) -> JsonFields:
-    """What needs no care: fields that are JSON already."""
+    """The fields of an entry whose data is a dict of JSON values."""
     return _json_fields(entry[2] or {})
 
 
 def _transition_fields(outcomes: OutcomeWriter, entry: JournalEntry, commitments: CommitmentWriter) -> JsonFields:
-    outcome, cancel, took, silence, decision, aborted = cast(
+    outcome, cancel, elapsed_us, silence_us, decision, aborted = cast(
         "tuple[Outcome | None, str | None, int, int, Decision, Any]", entry[2:]
     )
     texts = {"out": outcomes.write(outcome, commitments), **_json_fields(_row_fields(decision))}
-    if took or silence:
-        texts["us"] = f"[{took},{silence}]"
+    if elapsed_us or silence_us:
+        texts["us"] = f"[{elapsed_us},{silence_us}]"
     if cancel is not None:
         texts["cancel"] = encode(cancel)
     if isinstance(decision.guard_result, Failure):
@@ -174,39 +183,43 @@ def _transition_fields(outcomes: OutcomeWriter, entry: JournalEntry, commitments
 
 
 def _row_fields(decision: Decision) -> Data:
-    """Which row was taken; ``tried`` has a digit for each guard that was asked, in order: 1 where it held."""
+    """The transition that was taken; ``tried`` has a digit per evaluated guard, in order: 1 for the one that held."""
     row = decision.transition
     return {"to": str(row.target), "transition": row.id, "tried": "0" * (len(decision.tried) - 1) + "1"}
 
 
 def _suspended_fields(outcomes: OutcomeWriter, entry: JournalEntry, commitments: CommitmentWriter) -> JsonFields:
-    what = dict(entry[2])
-    waiting = outcomes.write_request(cast("PendingRequest", what.pop("waiting")), commitments)
-    return {**_json_fields(what), "waiting": waiting}
+    data = dict(entry[2])
+    waiting = outcomes.write_request(cast("PendingRequest", data.pop("waiting")), commitments)
+    return {**_json_fields(data), "waiting": waiting}
 
 
 def _created_fields(outcomes: OutcomeWriter, entry: JournalEntry, commitments: CommitmentWriter) -> JsonFields:
-    begun = cast("RunHeader", entry[2])
+    header = cast("RunHeader", entry[2])
     body: Data = {
         "form": FORMAT_VERSION,
-        "run": begun.run_id,
-        "graph": {"name": begun.graph.name, "fingerprint": begun.graph.fingerprint, **begun.graph.table},
-        "guardrails": begun.guardrails.model_dump(mode="json"),
-        "rules": begun.behavior.model_dump(mode="json"),
-        "policy": describe_policy(begun.policy),
+        "run": header.run_id,
+        "graph": {"name": header.graph.name, "fingerprint": header.graph.fingerprint, **header.graph.table},
+        "guardrails": header.guardrails.model_dump(mode="json"),
+        "rules": header.behavior.model_dump(mode="json"),
+        "policy": describe_policy(header.policy),
         "versions": _versions(),
     }
-    if begun.session_id:
-        body["session"] = begun.session_id
-    if begun.seed is not None:
-        body["seed"] = begun.seed
-    if begun.parent:
-        body["parent"] = dict(begun.parent)
-    if begun.tools:
-        body["tools"] = {t.name: _tool_spec_hash(t) for t in begun.tools}
-    if begun.state is None:
-        return {**_json_fields(body), "messages": to_json(begun.messages, commitments)}
-    return {**_json_fields(body), "at": encode(begun.state["state"]), "state": commitments.commitment_json(begun.state)}
+    if header.session_id:
+        body["session"] = header.session_id
+    if header.seed is not None:
+        body["seed"] = header.seed
+    if header.parent:
+        body["parent"] = dict(header.parent)
+    if header.tools:
+        body["tools"] = {t.name: _tool_spec_hash(t) for t in header.tools}
+    if header.state is None:
+        return {**_json_fields(body), "messages": to_json(header.messages, commitments)}
+    return {
+        **_json_fields(body),
+        "at": encode(header.state["state"]),
+        "state": commitments.commitment_json(header.state),
+    }
 
 
 _FIELD_WRITERS: dict[str, Callable[[OutcomeWriter, JournalEntry, CommitmentWriter], JsonFields]] = {
@@ -218,17 +231,17 @@ _FIELD_WRITERS: dict[str, Callable[[OutcomeWriter, JournalEntry, CommitmentWrite
 
 
 _SALTED_KINDS = frozenset({"run.created", "run.forked", "run.resumed"})
-"""Where a process begins to write, with a salt of its own for the secrets that it meets."""
+"""The first record that a process writes for a run; it holds the salt of that process's secret placeholders."""
 
 
 def _tool_spec_hash(spec: ToolSpec) -> str:
-    """SHA-256 (hex) of all that a model is told of a tool: the same as long as nobody changes it."""
-    told = {"description": spec.description, "name": spec.name, "parameters": dict(spec.parameters)}
-    return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":"), default=str).encode()).hexdigest()
+    """SHA-256 (hex) of everything a model is given about a tool; it changes if and only if that does."""
+    data = {"description": spec.description, "name": spec.name, "parameters": dict(spec.parameters)}
+    return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":"), default=str).encode()).hexdigest()
 
 
 def describe_policy(policy: Any) -> Data:
-    """A policy in words and data: its class, and its fields where it is a dataclass."""
+    """A policy as JSON data: its class, and its fields if it is a dataclass."""
     data: Data = {"type": f"{type(policy).__module__}.{type(policy).__qualname__}"}
     if dataclasses.is_dataclass(policy):
         for each in dataclasses.fields(policy):
@@ -246,35 +259,41 @@ def describe_policy(policy: Any) -> Data:
 @cache
 def _versions() -> Data:
     try:
-        own = version("agentfsm")
+        installed = version("agentfsm")
     except PackageNotFoundError:
-        own = "0"
-    return {"agentfsm": own, "python": platform.python_version()}
+        installed = "0"
+    return {"agentfsm": installed, "python": platform.python_version()}
 
 
 _STATUS_AFTER: Mapping[str, Status] = {"run.suspended": "suspended", "run.finished": "finished"}
 
 
 def owner_name() -> str:
-    """Who we are, for people to read in an error."""
+    """The owner that this process's leases name: its process id and host, for error messages."""
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 class StoreJournal:
-    """Keeps one run in a store, under a lease."""
+    """Appends one run's records to a store, under a lease.
+
+    Args:
+        store: The store.
+        lease: The lease of the run.
+        writer: Writes the records.
+    """
 
     def __init__(self, store: Store, lease: Lease, writer: RecordWriter) -> None:
         self._store = store
         self._lease: Lease | None = lease
         self._writer = writer
-        self._appends: deque[asyncio.Future[None]] = deque()  # what nobody has looked at yet, in order
+        self._appends: deque[asyncio.Future[None]] = deque()  # not checked for an error yet, in order
         self._last_append: asyncio.Future[None] | None = None
         self._ended = False
         self._error: Exception | None = None
 
     @property
     def error(self) -> Exception | None:
-        """Why nothing can be kept any more, or None: the first error, since those behind it only follow from it."""
+        """The first error of an append, or None; later errors only follow from it."""
         while self._appends and self._appends[0].done():
             done = self._appends.popleft()
             error = None if done.cancelled() else done.exception()
@@ -284,44 +303,44 @@ class StoreJournal:
 
     @property
     def head(self) -> str:
-        """The hash of the last record that was handed over, in hex."""
+        """The hash of the last record that was pushed, 64 hex digits."""
         return self._writer.head
 
     def push(self, entries: list[JournalEntry]) -> None:
-        """Hand entries over, in order, without waiting."""
+        """Queue entries for appending, in order, without waiting."""
         if self._lease is None or self._ended or self.error is not None:
             return
         try:
-            rows = self._writer.write(entries)
+            records = self._writer.write(entries)
         except (TypeError, ValueError) as error:
-            self._error = JournalError(f"the run cannot be written down: {error}")
+            self._error = JournalError(f"the run cannot be written to its journal: {error}")
             return
         status = _STATUS_AFTER.get(entries[-1][0], "running")
-        self._last_append = self._append(self._lease, rows, status)
-        self._ended = status != "running"  # the lease ends with it, unless it fails
+        self._last_append = self._append(self._lease, records, status)
+        self._ended = status != "running"  # the append ends the lease, unless it fails
 
     def _append(self, lease: Lease, records: Sequence[SealedRecord], status: Status) -> asyncio.Future[None]:
-        handed = asyncio.ensure_future(self._store.append(lease, records, status))
-        self._appends.append(handed)
-        return handed
+        appended = asyncio.ensure_future(self._store.append(lease, records, status))
+        self._appends.append(appended)
+        return appended
 
     async def flush(self) -> None:
-        """Wait until everything handed over is durable.
+        """Wait until everything that was pushed is durable.
 
         Raises:
-            agentfsm.errors.StoreError: It cannot be kept; the run must not go on.
+            agentfsm.errors.StoreError: The store cannot write; the run must not continue.
             agentfsm.errors.JournalError: An entry cannot be written as JSON.
         """
         if self._last_append is not None and self.error is None:
-            cut_off = self._last_append.cancelled()  # whoever waited was; what was handed over is on its way
-            if cut_off and self._lease is not None and not self._ended:
+            cancelled = self._last_append.cancelled()  # an earlier flush was; the append itself is still queued
+            if cancelled and self._lease is not None and not self._ended:
                 self._last_append = self._append(self._lease, (), "running")
-            with contextlib.suppress(Exception):  # the first error is told below
-                await self._last_append  # order is kept by the store, so the last one stands for all
+            with contextlib.suppress(Exception):  # the first error is raised below
+                await self._last_append  # the store appends in order, so the last one is done after all others
         if (error := self.error) is not None:
             if self._lease is not None:
                 lease, self._lease = self._lease, None
-                with contextlib.suppress(StoreError):  # the first error says more than this one
+                with contextlib.suppress(StoreError):  # the first error is the one to raise
                     await self._store.release(lease)
             raise error
         if self._ended:
@@ -335,27 +354,28 @@ async def open_journal(
     secret_arguments: Mapping[str, frozenset[str]],
     known_secrets: Iterable[SecretStr] = (),
 ) -> StoreJournal:
-    """Take a run, new or known, and keep it from here on.
+    """Acquire a run, new or stored, and return the journal that appends to it.
 
     Args:
-        store: Where.
+        store: The store.
         run_id: The run.
-        resume_point: Where a known run stood when it was read, or None for a new one.
+        resume_point: The end of the stored run when it was loaded, or None for a new run.
         secret_arguments: Names of arguments that must not be written, by tool.
-        known_secrets: What must not be written wherever it stands, beside the keys of the environment.
+        known_secrets: Values that must not be written anywhere, in addition to the keys in the environment.
 
     Raises:
-        StaleLease: Somebody else holds the run, or it has moved on since it was read.
+        RunExistsError: The run is to be new, and the store has a run with that id.
+        StaleLease: Another owner holds the run, or it has new records since it was loaded.
         StoreError: The store cannot write.
     """
     lease = await store.acquire(run_id, owner_name(), new=resume_point is None)
     if resume_point is not None and (lease.seq, lease.hash) != (resume_point.seq, resume_point.hash):
         await store.release(lease)
-        raise StaleLease(run_id, None, "has moved on since it was read")
-    scribe = RecordWriter(lease.seq, lease.hash, lease.epoch, _secret_scrubber(secret_arguments, known_secrets))
+        raise StaleLease(run_id, None, "has new records since it was loaded")
+    writer = RecordWriter(lease.seq, lease.hash, lease.epoch, _secret_scrubber(secret_arguments, known_secrets))
     if resume_point is not None:
-        scribe.resume_from(resume_point.tool, resume_point.results)
-    return StoreJournal(store, lease, scribe)
+        writer.resume_from(resume_point.tool, resume_point.results)
+    return StoreJournal(store, lease, writer)
 
 
 def read_journal(
@@ -365,11 +385,17 @@ def read_journal(
     secret_arguments: Mapping[str, frozenset[str]],
     known_secrets: Iterable[SecretStr] = (),
 ) -> list[Record]:
-    """A run's records, from its store or, without one, written now; see ``open_journal``."""
+    """A run's records, from its store or, without one, written now; for the arguments see ``open_journal``.
+
+    Raises:
+        JournalError: A record cannot be read.
+        UnknownRunError: The store does not have the run.
+        StoreError: The store cannot be read.
+    """
     if store is not None:
         return read_records(store.records(run_id), run_id)
-    scribe = RecordWriter(secrets=_secret_scrubber(secret_arguments, known_secrets))
-    return read_records(scribe.write(recorder.entries), run_id)
+    writer = RecordWriter(secrets=_secret_scrubber(secret_arguments, known_secrets))
+    return read_records(writer.write(recorder.entries), run_id)
 
 
 def _secret_scrubber(arguments: Mapping[str, frozenset[str]], known_secrets: Iterable[SecretStr]) -> SecretScrubber:

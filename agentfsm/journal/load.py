@@ -1,4 +1,4 @@
-"""Loads a stored run: what it waits for, and everything needed to resume it."""
+"""Loads a stored run: the request it waits for, and everything needed to resume it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ __all__ = ["LoadedRun", "StoredRequest", "is_subagent_run", "load_stored_run", "
 
 @dataclass(frozen=True)
 class StoredRequest:
-    """What a person is asked by a run.
+    """The request for human input that a stored run waits for.
 
     Attributes:
         run_id: The run.
-        seq: The record that asks.
-        digest: That record's hash, to which an answer can be bound.
+        seq: The sequence number of the record with the request.
+        digest: That record's hash, 64 hex digits; a reply can be bound to it.
         kind: ``question``, ``approval``, ``limit`` or ``in_doubt``.
-        question: The question; an empty string where it was redacted.
+        question: The question; an empty string if it was redacted.
         tool: The tool that it is about, or an empty string.
-        arguments: The arguments of its call, as the journal has them.
-        expires_at: Until when an answer is good, in seconds since the epoch.
+        arguments: The arguments of the tool call, as the journal has them; empty if they were redacted.
+        expires_at: When the request expires, in seconds since the epoch.
     """
 
     run_id: str
@@ -51,7 +51,11 @@ class StoredRequest:
 
 
 def pending_request(store: Store, head: Head) -> StoredRequest | None:
-    """What a run of a store asks, or None where it does not wait for anybody.
+    """The request that a stored run waits for, or None if it is not suspended.
+
+    Args:
+        store: The store that has the run.
+        head: The head of the run.
 
     Raises:
         JournalError: A record cannot be read.
@@ -59,54 +63,54 @@ def pending_request(store: Store, head: Head) -> StoredRequest | None:
     """
     if head.status != "suspended":
         return None
-    row = _last_suspension(store.records(head.run_id, head.seq - 1)) or _last_suspension(store.records(head.run_id))
-    if row is None:
+    record = _last_suspension(store.records(head.run_id, head.seq - 1)) or _last_suspension(store.records(head.run_id))
+    if record is None:
         return None
-    body = open_record(row)
+    body = open_record(record)
     try:
-        waiting = body["waiting"]
-        question, arguments = waiting.get("question", ""), waiting.get("arguments", {})
+        request = body["waiting"]
+        question, arguments = request.get("question", ""), request.get("arguments", {})
         return StoredRequest(
             head.run_id,
-            row.seq,
-            row.hash,
-            waiting["kind"],
+            record.seq,
+            record.hash,
+            request["kind"],
             "" if isinstance(question, Redacted) else question,
-            waiting.get("tool", ""),
+            request.get("tool", ""),
             {} if isinstance(arguments, Redacted) else arguments,
             body["expires"] / 1000,
         )
     except (LookupError, TypeError, AttributeError) as error:
-        raise JournalError(f"record {row.seq} does not say what it asks") from error
+        raise JournalError(f"record {record.seq} has no valid request") from error
 
 
 def _last_suspension(records: Sequence[SealedRecord]) -> SealedRecord | None:
-    """The last row that asks; most often it is the last of all."""
-    return next((row for row in reversed(records) if is_kind(row, "run.suspended")), None)
+    """The last ``run.suspended`` record; usually it is the last of all."""
+    return next((record for record in reversed(records) if is_kind(record, "run.suspended")), None)
 
 
 def is_subagent_run(store: Store, run_id: str) -> bool:
-    """Whether a run is a sub-agent's; the run for which it works asks what it asks, and goes on with it.
+    """Whether a run is a sub-agent's. Its requests are made by its parent run, which also resumes it.
 
     Raises:
         JournalError: Its first record cannot be read.
         agentfsm.errors.StoreError: The store does not have it, or cannot be read.
     """
-    rows = store.records(run_id)
+    records = store.records(run_id)
     try:
-        return bool(rows) and "call" in decode(rows[0].body).get("parent", ())
+        return bool(records) and "call" in decode(records[0].body).get("parent", ())
     except (ValueError, TypeError, AttributeError) as error:
         raise JournalError("record 1 cannot be read") from error
 
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run that can go on.
+    """A stored run, ready to resume.
 
     Attributes:
-        run: What it knew behind its last record.
-        resume_point: Where it stood.
-        suspension_id: The id of the suspension that it waits in, or None where it was cut off.
+        run: Its state after its last record.
+        resume_point: Where its journal continues.
+        suspension_id: The id of its suspension, or None if it was interrupted.
     """
 
     run: RunState
@@ -115,41 +119,42 @@ class LoadedRun:
 
 
 def load_stored_run(store: Store, run_id: str, graph: Graph, migrations: Sequence[Migration] = ()) -> LoadedRun:
-    """A run that a store holds, made ready to go on. Nothing is written.
+    """A stored run, verified, rehydrated and, if needed, migrated to a graph. Nothing is written.
 
     Args:
-        store: Where it is.
+        store: The store that has the run.
         run_id: The run.
-        graph: The graph under which it is to go on.
-        migrations: What lets runs of other graphs in.
+        graph: The graph under which it is to continue.
+        migrations: Which runs of other graphs may continue.
 
     Raises:
-        UnknownRunError: There is no such run, or it was cut off before anything was kept of it.
-        RunError: The run is over.
+        UnknownRunError: There is no such run, or it was interrupted before its first record.
+        RunError: The run has finished.
         JournalGraphError: It was written under another graph; the error lists what differs.
-        JournalError: Its journal cannot be read.
+        JournalError: Its journal cannot be read or was tampered with.
+        StoreError: The store cannot be read.
     """
-    rows, head = consistent_read(store, run_id)
-    if not rows:
-        raise UnknownRunError(f"run {run_id!r} was cut off before it did anything: start it anew")
-    told = verify(run_id, rows, head)
-    if told.code in (TAMPERED, UNVERIFIABLE):
-        raise JournalError(f"run {run_id!r} cannot go on: record {told.seq}: {told.reason}")
-    past = rehydrate(rows)
-    if past.finished:
-        raise RunError(f"run {run_id!r} is over; there is nothing to go on with")
-    migrated = migrate(rows, past, graph, migrations)
-    waits, run = past.suspension, past.run
-    taken_up = ResumePoint(
-        past.seq,
-        past.hash,
-        kind="interrupted" if waits is None else str(waits["waiting"]["kind"]),
+    records, head = consistent_read(store, run_id)
+    if not records:
+        raise UnknownRunError(f"run {run_id!r} was interrupted before its first record: start it again")
+    report = verify(run_id, records, head)
+    if report.code in (TAMPERED, UNVERIFIABLE):
+        raise JournalError(f"run {run_id!r} cannot be resumed: record {report.seq}: {report.reason}")
+    rehydrated = rehydrate(records)
+    if rehydrated.finished:
+        raise RunError(f"run {run_id!r} has finished; there is nothing to resume")
+    migration_details = migrate(records, rehydrated, graph, migrations)
+    suspension, run = rehydrated.suspension, rehydrated.run
+    resume_point = ResumePoint(
+        rehydrated.seq,
+        rehydrated.hash,
+        kind="interrupted" if suspension is None else str(suspension["waiting"]["kind"]),
         tool=run.pending_request.tool if run.pending_request is not None else "",
-        expires_at=None if waits is None else waits["expires"] / 1000,
-        request_ref=past.request_ref,
-        attempts=dict(past.attempts),
-        visited=frozenset(past.visited),
-        results=past.unclaimed_results,
-        migration_details=migrated,
+        expires_at=None if suspension is None else suspension["expires"] / 1000,
+        request_ref=rehydrated.request_ref,
+        attempts=dict(rehydrated.attempts),
+        visited=frozenset(rehydrated.visited),
+        results=rehydrated.unclaimed_results,
+        migration_details=migration_details,
     )
-    return LoadedRun(run, taken_up, None if waits is None else str(waits["id"]))
+    return LoadedRun(run, resume_point, None if suspension is None else str(suspension["id"]))

@@ -22,33 +22,33 @@ class _StoredRun:
     lease: ReferenceType[Lease] | None = None
 
     def current_head(self) -> Head:
-        held = self.lease is not None and self.lease() is not None
-        return self.head if held else replace(self.head, owner=None)
+        is_leased = self.lease is not None and self.lease() is not None
+        return self.head if is_leased else replace(self.head, owner=None)
 
 
 class MemoryStore:
-    """Keeps journals as long as the process lives."""
+    """Stores journals in memory, for as long as the process runs."""
 
     def __init__(self) -> None:
         self._runs: dict[str, _StoredRun] = {}
 
     async def acquire(self, run_id: str, owner: str, *, new: bool = False) -> Lease:
-        """Become a run's holder; see ``Store.take``."""
-        known = self._runs.get(run_id)
-        if new and known is not None and (known.records or known.current_head().owner is not None):
-            raise RunExistsError(f"there is a run {run_id!r} already")
-        if new and known is None:
+        """Acquire the lease of a run; see ``Store.acquire``."""
+        existing = self._runs.get(run_id)
+        if new and existing is not None and (existing.records or existing.current_head().owner is not None):
+            raise RunExistsError(f"run {run_id!r} exists already")
+        if new and existing is None:
             self._runs[run_id] = _StoredRun(Head(run_id, 0, None, 0, GENESIS_HASH, "running"))
-        kept = self._stored_run(run_id)
-        if kept.lease is not None and kept.lease() is not None:
-            raise StaleLease(run_id, kept.head.owner, "is being run")
-        kept.head = replace(kept.head, epoch=kept.head.epoch + 1, owner=owner)
-        lease = Lease(run_id, owner, kept.head.epoch, kept.head.seq, kept.head.hash)
-        kept.lease = ref(lease)
+        stored = self._stored_run(run_id)
+        if stored.lease is not None and stored.lease() is not None:
+            raise StaleLease(run_id, stored.head.owner, "is being run")
+        stored.head = replace(stored.head, epoch=stored.head.epoch + 1, owner=owner)
+        lease = Lease(run_id, owner, stored.head.epoch, stored.head.seq, stored.head.hash)
+        stored.lease = ref(lease)
         return lease
 
     def append(self, lease: Lease, records: Sequence[SealedRecord], status: Status) -> Awaitable[None]:
-        """Add rows behind the last one; see ``Store.append``."""
+        """Append records after the last one; see ``Store.append``."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             self._append(lease, records, status)
@@ -59,44 +59,46 @@ class MemoryStore:
         return done
 
     def _append(self, lease: Lease, records: Sequence[SealedRecord], status: Status) -> None:
-        kept = self._leased_run(lease)
-        head = kept.head
+        stored = self._leased_run(lease)
+        head = stored.head
         if records and records[0].seq != head.seq + 1:
             raise StaleLease(lease.run_id, head.owner, f"has {head.seq} records, so {records[0].seq} is not the next")
         if head.status == "finished" != status:
             raise StaleLease(lease.run_id, head.owner, "is finished")
-        kept.records.extend(records)
+        stored.records.extend(records)
         last = records[-1] if records else SealedRecord(head.seq, "", head.hash)
-        kept.head = replace(head, seq=last.seq, hash=last.hash, status=status)
+        stored.head = replace(head, seq=last.seq, hash=last.hash, status=status)
         if status != "running":
-            self._end_lease(kept)
+            self._end_lease(stored)
 
     async def release(self, lease: Lease) -> None:
-        """Give a run back as it is."""
-        kept = self._stored_run(lease.run_id)
-        if kept.head.epoch == lease.epoch:
-            self._end_lease(kept)
+        """Release a lease; see ``Store.release``."""
+        stored = self._stored_run(lease.run_id)
+        if stored.head.epoch == lease.epoch:
+            self._end_lease(stored)
 
     async def redact(self, lease: Lease, seq: int, hidden: str) -> None:
-        """Put what is left in place of what stood hidden beside one record."""
-        kept = self._leased_run(lease)
-        kept.records[seq - 1] = kept.records[seq - 1]._replace(hidden=hidden)
+        """Replace the hidden values of one record; see ``Store.redact``."""
+        stored = self._leased_run(lease)
+        stored.records[seq - 1] = stored.records[seq - 1]._replace(hidden=hidden)
 
     def head(self, run_id: str) -> Head | None:
-        """Where a run stands, or None where there is no such run."""
-        kept = self._runs.get(run_id)
-        return None if kept is None else kept.current_head()
+        """The head of a run, or None if there is no such run."""
+        stored = self._runs.get(run_id)
+        return None if stored is None else stored.current_head()
 
     def heads(self, status: Status | None = None) -> list[Head]:
-        """Where every run stands (of one status), the oldest run first."""
-        return [k.current_head() for k in self._runs.values() if status is None or k.head.status == status]
+        """The heads of all runs, or of those with one status, the oldest run first."""
+        return [
+            stored.current_head() for stored in self._runs.values() if status is None or stored.head.status == status
+        ]
 
     def records(self, run_id: str, after: int = 0) -> list[SealedRecord]:
-        """A run's rows, in order, behind a sequence number."""
+        """A run's records, in order, after a sequence number; see ``Store.records``."""
         return self._stored_run(run_id).records[after:]
 
     def close(self) -> None:
-        """Nothing is to be let go of."""
+        """Do nothing: there are no resources to release."""
 
     def _stored_run(self, run_id: str) -> _StoredRun:
         if run_id not in self._runs:
@@ -104,10 +106,10 @@ class MemoryStore:
         return self._runs[run_id]
 
     def _leased_run(self, lease: Lease) -> _StoredRun:
-        kept = self._stored_run(lease.run_id)
-        if kept.head.epoch != lease.epoch or kept.lease is None:
-            raise StaleLease(lease.run_id, kept.head.owner, f"was taken from {lease.owner}")
-        return kept
+        stored = self._stored_run(lease.run_id)
+        if stored.head.epoch != lease.epoch or stored.lease is None:
+            raise StaleLease(lease.run_id, stored.head.owner, f"was acquired by another owner after {lease.owner}")
+        return stored
 
     @staticmethod
     def _end_lease(stored: _StoredRun) -> None:

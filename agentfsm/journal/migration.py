@@ -2,8 +2,8 @@
 
 A run's graph is identified by the names of its states and guards, and their order. An agent with a different graph
 refuses the run unless a ``Migration`` admits it. Then the path so far is replayed on the new graph, guards included:
-if every transition would have been the same, the run continues. Otherwise somebody can vouch for it. Which of the
-two it was is recorded as ``run.migrated``, with the new graph.
+if every transition would have been the same, the run continues. Otherwise it continues only if the developer vouches
+for it. A ``run.migrated`` record says which of the two it was, and pins the new graph.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{12,64}")
 
 @dataclass(frozen=True)
 class Migration:
-    """Lets runs of an earlier graph go on under an agent's: ``Agent(..., graph=new, migrations=[Migration(old)])``.
+    """Lets runs of an earlier graph continue on an agent's: ``Agent(..., graph=new, migrations=[Migration(old)])``.
 
-    A run is taken where a replay of its path so far on the new graph makes the same moves.
+    A run is admitted if a replay of its path so far on the new graph makes the same transitions.
 
     Attributes:
-        old: The earlier graph; or its fingerprint, or the first 12 or more hex digits of that, as errors and
-            ``agentfsm show`` tell it; None for any graph.
-        states: New names of its states, by old name, where they have changed.
-        transitions: New ids of its transitions (``"post_llm.too_long": "post_llm.long_answer"``), where
-            their guards' names have changed.
-        vouched: Whether you vouch for the runs' past: they are then taken with no replay, in the state in
-            which they are.
+        old: The earlier graph; or its fingerprint, or the first 12 or more hex digits of it, as errors and
+            ``agentfsm show`` print it; None for any graph.
+        states: New names of its states, by old name, if they have changed.
+        transitions: New ids of its transitions (``"post_llm.too_long": "post_llm.long_answer"``), if the names of
+            their guards have changed.
+        vouched: Whether you vouch for the path of the runs: they then continue in their current state, without a
+            replay.
 
     Raises:
-        ConfigurationError: It is no fingerprint, or you vouch for the runs of any graph.
+        ConfigurationError: The text is not a fingerprint, two names would become the same, or you vouch for the
+            runs of any graph.
     """
 
     old: Graph | str | None = None
@@ -50,32 +51,34 @@ class Migration:
 
     def __post_init__(self) -> None:
         if isinstance(self.old, str) and not _FINGERPRINT.fullmatch(self.old):
-            raise ConfigurationError(f"{self.old!r} is no fingerprint of a graph: 12 to 64 hex digits")
+            raise ConfigurationError(f"{self.old!r} is not the fingerprint of a graph: 12 to 64 hex digits")
         if self.old is None and self.vouched:
-            raise ConfigurationError("nobody can vouch for the runs of any graph: name the one that they are from")
-        for what in (self.states, self.transitions):
-            if len(set(what.values())) != len(what):
-                raise ConfigurationError(f"two of {', '.join(map(str, what))} would have one name")
+            raise ConfigurationError(
+                "vouched=True needs the graph that the runs are from; it cannot be used for any graph"
+            )
+        for renamed in (self.states, self.transitions):
+            if len(set(renamed.values())) != len(renamed):
+                raise ConfigurationError(f"two of {', '.join(map(str, renamed))} would have the same name")
 
     @property
     def rename_map(self) -> RenameMap:
-        """The names that change."""
+        """The new names of states and transitions."""
         return RenameMap(self.states, self.transitions)
 
     def matches(self, fingerprint: str) -> bool:
-        """Whether it is for runs of a graph."""
+        """Whether the migration applies to runs of the graph with a fingerprint."""
         if self.old is None:
             return True
         return fingerprint.startswith(self.old if isinstance(self.old, str) else self.old.fingerprint)
 
     def check(self, new: Graph) -> None:
-        """Make sure that what it names is there.
+        """Check that the states and transitions it names exist.
 
         Args:
-            new: The graph under which runs are to go on.
+            new: The graph under which runs are to continue.
 
         Raises:
-            GraphError: A state or a transition that it names is in none of the graphs.
+            GraphError: The new graph, or the earlier one if it is given, has no such state or transition.
         """
         for old, name in self.states.items():
             new.spec(name)
@@ -90,19 +93,19 @@ class Migration:
 def migrate(
     records: Sequence[SealedRecord], rehydrated: RehydratedRun, graph: Graph, migrations: Sequence[Migration]
 ) -> dict[str, Any]:
-    """Take a run over to another graph, if its journal and somebody's word allow it. Nothing is written.
+    """Migrate a run to another graph, if a declared migration admits it. Nothing is written.
 
     Args:
-        records: Its journal.
-        rehydrated: What its records tell; its run has the new names behind this.
-        graph: The graph.
-        migrations: What is declared; the first one for runs of its graph counts.
+        records: The run's records.
+        rehydrated: The run, rehydrated; its states are renamed in place.
+        graph: The graph under which it is to continue.
+        migrations: The declared migrations; the first one that matches the run's graph is used.
 
     Returns:
-        What the record of it says; empty where the run is on that graph already.
+        The fields of the ``run.migrated`` record; empty if the run is on that graph already.
 
     Raises:
-        JournalGraphError: It is not allowed; the error lists what differs between the graphs.
+        JournalGraphError: The run may not continue; the error lists what differs between the graphs.
         JournalError: The journal cannot be read.
     """
     pinned, run = rehydrated.graph, rehydrated.run
@@ -112,11 +115,11 @@ def migrate(
     if declared is None:
         raise _migration_error(rehydrated, graph, _migration_advice(records, rehydrated, graph))
     names = declared.rename_map
-    if why := _incompatibility(rehydrated, graph, names):
-        raise _migration_error(rehydrated, graph, why)
-    told = Replay(0) if declared.vouched else replay(records, graph, rename_map=names)
-    if not told.same:
-        raise _migration_error(rehydrated, graph, _divergence_advice(told, rehydrated))
+    if reason := _incompatibility(rehydrated, graph, names):
+        raise _migration_error(rehydrated, graph, reason)
+    replayed = Replay(0) if declared.vouched else replay(records, graph, rename_map=names)
+    if not replayed.same:
+        raise _migration_error(rehydrated, graph, _divergence_advice(replayed, rehydrated))
     names.rename(run)
     rehydrated.visited = {names.state(name) for name in rehydrated.visited}
     return {
@@ -124,74 +127,78 @@ def migrate(
         "graph": {"name": graph.name, "fingerprint": graph.fingerprint, **graph.table},
         "judged": "vouched" if declared.vouched else "replayed",
         "to": run.state,
-        **({} if declared.vouched else {"moves": told.moves}),
+        **({} if declared.vouched else {"moves": replayed.moves}),
         **names.to_record(),
     }
 
 
 def _incompatibility(rehydrated: RehydratedRun, graph: Graph, rename_map: RenameMap) -> str:
-    """Why there is no state there in which the run could be, or wait, as it does; an empty string where there is."""
+    """Why the run's current state has no counterpart in a graph; an empty string if it has one."""
     old = rehydrated.run.state
-    known = {name: (waits, final) for name, waits, final, _ in rehydrated.graph["states"]}
+    kinds = {name: (waits, final) for name, waits, final, _ in rehydrated.graph["states"]}
     for name in rename_map.states:
-        if name not in known:
+        if name not in kinds:
             return f"the migration renames {name!r}, and the run's graph has no such state"
     try:
         spec = graph.spec(rename_map.state(old))
     except GraphError:
-        return f"the run is in {old!r}, and there is no such state there"
-    if known[old] != (spec.waits, spec.final):
-        return f"the run is in {old!r}, and {str(spec.name)!r} there is a state of another kind"
+        return f"the run is in {old!r}, and the new graph has no such state"
+    if kinds[old] != (spec.waits, spec.final):
+        return f"the run is in {old!r}, and state {str(spec.name)!r} of the new graph waits or ends where the old one does not"
     return ""
 
 
 def _migration_advice(records: Sequence[SealedRecord], rehydrated: RehydratedRun, graph: Graph) -> str:
-    """What somebody can do who wants the run to go on under the graph."""
-    way = f"Migration({rehydrated.graph['fingerprint'][:12]!r})"
-    if why := _incompatibility(rehydrated, graph, RenameMap()):
-        return f"{why}; Migration(..., states=...), or agentfsm resume --rename, says what it is called"
-    told = replay(records, graph)
-    if told.same:
-        how = f"Agent(..., migrations=[{way}]), or agentfsm resume --migrate, lets it go on"
-        return f"its path so far would have been the same there: {how}"
-    return _divergence_advice(told, rehydrated)
+    """How the run can be made to continue under the graph."""
+    migration = f"Migration({rehydrated.graph['fingerprint'][:12]!r})"
+    if reason := _incompatibility(rehydrated, graph, RenameMap()):
+        return f"{reason}; give its new name with Migration(..., states=...) or agentfsm resume --rename"
+    replayed = replay(records, graph)
+    if replayed.same:
+        return (
+            "its path so far would have been the same on the new graph: allow it to continue with "
+            f"Agent(..., migrations=[{migration}]) or agentfsm resume --migrate"
+        )
+    return _divergence_advice(replayed, rehydrated)
 
 
 def _divergence_advice(result: Replay, rehydrated: RehydratedRun) -> str:
-    way = f"Migration({rehydrated.graph['fingerprint'][:12]!r}, vouched=True)"
+    migration = f"Migration({rehydrated.graph['fingerprint'][:12]!r}, vouched=True)"
     return (
-        f"its path would have been another there: record {result.seq} is {result.recorded}, and would be {result.instead}; "
-        f"Agent(..., migrations=[{way}]), or agentfsm resume --skip-path-check, lets it go on all the same"
+        f"its path would have been different on the new graph: record {result.seq} is {result.recorded}, and would be "
+        f"{result.instead}; allow it to continue all the same with Agent(..., migrations=[{migration}]) or "
+        "agentfsm resume --skip-path-check"
     )
 
 
 def _migration_error(rehydrated: RehydratedRun, graph: Graph, reason: str) -> JournalGraphError:
     pinned = rehydrated.graph
     presets = [name for name, preset in PRESETS.items() if preset.graph.fingerprint == pinned["fingerprint"]]
-    was = f"{pinned['name']!r}" + (f" of preset {presets[0]!r}" if len(presets) == 1 else "")
+    of_preset = f" of preset {presets[0]!r}" if len(presets) == 1 else ""
     return JournalGraphError(
-        f"run {rehydrated.run.run_id!r} was written under graph {was} ({pinned['fingerprint'][:12]}), the agent runs graph "
-        f"{graph.name!r} ({graph.fingerprint[:12]}); {reason}. What differs:",
+        f"run {rehydrated.run.run_id!r} was written under graph {pinned['name']!r}{of_preset} "
+        f"({pinned['fingerprint'][:12]}), and the agent runs graph {graph.name!r} ({graph.fingerprint[:12]}); {reason}. "
+        "Differences:",
         pinned_graph_diff(pinned, graph),
     )
 
 
 def pinned_graph_diff(pinned: Mapping[str, list[list[object]]], graph: Graph) -> tuple[str, ...]:
-    """What differs between a pinned table and a graph, a line each."""
+    """The differences between a pinned table and a graph, one line each."""
     lines: list[str] = []
-    for what in ("states", "transitions"):
-        old = [_format_table_row(row) for row in pinned[what]]
-        new = [_format_table_row(row) for row in graph.table[what]]
+    for part in ("states", "transitions"):
+        old = [_format_table_row(row) for row in pinned[part]]
+        new = [_format_table_row(row) for row in graph.table[part]]
         lines += [f"- {row}" for row in old if row not in new]
         lines += [f"+ {row}" for row in new if row not in old]
         if not lines and old != new:
-            lines.append(f"the {what} stand in another order")
+            lines.append(f"the {part} are in another order")
     return tuple(lines)
 
 
 def _format_table_row(row: list[object]) -> str:
     if len(row) == 4 and isinstance(row[1], bool):
         name, waits, final, spends = row
-        return " ".join(str(part) for part in (name, "waits" * bool(waits), "final" * bool(final), spends) if part)
+        return " ".join(str(item) for item in (name, "waits" * bool(waits), "final" * bool(final), spends) if item)
     source, guard, target, spends = row
     return f"{source}.{guard} -> {target}" + (f" (spends {spends})" if spends else "")

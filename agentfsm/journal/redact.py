@@ -18,36 +18,38 @@ __all__ = ["redact"]
 
 
 async def redact(store: Store, run_id: str, field: str, by: str = "") -> int:
-    """Delete values that stand hidden beside a record, with their salts.
+    """Delete hidden values of a record, with their salts.
 
     Args:
-        store: Where the run is.
-        run_id: The run; it must not be being run.
-        field: The record's number, and the field in it (``"4.out.replied.reply.message.content"``); the number
-            alone, or a field that has others in it, stands for all that is hidden there.
-        by: Who wants it so, for the record.
+        store: The store that has the run.
+        run_id: The run; it must not be in progress.
+        field: The record's sequence number, and a field in it (``"4.out.replied.reply.message.content"``); the number
+            alone, or a field that contains others, selects every hidden value in it.
+        by: Who requested it, for the journal.
 
     Returns:
-        How many values are gone.
+        How many values were deleted.
 
     Raises:
         UnknownRunError: There is no such run or record.
-        JournalError: Nothing is hidden there, or it is gone already.
-        StaleLease: Somebody runs it.
+        JournalError: The field has no hidden value, or it was redacted already.
+        StaleLease: Another owner holds the run.
         StoreError: The store cannot write.
     """
-    rows = store.records(run_id)
+    records = store.records(run_id)
     number, _, path = field.partition(".")
-    if not number.isdecimal() or not 1 <= int(number) <= len(rows):
-        raise UnknownRunError(f"run {run_id!r} has records 1 to {len(rows)}; {field!r} names none of them")
+    if not number.isdecimal() or not 1 <= int(number) <= len(records):
+        raise UnknownRunError(
+            f"run {run_id!r} has records 1 to {len(records)}; {field!r} does not start with one of these numbers"
+        )
     of = int(number)
-    row = rows[of - 1]
-    kept: list[Any] = json.loads(row.hidden or "[]")
+    record = records[of - 1]
+    values: list[Any] = json.loads(record.hidden or "[]")
     places = [
-        place for place in _commitment_places(_resolve_path(json.loads(row.body), path)) if kept[place] is not None
+        place for place in _commitment_places(_resolve_path(json.loads(record.body), path)) if values[place] is not None
     ]
     if not places:
-        raise JournalError(f"nothing is hidden in {field!r} of run {run_id!r}")
+        raise JournalError(f"field {field!r} of run {run_id!r} has no hidden value")
     head = store.head(run_id)
     lease = await store.acquire(run_id, owner_name())
     try:
@@ -63,27 +65,27 @@ async def redact(store: Store, run_id: str, field: str, by: str = "") -> int:
         if by:
             body["by"] = by
         text = encode(body)
-        said = SealedRecord(lease.seq + 1, text, record_hash(lease.hash, text))
+        redaction = SealedRecord(lease.seq + 1, text, record_hash(lease.hash, text))
         status = "running" if head is None else head.status
-        await store.append(lease, [said], status)
-        if status != "running":  # with that, the run was given back
+        await store.append(lease, [redaction], status)
+        if status != "running":  # the append ended the lease
             lease = await store.acquire(run_id, owner_name())
-        await store.redact(lease, of, _remove_hidden(row.hidden, places))
+        await store.redact(lease, of, _remove_hidden(record.hidden, places))
     finally:
-        with contextlib.suppress(StoreError):  # whatever came of it, nobody holds the run
+        with contextlib.suppress(StoreError):  # the lease is released whether or not the writes succeeded
             await store.release(lease)
     return len(places)
 
 
 def _resolve_path(value: Any, path: str) -> Any:
-    found = value
+    selected = value
     for name in path.split(".") if path else ():
-        key: Any = int(name) if isinstance(found, list) and name.isdigit() else name
+        key: Any = int(name) if isinstance(selected, list) and name.isdigit() else name
         try:
-            found = cast("Any", found)[key]
+            selected = cast("Any", selected)[key]
         except (KeyError, IndexError, TypeError):
             raise JournalError(f"the record has no field {path!r}") from None
-    return found
+    return selected
 
 
 def _commitment_places(value: Any) -> list[int]:
@@ -91,14 +93,14 @@ def _commitment_places(value: Any) -> list[int]:
         return [place for item in cast("list[object]", value) for place in _commitment_places(item)]
     if not isinstance(value, dict):
         return []
-    found = cast("dict[str, Any]", value)
-    if len(found) == 1 and "#" in found:
-        return [found["#"][0]]
-    return [place for item in found.values() for place in _commitment_places(item)]
+    data = cast("dict[str, Any]", value)
+    if len(data) == 1 and "#" in data:
+        return [data["#"][0]]
+    return [place for item in data.values() for place in _commitment_places(item)]
 
 
 def _remove_hidden(hidden: str, places: list[int]) -> str:
-    """What stands beside a record, with some of it gone; the rest stays as it was, to the byte."""
+    """The hidden values of a record, some replaced by null; the others stay as they were, byte for byte."""
     entries: list[str] = []
     place = 1
     decoder = json.JSONDecoder()

@@ -1,8 +1,8 @@
 """The Store protocol, its leases, and a consistent read of one run.
 
-A store keeps records as they are given and never interprets them. It hands out *leases*: whoever acquires a run
-becomes its owner in a new epoch, and only the current owner's records are accepted, each directly after the last
-one. That check (*fencing*) is part of the same transaction as the records.
+A store keeps records as they are given and never interprets them. It hands out *leases*: the caller that acquires
+a run becomes its owner in a new epoch, and only the current owner's records are accepted, each directly after the
+last one. That check (*fencing*) is part of the same transaction as the records.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Status = Literal["running", "suspended", "finished"]
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Where a run stands in its store.
+    """The head of a run in its store: its last record, owner and status.
 
     Attributes:
         run_id: The run.
-        epoch: How often it was taken.
-        owner: Who holds it, or None.
-        seq: Its last record's number; 0 where there is none yet.
-        hash: That record's hash, in hex.
-        status: ``running`` (being run, or cut off), ``suspended`` or ``finished``.
+        epoch: How often the run was acquired.
+        owner: The owner of its lease, or None.
+        seq: The sequence number of its last record; 0 if there is none yet.
+        hash: That record's hash, 64 hex digits.
+        status: ``running`` (in progress or interrupted), ``suspended`` or ``finished``.
     """
 
     run_id: str
@@ -42,14 +42,14 @@ class Head:
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Lease:
-    """The right to write one run's records. Whoever drops it gives the run back.
+    """The right to write one run's records. A lease that is garbage-collected is released.
 
     Attributes:
         run_id: The run.
-        owner: Who holds it, for people to read.
-        epoch: In which epoch.
-        seq: The last record when it was taken.
-        hash: That record's hash, in hex.
+        owner: A name of the owner, for error messages.
+        epoch: The epoch of the lease.
+        seq: The sequence number of the last record when the run was acquired.
+        hash: That record's hash, 64 hex digits.
     """
 
     run_id: str
@@ -60,61 +60,67 @@ class Lease:
 
 
 class Store(Protocol):
-    """Keeps journals. Reading answers at once; what is written is durable when its await returns."""
+    """Stores journals. Reads return at once; a write is durable when its await returns."""
 
     async def acquire(self, run_id: str, owner: str, *, new: bool = False) -> Lease:
-        """Become a run's holder.
+        """Acquire the lease of a run, in a new epoch.
 
         Args:
             run_id: The run.
-            owner: Who takes it, for people to read.
-            new: Whether this is to be a new run; one that was cut off before its first row is as good as new.
+            owner: A name of the owner, for error messages.
+            new: Whether to create the run. A run that was interrupted before its first record counts as new.
 
         Raises:
-            RunExistsError: It is to be new, and there is one.
-            UnknownRunError: There is none.
-            StaleLease: Somebody holds it; the error names them.
+            RunExistsError: It is to be created and exists already.
+            UnknownRunError: It is not to be created and does not exist.
+            StaleLease: Another owner holds it; the error names the owner.
             StoreError: The store cannot write.
         """
         ...
 
     def append(self, lease: Lease, records: Sequence[SealedRecord], status: Status) -> Awaitable[None]:
-        """Add rows behind the last one. They are queued, in order, when this is called.
+        """Append records after the last one. They are queued, in order, when this is called.
 
         Args:
-            lease: The holder's lease; it ends when the status is not ``running``.
-            records: The rows.
-            status: How the run stands behind them. A finished run stays finished.
+            lease: The owner's lease; it ends when the status is not ``running``.
+            records: The records.
+            status: The status of the run after them. A finished run stays finished.
 
         Raises:
-            StaleLease: Somebody else has taken the run, or the rows do not fit behind its last one.
-            StoreFullError: There is no room.
-            StoreError: The store cannot write. In each case none of the rows is there.
+            StaleLease: Another owner has acquired the run, or the records do not follow its last one.
+            StoreFullError: There is no space left.
+            StoreError: The store cannot write. In each case none of the records was written.
         """
         ...
 
     async def release(self, lease: Lease) -> None:
-        """Give a run back as it is. A lease that is stale already is none to give back."""
+        """Release a lease; the run stays as it is. Releasing a stale lease does nothing."""
         ...
 
     async def redact(self, lease: Lease, seq: int, hidden: str) -> None:
-        """Put what is left in place of what stood hidden beside one record.
+        """Replace the hidden values of one record.
+
+        Args:
+            lease: The run's lease.
+            seq: The record.
+            hidden: The hidden values that remain, as ``SealedRecord.hidden``.
 
         Raises:
-            StaleLease: The lease is not the run's.
+            StaleLease: The lease is not the run's current one.
+            StoreError: The store cannot write.
         """
         ...
 
     def head(self, run_id: str) -> Head | None:
-        """Where a run stands, or None where there is no such run."""
+        """The head of a run, or None if there is no such run."""
         ...
 
     def heads(self, status: Status | None = None) -> list[Head]:
-        """Where every run stands (of one status), the oldest run first."""
+        """The heads of all runs, or of those with one status, the oldest run first."""
         ...
 
     def records(self, run_id: str, after: int = 0) -> list[SealedRecord]:
-        """A run's rows, in order, behind a sequence number.
+        """A run's records, in order, after a sequence number.
 
         Raises:
             UnknownRunError: There is no such run.
@@ -122,7 +128,7 @@ class Store(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of everything; what was queued is written first."""
+        """Write what is queued, and release all resources."""
         ...
 
 
@@ -130,21 +136,21 @@ READ_ATTEMPTS = 3
 
 
 def consistent_read(store: Store, run_id: str) -> tuple[list[SealedRecord], Head | None]:
-    """A run's rows and what its store notes of them, of one moment.
+    """A run's records and its head, as they were at one moment.
 
-    A store gives them one after the other, and a run that goes on meanwhile would look as if somebody had tampered
-    with it. While it does, they are read again; a run that never stands still is given as far as it was noted
-    before its rows were read.
+    A store returns them in two reads, and a run that continues between them would look tampered with. In that case
+    they are read again, up to ``READ_ATTEMPTS`` times; for a run that never pauses, the records up to the head that
+    was read first are returned.
 
     Raises:
         UnknownRunError: There is no such run.
         StoreError: The store cannot be read.
     """
     before = store.head(run_id)
-    rows = store.records(run_id)
+    records = store.records(run_id)
     for _ in range(READ_ATTEMPTS):
         after = store.head(run_id)
         if before is None or after is None or (before.seq, before.hash) == (after.seq, after.hash):
-            return rows, after
-        before, rows = after, store.records(run_id)
-    return rows[: before.seq] if before is not None else rows, before
+            return records, after
+        before, records = after, store.records(run_id)
+    return records[: before.seq] if before is not None else records, before

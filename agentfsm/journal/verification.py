@@ -4,11 +4,11 @@ What is checked:
 
 1. Sequence numbers increase by one, and every hash matches its record and the previous hash.
 2. Hidden values match their commitments; a missing value was redacted, and a record says so.
-3. The run starts where its pinned graph starts. Every transition is a row of that graph, taken because every earlier
-   row of its state said no. A migrated run continues in the same state, or in the one its record names; if the
+3. The run starts where its pinned graph starts. Every transition is a row of that graph, taken because the guard of
+   every earlier row of its state was false. A migrated run continues in the same state, or in the one its record names; if the
    record says the path was replayed, every transition of it exists in the new graph too.
 4. Epochs only increase, and only where the run is acquired; a run that has ended does nothing more.
-5. Every effect was recorded before its result. One that may run only once was started again only after a person said
+5. Every effect was recorded before its result. One that may run only once was started again only after a human reply said
    that it did not run. A human reply answers the record that asked, and no other.
 6. The store's head of the run (last record, status, epoch) agrees, and so does a checkpoint, if given.
 """
@@ -44,25 +44,28 @@ __all__ = [
 Data = dict[str, Any]
 
 _KINDS_AFTER_END = frozenset({"redaction", "checkpoint"})
-"""What may come behind everything, also behind the end."""
+"""Kinds that may follow any record, also the end of the run."""
 
 _EPOCH_START_KINDS = frozenset({"run.created", "run.forked", "run.resumed", "run.migrated", *_KINDS_AFTER_END})
-"""Where somebody takes the run: an epoch may begin there, and nowhere else."""
+"""Kinds with which an epoch may begin: the first record after the run was acquired."""
 
 _KINDS_WHILE_SUSPENDED = frozenset({"run.resumed", "run.migrated", *_KINDS_AFTER_END})
 
 
 class UnsupportedFormatError(Exception):
-    """A journal of a form that this release does not know."""
+    """The journal has a format that this release does not know."""
 
 
 class HistoryVerifier:
-    """What one run did, as far as its records were looked at.
+    """Verifies that one run did only what its pinned graph allows, record by record.
+
+    Args:
+        run_id: The run.
 
     Attributes:
-        state: The state that it is in.
-        status: ``none``, ``running``, ``suspended`` or ``finished``.
-        waiting_for: What it waits for, where it does.
+        state: The state that the run is in.
+        status: ``none`` (no record yet), ``running``, ``suspended`` or ``finished``.
+        waiting_for: The kind of request that a suspended run waits for.
     """
 
     def __init__(self, run_id: str) -> None:
@@ -76,102 +79,104 @@ class HistoryVerifier:
         self._finals: frozenset[str] = frozenset()
         self._waits: frozenset[str] = frozenset()
         self._transitions_by_id: dict[str, tuple[str, str, str]] = {}
-        self._reply_received = False  # whether somebody has answered, and the run has not moved on it yet
-        self._request_ref: tuple[int, str] | None = None  # number and hash of the record where it last came to wait
-        self._migrated_while_suspended = (
-            False  # whether a graph changed while it waited: it was noted as running from there on
-        )
-        self._path: set[str] = set()  # the rows that the run has taken, for a graph that it is taken over to
-        self._started_effects: dict[
-            str, str
-        ] = {}  # effects that were begun in this visit to a state, and how they may run
+        # Whether there is a human reply on which the run has not moved yet.
+        self._reply_received = False
+        # Sequence number and hash of the last ``run.suspended`` record.
+        self._request_ref: tuple[int, str] | None = None
+        # Whether the run was migrated while it was suspended: the store has it as running from then on.
+        self._migrated_while_suspended = False
+        # The transitions that the run has made, to check them against a graph to which it is migrated.
+        self._path: set[str] = set()
+        # The effects started since the run entered its state, with their policies (``once`` or ``again``).
+        self._started_effects: dict[str, str] = {}
         self._finished_effects: set[str] = set()
-        self._retries_allowed = (
-            0  # calls of which a person said that they did not run, and that are not begun again yet
-        )
+        # Number of calls that did not run, according to a human reply, and that were not started again yet.
+        self._retries_allowed = 0
 
     def verify_record(self, body: Data, digest: str) -> None:
-        """Look at the next record.
+        """Verify the next record.
 
         Args:
-            body: The record.
-            digest: Its hash, in hex.
+            body: The record's body, with its commitments.
+            digest: Its hash, 64 hex digits.
 
         Raises:
-            BadError: It tells of something that was not allowed.
-            CannotError: The journal is of another form.
+            InvalidRecordError: The record describes something that is not allowed.
+            UnsupportedFormatError: The journal has another format.
         """
         kind, epoch = cast("str", body["kind"]), body["epoch"]
         if self.status == "none" and kind not in ("run.created", "run.forked"):
-            raise InvalidRecordError(f"a journal begins with run.created, not with {kind}")
+            raise InvalidRecordError(f"a journal starts with run.created, not with {kind}")
         if epoch < self._epoch or (epoch > self._epoch and kind not in _EPOCH_START_KINDS):
             raise InvalidRecordError(f"it was written in epoch {epoch}, and the run was in epoch {self._epoch}")
         self._epoch = epoch
         if self.status == "finished" and kind not in _KINDS_AFTER_END:
-            raise InvalidRecordError(f"the run has ended, and {kind} comes behind")
+            raise InvalidRecordError(f"{kind} comes after the end of the run")
         if self.status == "suspended" and kind not in _KINDS_WHILE_SUSPENDED:
-            raise InvalidRecordError(f"the run waits for a person, and {kind} comes behind")
-        look = _HANDLERS.get(kind)
-        if look is None:
-            raise InvalidRecordError(f"{kind} is no kind of record")
-        getattr(self, look)(body)
+            raise InvalidRecordError(f"{kind} comes while the run waits for a human reply")
+        handler = _HANDLERS.get(kind)
+        if handler is None:
+            raise InvalidRecordError(f"unknown kind of record: {kind}")
+        getattr(self, handler)(body)
         if kind == "run.suspended":
             self._request_ref = body["seq"], digest
 
     def finish(self, head: Head | None) -> None:
-        """Hold what the store notes of the run against what its records tell, once every record was looked at.
+        """Compare the store's head of the run with its records, once every record is verified.
 
         Args:
-            head: What the store notes, where there is a store.
+            head: The head, if there is a store.
 
         Raises:
-            BadError: The two differ.
+            InvalidRecordError: The two differ.
         """
         if head is None:
             return
-        told = "running" if self.status == "none" else self.status
-        if head.status != told and not (self._migrated_while_suspended and head.status == "running"):
-            raise InvalidRecordError(f"the store notes that the run is {head.status}, and by its records it is {told}")
+        status = "running" if self.status == "none" else self.status
+        if head.status != status and not (self._migrated_while_suspended and head.status == "running"):
+            raise InvalidRecordError(f"the store has the run as {head.status}, and by its records it is {status}")
         if head.epoch < self._epoch:
-            raise InvalidRecordError(f"the store notes epoch {head.epoch}, and the run was in epoch {self._epoch}")
+            raise InvalidRecordError(f"the store has epoch {head.epoch}, and the run was in epoch {self._epoch}")
 
     def open_items(self) -> list[str]:
-        """What is not at its end yet, a line each."""
+        """What is unfinished, one line each; empty for a finished run."""
         if self.status == "none":
-            return ["cut off before its first record"]
+            return ["interrupted before its first record"]
         if self.status == "suspended":
-            return [f"waits for a person ({self.waiting_for})"]
+            return [f"waits for a human reply ({self.waiting_for})"]
         if self.status != "running":
             return []
         return [
-            f"cut off, or being run, in {self.state}",
+            f"interrupted or in progress in {self.state}",
             *(
-                f"effect {eid} is begun and has no result"
+                f"effect {eid} was started and has no result"
                 for eid, policy in self._started_effects.items()
                 if policy == "once" and eid not in self._finished_effects
             ),
         ]
 
-    # -- one method a kind ----------------------------------------------------------------------------
+    # -- one method per kind of record ----------------------------------------------------------------
 
     def _created(self, body: Data) -> None:
         if self.status != "none":
-            raise InvalidRecordError("a journal begins only once")
+            raise InvalidRecordError("a journal has only one first record")
         if body["form"] != FORMAT_VERSION:
             raise UnsupportedFormatError(
-                f"the journal is of form {body['form']}; this release knows form {FORMAT_VERSION}"
+                f"the journal has format {body['form']}; this release reads format {FORMAT_VERSION}"
             )
         if body["run"] != self.run_id:
             raise InvalidRecordError(f"it belongs to run {body['run']!r}")
         self._pin_graph(body["graph"])
         self.state = body.get("at") or body["graph"]["states"][0][0]
         self.status = "running"
-        self._reply_received = self.state in self._waits  # a signed record, and the answer to it, begin a journal
+        self._reply_received = (
+            self.state in self._waits
+        )  # resumed from a suspension record: its journal starts with the reply
 
     def _pin_graph(self, graph: Data) -> None:
         table = {"states": graph["states"], "transitions": graph["transitions"]}
         if hashlib.sha256(json.dumps(table, separators=(",", ":")).encode()).hexdigest() != graph["fingerprint"]:
-            raise InvalidRecordError("the pinned graph is not the one of its fingerprint")
+            raise InvalidRecordError("the pinned graph does not match its fingerprint")
         self._fingerprint = graph["fingerprint"]
         self._states = frozenset(name for name, _, _, _ in graph["states"])
         self._finals = frozenset(name for name, _, final, _ in graph["states"] if final)
@@ -183,37 +188,39 @@ class HistoryVerifier:
             self._transitions_by_id[f"{source}.{guard}"] = (source, target, "0" * place + "1")
 
     def _transition(self, body: Data) -> None:
-        way = body["transition"]
-        row = self._transitions_by_id.get(way)
+        transition = body["transition"]
+        row = self._transitions_by_id.get(transition)
         if row is None:
-            raise InvalidRecordError(f"{way} is no row of the pinned graph")
+            raise InvalidRecordError(f"{transition} is not a row of the pinned graph")
         source, target, tried = row
         if source != self.state:
-            raise InvalidRecordError(f"{way} cannot be taken in {self.state!r}")
+            raise InvalidRecordError(f"{transition} is not possible in {self.state!r}")
         if body["to"] != target:
-            raise InvalidRecordError(f"{way} leads to {target!r}, not to {body['to']!r}")
+            raise InvalidRecordError(f"{transition} leads to {target!r}, not to {body['to']!r}")
         if body["tried"] != tried:
-            raise InvalidRecordError(f"{way} is taken when {len(tried) - 1} guards before it say no, not so")
-        ((what, outcome),) = body["out"].items()
-        if what == "answered":
+            raise InvalidRecordError(
+                f"{transition} is taken when the {len(tried) - 1} guards before it are false, and the record has {body['tried']}"
+            )
+        ((kind, outcome),) = body["out"].items()
+        if kind == "answered":
             if not self._reply_received:
                 raise InvalidRecordError(
-                    "a person's answer moves it, and nothing says that somebody was asked and answered"
+                    "it uses a human reply, and no record says that there was a request and a reply"
                 )
             self._reply_received = False
         for result in outcome.get("results", ()):
             if isinstance(result, str) and result not in self._finished_effects:
-                raise InvalidRecordError(f"it takes up the result of effect {result}, which has none")
-        if way.endswith(".doubt_settled") and outcome["reply"]["kind"] == "did_not_run":
+                raise InvalidRecordError(f"it uses the result of effect {result}, which has none")
+        if transition.endswith(".doubt_settled") and outcome["reply"]["kind"] == "did_not_run":
             self._retries_allowed += 1
-        self._path.add(way)
+        self._path.add(transition)
         self.state = target
         if "waiting" in outcome:
-            if "held" in outcome:  # sub-agents that wait for a person go on as they are
+            if "held" in outcome:  # the suspended sub-agents stay as they are
                 self._started_effects = {
                     eid: policy for eid, policy in self._started_effects.items() if eid in self._finished_effects
                 }
-            return  # calls that were cut off stay in doubt
+            return  # interrupted calls stay in doubt
         if source not in self._waits:
             self._started_effects, self._finished_effects, self._retries_allowed = {}, set(), 0
 
@@ -221,68 +228,68 @@ class HistoryVerifier:
         eid, policy = body["eid"], body["policy"]
         if self._started_effects.get(eid) == "once" and eid not in self._finished_effects:
             if not self._retries_allowed:
-                raise InvalidRecordError(f"effect {eid} of {body['name']} may run only once, and is begun again")
+                raise InvalidRecordError(f"effect {eid} of {body['name']} may run only once, and is started again")
             self._retries_allowed -= 1
         self._started_effects[eid] = policy
 
     def _result(self, body: Data) -> None:
         eid = body["eid"]
         if eid not in self._started_effects:
-            raise InvalidRecordError(f"effect {eid} has a result, and nothing says that it was begun")
+            raise InvalidRecordError(f"effect {eid} has a result, and no record says that it was started")
         if eid in self._finished_effects:
             raise InvalidRecordError(f"effect {eid} has two results")
         self._finished_effects.add(eid)
 
     def _suspended(self, body: Data) -> None:
         if self.state not in self._waits:
-            raise InvalidRecordError(f"the run is in {self.state!r}, where it waits for nobody")
+            raise InvalidRecordError(f"the run is in {self.state!r}, which is not a waiting state")
         self.status, self._migrated_while_suspended = "suspended", False
         self.waiting_for = body["waiting"]["kind"]
 
     def _resumed(self, body: Data) -> None:
         if "to" in body and self._request_ref != (to := (body["to"]["seq"], body["to"]["hash"])):
             raise InvalidRecordError(
-                f"it answers record {to[0]} ({to[1][:12]}), which does not ask what the run waits for"
+                f"it replies to record {to[0]} ({to[1][:12]}), which is not the request that the run waits for"
             )
         if "to" in body and self.status != "suspended":
-            raise InvalidRecordError(f"it answers record {body['to']['seq']}, which was answered before")
+            raise InvalidRecordError(f"it replies to record {body['to']['seq']}, which has a reply already")
         self.status, self._reply_received, self._migrated_while_suspended = "running", "to" in body, False
 
     def _migrated(self, body: Data) -> None:
         if body["from"] != self._fingerprint:
-            raise InvalidRecordError(f"it takes the run over from graph {body['from'][:12]}, which is not the run's")
+            raise InvalidRecordError(f"it migrates from graph {body['from'][:12]}, which is not the run's")
         if body["judged"] not in MIGRATION_BASES:
-            raise InvalidRecordError(f"{body['judged']!r} is no way to judge a change of graph")
-        names, waited, was = RenameMap.from_record(body), self.state in self._waits, self._transitions_by_id
+            raise InvalidRecordError(f"{body['judged']!r} is not a valid basis for a migration")
+        names, waited, old_rows = RenameMap.from_record(body), self.state in self._waits, self._transitions_by_id
         self._pin_graph(body["graph"])
         state = names.state(self.state)
         if state != body["to"] or state not in self._states:
             raise InvalidRecordError(
-                f"it takes the run over to {body['to']!r}, which is not what {self.state!r} is called there"
+                f"it migrates to state {body['to']!r}, which is not the new name of {self.state!r}"
             )
         if waited != (state in self._waits):
             raise InvalidRecordError(
-                f"it takes the run over to {state!r}: the one waits for a person, and the other does not"
+                f"it migrates from {self.state!r} to {state!r}: one of them waits for a human reply, and the other does not"
             )
         if body["judged"] == "replayed":
-            for way in sorted(self._path):
-                there = self._transitions_by_id.get(names.transition(way))
-                if there is None or there[1] != names.state(was[way][1]):
+            for transition in sorted(self._path):
+                row = self._transitions_by_id.get(names.transition(transition))
+                if row is None or row[1] != names.state(old_rows[transition][1]):
                     raise InvalidRecordError(
-                        f"it says that the run's path is the same there, and {way} is no row of that graph"
+                        f"it says that the run's path was replayed on the new graph, which has no row {transition}"
                     )
-            self._path = {names.transition(way) for way in self._path}
+            self._path = {names.transition(transition) for transition in self._path}
         else:
             self._path = set()
         self.state, self._migrated_while_suspended = state, self.status == "suspended"
 
     def _finished(self, body: Data) -> None:
         if self.state not in self._finals:
-            raise InvalidRecordError(f"the run is in {self.state!r}, which is no end")
+            raise InvalidRecordError(f"the run is in {self.state!r}, which is not a final state")
         self.status = "finished"
 
-    def _aside(self, body: Data) -> None:
-        """A record beside the run's course: it moves nothing."""
+    def _ignored(self, body: Data) -> None:
+        """A record that does not change the run."""
 
 
 _HANDLERS: Mapping[str, str] = {
@@ -295,10 +302,10 @@ _HANDLERS: Mapping[str, str] = {
     "transition": "_transition",
     "effect.intent": "_intent",
     "effect.result": "_result",
-    "redaction": "_aside",
-    "checkpoint": "_aside",
+    "redaction": "_ignored",
+    "checkpoint": "_ignored",
 }
-"""The method that looks at each kind of record."""
+"""The method that verifies each kind of record."""
 
 
 GOOD, TAMPERED, UNVERIFIABLE, OPEN = 0, 1, 3, 4
@@ -307,15 +314,16 @@ GOOD, TAMPERED, UNVERIFIABLE, OPEN = 0, 1, 3, 4
 
 @dataclass(frozen=True)
 class VerificationReport:
-    """What was found out about one run's journal.
+    """The result of verifying one run's journal.
 
     Attributes:
         run_id: The run.
-        code: ``GOOD_BODIES``, ``TAMPERED``, ``UNVERIFIABLE`` (it cannot be verified) or ``PERMISSIVE_BEHAVIOR`` (good, not at its end).
-        records: How many records were looked at.
-        seq: The first bad record, or None.
+        code: ``GOOD``, ``TAMPERED``, ``UNVERIFIABLE`` (it cannot be read or has another format) or ``OPEN`` (good,
+            but the run has not finished).
+        records: Number of records in the journal.
+        seq: The first invalid record, or None.
         reason: What is wrong with it, or an empty string.
-        open: What is not at its end yet, a line each.
+        open: What is unfinished, one line each.
     """
 
     run_id: str
@@ -332,90 +340,87 @@ def verify(
     head: Head | None = None,
     checkpoint_hashes: Mapping[int, str] | None = None,
 ) -> VerificationReport:
-    """Check a run's journal.
+    """Verify a run's journal.
 
     Args:
         run_id: The run.
-        records: Its rows, in order.
-        head: What the store notes of its last record, where there is a store.
-        checkpoint_hashes: Hashes of records by number, from checkpoints that were found good.
+        records: Its records, from the first.
+        head: The run's head in its store, if there is a store.
+        checkpoint_hashes: Hashes of records by sequence number, from checkpoints with a valid signature.
     """
-    chain, course = HashChainVerifier(), HistoryVerifier(run_id)
+    chain, history = HashChainVerifier(), HistoryVerifier(run_id)
     seq = 0
     try:
-        for seq, row in enumerate(records, 1):
-            body = chain.verify_record(row, seq)
-            course.verify_record(body, row.hash)
+        for seq, record in enumerate(records, 1):
+            body = chain.verify_record(record, seq)
+            history.verify_record(body, record.hash)
             if body["kind"] == "redaction":
                 chain.note_redaction(body)
         seq = len(records)
         chain.finish(head, checkpoint_hashes or {}, records)
-        course.finish(head)
-    except InvalidRecordError as bad:
-        return VerificationReport(run_id, TAMPERED, len(records), bad.seq or seq or None, str(bad))
-    except UnsupportedFormatError as cannot:
-        return VerificationReport(run_id, UNVERIFIABLE, len(records), seq, str(cannot))
+        history.finish(head)
+    except InvalidRecordError as error:
+        return VerificationReport(run_id, TAMPERED, len(records), error.seq or seq or None, str(error))
+    except UnsupportedFormatError as error:
+        return VerificationReport(run_id, UNVERIFIABLE, len(records), seq, str(error))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        return VerificationReport(
-            run_id, TAMPERED, len(records), seq, f"it is no record: {type(error).__name__}: {error}"
-        )
-    still = (
-        *course.open_items(),
-        *(
-            f"hidden value {place} of record {of} is to be redacted, and is still there"
-            for of, place in chain.unfinished_redactions()
-        ),
+        reason = f"it cannot be read: {type(error).__name__}: {error}"
+        return VerificationReport(run_id, TAMPERED, len(records), seq, reason)
+    redactions = chain.unfinished_redactions()
+    unfinished = (
+        *history.open_items(),
+        *(f"hidden value {place} of record {of} is still there after its redaction" for of, place in redactions),
     )
-    return VerificationReport(run_id, OPEN if still else GOOD, len(records), open=still)
+    return VerificationReport(run_id, OPEN if unfinished else GOOD, len(records), open=unfinished)
 
 
 CheckpointHeads = Mapping[str, tuple[int, str]]
-"""Number and hash of the last record of each run that a checkpoint knows."""
+"""Sequence number and hash of the last record of each run in a checkpoint, by run id."""
 
 
 def verify_stored_run(store: Store, run_id: str, checkpoint: CheckpointHeads) -> VerificationReport:
-    """Check one run of a store.
+    """Verify one run of a store, including the record that it was forked from.
 
     Args:
-        store: Where it is.
+        store: The store.
         run_id: The run.
-        checkpoint: What a checkpoint knows; empty where there is none.
+        checkpoint: The runs of a checkpoint; empty if there is none.
 
     Raises:
-        UnknownRunError: There is no such run, and no checkpoint knows one.
+        UnknownRunError: Neither the store nor the checkpoint has the run.
     """
     try:
         if run_id in checkpoint and store.head(run_id) is None:
-            return VerificationReport(run_id, TAMPERED, 0, None, "a checkpoint knows it, and the store does not")
-        rows, head = consistent_read(store, run_id)
+            return VerificationReport(run_id, TAMPERED, 0, None, "the checkpoint has it, and the store does not")
+        records, head = consistent_read(store, run_id)
     except UnknownRunError:
         raise
     except StoreError as error:
         return _report_unreadable(store, run_id, str(error))
-    told = verify(run_id, rows, head, _checkpoint_hashes(checkpoint, run_id))
-    if told.code == TAMPERED or not rows or not is_kind(rows[0], "run.forked"):
-        return told
-    why = _check_fork_parent(store, rows[0])
-    return VerificationReport(run_id, TAMPERED, len(rows), 1, why) if why else told
+    report = verify(run_id, records, head, _checkpoint_hashes(checkpoint, run_id))
+    if report.code == TAMPERED or not records or not is_kind(records[0], "run.forked"):
+        return report
+    reason = _check_fork_parent(store, records[0])
+    return VerificationReport(run_id, TAMPERED, len(records), 1, reason) if reason else report
 
 
 def _check_fork_parent(store: Store, first_record: SealedRecord) -> str:
-    """What is wrong with where a run says that it is forked from, or an empty string."""
+    """What is wrong with the record that a run was forked from, or an empty string."""
     try:
         parent = json.loads(first_record.body)["parent"]
-        run_id, seq, seal = str(parent["run"]), int(parent["seq"]), parent["hash"]
-        found = store.records(run_id, seq - 1)
-    except StoreError:  # it is kept elsewhere; or it cannot be read, which is said where it is checked itself
+        run_id, seq, parent_hash = str(parent["run"]), int(parent["seq"]), parent["hash"]
+        records = store.records(run_id, seq - 1)
+    except StoreError:  # the parent is in another store, or cannot be read: its own verification reports that
         return ""
     except (LookupError, TypeError, ValueError):
-        return "it does not say what it is forked from"
-    if found and found[0].hash == seal:
+        return "it does not say what it was forked from"
+    if records and records[0].hash == parent_hash:
         return ""
-    return f"it is forked from record {seq} of run {run_id}, and that is another one"
+    return f"it was forked from record {seq} of run {run_id}, and that record has another hash"
 
 
-def _report_unreadable(store: Store, run_id: str, why: str) -> VerificationReport:
-    """What is known of a run of which some record cannot be read: the last such record."""
+def _report_unreadable(store: Store, run_id: str, reason: str) -> VerificationReport:
+    """The report on a run with records that cannot be read; it names the last one of them."""
     try:
         head = store.head(run_id)
         high = 0 if head is None else head.seq
@@ -432,42 +437,40 @@ def _report_unreadable(store: Store, run_id: str, why: str) -> VerificationRepor
         else:
             high = middle
     if not low:
-        return VerificationReport(run_id, UNVERIFIABLE, records, None, why)  # by now it can be read
-    return VerificationReport(run_id, TAMPERED, records, low, f"it cannot be read: {why}")
+        return VerificationReport(run_id, UNVERIFIABLE, records, None, reason)  # it became readable in the meantime
+    return VerificationReport(run_id, TAMPERED, records, low, f"it cannot be read: {reason}")
 
 
 def verify_export(text: str, checkpoint: CheckpointHeads | None) -> VerificationReport:
-    """Check an exported journal.
+    """Verify an exported journal.
 
     Args:
-        text: The file's.
-        checkpoint: What a checkpoint knows, or None where there is none.
+        text: The text of the export.
+        checkpoint: The runs of a checkpoint, or None if there is none.
 
     Raises:
-        JournalError: It holds no journal.
+        JournalError: The text is not an exported journal.
     """
     lines = text.rstrip("\n").split("\n")
-    rows: list[SealedRecord] = [read_line(1, lines[0])]
+    records: list[SealedRecord] = [read_line(1, lines[0])]
     try:
-        run_id = str(json.loads(rows[0].body)["run"])
+        run_id = str(json.loads(records[0].body)["run"])
     except (LookupError, ValueError, TypeError):
-        raise JournalError("line 1 does not say whose journal this is") from None
+        raise JournalError("line 1 does not name the run") from None
     for number, line in enumerate(lines[1:], 2):
         try:
-            rows.append(read_line(number, line))
+            records.append(read_line(number, line))
         except JournalError as error:
-            so_far = verify(run_id, rows)
-            return (
-                so_far
-                if so_far.code == TAMPERED
-                else VerificationReport(run_id, TAMPERED, len(lines), number, str(error))
-            )
-    told = verify(run_id, rows, None, _checkpoint_hashes(checkpoint or {}, run_id))
-    if checkpoint is not None and run_id not in checkpoint and told.code != TAMPERED:
-        return VerificationReport(run_id, UNVERIFIABLE, len(rows), None, "the checkpoint does not know this run")
-    return told
+            report = verify(run_id, records)
+            if report.code == TAMPERED:
+                return report
+            return VerificationReport(run_id, TAMPERED, len(lines), number, str(error))
+    report = verify(run_id, records, None, _checkpoint_hashes(checkpoint or {}, run_id))
+    if checkpoint is not None and run_id not in checkpoint and report.code != TAMPERED:
+        return VerificationReport(run_id, UNVERIFIABLE, len(records), None, "the checkpoint does not have this run")
+    return report
 
 
 def _checkpoint_hashes(checkpoint: CheckpointHeads, run_id: str) -> dict[int, str]:
-    seq, seal = checkpoint.get(run_id, (0, ""))
-    return {seq: seal} if seq else {}
+    seq, digest = checkpoint.get(run_id, (0, ""))
+    return {seq: digest} if seq else {}

@@ -220,7 +220,7 @@ def test_a_run_goes_on_from_its_store_with_no_record_and_no_secret(cli: Cli) -> 
         assert cli("runs").stdout.split()[1] == "finished"
         again = cli(*words)
         assert again.exit_code == 2
-        assert "is over" in again.stderr
+        assert "has finished" in again.stderr
 
 
 def test_a_store_that_another_process_writes_is_done_without_unless_it_was_named(cli: Cli, tmp_path: Path) -> None:
@@ -235,10 +235,10 @@ def test_a_store_that_another_process_writes_is_done_without_unless_it_was_named
             words = ("run", "hi", "-m", "some-model", "--base-url", server.url)
             result = cli(*words)
             assert (result.exit_code, result.stdout) == (0, "Hello.\n")
-            assert f"this run is not stored: agentfsm.db is written by process {os.getpid()}" in result.stderr
+            assert f"this run is not stored: agentfsm.db is in use by process {os.getpid()}" in result.stderr
             named = cli(*words, "--store", "named.db")
             assert named.exit_code == 2
-            assert f"named.db is written by process {os.getpid()}" in named.stderr
+            assert f"named.db is in use by process {os.getpid()}" in named.stderr
             assert cli("resume", "some-id", "-m", "some-model", "--base-url", server.url).exit_code == 2
     finally:
         lock.release()

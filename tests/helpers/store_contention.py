@@ -60,7 +60,7 @@ def race_for_run(rounds: int, racers: int = 4) -> dict[str, Any]:
         assert len(world.lines("effects")) == 1, (world.lines("effects"), here)
         lines = [line.split(" ", 1) for line in world.lines("raced")]
         assert [name for name, _ in lines].count("RunResult") == 1, (lines, here)
-        holders = {f"runs.db is written by process {child} on " for child in children}
+        holders = {f"runs.db is in use by process {child} on " for child in children}
         for name, words in lines:
             assert name != "StoreLockedError" or any(words.startswith(h) for h in holders), (words, children)
         told.update(name for name, _ in lines)

@@ -133,7 +133,7 @@ def test_an_answer_is_used_once(bank):
     async def scene() -> None:
         first = await asked(bank)
         await bank.agent("enough").resume("r", Allow(), to=first.digest)
-        with pytest.raises(Exception, match="is over"):
+        with pytest.raises(Exception, match="has finished"):
             bank.agent().resume("r", Allow(), to=first.digest)
 
     asyncio.run(scene())
@@ -220,7 +220,7 @@ def answered() -> tuple[list[SealedRecord], int]:
 
 
 @pytest.mark.parametrize(
-    ("field", "words"), [("seq", "does not ask"), ("hash", "does not ask"), ("again", "was answered before")]
+    ("field", "words"), [("seq", "not the request"), ("hash", "not the request"), ("again", "has a reply already")]
 )
 def test_an_answer_to_another_record_is_found_though_every_hash_is_right(field, words):
     rows, at = answered()
@@ -248,4 +248,4 @@ def test_an_answer_that_nobody_gave_is_found_though_every_hash_is_right():
     edited = rows[at]._replace(body=rows[at].body.replace(words, ""))
     told = verify("r", reseal([*rows[:at], edited, *rows[at + 1 :]], at))
     assert (told.code, told.seq) == (TAMPERED, at + 2)
-    assert "nothing says that somebody was asked" in told.reason
+    assert "no record says that there was a request" in told.reason

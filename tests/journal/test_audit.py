@@ -56,7 +56,7 @@ def test_a_journal_that_nobody_touched_is_good(whole):
 def test_a_run_that_waits_is_good_and_open():
     store, _ = waiting_run()
     told = verify("sample", store.records("sample"), store.head("sample"))
-    assert (told.code, told.open) == (OPEN, ("waits for a person (approval)",))
+    assert (told.code, told.open) == (OPEN, ("waits for a human reply (approval)",))
 
 
 def test_every_edit_of_a_body_is_found_where_it_is(whole):
@@ -124,18 +124,18 @@ def rewritten(whole: list[SealedRecord], kind: str, old: str, new: str, nth: int
 @pytest.mark.parametrize(
     ("kind", "old", "new", "words"),
     [
-        ("transition", '"transition":"pre_step.otherwise"', '"transition":"pre_step.nobody"', "no row of the pinned"),
+        ("transition", '"transition":"pre_step.otherwise"', '"transition":"pre_step.nobody"', "is not a row of the pinned"),
         ("transition", '"to":"call_llm"', '"to":"terminal"', "leads to 'call_llm'"),
-        ("transition", '"tried":"0', '"tried":"1', "say no"),
-        ("transition", '"transition":"post_llm.tool_calls"', '"transition":"pre_step.otherwise"', "cannot be taken in"),
-        ("run.created", '"approval_required"', '"approval_forgotten"', "not the one of its fingerprint"),
+        ("transition", '"tried":"0', '"tried":"1', "are false"),
+        ("transition", '"transition":"post_llm.tool_calls"', '"transition":"pre_step.otherwise"', "is not possible in"),
+        ("run.created", '"approval_required"', '"approval_forgotten"', "does not match its fingerprint"),
         ("run.created", '"run":"sample"', '"run":"another"', "belongs to run 'another'"),
-        ("effect.intent", '"eid":"1.0"', '"eid":"9.9"', "nothing says that it was begun"),
-        ("effect.result", '"eid":"1.0"', '"eid":"9.9"', "nothing says that it was begun"),
-        ("run.finished", '"kind":"run.finished"', '"kind":"run.suspended"', "waits for nobody"),
+        ("effect.intent", '"eid":"1.0"', '"eid":"9.9"', "no record says that it was started"),
+        ("effect.result", '"eid":"1.0"', '"eid":"9.9"', "no record says that it was started"),
+        ("run.finished", '"kind":"run.finished"', '"kind":"run.suspended"', "not a waiting state"),
         ("run.resumed", '"epoch":2', '"epoch":0', "in epoch 0"),
         ("transition", '"epoch":1', '"epoch":7', "in epoch 7"),
-        ("effect.intent", '"kind":"effect.intent"', '"kind":"effect.wish"', "no kind of record"),
+        ("effect.intent", '"kind":"effect.intent"', '"kind":"effect.wish"', "unknown kind of record"),
     ],
 )
 def test_what_was_not_allowed_is_found_though_every_hash_is_right(whole, kind, old, new, words):
@@ -201,7 +201,7 @@ def test_what_is_redacted_is_gone_and_the_journal_is_good(tmp_path, kind, state)
     assert told.code == (GOOD if state == "finished" else OPEN)
     assert independent(rows) is None
     assert (store.head("sample").status, store.head("sample").owner) == (before, None)
-    with pytest.raises(JournalError, match="nothing is hidden"):
+    with pytest.raises(JournalError, match="has no hidden value"):
         asyncio.run(redact(store, "sample", field + ".out.content"))
     if kind == "sqlite" and state == "finished":  # at once: the store is not closed yet
         left = b"".join(p.read_bytes() for p in tmp_path.iterdir())

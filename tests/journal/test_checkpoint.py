@@ -55,7 +55,7 @@ def test_every_change_of_a_note_is_found():
 
 def test_another_key_is_refused():
     private, _ = pair()
-    with pytest.raises(JournalError, match="no signature of this key"):
+    with pytest.raises(JournalError, match="no valid signature of this key"):
         read_checkpoint(write_checkpoint(HEADS, private), pair()[1])
 
 
@@ -69,5 +69,5 @@ def test_what_is_no_key_is_refused():
         read_checkpoint("x", private)
     with pytest.raises(JournalError, match="Ed25519"):
         write_checkpoint(HEADS, pair(x25519.X25519PrivateKey)[0])
-    with pytest.raises(JournalError, match="no name"):
+    with pytest.raises(JournalError, match="not a valid checkpoint name"):
         write_checkpoint(HEADS, private, "two words")

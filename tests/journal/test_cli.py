@@ -60,11 +60,11 @@ def test_show(path):
 
 def test_verify(path):
     assert command("verify", "whole", "--store", path).startswith("whole  good (")
-    assert "waits for a person (approval)" in command("verify", "--store", path, code=4)
+    assert "waits for a human reply (approval)" in command("verify", "--store", path, code=4)
     forge(path, "UPDATE journal SET body = replace(body, 'scripted', 'another')")
     text = command("verify", "--store", path, code=1)
     assert "whole  TAMPERED" in text
-    assert "record 3: its hash does not fit" in text
+    assert "record 3: its hash does not match" in text
 
 
 def test_what_is_not_there_is_wrong_usage(path):
@@ -108,7 +108,7 @@ def test_a_checkpoint_finds_what_was_cut_off_and_what_is_gone(path, tmp_path):
     with_note = ("verify", "--checkpoint", note, "--key", public, "--store", path)
     command(*with_note, code=4)
     forge(path, "DELETE FROM run WHERE run_id = 'waits'")
-    assert "a checkpoint knows it" in command(*with_note, code=1)
+    assert "the checkpoint has it" in command(*with_note, code=1)
     command("verify", "--checkpoint", note, "--store", path, code=2)
 
 
@@ -121,8 +121,8 @@ def test_a_checkpoint_that_is_not_good_proves_nothing(path, tmp_path):
     note.write_text(command("checkpoint", "--key", tmp_path / "key", "--store", path), encoding="utf-8")
     verify = ("verify", "whole", "--store", path, "--checkpoint")
     command(*verify, note, "--key", public)
-    assert "no signature of this key" in command(*verify, note, "--key", tmp_path / "other.pub", code=3)
-    assert "no public key" in command(*verify, note, "--key", tmp_path / "key", code=3)
+    assert "no valid signature of this key" in command(*verify, note, "--key", tmp_path / "other.pub", code=3)
+    assert "not a public key" in command(*verify, note, "--key", tmp_path / "key", code=3)
     changed = tmp_path / "changed"
     good = note.read_bytes()
     for content in (
@@ -148,7 +148,7 @@ def test_a_checkpoint_that_does_not_know_the_run_of_a_file_proves_nothing(path, 
     out.write_text(command("export", "whole", "--store", path), encoding="utf-8")
     assert command(*with_note).startswith("whole  good")
     out.write_text(command("export", "later", "--store", path), encoding="utf-8")
-    assert "the checkpoint does not know this run" in command(*with_note, code=3)
+    assert "the checkpoint does not have this run" in command(*with_note, code=3)
     command("verify", "--store", path, "--checkpoint", note, "--key", public, code=4)
 
 

@@ -31,7 +31,7 @@ def refusal(path) -> str:
 def test_the_second_is_told_who_has_it(path):
     first = FileLock(path)
     first.acquire()
-    assert f"runs.db is written by {US}: " in refusal(path)
+    assert f"runs.db is in use by {US}: " in refusal(path)
     first.release()
     FileLock(path).acquire()
 
@@ -40,7 +40,7 @@ def test_a_name_that_a_dead_process_left_is_told_to_nobody(path):
     path.write_text("process 123456789 on a machine with a very long name that is gone\n")
     lock = FileLock(path)
     lock.acquire()
-    assert f"is written by {US}: " in refusal(path)
+    assert f"is in use by {US}: " in refusal(path)
     assert path.read_text() == f"{US}\n"
     lock.release()
     assert path.read_text() == ""
@@ -58,10 +58,10 @@ def test_whoever_has_it_and_has_not_written_its_name_yet_is_waited_for(path, mon
             path.write_text("process 7 on earth\n")
 
     monkeypatch.setattr(sqlite_writer.time, "sleep", sleep)
-    assert "is written by process 7 on earth: " in refusal(path)
+    assert "is in use by process 7 on earth: " in refusal(path)
     path.write_text("")
     monkeypatch.setattr(sqlite_writer.time, "sleep", lambda seconds: waits.append(seconds))
-    assert "is written by another process: " in refusal(path)
+    assert "is in use by another process: " in refusal(path)
     assert sum(waits) < 0.2
 
 

@@ -82,7 +82,7 @@ def test_what_cannot_be_written_down_stops_the_run():
     async def live():
         keeper = await kept(MemoryStore())
         keeper.push([note(what={"set": {1, 2}})])
-        with pytest.raises(JournalError, match="cannot be written down"):
+        with pytest.raises(JournalError, match="cannot be written to its journal"):
             await keeper.flush()
 
     asyncio.run(live())

@@ -52,7 +52,7 @@ from tests.helpers.journal_scenarios import (
     waiting_run,
 )
 
-STRICTER = "its path would have been another"
+STRICTER = "its path would have been different"
 
 
 def no_adding(run: RunState) -> Failure | None:
@@ -209,9 +209,9 @@ def test_a_graph_that_lacks_the_state_or_cannot_wait_there_refuses_even_a_vouche
     other = LOOP.without("suspended")
     store, _ = waiting_run()
     before = list(store.records("sample"))
-    with pytest.raises(JournalGraphError, match="in 'suspended', and there is no such state"):
+    with pytest.raises(JournalGraphError, match="in 'suspended', and the new graph has no such state"):
         go_on(store, other, [Migration(LOOP, vouched=True)], Allow())
-    with pytest.raises(JournalGraphError, match="'pre_step' there is a state of another kind"):
+    with pytest.raises(JournalGraphError, match="'pre_step' of the new graph waits or ends"):
         go_on(store, other, [Migration(LOOP, states={"suspended": "pre_step"}, vouched=True)], Allow())
     with pytest.raises(JournalGraphError, match="renames 'nowhere', and the run's graph"):
         go_on(store, other, [Migration(LOOP.fingerprint, states={"nowhere": "pre_step"})], Allow())
@@ -326,7 +326,7 @@ def test_a_run_that_cannot_go_on_does_not_keep_the_others_from_it(caplog):
 
     (recovered,) = asyncio.run(more())
     assert recovered.output == "all done"
-    assert "run 'bad' cannot go on: record " in caplog.text
+    assert "run 'bad' cannot be resumed: record " in caplog.text
     assert store.head("bad").status == "running"
 
 
@@ -390,7 +390,7 @@ def test_a_signed_record_goes_on_under_a_new_graph_where_the_store_has_its_run()
         asyncio.run(_awaited(sample_agent(store, graph=NO_ADDING, migrations=[Migration(LOOP)]), record))
     assert store.records("sample") == before
     good(store, LONGER, asyncio.run(answered(store, Migration(LOOP))))
-    with pytest.raises(RunError, match="is over"):
+    with pytest.raises(RunError, match="has finished"):
         asyncio.run(answered(store, Migration(LOOP)))
 
 
@@ -453,10 +453,10 @@ def test_a_run_that_is_taken_over_at_every_stop_lives_the_life_of_one_that_is_no
 @pytest.mark.parametrize(
     ("fields", "error", "words"),
     [
-        ({"old": "main"}, ConfigurationError, "no fingerprint"),
+        ({"old": "main"}, ConfigurationError, "not the fingerprint"),
         ({"old": "abc"}, ConfigurationError, "12 to 64 hex digits"),
-        ({"vouched": True}, ConfigurationError, "name the one"),
-        ({"states": {"a": "pre_step", "b": "pre_step"}}, ConfigurationError, "one name"),
+        ({"vouched": True}, ConfigurationError, "needs the graph"),
+        ({"states": {"a": "pre_step", "b": "pre_step"}}, ConfigurationError, "the same name"),
         ({"states": {"review": "nowhere"}}, GraphError, "nowhere: there is no such state"),
         ({"old": LOOP, "states": {"nowhere": "pre_step"}}, GraphError, "nowhere: there is no such state"),
         ({"transitions": {"a.b": "post_llm.nobody"}}, GraphError, "no such transition"),
@@ -488,11 +488,11 @@ def forged(rows: list[SealedRecord], old: str, new: str) -> tuple[list[SealedRec
     ("old", "new", "words"),
     [
         (f'"from":"{LOOP.fingerprint}"', f'"from":"{"0" * 64}"', "which is not the run's"),
-        ('"too_long"', '"so_long"', "not the one of its fingerprint"),
-        ('"judged":"replayed"', '"judged":"guessed"', "no way to judge"),
-        ('"to":"suspended"', '"to":"pre_step"', "not what 'suspended' is called there"),
-        ('"judged":"replayed"', '"judged":"replayed","states":[["suspended","pre_step"]]', "is called there"),
-        ('"judged":"replayed"', '"judged":"replayed","states":[["pre_step","recover"]]', "no row of that graph"),
+        ('"too_long"', '"so_long"', "does not match its fingerprint"),
+        ('"judged":"replayed"', '"judged":"guessed"', "not a valid basis"),
+        ('"to":"suspended"', '"to":"pre_step"', "not the new name of 'suspended'"),
+        ('"judged":"replayed"', '"judged":"replayed","states":[["suspended","pre_step"]]', "not the new name"),
+        ('"judged":"replayed"', '"judged":"replayed","states":[["pre_step","recover"]]', "which has no row"),
     ],
 )
 def test_a_change_of_graph_that_was_not_allowed_is_found_though_every_hash_is_right(old, new, words):

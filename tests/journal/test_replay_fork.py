@@ -183,7 +183,7 @@ def test_each_wrong_way_to_go_on_is_an_error_of_its_own_and_changes_nothing():
     with pytest.raises(HumanReplyError):
         agent.resume("sample")
     whole, _ = finished_run()
-    with pytest.raises(RunError, match="is over"):
+    with pytest.raises(RunError, match="has finished"):
         sample_agent(whole).resume("sample", "x")
     other = sample_agent(store, graph=replace(LOOP.without("pre_step.no_progress"), name="mine"))
     with pytest.raises(JournalGraphError, match=r"pre_step\.no_progress") as caught:

@@ -145,7 +145,7 @@ def test_two_runs_of_one_id_are_refused():
 
     async def live():
         await sample_agent(store, ["a"]).run("go", run_id="r")
-        with pytest.raises(StoreError, match="'r' already"):
+        with pytest.raises(StoreError, match="'r' exists already"):
             await sample_agent(store, ["a"]).run("go", run_id="r")
 
     asyncio.run(live())

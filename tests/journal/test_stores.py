@@ -98,7 +98,7 @@ def newer(path):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (text_file, "is no database"),
+        (text_file, "is not a SQLite database"),
         (other_program, "another program"),
         (newer, f"version {SCHEMA_VERSION + 1}.*knows {SCHEMA_VERSION}"),
     ],

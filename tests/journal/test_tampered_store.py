@@ -72,7 +72,7 @@ def test_how_a_run_stands_cannot_be_changed_in_the_note_of_the_store(path: Path,
     forge(path, f"UPDATE run SET status = '{status}' WHERE run_id = '{run}'")
     ((which, (_, reason)),) = found(path).items()
     assert which == run
-    assert f"the store notes that the run is {status}" in reason
+    assert f"the store has the run as {status}" in reason
 
 
 def test_an_epoch_that_was_set_back_is_found(path: Path) -> None:
@@ -96,12 +96,12 @@ def test_an_id_that_became_another_kind_of_value_hides_no_other_run(path: Path) 
 
 def test_a_run_that_was_taken_out_leaves_its_records_behind(path: Path) -> None:
     forge(path, "DELETE FROM run WHERE run_id = 'whole'")
-    assert found(path) == {"whole": (None, "the store has its records, and not the run")}
+    assert found(path) == {"whole": (None, "the store has its records, and the run is missing")}
 
 
 def test_a_run_that_was_taken_out_with_all_its_records_leaves_its_number_behind(path: Path) -> None:
     forge(path, "DELETE FROM run WHERE run_id = 'whole'", "DELETE FROM journal WHERE key >> 32 = 2")
-    assert found(path) == {"(run 2)": (None, "it was deleted with all that it had")}
+    assert found(path) == {"(run 2)": (None, "it was deleted with its records")}
 
 
 def test_a_record_in_front_of_the_first_is_found(path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_file_that_is_no_database_cannot_be_verified(tmp_path: Path) -> None:
     (tmp_path / "runs.db").write_text("This is a letter, and no database at all.\n" * 40)
     result = told("verify", "--store", tmp_path / "runs.db")
     assert result.exit_code == 3
-    assert "is no database" in result.stderr
+    assert "is not a SQLite database" in result.stderr
 
 
 def test_a_store_with_nothing_in_it_says_so(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_a_fork_whose_parent_says_something_else_is_found(path: Path) -> None:
         f"UPDATE journal SET body = '{body.replace(chr(39), chr(39) * 2)}', hash = x'{forged}' {at(1, 4)}",
         f"UPDATE run SET hash = x'{forged}' WHERE run_id = 'forked'",
     )
-    assert found(path, "forked") == {"forked": (1, "it is forked from record 6 of run whole, and that is another one")}
+    assert found(path, "forked") == {"forked": (1, "it was forked from record 6 of run whole, and that record has another hash")}
     db = sqlite3.connect(path)
     db.execute("DELETE FROM run WHERE run_id = 'whole'")  # a parent that is elsewhere proves nothing
     db.commit()

@@ -1,7 +1,7 @@
 """Finds records and runs deleted from a SQLite store, and truncates its write-ahead log.
 
-Runs are numbered in order, and agentfsm never deletes one: records whose run is missing, and gaps in the numbers,
-were runs. Deleting the newest run with all its records leaves no trace here; a checkpoint detects that.
+Runs are numbered in order, and agentfsm never deletes one, so records without a run, and gaps in the numbers, mean
+that a run was deleted. Deleting the newest run with all its records leaves no trace here; a checkpoint detects that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from agentfsm.journal.sqlite import sqlite_schema
+import agentfsm.journal.sqlite.sqlite_schema as sqlite_schema
 from agentfsm.journal.verification import TAMPERED, VerificationReport
 
 __all__ = ["find_orphans", "truncate_wal"]
@@ -22,7 +22,10 @@ _SELECT_FIRST_RECORD = "SELECT CAST(body AS TEXT) FROM journal WHERE key = (? <<
 
 
 def find_orphans(path: Path) -> list[VerificationReport]:
-    """A report for each run that is not there any more, and for records in front of a run's first.
+    """A report for each run that was deleted, and for each run with a record before its first.
+
+    Args:
+        path: The SQLite file.
 
     Raises:
         StoreError: The file cannot be read.
@@ -30,40 +33,41 @@ def find_orphans(path: Path) -> list[VerificationReport]:
     db = sqlite_schema.open_reader(path)
     if db is None:
         return []
-    found: list[VerificationReport] = []
+    reports: list[VerificationReport] = []
     try:
-        db.execute("BEGIN")  # what follows is of one moment, though somebody may be writing
+        db.execute("BEGIN")  # a consistent snapshot, even while a run is being written
         runs = {int(number) for (number,) in db.execute(_SELECT_RUN_IDS)}
-        places = db.execute(_COUNT_RECORDS_BY_RUN).fetchall()
-        for number, count, first in places:
+        counts = db.execute(_COUNT_RECORDS_BY_RUN).fetchall()
+        for number, count, first in counts:
             if number not in runs:
                 run_id = _run_id_in(db.execute(_SELECT_FIRST_RECORD, (number,)).fetchone()) or f"(run {number})"
-                found.append(
-                    VerificationReport(run_id, TAMPERED, count, None, "the store has its records, and not the run")
-                )
+                reason = "the store has its records, and the run is missing"
+                reports.append(VerificationReport(run_id, TAMPERED, count, None, reason))
             elif not first:
-                found.append(
-                    VerificationReport(
-                        f"(run {number})", TAMPERED, count, None, "a record stands in front of its first"
-                    )
-                )
+                reason = "it has a record before its first"
+                reports.append(VerificationReport(f"(run {number})", TAMPERED, count, None, reason))
     except sqlite_schema.READ_ERRORS as error:
         raise sqlite_schema.as_store_error(error, path) from error
     finally:
         db.close()
-    numbers = sorted({0, *runs, *(number for number, _, _ in places if number > 0)})
-    for before, behind in pairwise(numbers):
-        if behind - before > 1:
-            which = str(before + 1) if behind - before == 2 else f"{before + 1} to {behind - 1}"
-            found.append(VerificationReport(f"(run {which})", TAMPERED, 0, None, "it was deleted with all that it had"))
-    return found
+    numbers = sorted({0, *runs, *(number for number, _, _ in counts if number > 0)})
+    for before, after in pairwise(numbers):
+        if after - before > 1:
+            which = str(before + 1) if after - before == 2 else f"{before + 1} to {after - 1}"
+            reports.append(VerificationReport(f"(run {which})", TAMPERED, 0, None, "it was deleted with its records"))
+    return reports
 
 
 def truncate_wal(path: Path) -> bool:
-    """Have nothing left in the file's log of what was overwritten; the writer's own process calls this.
+    """Truncate the write-ahead log, so that nothing of what was overwritten is left in it.
+
+    Call it in the process that writes the file.
+
+    Args:
+        path: The SQLite file.
 
     Returns:
-        Whether nothing is left; another program that reads the file, as it was, has it kept.
+        Whether the log was truncated; it is not while another program reads an older state of the file.
 
     Raises:
         StoreError: The file cannot be written.
@@ -80,7 +84,7 @@ def truncate_wal(path: Path) -> bool:
 
 
 def _run_id_in(first_record: tuple[Any] | None) -> str:
-    """The run that a first record says that it belongs to, or an empty string."""
+    """The run id in a first record, or an empty string."""
     try:
         return "" if first_record is None else str(json.loads(first_record[0])["run"])
     except (ValueError, LookupError, TypeError):

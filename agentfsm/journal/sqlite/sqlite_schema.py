@@ -27,21 +27,21 @@ __all__ = [
 ]
 
 APPLICATION_ID = 0x6166736D
-"""``afsm``: tells a file of ours from any other SQLite file."""
+"""``afsm`` in ASCII: tells an agentfsm store from any other SQLite file."""
 
 SCHEMA_VERSION = 1
 
 BUSY_TIMEOUT_S = 5.0
-"""Seconds to wait for another program that holds a lock on the file."""
+"""Seconds to wait for a lock on the file that another program holds."""
 
 WAL_AUTOCHECKPOINT_PAGES = 4000
-"""Pages (of 4 KB) that the write-ahead log has at most before SQLite brings them into the file on its own."""
+"""Pages (of 4 KB) in the write-ahead log at which SQLite checkpoints it on its own."""
 
 READ_ERRORS = (sqlite3.Error, UnicodeDecodeError)
-"""What is raised where a file cannot be read; the second, where not even SQLite's own words about it can be."""
+"""Raised if a file cannot be read; ``UnicodeDecodeError`` if SQLite's error message itself is corrupted."""
 
 SynchronousLevel = Literal["full", "normal"]
-"""What a commit waits for: ``full``, the disk; ``normal``, the operating system."""
+"""What a commit waits for: ``full``: the disk; ``normal``: the operating system."""
 
 _SCHEMA = f"""
 CREATE TABLE run (
@@ -69,10 +69,11 @@ PRAGMA user_version = {SCHEMA_VERSION};
 
 
 def open_writer(path: Path, level: SynchronousLevel) -> sqlite3.Connection:
-    """A connection that writes to the file; it is made where there is none.
+    """A connection that writes to the file, which is created if it does not exist.
 
     Raises:
-        StoreError: It cannot be opened, or is no store of ours.
+        StoreError: It cannot be opened.
+        StoreFormatError: It is not an agentfsm store, or a newer release wrote it.
     """
 
     def begin(db: sqlite3.Connection) -> None:
@@ -91,10 +92,11 @@ def open_writer(path: Path, level: SynchronousLevel) -> sqlite3.Connection:
 
 
 def open_reader(path: Path) -> sqlite3.Connection | None:
-    """A connection that reads the file, or None where there is nothing to read yet.
+    """A connection that reads the file, or None if it does not exist or is empty.
 
     Raises:
-        StoreError: It cannot be read, or is no store of ours.
+        StoreError: It cannot be read.
+        StoreFormatError: It is not an agentfsm store, or a newer release wrote it.
     """
     try:
         if not path.stat().st_size:
@@ -122,9 +124,8 @@ def _read_only(path: Path) -> sqlite3.Connection:
         if not code.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")):
             raise
         if not os.access(path.parent, os.W_OK) and not _file_size(path.with_name(f"{path.name}-wal")):
-            return _initialized(
-                connect(f"{uri}?mode=ro&immutable=1"), lambda db: _check_schema(db, path)
-            )  # nobody writes there
+            # A read-only folder, with nothing in the log: no process can be writing the file.
+            return _initialized(connect(f"{uri}?mode=ro&immutable=1"), lambda db: _check_schema(db, path))
         if code.startswith("SQLITE_CANTOPEN"):
             raise
 
@@ -132,13 +133,12 @@ def _read_only(path: Path) -> sqlite3.Connection:
         db.execute("PRAGMA query_only = ON")
         _check_schema(db, path)
 
-    return _initialized(
-        connect(f"{uri}?mode=rw"), only_read
-    )  # a power cut left something to be taken back: that writes
+    # A power cut left a log that has to be recovered, which needs write access.
+    return _initialized(connect(f"{uri}?mode=rw"), only_read)
 
 
 def _file_size(path: Path) -> int:
-    """Bytes of a file; 0 where there is none."""
+    """The size of a file in bytes; 0 if it does not exist."""
     try:
         return path.stat().st_size
     except OSError:
@@ -146,7 +146,7 @@ def _file_size(path: Path) -> int:
 
 
 def _initialized(db: sqlite3.Connection, initialize: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
-    """The connection, ready to be used; closed where it is not to be."""
+    """The connection, after initialization; it is closed if that fails."""
     try:
         initialize(db)
     except BaseException:
@@ -156,43 +156,48 @@ def _initialized(db: sqlite3.Connection, initialize: Callable[[sqlite3.Connectio
 
 
 def connect(uri: str, timeout: float | None = None) -> sqlite3.Connection:
-    """A connection with no transactions of Python's; it waits ``BUSY_TIMEOUT_S`` for a lock unless told otherwise."""
+    """A connection in autocommit mode.
+
+    Args:
+        uri: The file, as a SQLite URI.
+        timeout: Seconds to wait for a lock; ``BUSY_TIMEOUT_S`` unless given.
+    """
     wait = BUSY_TIMEOUT_S if timeout is None else timeout
     return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=wait)
 
 
 def has_tables(db: sqlite3.Connection) -> bool:
-    """Whether there is anything in the file yet."""
+    """Whether the file has any tables yet."""
     return bool(db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0])
 
 
 def _check_schema(db: sqlite3.Connection, path: Path) -> None:
-    """Refuse a file that is not ours, or that a newer release wrote."""
+    """Raise StoreFormatError for the file of another program or of a newer release."""
     if not has_tables(db):
         return
-    ours = db.execute("PRAGMA application_id").fetchone()[0]
+    application = db.execute("PRAGMA application_id").fetchone()[0]
     version = db.execute("PRAGMA user_version").fetchone()[0]
-    if ours != APPLICATION_ID:
+    if application != APPLICATION_ID:
         raise StoreFormatError(f"{path} is a database of another program")
     if version > SCHEMA_VERSION:
         raise StoreFormatError(
-            f"{path} has schema version {version}, this release knows {SCHEMA_VERSION}: use a newer agentfsm"
+            f"{path} has schema version {version}, and this release reads {SCHEMA_VERSION}: use a newer agentfsm"
         )
 
 
 def rollback(db: sqlite3.Connection) -> None:
-    """Give up a transaction, if there is one."""
+    """Roll back the current transaction, if there is one."""
     with contextlib.suppress(sqlite3.Error):
         db.rollback()
 
 
 def as_store_error(error: Exception, path: Path) -> StoreError:
-    """SQLite's error as one of ours."""
+    """An error of SQLite as the ``StoreError`` to raise instead."""
     code = getattr(error, "sqlite_errorname", "") or ""
-    if code in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"):  # for the file and its log; for what is shared beside them
-        return StoreFullError(f"{path}: there is no room ({error}); the run can be taken up when there is")
+    if code in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"):  # the file or its log; its shared memory
+        return StoreFullError(f"{path}: no space left ({error}); the run can be resumed when there is space")
     if code.startswith("SQLITE_NOTADB"):
-        return StoreFormatError(f"{path} is no database")
+        return StoreFormatError(f"{path} is not a SQLite database")
     if code.startswith("SQLITE_BUSY"):
         return StoreLockedError(f"{path} is locked by another program ({error})")
     return StoreError(f"{path}: {error} ({code or 'no code'})")
