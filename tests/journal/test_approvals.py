@@ -159,7 +159,7 @@ def test_without_a_store_there_is_no_record_to_answer_to_but_who_answered_is_kep
     async def scene() -> RunResult:
         first = await asked(bank)
         assert first.digest == ""
-        with pytest.raises(HumanReplyError, match="no store"):
+        with pytest.raises(HumanReplyError, match="not in a store"):
             bank.agent().resume(first.suspension_record, Allow(), to="0" * 64)
         return await bank.agent("enough").resume(first.suspension_record, Allow(), by="ann")
 
@@ -179,7 +179,7 @@ def test_an_answer_to_a_run_that_was_cut_off_says_so():
         lease = await other.acquire("r", "gone", new=True)
         await other.append(lease, rows, "running")
         await other.release(lease)
-        with pytest.raises(HumanReplyError, match="waits for nobody"):
+        with pytest.raises(HumanReplyError, match="asks nothing"):
             Bank(other).agent().resume("r", Allow(), to=store.head("r").hash)
 
     asyncio.run(scene())
