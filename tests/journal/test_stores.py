@@ -100,7 +100,7 @@ def newer(path):
     [
         (text_file, "is not a SQLite database"),
         (other_program, "another program"),
-        (newer, f"version {SCHEMA_VERSION + 1}.*knows {SCHEMA_VERSION}"),
+        (newer, f"version {SCHEMA_VERSION + 1}.*reads {SCHEMA_VERSION}"),
     ],
 )
 def test_a_file_that_is_not_ours_is_refused_and_left_as_it_is(tmp_path, make, words):
