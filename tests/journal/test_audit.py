@@ -124,7 +124,12 @@ def rewritten(whole: list[SealedRecord], kind: str, old: str, new: str, nth: int
 @pytest.mark.parametrize(
     ("kind", "old", "new", "words"),
     [
-        ("transition", '"transition":"pre_step.otherwise"', '"transition":"pre_step.nobody"', "is not a row of the pinned"),
+        (
+            "transition",
+            '"transition":"pre_step.otherwise"',
+            '"transition":"pre_step.nobody"',
+            "is not a row of the pinned",
+        ),
         ("transition", '"to":"call_llm"', '"to":"terminal"', "leads to 'call_llm'"),
         ("transition", '"tried":"0', '"tried":"1', "are false"),
         ("transition", '"transition":"post_llm.tool_calls"', '"transition":"pre_step.otherwise"', "is not possible in"),

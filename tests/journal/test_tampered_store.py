@@ -294,7 +294,9 @@ def test_a_fork_whose_parent_says_something_else_is_found(path: Path) -> None:
         f"UPDATE journal SET body = '{body.replace(chr(39), chr(39) * 2)}', hash = x'{forged}' {at(1, 4)}",
         f"UPDATE run SET hash = x'{forged}' WHERE run_id = 'forked'",
     )
-    assert found(path, "forked") == {"forked": (1, "it was forked from record 6 of run whole, and that record has another hash")}
+    assert found(path, "forked") == {
+        "forked": (1, "it was forked from record 6 of run whole, and that record has another hash")
+    }
     db = sqlite3.connect(path)
     db.execute("DELETE FROM run WHERE run_id = 'whole'")  # a parent that is elsewhere proves nothing
     db.commit()
