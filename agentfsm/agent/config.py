@@ -22,11 +22,12 @@ from agentfsm.runtime.context import AgentConfig, Effect
 from agentfsm.runtime.effects import EFFECTS, custom_effect
 from agentfsm.runtime.hooks import Hook, Observer
 from agentfsm.runtime.host import Host, Memory
-from agentfsm.runtime.recorder import JournalSink, ResumePoint
+from agentfsm.runtime.recorder import JournalSink, Recorder, ResumePoint
 from agentfsm.runtime.tools import Tool, control_tools, secret_arguments, tools_by_name
 
 if TYPE_CHECKING:
     from agentfsm.journal.migration import Migration
+    from agentfsm.journal.records import Record
 
 __all__ = ["AgentOptions", "build_config", "with_host"]
 
@@ -82,6 +83,7 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
         effects=_effects_by_state(graph),
         stop_states=frozenset(s.name for s in graph.states if s.final or s.waits),
         open_journal_sink=_journal_factory(host, tools, model),
+        read_journal=_journal_reader(host, tools, model),
         hooks=_hooks_by_state(hooks, graph),
         observers=tuple(h for h in hooks if isinstance(h, Observer)),
         memory=options.memory,
@@ -104,6 +106,7 @@ def with_host(config: AgentConfig, host: Host, guardrails: AgentGuardrails | Non
         host=host,
         guardrails=guardrails or config.guardrails,
         open_journal_sink=_journal_factory(host, config.tools, config.model),
+        read_journal=_journal_reader(host, config.tools, config.model),
     )
 
 
@@ -123,6 +126,19 @@ def _journal_factory(
         return open_journal(store, run_id, resume_point, secret, model_secrets)
 
     return open_sink
+
+
+def _journal_reader(host: Host, tools: Mapping[str, Tool], model: Model) -> Callable[[Recorder, str], list[Record]]:
+    """Reads a run's journal, from its recorder or from the host's store."""
+    secret = secret_arguments(tools)
+    model_secrets = secrets_of(model)
+
+    def read(recorder: Recorder, run_id: str) -> list[Record]:
+        from agentfsm.journal.journal_writer import read_journal  # most runs without a store never read it
+
+        return read_journal(recorder, run_id, host.store, secret, model_secrets)
+
+    return read
 
 
 _EXPECTED_TYPES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {

@@ -29,6 +29,7 @@ from agentfsm.runtime.tools import Tool
 
 if TYPE_CHECKING:
     from agentfsm.journal.migration import Migration
+    from agentfsm.journal.records import Record
 
 __all__ = ["AgentConfig", "Context", "Effect", "Timeout", "being_cancelled", "reraise_cancellation"]
 
@@ -147,6 +148,7 @@ class AgentConfig:
         host: Clock, secret, seed and store.
         effects: The effect of each state, by name.
         stop_states: The states in which a run ends or waits.
+        read_journal: Reads a run's journal, given its recorder and its id.
         hooks: The hooks of each state, by name.
         observers: Functions that receive every event.
         memory: Long-term memory, or None.
@@ -167,6 +169,7 @@ class AgentConfig:
     host: Host
     effects: Mapping[str, Effect]
     stop_states: frozenset[str]
+    read_journal: Callable[[Recorder, str], list[Record]]
     hooks: Mapping[str, tuple[Hook, ...]] = field(default_factory=dict[str, tuple[Hook, ...]])
     observers: tuple[Observer, ...] = ()
     memory: Memory | None = None

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 from agentfsm.errors import RunError
 from agentfsm.loop.events import Event
 from agentfsm.loop.messages import Message, Role, with_missing_results
-from agentfsm.loop.model import secrets_of
 from agentfsm.loop.state import RunState
 from agentfsm.machine.engine import Decision
 from agentfsm.runtime.context import AgentConfig, being_cancelled
 from agentfsm.runtime.driver import Driver, RunRequest
 from agentfsm.runtime.result import RunResult
-from agentfsm.runtime.tools import secret_arguments
 
 if TYPE_CHECKING:
     from agentfsm.journal.records import Record
@@ -95,11 +93,7 @@ class Run:
             agentfsm.errors.JournalError: A record cannot be read.
             agentfsm.errors.StoreError: The store cannot be read.
         """
-        from agentfsm.journal.journal_writer import read_journal  # loads only if the journal is read
-
-        config = self._config
-        recorder, secret = self._driver.context.recorder, secret_arguments(config.tools)
-        return read_journal(recorder, self.run_id, config.host.store, secret, secrets_of(config.model))
+        return self._config.read_journal(self._driver.context.recorder, self.run_id)
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Cancel the run: the current effect is cancelled, and the run ends as ``RunCancelled``.
