@@ -4,7 +4,7 @@
 #   CONSTRAINTS=.ci/lowest.txt   versions that pip must install
 
 PYTHON ?= python3
-# For two cores: some tests wait for terminals, servers and other processes.
+# Three workers for two cores, because some tests wait for terminals, servers and other processes.
 JOBS ?= 3
 ARGS ?=
 CONSTRAINTS ?=
@@ -14,18 +14,18 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 .DEFAULT_GOAL := help
 .PHONY: help demo test tests coverage lint style mypy pyright bench soak diagrams build clean
 
-help:  ## Say what there is
+help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: .venv/.cli  ## See a whole run, with no key and no network
+demo: .venv/.cli  ## Watch a complete run; needs no API key
 	$(BIN)/agentfsm demo
 
-test: lint tests  ## Check the code, and run all tests
+test: lint tests  ## Check style and types, and run all tests
 
-tests: .venv/.dev  ## Run the tests; some of them with ARGS="-k approval"
+tests: .venv/.dev  ## Run all tests, or some: make tests ARGS="-k approval"
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
-coverage: .venv/.dev  ## Run all tests and say which lines they pass, which takes longer
+coverage: .venv/.dev  ## Run all tests and report coverage (slower)
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -n $(JOBS) --dist worksteal; code=$$?; \
 	$(BIN)/coverage combine --quiet && $(BIN)/coverage report; exit $$code
@@ -43,22 +43,22 @@ mypy: .venv/.dev
 pyright: .venv/.dev
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: .venv/.dev  ## Measure speed, next to hand-written loops
+bench: .venv/.dev  ## Measure speed, compared with hand-written loops
 	$(BIN)/python tests/benchmarks/loop_benchmark.py
 	$(BIN)/python tests/benchmarks/streaming_benchmark.py
 	$(BIN)/python -m tests.benchmarks.journal_benchmark
 
-soak: .venv/.dev  ## Run the long tests with faults
+soak: .venv/.dev  ## Run the long fault-injection tests
 	$(BIN)/python -m pytest -n $(JOBS) -m soak
 
-diagrams: .venv/.cli  ## Draw diagrams/ and the README's table anew
+diagrams: .venv/.cli  ## Update diagrams/ and the table of the README
 	$(BIN)/agentfsm diagram --output diagrams/
 	$(BIN)/python -m tests.helpers.generated_docs
 
 build: .venv/.dev  ## Build the wheel and the sdist into dist/
 	$(BIN)/python -m hatchling build
 
-clean:  ## Remove all that was made
+clean:  ## Remove everything that was generated
 	rm -rf .venv build dist demo-out node_modules .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
