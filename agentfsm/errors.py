@@ -3,37 +3,37 @@
 ::
 
     AgentfsmError
-    +-- ConfigurationError          the program that embeds agentfsm is set up wrongly
+    +-- ConfigurationError          the program that embeds agentfsm is configured wrongly
     |   +-- GraphError              a graph breaks a rule (.rule, .edge)
-    |   +-- ToolDefinitionError     a function cannot be described as a tool
-    |   +-- UnknownModelError       a model name that no provider claims
-    |   +-- MissingKeyError         a provider's key is not in the environment
+    |   +-- ToolDefinitionError     a function cannot be a tool
+    |   +-- UnknownModelError       no provider has a model of that name
+    |   +-- MissingKeyError         a provider's API key is not in the environment
     |   +-- MissingExtraError       an optional package is not installed
-    +-- RunError                    a run is used in a way that it cannot be used
-    |   +-- NoTransitionError       a step was asked for where no row applies; nothing changed
-    +-- SuspensionRecordError                 a suspension record cannot be resumed; the run stays as it was
-    |   +-- SuspensionFormatError       not a record, or one of another version
-    |   +-- SuspensionTamperedError     its signature does not match
-    |   +-- SuspensionExpiredError      its time is over
-    |   +-- SuspensionUsedError         it was resumed already
-    |   +-- SuspensionGraphError        it belongs to another graph
-    |   +-- HumanReplyError              the person's reply does not fit what the run waits for
-    |       +-- BlankHumanReplyError     the reply is empty
-    |       +-- StaleHumanReplyError     it answers something else than what the run asks by now
-    +-- StoreError                  a store cannot do what it is asked to; what it holds is unchanged
-    |   +-- StoreFormatError        the file is no store of ours, or one of a newer release
-    |   +-- StoreLockedError        another process writes to it; the message names it
-    |   +-- StoreFullError          there is no room; the run goes on when there is
-    |   +-- RunExistsError          it has a run of that id already
-    |   +-- UnknownRunError         it has no run of that id
-    |   +-- StaleLease              somebody else holds the run; the message names them
-    +-- JournalError                a journal cannot be read, or does not allow what is asked
+    +-- RunError                    a method does not fit the state of the run
+    |   +-- NoTransitionError       no row of the table applies; the run is unchanged
+    +-- SuspensionRecordError       a suspension record cannot be resumed; the run is unchanged
+    |   +-- SuspensionFormatError   not a suspension record, or one of another version
+    |   +-- SuspensionTamperedError its signature does not match
+    |   +-- SuspensionExpiredError  it has expired
+    |   +-- SuspensionUsedError     it was resumed already
+    |   +-- SuspensionGraphError    it was written under another graph
+    |   +-- HumanReplyError         the person's reply does not fit what the run waits for
+    |       +-- BlankHumanReplyError    the reply is empty
+    |       +-- StaleHumanReplyError    it answers an earlier request, not the current one
+    +-- StoreError                  a store operation failed; the stored data is unchanged
+    |   +-- StoreFormatError        the file is not an agentfsm store, or a newer release wrote it
+    |   +-- StoreLockedError        another process is writing to it; the message names it
+    |   +-- StoreFullError          the disk is full; the run can be resumed when there is space
+    |   +-- RunExistsError          the store already has a run with that id
+    |   +-- UnknownRunError         the store has no run with that id
+    |   +-- StaleLease              another process owns the run; the message names it
+    +-- JournalError                a journal cannot be read, or does not allow the operation
     |   +-- JournalGraphError       the run was written under another graph (.differences)
-    +-- ModelError                  a model's call failed (.kind); the loop catches it
-    |   +-- TransientProviderError  worth another try (.retry_after_s)
-    |   +-- ProviderError           nobody can retry it away
+    +-- ModelError                  a model call failed (.kind); the loop catches it
+    |   +-- TransientProviderError  a retry may succeed (.retry_after_s)
+    |   +-- ProviderError           a retry cannot help
     |   +-- ContextOverflowError    the prompt is too long
-    +-- ToolError                   raised by a tool to say how it failed (.kind); the loop catches it
+    +-- ToolError                   raised by a tool to report how it failed (.kind); the loop catches it
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ __all__ = [
 
 
 class AgentfsmError(Exception):
-    """The base of every error that this package raises."""
+    """The base class of every error that this package raises."""
 
 
 class ConfigurationError(AgentfsmError, ValueError):
-    """The program that embeds agentfsm is set up wrongly; nothing was started."""
+    """The program that embeds agentfsm is configured wrongly; nothing was started."""
 
 
 class GraphError(ConfigurationError):
@@ -97,19 +97,19 @@ class GraphError(ConfigurationError):
 
 
 class ToolDefinitionError(ConfigurationError):
-    """A function cannot be described to a model as a tool."""
+    """A function cannot be made a tool: no JSON schema describes its parameters."""
 
 
 class UnknownModelError(ConfigurationError):
-    """A model name that no provider claims."""
+    """No provider has a model of that name."""
 
 
 class MissingKeyError(ConfigurationError):
-    """A provider's key is neither given nor in the environment."""
+    """A provider's API key is neither passed nor in the environment."""
 
 
 class MissingExtraError(ConfigurationError, ImportError):
-    """An optional package is not installed; the message names the extra that brings it."""
+    """An optional package is not installed; the message names the extra to install."""
 
     def __init__(self, feature: str, extra: str) -> None:
         super().__init__(f"{feature} needs an optional package: pip install 'agentfsm[{extra}]'")
@@ -117,31 +117,31 @@ class MissingExtraError(ConfigurationError, ImportError):
 
 
 class RunError(AgentfsmError):
-    """A run is used in a way that it cannot be used."""
+    """A method of a run was called that does not fit its state."""
 
 
 class NoTransitionError(RunError):
-    """A step was asked for where no row of the table applies; the run is unchanged."""
+    """No row of the table applies to the run in its state; the run is unchanged."""
 
 
 class SuspensionRecordError(AgentfsmError):
-    """A suspension record cannot be resumed; the run stays suspended and untouched."""
+    """A suspension record cannot be resumed; the run stays suspended, unchanged."""
 
 
 class SuspensionFormatError(SuspensionRecordError):
-    """The text is no suspension record, or one of a version that this release does not read."""
+    """The text is not a suspension record, or this release cannot read its version."""
 
 
 class SuspensionTamperedError(SuspensionRecordError):
-    """The record's signature does not match: a field was changed, or the secret is another one."""
+    """The record's signature does not match: a field was changed, or the host's secret is different."""
 
 
 class SuspensionExpiredError(SuspensionRecordError):
-    """The record's time of validity is over."""
+    """The record has expired."""
 
 
 class SuspensionUsedError(SuspensionRecordError):
-    """The record was resumed already; each is good for one reply."""
+    """The record was resumed already; a record is valid for one reply."""
 
 
 class SuspensionGraphError(SuspensionRecordError):
@@ -157,39 +157,39 @@ class BlankHumanReplyError(HumanReplyError):
 
 
 class StaleHumanReplyError(HumanReplyError):
-    """A person's reply is to something else than what the run asks by now; nothing was allowed or denied."""
+    """A person's reply answers an earlier request, not the current one; nothing was approved or denied."""
 
 
 class StoreError(AgentfsmError):
-    """A store cannot do what it is asked to; what it holds is unchanged."""
+    """A store operation failed; the stored data is unchanged."""
 
 
 class StoreFormatError(StoreError):
-    """The file is no store of ours, or one that a newer release wrote."""
+    """The file is not an agentfsm store, or a newer release wrote it."""
 
 
 class StoreLockedError(StoreError):
-    """Another process writes to the store; the message names it."""
+    """Another process is writing to the store; the message names it."""
 
 
 class StoreFullError(StoreError):
-    """There is no room for what was to be written; the run can be taken up when there is."""
+    """The disk is full; the run can be resumed when there is space again."""
 
 
 class RunExistsError(StoreError):
-    """The store has a run of that id already."""
+    """The store already has a run with that id."""
 
 
 class UnknownRunError(StoreError):
-    """The store has no run of that id."""
+    """The store has no run with that id."""
 
 
-class StaleLease(StoreError):  # noqa: N818  # a state of affairs, known by this name in the literature
-    """Somebody else holds the run, or it has moved on; nothing of ours was written.
+class StaleLease(StoreError):  # noqa: N818  # its usual name
+    """Another process owns the run's lease, or has continued the run; nothing was written (fencing).
 
     Attributes:
         run_id: The run.
-        owner: Who holds it, or None where nobody does.
+        owner: The process that owns the lease, or None.
     """
 
     def __init__(self, run_id: str, owner: str | None, why: str) -> None:
@@ -199,14 +199,14 @@ class StaleLease(StoreError):  # noqa: N818  # a state of affairs, known by this
 
 
 class JournalError(AgentfsmError):
-    """A journal cannot be read, or does not allow what is asked."""
+    """A journal cannot be read, or does not allow the operation."""
 
 
 class JournalGraphError(JournalError):
     """A run was written under another graph than the agent's.
 
     Attributes:
-        differences: What differs, a line each.
+        differences: The differences between the graphs, one line each.
     """
 
     def __init__(self, message: str, differences: tuple[str, ...] = ()) -> None:
@@ -215,12 +215,12 @@ class JournalGraphError(JournalError):
 
 
 class ModelError(AgentfsmError):
-    """A model's call failed. The loop turns it into a ``Failure`` of the same kind.
+    """A model call failed. The loop turns it into a ``Failure`` of the same kind.
 
     Attributes:
-        kind: The value of the ``FailureKind`` that this becomes.
-        retry_after_s: Seconds that the provider asks to wait, or None.
-        status: The HTTP status, or None where there was no answer.
+        kind: The value of the ``FailureKind`` that it becomes.
+        retry_after_s: Seconds to wait as the provider requested (``Retry-After``), or None.
+        status: The HTTP status, or None if there was no response.
     """
 
     kind = "provider_error"
@@ -232,29 +232,29 @@ class ModelError(AgentfsmError):
 
 
 class TransientProviderError(ModelError):
-    """The provider failed in a way that another try can mend (429, 5xx, a dropped connection...)."""
+    """The provider failed, and a retry may succeed (429, 5xx, a dropped connection...)."""
 
     kind = "transient_provider"
 
 
 class ProviderError(ModelError):
-    """The provider refused in a way that nobody can retry away (401, 404, 422...)."""
+    """The provider rejected the request, and a retry cannot help (401, 404, 422...)."""
 
 
 class ContextOverflowError(ModelError):
-    """The provider says that the prompt is too long."""
+    """The provider rejected the prompt as too long."""
 
     kind = "context_overflow"
 
 
 class ToolError(AgentfsmError):
-    """Raised by a tool to say how it failed, where an ordinary exception would not say enough.
+    """Raised by a tool to report the kind of its failure, which an ordinary exception cannot.
 
     Attributes:
         kind: The value of a ``FailureKind`` that a tool may report: ``tool_error`` (default),
             ``ambiguous_input``, ``scope_too_large``, ``capability_gap``, ``kernel_invalidated``,
             ``environment_error`` or ``policy_violation``.
-        blockers: Concrete reasons why the work cannot go on.
+        blockers: Concrete reasons why the work cannot continue.
     """
 
     def __init__(self, message: str, *, kind: str = "tool_error", blockers: tuple[str, ...] = ()) -> None:

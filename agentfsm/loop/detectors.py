@@ -197,7 +197,7 @@ def output_truncated(run: RunState) -> Failure | None:
     """The reply was truncated by its token limit."""
     if run.reply is None or run.reply.finish_reason is not FinishReason.LENGTH:
         return None
-    return Failure(kind=FailureKind.output_truncated, explanation="the reply was cut off by its length limit")
+    return Failure(kind=FailureKind.output_truncated, explanation="the reply was truncated by its token limit")
 
 
 def output_refused(run: RunState) -> Failure | None:

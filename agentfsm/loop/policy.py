@@ -1,6 +1,6 @@
-"""Recovery policy: what is done about a failure, with its retry budgets and backoff.
+"""Recovery policies: what to do about a failure, with retry budgets and backoff.
 
-A policy is pure: it sees the failure and the run as they are *before* this failure is counted.
+A policy is pure: it gets the failure and the run *before* this failure is counted.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ __all__ = ["DefaultPolicy", "RecoveryPolicy", "decide_recovery"]
 MAX_BACKOFF_S = 30.0
 
 LIMIT_MARGIN_S = 0.001
-"""What a back-off that would outlast the run's time waits beyond it, in seconds."""
+"""A backoff that would exceed the run's time limit ends this many seconds after it."""
 
 
 @runtime_checkable
 class RecoveryPolicy(Protocol):
-    """Decides what is done about a failure. Inject your own for other budgets or other escalation."""
+    """Decides what to do about a failure. Pass your own to the agent for other budgets or another escalation."""
 
     def retry_budget(self, kind: FailureKind) -> int:
-        """How often a kind may be retried in a row."""
+        """How many times in a row a kind may be retried."""
         ...
 
     def backoff(self, kind: FailureKind, attempt: int) -> float:
@@ -36,7 +36,7 @@ class RecoveryPolicy(Protocol):
         ...
 
     def decide(self, failure: Failure, state: RunState) -> Action:
-        """What to do; ``state.failure_attempts`` holds the strikes before this one."""
+        """What to do; ``state.failure_attempts`` does not include this failure yet."""
         ...
 
 
@@ -45,10 +45,11 @@ class DefaultPolicy:
     """Retry within a budget, narrow once, then hand off.
 
     Attributes:
-        budgets: Retries in a row by kind; a kind that is missing has none.
-        actions: What to do about a kind in place of what its failure suggests.
-        jitter: The most by which a back-off is lengthened, as a part of it (0.1 is up to 10 %); drawn
-            from the run's own seeded generator, so a replay waits as long.
+        budgets: Maximum retries in a row by kind; 0 for a kind that is missing. Defaults to the ``retries`` of
+            each kind's row in ``FailureKind``.
+        actions: What to do about a kind, instead of what the failure suggests.
+        jitter: Maximum random addition to a backoff, as a fraction of it (0.1 adds up to 10 %). It comes from
+            the run's seeded generator, so a replay waits as long.
     """
 
     budgets: Mapping[FailureKind, int] = field(
@@ -58,7 +59,7 @@ class DefaultPolicy:
     jitter: float = 0.0
 
     def retry_budget(self, kind: FailureKind) -> int:
-        """How often a kind may be retried in a row."""
+        """How many times in a row a kind may be retried."""
         return self.budgets.get(kind, 0)
 
     def backoff(self, kind: FailureKind, attempt: int) -> float:
@@ -68,7 +69,7 @@ class DefaultPolicy:
         return min(2.0 ** min(attempt, 10), MAX_BACKOFF_S)
 
     def decide(self, failure: Failure, state: RunState) -> Action:
-        """The suggested action; a retry past its budget and a second narrowing become a hand-off."""
+        """The suggested action; a retry beyond its budget and a second ``narrow_scope`` become ``handoff``."""
         action = self.actions.get(failure.kind, failure.suggested_action)
         attempts = state.attempts(failure.kind)
         spent = action is Action.retry and attempts >= self.retry_budget(failure.kind)
@@ -78,15 +79,18 @@ class DefaultPolicy:
 
 
 def decide_recovery(policy: RecoveryPolicy, run: RunState, seed: int | None = None) -> RecoveryDecided:
-    """What is done about the run's failure: the policy's action within what the guardrails allow.
+    """What to do about the run's failure: the policy's action, within what the guardrails allow.
 
     Args:
-        policy: Asked once, before the failure is counted.
+        policy: Called once, before the failure is counted.
         run: The run in ``recover``.
-        seed: Seed of the run's random draws.
+        seed: Seed for the jitter.
+
+    Raises:
+        ValueError: The policy's backoff is not a finite number.
     """
     failure = run.failure
-    if failure is None:  # a graph of the user's leads here with nothing found
+    if failure is None:  # a user's graph may enter recover without a failure
         return RecoveryDecided(Action.retry)
     action = Action(policy.decide(failure, run))
     if action is Action.ask_user and failure.kind in LIMIT_KINDS and run.continues >= run.guardrails.max_continues:
@@ -101,20 +105,20 @@ def decide_recovery(policy: RecoveryPolicy, run: RunState, seed: int | None = No
         wait *= 1 + jitter * draw.random()
     wait = max(wait, _retry_after_s(failure))
     if not math.isfinite(wait):
-        raise ValueError(f"a back-off must be a number of seconds, not {wait}")
+        raise ValueError(f"a backoff must be a finite number of seconds, not {wait}")
     limit = run.guardrails.max_execution_time_s
-    if limit is not None:  # no back-off outlasts the run: a moment past the limit, and the limit acts
+    if limit is not None:  # wait no longer than until just after the time limit, so that the limit takes effect
         wait = min(wait, max(0.0, limit - run.elapsed_s) + LIMIT_MARGIN_S)
     return RecoveryDecided(action, backoff_s=wait, retry_calls=_may_rerun(run, failure))
 
 
 def _retry_after_s(failure: Failure) -> float:
-    """How long the provider, or a tool, asks to wait, in seconds; what is no time asks for nothing."""
+    """Seconds to wait as the provider or a tool requested; 0 if that is missing or not a number."""
     try:
-        asked = float(failure.metadata.get("retry_after_s") or 0.0)
+        delay = float(failure.metadata.get("retry_after_s") or 0.0)
     except (TypeError, ValueError):
         return 0.0
-    return max(0.0, asked)
+    return max(0.0, delay)
 
 
 def _may_rerun(run: RunState, failure: Failure) -> bool:

@@ -1,4 +1,4 @@
-"""Presets: the behavior of each published loop as a few lines of configuration (behavior, policy, limits, graph)."""
+"""Presets: the behavior of each published loop as a few lines of configuration (switches, policy, limits, graph)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ K = FailureKind
 
 @dataclass(frozen=True)
 class Preset:
-    """One behaviour of the loop, by name.
+    """A named configuration of the loop.
 
     Attributes:
         name: Its name, as in ``Agent(preset="funnel")``.
-        behavior: Its choices.
-        policy: Its recovery policy, unless the agent has its own.
-        guardrails: Its limits, unless the agent has its own.
-        graph: Its table, unless the agent has its own.
+        behavior: Its behavior switches.
+        policy: Its recovery policy; the agent may pass another.
+        guardrails: Its limits; the agent may pass others.
+        graph: Its table; the agent may pass another.
     """
 
     name: str
@@ -35,11 +35,11 @@ class Preset:
     graph: Graph = LOOP
 
 
-# As often as it takes: another budget ends the run first.
+# Another budget ends the run first.
 _UNLIMITED_RETRIES = 1_000_000
 
 STANDARD = Preset("standard")
-"""The default: the recovery funnel, and a text reply is the answer."""
+"""The default: the full recovery policy, and a text reply is the answer."""
 
 FUNNEL = Preset("funnel", behavior=Behavior(control_tools=True, text_is_answer=False))
 """parsimony-agents: control tools are registered, and a text reply is ``no_progress``."""
@@ -50,8 +50,8 @@ FEEDBACK = Preset(
     policy=DefaultPolicy(budgets=dict.fromkeys(MODEL_MISTAKE_KINDS, _UNLIMITED_RETRIES)),
     guardrails=AgentGuardrails(max_iterations=5, on_limit="stop"),
 )
-"""abcb: one step budget (5), feedback kept as tool messages, JSON envelopes; the environment's and the
-provider's errors end the run."""
+"""abcb: one step budget (5), feedback stored as tool messages, JSON envelopes; environment and provider errors end
+the run."""
 
 BREAKER = Preset(
     "breaker",
@@ -62,8 +62,8 @@ BREAKER = Preset(
     ),
     guardrails=AgentGuardrails(max_iterations=None),
 )
-"""Forge: errors go back to the model until the breaker sees five equal ones; no iteration cap of its own;
-tools end the loop; a model that cannot be reached ends the run."""
+"""Forge: errors go back to the model until the circuit breaker opens after five equal ones; no iteration limit; tools
+end the run; so does a model that cannot be reached."""
 
 STRICT = Preset(
     "strict",
@@ -80,7 +80,7 @@ STRICT = Preset(
         name="strict",
     ),
 )
-"""Jan: a model's failure is fatal, a tool's failure is conversation data, and text is the answer."""
+"""Jan: a failed model call is fatal, a failed tool call is data for the conversation, and text is the answer."""
 
 PRESETS = MappingProxyType({p.name: p for p in (STANDARD, FUNNEL, FEEDBACK, BREAKER, STRICT)})
 """Every preset by name."""

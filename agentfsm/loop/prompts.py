@@ -1,7 +1,8 @@
-"""Everything the model and people are shown: feedback, instructions, questions, and the messages of a request.
+"""Texts for the model and for people: feedback, instructions, questions, and the messages of a request.
 
-The transcript comes first and never changes; all that changes from step to step (feedback, an instruction, lessons) is in
-one user message at the very end, so a provider's prompt cache keeps its prefix.
+The texts of each failure kind are in its row of ``FailureKind``. A request starts with the transcript, which never
+changes; what changes from step to step (feedback, an instruction, lessons) is in one user message at the very end, so
+that the provider's prompt cache matches the longest prefix.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ __all__ = [
 ]
 
 
-CONTINUE = "Go on."
-"""What a request says that would end with the model's own words: a server takes those for a beginning to finish."""
+CONTINUE = "Continue."
+"""Appended to a request that would end with an assistant message, which servers treat as a prefix to complete."""
 
 FINAL_TURN = (
-    "The time for this task is over. This is your last turn: give your best answer now, and call no more tools."
+    "The time for this task is over. This is your last turn: give your best answer now, and do not call any more tools."
 )
 
 _TRUNCATION = MappingProxyType(
     {
-        "answer": "Go on exactly where it stopped, without repeating anything.",
-        "call": "Make the call again, with less in it.",
-        "more_room": "There is more room now: send it again, whole.",
+        "answer": "Continue exactly where it stopped, without repeating anything.",
+        "call": "Make the call again, with shorter arguments.",
+        "more_room": "The limit is higher now: send the complete message again.",
     }
 )
 
@@ -52,53 +53,53 @@ NOT_RUN_TEXTS = MappingProxyType(
         "ask": "Not run: the user was asked a question first.",
         "done": "Not run: an earlier call of the same message ended the run.",
         "unable": "Not run: an earlier call of the same message ended the run.",
-        "cancelled": "Cut off: the run was cancelled before this call had a result.",
-        "aborted": "Cut off: the run was aborted before this call had a result.",
-        "truncated": "Not run: the message was cut off before this call was complete.",
-        "": "Not run: the message was set aside before this call was reached.",
+        "cancelled": "Interrupted: the run was cancelled before this call had a result.",
+        "aborted": "Interrupted: the run was aborted before this call had a result.",
+        "truncated": "Not run: the message was truncated before this call was complete.",
+        "": "Not run: the message was discarded before this call was reached.",
     }
 )
-"""Why a call of a batch has no result of its own."""
+"""The result of a call that was not run, by the reason."""
 
 
 def feedback_text(failure: Failure) -> str:
-    """What the next request says about a reply that no tool result answers."""
+    """The feedback on a reply that has no tool result to carry it."""
     return failure.kind.spec.feedback.format(explanation=failure.explanation)
 
 
 def truncation_feedback(remedy: str) -> str:
-    """What the next request says about a message that was cut off by its length.
+    """The feedback on a message that was truncated by its token limit.
 
     Args:
-        remedy: ``answer`` to go on with one, ``call`` to make one again, ``more_room`` to say all of it again.
+        remedy: ``answer`` to continue it, ``call`` to repeat a call, ``more_room`` to repeat it under a higher limit.
     """
-    return f"Your last message was cut off by its length limit and no call in it was run. {_TRUNCATION[remedy]}"
+    return f"Your last message was truncated by its token limit, and none of its calls was run. {_TRUNCATION[remedy]}"
 
 
 def narrow_scope_instruction(failure: Failure) -> str:
-    """What the next request says after ``narrow_scope``, worded for the failure's kind."""
+    """The instruction to the model after ``narrow_scope``."""
     return failure.kind.spec.instruction.format(explanation=failure.explanation)
 
 
 def recovery_question(failure: Failure) -> str:
-    """What a person is asked about a failure."""
+    """The question to a person about a failure."""
     return failure.kind.spec.question.format(explanation=failure.explanation)
 
 
 def unknown_tool_text(name: str, known: Iterable[str]) -> str:
-    """The result of a call to a tool that is not registered; the registered ones stand sorted."""
+    """The result of a call to a tool that is not registered; it lists the registered ones, sorted."""
     names = ", ".join(sorted(known))
     others = f"Call one of the registered tools: {names}." if names else "No tool is registered: answer in words."
     return f"There is no tool named {name!r}. {others}"
 
 
 def invalid_arguments_text(tool: str, problems: Iterable[str]) -> str:
-    """The result of a call whose arguments do not fit, naming each bad field."""
+    """The result of a call whose arguments are not valid; it names each invalid field."""
     return f"The arguments of {tool!r} are not valid: {'; '.join(problems)}. Correct them and call again."
 
 
 def repeated_call_note(count: int) -> str:
-    """What is added to the result of a call that was made before."""
+    """A note for the result of a call that was made before."""
     return f"[Note: this exact call has now been made {count} times. Its result will not change by repeating it.]"
 
 
@@ -106,9 +107,9 @@ ELIDED_RESULT_TEXT = "[An older tool result, left out because the conversation h
 
 
 class Transcript(Sequence[Message]):
-    """An unchanging view of the first messages of a list that only grows, with a few more behind.
+    """An immutable view of the first messages of an append-only list, followed by a few more.
 
-    A request costs no copy of the conversation, and one that was kept still shows what was sent.
+    A request needs no copy of the conversation, and an old request still shows what was sent.
     """
 
     __slots__ = ("_head", "_stop", "_tail")
@@ -118,17 +119,17 @@ class Transcript(Sequence[Message]):
 
     @property
     def head(self) -> list[Message]:
-        """The list that grows; read it up to ``settled``, and do not change it."""
+        """The append-only list; read the first ``stable_count`` messages, and do not change it."""
         return self._head
 
     @property
     def tail(self) -> tuple[Message, ...]:
-        """What stands behind it in this request alone."""
+        """The messages after it, in this request only."""
         return self._tail
 
     @property
     def stable_count(self) -> int:
-        """How many messages, from the first, stand in every later request as they stand here."""
+        """How many messages, from the first, are the same in every later request."""
         return self._stop
 
     def __len__(self) -> int:
@@ -144,10 +145,10 @@ class Transcript(Sequence[Message]):
     def __getitem__(self, index: int | slice) -> Message | list[Message]:
         if isinstance(index, slice):
             return list(self)[index]
-        place = index + len(self) if index < 0 else index
-        if not 0 <= place < len(self):
+        position = index + len(self) if index < 0 else index
+        if not 0 <= position < len(self):
             raise IndexError(index)
-        return self._head[place] if place < self._stop else self._tail[place - self._stop]
+        return self._head[position] if position < self._stop else self._tail[position - self._stop]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, (Transcript, list)):
@@ -161,14 +162,14 @@ class Transcript(Sequence[Message]):
 
 
 def render_messages(run: RunState) -> Transcript:
-    """The messages of the next request. The same state gives the same messages, to the byte."""
+    """The messages of the next request. Equal states give equal messages, byte for byte."""
     head = _elide_tool_results(run) if run.elided else run.messages
     parts = [part for part in (run.feedback, run.pending_instruction) if part]
     if run.final_turn == "now":
         parts.append(FINAL_TURN)
     if run.lessons_learned:
         parts.append(lessons_block(run.lessons_learned))
-    if not parts and head and head[-1].role is Role.ASSISTANT:  # a state of the user's led here without a word
+    if not parts and head and head[-1].role is Role.ASSISTANT:  # after a state of the user's own
         parts.append(CONTINUE)
     if not parts:
         return Transcript(head, len(head))
@@ -190,8 +191,8 @@ def lessons_block(lessons: Sequence[Failure]) -> str:
 
 
 def _xml_attribute(text: str) -> str:
-    """A quoted attribute; characters that XML has no way to write are replaced."""
-    from xml.sax.saxutils import quoteattr  # it loads urllib, which a run without lessons does not need
+    """A quoted attribute; characters that XML cannot represent are replaced."""
+    from xml.sax.saxutils import quoteattr  # it imports urllib, which most runs do not need
 
     legal = (
         c if c in "\t\n\r" or " " <= c <= "\ud7ff" or "\ue000" <= c <= "\ufffd" or c > "\uffff" else "�" for c in text

@@ -1,7 +1,7 @@
 """The reducer: how outcomes, human replies and transitions change a ``RunState``.
 
-``on_outcome`` runs when an effect has finished, ``on_transition`` when the machine has moved. Together they are all that
-writes to a ``RunState``, so a run is exactly what its outcomes and decisions make of it.
+``on_outcome`` runs when an effect has finished, ``on_transition`` when the machine has moved. Nothing else writes to a
+``RunState``, so a run is determined by its outcomes and decisions.
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ from agentfsm.machine.graph import State
 
 __all__ = ["on_human_answer", "on_outcome", "on_transition"]
 
+K = FailureKind
+PRE_STEP, CALL_LLM, POST_LLM, DISPATCH_TOOL, POST_TOOL, RECOVER, SUSPENDED, TERMINAL = State
+
 
 def on_human_answer(run: RunState, outcome: o.HumanAnswered) -> None:
-    """Fold a person's answer in: it becomes a message, a call's result, or what is decided about a call."""
+    """Apply a person's answer: it becomes a message, the result of a call, or the decision about a call."""
     run.human_reply = reply = outcome.reply
-    waiting = run.pending_request
-    if waiting is None:
+    request = run.pending_request
+    if request is None:
         return
-    call = next((c for c in run.batch if c.call.id == waiting.call_id), None)
-    if waiting.asker:
+    call = next((c for c in run.batch if c.call.id == request.call_id), None)
+    if request.asker:
         if call is not None:
             call.answer, run.ending = reply, None
         return
@@ -44,13 +47,13 @@ def on_human_answer(run: RunState, outcome: o.HumanAnswered) -> None:
     if call is not None:
         return
     run.messages.append(Message.user(reply.text))
-    if waiting.failure_kind in LIMIT_KINDS:
+    if request.failure_kind in LIMIT_KINDS:
         run.continues += 1
-    if waiting.failure_kind is FailureKind.iteration_limit:
+    if request.failure_kind is FailureKind.iteration_limit:
         run.iterations = 0
-    elif waiting.failure_kind is FailureKind.time_limit:
+    elif request.failure_kind is FailureKind.time_limit:
         run.elapsed_s, run.final_turn = 0.0, ""
-    elif waiting.failure_kind is FailureKind.loop_detected:
+    elif request.failure_kind is FailureKind.loop_detected:
         run.recent_calls.clear()
 
 
@@ -93,28 +96,25 @@ _ON_CALL_REPLY: dict[str, Callable[[RunState, CallState], None]] = {
 }
 
 
-PRE_STEP, CALL_LLM, POST_LLM, DISPATCH_TOOL, POST_TOOL, RECOVER, SUSPENDED, TERMINAL = State
-
-
 _CLOSES_BATCH = frozenset({PRE_STEP, CALL_LLM, TERMINAL})
-"""Behind these states a request is made or a run is over: no call may be left without a result."""
+"""In these states a request is made or the run ends: every call must have a result."""
 
 
 def on_transition(run: RunState, decision: Decision, final: bool = False) -> None:
-    """Fold a decision into the run: what it found, what it settles, and what entering the state means.
+    """Apply a transition to the run: the failure found, leaving the old state, entering the new one.
 
     Args:
         run: The run.
-        decision: The move.
-        final: Whether it leads to an end of the user's own; ``terminal`` is known.
+        decision: The transition taken.
+        final: Whether it enters a final state; not needed for ``terminal``.
     """
-    row, found = decision.transition, decision.guard_result
-    if isinstance(found, Failure):
-        run.failure = found
-    settle = _ON_LEAVE.get(row.source)
-    if settle is not None:
-        settle(run, row.target)
-    elif run.human_reply is not None:  # a wait of the user's own is over
+    row, guard_result = decision.transition, decision.guard_result
+    if isinstance(guard_result, Failure):
+        run.failure = guard_result
+    on_leave = _ON_LEAVE.get(row.source)
+    if on_leave is not None:
+        on_leave(run, row.target)
+    elif run.human_reply is not None:  # a waiting state of the user's own
         _on_leave_suspended(run, row.target)
     if row.target == PRE_STEP:
         run.steps += 1
@@ -128,7 +128,7 @@ def _on_leave_call_llm(run: RunState, target: str) -> None:
 
 
 def _on_leave_post_llm(run: RunState, target: str) -> None:
-    if run.partial_answer and not (target == RECOVER and _was_truncated(run)):  # it was gone on with, or is set aside
+    if run.partial_answer and not (target == RECOVER and _was_truncated(run)):  # it was continued, or is discarded
         run.partial_answer = ""
     if target == RECOVER:
         return
@@ -182,31 +182,27 @@ def _reset_attempts(run: RunState, kinds: Iterable[FailureKind]) -> None:
             run.failure_attempts.pop(kind, None)
 
 
-K = FailureKind
-_SUSPENDED = State.SUSPENDED
-
-
 _NO_USAGE = Usage()
 
 
 UNELIDED_MESSAGES = 4
-"""How many of the newest messages keep their text when a prompt was too long."""
+"""How many of the newest messages keep their tool results when a prompt was too long."""
 
 
 _TEXT_REQUESTS = frozenset({"question", "limit"})
-"""What a sub-agent asks in words: the run then waits as it does for a question of its own."""
+"""A sub-agent's requests that need a text: the parent then waits as it does for a question of its own."""
 
 
 def on_outcome(run: RunState, outcome: o.Outcome | None, duration_s: float = 0.0, silence_s: float = 0.0) -> None:
-    """Fold what an effect came back with into the run.
+    """Apply the outcome of an effect to the run.
 
     Args:
         run: The run, in the state whose effect ended.
-        outcome: What the effect came back with.
+        outcome: What the effect returned.
         duration_s: Seconds that the effect took.
-        silence_s: Seconds between the end of the last effect and the start of this one.
+        silence_s: Seconds between the end of the previous effect and the start of this one.
     """
-    if (duration_s or silence_s) and run.state != _SUSPENDED:
+    if (duration_s or silence_s) and run.state != SUSPENDED:
         run.elapsed_s += duration_s + silence_s
         if silence_s > run.silence_s:
             run.silence_s = silence_s
@@ -224,7 +220,7 @@ def _on_pre_step_done(run: RunState, outcome: o.PreStepDone) -> None:
 
 
 def _on_model_call_succeeded(run: RunState, outcome: o.ModelCallSucceeded) -> None:
-    """The message is stored before it is judged, its calls are owed results; what was said once has been said."""
+    """Store the message before any guard reads it; its calls need results. One-time feedback is done with."""
     run.reply = outcome.reply
     run.messages.append(outcome.reply.message)
     run.batch = [CallState(call, call.signature) for call in outcome.reply.message.tool_calls]
@@ -236,7 +232,7 @@ def _on_model_call_succeeded(run: RunState, outcome: o.ModelCallSucceeded) -> No
 
 def _on_model_call_failed(run: RunState, outcome: o.ModelCallFailed) -> None:
     run.failure = outcome.failure
-    run.reply = None  # the last one was judged; a graph that lets this failure pass must not judge it again
+    run.reply = None  # already handled; a graph that ignores this failure must not handle it again
     _count_model_call(run)
 
 
@@ -249,7 +245,7 @@ def _count_model_call(run: RunState) -> None:
 
 
 def _on_reply_parsed(run: RunState, outcome: o.ReplyParsed) -> None:
-    if not run.batch:  # else the calls stand in the message itself, and are there already
+    if not run.batch:  # native calls are there already
         run.batch = [CallState(call, call.signature) for call in outcome.calls]
     run.answer = outcome.answer
     run.malformed = outcome.malformed
@@ -257,20 +253,23 @@ def _on_reply_parsed(run: RunState, outcome: o.ReplyParsed) -> None:
 
 def _on_tools_ran(run: RunState, outcome: o.ToolsRan) -> None:
     run.backoff_s = 0.0
-    for result in outcome.results:
+    _record_results(run, outcome.results)
+
+
+def _record_results(run: RunState, results: Iterable[ToolResult]) -> None:
+    for result in results:
         record_result(run, result)
 
 
 def _on_call_blocked(run: RunState, outcome: o.CallBlocked) -> None:
     run.backoff_s = 0.0
-    for result in outcome.results:
-        record_result(run, result)
+    _record_results(run, outcome.results)
     calls = {c.call.id: c for c in run.batch}
-    for held in outcome.held:
-        run.usage += held.usage
-        if held.waiting.call_id in calls:
-            call = calls[held.waiting.call_id]
-            call.held, call.answer, call.started = held, None, False
+    for sub_run in outcome.held:
+        run.usage += sub_run.usage
+        if sub_run.waiting.call_id in calls:
+            call = calls[sub_run.waiting.call_id]
+            call.held, call.answer, call.started = sub_run, None, False
     if run.ending is not None:  # another call of the batch has ended the run, or asks first
         return
     run.pending_request = outcome.waiting
@@ -279,7 +278,7 @@ def _on_call_blocked(run: RunState, outcome: o.CallBlocked) -> None:
 
 
 def _on_recovery_decided(run: RunState, outcome: o.RecoveryDecided) -> None:
-    """Count, record the lesson, act: in this order, after the policy has decided."""
+    """Count the failure, record the lesson and prepare the action: in this order, after the policy has decided."""
     run.action, run.backoff_s, run.retry_calls = outcome.action, outcome.backoff_s, outcome.retry_calls
     failure = run.failure
     if failure is None:
@@ -287,8 +286,8 @@ def _on_recovery_decided(run: RunState, outcome: o.RecoveryDecided) -> None:
     run.record_failure_attempt(failure.kind)
     run.add_lesson(failure)
     if failure.kind is K.no_progress:
-        run.silence_s = 0.0  # one stall never strikes twice without a model call between
-    if failure.kind in OUTPUT_KINDS:  # an error with another key: the breaker starts anew
+        run.silence_s = 0.0  # one stall counts once until the next model call
+    if failure.kind in OUTPUT_KINDS:  # a different error: reset the circuit breaker
         run.error_key, run.error_streak = None, 0
     if failure.kind is K.output_truncated and outcome.action is not Action.retry:
         run.partial_answer = ""
@@ -318,7 +317,7 @@ def _set_feedback(run: RunState, text: str) -> None:
 
 
 def _after_truncation(run: RunState) -> str:
-    """What the model is told of a message that was cut off: with more room, to say it again, else to go on."""
+    """Feedback on a truncated message: repeat it if the token limit could be raised, else continue it."""
     cap = run.output_cap or run.guardrails.max_output_tokens
     if cap is not None:
         run.output_cap = min(2 * cap, max(cap, run.guardrails.max_output_tokens_limit))
@@ -357,14 +356,12 @@ def _on_state_result(run: RunState, outcome: o.StateResult) -> None:
 
 
 def _on_cancelled(run: RunState, outcome: o.Cancelled) -> None:
-    for result in outcome.results:
-        record_result(run, result)
+    _record_results(run, outcome.results)
     run.cancelled = outcome.reason
 
 
 def _on_aborted(run: RunState, outcome: o.Aborted) -> None:
-    for result in outcome.results:
-        record_result(run, result)
+    _record_results(run, outcome.results)
     if run.aborted is None:
         run.aborted = outcome.failure
 

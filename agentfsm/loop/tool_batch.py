@@ -13,7 +13,7 @@ __all__ = ["append_tool_results", "is_final_text", "record_result"]
 
 
 def record_result(run: RunState, result: ToolResult) -> None:
-    """Fold in what became of one call of the batch."""
+    """Store the result of one call of the batch, and update the counts of denials and repeated errors."""
     for call in run.batch:
         if call.call.id == result.call_id:
             break
@@ -55,15 +55,15 @@ def _question_fields(result: ToolResult) -> dict[str, Any]:
 
 
 def is_final_text(run: RunState) -> bool:
-    """Whether a reply without calls is the last word: a retry must say why it was set aside."""
+    """Whether the transcript ends with a reply without calls; a retry must then say why it was rejected."""
     return not run.batch and bool(run.messages) and run.messages[-1].role is Role.ASSISTANT
 
 
 def append_tool_results(run: RunState) -> None:
-    """Give every call of the batch its one result in the transcript."""
+    """Append one result for every call of the batch to the transcript, and close the batch."""
     if not run.batch:
         return
-    native = run.reply is not None and bool(run.reply.message.tool_calls)  # else the call stood in an envelope
+    native = run.reply is not None and bool(run.reply.message.tool_calls)  # else the calls came in an envelope
     for call in run.batch:
         result = call.result or ToolResult(call.call.id, call.call.name, _skip_reason(run), status="skipped")
         content = result.content

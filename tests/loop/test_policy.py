@@ -172,7 +172,7 @@ class Own:
 
 @pytest.mark.parametrize("wait", [math.nan, math.inf])
 def test_a_back_off_that_is_no_number_is_an_error_of_the_policy(wait):
-    with pytest.raises(ValueError, match="back-off"):
+    with pytest.raises(ValueError, match="backoff must be a finite number"):
         decide_recovery(Own(wait=wait), transient())
 
 

@@ -26,8 +26,8 @@ from agentfsm import (
 )
 from tests.helpers.scenarios import check_result, look, run_async, run_script, run_script_with_requests, scripted_agent
 
-PLAIN = "Go on exactly where it stopped"
-AGAIN = "send it again, whole"
+PLAIN = "Continue exactly where it stopped"
+AGAIN = "send the complete message again"
 
 
 def cut(text: str = "", *calls: ToolCall) -> Reply:
@@ -100,7 +100,7 @@ def test_a_call_that_was_cut_off_is_to_be_made_again_and_leaves_nothing_to_go_on
     )
     assert result.output == "There is nothing."
     assert PLAIN not in requests[1].messages[-1].content
-    assert "no call in it was run" in requests[1].messages[-1].content
+    assert "none of its calls was run" in requests[1].messages[-1].content
 
 
 def test_what_comes_behind_a_call_is_an_answer_of_its_own() -> None:

@@ -92,7 +92,7 @@ def test_a_run_that_was_cut_off_and_is_dismissed_keeps_what_its_calls_came_to():
             await Agent(ScriptedModel([]), tools=[work], host=Host(store=store)).dismiss("r", "enough")
         )
         assert isinstance(result.outcome, RunCancelled)
-        assert tool_texts(result) == ["result 1", "Cut off: the run was cancelled before this call had a result."]
+        assert tool_texts(result) == ["result 1", "Interrupted: the run was cancelled before this call had a result."]
         rows = store.records("r")
         assert verify("r", rows, store.head("r")).code == GOOD
         assert dump_state(rehydrate(rows).run) == dump_state(result.run_state)

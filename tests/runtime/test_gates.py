@@ -176,8 +176,8 @@ def test_a_hook_that_aborts_in_a_batch_leaves_no_call_unanswered():
     assert ran == ["a"]
     assert [text for role, text in transcript_of(result) if role == "tool"] == [
         "seen a",
-        "Cut off: the run was aborted before this call had a result.",
-        "Cut off: the run was aborted before this call had a result.",
+        "Interrupted: the run was aborted before this call had a result.",
+        "Interrupted: the run was aborted before this call had a result.",
     ]
 
 
