@@ -27,7 +27,7 @@ def test_each_mutant_is_caught(part, counted):
 
 
 ONE = "import sys\nfrom tests.helpers.mutation import Mutant, try_mutant\nprint(*try_mutant(Mutant(*sys.argv[1:])))"
-OLD = "    attempts = _write_down(context, ready)\n"
+OLD = "    attempts = _record_intents(context, ready)\n"
 SAME = f"{OLD}    # nothing else\n"
 
 
