@@ -17,13 +17,13 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 EXPECTED_SECONDS: Mapping[str, float] = {
-    "tests/journal/test_crashes.py::test_a_run_that_is_killed_at_any_point": 40,
-    "tests/journal/test_crashes.py::test_a_run_that_is_killed_again_and_again": 12,
-    "tests/journal/test_crashes.py::test_starting_interpreters": 8,
-    "tests/journal/test_simulation.py::test_whatever_happens": 10,
+    "tests/journal/test_crash_recovery.py::test_a_run_that_is_killed_at_any_point": 40,
+    "tests/journal/test_crash_recovery.py::test_a_run_that_is_killed_again_and_again": 12,
+    "tests/journal/test_crash_recovery.py::test_starting_interpreters": 8,
+    "tests/journal/test_fault_simulation.py::test_whatever_happens": 10,
     "tests/journal/test_mutants.py::test_each_mutant_is_caught": 9,
     "tests/journal/test_mutants.py::test_what_breaks_nothing": 3,
-    "tests/journal/test_restore.py::test_the_journal_gives": 3,
+    "tests/journal/test_rehydrate.py::test_the_journal_gives": 3,
     "tests/analysis/test_spin.py::test_the_loop": 9,
     "tests/analysis/test_spin.py::test_random_tables": 6,
     "tests/analysis/test_spin.py::test_what_paths": 3,

@@ -145,13 +145,13 @@ class _FirstFailure:
 
 
 MIGRATION, APPROVALS = "tests/journal/test_migration.py", "tests/journal/test_approvals.py"
-REFUSALS = "tests/journal/test_refusals.py"
-STORES, AUDIT = "tests/journal/test_stores.py", "tests/journal/test_audit.py"
+REFUSALS = "tests/journal/test_require_transition.py"
+STORES, VERIFICATION = "tests/journal/test_stores.py", "tests/journal/test_verification.py"
 REPLAY, RESTORE, SECRETS, STOPPING = (
-    "tests/journal/test_replay_fork.py",
-    "tests/journal/test_restore.py",
+    "tests/journal/test_replay_and_fork.py",
+    "tests/journal/test_rehydrate.py",
     "tests/journal/test_secrets.py",
-    "tests/journal/test_stopping.py",
+    "tests/journal/test_cancel_and_store_errors.py",
 )
 
 MUTANTS = (
@@ -202,14 +202,14 @@ MUTANTS = (
         "agentfsm/journal/sqlite/sqlite_schema.py",
         "PRAGMA synchronous = {level}",
         "PRAGMA synchronous = OFF",
-        "tests/journal/test_power.py",
+        "tests/journal/test_power_loss.py",
     ),
     Mutant(
         "what was overwritten stays in the log",
         "agentfsm/journal/sqlite/sqlite_writer.py",
         "if any(truncate_wal for",
         "if False and any(truncate_wal for",
-        AUDIT,
+        VERIFICATION,
     ),
     Mutant(
         "effect before intent",
@@ -258,36 +258,50 @@ MUTANTS = (
         "agentfsm/journal/hash_chain.py",
         'b"\\0" + bytes.fromhex(previous) + body',
         'b"\\0" + body',
-        AUDIT,
-    ),
-    Mutant("verify without links", "agentfsm/journal/hash_chain.py", "if expected != record.hash:", "if False:", AUDIT),
-    Mutant(
-        "verify without legality", "agentfsm/journal/verification.py", "if source != self.state:", "if False:", AUDIT
+        VERIFICATION,
     ),
     Mutant(
-        "verify without guards", "agentfsm/journal/verification.py", 'if body["tried"] != tried:', "if False:", AUDIT
+        "verify without links",
+        "agentfsm/journal/hash_chain.py",
+        "if expected != record.hash:",
+        "if False:",
+        VERIFICATION,
     ),
-    Mutant("verify without commitments", "agentfsm/journal/hash_chain.py", "!= digest:", "== '':", AUDIT),
+    Mutant(
+        "verify without legality",
+        "agentfsm/journal/verification.py",
+        "if source != self.state:",
+        "if False:",
+        VERIFICATION,
+    ),
+    Mutant(
+        "verify without guards",
+        "agentfsm/journal/verification.py",
+        'if body["tried"] != tried:',
+        "if False:",
+        VERIFICATION,
+    ),
+    Mutant("verify without commitments", "agentfsm/journal/hash_chain.py", "!= digest:", "== '':", VERIFICATION),
     Mutant(
         "verify without the store's head",
         "agentfsm/journal/hash_chain.py",
         "if head is not None and",
         "if False and",
-        AUDIT,
+        VERIFICATION,
     ),
     Mutant(
         "verify without checkpoints",
         "agentfsm/journal/hash_chain.py",
         "if records[seq - 1].hash != expected:",
         "if False:",
-        AUDIT,
+        VERIFICATION,
     ),
     Mutant(
         "a redaction is not recorded",
         "agentfsm/journal/redact.py",
         "await store.append(lease, [redaction], status)",
         "pass",
-        AUDIT,
+        VERIFICATION,
     ),
     Mutant(
         "cancellation is not recorded",

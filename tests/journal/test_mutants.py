@@ -36,8 +36,12 @@ SAME = f"{OLD}    # nothing else\n"
     [
         (SAME, "crashes linear", "False \n"),
         (SAME, "simulation 2", "False \n"),
-        (SAME, "tests/journal/test_stopping.py", "False \n"),
-        ("    attempts = (\n", "tests/journal/test_stopping.py", "False RuntimeError: pytest ended with"),
+        (SAME, "tests/journal/test_cancel_and_store_errors.py", "False \n"),
+        (
+            "    attempts = (\n",
+            "tests/journal/test_cancel_and_store_errors.py",
+            "False RuntimeError: pytest ended with",
+        ),
     ],
     ids=["crashes", "simulation", "tests", "no test has run"],
 )
