@@ -1,4 +1,4 @@
-"""``.ci/run``: it installs what is missing, runs the README's test command, and ends with its exit code."""
+"""``.ci/run`` installs missing programs, runs ``make test``, and exits with its exit code."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ LOG = '#!{bash}\necho "{name} $*" >> "$LOG"\nexit {code}\n'
 def run(
     folder: Path,
     *,
-    there: tuple[str, ...] = (),
+    installed: tuple[str, ...] = (),
     make: int = 0,
     root: bool = True,
     apt: int = 0,
     python: str = "python3",
 ) -> tuple[int, list[str], str]:
-    """Its exit code, the commands that it gave, and what it printed, on a machine with nothing but these."""
+    """The exit code, the commands and the output of ``.ci/run``, on a machine with only these programs."""
     programs = folder / "bin"
     programs.mkdir()
     bash = shutil.which("bash")
@@ -32,7 +32,7 @@ def run(
     for name in ("bash", "env", "dirname"):
         (programs / name).symlink_to(shutil.which(name) or "")
     (programs / python).symlink_to(sys.executable)
-    stubs = {"make": make, "apt-get": apt, **dict.fromkeys(there, 0)}
+    stubs = {"make": make, "apt-get": apt, **dict.fromkeys(installed, 0)}
     for name, code in stubs.items():
         (programs / name).write_text(LOG.format(bash=bash, name=name, code=code))
         (programs / name).chmod(0o755)
@@ -58,49 +58,50 @@ def _bash() -> None:
         pytest.skip("bash is not installed")
 
 
-def test_a_machine_with_everything_only_runs_the_tests(tmp_path: Path) -> None:
-    code, commands, said = run(tmp_path, there=ORACLES)
+def test_on_a_complete_machine_only_the_tests_run(tmp_path: Path) -> None:
+    code, commands, output = run(tmp_path, installed=ORACLES)
     assert code == 0
     (command,) = commands
     assert command.startswith("make test PYTHON=")
-    assert "== make test" in said
+    assert "== make test" in output
+    assert "all tests passed" in output
 
 
-def test_what_is_missing_is_installed_first(tmp_path: Path) -> None:
-    code, commands, said = run(tmp_path, there=tuple(name for name in ORACLES if name not in ("spin", "genhtml")))
+def test_missing_programs_are_installed_first(tmp_path: Path) -> None:
+    code, commands, output = run(tmp_path, installed=tuple(name for name in ORACLES if name not in ("spin", "genhtml")))
     assert code == 0
     assert commands[0] == "apt-get update -qq"
     assert [command.split()[-1] for command in commands[1:3]] == ["spin", "lcov"]
     assert commands[-1].startswith("make test")
-    assert "== installing spin lcov" in said
+    assert "== installing spin lcov" in output
 
 
-def test_what_cannot_be_installed_is_said_and_the_tests_run(tmp_path: Path) -> None:
-    code, commands, said = run(tmp_path, apt=100)
+def test_a_failed_installation_is_reported_and_the_tests_run(tmp_path: Path) -> None:
+    code, commands, output = run(tmp_path, apt=100)
     assert code == 0
     assert commands[-1].startswith("make test")
-    assert "graphviz cannot be installed" in said
+    assert "graphviz cannot be installed" in output
 
 
 def test_without_root_nothing_is_installed(tmp_path: Path) -> None:
-    code, commands, said = run(tmp_path, root=False)
+    code, commands, output = run(tmp_path, root=False)
     assert code == 0
     assert [command.split()[0] for command in commands] == ["make"]
-    assert "root" in said
+    assert "root" in output
 
 
-def test_a_failure_is_its_own(tmp_path: Path) -> None:
-    code, _, said = run(tmp_path, there=ORACLES, make=2)
+def test_a_test_failure_is_the_exit_code(tmp_path: Path) -> None:
+    code, _, output = run(tmp_path, installed=ORACLES, make=2)
     assert code == 2
-    assert "all is well" not in said
+    assert "all tests passed" not in output
 
 
-def test_an_old_or_missing_python_is_said_to_be_missing(tmp_path: Path) -> None:
-    code, commands, said = run(tmp_path, there=(*ORACLES, "python3.12"), python="no-python")
+def test_an_old_or_missing_python_is_an_error(tmp_path: Path) -> None:
+    code, commands, output = run(tmp_path, installed=(*ORACLES, "python3.12"), python="no-python")
     assert commands[-1].startswith("make test PYTHON=")  # python3.12 says yes to everything here
     assert code == 0
     (tmp_path / "none").mkdir()
-    code, commands, said = run(tmp_path / "none", there=ORACLES, python="no-python")
+    code, commands, output = run(tmp_path / "none", installed=ORACLES, python="no-python")
     assert code != 0
-    assert "no Python 3.11 or newer" in said
+    assert "no Python 3.11 or newer" in output
     assert commands == []
