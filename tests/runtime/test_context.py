@@ -1,4 +1,4 @@
-"""Who watches a run: every event in order, observers that harm nobody, and nothing built where nobody looks."""
+"""Events: every one in order, observers that cannot harm a run, and nothing built if nobody listens."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def raising(event: Event) -> None:
     raise ValueError("blind")
 
 
-def test_an_observer_that_raises_is_counted_and_warned_about_and_the_run_goes_on(caplog):
+def test_an_observer_that_raises_is_counted_and_is_a_warning_and_the_run_continues(caplog):
     seen: list[Event] = []
     agent, _ = scripted_agent(*SCRIPT, tools=[look], hooks=[observer(raising), observer(seen.append)])
 
@@ -73,7 +73,7 @@ def test_an_observer_that_raises_is_counted_and_warned_about_and_the_run_goes_on
     assert "observer raising raised ValueError" in caplog.text
 
 
-def test_an_observer_that_raises_a_cancellation_cancels_nobody():
+def test_an_observer_that_raises_a_cancellation_does_not_cancel_the_run():
     def looking_at_a_task_of_its_own(event: Event) -> None:
         raise asyncio.CancelledError
 
@@ -107,13 +107,13 @@ def test_an_observer_says_what_it_is():
     assert observer(raising).name == "raising"
 
 
-def test_where_nobody_watches_the_last_event_is_still_there():
+def test_without_listeners_the_last_event_is_still_built():
     result = run_script(*SCRIPT, tools=[look])
     assert isinstance(result.outcome, RunCompleted)
     assert result.outcome.seq == 1
 
 
-def test_a_consumer_that_comes_late_sees_the_rest():
+def test_a_late_consumer_sees_the_rest():
     agent, _ = scripted_agent(*SCRIPT, tools=[look])
 
     async def scene() -> list[Any]:
@@ -124,7 +124,7 @@ def test_a_consumer_that_comes_late_sees_the_rest():
     assert run_async(scene) == []
 
 
-def test_a_warning_is_in_the_log_where_nobody_watches(caplog):
+def test_a_warning_is_logged_without_listeners(caplog):
     class Forgetful:
         async def recall(self, prompt: str) -> str:
             raise OSError("no disk")

@@ -1,4 +1,4 @@
-"""What drives a run: rows of the table and nothing else, whatever code of the user's does."""
+"""The driver: it takes rows of the table and nothing else, whatever user code does."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.helpers.scenarios import (
 # -- a plain run --------------------------------------------------------------------------------------
 
 
-def test_a_run_moves_by_the_rows_of_the_table_and_nothing_else():
+def test_a_run_takes_only_transitions_of_the_table():
     result = run_script(call("look", where="here"), "done", tools=[look])
     assert [d.transition.id for d in result.decisions] == [
         "pre_step.otherwise",
@@ -97,7 +97,7 @@ def test_a_detector_that_raises_aborts_the_run_in_any_state(state):
     assert result.decisions[-1].source == state
 
 
-def test_a_model_that_gives_what_is_no_reply_aborts_or_fails_in_order():
+def test_a_model_that_returns_something_else_than_a_reply_aborts_or_fails_in_order():
     class Odd:
         name = "odd"
 
@@ -119,7 +119,7 @@ def test_a_guardrail_that_is_spent_by_a_raising_tool_is_no_exception_of_the_run(
 
 
 @pytest.mark.parametrize("reply", [Reply(None), Reply(Message.assistant("x"), usage=None), Reply(Message.user("x"))])
-def test_a_reply_that_cannot_be_folded_in_ends_the_run_in_order(reply):
+def test_a_reply_that_cannot_be_applied_ends_the_run_in_order(reply):
     class Odd:
         name = "odd"
 

@@ -1,4 +1,4 @@
-"""The one thing that each state does, and how a reply is read."""
+"""The effect of each state, and how a reply is parsed."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_structured_answer_is_a_value_of_the_agents_type(text):
         ('{"day": "\ud800"}', "not valid JSON"),
     ],
 )
-def test_an_answer_that_does_not_fit_is_fed_back_and_mended(text, wrong):
+def test_an_answer_that_does_not_fit_is_fed_back_and_corrected(text, wrong):
     result, requests = run_script_with_requests(text, GOOD_REPORT, output_type=Report)
     assert result.output == REPORT
     assert lesson_kinds(result) == ["output_malformed"]
@@ -110,7 +110,7 @@ def test_any_type_that_json_can_describe_will_do(wanted, text, value):
     assert result.ok
 
 
-def test_a_value_that_hides_itself_in_json_still_comes_out_whole():
+def test_a_value_whose_json_hides_fields_is_still_complete():
     class Login(BaseModel):
         password: SecretStr
         alias: int = Field(alias="otherName", default=0)
@@ -121,7 +121,7 @@ def test_a_value_that_hides_itself_in_json_still_comes_out_whole():
 
 
 @pytest.mark.parametrize("preset", ["funnel", "breaker"])
-def test_return_done_brings_a_structured_answer(preset):
+def test_return_done_returns_a_structured_answer(preset):
     bad, good = {"day": "yesterday"}, {"day": "2024-02-29", "tags": ["a"]}
     result, _ = run_script_with_requests(
         call("return_done", output=bad), call("return_done", output=good), output_type=Report, preset=preset
@@ -130,7 +130,7 @@ def test_return_done_brings_a_structured_answer(preset):
     assert lesson_kinds(result) == ["invalid_arguments"]
 
 
-def test_a_tool_that_ends_the_run_must_bring_what_the_agent_promises():
+def test_a_tool_that_ends_the_run_must_return_the_output_type():
     values: list[Any] = ["no report", REPORT]
 
     @tool(ends_run=True)
@@ -174,7 +174,7 @@ def test_a_check_of_what_ends_the_run_that_raises_says_that_it_does_not_fit(toge
     assert lesson_kinds(result) == ["tool_error"]
 
 
-def test_a_check_that_raises_only_when_all_is_over_leaves_the_answer_as_json():
+def test_a_check_that_raises_only_at_the_end_leaves_the_answer_as_json():
     raised: list[str] = []
 
     class Moody(BaseModel):

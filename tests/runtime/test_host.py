@@ -1,4 +1,4 @@
-"""What the embedding program lends: a secret that is never shown, a clock, and records that are used once."""
+"""The host: a secret that is never shown, a clock, and suspension records that can be used once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_record_is_claimed_once(used):
     assert used.claim("b")
 
 
-def test_of_many_threads_one_wins(used):
+def test_of_many_threads_one_claims_a_record(used):
     barrier, wins = threading.Barrier(8), []
 
     def race() -> None:
@@ -43,7 +43,7 @@ def test_of_many_threads_one_wins(used):
     assert sorted(wins) == [False] * 7 + [True]
 
 
-def test_of_two_processes_one_wins(tmp_path):
+def test_of_two_processes_one_claims_a_record(tmp_path):
     code = (
         "import sys\n"
         "from agentfsm.runtime.host import FileReplayGuard\n"
@@ -81,7 +81,7 @@ def test_a_folder_that_cannot_be_written_claims_nothing(tmp_path):
         FileReplayGuard(blocked / "used").claim("a")
 
 
-def test_the_secret_is_random_kept_out_of_sight_and_never_empty():
+def test_the_secret_is_random_not_shown_and_never_empty():
     assert Host().secret != Host().secret
     assert len(Host().secret) >= 32
     assert "hush" not in repr(Host(secret=b"hush"))
@@ -89,7 +89,7 @@ def test_the_secret_is_random_kept_out_of_sight_and_never_empty():
         Host(secret=b"")
 
 
-def test_a_secret_may_be_a_text():
+def test_a_secret_may_be_a_string():
     assert Host(secret="hush").secret == b"hush"  # type: ignore[arg-type]
 
 

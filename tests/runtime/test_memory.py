@@ -1,4 +1,4 @@
-"""A memory is asked before the first model call and told when the run is over; one that fails is done without."""
+"""Long-term memory: recalls before the first model call, remembers at the end, and may fail without failing the run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def warnings_of(memory: Diary, *script: Any) -> tuple[RunResult, list[str]]:
     return run_script(*script, memory=memory, tools=[look], hooks=[watch]), texts
 
 
-def test_what_is_recalled_is_told_before_the_first_call_and_once():
+def test_what_is_recalled_is_sent_before_the_first_call_and_once():
     memory = Diary()
     agent, model = scripted_agent(call("look"), "done", memory=memory, tools=[look])
 
@@ -69,7 +69,7 @@ def test_a_memory_that_recalls_nothing_adds_nothing(nothing):
 
 
 @pytest.mark.parametrize("odd", [["you like tea"], {"drink": "tea"}, 7, object()])
-def test_a_memory_that_recalls_no_text_is_warned_about_and_done_without(odd):
+def test_a_memory_that_recalls_something_else_than_text_is_a_warning(odd):
     result, texts = warnings_of(Diary(odd), call("look"), "done")
     assert result.output == "done"
     assert [m.content for m in result.messages][:2] == ["go", ""]
@@ -78,7 +78,7 @@ def test_a_memory_that_recalls_no_text_is_warned_about_and_done_without(odd):
 
 
 @pytest.mark.parametrize("fails", ["recall", "remember"])
-def test_a_memory_that_fails_is_warned_about_and_the_run_goes_on(fails):
+def test_a_memory_that_fails_is_a_warning_and_the_run_continues(fails):
     result, texts = warnings_of(Diary(fails=fails), call("look"), "done")
     assert result.output == "done"
     assert len(texts) == 1
@@ -93,7 +93,7 @@ def test_a_run_is_remembered_however_it_ends(script):
     assert memory.kept == [result.messages]
 
 
-def test_a_run_that_waits_is_remembered_when_it_is_over_and_recalled_for_once():
+def test_a_run_that_waits_is_remembered_at_its_end_and_recalled_once():
     @tool(requires_approval=True)
     def pay() -> str:
         return "paid"
@@ -113,7 +113,7 @@ def test_a_run_that_waits_is_remembered_when_it_is_over_and_recalled_for_once():
 
 
 @pytest.mark.parametrize("hangs", ["recall", "remember"])
-def test_a_memory_that_hangs_is_given_up_and_the_run_goes_on(hangs):
+def test_a_memory_that_hangs_times_out_and_the_run_continues(hangs):
     class Slow(Diary):
         async def recall(self, prompt: str) -> str:
             return await asyncio.sleep(60 if hangs == "recall" else 0, "")
@@ -129,7 +129,7 @@ def test_a_memory_that_hangs_is_given_up_and_the_run_goes_on(hangs):
     assert "TimeoutError" in texts[0]
 
 
-def test_a_memory_that_raises_what_nobody_asked_for_is_done_without():
+def test_a_memory_that_raises_a_cancellation_is_a_warning():
     class Odd(Diary):
         async def recall(self, prompt: str) -> str:
             task = asyncio.create_task(asyncio.sleep(60))

@@ -1,4 +1,4 @@
-"""The permission policy: first match wins, rules see what the tool will get, three denials end the run."""
+"""The permission policy: the first match wins, rules see what the tool will get, three denials end the run."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_denied_call_is_answered_with_the_reason_and_never_runs() -> None:
     assert answers(result) == ["Denied: no shell here"]
 
 
-def test_a_call_to_be_asked_about_waits_for_a_person_and_then_runs() -> None:
+def test_a_call_with_an_ask_rule_waits_for_a_human_and_then_runs() -> None:
     agent = Agent(
         ScriptedModel([call("transfer", amount=100), "ok"]),
         tools=[transfer],
@@ -107,13 +107,13 @@ def test_a_call_to_be_asked_about_waits_for_a_person_and_then_runs() -> None:
     assert done == [(100, "cash desk")]
 
 
-def test_what_no_rule_is_about_is_asked_about_unless_it_is_said_otherwise() -> None:
+def test_a_call_that_no_rule_matches_needs_approval_unless_otherwise_is_set() -> None:
     assert isinstance(run([call("shell", command="ls")]).outcome, UserInputRequested)
     assert run([call("shell", command="ls"), "ok"], otherwise="allow").output == "ok"
     assert answers(run([call("shell", command="ls"), "ok"], otherwise="deny"))[0].startswith("Denied: ")
 
 
-def test_arguments_that_a_person_edits_are_judged_like_any_others() -> None:
+def test_rules_apply_to_edited_arguments() -> None:
     agent = Agent(
         ScriptedModel([call("shell", command="ls"), "ok"]),
         tools=[shell],
@@ -148,7 +148,7 @@ def test_a_call_that_runs_between_denials_starts_the_count_anew() -> None:
     assert result.output == "ok"
 
 
-def test_a_persons_denial_counts_with_the_policys() -> None:
+def test_a_humans_denial_counts_with_the_policys() -> None:
     agent = Agent(
         ScriptedModel([call("shell", command="a"), call("shell", command="b"), call("transfer", amount=1)]),
         tools=[shell, transfer],
@@ -224,7 +224,7 @@ def test_conditions(condition: Any, fitting: list[Any], others: list[Any]) -> No
     assert not rule.matches("t", {}), "an absent argument is not so"
 
 
-def test_an_argument_inside_another_is_named_with_a_dot() -> None:
+def test_a_nested_argument_is_named_with_a_dot() -> None:
     rule = deny("t", where={"options.force": True})
     assert rule.matches("t", {"options": {"force": True}})
     assert rule.matches("t", {"options": [{"force": False}, {"force": True}]})
@@ -232,7 +232,7 @@ def test_an_argument_inside_another_is_named_with_a_dot() -> None:
     assert not rule.matches("t", {"options": "force"})
 
 
-def test_the_loops_own_tools_need_no_leave() -> None:
+def test_control_tools_need_no_approval() -> None:
     agent = Agent(
         ScriptedModel([call("return_done", output="ok")]), preset="funnel", hooks=[permissions(otherwise="deny")]
     )

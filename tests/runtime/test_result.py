@@ -1,4 +1,4 @@
-"""How a run ended and what it came to: one of five endings, each with what a person needs."""
+"""The result of a run: one of five endings, each with what a caller needs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ended(**fields: Any) -> tuple[type, dict[str, Any]]:
     return ending_event(RunState("r", state="terminal", **fields))
 
 
-def test_a_result_says_in_a_line_what_the_run_came_to():
+def test_the_repr_of_a_result_is_one_line():
     text = repr(run_script("It is 42."))
     assert text.startswith("RunResult(output='It is 42.', outcome=RunCompleted(")
     assert len(text) < 200
@@ -70,7 +70,7 @@ def test_a_run_that_stopped_says_what_is_missing_and_what_it_learned(action):
     assert fields["failure"] is BROKEN
 
 
-def test_an_aborted_run_says_by_what_whatever_it_had_said():
+def test_an_aborted_run_says_why_whatever_it_had_answered():
     kind, fields = ended(aborted=STOPPED, failure=BROKEN, ending="done", answer="x")
     assert (kind, fields["failure"]) == (PartialRunSummary, STOPPED)
     assert fields["missing"] == "a final answer: a hook said so"
@@ -89,7 +89,7 @@ def test_a_cancelled_or_expired_run_says_why(fields, reason):
     assert ended(**fields) == (RunCancelled, {"reason": reason})
 
 
-def test_a_result_is_what_its_run_came_to():
+def test_a_result_has_the_output_of_its_run():
     result = run_script("the answer", instructions="be good")
     assert (result.output, result.ok, result.state) == ("the answer", True, "terminal")
     assert result.messages == [Message.system("be good"), Message.user("go"), Message.assistant("the answer")]

@@ -1,4 +1,4 @@
-"""A run as its caller sees it: awaited, iterated, left and taken up, closed; and never two at a time."""
+"""``Run``: awaited, iterated, paused and continued, closed; and never used by two tasks at a time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_awaiting_a_run_gives_its_result():
     with_scripted_run(play)
 
 
-def test_awaiting_it_again_gives_the_same_result_and_calls_nobody():
+def test_awaiting_it_again_gives_the_same_result_and_runs_nothing():
     async def play(run: Run) -> None:
         first = await run
         second = await run
@@ -59,13 +59,13 @@ def test_awaiting_it_again_gives_the_same_result_and_calls_nobody():
     with_scripted_run(play)
 
 
-def test_a_run_does_nothing_until_somebody_wants_it():
+def test_a_run_does_nothing_until_it_is_awaited():
     agent, model = scripted_agent(*LOOK_SCRIPT, tools=[look])
     run = agent.run("go")
     assert (run.run_state.steps, run.decisions, run.finished, model.requests) == (0, (), False, [])
 
 
-def test_a_run_that_somebody_forgot_to_await_says_so():
+def test_the_repr_of_a_run_that_was_not_awaited_says_so():
     agent, _ = scripted_agent("done")
     run = agent.run("go", run_id="r1")
     assert repr(run) == "<Run 'r1' in state 'pre_step', not finished: await it>"
@@ -128,7 +128,7 @@ def test_events_come_while_their_effect_still_runs():
 
 
 @pytest.mark.parametrize("stop_at", range(1, 14))
-def test_a_run_that_was_left_behind_any_event_may_be_gone_on_with(stop_at):
+def test_a_run_may_be_iterated_again_after_any_event(stop_at):
     async def play(run: Run) -> None:
         seen = []
         async for event in run:
@@ -145,7 +145,7 @@ def test_a_run_that_was_left_behind_any_event_may_be_gone_on_with(stop_at):
 
 
 @pytest.mark.parametrize("stop_at", range(1, 14))
-def test_a_run_that_was_left_behind_any_event_may_be_awaited(stop_at):
+def test_a_run_may_be_awaited_after_any_event(stop_at):
     async def play(run: Run) -> None:
         seen = []
         async for event in run:
@@ -160,7 +160,7 @@ def test_a_run_that_was_left_behind_any_event_may_be_awaited(stop_at):
     with_scripted_run(play)
 
 
-def test_a_run_that_nobody_goes_on_with_stops_behind_the_effect_at_hand():
+def test_a_run_that_is_not_iterated_pauses_after_the_current_effect():
     async def play(run: Run) -> None:
         async for event in run:
             if isinstance(event, ModelReplied):
@@ -188,7 +188,7 @@ def hanging(free: asyncio.Event) -> Any:
 
 @pytest.mark.parametrize("first", ["await", "iterate"])
 @pytest.mark.parametrize("second", ["await", "iterate", "close"])
-def test_a_run_belongs_to_one_at_a_time(first, second):
+def test_only_one_task_may_use_a_run_at_a_time(first, second):
     free = asyncio.Event()
 
     async def use(run: Run, how: str) -> None:
@@ -218,7 +218,7 @@ def test_a_run_belongs_to_one_at_a_time(first, second):
 
 
 @pytest.mark.parametrize("stop_at", range(14))
-def test_a_run_in_a_with_block_is_over_behind_it(stop_at):
+def test_a_run_in_a_with_block_has_ended_after_it(stop_at):
     async def play(run: Run) -> None:
         seen = 0
         async with run:

@@ -1,4 +1,4 @@
-"""A sub-agent as a tool: what it costs, what it may spend, how it is cancelled, how it waits for a person."""
+"""Sub-agents as tools: their cost, budget, cancellation, and how they wait for a human."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_call_is_answered_by_a_run_of_its_own() -> None:
     check_end(result)
 
 
-def test_the_model_is_told_of_it_as_of_any_tool() -> None:
+def test_a_sub_agent_is_described_like_any_tool() -> None:
     model = RecordingModel(ScriptedModel(["ok"]))
     helper = Agent(ScriptedModel([]))
     Agent(model, tools=[helper.as_tool("geo", "Knows capitals.")]).run_sync("go")
@@ -136,7 +136,7 @@ def test_the_model_is_told_of_it_as_of_any_tool() -> None:
     assert spec.parameters["required"] == ["task"]
 
 
-def test_a_typed_answer_is_told_as_json() -> None:
+def test_a_typed_answer_is_sent_as_json() -> None:
     helper = Agent(ScriptedModel(["[1, 2]"]), output_type=list[int])
     agent = Agent(ScriptedModel([call("count", task="x"), last]), tools=[helper.as_tool("count", "Counts.")])
     assert agent.run_sync("go").output == "[1,2]"
@@ -206,7 +206,7 @@ def test_failing_again_and_again_is_handed_back_with_the_sub_agents_reasons() ->
     assert "map lost" in result.outcome.blockers
 
 
-def test_called_by_anybody_but_a_run_it_says_so() -> None:
+def test_calling_it_outside_a_run_is_an_error() -> None:
     geo = Agent(ScriptedModel([])).as_tool("geo", "Knows.")
     with pytest.raises(ToolError, match="sub-agent"):
         asyncio.run(geo(task="x"))
@@ -218,7 +218,7 @@ def test_a_name_that_no_wire_takes_is_refused(name: str) -> None:
         Agent(ScriptedModel([])).as_tool(name, "x")
 
 
-def test_a_timeout_must_be_more_than_nothing() -> None:
+def test_a_timeout_must_be_positive() -> None:
     with pytest.raises(ToolDefinitionError, match="timeout"):
         Agent(ScriptedModel([])).as_tool("x", "x", timeout=0)
 
@@ -226,7 +226,7 @@ def test_a_timeout_must_be_more_than_nothing() -> None:
 # -- budgets ------------------------------------------------------------------------------------------------
 
 
-def test_what_a_sub_agent_uses_up_is_charged_to_the_run_above() -> None:
+def test_what_a_sub_agent_uses_up_is_charged_to_the_calling_run() -> None:
     helper = Agent(ScriptedModel([calling(call("note", text="a"), tokens=10), said("x", 5, 0.25)]), tools=[note])
     agent = Agent(
         ScriptedModel([calling(call("h", task="a"), tokens=100), said("ok", 1000, 0.5)]),
@@ -235,7 +235,7 @@ def test_what_a_sub_agent_uses_up_is_charged_to_the_run_above() -> None:
     assert agent.run_sync("go").usage == Usage(1115, 0, 0, 0.75)
 
 
-def test_tokens_that_a_sub_agent_spends_end_the_run_above_when_they_are_too_many() -> None:
+def test_tokens_that_a_sub_agent_spends_end_the_calling_run_when_they_are_too_many() -> None:
     helper = Agent(ScriptedModel([said("x", 90)]))
     agent = Agent(
         ScriptedModel([calling(call("h", task="a"), tokens=20), "never said"]),
@@ -372,7 +372,7 @@ def test_each_limit_is_the_smaller_of_its_own_and_what_is_left(own: Any, limits:
         assert getattr(given_limits, name) == expected
 
 
-def test_time_that_a_sub_agent_takes_is_time_of_the_run_above() -> None:
+def test_time_that_a_sub_agent_takes_is_time_of_the_calling_run() -> None:
     clock = FakeClock()
 
     def slow(_: Any) -> str:
@@ -431,7 +431,7 @@ def test_cancelling_a_run_cancels_its_sub_agent(by: str) -> None:
     asyncio.run(main())
 
 
-def test_a_sub_agent_past_its_time_is_cancelled_and_the_run_goes_on() -> None:
+def test_a_sub_agent_that_times_out_is_cancelled_and_the_run_continues() -> None:
     async def main() -> None:
         seen = Seen()
         helper = Agent(ScriptedModel([hanging(asyncio.Event())]), hooks=[seen.watch])
@@ -480,7 +480,7 @@ def host(request: pytest.FixtureRequest) -> Host:
     return Host(secret=SECRET, store=MemoryStore() if request.param == "store" else None)
 
 
-def test_a_sub_agents_question_is_the_question_of_the_run_above(host: Host) -> None:
+def test_a_sub_agents_question_is_the_question_of_the_calling_run(host: Host) -> None:
     make = two(lambda: asking(answered), [call("h", task="x"), last], host)
     first = asyncio.run(_awaited(make().run("go")))
     outcome = first.outcome
@@ -499,7 +499,7 @@ def test_a_sub_agents_question_is_the_question_of_the_run_above(host: Host) -> N
     ("answer", "told", "paid"),
     [(Allow(), "paid 5", [5]), (Deny("too much"), "Denied by the user: too much", []), (Edit({"amount": 2}), "2", [2])],
 )
-def test_a_sub_agents_approval_is_that_of_the_run_above(host: Host, answer: Any, told: str, paid: list[int]) -> None:
+def test_a_sub_agents_approval_is_that_of_the_calling_run(host: Host, answer: Any, told: str, paid: list[int]) -> None:
     make = two(
         lambda: ScriptedModel([call("pay", amount=5), last]), [call("h", task="x"), last], host, [pay], "standard"
     )
@@ -514,7 +514,7 @@ def test_a_sub_agents_approval_is_that_of_the_run_above(host: Host, answer: Any,
     check_end(result)
 
 
-def test_a_denial_below_is_no_denial_above() -> None:
+def test_a_sub_agents_denial_is_not_the_calling_runs() -> None:
     host = Host(secret=SECRET)
     make = two(
         lambda: ScriptedModel([call("pay", amount=5), last]), [call("h", task="x"), last], host, [pay], "standard"
@@ -525,7 +525,7 @@ def test_a_denial_below_is_no_denial_above() -> None:
     assert result.ok
 
 
-def test_a_spent_budget_below_asks_as_such(host: Host) -> None:
+def test_a_sub_agents_spent_budget_is_asked_about_as_such(host: Host) -> None:
     model = ScriptedModel([call("note", text="1"), call("note", text="2"), "x"])
 
     def make() -> Agent:
@@ -565,7 +565,7 @@ def test_the_other_calls_of_the_batch_run_in_their_turn(host: Host) -> None:
     check_end(result)
 
 
-def test_a_question_comes_up_through_two_sub_agents(host: Host) -> None:
+def test_a_question_passes_through_two_sub_agents(host: Host) -> None:
     lowest, middle, top = asking(answered), ScriptedModel([call("low", task="x"), last]), [call("mid", task="x"), last]
     model = ScriptedModel(top)
 
@@ -581,7 +581,7 @@ def test_a_question_comes_up_through_two_sub_agents(host: Host) -> None:
     check_end(result)
 
 
-def test_two_that_run_together_ask_one_after_the_other_and_then_both_go_on(host: Host) -> None:
+def test_two_that_run_together_ask_one_after_the_other_and_then_both_continue(host: Host) -> None:
     models = [asking(answered), asking(answered)]
     above = ScriptedModel([calling(call("h0", task="x"), call("h1", task="x"), call("quick", text="q")), "ok"])
     quick = tool(name="quick", parallel=True)(note)
@@ -605,7 +605,7 @@ def test_two_that_run_together_ask_one_after_the_other_and_then_both_go_on(host:
     check_end(third)
 
 
-def test_one_that_waited_goes_on_within_the_share_that_it_had(host: Host) -> None:
+def test_one_that_waited_continues_within_the_share_that_it_had(host: Host) -> None:
     """Of 100 tokens each has 50: the first spends its own at once, the second asks, and then spends no more either."""
 
     def spending(first: Any) -> ScriptedModel:
@@ -647,7 +647,7 @@ def test_usage_is_charged_once_however_often_a_sub_agent_waits(host: Host) -> No
     assert resumed(make(), second, "b", by_id).usage.total_tokens == 11_111
 
 
-def test_the_run_above_can_be_given_up_while_its_sub_agent_waits(host: Host) -> None:
+def test_the_calling_run_can_be_dismissed_while_its_sub_agent_waits(host: Host) -> None:
     make = two(lambda: asking(), [call("h", task="x")], host)
     first = asyncio.run(_awaited(make().run("go")))
     assert isinstance(first.outcome, UserInputRequested)
@@ -656,7 +656,7 @@ def test_the_run_above_can_be_given_up_while_its_sub_agent_waits(host: Host) -> 
     check_end(result)
 
 
-def test_a_sub_agent_that_cannot_go_on_is_a_failing_tool() -> None:
+def test_a_sub_agent_that_cannot_be_resumed_is_a_failing_tool() -> None:
     host = Host(secret=SECRET)
     models = asking(), ScriptedModel([call("h", task="x"), last])
     below = {"graph": None}
@@ -682,7 +682,7 @@ def test_a_record_is_good_for_one_answer() -> None:
         resumed(make(), first, "b")
 
 
-def test_a_sub_agents_secret_arguments_stay_below() -> None:
+def test_a_sub_agents_secret_arguments_are_not_shown_above() -> None:
     @tool(requires_approval=True, secret=["pin"])
     def open_safe(pin: str) -> str:
         """Open the safe."""
@@ -734,7 +734,7 @@ class LockedBelow(MemoryStore):
 
 
 @pytest.mark.parametrize("calls", [1, 2])
-def test_a_sub_agent_that_cannot_be_written_down_stops_the_run_above_alone_or_among_others(calls: int) -> None:
+def test_a_sub_agent_whose_journal_fails_stops_the_calling_run_alone_or_among_others(calls: int) -> None:
     helper = Agent(ScriptedModel(["never"]))
     batch = [call("h", str(n), task="x") for n in range(calls)]
     agent = Agent(
@@ -770,7 +770,7 @@ def step(folder: Path, where: str, number: int, code: int = 0) -> dict[str, Any]
         ("end", 1, 1),  # its result was there, and only the run above did not know
     ],
 )
-def test_cut_off_a_sub_agent_goes_on_where_its_own_journal_ends(
+def test_an_interrupted_sub_agent_continues_where_its_own_journal_ends(
     tmp_path: Path, where: str, acted: int, thought: int
 ) -> None:
     step(tmp_path, where, 1, code=9)
@@ -783,7 +783,7 @@ def test_cut_off_a_sub_agent_goes_on_where_its_own_journal_ends(
     assert [r.code for r in reports] == [GOOD, GOOD], reports
 
 
-def test_cut_off_in_a_tool_of_a_sub_agent_the_doubt_is_that_of_the_run_above(tmp_path: Path) -> None:
+def test_interrupted_in_a_tool_of_a_sub_agent_the_call_is_in_doubt_for_the_calling_run(tmp_path: Path) -> None:
     step(tmp_path, "tool", 1, code=9)
     assert step(tmp_path, "tool", 2)["asked"] == ["in_doubt", "h", "act"]
     told = step(tmp_path, "tool", 3)
@@ -791,7 +791,7 @@ def test_cut_off_in_a_tool_of_a_sub_agent_the_doubt_is_that_of_the_run_above(tmp
     assert told["acted"] == 1
 
 
-def test_cut_off_behind_a_persons_answer_a_sub_agent_is_not_given_it_twice(tmp_path: Path) -> None:
+def test_interrupted_after_a_reply_a_sub_agent_does_not_get_it_twice(tmp_path: Path) -> None:
     step(tmp_path, "answered", 1, code=9)
     told = step(tmp_path, "answered", 2)
     assert told["output"] == "above: below: the left one"

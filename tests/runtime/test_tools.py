@@ -1,4 +1,4 @@
-"""Tools from plain functions: what a model is told of them, what they are given, and what cannot be described."""
+"""Tools from functions: their description, their arguments, and what cannot be described."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def weather(city: str, days: int = 3, unit: Literal["c", "f"] = "c") -> str:
 # -- the schema ---------------------------------------------------------------------------------------
 
 
-def test_hints_and_docstring_become_what_the_model_is_told():
+def test_hints_and_docstring_become_the_tool_description():
     made = as_tool(weather)
     assert made.name == "weather"
     assert made.spec.description == "Tell the weather of a city.\n\nIt looks at the sky."
@@ -92,7 +92,7 @@ def test_a_function_without_parameters_takes_an_empty_object():
 
 
 @pytest.mark.parametrize("section", ["Returns", "Raises", "Yields", "Example", "Examples"])
-def test_other_sections_of_a_docstring_are_not_told(section):
+def test_other_sections_of_a_docstring_are_left_out(section):
     def f(x: int) -> int:
         return x
 
@@ -100,7 +100,7 @@ def test_other_sections_of_a_docstring_are_not_told(section):
     assert as_tool(f).spec.description == "Do it."
 
 
-def test_a_models_own_field_descriptions_and_limits_are_told():
+def test_a_models_own_field_descriptions_and_limits_are_in_the_schema():
     def f(x: Annotated[int, Field(gt=3, description="more than three")], place: Place) -> None: ...
 
     made = as_tool(f)
@@ -132,7 +132,7 @@ def test_a_default_that_is_no_json_is_left_out_of_the_schema_and_still_used():
 
 
 @pytest.mark.parametrize("name", ["_ui_message", "self", "cls", "json", "copy", "schema", "model_config", "x_1"])
-def test_any_name_of_a_parameter_will_do(name):
+def test_a_parameter_may_have_any_name(name):
     scope: dict[str, Any] = {}
     exec(f"def f({name}: str) -> str: return {name}", scope)
     made = as_tool(scope["f"])
@@ -142,7 +142,7 @@ def test_any_name_of_a_parameter_will_do(name):
 # -- the arguments ------------------------------------------------------------------------------------
 
 
-def test_arguments_are_checked_converted_and_filled_in():
+def test_arguments_are_validated_converted_and_filled_in():
     def f(place: Place, color: Color = Color.RED, day: datetime.date | None = None, n: int = 1) -> None: ...
 
     made = as_tool(f)
@@ -203,7 +203,7 @@ def test_each_bad_field_is_named(given, wrong):
     assert sorted(problems(caught.value)) == sorted(wrong)
 
 
-def test_a_bad_field_deep_inside_is_named_with_its_way():
+def test_a_bad_field_deep_inside_is_named_with_its_path():
     def f(places: list[Place]) -> None: ...
 
     with pytest.raises(ValidationError) as caught:
@@ -211,7 +211,7 @@ def test_a_bad_field_deep_inside_is_named_with_its_way():
     assert problems(caught.value) == ["places.1.city: field required"]
 
 
-def test_words_for_the_user_are_given_to_a_tool_that_asks_for_them_alone():
+def test_text_for_the_user_is_passed_only_to_a_tool_that_declares_it():
     def with_words(x: int, _ui_message: str = "") -> None: ...
 
     def without(x: int) -> None: ...
@@ -222,7 +222,7 @@ def test_words_for_the_user_are_given_to_a_tool_that_asks_for_them_alone():
     assert given == {"x": 1, "_ui_message": "Adding..."}
 
 
-def test_half_a_character_in_an_argument_is_the_tools_to_judge():
+def test_half_a_character_in_an_argument_is_passed_to_the_tool():
     assert as_tool(weather).arguments({"city": "a\ud800"})["city"] == "a\ud800"
     with pytest.raises(ValidationError):
         as_tool(weather).arguments({"city": "a\ud800", "days": "many"})
@@ -231,7 +231,7 @@ def test_half_a_character_in_an_argument_is_the_tools_to_judge():
 # -- the context --------------------------------------------------------------------------------------
 
 
-def test_a_tool_context_comes_first_and_is_none_of_the_models_business():
+def test_a_tool_context_comes_first_and_is_not_in_the_schema():
     def f(context: ToolContext, x: int) -> None: ...
 
     made = as_tool(f)
@@ -295,13 +295,13 @@ def test_a_tool_is_still_the_function_that_it_was():
     assert (add(1, 2), add(1), add(a=1, b=3)) == (3, 2, 4)
 
 
-def test_a_tool_does_nothing_special_unless_it_says_so():
+def test_a_tool_does_nothing_special_by_default():
     made = tool(weather)
     assert (made.timeout, made.idempotent, made.retryable) == (None, False, False)
     assert (made.requires_approval, made.ends_run, made.parallel, made.control) == (False, False, False, None)
 
 
-def test_what_a_tool_says_of_itself():
+def test_the_options_of_a_tool():
     made = tool(
         name="sky", timeout=2, idempotent=True, retryable=True, requires_approval=True, ends_run=True, parallel=True
     )(weather)
@@ -311,7 +311,7 @@ def test_what_a_tool_says_of_itself():
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan")])
-def test_a_timeout_is_more_than_nothing(timeout):
+def test_a_timeout_is_positive(timeout):
     with pytest.raises(ToolDefinitionError, match="timeout"):
         tool(timeout=timeout)(weather)
 
@@ -321,7 +321,7 @@ def test_only_an_idempotent_tool_may_be_retryable():
         tool(retryable=True)(weather)
 
 
-def test_async_functions_are_told_from_plain_ones():
+def test_async_functions_are_detected():
     async def later(x: int) -> int:
         return x
 
@@ -362,7 +362,7 @@ def test_a_registry_holds_tools_and_plain_functions_by_name():
     assert found["sky"] is made
 
 
-def test_two_tools_of_one_name_are_one_too_many():
+def test_two_tools_of_one_name_are_refused():
     with pytest.raises(ToolDefinitionError, match="two tools have the name 'weather'"):
         tools_by_name([weather, tool(weather)])
 
@@ -394,7 +394,7 @@ def test_tools_cannot_be_changed():
         tool(weather).timeout = 3  # type: ignore[misc]
 
 
-def test_a_result_type_that_only_type_checkers_see_is_no_obstacle() -> None:
+def test_a_result_type_that_only_type_checkers_see_is_allowed() -> None:
     def f(a: int) -> "OnlyForTypeCheckers":  # noqa: F821, UP037  # quoted, as where nothing is postponed
         """Do it."""
         return a

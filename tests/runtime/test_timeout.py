@@ -1,4 +1,4 @@
-"""One timer for a run's time limits: each limit acts as ``asyncio.timeout`` would, and no other block feels it."""
+"""``Timeout``: one timer for all time limits of a run, each of which acts as ``asyncio.timeout`` does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ async def forever() -> None:
     await asyncio.Event().wait()
 
 
-def test_a_block_past_its_time_raises_and_the_task_is_not_cancelled_by_it():
+def test_a_block_that_times_out_raises_and_the_task_is_not_cancelled_by_it():
     async def scene() -> int:
         watchdog = Timeout()
         with pytest.raises(TimeoutError), watchdog.start(0.01):
@@ -27,7 +27,7 @@ def test_a_block_past_its_time_raises_and_the_task_is_not_cancelled_by_it():
     assert run_async(scene) == 0
 
 
-def test_a_block_in_time_is_left_alone_and_so_is_the_next():
+def test_a_block_in_time_is_unaffected_and_so_is_the_next():
     async def scene() -> None:
         watchdog = Timeout()
         for _ in range(3):
@@ -40,7 +40,7 @@ def test_a_block_in_time_is_left_alone_and_so_is_the_next():
 
 
 @pytest.mark.parametrize("limits", [(60, 0.01), (0.01, 60), (0.01, 0.01)])
-def test_the_limit_of_one_block_says_nothing_of_the_next(limits):
+def test_the_limit_of_one_block_does_not_apply_to_the_next(limits):
     async def scene() -> list[bool]:
         watchdog = Timeout()
         over = []
@@ -57,7 +57,7 @@ def test_the_limit_of_one_block_says_nothing_of_the_next(limits):
     assert run_async(scene) == [seconds < 1 for seconds in limits]
 
 
-def test_a_timer_that_goes_off_for_a_block_that_is_over_is_armed_again_for_the_one_at_hand():
+def test_a_timer_that_fires_for_an_earlier_block_is_rescheduled_for_the_current_one():
     async def scene() -> None:
         watchdog = Timeout()
         with watchdog.start(0.01):
@@ -68,7 +68,7 @@ def test_a_timer_that_goes_off_for_a_block_that_is_over_is_armed_again_for_the_o
     run_async(scene)
 
 
-def test_a_timer_that_goes_off_between_blocks_harms_nobody():
+def test_a_timer_that_fires_between_blocks_has_no_effect():
     async def scene() -> None:
         watchdog = Timeout()
         with watchdog.start(0.01):
@@ -109,7 +109,7 @@ def test_an_exception_of_the_block_stays_what_it_is():
     run_async(scene)
 
 
-def test_a_block_that_swallows_its_limit_goes_on():
+def test_a_block_that_suppresses_its_timeout_continues():
     async def scene() -> bool:
         watchdog = Timeout()
         with watchdog.start(0.01):
@@ -149,7 +149,7 @@ def test_limits_cannot_be_nested_or_used_outside_a_task():
     run_async(scene)
 
 
-def test_a_watchdog_serves_a_second_loop_too():
+def test_a_timeout_works_in_a_second_event_loop():
     watchdog = Timeout()
 
     async def scene() -> None:

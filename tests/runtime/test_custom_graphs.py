@@ -1,4 +1,4 @@
-"""Graphs of the user's: added detectors, states with an effect, ends and waits, and rows that are taken out."""
+"""User-defined graphs: added detectors, states with effects, final and waiting states, and removed rows."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_an_added_detector_is_a_row_like_any_other():
 
 @pytest.mark.parametrize("kind", ["tool_error", "scope_too_large", "ambiguous_input", "output_refused", "no_progress"])
 @pytest.mark.parametrize("action", [Action.retry, Action.narrow_scope])
-def test_whatever_kind_an_added_detector_finds_the_model_hears_of_it(kind, action):
+def test_whatever_kind_an_added_detector_reports_the_model_gets_feedback(kind, action):
     def mine(run: RunState) -> Failure | None:
         if run.model_calls > 1:
             return None
@@ -78,7 +78,7 @@ def test_whatever_kind_an_added_detector_finds_the_model_hears_of_it(kind, actio
     assert "NOT GOOD" in last.content
 
 
-def test_a_row_may_be_taken_out():
+def test_a_row_may_be_removed():
     graph = LOOP.without("post_tool.unknown_tool")
     result = run_script(call("nothing"), "done", graph=graph)
     assert result.ok
@@ -114,7 +114,7 @@ def not_good_yet(run: RunState) -> bool:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_state_of_ones_own_brings_its_effect(is_async):
+def test_a_custom_state_has_its_effect(is_async):
     def now(run: RunState) -> dict[str, Any]:
         return {"good": run.answer == "better", "state": run.state}
 
@@ -135,7 +135,7 @@ def test_a_state_of_ones_own_brings_its_effect(is_async):
     ]  # fmt: skip
 
 
-def test_a_state_of_ones_own_may_speak_to_the_model():
+def test_a_custom_state_may_add_messages():
     def review(run: RunState) -> StateResult:
         good = run.model_calls > 1
         return StateResult({"good": good}, () if good else (Message.user("Say it better."),))
@@ -147,7 +147,7 @@ def test_a_state_of_ones_own_may_speak_to_the_model():
     assert result.output == "better"
 
 
-def test_a_state_of_ones_own_between_a_call_and_its_result_does_not_come_between_them():
+def test_a_custom_state_between_a_call_and_its_result_does_not_come_between_them():
     def note(run: RunState) -> StateResult:
         return StateResult(messages=(Message.user("Think about it."),))
 
@@ -160,7 +160,7 @@ def test_a_state_of_ones_own_between_a_call_and_its_result_does_not_come_between
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_an_effect_of_ones_own_that_raises_aborts_the_run(is_async):
+def test_a_custom_effect_that_raises_aborts_the_run(is_async):
     def now(run: RunState) -> None:
         raise LookupError("no reviewer")
 
@@ -173,7 +173,7 @@ def test_an_effect_of_ones_own_that_raises_aborts_the_run(is_async):
     assert result.decisions[-1].transition.id == "review.aborted"
 
 
-def test_an_effect_of_ones_own_whose_value_is_no_json_aborts_the_run():
+def test_a_custom_effect_whose_value_is_no_json_aborts_the_run():
     class Odd:
         pass
 
@@ -181,13 +181,13 @@ def test_an_effect_of_ones_own_whose_value_is_no_json_aborts_the_run():
 
 
 @pytest.mark.parametrize("odd", [["Say it better."], "better", [None], [{"role": "user"}]])
-def test_an_effect_of_ones_own_that_adds_what_is_no_message_aborts_the_run(odd):
+def test_a_custom_effect_that_adds_what_is_no_message_aborts_the_run(odd):
     result = run_script("first", graph=reviewing(lambda run: StateResult(messages=odd)))
     assert_aborted(result, "StateResult(messages=...) takes messages (Message.user('...'))")
     assert transcript_of(result) == [("user", "go"), ("assistant", "first")]
 
 
-def test_an_effect_of_ones_own_can_be_cancelled():
+def test_a_custom_effect_can_be_cancelled():
     started = asyncio.Event()
 
     async def hang(run: RunState) -> None:
@@ -211,13 +211,13 @@ def test_an_effect_of_ones_own_can_be_cancelled():
     assert result.decisions[-1].transition.id == "review.cancelled"
 
 
-def test_a_hook_stands_at_the_door_of_a_state_of_ones_own_too():
+def test_a_hook_may_run_at_a_custom_state():
     seen: list[str] = []
     run_script("first", graph=reviewing(lambda run: None), hooks=[hook("review")(lambda c: seen.append(c.state))])
     assert seen == ["review"]
 
 
-def test_an_end_of_ones_own_is_an_end_with_open_calls_too():
+def test_a_custom_final_state_ends_a_run_with_open_calls_too():
     def calls_look(run: RunState) -> bool:
         return any(c.call.name == "look" for c in run.batch)
 
@@ -243,7 +243,7 @@ def test_an_end_of_ones_own_is_an_end_with_open_calls_too():
     assert seen == ["own", "kept 3"]
 
 
-def test_a_wait_of_ones_own_asks_a_person_and_is_over_once_answered():
+def test_a_custom_waiting_state_asks_a_human_and_ends_with_the_reply():
     def wants_leave(run: RunState) -> bool:
         return run.state_results.get("asked") is None and run.model_calls == 1
 
@@ -278,7 +278,7 @@ def test_a_wait_of_ones_own_asks_a_person_and_is_over_once_answered():
     assert isinstance(run_async(drop).outcome, RunCancelled)
 
 
-def test_a_graph_that_has_no_row_for_an_answer_says_so_before_anything_is_done():
+def test_a_graph_that_has_no_row_for_an_answer_is_refused_before_anything_changes():
     graph = LOOP.without("suspended.replied")
     limits = AgentGuardrails(max_iterations=1)
     agent, _ = scripted_agent(call("look"), "done", graph=graph, guardrails=limits, tools=[look])
@@ -293,7 +293,7 @@ def test_a_graph_that_has_no_row_for_an_answer_says_so_before_anything_is_done()
     run_async(scene)
 
 
-def test_an_effect_that_raises_a_cancellation_nobody_asked_for_aborts_the_run():
+def test_an_effect_that_raises_a_stray_cancellation_aborts_the_run():
     async def odd(run: RunState) -> None:
         task = asyncio.create_task(asyncio.sleep(60))
         task.cancel()

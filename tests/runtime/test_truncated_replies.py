@@ -1,4 +1,4 @@
-"""A reply that was cut off by its length: the answer is whole all the same, or the run says that it has none."""
+"""Replies truncated by their length: the answer is completed, or the run reports that it has none."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def cut(text: str = "", *calls: ToolCall) -> Reply:
     return Reply(Message.assistant(text, calls), FinishReason.LENGTH)
 
 
-def test_an_answer_that_was_cut_off_and_gone_on_with_is_the_output_whole() -> None:
+def test_a_truncated_answer_that_is_continued_is_the_complete_output() -> None:
     result, requests = run_script_with_requests(cut("Once upon a time there"), " was a fox.")
     assert result.output == "Once upon a time there was a fox."
     assert PLAIN in requests[1].messages[-1].content
 
 
-def test_an_answer_that_is_given_anew_unasked_does_not_begin_twice() -> None:
+def test_an_answer_that_is_repeated_in_full_is_not_joined() -> None:
     assert run_script(cut("Once upon"), "Once upon a time.").output == "Once upon a time."
 
 
-def test_with_more_room_the_answer_is_given_anew_and_is_the_output_alone() -> None:
+def test_with_more_room_the_answer_is_repeated_and_is_the_only_output() -> None:
     result, requests = run_script_with_requests(
         cut("Once upon a time there"),
         "Once upon a time there was a fox.",
@@ -55,17 +55,17 @@ def test_with_more_room_the_answer_is_given_anew_and_is_the_output_alone() -> No
     assert AGAIN in requests[1].messages[-1].content
 
 
-def test_at_the_limit_of_the_cap_the_answer_is_gone_on_with() -> None:
+def test_at_the_limit_of_the_cap_the_answer_is_continued() -> None:
     limits = AgentGuardrails(max_output_tokens=9, max_output_tokens_limit=9)
     result, requests = run_script_with_requests(cut("Once upon"), " a time.", guardrails=limits)
     assert (result.output, requests[1].max_output_tokens) == ("Once upon a time.", 9)
 
 
-def test_a_busy_provider_between_the_halves_loses_neither() -> None:
+def test_a_provider_error_between_the_halves_loses_neither() -> None:
     assert run_script(cut("Once upon"), TransientProviderError("503"), " a time.").output == "Once upon a time."
 
 
-def test_what_was_cut_off_survives_a_suspension() -> None:
+def test_a_truncated_answer_survives_a_suspension() -> None:
     limits = AgentGuardrails(max_iterations=1)
     agent, model = scripted_agent(cut("Once upon"), " a time.", guardrails=limits)
 
@@ -83,18 +83,18 @@ class Fox(BaseModel):
 
 
 @pytest.mark.parametrize("second", ['me": "Reineke"}', '{"name": "Reineke"}'], ids=["the rest", "all of it again"])
-def test_a_structured_answer_may_be_gone_on_with_or_given_anew(second: str) -> None:
+def test_a_structured_answer_may_be_continued_or_repeated(second: str) -> None:
     assert run_script(cut('{"na'), second, output_type=Fox).output == Fox(name="Reineke")
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_an_envelope_may_be_gone_on_with_or_given_anew(again: bool) -> None:
+def test_an_envelope_may_be_continued_or_repeated(again: bool) -> None:
     whole = json.dumps({"kind": "final", "content": "a fox"})
     script = (cut(whole[:20]), whole if again else whole[20:])
     assert run_script(*script, preset="feedback", policy=DefaultPolicy()).output == "a fox"
 
 
-def test_a_call_that_was_cut_off_is_to_be_made_again_and_leaves_nothing_to_go_on_with() -> None:
+def test_a_truncated_call_must_be_made_again_and_is_not_continued() -> None:
     result, requests = run_script_with_requests(
         cut("I will look", ToolCall("c1", "look", {"where": "he"})), "There is nothing.", tools=[look]
     )
@@ -103,7 +103,7 @@ def test_a_call_that_was_cut_off_is_to_be_made_again_and_leaves_nothing_to_go_on
     assert "none of its calls was run" in requests[1].messages[-1].content
 
 
-def test_what_comes_behind_a_call_is_an_answer_of_its_own() -> None:
+def test_text_after_a_call_is_a_separate_answer() -> None:
     script = [cut("I will"), Reply(Message.assistant("", (ToolCall("c1", "look", {}),))), "There is nothing."]
     assert run_script(*script, tools=[look]).output == "There is nothing."
 
@@ -113,18 +113,18 @@ def test_what_is_set_aside_is_no_part_of_the_answer() -> None:
     assert result.output == Fox(name="Reineke")
 
 
-def test_an_answer_that_is_cut_off_again_and_again_is_handed_off() -> None:
+def test_an_answer_that_is_truncated_again_and_again_is_handed_off() -> None:
     result = run_script(cut("a"), cut("b"))
     assert isinstance(result.outcome, Handoff)
     assert result.output is None
 
 
-def test_a_policy_that_retries_longer_gets_all_the_pieces() -> None:
+def test_a_policy_that_retries_longer_gets_every_part() -> None:
     policy = DefaultPolicy(budgets={FailureKind.output_truncated: 3})
     assert run_script(cut("a"), cut("b"), cut("c"), "d", policy=policy).output == "abcd"
 
 
-def test_a_policy_that_asks_a_person_about_it_begins_the_answer_anew() -> None:
+def test_a_policy_that_asks_a_human_restarts_the_answer() -> None:
     class Asking(DefaultPolicy):
         def decide(self, failure: Failure, state: RunState) -> Action:
             return Action.retry if not state.attempts(failure.kind) else Action.ask_user

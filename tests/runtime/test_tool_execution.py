@@ -1,4 +1,4 @@
-"""How one call runs: whatever its tool does there is one result, of the right kind, in time."""
+"""Executing one tool call: whatever the tool does, there is one result, of the right kind, in time."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def raising(error: BaseException, *, later: bool = False) -> Any:
     ],
 )
 @pytest.mark.parametrize("later", [False, True])
-def test_what_a_tool_returns_is_told_as_text(value, content, later):
+def test_what_a_tool_returns_is_sent_as_text(value, content, later):
     def now() -> Any:
         return value
 
@@ -76,7 +76,7 @@ def test_what_a_tool_returns_is_told_as_text(value, content, later):
     assert result.content == content
 
 
-def test_what_cannot_be_json_is_told_in_its_own_words():
+def test_a_value_that_is_not_json_is_sent_as_its_str():
     class Odd:
         def __str__(self) -> str:
             return "an odd thing"
@@ -84,7 +84,7 @@ def test_what_cannot_be_json_is_told_in_its_own_words():
     assert result_of(lambda: Odd()).content == "an odd thing"
 
 
-def test_a_result_that_cannot_even_be_told_is_a_failure():
+def test_a_result_that_has_no_str_is_a_failure():
     class Worse:
         def __str__(self) -> str:
             raise ValueError("no words")
@@ -93,7 +93,7 @@ def test_a_result_that_cannot_even_be_told_is_a_failure():
     assert (result.status, result.failure.kind) == ("failed", K.tool_error)
 
 
-def test_a_plain_function_that_hands_back_a_coroutine_is_awaited():
+def test_a_plain_function_that_returns_a_coroutine_is_awaited():
     """A decorator around an async function hides that it is one."""
 
     async def inner() -> str:
@@ -137,7 +137,7 @@ def test_what_would_end_a_program_or_an_iteration_is_a_failure_of_the_tool(error
     assert (result.status, result.failure.kind) == ("failed", K.tool_error)
 
 
-def test_the_name_of_a_file_that_is_no_text_harms_nobody():
+def test_an_undecodable_file_name_in_an_error_is_escaped():
     name = b"caf\xe9".decode("utf-8", "surrogateescape")
     result = result_of(raising(FileNotFoundError(2, "No such file", name)))
     assert result.failure.kind is K.environment_error
@@ -164,7 +164,7 @@ def test_a_kind_that_is_none_is_a_tool_error(kind):
     assert result_of(raising(ToolError("x", kind=kind))).failure.kind is K.tool_error
 
 
-def test_blockers_that_are_no_texts_become_some():
+def test_blockers_that_are_not_strings_are_converted():
     reasons: Any = (1, ValueError("two"))
     assert result_of(raising(ToolError("x", blockers=reasons))).failure.blockers == ("1", "two")
 
@@ -178,7 +178,7 @@ def test_a_tool_may_return_a_failure(kind, wanted):
     assert result.failure.partial_data == [1]
 
 
-def test_only_an_idempotent_and_retryable_tools_failure_may_be_retried_as_it_stands():
+def test_only_an_idempotent_and_retryable_tools_failure_may_be_retried_unchanged():
     def fail() -> None:
         raise ValueError
 
@@ -193,7 +193,7 @@ def test_only_an_idempotent_and_retryable_tools_failure_may_be_retried_as_it_sta
 # -- endings ------------------------------------------------------------------------------------------
 
 
-def test_a_tool_that_ends_the_run_says_so_and_brings_its_value():
+def test_a_tool_that_ends_the_run_says_so_and_has_its_value():
     async def scene() -> ToolResult:
         made = tool(ends_run=True)(lambda_named_work)
         return await run_call(CALL, made, {}, None, Timeout().start(5))  # type: ignore[return-value]
@@ -218,7 +218,7 @@ def test_a_tool_that_fails_ends_nothing():
 # -- time ---------------------------------------------------------------------------------------------
 
 
-def test_an_async_tool_past_its_time_is_cut_off():
+def test_an_async_tool_that_times_out_is_cancelled():
     async def hang() -> None:
         await asyncio.Event().wait()
 
@@ -227,7 +227,7 @@ def test_an_async_tool_past_its_time_is_cut_off():
     assert (result.failure.kind, result.error_class) == (K.tool_error, "TimeoutError")
 
 
-def test_a_plain_tool_past_its_time_is_abandoned_and_what_it_returns_is_dropped():
+def test_a_plain_tool_that_times_out_is_abandoned_and_its_result_dropped():
     free, over = threading.Event(), threading.Event()
 
     def hang() -> str:
@@ -243,7 +243,7 @@ def test_a_plain_tool_past_its_time_is_abandoned_and_what_it_returns_is_dropped(
     assert over.wait(10)
 
 
-def test_a_tool_that_swallows_its_time_limit_has_its_word():
+def test_a_tool_that_suppresses_its_timeout_has_its_result():
     async def stubborn() -> str:
         try:
             await asyncio.Event().wait()
@@ -254,7 +254,7 @@ def test_a_tool_that_swallows_its_time_limit_has_its_word():
     assert result_of(stubborn, limit=0.02).content == "I would not stop"
 
 
-def test_a_cancellation_that_nobody_asked_for_is_a_failure_of_the_tool():
+def test_a_stray_cancellation_is_a_failure_of_the_tool():
     async def odd() -> None:
         task = asyncio.create_task(asyncio.sleep(60))
         task.cancel()
@@ -370,7 +370,7 @@ def test_a_good_call_is_its_tool_and_its_arguments():
     assert validate_call(ToolCall("1", "add", {"a": "1", "b": 2}), TOOLS) == (TOOLS["add"], {"a": 1, "b": 2})
 
 
-def test_a_call_of_a_tool_that_there_is_not_lists_those_that_there_are_sorted():
+def test_a_call_of_an_unknown_tool_lists_the_known_ones_sorted():
     result = validate_call(ToolCall("1", "fetch", {}), TOOLS)
     assert result.failure.kind is K.unknown_tool
     assert "add, zip" in result.content

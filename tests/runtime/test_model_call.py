@@ -1,4 +1,4 @@
-"""How a run asks its model: what a request holds, how a call fails, and calls that a transcript can hold."""
+"""The model call: its request, its failures, and replies made safe for the transcript."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_failed_call_has_its_kind_and_counts_as_a_call(error, kind):
     assert result.run_state.model_calls == (1 if kind is K.provider_error else 2)
 
 
-def test_what_the_provider_said_of_itself_is_kept():
+def test_what_the_provider_reported_is_kept():
     result, _ = run_script_with_requests(TransientProviderError("busy", retry_after_s=7, status=429), "done")
     found = next(d.guard_result for d in result.decisions if d.guard_result is not None)
     assert found.metadata == {"retry_after_s": 7, "status": 429}
@@ -97,7 +97,7 @@ class OddKindError(ModelError):
 
 
 @pytest.mark.parametrize("kind", ["bad_luck", "", "tool_error", "output_refused", "loop_detected"])
-def test_a_kind_that_is_no_models_to_report_is_a_provider_error(kind):
+def test_a_kind_that_a_model_may_not_report_is_a_provider_error(kind):
     ran: list[int] = []
 
     @tool
@@ -111,7 +111,7 @@ def test_a_kind_that_is_no_models_to_report_is_a_provider_error(kind):
     assert ran == [1]
 
 
-def test_a_model_that_does_not_answer_in_time_is_tried_again():
+def test_a_model_that_does_not_answer_in_time_is_retried():
     class Slow:
         name = "slow"
 
@@ -142,7 +142,7 @@ class NoWait(DefaultPolicy):
 NO_WAIT = NoWait()
 
 
-def test_back_offs_are_the_numbers_of_the_rules_and_never_less_than_asked():
+def test_backoffs_follow_the_policy_and_never_less_than_asked():
     clock = FakeClock()
     script = (TransientProviderError("a"), TransientProviderError("b", retry_after_s=20), TransientProviderError("c"))
     result, _ = run_script_with_requests(*script, "done", clock=clock)
@@ -150,7 +150,7 @@ def test_back_offs_are_the_numbers_of_the_rules_and_never_less_than_asked():
     assert clock.slept == [2, 20, 8]
 
 
-def test_four_failures_in_a_row_are_handed_off_and_a_success_starts_anew():
+def test_four_failures_in_a_row_are_handed_off_and_a_success_resets_the_count():
     clock = FakeClock()
     busy = TransientProviderError("busy")
     result, _ = run_script_with_requests(busy, busy, busy, busy, clock=clock)
@@ -186,7 +186,7 @@ def test_every_call_has_an_id_of_its_own(ids):
     assert found[0] == (ids[0] or found[0])
 
 
-def test_ids_are_of_one_call_alone_over_the_whole_conversation():
+def test_ids_are_unique_in_the_whole_conversation():
     """Servers that count from one in every reply, and wires that want no id twice in a conversation."""
     same = Message.assistant("", (ToolCall("call_1", "look"), ToolCall("", "look", {"where": "b"})))
     result, _ = run_script_with_requests(same, same, same, "done", tools=[look])
@@ -201,7 +201,7 @@ def test_ids_are_of_one_call_alone_over_the_whole_conversation():
 
 
 @pytest.mark.parametrize("calls", [(), (ToolCall("a", "look", {"where": "x"}),)])
-def test_content_that_is_null_is_an_empty_text(calls):
+def test_null_content_is_an_empty_string(calls):
     """So servers write it beside calls, and whoever passes their words on may leave it so."""
     odd: Any = None
     said = Message(Role.ASSISTANT, odd, calls)
@@ -211,7 +211,7 @@ def test_content_that_is_null_is_an_empty_text(calls):
     assert load_state(dump_state(result.run_state)).messages == result.messages
 
 
-def test_content_that_is_no_text_is_no_reply():
+def test_content_that_is_not_a_string_is_a_failed_call():
     odd: Any = [{"type": "text", "text": "hi"}]
     result, _ = run_script_with_requests(Message.assistant(odd))
     assert isinstance(result.outcome, Handoff)
@@ -219,7 +219,7 @@ def test_content_that_is_no_text_is_no_reply():
 
 
 @pytest.mark.parametrize("odd", [None, 7])
-def test_ids_and_names_that_are_no_texts_become_some(odd):
+def test_ids_and_names_that_are_not_strings_are_converted(odd):
     result, _ = run_script_with_requests(Message.assistant("", (ToolCall(odd, odd),)), "done", tools=[look])
     assert result.output == "done"
     assert lesson_kinds(result) == ["unknown_tool"]
@@ -227,7 +227,7 @@ def test_ids_and_names_that_are_no_texts_become_some(odd):
 
 
 @pytest.mark.parametrize("bad", [math.nan, {1, 2}, object(), b"raw"])
-def test_arguments_that_no_json_can_hold_never_run_the_tool(bad):
+def test_arguments_that_are_not_json_never_run_the_tool(bad):
     result, _ = run_script_with_requests(
         Message.assistant("", (ToolCall("a", "look", {"where": bad}),)), "done", tools=[look]
     )

@@ -1,4 +1,4 @@
-"""Time, silence and the limits that a person extends."""
+"""Time limits, idle time, and the limits that a human extends."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def ticking(clock: FakeClock, seconds: float, then: Any) -> Callable[[Any], Any]
     return entry
 
 
-def test_what_a_model_and_a_tool_take_is_active_time_and_no_silence():
+def test_what_a_model_and_a_tool_take_is_active_time_and_not_idle_time():
     clock = FakeClock()
 
     @tool
@@ -58,7 +58,7 @@ def test_what_a_model_and_a_tool_take_is_active_time_and_no_silence():
     assert result.run_state.lessons_learned == []
 
 
-def test_silence_between_phases_is_a_stall_and_strikes_once():
+def test_idle_time_between_phases_is_a_stall_and_counts_once():
     """A guard that blocks the loop: what passes between two effects is nobody's time limit."""
     clock = FakeClock()
 
@@ -76,7 +76,7 @@ def test_silence_between_phases_is_a_stall_and_strikes_once():
     assert result.run_state.elapsed_s == pytest.approx(31)
 
 
-def test_a_back_off_is_no_silence():
+def test_a_backoff_is_not_idle_time():
     clock = FakeClock()
     limits = AgentGuardrails(stall_threshold_s=1)
     result = run_script(TransientProviderError("busy"), "done", clock=clock, guardrails=limits)
@@ -85,7 +85,7 @@ def test_a_back_off_is_no_silence():
     assert [x.kind for x in result.run_state.lessons_learned] == ["transient_provider"]
 
 
-def test_an_observer_that_takes_its_time_is_no_silence():
+def test_an_observer_that_takes_its_time_is_not_idle_time():
     clock = FakeClock()
     limits = AgentGuardrails(stall_threshold_s=30, max_execution_time_s=100_000)
     slow = observer(lambda e: clock.advance(100))
@@ -95,7 +95,7 @@ def test_an_observer_that_takes_its_time_is_no_silence():
 
 
 @pytest.mark.parametrize("turns", [0, 1, 5, 50])
-def test_a_consumer_that_holds_an_event_is_no_silence(turns):
+def test_a_consumer_that_holds_an_event_is_not_idle_time(turns):
     """Whether or not the step behind the event has ended meanwhile."""
     clock = FakeClock()
     limits = AgentGuardrails(stall_threshold_s=30, max_execution_time_s=100_000)
@@ -120,7 +120,7 @@ def test_a_consumer_that_holds_an_event_is_no_silence(turns):
     assert result.run_state.lessons_learned == []
 
 
-def test_a_run_that_was_left_alone_was_not_silent():
+def test_a_paused_run_is_not_idle():
     clock = FakeClock()
     limits = AgentGuardrails(max_execution_time_s=100_000)
     agent, _ = scripted_agent(call("look"), "done", clock=clock, tools=[look], guardrails=limits)
@@ -150,7 +150,7 @@ def test_a_run_that_waits_to_be_started_is_not_charged_for_it():
     assert run_async(scene).run_state.elapsed_s == 0
 
 
-def test_the_wall_clock_may_jump_without_anybody_minding():
+def test_the_wall_clock_may_jump_without_effect():
     clock = FakeClock()
     jump = observer(lambda e: clock.jump(-10_000))
     result = run_script(call("look"), "done", clock=clock, tools=[look], hooks=[jump])
@@ -185,7 +185,7 @@ def test_spent_iterations_are_extended_by_as_many_and_exactly_so():
 
 
 @pytest.mark.parametrize("allowed", [0, 1, 2])
-def test_a_person_may_extend_a_limit_only_so_often_and_then_the_run_stops(allowed):
+def test_a_human_may_extend_a_limit_only_so_often_and_then_the_run_stops(allowed):
     limits = AgentGuardrails(max_iterations=1, max_continues=allowed, max_steps=99)
     agent, _ = scripted_agent(*[call("look", where=str(n)) for n in range(9)], guardrails=limits, tools=[look])
     *waiting, last = extend(agent, *["go on"] * allowed)
@@ -196,7 +196,7 @@ def test_a_person_may_extend_a_limit_only_so_often_and_then_the_run_stops(allowe
     assert last.outcome.learned_facts[0].startswith("iteration_limit: ")
 
 
-def test_spent_time_starts_anew_and_waiting_was_never_charged():
+def test_spent_time_resets_the_count_and_waiting_was_never_charged():
     clock = FakeClock()
     limits = AgentGuardrails(max_execution_time_s=100)
     script = (ticking(clock, 100, call("look")), ticking(clock, 60, call("look", where="b")), "done")
@@ -229,14 +229,14 @@ def test_spent_tokens_and_money_are_not_reset(limits, kind):
 
 
 @pytest.mark.parametrize(("word", "ending"), [("stop", PartialRunSummary), ("handoff", Handoff)])
-def test_a_run_that_nobody_watches_stops_or_is_handed_off(word, ending):
+def test_an_unattended_run_stops_or_is_handed_off(word, ending):
     limits = AgentGuardrails(max_iterations=1, on_limit=word)
     result = run_script(call("look"), guardrails=limits, tools=[look])
     assert isinstance(result.outcome, ending)
     assert result.outcome.failure.kind is FailureKind.iteration_limit
 
 
-def test_the_last_turn_is_told_to_wrap_up_and_is_the_last():
+def test_the_last_turn_asks_to_wrap_up_and_is_the_last():
     clock = FakeClock()
     limits = AgentGuardrails(max_execution_time_s=10, finalize_grace_s=5)
     agent, model = scripted_agent(
@@ -248,7 +248,7 @@ def test_the_last_turn_is_told_to_wrap_up_and_is_the_last():
     assert model.requests[1].timeout_s == 5
 
 
-def test_a_last_turn_that_is_not_used_to_end_is_over_all_the_same():
+def test_a_last_turn_that_is_not_used_to_end_ends_the_run_all_the_same():
     clock = FakeClock()
     limits = AgentGuardrails(max_execution_time_s=10, finalize_grace_s=5, on_limit="stop")
     result = run_script(

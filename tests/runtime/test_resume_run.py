@@ -1,4 +1,4 @@
-"""Runs that are taken up: resumed once, dismissed, in doubt about a call, in another process."""
+"""Resuming and dismissing runs: each record once, calls in doubt, in another process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def pay() -> str:
     return "paid"
 
 
-def test_a_record_that_somebody_else_took_first_changes_nothing():
+def test_a_record_that_was_claimed_elsewhere_changes_nothing():
     agent, _ = scripted_agent(call("pay"), "done", tools=[pay])
 
     async def scene() -> None:
@@ -126,7 +126,7 @@ def go_on(agent: Agent, state: RunState) -> RunResult:
     return run_async(scene)
 
 
-def test_a_call_that_had_started_is_not_run_again_but_asked_about():
+def test_a_call_that_had_started_is_not_run_again_but_is_in_doubt():
     ran: list[str] = []
     result = go_on(*cut_off("pay_out", ran))
     assert ran == []
@@ -142,7 +142,7 @@ def test_a_call_that_had_started_is_not_run_again_but_asked_about():
         (GiveUp(), ["pay_out 2"], "It is not known whether this call ran, and it was given up. Do not repeat it."),
     ],
 )
-def test_what_a_person_says_of_a_call_in_doubt_is_done(answer, wanted_runs, first_result):
+def test_the_reply_about_a_call_in_doubt_is_applied(answer, wanted_runs, first_result):
     ran: list[str] = []
     agent, state = cut_off("pay_out", ran)
     record = go_on(agent, state).outcome.suspension_record
@@ -157,7 +157,7 @@ def test_what_a_person_says_of_a_call_in_doubt_is_done(answer, wanted_runs, firs
 
 
 @pytest.mark.parametrize("answer", ["it ran", Allow()])
-def test_a_doubt_is_settled_by_its_own_answers_alone(answer):
+def test_a_call_in_doubt_accepts_only_its_own_replies(answer):
     agent, state = cut_off("pay_out", [])
     record = go_on(agent, state).outcome.suspension_record
     with pytest.raises(HumanReplyError, match="ItRan"):
@@ -174,7 +174,7 @@ def test_an_idempotent_call_that_had_started_is_run_again():
 # -- elsewhere, and what is told ----------------------------------------------------------------------
 
 
-def test_a_record_goes_on_in_another_process():
+def test_a_record_is_resumed_in_another_process():
     """Another agent, another host with the same secret, and nothing but the text of the record."""
     agent, _ = scripted_agent(call("pay"), "never", tools=[pay])
 
@@ -192,7 +192,7 @@ def test_a_record_goes_on_in_another_process():
     assert [text for role, text in transcript_of(result) if role == "tool"] == ["paid"]
 
 
-def test_recoveries_are_told_while_they_happen():
+def test_recoveries_are_events_as_they_happen():
     events: list[Event] = []
     run_script(TransientProviderError("busy"), call("nothing"), "done", hooks=[observer(events.append)])
     told = [
@@ -207,7 +207,7 @@ def test_recoveries_are_told_while_they_happen():
     assert isinstance(events[-1], RunCompleted)
 
 
-def test_a_run_that_waits_for_nothing_it_can_name_still_says_that_it_waits():
+def test_a_run_that_waits_without_a_request_still_has_a_question():
     def pause(run: RunState) -> bool:
         return run.steps == 1
 

@@ -1,4 +1,4 @@
-"""What model calls used up is the same for a run that another process takes up, field by field."""
+"""The usage of a run that another process resumed is equal, field by field."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def _awaited(run: Any) -> RunResult:
 
 
 @pytest.mark.parametrize("by", ["id", "record"])
-def test_every_count_comes_back(by: str, tmp_path: Path) -> None:
+def test_every_count_is_restored(by: str, tmp_path: Path) -> None:
     script = ScriptedModel([reply(FIRST, call("send", "c1")), reply(SECOND)])
 
     def process(go: Any) -> RunResult:
@@ -64,7 +64,7 @@ def test_every_count_comes_back(by: str, tmp_path: Path) -> None:
     assert astuple(result.usage) == BOTH
 
 
-def test_the_journal_gives_them_back_to_who_reads_a_finished_run() -> None:
+def test_the_journal_restores_them_for_a_finished_run() -> None:
     store = MemoryStore()
     agent = Agent(ScriptedModel([reply(FIRST)]), host=Host(store=store))
     run_id = asyncio.run(_awaited(agent.run("go"))).outcome.run_id

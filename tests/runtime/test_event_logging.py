@@ -1,4 +1,4 @@
-"""The log: quiet unless somebody wants it, in order where somebody does, and without a word of what was said."""
+"""The log: silent by default, in order when enabled, and free of text of users, models and tools."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def eventful() -> RunResult:
 
 
 @pytest.mark.parametrize("level", [logging.DEBUG, logging.INFO, logging.WARNING])
-def test_no_line_holds_what_anybody_said(caplog: pytest.LogCaptureFixture, level: int) -> None:
+def test_no_log_line_contains_message_text(caplog: pytest.LogCaptureFixture, level: int) -> None:
     with caplog.at_level(level):
         result = eventful()
     assert result.ok
@@ -101,13 +101,13 @@ def test_no_line_holds_what_anybody_said(caplog: pytest.LogCaptureFixture, level
         assert CANARY not in line
 
 
-def test_nothing_of_it_is_in_the_representation_of_an_agent_or_a_host(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_message_text_is_in_the_repr_of_an_agent_or_a_host(caplog: pytest.LogCaptureFixture) -> None:
     host = Host(secret=CANARY.encode())
     agent = Agent(ScriptedModel([]), instructions=CANARY, host=host)
     assert CANARY not in repr(agent) + repr(host)
 
 
-def test_lines_tell_a_run_from_its_beginning_to_its_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_describe_a_run_from_start_to_end(caplog: pytest.LogCaptureFixture) -> None:
     agent = Agent(ScriptedModel([call("look", at="x"), "ok"]), tools=[look])
     with caplog.at_level(logging.DEBUG, "agentfsm"):
         result = agent.run_sync("go")
@@ -127,7 +127,7 @@ def test_at_info_a_run_has_two_lines(caplog: pytest.LogCaptureFixture) -> None:
     assert [r.levelname for r in caplog.records if r.name == "agentfsm"] == ["INFO", "INFO"]
 
 
-def test_a_run_that_is_logged_goes_as_one_that_is_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_logging_does_not_change_a_run(caplog: pytest.LogCaptureFixture) -> None:
     def run() -> RunResult:
         return Agent(ScriptedModel([call("look", at="x"), "ok"]), tools=[look]).run_sync("go")
 

@@ -1,4 +1,4 @@
-"""Pictures that tools give: shown with the result, kept by the journal once, and there again after a restart."""
+"""Images that tools return: sent with the result, journaled once, and restored after a restart."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ async def _run(agent: Agent) -> RunResult:
         (None, "done", 0),
     ],
 )
-def test_a_tool_may_return_pictures_between_its_words(value: Any, text: str, images: int) -> None:
+def test_a_tool_may_return_images_between_text(value: Any, text: str, images: int) -> None:
     message = shown(value).messages[2]
     assert message.content == text
     assert message.images == (RED,) * images
 
 
-def test_the_next_request_brings_the_picture() -> None:
+def test_the_next_request_has_the_image() -> None:
     model = RecordingModel(ScriptedModel([call("look"), "ok"]))
 
     def look() -> Image:
@@ -75,7 +75,7 @@ def test_the_next_request_brings_the_picture() -> None:
     assert [message.images for message in model.requests[1].messages] == [(), (), (RED,)]
 
 
-def test_the_journal_keeps_a_picture_once_and_hidden() -> None:
+def test_the_journal_stores_an_image_once_and_redacted() -> None:
     store = MemoryStore()
     result = shown(BIG, host=Host(store=store))
     rows = store.records(result.outcome.run_id)
@@ -84,7 +84,7 @@ def test_the_journal_keeps_a_picture_once_and_hidden() -> None:
     assert sum(len(row.body) + len(row.hidden) for row in rows) < len(BIG.data) + 20_000
 
 
-def test_a_run_that_waits_goes_on_from_the_store_and_from_its_record_with_its_pictures() -> None:
+def test_a_run_that_waits_resumes_from_the_store_and_from_its_record_with_its_images() -> None:
     @tool(requires_approval=True)
     def send() -> str:
         """Send it."""
@@ -119,7 +119,7 @@ def test_nothing_of_it_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert RED.data[:24] not in caplog.text + repr(result) + repr(result.messages)
 
 
-def test_pictures_of_an_earlier_conversation_are_kept_hidden_and_come_back() -> None:
+def test_images_of_an_earlier_conversation_are_kept_hidden_and_come_back() -> None:
     store = MemoryStore()
     earlier = [Message.user("look", [BIG]), Message.assistant("seen")]
     agent = Agent(ScriptedModel(["ok"]), host=Host(store=store))

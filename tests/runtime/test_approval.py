@@ -1,16 +1,17 @@
-"""Hooks at the states' doors and approval in front of a call: who may stop what, and that gates fail closed."""
+"""Human in the loop: hooks, approval before a call that fails closed, and the replies a human may give."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from agentfsm import AbortRun, Allow, AskApproval, Deny, Edit, HookContext, RunResult, SkipCall, State, hook, tool
-from agentfsm.errors import ConfigurationError, GraphError, ToolDefinitionError
+from agentfsm.errors import ConfigurationError, GraphError, HumanReplyError, SuspensionRecordError, ToolDefinitionError
 from agentfsm.loop.events import (
     Event,
     PartialRunSummary,
@@ -21,6 +22,8 @@ from agentfsm.loop.events import (
     UserInputRequested,
 )
 from agentfsm.loop.failures import FailureKind
+from agentfsm.loop.state import HumanReply
+from agentfsm.runtime.approval import GiveUp, ItDidNotRun, ItRan, to_human_reply
 from agentfsm.runtime.hooks import DenyCall, Hook, observer
 from agentfsm.testing import call
 from tests.helpers.scenarios import check_result, run_async, run_script, scripted_agent, transcript_of
@@ -56,7 +59,7 @@ ONE_CALL = (call("look", where="here"), "done")
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("state", [*STATES, State.TERMINAL])
-def test_a_hook_is_asked_whenever_the_run_comes_by(state, is_async):
+def test_a_hook_runs_whenever_the_run_reaches_its_state(state, is_async):
     seen: list[tuple[str, str | None]] = []
 
     def now(context: HookContext) -> None:
@@ -71,7 +74,7 @@ def test_a_hook_is_asked_whenever_the_run_comes_by(state, is_async):
     assert seen == [(state, "look" if state is State.DISPATCH_TOOL else None)] * times
 
 
-def test_a_hook_at_recover_is_asked_when_the_run_recovers():
+def test_a_hook_at_recover_runs_when_the_run_recovers():
     seen: list[str] = []
     run_script(call("nothing"), "done", hooks=[hook("recover")(lambda c: seen.append(c.run.failure.kind.value))])
     assert seen == ["unknown_tool"]
@@ -83,7 +86,7 @@ def test_a_hook_at_the_end_sees_how_it_ended():
     assert seen == [("terminal", "the answer")]
 
 
-def test_a_hook_at_a_wait_is_asked_when_the_run_comes_to_wait():
+def test_a_hook_at_suspended_runs_when_the_run_is_suspended():
     seen: list[tuple[str, str]] = []
     result = run_script(
         call("pay", amount=1),
@@ -94,14 +97,14 @@ def test_a_hook_at_a_wait_is_asked_when_the_run_comes_to_wait():
     assert seen == [("suspended", "approval")]
 
 
-def test_hooks_at_one_door_are_asked_in_their_order():
+def test_hooks_at_one_state_run_in_order():
     seen: list[int] = []
     hooks = [hook("pre_step")(lambda c, n=n: seen.append(n)) for n in range(3)]
     run_script("done", hooks=hooks)
     assert seen == [0, 1, 2]
 
 
-def test_a_hook_that_is_wanted_once_is_asked_once_a_run():
+def test_a_once_hook_runs_once_a_run():
     seen: list[str] = []
     once = hook("pre_step", once=True)(lambda c: seen.append(c.run.run_id))
     agent, _ = scripted_agent(*ONE_CALL, *ONE_CALL, tools=[look], hooks=[once])
@@ -114,7 +117,7 @@ def test_a_hook_that_is_wanted_once_is_asked_once_a_run():
     assert seen == ["a", "b"]
 
 
-def test_a_hook_at_dispatch_tool_is_asked_for_every_call_and_sees_what_the_tool_will_get():
+def test_a_hook_at_dispatch_tool_runs_forevery_call_and_sees_what_the_tool_will_get():
     seen: list[tuple[str, Any, Mapping[str, Any]]] = []
 
     @tool
@@ -129,7 +132,7 @@ def test_a_hook_at_dispatch_tool_is_asked_for_every_call_and_sees_what_the_tool_
     assert seen == [("call_1_1", {"a": "1"}, {"a": 1, "b": 5}), ("call_1_2", {"a": 2}, {"a": 2, "b": 5})]
 
 
-def test_a_call_that_cannot_run_asks_no_hook():
+def test_a_call_that_cannot_run_runs_no_hook():
     seen: list[str] = []
     run_script(
         call("look", whither=1), call("nothing"), "done", tools=[look], hooks=[hook("dispatch_tool")(seen.append)]
@@ -142,7 +145,7 @@ def test_a_call_that_cannot_run_asks_no_hook():
 
 @pytest.mark.parametrize("fail_open", [False, True])
 @pytest.mark.parametrize("state", STATES)
-def test_a_hook_may_abort_the_run_at_any_door(state, fail_open):
+def test_a_hook_may_abort_the_run_at_any_state(state, fail_open):
     stop = hook(state, fail_open=fail_open)(lambda c: AbortRun("enough"))
     result = run_script(*ONE_CALL, tools=[look], hooks=[stop])
     assert isinstance(result.outcome, PartialRunSummary)
@@ -182,7 +185,7 @@ def test_a_hook_that_aborts_in_a_batch_leaves_no_call_unanswered():
 
 
 @pytest.mark.parametrize("verdict", [False, True, "no", 0, {"deny": True}, SkipCall])
-def test_what_is_no_verdict_counts_as_raising(verdict):
+def test_an_invalid_hook_decision_counts_as_an_exception(verdict):
     result = run_script(*ONE_CALL, tools=[look], hooks=[hook("dispatch_tool", fail_open=False)(lambda c: verdict)])
     assert ran == []
     assert result.outcome.failure.kind is FailureKind.aborted
@@ -190,7 +193,7 @@ def test_what_is_no_verdict_counts_as_raising(verdict):
 
 
 @pytest.mark.parametrize("verdict", [SkipCall("x"), AskApproval("x"), DenyCall("x")])
-def test_a_verdict_on_a_call_where_there_is_none_counts_as_raising(verdict):
+def test_a_call_decision_at_another_state_counts_as_an_exception(verdict):
     result = run_script("done", hooks=[hook("pre_step", fail_open=False)(lambda c: verdict)])
     assert result.outcome.failure.kind is FailureKind.aborted
 
@@ -215,7 +218,7 @@ async def cancelling_itself(context: HookContext) -> None:
 
 @pytest.mark.parametrize("function", [failing, failing_later])
 @pytest.mark.parametrize("state", STATES)
-def test_a_hook_that_fails_open_is_warned_about_and_the_run_goes_on(state, function, caplog):
+def test_a_hook_that_fails_open_is_a_warning_and_the_run_continues(state, function, caplog):
     warned: list[str] = []
     watch = observer(lambda e: warned.append(e.text) if isinstance(e, RunWarning) else None)
     with caplog.at_level(logging.WARNING, "agentfsm"):
@@ -238,14 +241,14 @@ def test_a_hook_that_fails_closed_aborts_the_run(state, function):
 
 
 @pytest.mark.parametrize("fail_open", [False, True])
-def test_a_cancellation_that_nobody_asked_for_is_a_failure_of_the_hook(fail_open):
+def test_a_stray_cancellation_is_a_failure_of_the_hook(fail_open):
     result = run_script("done", hooks=[hook("pre_step", fail_open=fail_open)(cancelling_itself)])
     assert result.ok is fail_open
 
 
 @pytest.mark.parametrize("stop", [lambda c: AbortRun("late"), failing, failing_later])
 @pytest.mark.parametrize("fail_open", [False, True])
-def test_every_hook_at_the_end_runs_whatever_another_does_and_the_ending_stands(stop, fail_open):
+def test_every_hook_at_the_end_runs_even_if_another_aborts_and_the_ending_is_unchanged(stop, fail_open):
     seen: list[str] = []
     hooks = [hook("terminal", fail_open=fail_open)(stop), hook("terminal")(lambda c: seen.append("second"))]
     result = run_script("done", hooks=hooks)
@@ -271,12 +274,12 @@ def test_the_hooks_at_the_end_run_however_a_run_ends(script):
 # -- hooks: what is refused ---------------------------------------------------------------------------
 
 
-def test_a_hook_at_a_state_that_there_is_not_is_refused():
+def test_a_hook_at_an_unknown_state_is_refused():
     with pytest.raises(GraphError, match="nowhere"):
         scripted_agent(hooks=[hook("nowhere")(failing)])
 
 
-def test_what_is_no_hook_is_refused():
+def test_a_value_that_is_not_a_hook_is_refused():
     with pytest.raises(ConfigurationError, match="a hook is made with"):
         scripted_agent(hooks=[failing])  # type: ignore[list-item]
 
@@ -308,7 +311,7 @@ def ask(script: tuple[Any, ...], *answers: Any, **parts: Any) -> tuple[list[User
 PAYING = (call("pay", amount=3), "done")
 
 
-def test_a_call_that_needs_leave_waits_for_it_and_then_runs():
+def test_a_call_that_needs_approval_waits_for_it_and_then_runs():
     (asked,), result = ask(PAYING, Allow(), tools=[pay])
     assert (asked.kind, asked.tool, asked.arguments) == ("approval", "pay", {"amount": 3})
     assert "pay" in asked.question
@@ -320,7 +323,7 @@ async def perhaps(arguments: Any) -> bool:
     return False
 
 
-def test_of_two_hooks_that_ask_the_one_with_words_is_heard():
+def test_of_two_hooks_that_ask_the_one_with_a_question_is_used():
     def asking(question: str) -> Hook:
         return Hook("dispatch_tool", lambda seen: AskApproval(question))
 
@@ -330,12 +333,12 @@ def test_of_two_hooks_that_ask_the_one_with_words_is_heard():
 
 
 @pytest.mark.parametrize("rule", [perhaps, "yes", None, 1])
-def test_what_is_no_rule_for_an_approval_is_refused_when_the_tool_is_made(rule):
+def test_an_invalid_requires_approval_is_refused_when_the_tool_is_made(rule):
     with pytest.raises(ToolDefinitionError, match="requires_approval must be True, False or a plain function"):
         tool(requires_approval=rule)(look)
 
 
-def test_a_call_that_is_denied_is_answered_with_the_reason_and_is_no_failure():
+def test_a_call_that_is_denied_has_the_reason_as_its_result_and_is_no_failure():
     _, result = ask(PAYING, Deny("too dear"), tools=[pay])
     assert ran == []
     assert ("tool", "Denied by the user: too dear") in transcript_of(result)
@@ -351,7 +354,7 @@ def test_a_call_may_run_with_other_arguments_and_the_model_is_told():
     assert "person changed the arguments" in told
 
 
-def test_arguments_that_a_person_got_wrong_are_checked_like_any_others():
+def test_edited_arguments_are_validated_too():
     _, result = ask(PAYING, Edit({"amount": "lots"}), tools=[pay])
     assert ran == []
     assert result.run_state.lessons_learned[0].kind is FailureKind.invalid_arguments
@@ -370,7 +373,7 @@ def test_a_call_that_ran_in_between_starts_the_count_anew():
     assert result.ok
 
 
-def test_whether_leave_is_needed_may_depend_on_the_checked_arguments():
+def test_whether_approval_is_needed_may_depend_on_the_checked_arguments():
     @tool(requires_approval=lambda arguments: arguments["amount"] > 10)
     def give(amount: int) -> str:
         ran.append(str(amount))
@@ -384,7 +387,7 @@ def test_whether_leave_is_needed_may_depend_on_the_checked_arguments():
 
 
 @pytest.mark.parametrize("answer", [ValueError("broken"), KeyError("amount")])
-def test_a_gate_that_raises_fails_closed(answer):
+def test_an_approval_function_that_raises_fails_closed(answer):
     def gate(arguments: Mapping[str, Any]) -> bool:
         raise answer
 
@@ -398,7 +401,7 @@ def test_a_gate_that_raises_fails_closed(answer):
     assert result.outcome.failure.kind is FailureKind.aborted
 
 
-def test_a_hook_may_ask_for_leave_with_its_own_question():
+def test_a_hook_may_ask_for_approval_with_its_own_question():
     gate = hook("dispatch_tool")(lambda c: AskApproval("Really look?"))
     (asked,), result = ask(ONE_CALL, Allow(), tools=[look], hooks=[gate])
     assert (asked.kind, asked.question, asked.tool) == ("approval", "Really look?", "look")
@@ -406,7 +409,7 @@ def test_a_hook_may_ask_for_leave_with_its_own_question():
     assert result.ok
 
 
-def test_in_a_batch_each_call_asks_for_itself_in_turn():
+def test_in_a_batch_each_call_needs_its_own_approval_in_turn():
     script = ([call("pay", amount=1), call("look", where="x"), call("pay", amount=2)], "done")
     asked, result = ask(script, Deny("no"), Allow(), tools=[pay, look])
     assert [a.arguments for a in asked] == [{"amount": 1}, {"amount": 2}]
@@ -438,7 +441,7 @@ def test_in_a_parallel_batch_nothing_runs_before_all_are_decided():
     ]  # fmt: skip
 
 
-def test_a_question_that_a_person_must_answer_starts_nothing():
+def test_a_question_for_a_human_starts_nothing():
     events: list[Event] = []
     _, result = ask(PAYING, tools=[pay], hooks=[observer(events.append)])
     assert isinstance(result.outcome, UserInputRequested)
@@ -450,3 +453,46 @@ def test_a_decision_that_is_made_is_an_event_as_any_result():
     ask(PAYING, Deny("no"), tools=[pay], hooks=[observer(events.append)])
     (finished,) = [e for e in events if isinstance(e, ToolFinished)]
     assert finished.result.status == "denied"
+
+
+# -- the replies a human may give ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "kept"),
+    [
+        ("go on", HumanReply("text", "go on")),
+        ("", HumanReply("text", "")),
+        (Allow(), HumanReply("allow")),
+        (Deny(), HumanReply("deny", "")),
+        (Deny("too dear"), HumanReply("deny", "too dear")),
+        (Edit({"a": 1}), HumanReply("edit", arguments={"a": 1})),
+        (Edit(), HumanReply("edit")),
+        (ItRan("42"), HumanReply("ran", "42")),
+        (ItRan(), HumanReply("ran", "done")),
+        (ItDidNotRun(), HumanReply("did_not_run")),
+        (GiveUp(), HumanReply("give_up")),
+    ],
+)
+def test_a_reply_is_stored_as_plain_data(answer, kept):
+    assert to_human_reply(answer) == kept
+
+
+@pytest.mark.parametrize("answer", [None, True, 3, b"yes", ["yes"], Allow, Deny(None), ItRan(42)])
+def test_an_invalid_reply_is_refused_with_the_valid_ones(answer):
+    with pytest.raises(HumanReplyError, match=r"Allow\(\)") as caught:
+        to_human_reply(answer)
+    assert isinstance(caught.value, SuspensionRecordError)
+
+
+@pytest.mark.parametrize("arguments", [{"a": math.nan}, {"a": {1, 2}}, {"a": object()}])
+def test_edited_arguments_are_json(arguments):
+    with pytest.raises(HumanReplyError, match="not a JSON object"):
+        to_human_reply(Edit(arguments))
+
+
+def test_edited_arguments_are_copied():
+    arguments = {"a": [1]}
+    kept = to_human_reply(Edit(arguments))
+    arguments["a"].append(2)
+    assert kept.arguments == {"a": [1]}

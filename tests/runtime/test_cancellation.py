@@ -1,4 +1,4 @@
-"""A run is cancelled, politely or by its task: it ends at once, in order, with a result for every call."""
+"""Cancelling a run, by ``cancel`` or by its task: it ends at once, with a result for every call."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_cancelled_during_a_plain_tool_which_is_abandoned():
     with_scripted_run(play, call("hang"), "done", tools=[hang])
 
 
-def test_cancelled_during_a_back_off():
+def test_cancelled_during_a_backoff():
     class Sleeping(FakeClock):
         def __init__(self) -> None:
             super().__init__()
@@ -146,7 +146,7 @@ def test_cancelled_during_a_back_off():
 
 
 @pytest.mark.parametrize("state", ["pre_step", "call_llm", "post_llm", "dispatch_tool", "post_tool"])
-def test_cancelled_by_a_hook_at_any_door(state):
+def test_cancelled_by_a_hook_at_any_state(state):
     runs: list[Run] = []
     stop = hook(state)(lambda context: runs[0].cancel("from a hook"))
 
@@ -207,7 +207,7 @@ def test_cancelled_from_inside_a_plain_tool_in_its_thread():
     with_scripted_run(play, call("stop"), "done", tools=[stop])
 
 
-def test_a_tool_that_swallows_the_cancellation_has_its_result_and_the_run_ends_all_the_same():
+def test_a_tool_that_swallows_the_cancellation_has_its_result_and_the_run_still_ends():
     started = asyncio.Event()
 
     @tool
@@ -243,7 +243,7 @@ def test_cancelled_while_iterating():
     with_scripted_run(play)
 
 
-def test_the_first_reason_stands():
+def test_the_first_reason_is_kept():
     async def play(run: Run) -> None:
         run.cancel("first")
         run.cancel("second")
@@ -262,7 +262,7 @@ def test_a_run_that_is_over_stays_as_it_is():
     with_scripted_run(play)
 
 
-def test_cancelled_while_it_waits_for_a_person():
+def test_cancelled_while_it_waits_for_a_human():
     @tool(requires_approval=True)
     def pay() -> str:
         return "paid"
@@ -282,7 +282,7 @@ def test_cancelled_while_it_waits_for_a_person():
 
 
 @pytest.mark.parametrize("state", ["call_llm", "dispatch_tool"])
-def test_cancelled_at_the_door_of_a_state_its_effect_does_not_begin(state):
+def test_cancelled_by_a_hook_the_effect_does_not_start(state):
     """Not even that part of it that would run before its first await."""
     began: list[str] = []
 
@@ -346,7 +346,7 @@ def outside(started: asyncio.Event, seen: list[str], how: str) -> Callable[[Run]
 
 @pytest.mark.parametrize("how", ["await", "iterate"])
 @pytest.mark.parametrize("parallel", [False, True])
-def test_a_cancellation_of_the_task_passes_through_and_the_run_is_over_and_whole(how, parallel):
+def test_a_cancellation_of_the_task_passes_through_and_the_run_has_ended_consistently(how, parallel):
     started, seen = asyncio.Event(), []
 
     @tool(parallel=parallel)
@@ -462,7 +462,7 @@ def test_a_task_group_that_fails_ends_the_runs_in_it():
     run_async(scene)
 
 
-def test_a_second_cancellation_while_the_first_is_worked_off_leaves_a_run_that_can_be_awaited():
+def test_a_second_cancellation_during_the_first_leaves_a_run_that_can_be_awaited():
     started, free = asyncio.Event(), asyncio.Event()
 
     async def slow_end(context: Any) -> None:

@@ -1,4 +1,4 @@
-"""The calls of a batch: which run, in which order, and what became of each."""
+"""The calls of a batch: which run, in which order, and with which result."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_calls_run_one_after_the_other_unless_all_may_run_together():
         assert tool_texts(result) == [f"{name} {n}" for n, name in enumerate(names)]
 
 
-def test_results_stand_in_the_order_of_the_calls_whatever_ends_first():
+def test_results_are_in_the_order_of_the_calls_whatever_ends_first():
     gates = [asyncio.Event() for _ in range(3)]
 
     @tool(parallel=True)
@@ -76,7 +76,7 @@ def test_results_stand_in_the_order_of_the_calls_whatever_ends_first():
     assert tool_texts(result) == ["0", "1", "2"]
 
 
-def test_which_failure_is_the_batchs_does_not_hang_on_which_came_first():
+def test_which_failure_is_the_batchs_does_not_depend_on_which_came_first():
     @tool(parallel=True)
     async def fail(turns: int) -> str:
         for _ in range(turns):
@@ -105,7 +105,7 @@ def test_one_that_fails_does_not_stop_the_others():
     assert lesson_kinds(result) == ["tool_error"]
 
 
-def test_one_that_raises_a_cancellation_of_its_own_does_not_stop_the_others_or_run_for_ever():
+def test_one_that_raises_a_cancellation_of_its_own_does_not_stop_the_others_or_run_forever():
     @tool(parallel=True)
     async def work(n: int) -> str:
         if n == 1:
@@ -170,7 +170,7 @@ def test_the_first_kind_in_the_order_of_the_table_is_the_batchs_failure():
     ("kind", "ending"),
     [("ambiguous_input", UserInputRequested), ("capability_gap", Handoff), ("policy_violation", Handoff)],
 )
-def test_what_a_tool_says_of_itself_is_acted_on(kind, ending):
+def test_a_failure_that_a_tool_reports_is_acted_on(kind, ending):
     @tool
     def fail() -> str:
         raise ToolError("cannot", kind=kind)
@@ -180,7 +180,7 @@ def test_what_a_tool_says_of_itself_is_acted_on(kind, ending):
     assert result.run_state.lessons_learned[0].kind.value == kind
 
 
-def test_what_a_tool_may_know_of_its_call():
+def test_the_tool_context_describes_the_call():
     seen: list[ToolContext] = []
 
     @tool
@@ -200,7 +200,7 @@ def test_what_a_tool_may_know_of_its_call():
     assert len({c.idempotency_key for c in seen}) == 3
 
 
-def test_a_retryable_call_is_run_again_as_it_stands_with_the_same_key():
+def test_a_retryable_call_is_retried_unchanged_with_the_same_key():
     seen: list[tuple[str, int]] = []
 
     @tool(idempotent=True, retryable=True)
@@ -257,7 +257,7 @@ def test_a_policy_may_back_off_before_a_call_is_run_again():
     assert result.ok
 
 
-def test_a_back_off_that_was_waited_out_is_not_waited_for_again_behind_an_approval():
+def test_a_backoff_that_has_passed_is_not_repeated_after_an_approval():
     clock, seen = FakeClock(), []
 
     @tool(idempotent=True, retryable=True)
@@ -302,7 +302,7 @@ def test_only_the_calls_that_failed_are_run_again():
 # -- control tools in a batch -------------------------------------------------------------------------
 
 
-def test_a_batch_that_ends_the_run_runs_nothing_behind_the_end():
+def test_a_batch_that_ends_the_run_runs_nothing_after_the_end():
     script = [call("look", where="a"), call("return_done", output="finished"), call("look", where="b")]
     result, _ = run_script_with_requests(script, tools=[look], preset="funnel")
     assert result.output == "finished"
@@ -310,7 +310,7 @@ def test_a_batch_that_ends_the_run_runs_nothing_behind_the_end():
     assert "ended the run" in tool_texts(result)[2]
 
 
-def test_giving_up_says_why_and_what_to_do():
+def test_return_unable_says_why_and_what_to_do():
     result, _ = run_script_with_requests(
         call("return_unable", rationale="no key", blockers=["key"], suggested_next_steps=["get one"]), preset="funnel"
     )

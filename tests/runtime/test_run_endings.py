@@ -1,4 +1,4 @@
-"""How a run ends where somebody interferes: its journal, its transcript and its last event say one thing."""
+"""Errors and cancellations while a run ends: journal, transcript and last event agree."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Cautious(MemoryStore):
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_cancelled_while_its_end_is_written_a_run_has_that_end(times):
+def test_cancelling_a_run_while_its_end_is_stored_does_not_change_it(times):
     async def scene() -> None:
         store = Cautious()
         run = Agent(ScriptedModel(["done"]), host=Host(store=store)).run("go", run_id="r")
@@ -59,7 +59,7 @@ def test_cancelled_while_its_end_is_written_a_run_has_that_end(times):
     run_async(scene)
 
 
-def test_a_run_that_was_cut_off_and_is_dismissed_keeps_what_its_calls_came_to():
+def test_an_interrupted_run_that_is_dismissed_keeps_the_results_of_its_calls():
     hanging = asyncio.Event()
 
     @tool(parallel=True)
@@ -102,7 +102,7 @@ def test_a_run_that_was_cut_off_and_is_dismissed_keeps_what_its_calls_came_to():
     run_async(dismissed)
 
 
-def test_a_policy_that_raises_a_cancellation_cancels_nobody():
+def test_a_policy_that_raises_a_cancellation_does_not_cancel_the_run():
     class Odd(DefaultPolicy):
         def decide(self, failure: Failure, state: RunState) -> Action:
             raise asyncio.CancelledError
