@@ -18,7 +18,10 @@ def test_each_prefix_names_an_existing_test(prefix):
 
 
 def test_a_prefix_matches_all_tests_that_begin_with_it():
-    assert expected_seconds("tests/cli/test_demo.py::test_of_any_name[1]") == EXPECTED_SECONDS["tests/cli/test_demo.py"]
+    assert (
+        expected_seconds("tests/cli/test_demo_command.py::test_of_any_name[1]")
+        == EXPECTED_SECONDS["tests/cli/test_demo_command.py"]
+    )
     assert expected_seconds("tests/cli/test_app.py::test_of_any_name") == 0
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the command line share: it is called in this process, in an empty folder, with no keys."""
+"""Fixtures for the tests of the command line: it runs in this process, in an empty folder, without API keys."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The command itself: help, version, completion, and errors that are one line and an exit code."""
+"""The command group: help, version, completion, lazy imports, and errors as one line and an exit code."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 import agentfsm
 from agentfsm import Agent, Host, SqliteStore
-from agentfsm.cli.app import app
+from agentfsm.cli.app import COMMANDS, app
 from agentfsm.testing import ScriptedModel
 from tests.cli.conftest import Cli
 from tests.helpers.terminal import clean_environment, run_without_terminal
@@ -21,7 +22,7 @@ from tests.helpers.terminal import clean_environment, run_without_terminal
 FIRST = ["demo", "run", "resume", "diagram"]
 
 
-def test_without_a_word_it_shows_its_help(cli: Cli) -> None:
+def test_no_arguments_show_the_help(cli: Cli) -> None:
     result = cli()
     assert result.exit_code == 0
     assert result.stdout == cli("--help").stdout
@@ -39,19 +40,19 @@ def test_every_command_has_help_with_examples(cli: Cli, command: str) -> None:
     assert app.commands[command].short_help
 
 
-def test_the_commands_stand_in_the_order_in_which_a_newcomer_needs_them(cli: Cli) -> None:
+def test_commands_are_listed_in_the_order_a_new_user_needs_them(cli: Cli) -> None:
     _, _, listed = cli("--help").stdout.partition("Commands:\n")
     assert [line.split()[0] for line in listed.splitlines()[: len(FIRST)]] == FIRST
 
 
-def test_the_version_is_that_of_the_package(cli: Cli) -> None:
+def test_version_is_the_package_version(cli: Cli) -> None:
     assert cli("--version").stdout == f"agentfsm {agentfsm.__version__}\n"
 
 
 @pytest.mark.parametrize(
     "words", [("frob",), ("demo", "--frob"), ("run",), ("completion", "csh"), ("demo", "/no/where")]
 )
-def test_wrong_usage_exits_with_2_and_says_what_is_right(cli: Cli, words: tuple[str, ...]) -> None:
+def test_wrong_usage_exits_with_2_and_shows_the_usage(cli: Cli, words: tuple[str, ...]) -> None:
     result = cli(*words)
     assert result.exit_code == 2
     assert result.stdout == ""
@@ -59,7 +60,7 @@ def test_wrong_usage_exits_with_2_and_says_what_is_right(cli: Cli, words: tuple[
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("run", "hi", "--model", "no-such-model"), "no provider is known"),
         (("run", "hi", "--model", "openai:gpt-5-mini"), "OPENAI_API_KEY"),
@@ -74,18 +75,20 @@ def test_wrong_usage_exits_with_2_and_says_what_is_right(cli: Cli, words: tuple[
         (("diagram", "nowhere:GRAPH"), "no module 'nowhere'"),
     ],
 )
-def test_an_error_of_the_setup_is_one_line_on_stderr_and_exits_with_2(
-    cli: Cli, words: tuple[str, ...], said: str
+def test_a_configuration_error_is_one_line_on_stderr_and_exits_with_2(
+    cli: Cli, words: tuple[str, ...], message: str
 ) -> None:
     result = cli(*words)
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr.startswith("agentfsm: ")
     assert result.stderr.count("\n") == 1
-    assert said in result.stderr
+    assert message in result.stderr
 
 
-def test_a_bug_is_one_line_too_and_a_variable_shows_where_it_is(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_is_one_line_and_a_variable_enables_the_traceback(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("this should\nnot be")
 
@@ -98,7 +101,7 @@ def test_a_bug_is_one_line_too_and_a_variable_shows_where_it_is(cli: Cli, monkey
     assert isinstance(cli("diagram", AGENTFSM_TRACEBACK="1").exception, RuntimeError)
 
 
-def test_a_file_that_cannot_be_written_is_an_error_of_the_setup(cli: Cli, tmp_path: Path) -> None:
+def test_an_unwritable_file_is_a_configuration_error(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = cli("diagram", "--output", "file/loop.svg")
     assert result.exit_code == 2
@@ -106,10 +109,24 @@ def test_a_file_that_cannot_be_written_is_an_error_of_the_setup(cli: Cli, tmp_pa
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_entry_names_the_module_that_defines_the_command(name: str) -> None:
+    command = app.commands[name]
+    assert command.name == name
+    assert command.callback is not None
+    assert command.callback.__module__ == f"agentfsm.cli.{COMMANDS[name].module}"
+
+
+def test_a_mistyped_command_is_answered_with_a_suggestion(cli: Cli) -> None:
+    result = cli("verifi")
+    assert result.exit_code == 2
+    assert "verify" in result.stderr
+
+
 # -- as a process ---------------------------------------------------------------------------------------
 
 
-def test_without_the_extra_it_says_how_to_get_it(tmp_path: Path) -> None:
+def test_a_missing_extra_prints_how_to_install_it(tmp_path: Path) -> None:
     """click and rich are hidden by modules of that name that cannot be imported."""
     for name in ("click", "rich"):
         (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError(name={name!r})")
@@ -120,13 +137,13 @@ def test_without_the_extra_it_says_how_to_get_it(tmp_path: Path) -> None:
     assert done.stderr == "agentfsm: the command line needs an optional package: pip install 'agentfsm[cli]'\n"
 
 
-def test_a_module_of_ours_that_is_missing_is_not_blamed_on_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_module_of_this_package_is_not_reported_as_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "agentfsm.cli.app", None)
     with pytest.raises(ModuleNotFoundError):
         agentfsm.cli.main(["--version"])
 
 
-def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
+def test_a_closed_pipe_causes_no_traceback(tmp_path: Path) -> None:
     command = f"{sys.executable} -m agentfsm diagram --format svg | head -c 1"
     done = subprocess.run(
         ["/bin/sh", "-c", command],
@@ -141,7 +158,7 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_completion_script_is_one_that_the_shell_reads(cli: Cli, shell: str, tmp_path: Path) -> None:
+def test_the_completion_script_is_valid_for_its_shell(cli: Cli, shell: str, tmp_path: Path) -> None:
     script = cli("completion", shell).stdout
     assert "_AGENTFSM_COMPLETE" in script
     program = shutil.which(shell)
@@ -151,7 +168,7 @@ def test_the_completion_script_is_one_that_the_shell_reads(cli: Cli, shell: str,
     assert subprocess.run([program, "-n", str(tmp_path / "script")], check=False).returncode == 0
 
 
-def test_a_shell_that_asks_gets_the_runs_of_the_store(tmp_path: Path) -> None:
+def test_completion_offers_the_runs_of_the_store(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "runs.db")
     for run_id in ("abc1", "abd2"):
         agent = Agent(ScriptedModel(["Hello."]), host=Host(store=store))
@@ -174,7 +191,7 @@ async def _done(agent: Agent, run_id: str) -> None:
     assert (await agent.run("Hi.", run_id=run_id)).ok
 
 
-def test_a_shell_that_asks_gets_commands_and_options(tmp_path: Path) -> None:
+def test_completion_offers_commands_and_options(tmp_path: Path) -> None:
     def offered(words: str) -> str:
         place = str(len(words.split(" ")) - 1)
         answer = run_without_terminal(
@@ -185,3 +202,43 @@ def test_a_shell_that_asks_gets_commands_and_options(tmp_path: Path) -> None:
     assert "plain,resume" in offered("agentfsm re")
     assert "plain,--max-iterations" in offered("agentfsm run --max-")
     assert "plain,strict" in offered("agentfsm run --preset st")
+
+
+def imported_modules(tmp_path: Path, *words: str, **environment: str) -> set[str]:
+    """The modules of the package that a command line imports, in a process of its own."""
+    code = (
+        "import atexit, json, sys\n"
+        "report = lambda: print(json.dumps([m for m in sys.modules if m.split('.')[0] == 'agentfsm']), file=sys.stderr)\n"
+        "atexit.register(report)\n"
+        "from agentfsm.cli import main\n"
+        f"sys.exit(main({list(words)!r}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=clean_environment(tmp_path) | environment,
+        timeout=60,
+        check=True,
+    )
+    return set(json.loads(done.stderr.splitlines()[-1]))
+
+
+COMMAND_MODULES = {f"agentfsm.cli.{entry.module}" for entry in COMMANDS.values()} - {"agentfsm.cli.app"}
+
+
+def test_verify_imports_fewer_than_60_modules_and_no_other_command(tmp_path: Path) -> None:
+    modules = imported_modules(tmp_path, "verify", "--help")
+    assert len(modules) < 60
+    assert modules & COMMAND_MODULES == {"agentfsm.cli.verify_command"}
+    assert "agentfsm.agent" not in modules
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("--version",), ("completion", "bash")])
+def test_help_version_and_completion_import_no_command(tmp_path: Path, words: tuple[str, ...]) -> None:
+    assert not imported_modules(tmp_path, *words) & COMMAND_MODULES
+
+
+def test_drawing_a_graph_imports_no_agent(tmp_path: Path) -> None:
+    assert "agentfsm.agent" not in imported_modules(tmp_path, "diagram", "--format", "text", "-o", "x.txt")

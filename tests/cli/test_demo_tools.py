@@ -1,4 +1,4 @@
-"""The demo's tools really do what they say, in their folder and nowhere else."""
+"""The demo's tools work, and only inside their folder."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def test_lines_are_counted(tools: Tools) -> None:
     assert tools["count_lines"](["a.py", "sub/b.py"]) == {"a.py": 3, "sub/b.py": 1}
 
 
-def test_a_text_is_found_where_it_stands(tools: Tools) -> None:
+def test_search_returns_path_and_line(tools: Tools) -> None:
     assert tools["search_text"]("two", "**/*.py") == ["a.py:2", "sub/b.py:1"]
     assert tools["search_text"]("four", "**/*.py") == []
 
 
-def test_a_search_gives_50_places_at_most(tools: Tools, folder: Path) -> None:
+def test_search_returns_at_most_50_matches(tools: Tools, folder: Path) -> None:
     (folder / "long.py").write_text("two\n" * 80)
     assert len(tools["search_text"]("two", "long.py")) == 50
 
 
-def test_lines_are_read_from_and_to(tools: Tools) -> None:
+def test_read_file_returns_a_range_of_lines(tools: Tools) -> None:
     assert tools["read_file"]("a.py") == "one\ntwo\nthree"
     assert tools["read_file"]("a.py", first=2, last=2) == "two"
 
@@ -63,13 +63,13 @@ def test_nothing_outside_the_folder_is_read(tools: Tools, path: str) -> None:
         tools["count_lines"]([path])
 
 
-def test_a_link_leads_nowhere_else_either(tools: Tools, folder: Path) -> None:
+def test_a_symbolic_link_cannot_leave_the_folder(tools: Tools, folder: Path) -> None:
     (folder / "link.txt").symlink_to(folder.parent / "secret.txt")
     with pytest.raises(PermissionError):
         tools["read_file"]("link.txt")
 
 
-def test_the_report_is_written_beside_and_a_person_is_asked(folder: Path, tmp_path: Path) -> None:
+def test_the_report_is_written_to_the_output_folder_after_approval(folder: Path, tmp_path: Path) -> None:
     (write,) = [tool for tool in demo_tools(folder, tmp_path / "out") if tool.requires_approval]
     assert write.name == "write_report"
     assert write.function("report.md", "one\ntwo\n") == f"wrote 2 lines to {tmp_path / 'out' / 'report.md'}"

@@ -1,6 +1,6 @@
-"""The main job on real wires: a run with a tool, and what goes wrong on the way, against a server that others wrote.
+"""A run with a tool, and provider failures, on real wires against a third-party server.
 
-Each story is told twice, by the command line and by the library; the server wants a key, as providers do.
+Each case runs twice, from the command line and from the library; the server requires a key, as providers do.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def weather(city: str) -> str:
 PROMPT = "What is the weather in Paris?"
 ANSWER = "It is sunny in Paris, at 21 degrees."
 CALL = {"toolCalls": [{"id": "call_1", "name": "weather", "arguments": {"city": "Paris"}}]}
-ASKED: dict[str, Any] = {"match": {"turnIndex": 0}, "response": CALL}
-TOLD: dict[str, Any] = {"match": {"turnIndex": 1}, "response": {"content": ANSWER}}
+FIRST_TURN: dict[str, Any] = {"match": {"turnIndex": 0}, "response": CALL}
+SECOND_TURN: dict[str, Any] = {"match": {"turnIndex": 1}, "response": {"content": ANSWER}}
 
-Told = dict[str, Any]
-Runner = Callable[..., Told]
+Outcome = dict[str, Any]
+Runner = Callable[..., Outcome]
 """Runs the prompt with the tool and gives ``ok``, ``output``, ``guards``, ``waits`` and ``told``."""
 
 
@@ -58,7 +58,7 @@ def run(request: pytest.FixtureRequest, wire: str, aimock: AiMock, cli: Cli, tmp
     name = {"openai": "openai:gpt-5-mini", "anthropic": "anthropic:claude-sonnet-4-6"}[wire]
     url = aimock.openai_url if wire == "openai" else aimock.url
 
-    def on_the_command_line(key: str = aimock.key) -> Told:
+    def on_the_command_line(key: str = aimock.key) -> Outcome:
         (tmp_path / "tools.py").write_text(TOOLS)
         words = ["run", PROMPT, "-m", name, "--base-url", url, "--api-key-env", "MY_KEY", "-t", "tools.py", "--json"]
         result = cli(*words, MY_KEY=key)
@@ -74,7 +74,7 @@ def run(request: pytest.FixtureRequest, wire: str, aimock: AiMock, cli: Cli, tmp
             "told": json.dumps(data["details"]),
         }
 
-    def in_the_library(key: str = aimock.key) -> Told:
+    def in_the_library(key: str = aimock.key) -> Outcome:
         space: dict[str, Any] = {}
         exec(TOOLS, space)
         clock = FakeClock()
@@ -111,8 +111,8 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentfsm.runtime.host.SystemClock.sleep", sleep)
 
 
-def test_a_tool_is_called_and_its_result_is_answered_from(run: Runner, wire: str, aimock: AiMock) -> None:
-    aimock.script(ASKED, TOLD)
+def test_a_tool_call_and_its_result_reach_the_answer(run: Runner, wire: str, aimock: AiMock) -> None:
+    aimock.script(FIRST_TURN, SECOND_TURN)
     told = run()
     assert (told["ok"], told["output"], told["waits"]) == (True, ANSWER, [])
     assert told["guards"].count("tool_calls") == 1
@@ -123,20 +123,20 @@ def test_a_tool_is_called_and_its_result_is_answered_from(run: Runner, wire: str
     assert second["messages"][-1]["content"] == "Paris: sunny, 21 degrees"
 
 
-def test_a_429_is_waited_for_as_long_as_it_says(run: Runner, wire: str, aimock: AiMock) -> None:
-    aimock.script(*failing(429, 7, turnIndex=0), ASKED, TOLD)
+def test_a_429_is_retried_after_its_retry_after(run: Runner, wire: str, aimock: AiMock) -> None:
+    aimock.script(*failing(429, 7, turnIndex=0), FIRST_TURN, SECOND_TURN)
     told = run()
     assert (told["ok"], told["output"], told["waits"]) == (True, ANSWER, [7.0])
     assert told["guards"].count("transient_provider") == 1
 
 
-def test_a_500_is_tried_again_with_a_growing_wait(run: Runner, wire: str, aimock: AiMock) -> None:
-    aimock.script(*failing(500, first=2, turnIndex=1), ASKED, TOLD)
+def test_a_500_is_retried_with_growing_backoff(run: Runner, wire: str, aimock: AiMock) -> None:
+    aimock.script(*failing(500, first=2, turnIndex=1), FIRST_TURN, SECOND_TURN)
     told = run()
     assert (told["ok"], told["output"], told["waits"]) == (True, ANSWER, [2.0, 4.0])
 
 
-def test_a_500_that_stays_is_handed_off_after_three_retries(run: Runner, wire: str, aimock: AiMock) -> None:
+def test_a_persistent_500_is_handed_off_after_three_retries(run: Runner, wire: str, aimock: AiMock) -> None:
     aimock.script({"match": {}, "response": {"error": {"message": "broken", "type": "e"}, "status": 500}})
     told = run()
     assert (told["ok"], told["output"], told["waits"]) == (False, None, [2.0, 4.0, 8.0])
@@ -145,7 +145,7 @@ def test_a_500_that_stays_is_handed_off_after_three_retries(run: Runner, wire: s
 
 
 def test_a_401_is_handed_off_at_once(run: Runner, wire: str, aimock: AiMock) -> None:
-    aimock.script(ASKED, TOLD)
+    aimock.script(FIRST_TURN, SECOND_TURN)
     told = run(key="sk-wrong-0123456789")
     assert (told["ok"], told["waits"]) == (False, [])
     assert told["guards"][-2:] == ["provider_error", "handoff"]

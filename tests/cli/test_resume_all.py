@@ -1,4 +1,4 @@
-"""``agentfsm resume`` without a run: what was cut off goes on, what waits is listed; and a run of another graph."""
+"""``agentfsm resume`` without a run: interrupted runs are resumed, waiting ones listed; and runs of another graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from agentfsm import SqliteStore
 from tests.cli.conftest import Cli
-from tests.cli.test_run import TOOLS
+from tests.cli.test_run_command import TOOLS
 from tests.helpers.fake_model_server import FakeModelServer, fake_model_server, text_output, tool_call_output
 
 OPTIONS = ["-m", "some-model", "-t", "tools.py", "--store", "runs.db"]
@@ -79,7 +79,7 @@ def resume(cli: Cli, *words: str, answer: str = "Done.") -> tuple[Any, FakeModel
         return cli("resume", *words, *OPTIONS, "--base-url", server.url), server
 
 
-def test_what_was_cut_off_goes_on_and_what_waits_is_listed(cli: Cli, folder: Path) -> None:
+def test_interrupted_runs_are_resumed_and_waiting_ones_listed(cli: Cli, folder: Path) -> None:
     cut = begun(cli, folder, cut=True)
     waits = begun(cli, folder)
     result, server = resume(cli)
@@ -92,7 +92,7 @@ def test_what_was_cut_off_goes_on_and_what_waits_is_listed(cli: Cli, folder: Pat
     assert "old.txt" in result.stderr
 
 
-def test_as_json_it_is_one_document(cli: Cli, folder: Path) -> None:
+def test_json_output_is_one_document(cli: Cli, folder: Path) -> None:
     cut = begun(cli, folder, cut=True)
     waits = begun(cli, folder)
     data = json.loads(resume(cli, "--json", "--quiet")[0].stdout)
@@ -103,7 +103,7 @@ def test_as_json_it_is_one_document(cli: Cli, folder: Path) -> None:
     assert data["left"] == []
 
 
-def test_a_run_that_cannot_be_read_is_left_and_hides_no_other(cli: Cli, folder: Path) -> None:
+def test_an_unreadable_run_is_skipped_and_the_others_are_listed(cli: Cli, folder: Path) -> None:
     bad, good = begun(cli, folder), begun(cli, folder)
     db = sqlite3.connect(folder / "runs.db")
     db.execute("DROP TRIGGER journal_keeps_what_it_has")
@@ -118,7 +118,7 @@ def test_a_run_that_cannot_be_read_is_left_and_hides_no_other(cli: Cli, folder: 
     assert [each["run_id"] for each in told["left"]] == [bad]
 
 
-def test_leave_is_not_used_up_where_the_tool_was_forgotten(cli: Cli, folder: Path) -> None:
+def test_an_approval_is_not_used_up_if_the_tool_is_not_loaded(cli: Cli, folder: Path) -> None:
     first, second = begun(cli, folder), begun(cli, folder)
     with fake_model_server(text_output("Done.")) as server:
         bare = ["-m", "some-model", "--store", "runs.db", "--base-url", server.url]
@@ -133,7 +133,7 @@ def test_leave_is_not_used_up_where_the_tool_was_forgotten(cli: Cli, folder: Pat
     assert server.requests[-1]["messages"][-1]["content"] == "removed old.txt"
 
 
-def test_where_nothing_was_cut_off_it_says_so(cli: Cli, folder: Path) -> None:
+def test_a_store_without_interrupted_runs_is_reported(cli: Cli, folder: Path) -> None:
     waits = begun(cli, folder)
     resume(cli, waits, "deny")
     result, server = resume(cli)
@@ -142,7 +142,7 @@ def test_where_nothing_was_cut_off_it_says_so(cli: Cli, folder: Path) -> None:
     assert server.requests == []
 
 
-def test_a_run_of_another_graph_is_left_and_named(cli: Cli, folder: Path) -> None:
+def test_a_run_of_another_graph_is_skipped_and_named(cli: Cli, folder: Path) -> None:
     cut = begun(cli, folder, "--graph", "graphs.py:NO_TOOLS", "--graph", "agentfsm.loop.table:LOOP", cut=True)
     result, _ = resume(cli, "--graph", "graphs.py:LONGER")
     assert result.exit_code == 1
@@ -154,7 +154,7 @@ def test_a_run_of_another_graph_is_left_and_named(cli: Cli, folder: Path) -> Non
 
 
 @pytest.mark.parametrize("words", [["--record", "x.json"], ["--diagram", "x.svg"], ["--skip-path-check"]])
-def test_what_is_for_one_run_needs_its_name(cli: Cli, folder: Path, words: list[str]) -> None:
+def test_options_for_a_single_run_need_its_id(cli: Cli, folder: Path, words: list[str]) -> None:
     begun(cli, folder)
     result, _ = resume(cli, *words)
     assert result.exit_code == 2
@@ -164,7 +164,7 @@ def test_what_is_for_one_run_needs_its_name(cli: Cli, folder: Path, words: list[
 # -- another graph ------------------------------------------------------------------------------------
 
 
-def test_a_run_is_taken_over_where_its_path_is_the_same(cli: Cli, folder: Path) -> None:
+def test_a_run_is_migrated_if_its_path_is_the_same(cli: Cli, folder: Path) -> None:
     run_id = begun(cli, folder)
     refused, _ = resume(cli, run_id, "allow", "--graph", "graphs.py:LONGER")
     assert refused.exit_code == 2
@@ -179,7 +179,7 @@ def test_a_run_is_taken_over_where_its_path_is_the_same(cli: Cli, folder: Path) 
     assert cli("replay", run_id, "--graph", "graphs.py:LONGER", "--store", "runs.db").exit_code == 0
 
 
-def test_a_run_whose_path_would_have_been_another_needs_somebodys_word(cli: Cli, folder: Path) -> None:
+def test_a_run_with_another_path_needs_skip_path_check(cli: Cli, folder: Path) -> None:
     run_id = begun(cli, folder)
     refused, _ = resume(cli, run_id, "allow", "--graph", "graphs.py:NO_TOOLS", "--migrate")
     assert refused.exit_code == 2
@@ -192,7 +192,7 @@ def test_a_run_whose_path_would_have_been_another_needs_somebodys_word(cli: Cli,
     assert "from record" in replayed.stdout
 
 
-def test_states_that_were_renamed_are_named(cli: Cli, folder: Path) -> None:
+def test_renamed_states_are_given_by_option(cli: Cli, folder: Path) -> None:
     run_id = begun(cli, folder, "--graph", "graphs.py:REVIEW")
     graph = ["--graph", "graphs.py:CHECK"]
     assert resume(cli, run_id, "allow", "--migrate", *graph)[0].exit_code == 2
@@ -207,7 +207,7 @@ def test_states_that_were_renamed_are_named(cli: Cli, folder: Path) -> None:
 # -- what an answer is to -----------------------------------------------------------------------------
 
 
-def test_the_command_that_is_told_is_bound_to_what_was_shown(cli: Cli, folder: Path) -> None:
+def test_the_resume_hint_is_bound_to_the_request(cli: Cli, folder: Path) -> None:
     run_id = begun(cli, folder)
     digest = json.loads(cli("runs", "--store", "runs.db", "--json").stdout)["hash"]
     refused, _ = resume(cli, run_id, "allow", "--to", "0" * 12)
@@ -217,13 +217,13 @@ def test_the_command_that_is_told_is_bound_to_what_was_shown(cli: Cli, folder: P
     assert done.exit_code == 0
 
 
-def test_runs_says_what_a_run_waits_for(cli: Cli, folder: Path) -> None:
+def test_runs_shows_what_a_run_waits_for(cli: Cli, folder: Path) -> None:
     begun(cli, folder)
     assert "approval: May 'remove' run" in cli("runs", "--store", "runs.db").stdout
 
 
 @pytest.mark.parametrize("words", [[], ["no-such-run"]])
-def test_a_store_that_is_not_there_is_not_made(cli: Cli, tmp_path: Path, words: list[str]) -> None:
+def test_a_missing_store_is_not_created(cli: Cli, tmp_path: Path, words: list[str]) -> None:
     result = cli("resume", *words, "-m", "some-model", "--base-url", "http://127.0.0.1:9/v1", "--store", "typo.db")
     assert result.exit_code == 2
     assert "there is no store at typo.db" in result.stderr

@@ -1,4 +1,4 @@
-"""``agentfsm run`` killed in the middle of a tool's effect: what the store has of it, and how it goes on."""
+"""``agentfsm run`` killed in the middle of a tool call: what the store holds, and how the run resumes."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ tools = [pay, pay_once_per_key]
 def killed_in(tool: str, url: str, folder: Path) -> str:
     """The id of a run that was killed while a tool was at it."""
     (folder / "tools.py").write_text(TOOLS)
-    said = folder / "said"
+    output_file = folder / "stderr"
     with (
-        said.open("w") as stderr,
+        output_file.open("w") as stderr,
         subprocess.Popen(
             [*COMMAND, "run", "pay", *options(url)],
             stdin=subprocess.DEVNULL,
@@ -68,7 +68,7 @@ def killed_in(tool: str, url: str, folder: Path) -> str:
     (listed,) = run_without_terminal(["runs", "--store", "runs.db", "--json"], folder).stdout.splitlines()
     head = json.loads(listed)
     assert (head["status"], head["owner"]) == ("running", None)
-    assert said.read_text().splitlines()[0] == f"run {head['run_id']}"
+    assert output_file.read_text().splitlines()[0] == f"run {head['run_id']}"
     return str(head["run_id"])
 
 
@@ -95,9 +95,7 @@ def test_an_idempotent_tool_runs_again_with_the_same_key(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("reply", "times", "result"), [("ran paid by hand", 1, "paid by hand"), ("did-not-run", 2, "paid")]
 )
-def test_any_other_tool_is_in_doubt_until_a_person_has_looked(
-    tmp_path: Path, reply: str, times: int, result: str
-) -> None:
+def test_any_other_tool_is_in_doubt_until_a_person_replies(tmp_path: Path, reply: str, times: int, result: str) -> None:
     with fake_model_server(tool_call_output(("pay", {})), text_output("Paid.")) as server:
         run_id = killed_in("pay", server.url, tmp_path)
         asked = run_without_terminal(["resume", run_id, *options(server.url)], tmp_path)
@@ -117,7 +115,7 @@ def test_any_other_tool_is_in_doubt_until_a_person_has_looked(
 
 
 @pytest.mark.parametrize("tool", ["pay", "pay_once_per_key"])
-def test_tools_that_were_forgotten_cost_no_run_its_call(tmp_path: Path, tool: str) -> None:
+def test_a_missing_tools_option_does_not_use_up_the_call(tmp_path: Path, tool: str) -> None:
     with fake_model_server(tool_call_output((tool, {})), text_output("Paid.")) as server:
         run_id = killed_in(tool, server.url, tmp_path)
         words = options(server.url)
@@ -137,7 +135,7 @@ def test_tools_that_were_forgotten_cost_no_run_its_call(tmp_path: Path, tool: st
         assert run_without_terminal(["resume", run_id, *reply, *words], tmp_path).stdout == "Paid.\n"
 
 
-def test_a_run_that_was_cut_off_takes_no_reply_and_stays_as_it_is(tmp_path: Path) -> None:
+def test_an_interrupted_run_refuses_a_reply_and_is_unchanged(tmp_path: Path) -> None:
     with fake_model_server(tool_call_output(("pay_once_per_key", {})), text_output("Paid.")) as server:
         run_id = killed_in("pay_once_per_key", server.url, tmp_path)
         refused = run_without_terminal(["resume", run_id, "ran", *options(server.url)], tmp_path)
@@ -147,7 +145,7 @@ def test_a_run_that_was_cut_off_takes_no_reply_and_stays_as_it_is(tmp_path: Path
         assert run_without_terminal(["resume", run_id, *options(server.url)], tmp_path).returncode == 0
 
 
-def test_the_store_may_be_named_in_the_environment_and_is_then_one_that_must_do(cli: Cli, tmp_path: Path) -> None:
+def test_a_store_named_in_the_environment_must_be_usable(cli: Cli, tmp_path: Path) -> None:
     with fake_model_server(text_output("Hello.")) as server:
         words = ("run", "hi", "-m", "some-model", "--base-url", server.url)
         assert cli(*words, AGENTFSM_STORE="mine.db").exit_code == 0

@@ -1,4 +1,4 @@
-"""``agentfsm resume``: a suspended run goes on in another process, once, with the same secret."""
+"""``agentfsm resume``: a suspended run is resumed in another process, once, with the same secret."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Cli
-from tests.cli.test_run import SECRET, TOOLS
+from tests.cli.test_run_command import SECRET, TOOLS
 from tests.helpers.fake_model_server import FakeModelServer, fake_model_server, text_output, tool_call_output
 from tests.helpers.terminal import TerminalProcess, run_without_terminal
 
@@ -41,14 +41,14 @@ def resumed(cli: Cli, agent: list[str], *words: str, **environment: str) -> tupl
         ('{"path": "new.txt"}', "removed new.txt\n[Note: a person changed the arguments of this call.]"),
     ],
 )
-def test_the_reply_decides(cli: Cli, agent: list[str], reply: str, result: str) -> None:
+def test_the_reply_decides_what_happens_to_the_call(cli: Cli, agent: list[str], reply: str, result: str) -> None:
     code, out, err, server = resumed(cli, agent, reply)
     assert (code, out) == (0, "Done.\n")
     assert server.requests[0]["messages"][-1]["content"] == result
     assert "suspended      dispatch_tool  approval_decided" in err
 
 
-def test_a_record_is_good_for_one_reply(cli: Cli, agent: list[str]) -> None:
+def test_a_record_can_be_used_once(cli: Cli, agent: list[str]) -> None:
     assert resumed(cli, agent, "allow")[0] == 0
     code, _, err, server = resumed(cli, agent, "allow")
     assert code == 2
@@ -56,7 +56,7 @@ def test_a_record_is_good_for_one_reply(cli: Cli, agent: list[str]) -> None:
     assert server.requests == []
 
 
-def test_another_process_goes_on_and_a_third_one_cannot(agent: list[str], tmp_path: Path) -> None:
+def test_another_process_resumes_the_record_and_a_third_cannot(agent: list[str], tmp_path: Path) -> None:
     with fake_model_server(text_output("Done.")) as server:
         options = [server.url if word.startswith("http") else word for word in agent]
         words = ["resume", "wait.json", "allow", *options]
@@ -68,7 +68,7 @@ def test_another_process_goes_on_and_a_third_one_cannot(agent: list[str], tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("words", "environment", "said"),
+    ("words", "environment", "message"),
     [
         (["allow"], {"AGENTFSM_SECRET": ""}, "needs the variable AGENTFSM_SECRET"),
         (["allow"], {"AGENTFSM_SECRET": "another"}, "signature does not match"),
@@ -78,16 +78,16 @@ def test_another_process_goes_on_and_a_third_one_cannot(agent: list[str], tmp_pa
         (["allow", "--dismiss", "no"], {}, "not both"),
     ],
 )
-def test_a_reply_that_is_refused_leaves_the_record_good(
-    cli: Cli, agent: list[str], words: list[str], environment: dict[str, str], said: str
+def test_a_refused_reply_leaves_the_record_usable(
+    cli: Cli, agent: list[str], words: list[str], environment: dict[str, str], message: str
 ) -> None:
     code, out, err, _ = resumed(cli, agent, *words, **environment)
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
     assert resumed(cli, agent, "allow")[:2] == (0, "Done.\n")
 
 
-def test_an_edited_record_and_one_that_is_none_are_refused(cli: Cli, agent: list[str], tmp_path: Path) -> None:
+def test_an_edited_or_malformed_record_is_refused(cli: Cli, agent: list[str], tmp_path: Path) -> None:
     record = json.loads((tmp_path / "wait.json").read_text())
     (tmp_path / "wait.json").write_text(json.dumps(record | {"tool": "add"}))
     assert "signature does not match" in resumed(cli, agent, "allow")[2]
@@ -99,7 +99,7 @@ def test_an_edited_record_and_one_that_is_none_are_refused(cli: Cli, agent: list
     assert "this is not a suspension record" in err
 
 
-def test_a_run_may_be_ended_without_a_reply(cli: Cli, agent: list[str]) -> None:
+def test_a_record_can_be_dismissed(cli: Cli, agent: list[str]) -> None:
     code, _, err, server = resumed(cli, agent, "--dismiss", "no longer needed")
     assert code == 1
     assert "cancelled" in err
@@ -107,7 +107,7 @@ def test_a_run_may_be_ended_without_a_reply(cli: Cli, agent: list[str]) -> None:
     assert server.requests == []
 
 
-def test_at_a_terminal_the_person_is_asked(agent: list[str], tmp_path: Path) -> None:
+def test_at_a_terminal_the_user_is_asked(agent: list[str], tmp_path: Path) -> None:
     with fake_model_server(text_output("Done.")) as server:
         options = [server.url if word.startswith("http") else word for word in agent]
         with TerminalProcess(["resume", "wait.json", *options], tmp_path, ENVIRONMENT) as terminal:
@@ -121,21 +121,21 @@ def test_at_a_terminal_the_person_is_asked(agent: list[str], tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["no-such-run"], "no-such-run"),
         (["no-such-run", "--no-store"], "there are no runs without a store"),
         (["none.json", "allow"], "none.json"),
     ],
 )
-def test_a_run_that_is_nowhere_is_said_to_be(cli: Cli, words: list[str], said: str) -> None:
+def test_an_unknown_run_is_reported(cli: Cli, words: list[str], message: str) -> None:
     result = cli("resume", *words, "-m", "ollama:x", **ENVIRONMENT)
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_from_the_store_the_person_is_asked_at_the_terminal(cli: Cli, tmp_path: Path) -> None:
+def test_a_stored_run_asks_the_user_at_the_terminal(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text(TOOLS)
     with fake_model_server(tool_call_output(("remove", {"path": "old.txt"})), text_output("Done.")) as server:
         options = ["-m", "some-model", "--base-url", server.url, "-t", "tools.py"]
@@ -148,7 +148,7 @@ def test_from_the_store_the_person_is_asked_at_the_terminal(cli: Cli, tmp_path: 
             assert terminal.wait() == 0
 
 
-def test_a_run_of_the_store_may_be_ended_without_a_reply(cli: Cli, tmp_path: Path) -> None:
+def test_a_stored_run_can_be_dismissed(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text(TOOLS)
     with fake_model_server(tool_call_output(("remove", {"path": "old.txt"}))) as server:
         options = ["-m", "some-model", "--base-url", server.url, "-t", "tools.py"]

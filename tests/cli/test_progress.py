@@ -1,4 +1,4 @@
-"""What is said while a run runs: plain lines where nothing can move, a line that comes and goes where it can."""
+"""Live progress: plain lines without a terminal, a spinner on one."""
 
 from __future__ import annotations
 
@@ -31,26 +31,28 @@ def fail(how: str) -> str:
     raise ToolError(how)
 
 
-def told(script: list[Any], *, live: bool = False, **agent: Any) -> tuple[list[str], RunResult]:
-    """The lines that are shown for a run."""
+def progress_lines(script: list[Any], *, live: bool = False, **agent: Any) -> tuple[list[str], RunResult]:
+    """The lines printed for a run, and its result."""
     out = io.StringIO()
     console = Console(file=out, width=100, force_terminal=live, markup=False, highlight=False, color_system=None)
-    subject = Agent(ScriptedModel(script), tools=[add, fail], host=Host(clock=FakeClock()), **agent)
-    watcher = ProgressDisplay(CliConsole(console, console, interactive=False, live=live), subject.graph, "a-model")
+    agent_under_test = Agent(ScriptedModel(script), tools=[add, fail], host=Host(clock=FakeClock()), **agent)
+    progress = ProgressDisplay(
+        CliConsole(console, console, interactive=False, live=live), agent_under_test.graph, "a-model"
+    )
 
-    async def watch() -> RunResult:
-        run = subject.run("go")
-        with watcher:
+    async def run_agent() -> RunResult:
+        run = agent_under_test.run("go")
+        with progress:
             async for event in run:
-                watcher.on_event(event)
+                progress.on_event(event)
         return await run
 
-    result = asyncio.run(watch())
+    result = asyncio.run(run_agent())
     return [line.rstrip() for line in out.getvalue().splitlines()], result
 
 
-def test_every_wait_and_what_came_of_it_is_a_plain_line() -> None:
-    lines, _ = told([[call("add", a=1, b=2), call("add", a=3, b=4)], "7"])
+def test_every_wait_and_its_result_is_a_plain_line() -> None:
+    lines, _ = progress_lines([[call("add", a=1, b=2), call("add", a=3, b=4)], "7"])
     assert lines == [
         "call_llm       waiting for a-model ...",
         "call_llm       add(a=1, b=2), add(a=3, b=4)",
@@ -63,9 +65,9 @@ def test_every_wait_and_what_came_of_it_is_a_plain_line() -> None:
     ]
 
 
-def test_a_recovery_says_what_was_done_about_what() -> None:
+def test_a_recovery_shows_failure_and_action() -> None:
     busy = TransientProviderError("429: busy", retry_after_s=7, status=429)
-    lines, _ = told([busy, [call("fail", how="broken")], "", "done"])
+    lines, _ = progress_lines([busy, [call("fail", how="broken")], "", "done"])
     assert "recover        transient_provider (429: busy): retry after 7 s" in lines
     assert "pre_step       backing off for 7 s ..." in lines
     assert "dispatch_tool  fail failed: broken" in lines
@@ -74,10 +76,10 @@ def test_a_recovery_says_what_was_done_about_what() -> None:
     assert "recover        no_progress (the reply says nothing and calls nothing): narrow scope" in lines
 
 
-def test_a_state_of_the_users_own_is_awaited_too() -> None:
+def test_a_user_defined_state_is_shown() -> None:
     spec = StateSpec("review_answer", "look again", effect=lambda run: None)
     graph = LOOP.with_state(spec, [Transition("review_answer", None, "terminal")], entered_by="post_llm.otherwise")
-    lines, _ = told(["hello"], graph=graph)
+    lines, _ = progress_lines(["hello"], graph=graph)
     assert "review_answer  running ..." in lines
 
 
@@ -89,26 +91,26 @@ def test_a_warning_is_shown() -> None:
         async def remember(self, messages: object) -> None:
             """Nothing."""
 
-    lines, _ = told(["hello"], memory=Forgetful())
+    lines, _ = progress_lines(["hello"], memory=Forgetful())
     assert any(line.startswith("warning        memory is unavailable (OSError: lost)") for line in lines)
 
 
-def test_where_it_can_move_the_wait_stands_in_a_line_that_goes_again() -> None:
-    lines, _ = told(["hello " * 50], live=True)
+def test_on_a_terminal_a_wait_is_a_spinner_that_disappears() -> None:
+    lines, _ = progress_lines(["hello " * 50], live=True)
     shown = "\n".join(lines)
     assert "waiting for a-model" in shown
     assert "waiting for a-model ..." not in shown
     last = next(line for line in reversed(lines) if "hello" in line)
-    assert "…" in last  # one line of the terminal each
+    assert "…" in last  # truncated to one line of the terminal
 
 
-def test_a_text_of_the_model_cannot_steer_the_terminal() -> None:
-    lines, _ = told(["\x1b[2Jgone [bold]not markup[/bold]"])
+def test_model_text_cannot_send_control_characters_to_the_terminal() -> None:
+    lines, _ = progress_lines(["\x1b[2Jgone [bold]not markup[/bold]"])
     assert r"call_llm       \x1b[2Jgone [bold]not markup[/bold]" in lines
 
 
-class Speaking:
-    """A model that says its reply letter by letter, and begins anew once."""
+class StreamingModel:
+    """A model that streams its reply letter by letter, and restarts once."""
 
     name = "speaking"
 
@@ -124,46 +126,48 @@ class Speaking:
         yield Reply(Message.assistant("It is."))
 
 
-def test_where_it_can_move_what_a_model_says_is_seen_while_it_speaks() -> None:
+def test_on_a_terminal_a_streamed_reply_is_shown_live() -> None:
     shown: list[str] = []
 
-    class Seen(ProgressDisplay):
-        def see(self, event: Event) -> None:
+    class RecordingDisplay(ProgressDisplay):
+        def record(self, event: Event) -> None:
             super().on_event(event)
             shown.extend(task.description for task in self._progress.tasks)
 
     out = io.StringIO()
     console = Console(file=out, width=100, force_terminal=True, markup=False, highlight=False, color_system=None)
-    agent = Agent(Speaking())
+    agent = Agent(StreamingModel())
 
-    async def watch() -> None:
+    async def run_agent() -> None:
         run = agent.run("go")
-        with Seen(CliConsole(console, console, interactive=False, live=True), agent.graph, "speaking") as watcher:
+        with RecordingDisplay(
+            CliConsole(console, console, interactive=False, live=True), agent.graph, "speaking"
+        ) as progress:
             async for event in run:
-                watcher.see(event)
+                progress.record(event)
 
-    asyncio.run(watch())
+    asyncio.run(run_agent())
     assert "call_llm       thinking: Hm." in shown
-    assert "call_llm       Wrong [bold]" in shown  # what it thinks and what it says do not run together
-    assert "call_llm       I" in shown  # anew
+    assert "call_llm       Wrong [bold]" in shown  # reasoning and text are not mixed
+    assert "call_llm       I" in shown  # after the restart
     assert max(map(len, shown)) <= 100
     assert any(line.startswith("call_llm       …") and line.endswith("The end") for line in shown)
 
 
-def test_in_plain_lines_only_the_whole_reply_is_shown() -> None:
+def test_plain_lines_show_only_the_complete_reply() -> None:
     out = io.StringIO()
     console = Console(file=out, width=100, markup=False, highlight=False)
-    agent = Agent(Speaking())
+    agent = Agent(StreamingModel())
 
-    async def watch() -> None:
+    async def run_agent() -> None:
         run = agent.run("go")
         with ProgressDisplay(
             CliConsole(console, console, interactive=False, live=False), agent.graph, "speaking"
-        ) as watcher:
+        ) as progress:
             async for event in run:
-                watcher.on_event(event)
+                progress.on_event(event)
 
-    asyncio.run(watch())
+    asyncio.run(run_agent())
     assert out.getvalue().splitlines() == [
         "call_llm       waiting for speaking ...",
         "call_llm       It is.",

@@ -1,4 +1,4 @@
-"""``agentfsm run``: answers to stdout, everything else to stderr, and an exit code for every ending."""
+"""``agentfsm run``: answers on stdout, everything else on stderr, and an exit code for every outcome."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _tools(tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text(TOOLS)
 
 
-def test_the_answer_alone_goes_to_stdout(cli: Cli) -> None:
+def test_only_the_answer_goes_to_stdout(cli: Cli) -> None:
     with fake_model_server(tool_call_output(("add", {"a": 2, "b": 3})), text_output("It is 5.")) as server:
         result = cli("run", "2 + 3?", "--model", "some-model", "--base-url", server.url, "--tools", "tools.py")
     assert result.exit_code == 0
@@ -48,13 +48,13 @@ def test_the_answer_alone_goes_to_stdout(cli: Cli) -> None:
     assert told["messages"][-1]["content"] == "5"
 
 
-def test_quiet_says_nothing_else(cli: Cli) -> None:
+def test_quiet_prints_only_the_answer(cli: Cli) -> None:
     with fake_model_server(text_output("Hello.")) as server:
         result = cli("run", "hi", "-m", "some-model", "--base-url", server.url, "-q")
     assert (result.stdout, result.stderr) == ("Hello.\n", "")
 
 
-def test_the_prompt_may_come_from_stdin(cli: Cli) -> None:
+def test_the_prompt_can_come_from_stdin(cli: Cli) -> None:
     with fake_model_server(text_output("Hello.")) as server:
         cli(
             "run", "-", "-m", "some-model", "--base-url", server.url, "--instructions", "Be brief.", stdin="from a pipe"
@@ -72,14 +72,14 @@ def test_an_empty_prompt_is_wrong_usage(cli: Cli, prompt: str) -> None:
     assert "the prompt is empty" in result.stderr
 
 
-def test_the_model_may_stand_in_the_environment(cli: Cli) -> None:
+def test_the_model_can_come_from_the_environment(cli: Cli) -> None:
     with fake_model_server(text_output("Hello.")) as server:
         result = cli("run", "hi", AGENTFSM_MODEL="openai:tiny", OPENAI_BASE_URL=server.url, OPENAI_API_KEY="sk-test")
     assert result.stdout == "Hello.\n"
     assert server.requests[0]["model"] == "tiny"
 
 
-def test_a_key_for_another_address_comes_from_a_variable_and_is_never_shown(cli: Cli) -> None:
+def test_the_key_for_a_base_url_comes_from_a_variable_and_is_never_shown(cli: Cli) -> None:
     keys: list[str] = []
     with fake_model_server(401) as server:
         result = cli(
@@ -92,7 +92,7 @@ def test_a_key_for_another_address_comes_from_a_variable_and_is_never_shown(cli:
     assert json.loads(result.stdout)["outcome"] == "Handoff"
 
 
-def test_json_holds_the_outcome_and_every_transition_with_the_guards_asked(cli: Cli) -> None:
+def test_json_contains_the_outcome_and_every_transition_with_its_guards(cli: Cli) -> None:
     with fake_model_server(tool_call_output(("add", {"a": 2, "b": "x"})), text_output("Five.")) as server:
         result = cli("run", "2 + 3?", "-m", "some-model", "--base-url", server.url, "-t", "tools.py", "--json")
     data = json.loads(result.stdout)
@@ -113,7 +113,7 @@ def test_json_holds_the_outcome_and_every_transition_with_the_guards_asked(cli: 
     assert failed["found"]["kind"] == "invalid_arguments"
 
 
-def test_a_run_that_hands_off_exits_with_1_and_says_why(cli: Cli) -> None:
+def test_a_handoff_exits_with_1_and_shows_the_reason(cli: Cli) -> None:
     with fake_model_server(404) as server:
         result = cli("run", "hi", "-m", "some-model", "--base-url", server.url)
     assert result.exit_code == 1
@@ -122,7 +122,7 @@ def test_a_run_that_hands_off_exits_with_1_and_says_why(cli: Cli) -> None:
     assert "not now" in result.stderr
 
 
-def test_a_server_that_is_not_there_is_said_to_be_unreachable(cli: Cli) -> None:
+def test_a_missing_server_is_reported_as_unreachable(cli: Cli) -> None:
     with fake_model_server(text_output("gone")) as server:
         pass
     result = cli("run", "hi", "-m", "some-model", "--base-url", server.url, "--preset", "strict")
@@ -130,7 +130,7 @@ def test_a_server_that_is_not_there_is_said_to_be_unreachable(cli: Cli) -> None:
     assert "is base_url right?" in result.stderr
 
 
-def test_limits_hold(cli: Cli) -> None:
+def test_limits_are_enforced(cli: Cli) -> None:
     def more(body: JsonBody) -> ModelOutput:
         return tool_call_output(("add", {"a": len(server.requests), "b": 1}))
 
@@ -139,7 +139,7 @@ def test_limits_hold(cli: Cli) -> None:
     assert len(server.requests) == 3
 
 
-def test_a_graph_of_ones_own_runs(cli: Cli, tmp_path: Path) -> None:
+def test_a_user_defined_graph_runs(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "graphs.py").write_text(
         "from agentfsm import LOOP, Failure, FailureKind\n"
         "def too_polite(run):\n"
@@ -153,7 +153,7 @@ def test_a_graph_of_ones_own_runs(cli: Cli, tmp_path: Path) -> None:
     assert "too_polite" in result.stderr
 
 
-def test_the_run_is_drawn_where_one_wants_it(cli: Cli, tmp_path: Path) -> None:
+def test_the_diagram_of_the_run_is_written(cli: Cli, tmp_path: Path) -> None:
     with fake_model_server(text_output("Hello.")) as server:
         result = cli("run", "hi", "-m", "some-model", "--base-url", server.url, "--diagram", "out/run.md")
     assert "picture: out/run.md" in result.stderr
@@ -169,7 +169,7 @@ def suspend(cli: Cli, url: str, *words: str, **environment: str) -> tuple[int, s
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_without_a_terminal_a_question_leaves_the_run_suspended_and_its_record_saved(cli: Cli, tmp_path: Path) -> None:
+def test_without_a_terminal_a_question_suspends_the_run_and_saves_its_record(cli: Cli, tmp_path: Path) -> None:
     with fake_model_server(tool_call_output(("remove", {"path": "old.txt"})), text_output("Done.")) as server:
         code, out, err = suspend(cli, server.url, "--record", "wait.json", AGENTFSM_SECRET=SECRET)
         assert code == 3
@@ -188,7 +188,7 @@ def test_without_a_terminal_a_question_leaves_the_run_suspended_and_its_record_s
         assert server.requests[-1]["messages"][-1]["content"] == "removed old.txt"
 
 
-def test_without_a_file_or_a_store_for_it_the_record_goes_to_stdout(cli: Cli) -> None:
+def test_without_file_and_store_the_record_goes_to_stdout(cli: Cli) -> None:
     with fake_model_server(tool_call_output(("remove", {"path": "old.txt"}))) as server:
         code, out, err = suspend(cli, server.url, "--no-store", AGENTFSM_SECRET=SECRET)
         assert code == 3
@@ -200,14 +200,14 @@ def test_without_a_file_or_a_store_for_it_the_record_goes_to_stdout(cli: Cli) ->
         assert data["suspension_record"]["tool"] == "remove"
 
 
-def test_without_a_store_and_a_secret_it_says_that_the_run_cannot_be_resumed(cli: Cli) -> None:
+def test_without_store_and_secret_the_run_cannot_be_resumed(cli: Cli) -> None:
     with fake_model_server(tool_call_output(("remove", {"path": "old.txt"}))) as server:
         code, out, err = suspend(cli, server.url, "--no-store")
     assert (code, out) == (3, "")
     assert "this run cannot be resumed" in err
 
 
-def test_a_run_goes_on_from_its_store_with_no_record_and_no_secret(cli: Cli) -> None:
+def test_a_run_resumes_from_its_store_without_record_and_secret(cli: Cli) -> None:
     with fake_model_server(tool_call_output(("remove", {"path": "old.txt"})), text_output("Done.")) as server:
         code, _, err = suspend(cli, server.url)
         assert code == 3
@@ -223,7 +223,7 @@ def test_a_run_goes_on_from_its_store_with_no_record_and_no_secret(cli: Cli) -> 
         assert "has finished" in again.stderr
 
 
-def test_a_store_that_another_process_writes_is_done_without_unless_it_was_named(cli: Cli, tmp_path: Path) -> None:
+def test_a_locked_store_is_skipped_unless_it_was_named(cli: Cli, tmp_path: Path) -> None:
     lock = FileLock(tmp_path / "named.db-lock")
     lock.acquire()
     default = tmp_path / ".local" / "share" / "agentfsm"
@@ -245,7 +245,7 @@ def test_a_store_that_another_process_writes_is_done_without_unless_it_was_named
         other.release()
 
 
-def test_a_store_that_cannot_be_written_is_done_without_unless_it_was_named(cli: Cli, tmp_path: Path) -> None:
+def test_an_unwritable_store_is_skipped_unless_it_was_named(cli: Cli, tmp_path: Path) -> None:
     default = tmp_path / ".local" / "share" / "agentfsm"
     (default / "agentfsm.db-lock").mkdir(parents=True)  # where its lock would be: nobody, root neither, can write it
     (tmp_path / "named.db-lock").mkdir()
@@ -262,7 +262,7 @@ def test_a_store_that_cannot_be_written_is_done_without_unless_it_was_named(cli:
         assert cli("resume", "some-id", "-m", "some-model", "--base-url", server.url).exit_code == 2
 
 
-def test_the_store_is_its_owners_alone_and_quiet_where_nothing_is_to_be_kept(cli: Cli, tmp_path: Path) -> None:
+def test_the_store_is_private_and_no_store_creates_none(cli: Cli, tmp_path: Path) -> None:
     with fake_model_server(text_output("Hello.")) as server:
         words = ("run", "hi", "-m", "some-model", "--base-url", server.url)
         cli(*words, "--no-store")
@@ -273,7 +273,7 @@ def test_the_store_is_its_owners_alone_and_quiet_where_nothing_is_to_be_kept(cli
     assert f"run: {cli('runs').stdout.split()[0]}" in result.stderr
 
 
-def test_a_folder_that_is_not_there_is_found_out_before_the_run_costs_anything(cli: Cli) -> None:
+def test_a_missing_folder_is_reported_before_the_first_model_call(cli: Cli) -> None:
     with fake_model_server(text_output("Hello.")) as server:
         code, _, err = suspend(cli, server.url, "--record", "no/where/wait.json", AGENTFSM_SECRET=SECRET)
         assert code == 2
@@ -284,7 +284,7 @@ def test_a_folder_that_is_not_there_is_found_out_before_the_run_costs_anything(c
 # -- as a process ---------------------------------------------------------------------------------------
 
 
-def test_at_a_terminal_the_person_is_asked_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_at_a_terminal_the_user_is_asked_and_the_run_continues(tmp_path: Path) -> None:
     with fake_model_server(tool_call_output(("remove", {"path": "old.txt"})), text_output("Done.")) as server:
         words = ["run", "tidy", "-m", "some-model", "--base-url", server.url, "-t", "tools.py"]
         with TerminalProcess(words, tmp_path) as terminal:
@@ -297,7 +297,7 @@ def test_at_a_terminal_the_person_is_asked_and_the_run_goes_on(tmp_path: Path) -
     assert server.requests[-1]["messages"][-1]["content"].startswith("removed older.txt")
 
 
-def test_ctrl_c_ends_a_run_that_waits_for_its_model_in_order(tmp_path: Path) -> None:
+def test_ctrl_c_cancels_a_run_that_waits_for_its_model(tmp_path: Path) -> None:
     with fake_model_server(hang=True) as server:
         words = ["run", "hi", "-m", "some-model", "--base-url", server.url]
         with TerminalProcess(words, tmp_path) as terminal:
@@ -311,7 +311,7 @@ def test_ctrl_c_ends_a_run_that_waits_for_its_model_in_order(tmp_path: Path) -> 
     assert "Traceback" not in terminal.text
 
 
-def test_a_signal_to_end_is_heeded_in_the_same_way(tmp_path: Path) -> None:
+def test_sigterm_cancels_the_run(tmp_path: Path) -> None:
     with fake_model_server(hang=True) as server:
         words = ["run", "hi", "-m", "some-model", "--base-url", server.url, "--json"]
         with TerminalProcess(words, tmp_path) as terminal:
@@ -321,7 +321,7 @@ def test_a_signal_to_end_is_heeded_in_the_same_way(tmp_path: Path) -> None:
     assert '"outcome": "RunCancelled"' in terminal.text
 
 
-def test_a_run_that_was_killed_goes_on_from_its_store(tmp_path: Path) -> None:
+def test_a_killed_run_resumes_from_its_store(tmp_path: Path) -> None:
     with (
         fake_model_server(tool_call_output(("add", {"a": 2, "b": 3})), text_output("Five.")) as good,
         fake_model_server(hang=True) as bad,
@@ -340,7 +340,7 @@ def test_a_run_that_was_killed_goes_on_from_its_store(tmp_path: Path) -> None:
     assert good.requests[0]["messages"] == [{"role": "user", "content": "2 + 3?"}]
 
 
-def test_ctrl_c_cuts_off_a_tool_that_hangs(tmp_path: Path) -> None:
+def test_ctrl_c_cancels_a_tool_that_hangs(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(
         "import threading\n"
         "def wait() -> str:\n"
@@ -357,21 +357,21 @@ def test_ctrl_c_cuts_off_a_tool_that_hangs(tmp_path: Path) -> None:
             assert terminal.wait() == 130
 
 
-def test_the_answer_goes_through_a_pipe_as_it_is(tmp_path: Path) -> None:
+def test_the_answer_goes_through_a_pipe_unchanged(tmp_path: Path) -> None:
     with fake_model_server(text_output("tab\there \x1b[1m grüße")) as server:
         done = run_without_terminal(["run", "hi", "-m", "some-model", "--base-url", server.url], tmp_path)
     assert done.stdout == "tab\there \x1b[1m grüße\n"
     assert "\x1b" not in done.stderr
 
 
-def test_a_locale_that_knows_no_arrows_gets_question_marks(tmp_path: Path) -> None:
+def test_a_locale_without_arrows_gets_question_marks(tmp_path: Path) -> None:
     with fake_model_server(text_output("→ grüße")) as server:
         words = ["run", "hi", "-m", "some-model", "--base-url", server.url]
         done = run_without_terminal(words, tmp_path, PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stdout) == (0, "? gr??e\n")
 
 
-def test_what_was_said_cannot_steer_the_terminal_when_it_is_shown_later(cli: Cli) -> None:
+def test_show_cannot_send_control_characters_to_the_terminal(cli: Cli) -> None:
     with fake_model_server(tool_call_output(("remove", {"path": "\x1b[2J\u202eold.txt"}))) as server:
         suspend(cli, server.url)
     shown = cli("show", cli("runs").stdout.split()[0]).stdout

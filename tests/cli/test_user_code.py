@@ -1,4 +1,4 @@
-"""Code of the user's: which tools a file holds, which graph a name means, and what is said where it is broken."""
+"""User code: the tools of a file, the graph that a name means, and errors of broken code."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def test_public_functions_of_a_file_are_its_tools() -> None:
     ]
 
 
-def test_where_some_are_made_tools_only_those_are() -> None:
+def test_decorated_functions_exclude_the_others() -> None:
     assert names("from agentfsm import tool\n@tool\ndef a(): ...\ndef helper(): ...") == ["a"]
 
 
-def test_a_list_named_tools_wins() -> None:
+def test_a_list_named_tools_takes_precedence() -> None:
     assert names("def a(): ...\ndef b(): ...\ntools = [b]") == ["b"]
     assert names("def a(): ...\ndef b(): ...\nTOOLS = (a,)") == ["a"]
 
 
-def test_a_tool_may_import_its_neighbours_then_and_later() -> None:
+def test_a_tool_can_import_modules_next_to_it() -> None:
     Path("deep").mkdir()
     Path("deep/neighbour.py").write_text("ONE = 1")
     Path("deep/late.py").write_text("TWO = 2")
@@ -53,7 +53,7 @@ def test_a_tool_may_import_its_neighbours_then_and_later() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         ("", "tools.py defines no tool"),
         ("def a(:", "tools.py, line 1: SyntaxError"),
@@ -61,20 +61,20 @@ def test_a_tool_may_import_its_neighbours_then_and_later() -> None:
         ("import no_such_module", "tools.py, line 1: ModuleNotFoundError: No module named 'no_such_module'"),
     ],
 )
-def test_a_broken_file_is_named_with_the_line(code: str, said: str) -> None:
+def test_an_error_in_user_code_names_file_and_line(code: str, message: str) -> None:
     Path("tools.py").write_text(code)
     with pytest.raises(ConfigurationError) as caught:
         load_tools("tools.py")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("path", ["none.py", "."])
-def test_a_file_that_is_not_there_is_said_to_be_missing(path: str) -> None:
+def test_a_missing_file_is_reported(path: str) -> None:
     with pytest.raises(ConfigurationError, match="there is no file"):
         load_tools(path)
 
 
-def test_a_file_of_another_kind_is_refused() -> None:
+def test_a_file_that_is_not_python_is_refused() -> None:
     Path("tools.txt").write_text("def a(): ...")
     with pytest.raises(ConfigurationError, match=r"must end in \.py"):
         load_tools("tools.txt")
@@ -83,7 +83,7 @@ def test_a_file_of_another_kind_is_refused() -> None:
 # -- graphs -----------------------------------------------------------------------------------------------
 
 
-def test_a_graph_is_found_in_a_module_in_a_file_and_in_what_has_one() -> None:
+def test_a_graph_is_loaded_from_a_module_a_file_or_its_owner() -> None:
     Path("mine.py").write_text("from agentfsm import LOOP as MINE\nclass Holder:\n    inner = MINE")
     assert load_graph("agentfsm.loop.table:LOOP") is LOOP
     assert load_graph("agentfsm.loop.presets:STRICT") is STRICT.graph
@@ -93,7 +93,7 @@ def test_a_graph_is_found_in_a_module_in_a_file_and_in_what_has_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("LOOP", "not of the form MODULE:GRAPH"),
         (":LOOP", "not of the form MODULE:GRAPH"),
@@ -105,7 +105,7 @@ def test_a_graph_is_found_in_a_module_in_a_file_and_in_what_has_one() -> None:
         ("needs:G", "No module named 'no_such_module'"),
     ],
 )
-def test_what_is_no_graph_is_said_to_be_none(name: str, said: str) -> None:
+def test_something_that_is_not_a_graph_is_refused(name: str, message: str) -> None:
     Path("broken.py").write_text(
         "from agentfsm import Graph, StateSpec, Transition\n"
         "G = Graph((StateSpec('a'), StateSpec('b', final=True)), (Transition('a', 'never', 'b'),))"
@@ -113,4 +113,4 @@ def test_what_is_no_graph_is_said_to_be_none(name: str, said: str) -> None:
     Path("needs.py").write_text("import no_such_module")
     with pytest.raises(ConfigurationError) as caught:
         load_graph(name)
-    assert said in str(caught.value)
+    assert message in str(caught.value)

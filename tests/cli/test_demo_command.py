@@ -24,7 +24,7 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def test_without_a_terminal_it_runs_to_its_end_and_says_that_it_answers_itself(cli: Cli, tmp_path: Path) -> None:
+def test_without_a_terminal_the_demo_answers_itself(cli: Cli, tmp_path: Path) -> None:
     result = cli("demo")
     assert result.exit_code == 0
     assert result.stderr == ""
@@ -34,14 +34,14 @@ def test_without_a_terminal_it_runs_to_its_end_and_says_that_it_answers_itself(c
     assert (tmp_path / "demo-out" / "report.md").read_text().startswith("# Modules that are too long")
 
 
-def test_it_looks_at_the_real_files_of_the_package(cli: Cli) -> None:
+def test_the_default_folder_is_the_package(cli: Cli) -> None:
     root = Path(agentfsm.__file__).parent
     lines = {path: len(path.read_text().splitlines()) for path in root.rglob("*.py")}
     too_long = [path for path, count in lines.items() if count > 300]
     assert f"{len(too_long)} of {len(lines)} modules have more than 300 lines" in cli("demo").stdout
 
 
-def test_other_files_are_another_answer(cli: Cli, source: Path) -> None:
+def test_other_files_give_another_answer(cli: Cli, source: Path) -> None:
     first = cli("demo", "source").stdout
     assert "1 of 2 modules have more than 300 lines; the longest is long.py with 400." in first
     (source / "longer.py").write_text("x = 1\n" * 500)
@@ -49,7 +49,7 @@ def test_other_files_are_another_answer(cli: Cli, source: Path) -> None:
     assert "2 of 3 modules have more than 300 lines; the longest is longer.py with 500." in second
 
 
-def test_the_table_shows_every_transition_as_it_stands_in_the_graph(cli: Cli) -> None:
+def test_the_table_shows_every_transition_of_the_run(cli: Cli) -> None:
     printed = cli("demo", COLUMNS="400").stdout
     moves = json.loads(cli("demo", "--json").stdout)["transitions"]
     _, _, table = printed.partition("evaluated before it, all false")
@@ -63,7 +63,7 @@ def test_the_table_shows_every_transition_as_it_stands_in_the_graph(cli: Cli) ->
         assert row[4].rstrip() == f"{len(before)}: {', '.join(before)}"
 
 
-def test_every_kind_of_event_is_seen(cli: Cli) -> None:
+def test_every_kind_of_event_is_shown(cli: Cli) -> None:
     data = json.loads(cli("demo", "--json").stdout)
     guards = {move["guard"] for move in data["transitions"]}
     assert {
@@ -81,17 +81,17 @@ def test_every_kind_of_event_is_seen(cli: Cli) -> None:
     assert (data["outcome"], data["ok"], data["recoveries"]) == ("RunCompleted", True, 5)
 
 
-def test_the_picture_shows_the_way_that_the_run_took(cli: Cli, tmp_path: Path) -> None:
+def test_the_diagram_shows_the_path_of_the_run(cli: Cli, tmp_path: Path) -> None:
     data = json.loads(cli("demo", "--json", "--out", "here").stdout)
     assert data["files"] == {"picture": "here/run.svg"}
     picture = ET.fromstring((tmp_path / "here" / "run.svg").read_text())
-    said = " ".join(picture.itertext())
+    message = " ".join(picture.itertext())
     taken = sum(move["from"] == "recover" for move in data["transitions"])
-    assert f"\u00d7{taken}" in said
-    assert f"{len(data['transitions'])} transitions" in said
+    assert f"\u00d7{taken}" in message
+    assert f"{len(data['transitions'])} transitions" in message
 
 
-def test_an_empty_folder_is_handed_back_with_exit_code_1(cli: Cli, tmp_path: Path) -> None:
+def test_an_empty_folder_is_handed_off_with_exit_code_1(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     result = cli("demo", "empty")
     assert result.exit_code == 1
@@ -100,7 +100,7 @@ def test_an_empty_folder_is_handed_back_with_exit_code_1(cli: Cli, tmp_path: Pat
     assert "next: name a folder that holds Python modules" in result.stdout
 
 
-def test_a_real_model_may_sit_in_the_seat(cli: Cli, source: Path) -> None:
+def test_the_demo_runs_with_a_real_model(cli: Cli, source: Path) -> None:
     with fake_model_server(text_output("I would rather not.")) as server:
         result = cli("demo", "source", "--model", "ollama:little", OLLAMA_HOST=server.host)
     assert result.exit_code == 1  # it only talks: narrowed once, then handed off
@@ -113,7 +113,7 @@ def test_a_real_model_may_sit_in_the_seat(cli: Cli, source: Path) -> None:
 # -- as a process ---------------------------------------------------------------------------------------
 
 
-def test_as_a_process_without_a_terminal_it_prints_plain_lines(tmp_path: Path) -> None:
+def test_a_process_without_a_terminal_prints_plain_lines(tmp_path: Path) -> None:
     done = run_without_terminal(["demo"], tmp_path)
     assert done.returncode == 0
     assert done.stderr == ""
@@ -122,7 +122,7 @@ def test_as_a_process_without_a_terminal_it_prints_plain_lines(tmp_path: Path) -
     assert "pre_step       backing off for 2 s ..." in done.stdout
 
 
-def test_at_a_terminal_a_person_answers(tmp_path: Path, source: Path) -> None:
+def test_at_a_terminal_the_user_answers(tmp_path: Path, source: Path) -> None:
     with TerminalProcess(["demo", str(source)], tmp_path) as terminal:
         terminal.expect("How many lines may a module have?")
         terminal.expect("Your answer:")
@@ -144,7 +144,7 @@ def test_at_a_terminal_a_person_answers(tmp_path: Path, source: Path) -> None:
     assert (tmp_path / "demo-out" / "report.md").exists()
 
 
-def test_at_a_terminal_a_call_may_be_denied_with_a_reason(tmp_path: Path, source: Path) -> None:
+def test_at_a_terminal_a_call_can_be_denied_with_a_reason(tmp_path: Path, source: Path) -> None:
     with TerminalProcess(["demo", str(source)], tmp_path, columns=80) as terminal:
         terminal.expect("Your answer:")
         terminal.type("100")
@@ -161,7 +161,7 @@ def test_at_a_terminal_a_call_may_be_denied_with_a_reason(tmp_path: Path, source
     assert [line for line in rows if len(line) > 80] == []
 
 
-def test_at_a_terminal_arguments_may_be_edited(tmp_path: Path, source: Path) -> None:
+def test_at_a_terminal_arguments_can_be_edited(tmp_path: Path, source: Path) -> None:
     with TerminalProcess(["demo", str(source)], tmp_path) as terminal:
         terminal.expect("Your answer:")
         terminal.type("100")
@@ -178,7 +178,7 @@ def test_at_a_terminal_arguments_may_be_edited(tmp_path: Path, source: Path) -> 
     assert (tmp_path / "demo-out" / "mine.md").read_text() == "mine"
 
 
-def test_ctrl_c_at_a_question_ends_the_run_in_order(tmp_path: Path, source: Path) -> None:
+def test_ctrl_c_at_a_question_cancels_the_run(tmp_path: Path, source: Path) -> None:
     with TerminalProcess(["demo", str(source)], tmp_path) as terminal:
         terminal.expect("Your answer:")
         terminal.interrupt("cancelled")
@@ -187,7 +187,7 @@ def test_ctrl_c_at_a_question_ends_the_run_in_order(tmp_path: Path, source: Path
     assert "Traceback" not in terminal.text
 
 
-def test_colours_go_where_no_color_is_set(tmp_path: Path, source: Path) -> None:
+def test_no_color_disables_colors(tmp_path: Path, source: Path) -> None:
     with TerminalProcess(["demo", str(source), "--yes"], tmp_path, {"NO_COLOR": "1"}) as terminal:
         assert terminal.wait() == 0
     assert "\x1b[33m" not in terminal.raw

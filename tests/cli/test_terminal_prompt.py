@@ -1,4 +1,4 @@
-"""Questions at the terminal: what may be typed, and what comes of it."""
+"""Prompts at the terminal: what can be typed, and what reply it becomes."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def answered(question: UserInputRequested, *typed: str, editor: str | None = Non
         ("limit", " ten more ", " ten more "),
     ],
 )
-def test_a_typed_reply_means_what_the_run_waits_for(kind: str, typed: str, reply: HumanInput) -> None:
+def test_a_typed_reply_is_parsed_by_kind_of_request(kind: str, typed: str, reply: HumanInput) -> None:
     assert parse_reply(kind, typed) == reply
 
 
 @pytest.mark.parametrize(
-    ("kind", "typed", "said"),
+    ("kind", "typed", "message"),
     [
         ("approval", "perhaps", "reply with allow, deny"),
         ("approval", "allow me", "reply with allow, deny"),
@@ -73,12 +73,12 @@ def test_a_typed_reply_means_what_the_run_waits_for(kind: str, typed: str, reply
         ("in_doubt", "give-up now", "reply with ran"),
     ],
 )
-def test_a_reply_that_does_not_fit_is_refused_with_those_that_do(kind: str, typed: str, said: str) -> None:
-    with pytest.raises(HumanReplyError, match=said):
+def test_an_invalid_reply_is_refused_with_the_valid_ones(kind: str, typed: str, message: str) -> None:
+    with pytest.raises(HumanReplyError, match=message):
         parse_reply(kind, typed)
 
 
-def test_whoever_allows_a_call_sees_all_of_it() -> None:
+def test_an_approval_shows_the_whole_call() -> None:
     reply, shown = answered(asked(arguments={"to": "Ann", "text": "x" * 3000, "n": {"deep": [1]}}), "a")
     assert reply == Allow()
     assert "May 'send' run with these arguments?" in shown
@@ -86,26 +86,26 @@ def test_whoever_allows_a_call_sees_all_of_it() -> None:
     assert '{"deep": [1]}' in shown
 
 
-def test_what_is_shown_cannot_steer_the_terminal() -> None:
+def test_a_request_cannot_send_control_characters_to_the_terminal() -> None:
     _, shown = answered(asked(arguments={"to": "\x1b[2JAnn\u202e", "text": "[red]no markup[/red]"}), "a")
     assert "\x1b" not in shown
     assert r"\x1b[2JAnn\u202e" in shown
     assert "[red]no markup[/red]" in shown
 
 
-def test_nothing_typed_is_asked_again() -> None:
+def test_an_empty_line_asks_again() -> None:
     assert answered(asked(), "", "  ", "a")[0] == Allow()
     assert answered(asked("question"), "", "blue")[0] == "blue"
     assert answered(asked("in_doubt"), "", "ran")[0] == ItRan()
 
 
-def test_a_denial_is_asked_for_its_reason_once() -> None:
+def test_a_denial_asks_for_a_reason_once() -> None:
     assert answered(asked(), "d", "too dear")[0] == Deny("too dear")
     assert answered(asked(), "d", "")[0] == Deny("")
     assert answered(asked(), "deny too dear")[0] == Deny("too dear")
 
 
-def test_arguments_are_edited_in_a_line_or_in_an_editor() -> None:
+def test_arguments_are_edited_inline_or_in_an_editor() -> None:
     assert answered(asked(), "e", '{"to": "Bob"}')[0] == Edit({"to": "Bob"})
     assert answered(asked(), "edit", "", editor='{"to": "Eve"}')[0] == Edit({"to": "Eve"})
     reply, shown = answered(asked(), "e", "", "a", editor=None)
@@ -117,7 +117,7 @@ def test_arguments_are_edited_in_a_line_or_in_an_editor() -> None:
     ("typed", "reply"),
     [("1", "red"), ("2", "30"), ("30", "30"), ("3", "3"), ("0", "0"), ("²", "²"), ("green", "green")],
 )
-def test_a_choice_is_taken_by_its_number_or_its_words(typed: str, reply: str) -> None:
+def test_a_choice_is_selected_by_number_or_text(typed: str, reply: str) -> None:
     got, shown = answered(asked("question", choices=("red", "30"), tool="ask_user"), typed)
     assert got == reply
     assert "1) red" in shown

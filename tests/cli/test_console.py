@@ -1,4 +1,4 @@
-"""Texts of models and tools as a terminal may show them."""
+"""Text of models and tools made safe for a terminal."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from agentfsm.cli.console import sanitize, shorten
         ("half \ud83d", r"half \ud83d"),
     ],
 )
-def test_what_would_steer_the_terminal_is_shown_as_its_code(text: str, shown: str) -> None:
+def test_control_characters_are_shown_as_their_codes(text: str, shown: str) -> None:
     assert sanitize(text) == shown
 
 
 @given(st.text(st.characters(codec=None)))
-def test_whatever_comes_is_harmless_and_can_be_encoded(text: str) -> None:
+def test_sanitized_text_is_harmless_and_can_be_encoded(text: str) -> None:
     shown = sanitize(text)
     assert not any(ord(c) < 32 and c not in "\n\t" for c in shown)
     shown.encode()
 
 
-def test_a_short_text_is_one_line_of_a_length() -> None:
+def test_shorten_returns_one_line_of_limited_length() -> None:
     assert shorten("a\n  b\tc") == "a b c"
     assert shorten("x" * 50, 10) == "x" * 9 + "…"
     assert shorten(12) == "12"

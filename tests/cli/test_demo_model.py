@@ -1,4 +1,4 @@
-"""The stand-in decides from what stands in the request: other results, another answer."""
+"""The demo's rule-based model decides from the results in the request."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
     return source
 
 
-def test_the_answer_follows_from_the_files(folder: Path, tmp_path: Path) -> None:
+def test_the_answer_depends_on_the_files(folder: Path, tmp_path: Path) -> None:
     result, _, _ = seen_through(folder, tmp_path / "out")
     assert isinstance(result.outcome, RunCompleted)
     assert result.output.startswith(
@@ -63,19 +63,19 @@ def test_the_answer_follows_from_the_files(folder: Path, tmp_path: Path) -> None
     assert "Other files that import the longest by its name: 1." in report
 
 
-def test_other_files_are_another_answer(folder: Path, tmp_path: Path) -> None:
+def test_other_files_give_another_answer(folder: Path, tmp_path: Path) -> None:
     (folder / "huge.py").write_text("# Huge.\n" * 40)
     result, _, _ = seen_through(folder, tmp_path / "out")
     assert result.output.startswith("2 of 4 modules have more than 5 lines; the longest is huge.py with 40.")
     assert "| huge.py | 40 | Huge. |" in (tmp_path / "out" / "report.md").read_text()
 
 
-def test_another_limit_is_another_answer(folder: Path, tmp_path: Path) -> None:
+def test_another_limit_gives_another_answer(folder: Path, tmp_path: Path) -> None:
     result, _, _ = seen_through(folder, tmp_path / "out", limit="10 lines, please")
     assert result.output.startswith("None of 3 modules has more than 10 lines.")
 
 
-def test_of_many_that_are_too_long_some_are_shown(folder: Path, tmp_path: Path) -> None:
+def test_the_report_shows_the_longest_of_many(folder: Path, tmp_path: Path) -> None:
     for name in "abcdefg":
         (folder / f"{name}.py").write_text("x = 1\n" * 20)
     result, _, _ = seen_through(folder, tmp_path / "out")
@@ -83,7 +83,7 @@ def test_of_many_that_are_too_long_some_are_shown(folder: Path, tmp_path: Path) 
     assert "3 more are not shown." in (tmp_path / "out" / "report.md").read_text()
 
 
-def test_no_module_at_all_is_handed_back(tmp_path: Path) -> None:
+def test_a_folder_without_modules_is_handed_off(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     result, guards, _ = seen_through(tmp_path / "empty", tmp_path / "out")
     assert isinstance(result.outcome, Handoff)
@@ -99,19 +99,19 @@ def test_a_denied_report_is_not_written_and_the_answer_says_why(folder: Path, tm
     assert not (tmp_path / "out").exists()
 
 
-def test_an_edited_report_is_written_as_the_person_wants_it(folder: Path, tmp_path: Path) -> None:
+def test_an_edited_report_is_written_as_edited(folder: Path, tmp_path: Path) -> None:
     result, _, _ = seen_through(folder, tmp_path / "out", leave=Edit({"name": "mine.md", "text": "mine"}))
     assert (tmp_path / "out" / "mine.md").read_text() == "mine"
     assert result.output.endswith(f"wrote 1 lines to {tmp_path / 'out' / 'mine.md'}.")
 
 
-def test_an_answer_without_a_number_is_asked_about_once_more(folder: Path, tmp_path: Path) -> None:
+def test_an_answer_without_a_number_is_asked_for_again(folder: Path, tmp_path: Path) -> None:
     result, guards, _ = seen_through(folder, tmp_path / "out", limit="not too long")
     assert guards.count("question_asked") == 2
     assert "more than 300 lines" in result.output
 
 
-def test_it_makes_its_mistakes_and_the_loop_mends_each(folder: Path, tmp_path: Path) -> None:
+def test_the_loop_recovers_from_every_mistake(folder: Path, tmp_path: Path) -> None:
     clean, _, none = seen_through(folder, tmp_path / "clean")
     result, _, kinds = seen_through(folder, tmp_path / "out", mistakes=MISTAKES)
     assert none == []
@@ -125,7 +125,7 @@ def test_it_makes_its_mistakes_and_the_loop_mends_each(folder: Path, tmp_path: P
     assert result.output.replace("out", "clean") == clean.output
 
 
-def test_it_reads_the_name_of_a_tool_from_the_answer_to_a_wrong_one() -> None:
+def test_the_model_reads_the_tool_name_from_the_error() -> None:
     """With other words in the result it calls another tool: nothing of it is canned."""
     model = DemoModel(mistakes=("unknown tool",))
 
@@ -138,7 +138,7 @@ def test_it_reads_the_name_of_a_tool_from_the_answer_to_a_wrong_one() -> None:
     assert asyncio.run(talk()) == "listing"
 
 
-def test_a_busy_provider_says_how_long_to_wait() -> None:
+def test_the_busy_provider_sends_retry_after() -> None:
     with pytest.raises(TransientProviderError) as caught:
         asyncio.run(DemoModel(mistakes=("busy",)).reply(ModelRequest([Message.user(TASK)])))
     assert (caught.value.status, caught.value.retry_after_s) == (429, 2.0)

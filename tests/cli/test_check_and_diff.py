@@ -1,4 +1,4 @@
-"""``agentfsm check`` and ``agentfsm diff``: what they print, draw and exit with."""
+"""``agentfsm check`` and ``agentfsm diff``: output, diagrams and exit codes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def mine(tmp_path: Path) -> str:
     return "mine.py"
 
 
-def test_the_default_loop_holds(cli: Cli) -> None:
+def test_every_property_of_the_default_loop_holds(cli: Cli) -> None:
     result = cli("check")
     assert result.exit_code == 0
     assert "holds   every run ends, or waits for a person" in result.stdout
@@ -49,7 +49,7 @@ def test_the_default_loop_holds(cli: Cli) -> None:
     assert "BROKEN" not in result.stdout
 
 
-def test_a_broken_property_comes_with_its_run_and_its_picture(cli: Cli, mine: str, tmp_path: Path) -> None:
+def test_a_violated_property_comes_with_a_counterexample_and_a_diagram(cli: Cli, mine: str, tmp_path: Path) -> None:
     result = cli("check", f"{mine}:DODGES", "--must-pass", "call_llm:pre_step", "--output", "broken.svg")
     assert result.exit_code == 1
     assert "by: pre_step.otherwise, call_llm.transient_provider, recover.otherwise" in result.stdout
@@ -58,7 +58,7 @@ def test_a_broken_property_comes_with_its_run_and_its_picture(cli: Cli, mine: st
     assert "broken.svg" in result.stderr
 
 
-def test_limits_and_rules_come_from_what_is_named_and_from_options(cli: Cli) -> None:
+def test_limits_and_behavior_come_from_the_named_object_and_from_options(cli: Cli) -> None:
     small = ("--guardrails", "max_iterations=2", "-g", "max_steps=2", "-g", "max_tool_retries=0")
     data = json.loads(cli("check", "--json", *small, "--calls-per-reply", "3").stdout)
     assert data["ok"] is True
@@ -68,7 +68,7 @@ def test_limits_and_rules_come_from_what_is_named_and_from_options(cli: Cli) -> 
     assert {d["row"] for d in feedback["dead"]} >= {"post_tool.question_asked"}
 
 
-def test_what_is_declared_may_hold(cli: Cli) -> None:
+def test_declared_properties_can_hold(cli: Cli) -> None:
     result = cli("check", "--never-after", "dispatch_tool:output_truncated:pre_step", "--output", "nothing.svg")
     assert result.exit_code == 0
     assert "holds   never dispatch_tool after output_truncated until pre_step" in result.stdout
@@ -94,7 +94,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(cli: Cli, words: tuple[str, ...
     assert "Traceback" not in result.stderr
 
 
-def test_a_diff_tells_rows_and_behaviour(cli: Cli, mine: str, tmp_path: Path) -> None:
+def test_diff_reports_rows_and_decisions(cli: Cli, mine: str, tmp_path: Path) -> None:
     result = cli("diff", f"{mine}:ASKS", f"{mine}:HURRIED", "--output", "difference.svg")
     assert result.exit_code == 1
     assert "~ post_llm.tool_calls is asked at place 8, was at 9" in result.stdout
@@ -105,7 +105,7 @@ def test_a_diff_tells_rows_and_behaviour(cli: Cli, mine: str, tmp_path: Path) ->
     assert (same.exit_code, same.stdout) == (0, "the two tables are the same\n")
 
 
-def test_a_table_may_come_from_a_file_a_preset_or_a_run(cli: Cli, tmp_path: Path) -> None:
+def test_diff_reads_graphs_from_files_presets_and_runs(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "reviewed.json").write_text(json.dumps(LOOP.table))
     assert cli("diff", "reviewed.json", "standard").exit_code == 0
     assert cli("diff", "standard", "strict").exit_code == 1
@@ -128,7 +128,7 @@ def test_a_table_may_come_from_a_file_a_preset_or_a_run(cli: Cli, tmp_path: Path
     assert cli("diff", "broken.json", "strict").exit_code == 2
 
 
-def test_a_word_that_names_no_graph_is_told_what_it_could_be(cli: Cli, mine: str) -> None:
+def test_an_unknown_graph_name_lists_what_it_could_be(cli: Cli, mine: str) -> None:
     file = cli("diff", mine, f"{mine}:ASKS")
     assert file.exit_code == 2
     assert "'mine.py' is not of the form MODULE:GRAPH" in file.stderr
@@ -137,7 +137,7 @@ def test_a_word_that_names_no_graph_is_told_what_it_could_be(cli: Cli, mine: str
     assert "'standart' is not a graph (MODULE:GRAPH), a JSON file, a preset or a run of the store" in word.stderr
 
 
-def test_only_rows_that_differ_fail_where_that_is_asked_for(cli: Cli, tmp_path: Path) -> None:
+def test_exact_fails_on_row_differences_alone(cli: Cli, tmp_path: Path) -> None:
     """An error in front of another kind of error leads to the same place, but is another decision; so is told."""
     (tmp_path / "two.py").write_text(
         "from dataclasses import replace\n"
@@ -147,7 +147,7 @@ def test_only_rows_that_differ_fail_where_that_is_asked_for(cli: Cli, tmp_path: 
     assert cli("diff", "two.py:LOOP", "two.py:SAME", "--exact").exit_code == 0
 
 
-def test_both_say_what_they_do(cli: Cli) -> None:
+def test_check_and_diff_have_help(cli: Cli) -> None:
     for command in ("check", "diff"):
         text = cli(command, "--help").stdout
         assert "Examples:" in text

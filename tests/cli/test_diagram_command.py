@@ -1,4 +1,4 @@
-"""``agentfsm diagram``: every form, printed, written, or compared with a file."""
+"""``agentfsm diagram``: every format, printed, written, or compared with a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.cli.conftest import Cli
 from tests.helpers.terminal import TerminalProcess
 
 
-def test_without_a_word_it_prints_the_loop_as_text(cli: Cli) -> None:
+def test_no_arguments_print_the_loop_as_text(cli: Cli) -> None:
     printed = cli("diagram").stdout
     for row in LOOP:
         assert row.name in printed
@@ -26,31 +26,31 @@ def test_without_a_word_it_prints_the_loop_as_text(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("form", [name for name, form in FORMATS.items() if not form.image])
-def test_every_form_of_text_is_printed(cli: Cli, form: str) -> None:
+def test_every_text_format_is_printed(cli: Cli, form: str) -> None:
     result = cli("diagram", "--format", form)
     assert result.exit_code == 0
     assert result.stdout.rstrip("\n") == diagram(LOOP, form).rstrip("\n")
 
 
-def test_a_file_has_the_form_of_its_ending_or_the_one_that_is_named(cli: Cli, tmp_path: Path) -> None:
+def test_the_format_comes_from_the_extension_or_the_option(cli: Cli, tmp_path: Path) -> None:
     assert cli("diagram", "--output", "deep/er/loop.svg").exit_code == 0
     assert ET.fromstring((tmp_path / "deep/er/loop.svg").read_text()).tag.endswith("svg")
     assert cli("diagram", "--output", "loop.txt", "--format", "dot").exit_code == 0
     assert (tmp_path / "loop.txt").read_text().startswith("digraph")
 
 
-def test_a_theme_is_drawn(cli: Cli) -> None:
+def test_the_theme_is_applied(cli: Cli) -> None:
     assert cli("diagram", "-f", "svg", "--theme", "dark").stdout != cli("diagram", "-f", "svg").stdout
 
 
-def test_the_graph_of_a_preset_and_one_of_a_file(cli: Cli, tmp_path: Path) -> None:
+def test_the_graph_comes_from_a_preset_or_a_file(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("from agentfsm.loop.presets import STRICT as MINE")
     expected = diagram(STRICT.graph, "text").rstrip("\n")
     assert cli("diagram", "--preset", "strict").stdout.rstrip("\n") == expected
     assert cli("diagram", "mine.py:MINE").stdout.rstrip("\n") == expected
 
 
-def test_a_folder_gets_the_forms_that_are_kept_and_check_compares_them(cli: Cli, tmp_path: Path) -> None:
+def test_a_folder_gets_the_committed_formats_and_check_compares_them(cli: Cli, tmp_path: Path) -> None:
     assert cli("diagram", "--output", "kept/", "--check").exit_code == 1
     assert not (tmp_path / "kept").exists()
     written = cli("diagram", "--output", "kept/")
@@ -71,7 +71,7 @@ def test_a_folder_gets_the_forms_that_are_kept_and_check_compares_them(cli: Cli,
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--check",), "name them with --output"),
         (("--check", "--output", "loop.png"), "--check compares text formats"),
@@ -83,10 +83,10 @@ def test_a_folder_gets_the_forms_that_are_kept_and_check_compares_them(cli: Cli,
         (("--coverage", __file__), "is not a coverage report: write one with pytest --fsm-report=json"),
     ],
 )
-def test_wrong_usage_says_what_is_right(cli: Cli, words: tuple[str, ...], said: str) -> None:
+def test_wrong_usage_is_explained(cli: Cli, words: tuple[str, ...], message: str) -> None:
     result = cli("diagram", *words)
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 @tool(requires_approval=True)
@@ -118,7 +118,7 @@ def keep(store: Path, graph: Graph = LOOP) -> None:
 WAY = ["pre_step.otherwise", "call_llm.otherwise", "post_llm.tool_calls", "dispatch_tool.approval_required"]
 
 
-def test_the_way_of_a_run_of_the_store_is_laid_over_its_graph(cli: Cli, tmp_path: Path) -> None:
+def test_the_path_of_a_stored_run_is_drawn_on_its_graph(cli: Cli, tmp_path: Path) -> None:
     keep(tmp_path / "runs.db")
     expected = diagram(LOOP, "svg", overlay=RunPath.from_ids(WAY, "suspended"))
     assert cli("diagram", "--run", "one", "--store", "runs.db", "-o", "run.svg").exit_code == 0
@@ -127,7 +127,7 @@ def test_the_way_of_a_run_of_the_store_is_laid_over_its_graph(cli: Cli, tmp_path
     assert "a run of 4 transitions, now in suspended" in text
 
 
-def test_a_run_on_a_graph_that_is_not_at_hand_is_drawn_on_what_its_journal_pins(cli: Cli, tmp_path: Path) -> None:
+def test_a_run_of_an_unknown_graph_is_drawn_on_the_graph_its_journal_pins(cli: Cli, tmp_path: Path) -> None:
     keep(tmp_path / "runs.db", MINE)
     result = cli("diagram", "--run", "one", "--store", "runs.db", "-f", "svg")
     assert result.stdout.rstrip("\n") == diagram(MINE, overlay=RunPath.from_ids(WAY, "suspended")).rstrip("\n")
@@ -140,7 +140,7 @@ def test_a_run_on_a_graph_that_is_not_at_hand_is_drawn_on_what_its_journal_pins(
     assert "there is no run 'two'" in unknown.stderr
 
 
-def test_what_tests_took_is_laid_over_the_graph(cli: Cli, tmp_path: Path) -> None:
+def test_coverage_is_drawn_on_the_graph(cli: Cli, tmp_path: Path) -> None:
     windows = {"pre_step.otherwise": 3, "pre_step.otherwise > call_llm.otherwise": 2, "call_llm.otherwise": 2}
     shares = [{"what": "transitions", "impossible": ["pre_step.cost_limit"]}]
     (tmp_path / "fsm-coverage.json").write_text(json.dumps({"windows": windows, "shares": shares}))
@@ -150,7 +150,7 @@ def test_what_tests_took_is_laid_over_the_graph(cli: Cli, tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz paints images, and dot is not on the path")
-def test_an_image_goes_to_a_file_or_through_a_pipe_but_not_to_a_terminal(cli: Cli, tmp_path: Path) -> None:
+def test_an_image_is_written_to_a_file_or_pipe_but_not_to_a_terminal(cli: Cli, tmp_path: Path) -> None:
     assert cli("diagram", "-f", "png").stdout_bytes.startswith(b"\x89PNG")
     cli("diagram", "-o", "loop.png")
     assert (tmp_path / "loop.png").read_bytes().startswith(b"\x89PNG")
@@ -159,7 +159,7 @@ def test_an_image_goes_to_a_file_or_through_a_pipe_but_not_to_a_terminal(cli: Cl
         assert terminal.wait() == 2
 
 
-def test_an_image_without_graphviz_is_one_clear_line(cli: Cli) -> None:
+def test_a_missing_graphviz_is_one_clear_line(cli: Cli) -> None:
     result = cli("diagram", "-o", "loop.png", PATH="/nowhere")
     assert result.exit_code == 2
     assert result.stderr.startswith("agentfsm: ")
