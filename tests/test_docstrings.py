@@ -56,10 +56,10 @@ def known() -> dict[str, Any]:
     }  # fmt: skip
     return {
         **kits,
-        "Agent": Agent, "AgentGuardrails": AgentGuardrails, "AgentRules": strategies.AgentStateMachine, "Example": Example,
+        "Agent": Agent, "AgentGuardrails": AgentGuardrails, "AgentStateMachine": strategies.AgentStateMachine, "Example": Example,
         "Failure": Failure, "FailureKind": FailureKind, "LOOP": LOOP, "agentfsm": agentfsm, "detector": detector,
         "Difference": diagrams_kit.DiffOverlay, "CHECKS": {}, "counts": {}, "given": given, "pytest": MARKS,
-        "invariants": invariants, "my_agent": Agent(ScriptedModel()), "scripts": strategies.scenarios,
+        "invariants": invariants, "my_agent": Agent(ScriptedModel()), "scenarios": strategies.scenarios,
         "reviewed": LOOP, "mine": LOOP.without("post_llm.loop_detected"),
     }  # fmt: skip
 
@@ -73,6 +73,16 @@ def test_an_example_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_every_feature_shows_one() -> None:
     shown = {name.rpartition(".")[2] for name, _ in EXAMPLES}
-    features = {"paths", "Witness", "force", "contests", "scripts", "AgentRules", "analyse", "diff", "must_pass"}
-    features |= {"never_after", "detector", "RunPath", "Counterexample", "Coverage", "Difference", "Doors"}
+    features = {
+        "paths",
+        "WitnessDriver",
+        "force",
+        "guard_conflicts",
+        "scenarios",
+        "AgentStateMachine",
+        "analyse",
+        "diff",
+        "must_pass",
+    }
+    features |= {"never_after", "detector", "RunPath", "Counterexample", "Coverage", "DiffOverlay", "HooksOverlay"}
     assert features <= shown

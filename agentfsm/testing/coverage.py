@@ -20,23 +20,23 @@ __all__ = ["CoverageCounts", "CriterionCoverage", "coverage_by_criterion", "lcov
 
 
 MAX_WINDOW = 3
-"""So many rows in a row are counted: the triples."""
+"""The longest windows of consecutive rows that are counted: triples."""
 
 MAX_TRACKED_RUNS = 10_000
-"""Of so many runs, the last rows are remembered."""
+"""The number of runs whose last rows are kept; the oldest are dropped first."""
 
 
 @dataclass
 class CoverageCounts:
-    """Counts of what runs of one graph did.
+    """What the runs of one graph covered.
 
     Attributes:
-        windows: How often rows were taken in a row, one to three of them, by their ids.
-        true: How often each guard held, by its row's id.
-        false: How often each guard did not.
-        walks: How often states were come to in a row, by their names; up to ``max_walk_length`` moves.
-        max_walk_length: The moves of the longest walk that is counted: 0 where none is, and the number of the
-            graph's states for prime paths.
+        windows: How often one, two or three rows were taken consecutively, by their ids.
+        true: How often each guard was true, by row id.
+        false: How often each guard was false, by row id.
+        walks: How often states were visited consecutively, by their names; up to ``max_walk_length`` transitions.
+        max_walk_length: The length of the longest walks that are counted, in transitions: 0 to count none, the number of
+            states of the graph for prime paths.
     """
 
     windows: Counter[tuple[str, ...]] = field(default_factory=Counter[tuple[str, ...]])
@@ -49,20 +49,20 @@ class CoverageCounts:
     )
 
     def record(self, run_id: str, decision: Decision) -> None:
-        """Count one move of a run."""
+        """Count one transition of a run."""
         row = decision.transition
-        last = self._recent.pop(run_id, ())
-        if last and not last[-1].endswith(f">{row.source}"):
-            last = ()  # another run with the same name
-        here = (*last, f"{row.id}>{row.target}")[-max(MAX_WINDOW, self.max_walk_length) :]
-        self._recent[run_id] = here
+        recent = self._recent.pop(run_id, ())
+        if recent and not recent[-1].endswith(f">{row.source}"):
+            recent = ()  # another run with the same id
+        recent = (*recent, f"{row.id}>{row.target}")[-max(MAX_WINDOW, self.max_walk_length) :]
+        self._recent[run_id] = recent
         if len(self._recent) > MAX_TRACKED_RUNS:
             self._recent.popitem(last=False)
-        ids = tuple(each.partition(">")[0] for each in here[-MAX_WINDOW:])
+        ids = tuple(each.partition(">")[0] for each in recent[-MAX_WINDOW:])
         for start in range(len(ids)):
             self.windows[ids[start:]] += 1
         if self.max_walk_length:
-            states = (*(each.partition(".")[0] for each in here), str(row.target))
+            states = (*(each.partition(".")[0] for each in recent), str(row.target))
             for start in range(len(states) - 1):
                 self.walks[states[start:]] += 1
         for guard, answer in decision.tried:
@@ -74,14 +74,14 @@ class CoverageCounts:
         return {window[0]: n for window, n in self.windows.items() if len(window) == 1}
 
     def merge(self, other: CoverageCounts) -> None:
-        """Count what another process saw, too."""
+        """Add the counts of another process."""
         self.windows.update(other.windows)
         self.true.update(other.true)
         self.false.update(other.false)
         self.walks.update(other.walks)
 
     def to_dict(self) -> dict[str, Any]:
-        """All counts as JSON data, in a fixed order."""
+        """The counts as JSON data, in a fixed order."""
         return {
             "windows": {" > ".join(window): n for window, n in sorted(self.windows.items())},
             "true": dict(sorted(self.true.items())),
@@ -91,7 +91,7 @@ class CoverageCounts:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Mapping[str, int]]) -> CoverageCounts:
-        """The counts that ``to_dict`` wrote down."""
+        """The counts that ``to_dict`` returned."""
         windows, walks = (
             Counter({tuple(text.split(" > ")): n for text, n in data[name].items()}) for name in ("windows", "walks")
         )
@@ -100,14 +100,14 @@ class CoverageCounts:
 
 @dataclass(frozen=True, slots=True)
 class CriterionCoverage:
-    """How much of one thing was covered.
+    """How much of one criterion was covered.
 
     Attributes:
         what: ``transitions``, ``pairs``, ``triples``, ``prime`` or ``guards both ways``.
-        covered: How many were.
-        of: How many can be.
-        missing: Those that were not, in the order of the table.
-        impossible: Those that no run can take, and so are not asked for.
+        covered: The number of covered items.
+        of: The number of items that can be covered.
+        missing: The items that were not covered, in table order.
+        impossible: The items that no run can cover; they are not counted.
     """
 
     what: str
@@ -118,7 +118,7 @@ class CriterionCoverage:
 
     @property
     def percent(self) -> float:
-        """The share in percent."""
+        """The covered share, in percent."""
         return 100.0 * self.covered / self.of if self.of else 100.0
 
 
@@ -129,77 +129,77 @@ def coverage_by_criterion(
     behavior: Behavior | None = None,
     structured: bool | None = None,
 ) -> list[CriterionCoverage]:
-    """How much of a graph was covered, of what can be: its rows, what ``cover`` asks for, and its guards.
+    """How much of what can be covered was covered: rows, the requirements of a criterion, and guards both ways.
 
     Args:
         graph: The graph.
-        counts: The counts; for ``prime`` those of a ``CoverageCounts`` that counts walks.
+        counts: The counts; for ``prime``, from a ``CoverageCounts`` that counts walks.
         cover: ``transitions``, ``pairs``, ``triples`` or ``prime``.
-        behavior: The rules of the runs; None leaves open in what they differ.
-        structured: Whether the agent has an output type; None leaves it open.
+        behavior: The behavior of the runs; None allows any.
+        structured: Whether the agent has an output type; None allows both.
     """
-    found: list[CriterionCoverage] = []
+    results: list[CriterionCoverage] = []
     dead: set[str] = set()
     for what in dict.fromkeys(("transitions", cover)):
         possible = paths(graph, what, behavior=behavior, structured=structured)
-        found.append(
+        results.append(
             _prime_coverage(graph, counts, possible) if what == "prime" else _window_coverage(counts, what, possible)
         )
         if what == "transitions":
             dead = {i.rows[0] for i in possible.infeasible}
     guards = [t.id for t in graph if t.guard is not None and t.id not in dead]
-    last = {graph.rows(s.name)[-1].id for s in graph.states if s.waits}  # where it is false, nothing has come
-    half = [
+    # the last guard of a waiting state is only false while no reply has arrived, and then no transition is taken
+    never_false = {graph.rows(s.name)[-1].id for s in graph.states if s.waits}
+    missing = [
         f"{i} (never {'true' if not counts.true[i] else 'false'})"
         for i in guards
-        if not (counts.true[i] and (counts.false[i] or i in last))
+        if not (counts.true[i] and (counts.false[i] or i in never_false))
     ]
-    return [*found, CriterionCoverage("guards both ways", len(guards) - len(half), len(guards), tuple(half))]
+    return [*results, CriterionCoverage("guards both ways", len(guards) - len(missing), len(guards), tuple(missing))]
 
 
-def _window_coverage(covered: CoverageCounts, what: str, possible: Paths) -> CriterionCoverage:
+def _window_coverage(counts: CoverageCounts, what: str, possible: Paths) -> CriterionCoverage:
     length = {"transitions": 1, "pairs": 2, "triples": 3}[what]
-    wanted: dict[tuple[str, ...], None] = {}
+    required: dict[tuple[str, ...], None] = {}
     for ids in (path.ids for path in possible):
-        wanted.update((ids[i : i + length], None) for i in range(len(ids) - length + 1))
-    missing = tuple(" > ".join(w) for w in wanted if not covered.windows[w])
-    never = tuple(" > ".join(i.rows) for i in possible.infeasible)
-    return CriterionCoverage(what, len(wanted) - len(missing), len(wanted), missing, never)
+        required.update((ids[i : i + length], None) for i in range(len(ids) - length + 1))
+    missing = tuple(" > ".join(w) for w in required if not counts.windows[w])
+    infeasible = tuple(" > ".join(i.rows) for i in possible.infeasible)
+    return CriterionCoverage(what, len(required) - len(missing), len(required), missing, infeasible)
 
 
-def _prime_coverage(graph: Graph, covered: CoverageCounts, possible: Paths) -> CriterionCoverage:
-    """Prime paths are walks through states: whichever rows are taken from one to the next."""
+def _prime_coverage(graph: Graph, counts: CoverageCounts, possible: Paths) -> CriterionCoverage:
+    """Coverage of prime paths, which are walks through states, by whichever rows."""
     never = {infeasible.rows for infeasible in possible.infeasible}
     every = prime_paths(graph)
-    wanted = [states for states, rows in every if rows not in never]
-    missing = tuple(" > ".join(w) for w in wanted if not covered.walks[w])
+    required = [states for states, rows in every if rows not in never]
+    missing = tuple(" > ".join(w) for w in required if not counts.walks[w])
     impossible = tuple(" > ".join(states) for states, rows in every if rows in never)
-    return CriterionCoverage("prime", len(wanted) - len(missing), len(wanted), missing, impossible)
+    return CriterionCoverage("prime", len(required) - len(missing), len(required), missing, impossible)
 
 
 def row_lines(graph: Graph, module: ModuleType | None = None) -> dict[str, tuple[str, int]]:
-    """For each row's id, the file and the line in which it stands; rows that are nowhere found are left out.
+    """For each row id, the file and the line that declares the row; rows that are not found are left out.
 
     Args:
         graph: The graph.
-        module: The module that builds it, where it is known; the modules of its guards and the loop's own
-            are looked through too.
+        module: The module that builds it, if known. The modules of its guards and of ``LOOP`` are searched as well.
     """
     names = dict.fromkeys(
         name for t in graph if t.guard is not None and (name := getattr(t.guard, "__module__", None)) is not None
     )
     modules = [module, *(sys.modules.get(name) for name in names), sys.modules.get("agentfsm.loop.table")]
-    found: dict[str, tuple[str, int]] = {}
+    lines: dict[str, tuple[str, int]] = {}
     for each in dict.fromkeys(m for m in modules if m is not None):
-        for row, line in _row_calls(each):
+        for matches, line in _row_calls(each):
             for transition in graph:
-                if row(transition):
-                    found.setdefault(transition.id, (str(each.__file__), line))
-    return found
+                if matches(transition):
+                    lines.setdefault(transition.id, (str(each.__file__), line))
+    return lines
 
 
 def _row_calls(module: ModuleType) -> Iterator[tuple[Any, int]]:
-    """Every call in a module that writes down a row: a test for the row, and the line."""
+    """Every call in a module that declares a row: a predicate for the row, and the line."""
     try:
         tree = ast.parse(inspect.getsource(module))
     except (OSError, TypeError, SyntaxError):
@@ -207,12 +207,12 @@ def _row_calls(module: ModuleType) -> Iterator[tuple[Any, int]]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
-        given = [_resolve(a, module) for a in node.args]
-        named = {k.arg: _resolve(k.value, module) for k in node.keywords if k.arg}
+        args = [_resolve(a, module) for a in node.args]
+        kwargs = {k.arg: _resolve(k.value, module) for k in node.keywords if k.arg}
         if _resolve(node.func, module) is Transition:
-            yield _is_row(*(given[i] if i < len(given) else named.get(n) for i, n in enumerate(_FIELDS))), node.lineno
+            yield _is_row(*(args[i] if i < len(args) else kwargs.get(n) for i, n in enumerate(_FIELDS))), node.lineno
         elif isinstance(node.func, ast.Attribute) and node.func.attr == "with_detector":
-            state, guard = (given[i] if i < len(given) else named.get(n) for i, n in enumerate(("state", "detector")))
+            state, guard = (args[i] if i < len(args) else kwargs.get(n) for i, n in enumerate(("state", "detector")))
             yield _is_row(state, guard, None), node.lineno
 
 
@@ -228,7 +228,7 @@ def _is_row(source: Any, guard: Any, target: Any) -> Any:
 
 
 def _resolve(node: ast.expr, module: ModuleType) -> Any:
-    """What a constant, a name or a dotted name stands for in a module."""
+    """The value of a constant, a name or a dotted name in a module."""
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Name):
@@ -241,16 +241,16 @@ def _resolve(node: ast.expr, module: ModuleType) -> Any:
 def lcov(
     graph: Graph, coverage: CoverageCounts, module: ModuleType | None = None, impossible: Collection[str] = frozenset()
 ) -> str:
-    """Coverage as an LCOV tracefile: each row a line, each guard a branch that was true and one that was false.
+    """Coverage as an LCOV tracefile: each row is a line, and each guard has one branch for true and one for false.
 
     ``pytest --fsm-report=lcov`` writes one. ``genhtml --branch-coverage``, editors and coverage services show it
-    at the table's own lines.
+    on the lines of the table.
 
     Args:
         graph: The graph.
         coverage: The counts.
-        module: The module that builds it, where it is known.
-        impossible: The ids of rows that no run can take: they are no lines to be covered.
+        module: The module that builds it, if known.
+        impossible: The ids of rows that no run can take; they are left out.
     """
     lines = row_lines(graph, module)
     files: dict[str, list[tuple[int, Transition]]] = {}
@@ -264,9 +264,9 @@ def lcov(
         text += ["TN:agentfsm", f"SF:{file}"]
         branches = [(line, r) for line, r in sorted(rows, key=lambda each: each[0]) if r.guard is not None]
         for line, row in branches:
-            asked = coverage.true[row.id] + coverage.false[row.id]
+            evaluated = coverage.true[row.id] + coverage.false[row.id]
             for number, count in enumerate((coverage.true[row.id], coverage.false[row.id])):
-                text.append(f"BRDA:{line},0,{number},{count if asked else '-'}")
+                text.append(f"BRDA:{line},0,{number},{count if evaluated else '-'}")
         hit = sum(bool(c[row.id]) for _, row in branches for c in (coverage.true, coverage.false))
         text += [f"BRF:{2 * len(branches)}", f"BRH:{hit}"]
         taken: dict[int, int] = {}

@@ -15,13 +15,13 @@ __all__ = ["FakeClock", "RecordingModel", "ScriptExhaustedError", "ScriptedModel
 
 
 class FakeClock:
-    """A clock that stands still until it is told to move; sleeping moves it at once.
+    """A clock that only moves when a test advances it; ``sleep`` advances it and returns at once.
 
     Args:
-        start: Where both clocks begin, in seconds.
+        start: The initial value of the monotonic and of the wall clock, in seconds.
 
     Attributes:
-        slept: Every sleep that was asked for, in seconds.
+        slept: The duration of every sleep, in seconds.
     """
 
     def __init__(self, start: float = 1_000_000.0) -> None:
@@ -30,35 +30,35 @@ class FakeClock:
         self.slept: list[float] = []
 
     def monotonic(self) -> float:
-        """Seconds that only go up."""
+        """The monotonic time, in seconds."""
         return self._monotonic
 
     def time(self) -> float:
-        """Seconds since the epoch."""
+        """The wall-clock time, in seconds since the epoch."""
         return self._time
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance both clocks."""
         self._monotonic += seconds
         self._time += seconds
 
     def jump(self, seconds: float) -> None:
-        """Set the wall clock forward or back, as an administrator might; durations do not notice."""
+        """Set the wall clock forward or back, as an administrator might; the monotonic clock does not change."""
         self._time += seconds
 
     async def sleep(self, seconds: float) -> None:
-        """Let time pass without waiting; other tasks get their turn."""
+        """Advance both clocks without waiting; other tasks get a chance to run."""
         self.slept.append(seconds)
         self.advance(seconds)
         await asyncio.sleep(0)
 
 
 class ScriptExhaustedError(ProviderError):
-    """A scripted model was asked more often than its script has entries."""
+    """A scripted model was called more often than its script has entries."""
 
 
 def call(tool: str, _id: str = "", /, **arguments: Any) -> ToolCall:
-    """A tool call for a script: ``call("add", a=1, b=2)``; the id may stand second."""
+    """A tool call for a script: ``call("add", a=1, b=2)``; an optional second argument is the id of the call."""
     return ToolCall(_id, tool, arguments)
 
 
@@ -68,16 +68,15 @@ ScriptEntry = (
 
 
 class ScriptedModel:
-    """A model that answers from a script, one entry a call, with no network.
+    """A model that replies from a script, one entry per call, without a network.
 
     Args:
-        script: Entries: a text; a tool call or a list of them; a whole ``Message`` or ``Reply``; an
-            exception, which is raised; or a function of the request's messages (plain or async) that
-            returns one of these.
-        name: What events call it.
+        script: The entries: a text; a tool call or a list of them; a ``Message`` or a ``Reply``; an exception, which
+            is raised; or a function of the request's messages (plain or async) that returns one of these.
+        name: The model's name in events.
 
     Attributes:
-        calls: How many requests it has answered or failed.
+        calls: The number of calls so far.
     """
 
     def __init__(self, script: Iterable[ScriptEntry] = (), *, name: str = "scripted") -> None:
@@ -87,32 +86,32 @@ class ScriptedModel:
 
     @property
     def name(self) -> str:
-        """What events call it."""
+        """The model's name in events."""
         return self._name
 
     @property
     def remaining(self) -> int:
-        """How many entries have not been used."""
+        """The number of entries left."""
         return max(0, len(self._script) - self.calls)
 
     async def reply(self, request: ModelRequest) -> Reply:
-        """The next entry of the script.
+        """The next entry of the script, as a reply.
 
         Raises:
-            ScriptExhaustedError: There is none left.
+            ScriptExhaustedError: No entry is left.
         """
-        place = self.calls
+        index = self.calls
         self.calls += 1
-        if place >= len(self._script):
+        if index >= len(self._script):
             raise ScriptExhaustedError(
-                f"the script of {self._name!r} is out: it has {len(self._script)} entries, and this is call {place + 1}"
+                f"the script of {self._name!r} has {len(self._script)} entries, and this is call {index + 1}"
             )
-        entry: Any = self._script[place]
+        entry: Any = self._script[index]
         if not isinstance(entry, type) and callable(entry):
             entry = entry(request.messages)
             if isawaitable(entry):
                 entry = await entry
-        return self._as_reply(entry, place + 1)
+        return self._as_reply(entry, index + 1)
 
     def _as_reply(self, entry: Any, number: int) -> Reply:
         match entry:
@@ -136,19 +135,19 @@ class ScriptedModel:
                 )
                 return Reply(Message.assistant("", own), FinishReason.TOOL_CALLS)
             case Mapping():
-                raise TypeError("a script's entry is no mapping: give a Reply, a Message or call(...)")
+                raise TypeError("a script entry cannot be a mapping: use a Reply, a Message or call(...)")
             case _:
-                raise TypeError(f"a script's entry cannot be a {type(entry).__name__}")
+                raise TypeError(f"a script entry cannot be a {type(entry).__name__}")
 
 
 class RecordingModel:
-    """A model that passes every request on and keeps it.
+    """A model that records every request and passes it on to another model.
 
     Args:
-        model: Who answers.
+        model: The model that replies.
 
     Attributes:
-        requests: Every request, in order, as it was sent.
+        requests: Every request, in order.
     """
 
     def __init__(self, model: Model) -> None:
@@ -157,10 +156,10 @@ class RecordingModel:
 
     @property
     def name(self) -> str:
-        """The name of the model behind it."""
+        """The name of the other model."""
         return self._model.name
 
     async def reply(self, request: ModelRequest) -> Reply:
-        """Keep the request and pass it on."""
+        """The other model's reply."""
         self.requests.append(request)
         return await self._model.reply(request)

@@ -57,16 +57,16 @@ def fsm_finish_again(n: int) -> int:
 
 
 DEFAULT_TOOLS: tuple[Tool, ...] = (fsm_act, fsm_steady, fsm_together, fsm_both, fsm_finish, fsm_finish_again)
-"""The tools that a witness calls where no example names one: each with other traits."""
+"""The tools that are called where no example names one, each with other options."""
 
 
 @dataclass(frozen=True, slots=True)
 class GuardExamples:
-    """Where a guard holds, and where it does not.
+    """Examples of a guard.
 
     Attributes:
-        fires_on: With each of these it holds; paths are put together from the first.
-        silent_on: With each of these it does not.
+        fires_on: The guard is true for each of these. Scenarios for paths use the first one.
+        silent_on: The guard is false for each of these.
     """
 
     fires_on: tuple[Example, ...] = (Example(),)
@@ -74,13 +74,13 @@ class GuardExamples:
 
 
 class GuardExampleSet:
-    """The examples of guards: given ones first, then those declared with ``detector``, then the loop's own.
+    """The examples of guards: those passed in, then those declared with ``detector``, then the built-in ones.
 
     Args:
-        guardrails: The limits of the runs that are put together.
-        behavior: Their rules.
-        own: Examples by guard, by guard's name or by a row's id.
-        output: An output that the agent takes, for ``return_done``.
+        guardrails: The limits of the runs.
+        behavior: The behavior of the runs.
+        own: Examples by guard, guard name or row id.
+        output: An output that the agent accepts, for ``return_done``.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class GuardExampleSet:
         self._builtin = _loop_examples(guardrails, behavior, output)
 
     def for_transition(self, row: Transition) -> GuardExamples | None:
-        """The examples of a row's guard; None where nobody gave any."""
+        """The examples of a row's guard; None if there are none."""
         for key in (row.id, row.name, row.guard):
             if key is not None and key in self._own:
                 return self._own[key]
@@ -104,13 +104,13 @@ class GuardExampleSet:
         return self._builtin.get(row.id) or (self._builtin.get(row.guard) if row.guard is not None else GuardExamples())
 
     def default_call(self) -> ToolCall | None:
-        """The call that a reply makes where nothing else is said, if somebody said so for ``tool_calls``."""
-        given = self._own.get(guards.tool_calls) or self._own.get("tool_calls")
-        return given.fires_on[0].call if given is not None else None
+        """The call that a reply makes by default: that of the examples passed in for ``tool_calls``, if any."""
+        own = self._own.get(guards.tool_calls) or self._own.get("tool_calls")
+        return own.fires_on[0].call if own is not None else None
 
 
 HOLDS_BY_HISTORY = GuardExamples((Example(),), ())
-"""Of a guard that holds by what came before on its path, with nothing to be said at the moment itself."""
+"""For a guard that is true because of earlier transitions of its path, so that nothing need happen at its own."""
 
 
 def _call(name: str, **arguments: Any) -> ToolCall:
@@ -121,10 +121,10 @@ def _examples(*fires_on: Example, silent_on: tuple[Example, ...] = (Example(),))
     return GuardExamples(fires_on, silent_on)
 
 
-def _loop_examples(g: AgentGuardrails, rules: Behavior, output: Any) -> dict[Guard | str, GuardExamples]:
+def _loop_examples(g: AgentGuardrails, behavior: Behavior, output: Any) -> dict[Guard | str, GuardExamples]:
     return {
         guards.cancelled: _examples(Example(cancel=True)),
-        f"{State.SUSPENDED}.cancelled": HOLDS_BY_HISTORY,  # it is dismissed
+        f"{State.SUSPENDED}.cancelled": HOLDS_BY_HISTORY,  # the waiting run is dismissed
         guards.aborted: _examples(Example(abort=True)),
         d.runaway: HOLDS_BY_HISTORY,
         d.iteration_limit: HOLDS_BY_HISTORY,
@@ -132,7 +132,7 @@ def _loop_examples(g: AgentGuardrails, rules: Behavior, output: Any) -> dict[Gua
         **_provider_examples(),
         **_reply_examples(g),
         **_dispatch_examples(),
-        **_batch_examples(rules, output),
+        **_batch_examples(behavior, output),
         guards.ask_user: _examples(Example(action=Action.ask_user), silent_on=(Example(action=Action.handoff),)),
         guards.handoff: _examples(Example(action=Action.handoff), silent_on=(Example(action=Action.retry),)),
         guards.stop: _examples(Example(action=Action.stop), silent_on=(Example(action=Action.narrow_scope),)),
@@ -178,15 +178,15 @@ def _provider_examples() -> dict[Guard | str, GuardExamples]:
 
 
 def _reply_examples(g: AgentGuardrails) -> dict[Guard | str, GuardExamples]:
-    cut_off = Reply(Message.assistant("1"), FinishReason.LENGTH)
+    truncated = Reply(Message.assistant("1"), FinishReason.LENGTH)
     refusal = Reply(Message.assistant("1"), FinishReason.REFUSAL)
     return {
-        d.output_truncated: _examples(Example(reply=cut_off), silent_on=(Example(), Example(reply=refusal))),
+        d.output_truncated: _examples(Example(reply=truncated), silent_on=(Example(), Example(reply=refusal))),
         d.output_refused: _examples(
             Example(reply=refusal),
             Example(reply=Reply(Message.assistant("1"), FinishReason.CONTENT_FILTER)),
             Example(reply=Reply(Message.assistant("1"), refusal="I would rather not")),
-            silent_on=(Example(), Example(reply=cut_off)),
+            silent_on=(Example(), Example(reply=truncated)),
         ),
         d.output_malformed: _examples(Example(reply="neither JSON nor a number"), silent_on=(Example(reply="1"),)),
         d.loop_detected: _examples(
@@ -208,8 +208,8 @@ def _dispatch_examples() -> dict[Guard | str, GuardExamples]:
     }
 
 
-def _batch_examples(rules: Behavior, output: Any) -> dict[Guard | str, GuardExamples]:
-    finish = _call("return_done", output=output) if rules.control_tools else _call("fsm_finish", n=1)
+def _batch_examples(behavior: Behavior, output: Any) -> dict[Guard | str, GuardExamples]:
+    finish = _call("return_done", output=output) if behavior.control_tools else _call("fsm_finish", n=1)
     kinds: dict[Callable[..., Any], str] = {
         d.policy_violation: "policy_violation",
         d.ambiguous_input: "ambiguous_input",

@@ -23,12 +23,12 @@ __all__ = ["GuardConflict", "check_priority", "guard_conflicts"]
 
 @dataclass(frozen=True, slots=True)
 class GuardConflict:
-    """A path at one move of which two guards are to hold.
+    """A path with a transition at which two guards should be true at once.
 
     Attributes:
-        path: The path; at that move it takes the first of the two rows.
-        move_index: How many moves come before.
-        rival: The row that stands behind the other.
+        path: The path. At that transition it takes the first of the two rows.
+        move_index: The index of that transition.
+        rival: The other row, which comes later in the table.
     """
 
     path: Path
@@ -42,69 +42,81 @@ class GuardConflict:
 
 
 def guard_conflicts(graph: Graph, behavior: Behavior | None = None) -> list[GuardConflict]:
-    """A contest for any two guards of a state that can be asked in one moment, in the order of the table.
+    """One conflict for every two guards of a state that can be true at the same time, in table order.
 
     ::
 
-        witness = WitnessDriver(LOOP)
-        for contest in guard_conflicts(LOOP)[:3]:
-            walk = check_priority(witness, contest)
-            if walk is not None:  # else no examples make both hold
-                assert walk.decisions[contest.place].transition == contest.path.rows[contest.place]
+        driver = WitnessDriver(LOOP)
+        for conflict in guard_conflicts(LOOP)[:3]:
+            path_run = check_priority(driver, conflict)
+            if path_run is not None:  # None: no examples make both guards true
+                taken = path_run.decisions[conflict.move_index].transition
+                assert taken == conflict.path.rows[conflict.move_index]
+
+    Args:
+        graph: The graph.
+        behavior: The behavior of the runs; None allows any.
     """
-    product = state_space_for(graph, small_guardrails(behavior), behavior)
-    found: list[GuardConflict] = []
+    space = state_space_for(graph, small_guardrails(behavior), behavior)
+    conflicts: list[GuardConflict] = []
     for spec in graph.states:
         for first, second in combinations(graph.rows(spec.name), 2):
             if second.guard is not None:
-                rows = _path_to_conflict(product, first, second)
+                rows = _path_to_conflict(space, first, second)
                 if rows is not None:
-                    path = Path(len(found) + 1, rows[0], 1, small_guardrails(behavior), behavior)
-                    found.append(GuardConflict(path, rows[1], second))
-    return found
+                    path = Path(len(conflicts) + 1, rows[0], 1, small_guardrails(behavior), behavior)
+                    conflicts.append(GuardConflict(path, rows[1], second))
+    return conflicts
 
 
 def check_priority(driver: WitnessDriver, conflict: GuardConflict) -> PathRun | None:
-    """Hold a contest with the real loop: the walk, or None where the two guards do not hold together.
+    """The run in which both guards of a conflict are true; None if no examples make both true.
 
-    It is held in each way that the guards' examples allow, until both hold.
+    Every combination of the two guards' examples is tried, in the real loop, until both guards are true. Whether the
+    first row won is for the caller to check: see ``PathRun.divergence``.
+
+    Args:
+        driver: The driver, for the agent or graph under test.
+        conflict: The conflict.
+
+    Raises:
+        agentfsm.testing.path_to_scenario.NoExampleError: A guard of the path has no example.
     """
     first, rival = conflict.path.rows[conflict.move_index], conflict.rival
     examples = driver.examples_for(conflict.path)
-    ours, theirs = examples.for_transition(first), examples.for_transition(rival)
-    if ours is None or theirs is None:
+    first_examples, rival_examples = examples.for_transition(first), examples.for_transition(rival)
+    if first_examples is None or rival_examples is None:
         return None
-    for mine in ours.fires_on:
-        for other in theirs.fires_on:
-            for changes in _example_overrides(conflict, mine, other):
-                walk = driver.run(
+    for example in first_examples.fires_on:
+        for rival_example in rival_examples.fires_on:
+            for overrides in _example_overrides(conflict, example, rival_example):
+                path_run = driver.run(
                     conflict.path,
-                    overrides=changes,
+                    overrides=overrides,
                     probe_moves=frozenset((conflict.move_index,)),
                     extra_call=rival.guard is calls_pending,
                 )
-                asked = walk.simulation_result.guard_results
-                held = asked.get((conflict.move_index, first.id)) and asked.get((conflict.move_index, rival.id))
-                if held:
-                    return walk
+                results = path_run.simulation_result.guard_results
+                if all(results.get((conflict.move_index, row.id)) for row in (first, rival)):
+                    return path_run
     return None
 
 
-def _example_overrides(conflict: GuardConflict, mine: Example, other: Example) -> Iterator[dict[int, Example]]:
-    """How two examples can be told to happen in one moment."""
-    place, first = conflict.move_index, conflict.path.rows[conflict.move_index]
-    if first.source == State.POST_TOOL:  # an earlier call of the batch brings what the rival looks for
+def _example_overrides(conflict: GuardConflict, example: Example, rival: Example) -> Iterator[dict[int, Example]]:
+    """The ways in which two examples can happen at the same transition, as overrides."""
+    index, first = conflict.move_index, conflict.path.rows[conflict.move_index]
+    if first.source == State.POST_TOOL:  # an earlier call of the batch returns what the rival guard looks for
         if first.guard is calls_pending:
-            yield {place: other}
-        elif place >= 2 and conflict.path.rows[place - 2].guard is calls_pending:
-            yield {place - 2: other}
-    both = _merge_examples(mine, other)
+            yield {index: rival}
+        elif index >= 2 and conflict.path.rows[index - 2].guard is calls_pending:
+            yield {index - 2: rival}
+    both = _merge_examples(example, rival)
     if both is not None:
-        yield {place: both}
+        yield {index: both}
 
 
 def _merge_examples(a: Example, b: Example) -> Example | None:
-    """One example in which two things happen; None where they exclude each other."""
+    """One example in which both happen; None if they exclude each other."""
     reply = _merge_replies(a.reply, b.reply)
     if (
         reply is _INCOMPATIBLE
@@ -136,7 +148,7 @@ _INCOMPATIBLE = object()
 
 
 def _merge_replies(a: object, b: object) -> object:
-    """One reply that is like two; ``_INCOMPATIBLE`` where there is none."""
+    """One reply with the properties of both; ``_INCOMPATIBLE`` if there is none."""
     if a is None or b is None:
         return b if a is None else a
     if isinstance(a, BaseException) or isinstance(b, BaseException):
@@ -158,23 +170,23 @@ def _as_reply(entry: object) -> Reply:
 
 
 def _path_to_conflict(
-    product: StateSpace, first: Transition, rival: Transition
+    space: StateSpace, first: Transition, rival: Transition
 ) -> tuple[tuple[Transition, ...], int] | None:
-    """The rows of a run in which the first is taken where the rival might be, and the place of that move."""
-    graph = product.graph
-    compiled = {row.transition.id: row for rows in product.rows for row in rows}
+    """The rows of a run that takes the first row where the rival may be true too, and the index of that transition."""
+    graph = space.graph
+    compiled = {row.transition.id: row for rows in space.rows for row in rows}
     one, other = compiled[first.id], compiled[rival.id]
     pending = first.source == State.POST_TOOL and calls_pending not in (first.guard, rival.guard)
-    start: tuple[Configuration, int] = (product.initial, 0)
+    start: tuple[Configuration, int] = (space.initial, 0)
     back: dict[tuple[Configuration, int], tuple[tuple[Configuration, int], int] | None] = {start: None}
     todo: list[tuple[Configuration, int]] = [start]
     for node in todo:
         config, since = node
-        for row, after in product.moves(config):
+        for row, after in space.moves(config):
             if row == one.place and other.may(config) and (since == 2 or not pending):
                 rows = (*reconstruct_path(back, node), row)
-                home = shortest_run_to_end(product, after)
-                return tuple(graph.transitions[r] for r in (*rows, *home)), len(rows) - 1
+                to_end = shortest_run_to_end(space, after)
+                return tuple(graph.transitions[r] for r in (*rows, *to_end)), len(rows) - 1
             taken = graph.transitions[row]
             then = (after, 1 if taken.guard is calls_pending else 2 if since == 1 and _runs_tool(taken) else 0)
             if then not in back:

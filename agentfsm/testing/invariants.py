@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from agentfsm.agent import Agent
 from agentfsm.journal.verification import verify
 from agentfsm.loop.messages import Role
 from agentfsm.loop.state import RunState
 from agentfsm.runtime.tools import Tool
-from agentfsm.testing.simulation import SIMULATION_RUN_ID, Scenario, SideEvent, SimulationResult, Simulator
+from agentfsm.testing.simulation import SIMULATION_RUN_ID, Scenario, SimulationResult, Simulator
 
 __all__ = [
     "approved_before_run",
@@ -20,7 +22,7 @@ __all__ = [
 
 
 def one_result_per_call(run: RunState) -> None:
-    """Every call of the transcript has one result, but for those of the batch at hand, which have none yet."""
+    """Every tool call in the transcript has exactly one result, except for the current batch, which has none yet."""
     open_ids = {c.call.id for c in run.batch}
     calls = [c.id for m in run.messages for c in m.tool_calls]
     results = [m.tool_call_id for m in run.messages if m.role is Role.TOOL and m.tool_call_id is not None]
@@ -29,22 +31,22 @@ def one_result_per_call(run: RunState) -> None:
 
 
 def within_budgets(run: RunState) -> None:
-    """No budget is overdrawn: steps, model calls, extensions, and reruns of a call."""
+    """No budget is exceeded: steps, model calls, limit extensions, and retries of a call."""
     limits = run.guardrails
-    assert run.steps <= limits.step_limit + 1, f"{run.steps} steps, {limits.step_limit} allowed"  # noqa: S101
+    assert run.steps <= limits.step_limit + 1, f"{run.steps} steps, but {limits.step_limit} are allowed"  # noqa: S101
     if limits.max_iterations is not None:
         assert run.iterations <= limits.max_iterations, f"{run.iterations} model calls"  # noqa: S101
     assert run.continues <= limits.max_continues, f"extended {run.continues} times"  # noqa: S101
-    assert all(c.retries <= limits.max_tool_retries for c in run.batch), "a call was run again too often"  # noqa: S101
+    assert all(c.retries <= limits.max_tool_retries for c in run.batch), "a call was retried too often"  # noqa: S101
 
 
 def approved_before_run(agent: Agent, result: SimulationResult) -> None:
-    """No tool that must be allowed by a person ran before it was."""
+    """No tool call that requires approval was executed before it was approved."""
     tools = agent.config.tools
     for started in result.started_tools:
         tool = tools.get(started.tool)
         if tool is not None and _needs_approval(tool, started.arguments):
-            assert started.approved, f"{started.tool} ran unapproved with {started.arguments}"  # noqa: S101
+            assert started.approved, f"{started.tool} was executed without approval: {started.arguments}"  # noqa: S101
 
 
 def _needs_approval(tool: Tool, arguments: object) -> bool:
@@ -55,34 +57,27 @@ def _needs_approval(tool: Tool, arguments: object) -> bool:
 
 
 def ended_once(result: SimulationResult) -> None:
-    """The run has come to an end, with exactly one move into it."""
+    """The run has ended, and took exactly one transition into a final state."""
     finals = {s.name for s in result.run_result.graph.states if s.final}
     into = [d for d in result.decisions if d.target in finals]
-    assert len(into) == 1, f"it came to an end {len(into)} times"  # noqa: S101
-    assert result.decisions[-1] is into[0], "it went on behind its end"  # noqa: S101
+    assert len(into) == 1, f"the run ended {len(into)} times"  # noqa: S101
+    assert result.decisions[-1] is into[0], "the run took transitions after its end"  # noqa: S101
 
 
 def journal_verifies(result: SimulationResult) -> None:
-    """The run's journal is whole, and every move in it legal."""
+    """The journal of the run is complete, and every transition in it is legal."""
     store = result.store
-    told = verify(SIMULATION_RUN_ID, store.records(SIMULATION_RUN_ID), store.head(SIMULATION_RUN_ID))
-    assert told.code == 0, f"record {told.seq}: {told.reason}"  # noqa: S101
+    verification = verify(SIMULATION_RUN_ID, store.records(SIMULATION_RUN_ID), store.head(SIMULATION_RUN_ID))
+    assert verification.code == 0, f"record {verification.seq}: {verification.reason}"  # noqa: S101
 
 
 def resumes_identically(agent: Agent, scenario: Scenario) -> None:
-    """A run taken up from its store at every wait is the run that is taken up from its suspension records."""
-    calm = {
-        i: SideEvent(m.duration_s, m.idle_s, m.cancel, m.abort, m.needs_approval)
-        for i, m in scenario.side_events.items()
-    }
-    same = Scenario(
-        scenario.model_turns,
-        scenario.tool_results,
-        scenario.recovery_actions,
-        scenario.human_replies,
-        calm,
-        scenario.guardrails,
-    )
+    """A run resumed from its store at every suspension equals the run resumed from its suspension records.
+
+    Crashes in the scenario are left out: a run without a store cannot survive them.
+    """
+    without_crashes = {i: replace(e, crash=False, state_result=None) for i, e in scenario.side_events.items()}
+    same = replace(scenario, side_events=without_crashes)
     stored, recorded = Simulator(agent).run_sync(same), Simulator(agent, from_records=True).run_sync(same)
-    assert stored.ids == recorded.ids, f"{stored.ids} against {recorded.ids}"  # noqa: S101
-    assert stored.run_result.messages == recorded.run_result.messages, "they say different things"  # noqa: S101
+    assert stored.ids == recorded.ids, f"{stored.ids} != {recorded.ids}"  # noqa: S101
+    assert stored.run_result.messages == recorded.run_result.messages, "the messages differ"  # noqa: S101

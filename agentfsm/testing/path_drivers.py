@@ -31,7 +31,7 @@ __all__ = ["PathDivergence", "PathDivergenceError", "PathRun", "WitnessDriver", 
 
 
 PERMISSIVE_BEHAVIOR = Behavior(control_tools=True)
-"""The rules under which most of the loop's rows can be taken."""
+"""The behavior under which most rows of the loop can be taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class PathDivergence:
     """Where a run left its path.
 
     Attributes:
-        move_index: How many moves it had made as planned.
-        expected: The id of the row that was to be taken, and its target.
-        actual: The row that was taken; empty where the run had ended or waited.
-        decided_by: The guard that held first, or that did not hold.
-        hint: What may be wrong with the path and not with the table.
+        move_index: How many transitions it took as planned.
+        expected: The row that the path takes, as ``row id -> target``.
+        actual: The row that was taken; empty if the run had ended or was suspended.
+        decided_by: The guard that was true first, or the guard that was not true.
+        hint: What may be wrong with the path rather than with the table.
     """
 
     move_index: int
@@ -53,13 +53,14 @@ class PathDivergence:
     hint: str = ""
 
     def __str__(self) -> str:
-        took = self.actual or "nothing: the run was over"
+        actual = self.actual or "nothing: the run was over"
         hint = f"; {self.hint}" if self.hint else ""
-        return f"move {self.move_index + 1} was to be {self.expected}, but it was {took} (decided by {self.decided_by!r}){hint}"
+        expected = f"transition {self.move_index + 1} should be {self.expected}"
+        return f"{expected}, but it was {actual} (decided by {self.decided_by!r}){hint}"
 
 
 INFEASIBLE_PATH_HINT = (
-    "no run of this agent takes that path, under its rules: find its paths with --fsm-graph=MODULE:AGENT, "
+    "no run of this agent can take that path: generate its paths with --fsm-graph=MODULE:AGENT, "
     "@pytest.mark.fsm(graph=AGENT) or paths(agent)"
 )
 
@@ -68,7 +69,7 @@ class PathDivergenceError(AgentfsmError, AssertionError):
     """A run did not take its path.
 
     Attributes:
-        path_run: What happened.
+        path_run: The run, with the transition at which it left the path.
     """
 
     def __init__(self, path_run: PathRun) -> None:
@@ -78,13 +79,13 @@ class PathDivergenceError(AgentfsmError, AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class PathRun:
-    """A path, and the run that was to take it.
+    """The run of a path.
 
     Attributes:
         path: The path.
-        scenario: What the outside did, or None where guards were forced.
-        simulation_result: What became of it.
-        divergence: Where the run left the path, or None.
+        scenario: What the outside world did; None if guards were overridden.
+        simulation_result: The result.
+        divergence: Where the run left the path; None if it took the whole path.
     """
 
     path: Path
@@ -94,16 +95,16 @@ class PathRun:
 
     @property
     def run_result(self) -> RunResult:
-        """What the run came to in the end."""
+        """The last result of the run."""
         return self.simulation_result.run_result
 
     @property
     def decisions(self) -> list[Decision]:
-        """Every move, across waits and power cuts."""
+        """Every transition taken, across suspensions and crashes."""
         return self.simulation_result.decisions
 
     def check(self) -> PathRun:
-        """The walk itself.
+        """This object, if the run took its path.
 
         Raises:
             PathDivergenceError: The run did not take the path.
@@ -114,25 +115,25 @@ class PathRun:
 
 
 def find_divergence(path: Path, decisions: list[Decision]) -> PathDivergence | None:
-    """Where a run left a path, or None."""
-    for place, row in enumerate(path.rows):
-        if place >= len(decisions):
-            return PathDivergence(place, str(row), "", decisions[-1].guard if decisions else "")
-        took = decisions[place].transition
-        if str(took) != str(row):
-            return PathDivergence(place, str(row), str(took), took.name)
+    """Where a run left a path; None if it took the whole path."""
+    for index, row in enumerate(path.rows):
+        if index >= len(decisions):
+            return PathDivergence(index, str(row), "", decisions[-1].guard if decisions else "")
+        actual = decisions[index].transition
+        if str(actual) != str(row):
+            return PathDivergence(index, str(row), str(actual), actual.name)
     if len(decisions) > len(path.rows):
-        took = decisions[len(path.rows)].transition
-        return PathDivergence(len(path.rows), "the end", str(took), took.name)
+        actual = decisions[len(path.rows)].transition
+        return PathDivergence(len(path.rows), "the end", str(actual), actual.name)
     return None
 
 
 def default_agent(graph: Graph, behavior: Behavior = PERMISSIVE_BEHAVIOR) -> Agent:
-    """An agent to walk a graph with, where nobody has one of their own: with tools of every trait.
+    """An agent for running the paths of a graph, with tools of every combination of options.
 
     Args:
         graph: The graph.
-        behavior: Its rules; by default those under which most rows can be taken.
+        behavior: The agent's behavior; by default the one under which most rows can be taken.
     """
     output = int if behavior.text_is_answer and not behavior.envelope else None
     return Agent(
@@ -141,19 +142,19 @@ def default_agent(graph: Graph, behavior: Behavior = PERMISSIVE_BEHAVIOR) -> Age
 
 
 class WitnessDriver:
-    """Walks paths with the real loop: an agent on a stage, and the examples of its guards.
+    """Runs paths through the real loop: the guards' examples make up a scenario, and a simulated agent runs it.
 
     ::
 
-        witness = WitnessDriver(my_agent)
-        witness.check_examples()
+        driver = WitnessDriver(my_agent)
+        driver.check_examples()
         for path in paths(my_agent, "transitions"):
-            witness.walk(path).check()  # or a PathDivergenceError that names the guard which stole the path
+            driver.run(path).check()  # or a PathDivergenceError that names the guard which decided otherwise
 
     Args:
-        agent: The agent, or a graph, which is then walked with an agent of the bench.
-        examples_for: Examples of guards, by guard, name or row id, beside those that are declared.
-        final_answer: A final answer of the model that the agent takes.
+        agent: The agent; or a graph, which is then run by ``default_agent(graph)``.
+        examples: Examples of guards, by guard, guard name or row id. They take precedence over declared ones.
+        final_answer: A final answer of the model that the agent accepts.
     """
 
     def __init__(
@@ -179,78 +180,84 @@ class WitnessDriver:
         probe_moves: frozenset[int] = frozenset(),
         extra_call: bool = False,
     ) -> PathRun:
-        """Take a path, in an event loop of its own.
+        """The run of a path, in an event loop of its own.
 
         Args:
             path: The path.
-            overrides: Examples to use at some moves in place of the guard's first.
-            probe_moves: Numbers of moves; before each of these, every guard of the state is asked, for the record.
-            extra_call: Whether each batch has a call more than the path runs.
+            overrides: By transition index, the example to use instead of the guard's first one.
+            probe_moves: Before each of these transitions (numbered from 0), every guard of the state is evaluated and
+                recorded in the result's ``guard_results``.
+            extra_call: Whether each batch has one call more than the path executes.
 
         Raises:
             agentfsm.testing.path_to_scenario.NoExampleError: A guard has no example.
         """
-        script = self.scenario_for(path, overrides=overrides, extra_call=extra_call)
-        played = self._simulator.run_sync(script, probe_moves=probe_moves, max_moves=len(path.rows) + 1)
-        found = find_divergence(path, played.decisions)
-        if found is not None and not self._is_feasible(path):
-            found = replace(found, hint=INFEASIBLE_PATH_HINT)
-        return PathRun(path, script, played, found)
+        scenario = self.scenario_for(path, overrides=overrides, extra_call=extra_call)
+        result = self._simulator.run_sync(scenario, probe_moves=probe_moves, max_moves=len(path.rows) + 1)
+        divergence = find_divergence(path, result.decisions)
+        if divergence is not None and not self._is_feasible(path):
+            divergence = replace(divergence, hint=INFEASIBLE_PATH_HINT)
+        return PathRun(path, scenario, result, divergence)
 
     def _is_feasible(self, path: Path) -> bool:
-        """Whether a run of this agent can take a path, as far as its rules tell."""
+        """Whether a run of this agent can take a path, as far as its behavior and limits tell."""
         agent = self._agent
-        places = {row.id: place for place, row in enumerate(agent.graph.transitions)}
-        if any(row.id not in places for row in path.rows):
-            return True  # it is of another graph, which is another matter
-        product = state_space_for(agent.graph, path.guardrails, agent.behavior, agent.config.output_adapter is not None)
-        here = {product.initial}
+        row_numbers = {row.id: number for number, row in enumerate(agent.graph.transitions)}
+        if any(row.id not in row_numbers for row in path.rows):
+            return True  # a path of another graph: nothing is known about it
+        space = state_space_for(agent.graph, path.guardrails, agent.behavior, agent.config.output_adapter is not None)
+        reached = {space.initial}
         for row in path.rows:
-            here = {after for config in here for taken, after in product.moves(config) if taken == places[row.id]}
-        return bool(here)
+            number = row_numbers[row.id]
+            reached = {after for config in reached for taken, after in space.moves(config) if taken == number}
+        return bool(reached)
 
     def check_examples(self) -> int:
-        """Ask every guard on each of its examples, in a run of the real loop that comes to its row.
+        """Evaluate every guard on each of its examples, in a run of the real loop that reaches the guard's row.
 
         Returns:
-            How many examples were asked about.
+            The number of examples checked.
 
         Raises:
-            AssertionError: A guard does not hold with an example of it, or holds with one of what it is not.
+            AssertionError: A guard is false for an example in ``fires_on``, or true for one in ``silent_on``.
         """
-        asked = 0
-        rules = self._agent.behavior
-        product = state_space_for(
-            self._agent.graph, small_guardrails(rules), rules, self._agent.config.output_adapter is not None
-        )
+        checked = 0
+        behavior = self._agent.behavior
+        guardrails = small_guardrails(behavior)
+        structured = self._agent.config.output_adapter is not None
+        space = state_space_for(self._agent.graph, guardrails, behavior, structured)
         for row in self._agent.graph:
-            way = shortest_run_through(product, row)
-            if row.guard is None or way is None:
+            run_through = shortest_run_through(space, row)
+            if row.guard is None or run_through is None:
                 continue
-            rows, place = way
-            if row.source not in (State.DISPATCH_TOOL, State.POST_TOOL):  # what comes later must not shape the reply
-                rows = rows[: place + 1]
-            path = Path(0, rows, 1, small_guardrails(rules), rules)
+            rows, index = run_through
+            if row.source not in (State.DISPATCH_TOOL, State.POST_TOOL):  # later rows must not change the reply
+                rows = rows[: index + 1]
+            path = Path(0, rows, 1, guardrails, behavior)
             examples = self.examples_for(path).for_transition(row)
             if examples is None:
                 continue
-            for wanted, each in ((True, examples.fires_on), (False, examples.silent_on)):
-                for number, example in enumerate(each, 1):
-                    walk = self.run(path, overrides={place: example}, probe_moves=frozenset((place,)))
-                    asked += 1
-                    if bool(walk.simulation_result.guard_results.get((place, row.id))) is not wanted:
-                        text = "does not fire on its example" if wanted else "fires on its silent example"
+            for expected, group in ((True, examples.fires_on), (False, examples.silent_on)):
+                for number, example in enumerate(group, 1):
+                    path_run = self.run(path, overrides={index: example}, probe_moves=frozenset((index,)))
+                    checked += 1
+                    if bool(path_run.simulation_result.guard_results.get((index, row.id))) is not expected:
+                        text = "does not fire on its example" if expected else "fires on its silent example"
                         raise AssertionError(f"{row.id} {text} {number}: {example}")
-        return asked
+        return checked
 
     def examples_for(self, path: Path) -> GuardExampleSet:
-        """The examples from which scripts for a path are put together."""
+        """The examples from which the scenario of a path is built."""
         return GuardExampleSet(path.guardrails, self._agent.behavior, self._examples, self._output)
 
     def scenario_for(
         self, path: Path, *, overrides: Mapping[int, Example] | None = None, extra_call: bool = False
     ) -> Scenario:
-        """What must happen outside for a path to be taken; see ``walk``."""
+        """The scenario in which a run takes a path; arguments as for ``run``.
+
+        Raises:
+            agentfsm.testing.path_to_scenario.NoExampleError: A guard has no example.
+        """
         return scenario_for_path(
             path,
             self.examples_for(path),
@@ -267,42 +274,45 @@ _HUMAN_REPLIES: Mapping[str, HumanInput] = {"approval": Allow(), "in_doubt": ItD
 
 
 def force(agent: Agent, path: Path, prompt: str = "go") -> PathRun:
-    """Make an agent take a path, in an event loop of its own; see ``force_async``.
+    """The run of a path whose guards are overridden, in an event loop of its own; see ``force_async``.
 
     ::
 
         for path in paths(my_agent.graph, "transitions"):
-            assert force(my_agent, path).result.state == "terminal"
+            assert force(my_agent, path).run_result.state == "terminal"
+
+    Raises:
+        RunError: The path is not a path of the agent's graph, or does not lead to an end.
     """
     return asyncio.run(force_async(agent, path, prompt))
 
 
 async def force_async(agent: Agent, path: Path, prompt: str = "go") -> PathRun:
-    """Make an agent take a path, whatever its guards would say.
+    """The run of a path whose guards are overridden: each step takes the next row of the path.
 
-    Everything but the guards and the clock is the agent's own: model, tools, policy, hooks and store. A
-    move to ``recover`` brings a ``Failure`` of its kind, as its detector would. Waits are answered with
-    whatever lets the run go on, and no time passes.
+    Model, tools, policy, hooks and store are the agent's own; only guards and clock are replaced. A row that enters
+    ``recover`` brings a ``Failure`` of its kind, as its detector would. Each suspension gets a reply that lets the run
+    continue, and no time passes.
 
     Args:
-        agent: The agent; it is left as it is.
-        path: The path, of the agent's graph.
+        agent: The agent; it is not changed.
+        path: A path of the agent's graph.
         prompt: The user's message.
 
     Raises:
-        RunError: The path is not one of the agent's graph.
+        RunError: The path is not a path of the agent's graph, or does not lead to an end.
     """
     machine = _ForcedMachine(agent.graph, path)
-    played = SimulationResult(decisions=machine.decisions)
-    host = replace(agent.config.host, clock=played.clock)
+    result = SimulationResult(decisions=machine.decisions)
+    host = replace(agent.config.host, clock=result.clock)
     forced = agent.with_config(replace(agent.config, machine=machine, host=host))
     run = forced.run(prompt)
     while True:
-        result = await run
-        played.run_results.append(result)
-        if not isinstance(result.outcome, UserInputRequested):
-            return PathRun(path, None, played, None)
-        run = _continue_run(forced, result, machine.next_row)
+        run_result = await run
+        result.run_results.append(run_result)
+        if not isinstance(run_result.outcome, UserInputRequested):
+            return PathRun(path, None, result, None)
+        run = _continue_run(forced, run_result, machine.next_row)
 
 
 def _continue_run(agent: Agent, result: RunResult, row: Transition) -> Run:
@@ -313,7 +323,7 @@ def _continue_run(agent: Agent, result: RunResult, row: Transition) -> Run:
 
 
 class _ForcedMachine(Machine):
-    """A machine that asks no guard: it takes the rows of a path, one after the other."""
+    """A machine that evaluates no guard: it takes the rows of a path, one after the other."""
 
     def __init__(self, graph: Graph, path: Path) -> None:
         super().__init__(graph)
@@ -323,21 +333,21 @@ class _ForcedMachine(Machine):
     @property
     def next_row(self) -> Transition:
         """The row that is taken next."""
-        place = len(self.decisions)
-        if place >= len(self._path.rows):
-            raise RunError(f"{self._path.id} does not lead to an end: {len(self._path.rows)} moves, and none is left")
-        return self._path.rows[place]
+        index = len(self.decisions)
+        if index >= len(self._path.rows):
+            raise RunError(f"{self._path.id} does not lead to an end: all {index} transitions have been taken")
+        return self._path.rows[index]
 
     def would_move(self, trial: Steppable) -> bool:
-        """Whatever comes, the path goes on."""
+        """True: the path continues with any input."""
         return True
 
     def step(self, run: Steppable) -> Decision:
-        """Take the path's next row."""
-        wanted = self.next_row
-        row = self.graph.transition(wanted.id)
-        if (row.target, run.state) != (wanted.target, wanted.source):
-            raise RunError(f"{self._path.id} is no path of this graph: {wanted} cannot be taken in {run.state!r}")
+        """Take the next row of the path."""
+        expected = self.next_row
+        row = self.graph.transition(expected.id)
+        if (row.target, run.state) != (expected.target, expected.source):
+            raise RunError(f"{self._path.id} is no path of this graph: {expected} cannot be taken in {run.state!r}")
         rows = self.graph.rows(run.state)
         tried = tuple((r.name, False) for r in rows[: rows.index(row)])
         if isinstance(run, RunState):
@@ -349,13 +359,13 @@ class _ForcedMachine(Machine):
 
 
 def _prepare_state(row: Transition, run: RunState) -> None:
-    """Let the run know what the row's guard would have seen, so that it ends as such a run does."""
+    """Set what the row's guard would have seen, so that the run ends like any run that takes this row."""
     if row.name == "cancelled":
         run.cancelled = run.cancelled or "forced"
     elif row.name == "aborted":
         run.abort(row.id, RuntimeError("forced"))
     elif row.source == State.CALL_LLM and row.guard is None:
-        run.failure = None  # should the model have failed, it did not
+        run.failure = None  # the model may have failed; on this path it does not
     elif row.name in _DECLARED_ENDINGS:
         run.ending = _DECLARED_ENDINGS[row.name]
     elif row.source == State.RECOVER and row.name in Action.__members__:
@@ -363,7 +373,7 @@ def _prepare_state(row: Transition, run: RunState) -> None:
 
 
 def _guard_result(row: Transition, run: Steppable) -> Failure | bool:
-    """What the row's detector would have found."""
+    """What the row's guard would have returned."""
     kind = {"runaway": "iteration_limit"}.get(row.name, row.name)
     if kind not in FailureKind.__members__ or kind == "aborted":
         return True

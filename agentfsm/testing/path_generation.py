@@ -42,28 +42,28 @@ __all__ = [
 ]
 
 
-def shortest_run_through(product: StateSpace, row: Transition) -> tuple[tuple[Transition, ...], int] | None:
-    """The rows of a shortest run that takes a row and goes home, and that row's place; None where none does."""
-    graph = product.graph
+def shortest_run_through(space: StateSpace, row: Transition) -> tuple[tuple[Transition, ...], int] | None:
+    """The rows of a shortest complete run that takes a row, and the index of that row; None if no run takes it."""
+    graph = space.graph
     place = next(i for i, t in enumerate(graph.transitions) if t is row)
-    found = shortest_path_to(product, 0, lambda _, taken: int(taken == place), goal=1)
+    found = shortest_path_to(space, 0, lambda _, taken: int(taken == place), goal=1)
     if found is None:
         return None
-    here = {product.initial}
+    here = {space.initial}
     for taken in found:
-        here = {after for config in here for r, after in product.moves(config) if r == taken}
-    rows = (*found, *shortest_run_to_end(product, min(here)))
+        here = {after for config in here for r, after in space.moves(config) if r == taken}
+    rows = (*found, *shortest_run_to_end(space, min(here)))
     return tuple(graph.transitions[r] for r in rows), len(found) - 1
 
 
-def shortest_run_to_end(product: StateSpace, config: Configuration) -> tuple[int, ...]:
-    """The rows of a shortest way to the end."""
+def shortest_run_to_end(space: StateSpace, config: Configuration) -> tuple[int, ...]:
+    """The rows of a shortest path from a configuration to the end of the run, by their numbers."""
     back: dict[Configuration, tuple[Configuration, int] | None] = {config: None}
     todo = [config]
     for here in todo:
-        if here[0] in product.finals:
+        if here[0] in space.finals:
             return reconstruct_path(back, here)
-        for row, after in product.moves(here):
+        for row, after in space.moves(here):
             if after not in back:
                 back[after] = (here, row)
                 todo.append(after)
@@ -77,27 +77,27 @@ def state_space_for(
     structured: bool | None = None,
     assumptions: Assumptions | None = None,
 ) -> StateSpace:
-    """The product in which paths are found: a reply makes two calls at most."""
+    """The state space in which paths are generated. A reply makes at most two calls there."""
     known = loop_assumptions(guardrails, behavior, structured=structured, calls_per_reply=2)
     return StateSpace(graph, known + (assumptions or Assumptions()))
 
 
 CRITERIA = ("transitions", "pairs", "triples", "prime")
-"""The criteria, from the weakest to the strongest."""
+"""The coverage criteria, from the weakest to the strongest."""
 
 _WINDOW_LENGTHS = {"transitions": 1, "pairs": 2, "triples": 3}
 
 Requirement = tuple[tuple[int, ...], ...]
-"""Moves in a row; each is the places of the rows of which one must be taken."""
+"""Consecutive transitions to cover; each as the numbers of the rows of which one must be taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
-    """Something that no run can cover.
+    """A requirement that no run can cover.
 
     Attributes:
         rows: The ids of the rows, in order.
-        reason: What keeps it from happening.
+        reason: Why no run takes them in this order.
     """
 
     rows: tuple[str, ...]
@@ -108,7 +108,7 @@ class Infeasible:
 
 
 def requirements(graph: Graph, cover: str) -> list[Requirement]:
-    """Everything that a criterion asks for, in the order of the table, feasible or not."""
+    """Every requirement of a criterion, in table order, feasible or not."""
     if cover == "prime":
         return [_requirement_of(graph, path) for path in _prime_state_paths(graph)]
     windows: list[tuple[int, ...]] = [(i,) for i in range(len(graph.transitions))]
@@ -122,25 +122,25 @@ def requirements(graph: Graph, cover: str) -> list[Requirement]:
     return [tuple((i,) for i in window) for window in windows]
 
 
-def requirement_ids(graph: Graph, goal: Requirement) -> tuple[str, ...]:
-    """A goal by the ids of its rows; ``a|b`` where either may be taken."""
-    return tuple("|".join(graph.transitions[row].id for row in rows) for rows in goal)
+def requirement_ids(graph: Graph, requirement: Requirement) -> tuple[str, ...]:
+    """A requirement as the ids of its rows; ``a|b`` if either row may be taken."""
+    return tuple("|".join(graph.transitions[row].id for row in rows) for rows in requirement)
 
 
 def prime_paths(graph: Graph) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """The prime paths of a graph: the names of their states, and what ``requirement_ids`` calls their goals."""
+    """The prime paths of a graph: the names of their states, and the ``requirement_ids`` of each path."""
     return [(path, requirement_ids(graph, _requirement_of(graph, path))) for path in _prime_state_paths(graph)]
 
 
 def _requirement_of(graph: Graph, path: tuple[str, ...]) -> Requirement:
-    """The rows that lead from each state of a path to the next."""
+    """The rows that lead from each state of a path to the next one."""
     return tuple(
         tuple(i for i, t in enumerate(graph.transitions) if (t.source, t.target) == step) for step in pairwise(path)
     )
 
 
 def _prime_state_paths(graph: Graph) -> list[tuple[str, ...]]:
-    """The simple paths of states (a cycle may end where it began) that are no part of a longer one."""
+    """The simple paths of states (a cycle may end where it began) that are not part of a longer one."""
     nexts = {s.name: list(dict.fromkeys(t.target for t in graph.rows(s.name))) for s in graph.states}
     found: list[tuple[str, ...]] = []
     todo: list[tuple[str, ...]] = [(s.name,) for s in graph.states]
@@ -154,58 +154,60 @@ def _prime_state_paths(graph: Graph) -> list[tuple[str, ...]]:
         todo += longer
         if not longer and len(path) > 1:
             found.append(path)
-    whole = [p for p in found if not any(_is_subpath(p, other) for other in found)]
-    return [tuple(map(str, path)) for path in sorted(whole, key=len)]
+    maximal = [p for p in found if not any(_is_subpath(p, other) for other in found)]
+    return [tuple(map(str, path)) for path in sorted(maximal, key=len)]
 
 
 def _is_subpath(path: tuple[str, ...], other: tuple[str, ...]) -> bool:
     return len(path) < len(other) and any(other[i : i + len(path)] == path for i in range(len(other) - len(path) + 1))
 
 
-def reachable_configurations(product: StateSpace, required: list[Requirement]) -> dict[Requirement, set[Configuration]]:
-    """For each goal, the configurations in which some run has just reached it; none where no run can."""
+def reachable_configurations(space: StateSpace, required: list[Requirement]) -> dict[Requirement, set[Configuration]]:
+    """For each requirement and each of its prefixes, the configurations of runs that have just met it."""
     after: dict[int, dict[Configuration, None]] = {}
     starts: dict[int, dict[Configuration, None]] = {}
-    for config in _all_configurations(product):
-        for row, then in product.moves(config):
+    for config in _all_configurations(space):
+        for row, then in space.moves(config):
             after.setdefault(row, {})[then] = None
             starts.setdefault(row, {})[config] = None
     found: dict[Requirement, set[Configuration]] = {}
-    for goal in required:
-        if goal[:-1] in found:  # the pairs of a pair list share their first rows
-            here = found[goal[:-1]]
-            found[goal] = {then for c in here for row, then in product.moves(c) if row in goal[-1]}
+    for requirement in required:
+        if requirement[:-1] in found:  # requirements of one criterion share their prefixes
+            here = found[requirement[:-1]]
+            found[requirement] = {then for c in here for row, then in space.moves(c) if row in requirement[-1]}
             continue
-        here = {then for row in goal[0] for then in after.get(row, ())}
-        found[goal[:1]] = here
-        for length in range(1, len(goal)):
-            here = {then for c in here for row, then in product.moves(c) if row in goal[length]}
-            found[goal[: length + 1]] = here
+        here = {then for row in requirement[0] for then in after.get(row, ())}
+        found[requirement[:1]] = here
+        for length in range(1, len(requirement)):
+            here = {then for c in here for row, then in space.moves(c) if row in requirement[length]}
+            found[requirement[: length + 1]] = here
     return found
 
 
-def _all_configurations(product: StateSpace) -> Iterator[Configuration]:
-    seen = {product.initial: None}
-    for config in (todo := [product.initial]):
+def _all_configurations(space: StateSpace) -> Iterator[Configuration]:
+    seen = {space.initial: None}
+    for config in (todo := [space.initial]):
         yield config
-        for _, after in product.moves(config):
+        for _, after in space.moves(config):
             if after not in seen:
                 seen[after] = None
                 todo.append(after)
 
 
-def infeasibility_reason(product: StateSpace, goal: Requirement, reached: dict[Requirement, set[Configuration]]) -> str:
-    """Why no run reaches a goal, from what is known of the first row in it that cannot be taken."""
-    length = next(n for n in range(1, len(goal) + 1) if not reached[goal[:n]])
-    names = product.graph.transitions
-    wanted = goal[length - 1]
-    here = reached[goal[: length - 1]] if length > 1 else set(_all_configurations(product))
+def infeasibility_reason(
+    space: StateSpace, requirement: Requirement, reached: dict[Requirement, set[Configuration]]
+) -> str:
+    """Why no run meets a requirement, from the assumptions about its first row that cannot be taken."""
+    length = next(n for n in range(1, len(requirement) + 1) if not reached[requirement[:n]])
+    names = space.graph.transitions
+    wanted = requirement[length - 1]
+    here = reached[requirement[: length - 1]] if length > 1 else set(_all_configurations(space))
     off: dict[str, None] = {}
     own: dict[str, None] = {}
     others: dict[str, None] = {}
-    sources = {product.state_index[names[row].source] for row in wanted}
+    sources = {space.state_index[names[row].source] for row in wanted}
     for config in sorted(c for c in here if c[0] in sources):
-        for row in product.rows[config[0]]:
+        for row in space.rows[config[0]]:
             if row.place in wanted:
                 for known in (k for k in row.assumptions if not row.allowed_by(k, config)):
                     (off if known.may == "never" else own)[f"{row.transition.name}: {known.why or known.may}"] = None
@@ -225,31 +227,31 @@ SMALL_GUARDRAILS = AgentGuardrails(
     max_denials=1_000,
     repeated_error_threshold=2,
 )
-"""Budgets under which every row can be reached in a few moves."""
+"""Guardrails under which every row can be reached in a few transitions."""
 
 SMALL_GUARDRAILS_SINGLE_CALL = SMALL_GUARDRAILS.model_copy(update={"loop_hard_threshold": 2})
-"""The same where a reply makes one call at most, so that it takes two replies to repeat one."""
+"""The same for agents whose model makes at most one call per reply, where a repeated call takes two replies."""
 
 
 def small_guardrails(behavior: Behavior | None = None) -> AgentGuardrails:
-    """Budgets under which every row can be reached in a few moves, for some rules."""
+    """Guardrails under which every row can be reached in a few transitions, with a behavior."""
     return SMALL_GUARDRAILS_SINGLE_CALL if behavior is not None and behavior.envelope else SMALL_GUARDRAILS
 
 
 MAX_PATH_LENGTH = 40
-"""A run that is this long goes on to its end, unless the next thing to cover is where it stands."""
+"""A path of this length is completed without looking for more requirements to cover."""
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """One run, as the rows that it takes, from the first state to the end.
+    """A complete run, as the rows that it takes from the first state to the end.
 
     Attributes:
-        number: Its place in the list, from 1.
+        number: Its position in the list, from 1.
         rows: The rows.
-        newly_covered: How many things it is the first to cover.
+        newly_covered: How many requirements it is the first to cover.
         guardrails: The limits under which it can happen.
-        behavior: The rules of the run for which it was found, or None for any.
+        behavior: The behavior for which it was generated; None for any.
     """
 
     number: int
@@ -260,7 +262,7 @@ class Path:
 
     @property
     def id(self) -> str:
-        """A name for tests: its number, its length, and the row with which it ends."""
+        """A name for tests: its number, its length and its last row."""
         return f"{self.number:03d}-{len(self.rows)}moves-{self.rows[-1].id}"
 
     @property
@@ -274,14 +276,14 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class Paths(Sequence[Path]):
-    """The runs, and what they leave out.
+    """The generated paths, and the requirements that no run can cover. A sequence of ``Path``.
 
     Attributes:
         graph: The graph.
-        cover: The criterion.
-        items: The runs.
-        required: How many things the criterion asks for, infeasible ones among them.
-        infeasible: Those that no run can cover, with the reasons.
+        cover: The coverage criterion.
+        items: The paths.
+        required: The number of requirements of the criterion, including infeasible ones.
+        infeasible: The requirements that no run can cover, with reasons.
     """
 
     graph: Graph
@@ -313,10 +315,10 @@ class Paths(Sequence[Path]):
 
 
 def graph_of(source: Graph | Preset | Agent) -> tuple[Graph, Behavior | None, bool | None]:
-    """The graph of a graph, a preset or an agent; with its rules, and whether it has an output type.
+    """The graph of a graph, a preset or an agent; with its behavior, and whether it has an output type.
 
     Raises:
-        ConfigurationError: It is none of these.
+        ConfigurationError: The source is none of these.
     """
     match source:
         case Graph():
@@ -326,7 +328,7 @@ def graph_of(source: Graph | Preset | Agent) -> tuple[Graph, Behavior | None, bo
         case Agent():
             return source.graph, source.behavior, source.config.output_adapter is not None
         case _:  # pyright: ignore[reportUnnecessaryComparison]  # callers may be untyped
-            raise ConfigurationError(f"this is neither a graph nor a preset nor an agent: {source!r}")
+            raise ConfigurationError(f"neither a graph nor a preset nor an agent: {source!r}")
 
 
 def paths(
@@ -338,7 +340,7 @@ def paths(
     structured: bool | None = None,
     assumptions: Assumptions | None = None,
 ) -> Paths:
-    """A list of runs that covers a graph.
+    """A small, deterministic list of runs that cover a graph.
 
     ::
 
@@ -347,30 +349,29 @@ def paths(
             print(path)
 
     Args:
-        graph: The graph; or a preset or an agent, which bring their rules.
-        cover: ``transitions``; ``pairs`` of rows that follow each other; ``triples``; or ``prime``: every
-            path of states that comes to none twice, unless it ends where it began, and is no part of a
-            longer one. Each round trip is one of these.
-        guardrails: The limits of the runs; short ones unless given.
-        behavior: The rules of the runs, for a graph; None leaves open in what they differ.
-        structured: Whether the agent has an output type, for a graph or a preset; None leaves it open.
-        assumptions: What is known of guards of your own.
+        graph: The graph; or a preset or an agent, with its behavior.
+        cover: The coverage criterion: ``transitions``; ``pairs`` or ``triples`` of consecutive rows; or ``prime``:
+            every path of states that visits none twice (a cycle may end where it began) and is not part of a longer
+            one (Ammann and Offutt, Introduction to Software Testing, section 7.2.1).
+        guardrails: The limits of the runs; by default small ones, which keep paths to a limit short.
+        behavior: The behavior of the runs, if ``graph`` is a graph; None allows any.
+        structured: Whether the agent has an output type, if ``graph`` is not an agent; None allows both.
+        assumptions: What is known about guards of your own.
 
     Raises:
-        ConfigurationError: There is no such criterion, the facts name something that is not there, or it is no
-            graph, preset or agent.
+        ConfigurationError: The criterion is unknown, the assumptions name something that does not exist, or ``graph``
+            is not a graph, a preset or an agent.
     """
     if cover not in CRITERIA:
-        raise ConfigurationError(f"there is no criterion {cover!r}; there are: {', '.join(CRITERIA)}")
-    graph, own_rules, own_structured = graph_of(graph)
-    behavior = own_rules if behavior is None else behavior
+        raise ConfigurationError(f"unknown criterion {cover!r}; available: {', '.join(CRITERIA)}")
+    graph, own_behavior, own_structured = graph_of(graph)
+    behavior = own_behavior if behavior is None else behavior
     structured = own_structured if structured is None else structured
     limits = guardrails or small_guardrails(behavior)
-    product = state_space_for(graph, limits, behavior, structured, assumptions)
-    wanted = requirements(graph, cover)
-    found = reachable_configurations(product, wanted)
-    possible = [goal for goal in wanted if found[goal]]
-    runs = _PathGenerator(product, possible).generate()
+    space = state_space_for(graph, limits, behavior, structured, assumptions)
+    required = requirements(graph, cover)
+    reached = reachable_configurations(space, required)
+    runs = _PathGenerator(space, [each for each in required if reached[each]]).generate()
     return Paths(
         graph,
         cover,
@@ -378,61 +379,60 @@ def paths(
             Path(i, tuple(graph.transitions[r] for r in rows), covers, limits, behavior)
             for i, (rows, covers) in enumerate(runs, 1)
         ),
-        len(wanted),
+        len(required),
         tuple(
-            Infeasible(requirement_ids(graph, goal), why)
-            for goal in wanted
-            if not found[goal]
-            for why in (infeasibility_reason(product, goal, found),)
+            Infeasible(requirement_ids(graph, each), infeasibility_reason(space, each, reached))
+            for each in required
+            if not reached[each]
         ),
     )
 
 
 _Node = tuple[Configuration, Requirement]
-"""A configuration, and as much of the last moves as is the beginning of some goal."""
+"""A configuration, and the longest suffix of the last transitions that is a prefix of a requirement."""
 
 
 class _PathGenerator:
-    """Finds runs one after the other, each going from one uncovered goal to the nearest next.
+    """Generates paths one after the other; each goes from one uncovered requirement to the nearest next one.
 
-    Goals that end a run are left for last, since each takes a run of its own anyway.
+    Requirements that end a run are left for last: each needs a path of its own anyway.
     """
 
-    def __init__(self, product: StateSpace, possible: list[Requirement]) -> None:
-        self._product = product
+    def __init__(self, space: StateSpace, possible: list[Requirement]) -> None:
+        self._space = space
         self._uncovered = dict.fromkeys(possible)
-        self._prefixes = {goal[:n] for goal in possible for n in range(len(goal) + 1)}
-        labels = {row: label for goal in possible for label in goal for row in label}
-        self._labels = [labels.get(i, (i,)) for i in range(len(product.graph.transitions))]
-        finals = {spec.name for spec in product.graph.states if spec.final}
-        self._final_rows = {i for i, t in enumerate(product.graph.transitions) if t.target in finals}
+        self._prefixes = {requirement[:n] for requirement in possible for n in range(len(requirement) + 1)}
+        labels = {row: label for requirement in possible for label in requirement for row in label}
+        self._labels = [labels.get(i, (i,)) for i in range(len(space.graph.transitions))]
+        finals = {spec.name for spec in space.graph.states if spec.final}
+        self._final_rows = {i for i, t in enumerate(space.graph.transitions) if t.target in finals}
         self._next_suffixes: dict[tuple[Requirement, int], Requirement] = {}
         self._met: dict[Requirement, tuple[Requirement, ...]] = {}
 
     def generate(self) -> Iterator[tuple[tuple[int, ...], int]]:
-        """Every run, with how many goals it is the first to cover."""
+        """Every path, with the number of requirements that it is the first to cover."""
         while self._uncovered:
             before = len(self._uncovered)
             rows = self._generate_one()
             yield rows, before - len(self._uncovered)
 
     def _generate_one(self) -> tuple[int, ...]:
-        here: _Node = (self._product.initial, ())
+        here: _Node = (self._space.initial, ())
         rows: list[int] = []
-        while here[0][0] not in self._product.finals:
+        while here[0][0] not in self._space.finals:
             middle = len(rows) < MAX_PATH_LENGTH and any(
-                goal[-1][0] not in self._final_rows for goal in self._uncovered
+                requirement[-1][0] not in self._final_rows for requirement in self._uncovered
             )
             part = self._search(here, may_end=False) if middle else None
             for row, node in part or self._search(here, may_end=True) or self._search(here, to_end=True) or ():
                 rows.append(row)
                 here = node
-                for goal in self._requirements_met(node[1]):
-                    self._uncovered.pop(goal, None)
+                for requirement in self._requirements_met(node[1]):
+                    self._uncovered.pop(requirement, None)
         return tuple(rows)
 
     def _advance(self, seen: Requirement, row: int) -> Requirement:
-        """What is remembered behind a move: the longest ending of the moves that begins a goal."""
+        """The longest suffix of the transitions, after one more, that is a prefix of a requirement."""
         if (seen, row) not in self._next_suffixes:
             ending = (*seen, self._labels[row])
             while ending not in self._prefixes:
@@ -441,25 +441,25 @@ class _PathGenerator:
         return self._next_suffixes[seen, row]
 
     def _requirements_met(self, seen: Requirement) -> tuple[Requirement, ...]:
-        """The goals that have just been reached."""
+        """The requirements that have just been met."""
         if seen not in self._met:
             endings = (seen[i:] for i in range(len(seen)))
             self._met[seen] = tuple(e for e in endings if e in self._uncovered)
         return self._met[seen]
 
     def _search(self, start: _Node, *, may_end: bool = True, to_end: bool = False) -> list[tuple[int, _Node]] | None:
-        """The shortest way to a goal that is still open, or home, to the end; None where there is none.
+        """The shortest way to an uncovered requirement, or to the end of the run; None if there is none.
 
         Args:
-            start: Where the run stands.
+            start: The current node.
             may_end: Whether the way may end the run.
-            to_end: Whether to look for the end in place of a goal.
+            to_end: Whether to look for the end of the run instead of a requirement.
         """
         back: dict[_Node, tuple[_Node, int] | None] = {start: None}
         todo = deque([start])
         while todo:
             node = todo.popleft()
-            for row, config in self._product.moves(node[0]):
+            for row, config in self._space.moves(node[0]):
                 if row in self._final_rows and not may_end:
                     continue
                 then = (config, self._advance(node[1], row))
@@ -467,7 +467,7 @@ class _PathGenerator:
                     continue
                 back[then] = (node, row)
                 found = (
-                    config[0] in self._product.finals
+                    config[0] in self._space.finals
                     if to_end
                     else any(g in self._uncovered for g in self._requirements_met(then[1]))
                 )

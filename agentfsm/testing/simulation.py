@@ -332,9 +332,9 @@ class Simulator:
 
     ::
 
-        scenario = Scenario(model_turns=[ModelTurn(call("pay", amount=200))], human_replies=[Deny("too much")])
+        scenario = Scenario(model_turns=[ModelTurn(""), ModelTurn("done")])
         result = Simulator(my_agent).run_sync(scenario)
-        assert not result.started_tools
+        assert "post_llm.no_progress" in result.ids  # the empty reply
 
     Args:
         agent: The agent; it is not changed.

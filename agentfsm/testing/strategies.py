@@ -14,7 +14,7 @@ from typing import Any, cast
 try:
     from hypothesis import strategies as st
     from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-except ImportError as error:  # pragma: no cover  # the extra is there where this is tested
+except ImportError as error:  # pragma: no cover  # the tests run with the extra installed
     from agentfsm.errors import MissingExtraError
 
     raise MissingExtraError("agentfsm.testing.strategies", "testing") from error
@@ -33,14 +33,14 @@ __all__ = ["AgentStateMachine", "arguments", "human_replies", "model_turns", "sc
 
 _EXTERNAL_STATES: tuple[str, ...] = (State.PRE_STEP, State.CALL_LLM, State.DISPATCH_TOOL)
 MAX_SIDE_EVENT_MOVE = 40
-"""Mishaps happen within so many moves."""
+"""Side events happen before this transition."""
 
 
 def arguments(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
-    """Values that fit a JSON schema of the kind that a tool's parameters have.
+    """Values that match a JSON schema, as a tool's parameters have one.
 
     Args:
-        schema: The schema; ``$ref`` is looked up in its ``$defs``.
+        schema: The schema. ``$ref`` refers to its ``$defs``.
     """
     return _matching(schema, cast("Mapping[str, Any]", schema.get("$defs", {})))
 
@@ -52,9 +52,9 @@ def _matching(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> st.SearchSt
         return st.just(schema["const"])
     if "enum" in schema:
         return st.sampled_from(list(schema["enum"]))
-    for several in ("anyOf", "oneOf"):
-        if several in schema:
-            return st.one_of(*(_matching(each, defs) for each in schema[several]))
+    for union in ("anyOf", "oneOf"):
+        if union in schema:
+            return st.one_of(*(_matching(each, defs) for each in schema[union]))
     match schema.get("type"):
         case "string":
             return st.text(min_size=schema.get("minLength", 0), max_size=schema.get("maxLength", 12))
@@ -92,7 +92,7 @@ def _matching_object(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> st.S
 
 
 def model_turns(agent: Agent) -> st.SearchStrategy[ModelTurn]:
-    """What a model may say to an agent: a text, calls of its tools, a broken reply, or a failure."""
+    """Model turns for an agent: a text, calls of its tools, a flawed reply, or a failure."""
     texts = st.sampled_from(["done", "", "{", "1"]) | st.text(max_size=20)
     flawed = st.sampled_from([FinishReason.LENGTH, FinishReason.CONTENT_FILTER, FinishReason.REFUSAL])
     tools = agent.config.tools
@@ -115,7 +115,7 @@ def model_turns(agent: Agent) -> st.SearchStrategy[ModelTurn]:
 
 
 def tool_results() -> st.SearchStrategy[Any]:
-    """What a tool may bring: a value, or a failure of any kind."""
+    """Tool results: values, and exceptions of every failure kind."""
     errors = [ToolError(kind, kind=kind) for kind in TOOL_REPORTABLE_KINDS]
     return st.one_of(
         st.text(max_size=12),
@@ -125,13 +125,13 @@ def tool_results() -> st.SearchStrategy[Any]:
 
 
 def human_replies() -> st.SearchStrategy[Any]:
-    """What a person may answer, for each kind of wait; or that nobody does."""
-    words = st.sampled_from(["go on", "the first one", "no"])
+    """Human replies, one for each kind of suspension; or ``DISMISSED`` or ``EXPIRED``."""
+    texts = st.sampled_from(["go on", "the first one", "no"])
     return st.one_of(
         st.fixed_dictionaries(
             {
-                "question": words,
-                "limit": words,
+                "question": texts,
+                "limit": texts,
                 "approval": st.sampled_from([Allow(), Deny("not now")]),
                 "in_doubt": st.sampled_from([ItDidNotRun(), ItRan("it ran"), GiveUp()]),
             }
@@ -141,36 +141,36 @@ def human_replies() -> st.SearchStrategy[Any]:
 
 
 def side_events() -> st.SearchStrategy[SideEvent]:
-    """What may happen beside a visit to a state: time, silence, a cancellation, a power cut."""
+    """Side events: durations, idle times, a cancellation, an abort, an approval, a crash."""
     seconds = st.sampled_from([0.0, 1.0, 31.0, 400.0])
-    mishaps = [
+    incidents = [
         SideEvent(),
         SideEvent(cancel=True),
         SideEvent(abort=True),
         SideEvent(needs_approval=True),
         SideEvent(crash=True),
     ]
-    return st.tuples(seconds, seconds, st.sampled_from(mishaps)).map(_with_times)
+    return st.tuples(seconds, seconds, st.sampled_from(incidents)).map(_with_times)
 
 
 def _with_times(drawn: tuple[float, float, SideEvent]) -> SideEvent:
-    took_s, silent_s, mishap = drawn
-    return replace(mishap, duration_s=took_s, idle_s=silent_s)
+    duration_s, idle_s, incident = drawn
+    return replace(incident, duration_s=duration_s, idle_s=idle_s)
 
 
 def scenarios(agent: Agent, *, max_turns: int = 8) -> st.SearchStrategy[Scenario]:
-    """Whole scripts for an agent: what the model, the tools, people, the clock and chance do in one run.
+    """Scenarios for an agent: model replies, tool results, human replies and side events of one run.
 
     ::
 
-        @given(scripts(my_agent))
-        def test_budgets_hold(script):
-            played = Stage(my_agent).play(script)
-            invariants.within_budgets(played.result.run)
+        @given(scenarios(my_agent))
+        def test_budgets_hold(scenario):
+            result = Simulator(my_agent).run_sync(scenario)
+            invariants.within_budgets(result.run_result.run_state)
 
     Args:
-        agent: The agent; its tools' schemas say what calls look like.
-        max_turns: How many replies, and how many results, at most; behind them all goes well.
+        agent: The agent. Tool calls are drawn from the schemas of its tools.
+        max_turns: The largest number of model turns, and of tool results; after that, everything succeeds.
     """
     return st.builds(
         Scenario,
@@ -184,19 +184,20 @@ def scenarios(agent: Agent, *, max_turns: int = 8) -> st.SearchStrategy[Scenario
 
 
 class AgentStateMachine(RuleBasedStateMachine):
-    """The outside as rules: in each state, whatever may happen there happens. Derive from it and set ``agent``.
+    """A Hypothesis state machine that simulates a run: in each state, one rule for everything that may happen there.
 
-    ::
+    Derive from it and set ``agent``::
 
-        class MyRules(AgentRules):
+        class MyAgent(AgentStateMachine):
             agent = my_agent
 
-        TestMyRules = MyRules.TestCase
+        TestMyAgent = MyAgent.TestCase
 
-    After every move the checks of ``check`` hold; override it to choose others.
+    ``check`` is called after every transition; override it to choose other invariants.
 
     Attributes:
-        agent: The agent; it is left as it is.
+        agent: The agent; it is not changed.
+        simulation: The simulated run.
     """
 
     agent: Agent
@@ -208,13 +209,13 @@ class AgentStateMachine(RuleBasedStateMachine):
         self._tool_results: list[Any] = []
         self._human_replies: list[Any] = []
         self._side_events: dict[int, SideEvent] = {}
-        script = Scenario(self._model_turns, self._tool_results, (), self._human_replies, self._side_events)
+        scenario = Scenario(self._model_turns, self._tool_results, (), self._human_replies, self._side_events)
         self._simulator = Simulator(self.agent)
-        self.simulation: Simulation = self._simulator.start(script)
+        self.simulation: Simulation = self._simulator.start(scenario)
         self._finished = False
 
     def teardown(self) -> None:
-        """Let go of the event loop; a run that has ended has a journal that verifies."""
+        """Close the event loop; the journal of a finished run must verify."""
         try:
             if self._finished:
                 journal_verifies(self.simulation.result)
@@ -223,59 +224,59 @@ class AgentStateMachine(RuleBasedStateMachine):
 
     @property
     def state(self) -> RunState:
-        """What the run knows at this moment."""
+        """The current state of the run."""
         return self.simulation.state
 
     def check(self) -> None:
-        """What must hold after every move."""
+        """Assert what must be true after every transition."""
         one_result_per_call(self.state)
         within_budgets(self.state)
         approved_before_run(self.agent, self.simulation.result)
 
     @invariant()
     def invariants_hold(self) -> None:
-        """Check after every move."""
+        """Call ``check`` after every transition."""
         self.check()
 
     def _in_state(self, *states: str) -> bool:
         return not self._finished and self.state.state in states
 
-    def _step(self, answer: Any, moment: SideEvent | None = None) -> None:
-        """Make one move; should the run come to a wait with it, that is answered."""
-        played = self.simulation.result
-        del self._human_replies[len(played.run_results) :]
+    def _step(self, answer: Any, side_event: SideEvent | None = None) -> None:
+        """Take one transition; if it suspends the run, resume it with the reply."""
+        result = self.simulation.result
+        del self._human_replies[len(result.run_results) :]
         self._human_replies.append(answer)
-        if moment is not None:
-            self._side_events[len(played.decisions)] = moment
+        if side_event is not None:
+            self._side_events[len(result.decisions)] = side_event
         self._finished = not self._runner.run(self.simulation.step())
 
-    @rule(moment=side_events(), answer=human_replies())
+    @rule(side_event=side_events(), answer=human_replies())
     @precondition(lambda self: self._in_state(State.PRE_STEP))
-    def step(self, moment: SideEvent, answer: Any) -> None:
+    def step(self, side_event: SideEvent, answer: Any) -> None:
         """Time passes, and the budgets are checked."""
-        self._step(answer, moment)
+        self._step(answer, side_event)
 
     @rule(data=st.data(), answer=human_replies())
     @precondition(lambda self: self._in_state(State.CALL_LLM))
     def model(self, data: st.DataObject, answer: Any) -> None:
-        """The model says something."""
+        """The model replies or fails."""
         self._model_turns.append(data.draw(model_turns(self.agent), label="reply"))
         self._step(answer)
 
-    @rule(brought=st.lists(tool_results(), min_size=1, max_size=3), moment=side_events(), answer=human_replies())
+    @rule(results=st.lists(tool_results(), min_size=1, max_size=3), side_event=side_events(), answer=human_replies())
     @precondition(lambda self: self._in_state(State.DISPATCH_TOOL))
-    def tools(self, brought: Sequence[Any], moment: SideEvent, answer: Any) -> None:
-        """The calls that are due run, wait, or are cut off."""
-        self._tool_results += brought
-        self._step(answer, moment)
+    def tools(self, results: Sequence[Any], side_event: SideEvent, answer: Any) -> None:
+        """The pending tool calls are executed, wait for approval, or are interrupted."""
+        self._tool_results += results
+        self._step(answer, side_event)
 
     @rule(answer=human_replies())
     @precondition(lambda self: not self._finished and self.state.state not in _EXTERNAL_STATES)
     def internal_step(self, answer: Any) -> None:
-        """The reply is read, the batch judged, the policy asked, a person answers."""
+        """The run takes a transition that needs no model and no tool: it parses, evaluates, recovers or resumes."""
         self._step(answer)
 
     @rule()
     @precondition(lambda self: self._finished)
     def stay_finished(self) -> None:
-        """The run is over; a machine that could do nothing more would count as stuck."""
+        """Do nothing: Hypothesis reports a state machine without an applicable rule as stuck."""

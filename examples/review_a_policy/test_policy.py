@@ -85,7 +85,7 @@ def test_its_path_shows_it() -> None:
     """The path that was reviewed is not taken any more, and the guard that stole it is named."""
     path = next(p for p in paths(AGENT, "transitions") if "post_llm.too_much" in p.ids)
     with pytest.raises(
-        PathDivergenceError, match=r"was to be post_llm.too_much -> recover, but it was post_llm.tool_calls"
+        PathDivergenceError, match=r"should be post_llm.too_much -> recover, but it was post_llm.tool_calls"
     ):
         WitnessDriver(support(ScriptedModel(), HURRIED), examples=EXAMPLES).run(path).check()
 

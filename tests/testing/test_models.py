@@ -91,7 +91,7 @@ def test_a_function_sees_the_messages_and_gives_an_entry():
 
 @pytest.mark.parametrize("entry", [{"content": "x"}, 42, None, ["text"], [call("a"), "text"], int, lambda messages: 3])
 def test_what_is_no_entry_says_so(entry):
-    with pytest.raises(TypeError, match="a script's entry"):
+    with pytest.raises(TypeError, match="a script entry"):
         replies(entry)
 
 
@@ -99,9 +99,7 @@ def test_what_is_no_entry_says_so(entry):
 
 
 def test_a_script_that_is_out_says_so_and_by_how_much():
-    with pytest.raises(
-        ScriptExhaustedError, match=r"'scripted' is out: it has 1 entries, and this is call 2"
-    ) as caught:
+    with pytest.raises(ScriptExhaustedError, match=r"'scripted' has 1 entries, and this is call 2") as caught:
         replies("one", times=2)
     assert isinstance(caught.value, ModelError)
     with pytest.raises(ScriptExhaustedError, match="0 entries"):

@@ -147,7 +147,7 @@ def test_more_generous_budgets_make_no_other_pair_possible() -> None:
 
 
 def test_there_are_four_criteria() -> None:
-    with pytest.raises(ConfigurationError, match="no criterion 'everything'; there are: transitions, pairs"):
+    with pytest.raises(ConfigurationError, match="unknown criterion 'everything'; available: transitions, pairs"):
         paths(LOOP, "everything")
 
 

@@ -155,7 +155,7 @@ def test_prime_paths_are_reported_as_such(project: pytest.Pytester, workers: int
     result = run(project, *arguments, "--fsm-fail-under=34", "rounds.py")
     text = result.stdout.str()
     assert re.search(r"prime +1 of 3 +33.3 %\n +never: b > a > b\n +never: b > a > end\n", text), text
-    assert "FAIL: 33.3 % of the prime paths were taken, less than 34 %" in text
+    assert "FAIL: 33.3 % of the prime paths were covered, less than 34 %" in text
     project.makepyfile(rounds=ROUNDS.replace("MOVES", "[True, True, True, True, False]"))
     result = run(project, *arguments, "--fsm-fail-under=100", "rounds.py")
     assert result.ret == 0
@@ -255,7 +255,7 @@ def test_too_little_coverage_fails_the_run(project: pytest.Pytester) -> None:
     assert good.ret == 0
     bad = run(project, "--fsm-graph=tables:GRAPH", "--fsm-cover=transitions", "--fsm-fail-under=51")
     assert bad.ret == 1
-    bad.stdout.fnmatch_lines(["FAIL: 50.0 % of the transitions were taken, less than 51 %"])
+    bad.stdout.fnmatch_lines(["FAIL: 50.0 % of the transitions were covered, less than 51 %"])
 
 
 def test_what_is_named_may_lie_in_the_folder_where_pytest_is_run(
@@ -277,7 +277,7 @@ def test_what_is_named_may_lie_in_the_folder_where_pytest_is_run(
         ("--fsm-graph=tables:NOTHING", "has no attribute 'NOTHING'"),
         ("--fsm-graph=nowhere:GRAPH", "No module named 'nowhere'"),
         ("--fsm-graph=tables:sunny", "neither a graph nor a preset nor an agent"),
-        ("--fsm-report=pdf", "there are term, json, lcov, svg"),
+        ("--fsm-report=pdf", "unknown format; available: term, json, lcov, svg"),
     ],
 )
 def test_wrong_usage_is_one_clear_line(project: pytest.Pytester, argument: str, message: str) -> None:

@@ -77,7 +77,7 @@ def test_a_path_of_other_rules_says_so() -> None:
     """An agent without an output type never finds an answer malformed; paths that leave the rules open may."""
     agent = Agent(ScriptedModel())
     (path,) = [p for p in paths(LOOP, "transitions") if "post_llm.output_malformed" in p.ids][:1]
-    with pytest.raises(PathDivergenceError, match=r"no run of this agent takes that path.*paths\(agent\)"):
+    with pytest.raises(PathDivergenceError, match=r"no run of this agent can take that path.*paths\(agent\)"):
         WitnessDriver(agent).run(path).check()
     assert not [p for p in paths(agent, "transitions") if "post_llm.output_malformed" in p.ids]
     late = LOOP.with_detector("post_llm", too_much)
