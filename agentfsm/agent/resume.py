@@ -84,16 +84,14 @@ class ResumeRequest:
         if not self.to or request_ref is None or pending is None:
             return
         seq, digest = request_ref
-        shown = self.to[:_MIN_DIGEST_DIGITS]
-        if len(self.to) >= _MIN_DIGEST_DIGITS and digest.startswith(self.to):
+        shown, too_short = self.to[:_MIN_DIGEST_DIGITS], len(self.to) < _MIN_DIGEST_DIGITS
+        if digest.startswith(self.to) and not too_short:
             return
         request = f"{pending.tool} {json.dumps(dict(pending.arguments), default=str)}" if pending.tool else ""
-        too_short = (
-            f" (give at least its first {_MIN_DIGEST_DIGITS} digits)" if len(self.to) < _MIN_DIGEST_DIGITS else ""
-        )
+        hint = f" (give at least its first {_MIN_DIGEST_DIGITS} digits)" if too_short else ""
         raise StaleHumanReplyError(
-            f"the reply is to record {shown!r}{too_short}, but run {loaded.run.run_id!r} now asks record "
-            f"{seq} ({digest[:_MIN_DIGEST_DIGITS]}): {request or pending.question}"
+            f"the reply is to record {shown!r}{hint}, but run {loaded.run.run_id!r} now waits for a "
+            f"reply to record {seq} ({digest[:_MIN_DIGEST_DIGITS]}): {request or pending.question}"
         )
 
 

@@ -141,15 +141,15 @@ class Recorder:
         decision: Decision,
         aborted: Failure | None,
     ) -> None:
-        """An outcome was folded in, and the run moved.
+        """Add an entry: an outcome was applied, and a transition taken.
 
         Args:
-            outcome: What the effect returned.
-            cancel: The reason of a cancellation that was folded in behind it, or None.
+            outcome: The outcome of the effect, or None if it has none.
+            cancel: The reason of a cancellation that was applied after it, or None.
             elapsed_us: Microseconds that the effect took.
-            idle_us: Microseconds between the effect before and this one.
-            decision: The move.
-            aborted: What aborted the run, if something has.
+            idle_us: Microseconds between the previous effect and this one.
+            decision: The transition taken.
+            aborted: The failure that aborted the run in this step, or None.
         """
         self.entries.append(("transition", self._time(), outcome, cancel, elapsed_us, idle_us, decision, aborted))
 
