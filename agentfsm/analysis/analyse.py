@@ -12,29 +12,29 @@ from agentfsm.analysis.bounds import Bounds, compute_bounds
 from agentfsm.analysis.loop_assumptions import CALLS_PER_REPLY, loop_assumptions
 from agentfsm.analysis.model_checker import ModelChecker, Trace, find_lasso, row_ids
 from agentfsm.analysis.properties import Property
-from agentfsm.analysis.state_space import CompiledRow, Configuration, StateSpace
+from agentfsm.analysis.state_space import BreadthFirstSearch, CompiledRow, Configuration, StateSpace
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.machine.graph import Graph
 
 __all__ = ["Analysis", "DeadTransition", "Verdict", "analyse"]
 
 MAX_CONFIGURATIONS = 300_000
-"""Where only looking at every configuration decides, this many are looked at."""
+"""A property that can only be decided by visiting every configuration is left open beyond this many."""
 
 MAX_TRACE_ROWS = 5_000
-"""A longest run of more moves than this is not tried on everything that is known."""
+"""A longest run with more moves than this is not replayed under all assumptions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came out about one property.
+    """The result for one property.
 
     Attributes:
         text: The property.
-        holds: Whether it holds; None where it could not be decided.
-        detail: More about it.
-        path: Where it does not hold, the ids of the rows of the shortest run that breaks it.
-        loop: Rows that can follow that path again and again for ever.
+        holds: Whether it holds; None if it could not be decided.
+        detail: More about the result.
+        path: If it does not hold, the ids of the rows of the shortest run that violates it.
+        loop: The ids of rows that can then repeat forever.
     """
 
     text: str
@@ -55,7 +55,12 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class DeadTransition:
-    """A row that no run takes under these guardrails, and why."""
+    """A row that no run takes under the guardrails.
+
+    Attributes:
+        row: Its id.
+        why: The reason.
+    """
 
     row: str
     why: str
@@ -63,15 +68,15 @@ class DeadTransition:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """What is proved of a graph under some guardrails.
+    """What is proved about a graph under given guardrails.
 
     Attributes:
         graph: The graph.
         verdicts: One for each property, the built-in ones first.
         bounds: How long a run can get.
-        exact: Whether a run that long is possible under all that is known; else it may be less.
+        exact: Whether a run of that length is possible under all assumptions; otherwise the bounds may be too high.
         dead: The rows that no run takes under these guardrails.
-        calls_per_reply: How many calls a reply was taken to make at most.
+        calls_per_reply: The assumed maximum number of tool calls in a reply.
     """
 
     graph: Graph
@@ -87,7 +92,7 @@ class Analysis:
         return all(v.holds for v in self.verdicts)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON data."""
+        """The analysis as JSON-compatible data."""
         numbers = {k: v for k, v in asdict(self.bounds).items() if k not in ("longest", "reachable_rows")}
         return {
             "graph": self.graph.name,
@@ -105,10 +110,10 @@ class Analysis:
         yield f"{self.graph.name}: {len(self.graph.states)} states, {len(self.graph.transitions)} transitions"
         for verdict in self.verdicts:
             yield f"  {verdict}".replace("\n", "\n  ")
-        b, some = self.bounds, "" if self.exact else " (or less)"
+        b, or_less = self.bounds, "" if self.exact else " (or less)"
         yield (
             f"  between two waits: {_bound_text(b.moves, 'moves')}, {_bound_text(b.model_calls, 'model calls')}, "
-            f"{_bound_text(b.tool_calls, 'tool calls')}{some}, where a reply makes at most {self.calls_per_reply}"
+            f"{_bound_text(b.tool_calls, 'tool calls')}{or_less}, where a reply makes at most {self.calls_per_reply}"
         )
         yield (
             f"  in a whole run: {_bound_text(b.model_calls_in_all, 'model calls')}, "
@@ -131,47 +136,50 @@ def analyse(
     assumptions: Assumptions | None = None,
     calls_per_reply: int = CALLS_PER_REPLY,
 ) -> Analysis:
-    """Prove what can be proved of a graph: exactly, over its states and bounded counters.
+    """Model-check a graph, over its states and bounded counters.
 
-    Guards of which nothing is known are free, and so is all that the policy, tools and people do: what
-    holds here holds for any of them. What never happens is proved of the table, not of the code of a
-    guard, and says nothing about how long a model or a tool takes.
+    Guards without assumptions are free, and so is everything that the policy, tools and people do: what holds
+    here holds for any of them. The analysis is about the table, not about the code of a guard, and it says
+    nothing about how long a model or a tool takes.
 
     ::
 
-        found = analyse(LOOP, must_pass("call_llm", through="pre_step"), guardrails=AgentGuardrails(max_iterations=8))
-        assert found.ok
-        print(found.bounds.model_calls)  # 8
+        analysis = analyse(LOOP, must_pass("call_llm", through="pre_step"), guardrails=AgentGuardrails(max_iterations=8))
+        assert analysis.ok
+        print(analysis.bounds.model_calls)  # 8
 
     Args:
         graph: The graph.
-        *properties: What you declare of it, by ``must_pass`` and ``never_after``.
-        guardrails: The limits; the defaults unless given.
-        behavior: The rules of the run; None leaves open in what they differ.
-        assumptions: What is known of guards and counters of your own.
-        calls_per_reply: How many calls a reply makes at most; bounds on tool calls depend on it.
+        *properties: Properties of your own, from ``must_pass`` and ``never_after``.
+        guardrails: The limits; by default those of ``AgentGuardrails()``.
+        behavior: The behavior of the preset; None proves what holds for every behavior.
+        assumptions: Assumptions about guards and counters of your own.
+        calls_per_reply: The maximum number of tool calls in a reply; bounds on tool calls depend on it.
+
+    Returns:
+        A verdict for each property, the bounds, and the rows that no run takes.
 
     Raises:
-        ConfigurationError: A property or a fact names something that is not there.
+        ConfigurationError: A property or an assumption names something that does not exist.
     """
-    known = loop_assumptions(guardrails or AgentGuardrails(), behavior, calls_per_reply=calls_per_reply)
-    known += assumptions or Assumptions()
-    searcher = ModelChecker(graph, known)
-    most = compute_bounds(graph, known)
-    ends = _check_termination(searcher, most)
-    tried = 0 < len(most.longest) <= MAX_TRACE_ROWS
-    exact = not tried or searcher.is_feasible(Trace(most.longest))
-    dead = tuple(_dead_transitions(searcher.full, most.reachable_rows))
+    all_assumptions = loop_assumptions(guardrails or AgentGuardrails(), behavior, calls_per_reply=calls_per_reply)
+    all_assumptions += assumptions or Assumptions()
+    checker = ModelChecker(graph, all_assumptions)
+    bounds = compute_bounds(graph, all_assumptions)
+    termination = _check_termination(checker, bounds)
+    replayed = 0 < len(bounds.longest) <= MAX_TRACE_ROWS
+    exact = not replayed or checker.is_feasible(Trace(bounds.longest))
+    dead = tuple(_dead_transitions(checker.full, bounds.reachable_rows))
     return Analysis(
         graph,
         (
             _check_one_row_taken(graph),
-            _check_shadowing(searcher, dead),
-            ends,
-            _check_end_reachable(searcher),
-            *_check_properties(searcher, properties),
+            _check_shadowing(checker, dead),
+            termination,
+            _check_end_reachable(checker),
+            *_check_properties(checker, properties),
         ),
-        most,
+        bounds,
         exact,
         dead,
         calls_per_reply,
@@ -182,40 +190,40 @@ def analyse(
 
 
 def _check_one_row_taken(graph: Graph) -> Verdict:
-    """Rows are asked in order and each tests one guard, so each state has one case for each first that holds."""
+    """Each state needs a row without a guard. Rows are evaluated in order, so each is one case: the first that holds."""
     cases = sum(len(graph.rows(s.name)) for s in graph.states)
-    text = "in every state, whatever the guards answer, exactly one row is taken"
+    text = "in every state, whatever the guards return, exactly one row is taken"
     stuck = [
         s.name
         for s in graph.states
         if not (s.final or s.waits) and all(t.guard is not None for t in graph.rows(s.name))
     ]
-    return Verdict(text, not stuck, f"{cases} cases" if not stuck else f"none may be taken in {', '.join(stuck)}")
+    return Verdict(text, not stuck, f"{cases} cases" if not stuck else f"possibly none in {', '.join(stuck)}")
 
 
 def _dead_transitions(space: StateSpace, reachable: frozenset[int]) -> Iterator[DeadTransition]:
     for row in (row for rows in space.rows for row in rows if row.place not in reachable):
-        off = [k.why for k in row.assumptions if k.may == "never"]
-        why = "; ".join(off or (k.why for k in row.assumptions if k.why))
-        yield DeadTransition(row.transition.id, why or "a row in front of it always holds first")
+        disabled = [k.why for k in row.assumptions if k.may == "never"]
+        why = "; ".join(disabled or (k.why for k in row.assumptions if k.why))
+        yield DeadTransition(row.transition.id, why or "an earlier row always holds first")
 
 
 def _check_shadowing(checker: ModelChecker, dead: tuple[DeadTransition, ...]) -> Verdict:
-    """A row is shadowed where, whatever the counters, a row in front must hold whenever it may."""
+    """A row is shadowed if, whatever the counters, an earlier row must hold whenever it can hold."""
     suspects = {d.row for d in dead}
-    found = [
+    shadowed = [
         row.transition.id
         for state in checker.full.rows
         for place, row in enumerate(state)
         if row.transition.id in suspects and _is_shadowed(checker.full, row, state[:place])
     ]
-    text = "no row stands behind one that always holds first"
-    return Verdict(text, not found, f"shadowed: {', '.join(found)}" if found else "")
+    text = "no row is shadowed by an earlier row"
+    return Verdict(text, not shadowed, f"shadowed: {', '.join(shadowed)}" if shadowed else "")
 
 
 def _is_shadowed(space: StateSpace, row: CompiledRow, earlier: Iterable[CompiledRow]) -> bool:
     if any(k.may == "never" for k in row.assumptions):
-        return False  # switched off, whatever stands in front
+        return False  # disabled, whatever the earlier rows
     earlier = tuple(earlier)
     reads = row.reads.union(*(each.reads for each in earlier))
     ranges = [range(c.limit + 1) if c.name in reads else (0,) for c in space.counters]
@@ -227,11 +235,11 @@ def _is_shadowed(space: StateSpace, row: CompiledRow, earlier: Iterable[Compiled
 
 def _check_termination(checker: ModelChecker, bounds: Bounds) -> Verdict:
     text = "every run ends, or waits for a person"
-    run = find_lasso(checker) if bounds.moves is None else None
-    if run is None:
+    trace = find_lasso(checker) if bounds.moves is None else None
+    if trace is None:
         return Verdict(text, True)
-    verdict = _violated(checker.graph, text, run)
-    transitions = [checker.graph.transitions[row] for row in run.loop]
+    verdict = _violated(checker.graph, text, trace)
+    transitions = [checker.graph.transitions[row] for row in trace.loop]
     spent = {checker.graph.spec(t.target).spends for t in transitions} | {t.spends for t in transitions}
     hint = ", ".join(sorted(repr(s) for s in spent if s))
     return replace(verdict, detail=f"it spends {hint}, but no counter bounds that" if hint else "")
@@ -243,40 +251,36 @@ def _violated(graph: Graph, text: str, trace: Trace) -> Verdict:
 
 def _check_properties(checker: ModelChecker, properties: Iterable[Property]) -> Iterator[Verdict]:
     for each in properties:
-        run = checker.find_violation(each)
-        yield Verdict(each.text, True) if run is None else _violated(checker.graph, each.text, run)
+        trace = checker.find_violation(each)
+        yield Verdict(each.text, True) if trace is None else _violated(checker.graph, each.text, trace)
 
 
 def _check_end_reachable(checker: ModelChecker) -> Verdict:
-    """The end can be reached from everywhere: by rows that can always be taken, or by looking everywhere."""
+    """Decided from rows that can always be taken, or else by visiting every configuration."""
     text = "from everywhere, the end can still be reached"
-    product = checker.full
-    if not set(range(len(product.rows))) - _states_sure_to_end(product):
+    space = checker.full
+    if not set(range(len(space.rows))) - _states_sure_to_end(space):
         return Verdict(text, True)
-    back: dict[Configuration, list[Configuration]] = {product.initial: []}
-    todo = [product.initial]
+    search = BreadthFirstSearch(space.initial, space.moves)
+    predecessors: dict[Configuration, list[Configuration]] = {}
+    for config in search:
+        if len(search) > MAX_CONFIGURATIONS:
+            return Verdict(text, None, f"more than {MAX_CONFIGURATIONS:,} configurations")
+        for _, after in space.moves(config):
+            predecessors.setdefault(after, []).append(config)
+    ending = {config for config in search.found if config[0] in space.finals}
+    todo = list(ending)
     while todo:
-        config = todo.pop()
-        for _, after in product.moves(config):
-            if after not in back:
-                if len(back) >= MAX_CONFIGURATIONS:
-                    return Verdict(text, None, f"more than {MAX_CONFIGURATIONS:,} configurations")
-                back[after] = []
-                todo.append(after)
-            back[after].append(config)
-    good = {c for c in back if c[0] in product.finals}
-    todo = list(good)
-    while todo:
-        for before in back[todo.pop()]:
-            if before not in good:
-                good.add(before)
+        for before in predecessors.get(todo.pop(), ()):
+            if before not in ending:
+                ending.add(before)
                 todo.append(before)
-    lost = sorted(back.keys() - good)
-    return Verdict(text, not lost, f"not from {product.describe(lost[0])}" if lost else "")
+    stuck = sorted(search.found - ending)
+    return Verdict(text, not stuck, f"not from {space.describe(stuck[0])}" if stuck else "")
 
 
 def _states_sure_to_end(space: StateSpace) -> set[int]:
-    """States from which a run can always take a row that leads on to the end."""
+    """States from which a run can always take a row that leads on to a final state."""
     sure = set(space.finals)
     while True:
         more = {

@@ -1,8 +1,8 @@
 """What an analysis assumes about a graph's guards, as data: counters, their updates, and guard conditions.
 
-A guard without assumptions is *free*: it may hold or not at any time. A guard that depends on counters is
-declared with ``GuardAssumption``: where it *may* hold, and where it *must*. A free guard can make an
-analysis report a run that cannot happen, but never miss one that can.
+A guard without assumptions is *free*: it can hold or not at any time. For a guard that depends on counters, a
+``GuardAssumption`` says where it *may* hold and where it *must*. A free guard can make an analysis report a run
+that cannot happen, but never miss one that can.
 """
 
 from __future__ import annotations
@@ -37,14 +37,12 @@ class Comparison:
     op: str
     value: int | str
 
-    __test__ = False  # no test class, whatever pytest thinks of its name
-
     def __str__(self) -> str:
         return f"{self.counter} {self.op} {self.value}"
 
 
 Condition = tuple[tuple[Comparison, ...], ...]
-"""Alternatives, each of them comparisons that must all hold."""
+"""Alternatives, each a conjunction of comparisons."""
 
 NumericCondition = tuple[tuple[tuple[str, str, int], ...], ...]
 """A condition as plain data: alternatives, each a conjunction of (counter, operator, number)."""
@@ -60,7 +58,7 @@ def parse_condition(text: str) -> Condition:
     """Read a condition: ``"steps > 200"``, ``"a == 1 and b < 3 or c != off"``, ``"always"``, ``"never"``.
 
     Raises:
-        ConfigurationError: The text is no condition.
+        ConfigurationError: The text is not a condition.
     """
     if text == "always":
         return ALWAYS
@@ -70,10 +68,10 @@ def parse_condition(text: str) -> Condition:
 
 
 def _parse_comparison(part: str, text: str) -> Comparison:
-    found = _COMPARISON.fullmatch(part)
-    if found is None:
-        raise ConfigurationError(f"{text!r} is no condition: write it as 'steps > 200 and calls == 0'")
-    counter, op, value = found.groups()
+    match = _COMPARISON.fullmatch(part)
+    if match is None:
+        raise ConfigurationError(f"{text!r} is not a condition: write it as 'steps > 200 and calls == 0'")
+    counter, op, value = match.groups()
     return Comparison(counter, op, int(value) if value.isdigit() else value)
 
 
@@ -83,8 +81,8 @@ class Update:
 
     Attributes:
         on: The rows, as a pattern: ``"call_llm.otherwise"``, ``"call_llm.*"``, ``"* -> pre_step"``.
-        add: What is added; a counter never goes below 0 nor above its limit.
-        to: In place of that, the values to one of which it is set (labels or numbers).
+        add: What is added. A counter stays between 0 and its limit.
+        to: Instead of that, the values to one of which it is set (labels or numbers).
         when: A condition on the counters before the row is taken.
     """
 
@@ -94,27 +92,30 @@ class Update:
     when: str = "always"
 
     def applies_to(self, row: Transition) -> bool:
-        """Whether it is about a row."""
+        """Whether it applies to a row."""
         return _row_pattern(self.on).fullmatch(str(row)) is not None
 
 
 @cache
 def _row_pattern(on: str) -> re.Pattern[str]:
-    whole = on if "->" in on else f"{on} -> *"
-    return re.compile(re.escape(whole).replace(r"\*", ".*").replace(r"\ ", " "))
+    pattern = on if "->" in on else f"{on} -> *"
+    return re.compile(re.escape(pattern).replace(r"\*", ".*").replace(r"\ ", " "))
 
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A bounded number, or one of a few labels, that a run carries along.
+    """A bounded number, or one of several labels, that is part of the state of a run.
 
     Attributes:
         name: Its name.
-        limit: Its largest value; it stays there. Choose it so large that nothing asks beyond it.
-        updates: What changes it; for one row, the first that fits counts, and the others do not.
+        limit: Its largest value, at which it saturates. Choose it so large that no condition compares beyond it.
+        updates: What changes it. For a row, the first update that applies and whose condition holds is used.
         start: Its value when a run starts.
-        labels: Names for its values, for one that is no number; ``limit`` is then one less than these.
+        labels: Names for its values, if it is not a number; ``limit`` is then one less than their number.
         budget: Whether the bounds on the length of a run depend on it.
+
+    Raises:
+        ConfigurationError: ``start`` is not between 0 and the limit.
     """
 
     name: str
@@ -130,33 +131,33 @@ class Counter:
         if not 0 <= self.start <= self.limit:
             raise ConfigurationError(f"counter {self.name!r} starts at {self.start}, outside 0 to {self.limit}")
 
-    def value(self, given: int | str) -> int:
+    def value(self, value: int | str) -> int:
         """A value or a label as a number.
 
         Raises:
             ConfigurationError: The counter has no such label.
         """
-        if isinstance(given, int):
-            return given
-        if given not in self.labels:
-            raise ConfigurationError(f"counter {self.name!r} has no value {given!r}")
-        return self.labels.index(given)
+        if isinstance(value, int):
+            return value
+        if value not in self.labels:
+            raise ConfigurationError(f"counter {self.name!r} has no value {value!r}")
+        return self.labels.index(value)
 
     def describe(self, value: int) -> str:
-        """A value as people read it."""
+        """A value as text: its label, or the number."""
         return self.labels[value] if self.labels else str(value)
 
 
 @dataclass(frozen=True, slots=True)
 class GuardAssumption:
-    """What is known of a guard: where it may hold, and where it must.
+    """When a guard may hold, and when it must.
 
     Attributes:
-        guard: The guard: the function itself; or a name (``"runaway"``), or the id of one row
-            (``"post_llm.otherwise"``), which then may be taken only there.
-        may: It holds only where this holds.
-        must: It holds wherever this holds.
-        why: The reason, for people who ask why a path is impossible.
+        guard: The guard function; or the name of guards (``"runaway"``); or the id of one row
+            (``"post_llm.otherwise"``), which can then be taken only where ``may`` holds.
+        may: The guard holds only where this condition holds.
+        must: The guard holds wherever this condition holds.
+        why: The reason, reported for rows and paths that it rules out.
     """
 
     guard: Guard | str
@@ -165,20 +166,24 @@ class GuardAssumption:
     why: str = ""
 
     def applies_to(self, row: Transition) -> bool:
-        """Whether it is about a row."""
+        """Whether it applies to a row."""
         if isinstance(self.guard, str):
             return self.guard in (row.name, row.id)
         return row.guard is self.guard
 
 
 def iff(guard: Guard | str, when: str, why: str = "") -> GuardAssumption:
-    """A guard that holds where a condition does, and nowhere else."""
+    """The assumption that a guard holds exactly where a condition does."""
     return GuardAssumption(guard, may=when, must=when, why=why)
 
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """Everything that is known of a table: its counters and its guards.
+    """Assumptions about a graph; add two with ``+``.
+
+    Attributes:
+        counters: Its counters.
+        guards: Assumptions about its guards.
 
     Raises:
         ConfigurationError: A counter is declared twice.
@@ -195,10 +200,10 @@ class Assumptions:
             self._by_name[counter.name] = counter
 
     def check(self) -> None:
-        """Make sure that every counter and label that is spoken of is declared.
+        """Check that every counter and label in a condition or update is declared.
 
         Raises:
-            ConfigurationError: One is not.
+            ConfigurationError: One is not declared.
         """
         texts = [text for k in self.guards for text in (k.may, k.must)]
         texts += [change.when for counter in self.counters for change in counter.updates]
@@ -209,7 +214,7 @@ class Assumptions:
                 counter.value(value)
 
     def counter(self, name: str) -> Counter:
-        """The counter of a name.
+        """The counter with a name.
 
         Raises:
             ConfigurationError: There is none.

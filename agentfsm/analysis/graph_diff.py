@@ -1,7 +1,7 @@
 """The diff of two graphs: in their rows, and in what they decide.
 
 Two graphs with the same rows in another order are different programs. So the whole truth table is compared
-too: for every combination of guard answers in a state, which row each graph takes.
+too: for every combination of guard results in a state, which row each graph takes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["DecisionChange", "GraphDiff", "MovedRow", "diff", "graph_from_table"
 
 @dataclass(frozen=True, slots=True)
 class MovedRow:
-    """A row that is asked at another place of its state than before.
+    """A row whose place in its state has changed.
 
     Attributes:
         row: Its id.
-        old: Its place, from 1.
-        new: Its place now.
+        old: Its old place, from 1.
+        new: Its new place.
     """
 
     row: str
@@ -33,16 +33,16 @@ class MovedRow:
 
 @dataclass(frozen=True, slots=True)
 class DecisionChange:
-    """Answers of the guards on which the two tables decide differently.
+    """A combination of guard results for which the two tables take different rows.
 
     Attributes:
         state: The state.
         where: The guards that hold.
-        unless: The guards that must not hold for it.
-        old: The row that the old table takes, as ``guard -> target``; empty where it takes none.
+        unless: The guards that do not hold.
+        old: The row that the old table takes, as ``guard -> target``; empty if it takes none.
         new: The row that the new table takes.
-        cases: How many rows of the state's truth table this is.
-        of: How many rows that has.
+        cases: How many rows of the state's truth table this covers.
+        of: How many rows the truth table has.
     """
 
     state: str
@@ -62,17 +62,17 @@ class DecisionChange:
 
 @dataclass(frozen=True, slots=True)
 class GraphDiff:
-    """How a new table differs from an old one.
+    """How a new graph differs from an old one.
 
     Attributes:
         states_added: States that are new.
-        states_removed: States that are gone.
+        states_removed: States that were removed.
         states_changed: States that are declared differently (what they spend, whether they wait or end).
         added: Rows that are new, as ``id -> target``.
-        removed: Rows that are gone.
-        retargeted: Rows that lead elsewhere: id, old target, new target.
-        moved: Rows that are asked at another place.
-        decisions: Where the tables decide differently, state by state.
+        removed: Rows that were removed.
+        retargeted: Rows with another target: id, old target, new target.
+        moved: Rows at another place in their state.
+        decisions: Where the tables decide differently, by state.
     """
 
     states_added: tuple[str, ...] = ()
@@ -86,16 +86,16 @@ class GraphDiff:
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs at all."""
+        """Whether nothing differs."""
         return self == GraphDiff()
 
     @property
     def behaves_alike(self) -> bool:
-        """Whether the two tables decide alike, whatever the guards answer: nothing but order or notes differs."""
+        """Whether both tables make the same decisions, whatever the guards return."""
         return not (self.decisions or self.states_added or self.states_removed or self.states_changed)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON data."""
+        """The diff as JSON-compatible data."""
         return {"same": self.same, "behaves_alike": self.behaves_alike, **asdict(self)}
 
     def __str__(self) -> str:
@@ -111,9 +111,9 @@ class GraphDiff:
         yield from (f"+ {row}" for row in self.added)
         yield from (f"- {row}" for row in self.removed)
         yield from (f"~ {row} -> {new}, was -> {old}" for row, old, new in self.retargeted)
-        yield from (f"~ {m.row} is asked at place {m.new}, was at {m.old}" for m in self.moved)
+        yield from (f"~ {m.row} is evaluated at place {m.new}, was at {m.old}" for m in self.moved)
         if not self.decisions:
-            yield "every decision stays the same, whatever the guards answer"
+            yield "every decision stays the same, whatever the guards return"
             return
         total = sum(d.cases for d in self.decisions)
         every = sum({d.state: d.of for d in self.decisions}.values())
@@ -122,19 +122,19 @@ class GraphDiff:
 
 
 def diff(old: Graph, new: Graph) -> GraphDiff:
-    """How a table differs from another, in its rows and in what it decides.
+    """How a graph differs from another, in its rows and in its decisions.
 
-    Guards are told apart by name. A guard's own code is not looked at.
+    Guards are compared by name; their code is not compared.
 
     ::
 
-        found = diff(LOOP, LOOP.without("post_llm.loop_detected"))
-        print(found)
-        assert not found.behaves_alike
+        changes = diff(LOOP, LOOP.without("post_llm.loop_detected"))
+        print(changes)
+        assert not changes.behaves_alike
 
     Args:
-        old: The table as it was.
-        new: The table as it is.
+        old: The old graph.
+        new: The new graph.
     """
     before, after = {s.name: s for s in old.states}, {s.name: s for s in new.states}
     common = [name for name in before if name in after]
@@ -161,12 +161,12 @@ def _declaration(graph: Graph, spec: StateSpec) -> tuple[object, ...]:
 
 
 def _moved_rows(old: Graph, new: Graph, state: str) -> Iterator[MovedRow]:
-    """The fewest rows of which one must say that they moved, so that the others kept their order."""
+    """The smallest set of rows that must have moved so that the others kept their order."""
     before, after = ([t.id for t in graph.rows(state)] for graph in (old, new))
     common = [i for i in before if i in after]
-    kept = _longest_common([i for i in after if i in before], common)
+    unmoved = _longest_common([i for i in after if i in before], common)
     for i in common:
-        if i not in kept:
+        if i not in unmoved:
             yield MovedRow(i, before.index(i) + 1, after.index(i) + 1)
 
 
@@ -177,29 +177,29 @@ def _longest_common(a: list[str], b: list[str]) -> set[str]:
         for j in range(len(b) - 1, -1, -1):
             both = lengths[i + 1][j + 1] + 1 if a[i] == b[j] else 0
             lengths[i][j] = max(both, lengths[i + 1][j], lengths[i][j + 1])
-    found: set[str] = set()
+    common: set[str] = set()
     i = j = 0
     while i < len(a) and j < len(b):
         if a[i] == b[j]:
-            found.add(a[i])
+            common.add(a[i])
             i, j = i + 1, j + 1
         elif lengths[i + 1][j] >= lengths[i][j + 1]:
             i += 1
         else:
             j += 1
-    return found
+    return common
 
 
 def _decisions(state: str, old: tuple[Transition, ...], new: tuple[Transition, ...]) -> Iterator[DecisionChange]:
-    """Each pair of first rows that some answers bring about and of which the decisions differ.
+    """Each pair of different rows that the two tables take for the same guard results.
 
-    Where a row is the first to hold, its guard holds and none in front of it does; so two first rows are
-    possible together unless one asks a guard to hold that the other asks not to.
+    A table takes a row if the row's guard holds and none before it does. So two rows can be taken for the same
+    results unless one needs a guard to hold that must not hold for the other.
     """
     order = list(dict.fromkeys(t.name for t in (*old, *new) if t.guard is not None))
     for first, holds, fails in _first_match_cases(old):
-        for second, also, not_either in _first_match_cases(new):
-            true, false = holds | also, fails | not_either
+        for second, holds_too, fails_too in _first_match_cases(new):
+            true, false = holds | holds_too, fails | fails_too
             if true & false or _row_text(first) == _row_text(second):
                 continue
             yield DecisionChange(
@@ -216,14 +216,14 @@ def _decisions(state: str, old: tuple[Transition, ...], new: tuple[Transition, .
 def _first_match_cases(
     rows: tuple[Transition, ...],
 ) -> Iterator[tuple[Transition | None, frozenset[str], frozenset[str]]]:
-    """Each row that can be the first to hold, with the guards that then hold and those that do not."""
-    front: list[str] = []
+    """Each row that can be taken, with the guards that then hold and those that do not; None for no row."""
+    earlier: list[str] = []
     for row in rows:
-        yield row, frozenset(() if row.guard is None else (row.name,)), frozenset(front)
+        yield row, frozenset(() if row.guard is None else (row.name,)), frozenset(earlier)
         if row.guard is None:
             return
-        front.append(row.name)
-    yield None, frozenset(), frozenset(front)
+        earlier.append(row.name)
+    yield None, frozenset(), frozenset(earlier)
 
 
 def _row_text(row: Transition | None) -> str:
@@ -231,15 +231,15 @@ def _row_text(row: Transition | None) -> str:
 
 
 def graph_from_table(table: Mapping[str, Any], name: str = "") -> Graph:
-    """The graph of a table as data (``graph.table``, or what a run's journal pins), with guards by name only.
+    """The graph of a table as data (``graph.table``, or the one in a run's journal), with guards by name only.
 
     Args:
         table: ``{"states": [[name, waits, final, spends]...], "transitions": [[source, guard, target, spends]...]}``.
-        name: What to call it; the table's own name unless given.
+        name: The name of the graph; by default the table's own.
 
     Raises:
-        ConfigurationError: The data is no table.
-        GraphError: The table breaks a rule.
+        ConfigurationError: The data is not a table.
+        GraphError: The table breaks a rule of graphs.
     """
     try:
         states = tuple(StateSpec(str(n), waits=bool(w), final=bool(f), spends=str(s)) for n, w, f, s in table["states"])
@@ -250,15 +250,15 @@ def graph_from_table(table: Mapping[str, Any], name: str = "") -> Graph:
             for source, guard, target, spends in table["transitions"]
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"this is no table of a graph: {type(error).__name__}: {error}") from error
+        raise ConfigurationError(f"this is not the table of a graph: {type(error).__name__}: {error}") from error
     return Graph(states, rows, name or str(table.get("name", "graph")))
 
 
 def _unknown_guard(name: str) -> Any:
-    """A guard of which nothing but the name is known."""
+    """A guard of which only the name is known."""
 
     def unknown(run: object) -> bool:
-        raise ConfigurationError(f"the guard {name!r} is known by name only, and cannot be asked")
+        raise ConfigurationError(f"the guard {name!r} is known by name only and cannot be evaluated")
 
     unknown.__name__ = name
     return unknown

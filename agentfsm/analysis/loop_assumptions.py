@@ -1,7 +1,7 @@
 """The assumptions about LOOP: its counters, and one entry for each of its guards that is not free.
 
-Whatever policies, tools, hooks and people do is left free, so what is proved of a graph holds for all of
-them. Entries are matched by the guard function: your own guard with the same name is free until declared.
+What policies, tools, hooks and people do is left free, so what is proved about a graph holds for all of them.
+Assumptions are matched by guard function: a guard of your own with the same name is free until you declare it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ABOUT_LABELS = (
 
 
 def budget_counters(g: AgentGuardrails, calls: int) -> tuple[Counter, ...]:
-    """The counters on which the length of a run depends; a search follows the first that will do."""
+    """The counters on which the length of a run depends. A search prefers those declared first."""
     limits = "about == iteration_limit or about == time_limit or about == other_limit"
     return (
         Counter("steps", g.step_limit + 1, (Update("* -> pre_step", 1),), start=1),
@@ -85,18 +85,18 @@ _ABOUT_UPDATES = (
     Update("dispatch_tool.approval_required", to=("approval",)),
     Update("dispatch_tool.in_doubt", to=("doubt",)),
     Update("post_tool.question_asked", to=("question",)),
-    Update("recover.ask_user"),  # what it is about stays
+    Update("recover.ask_user"),  # unchanged
     Update("recover.*", to=("nothing",)),
     Update("suspended.*", to=("nothing",)),
 )
 
 
 def mode_counters(calls: int) -> tuple[Counter, ...]:
-    """What a run remembers that decides which moves are possible, though not how many."""
+    """The counters that decide which moves are possible, but not how many."""
     return tuple(
         replace(counter, budget=False)
         for counter in (
-            # tokens and money: spent by a reply, noticed at the next check, and never given back
+            # tokens and cost: spent by a reply, noticed at the next check, never refunded
             Counter(
                 "fresh",
                 updates=(
@@ -114,7 +114,7 @@ def mode_counters(calls: int) -> tuple[Counter, ...]:
                     Update("suspended.replied", to=(0,), when="about == time_limit"),
                 ),
             ),
-            # the batch at hand, and the call that is next in it
+            # the current batch, and the next call in it
             Counter(
                 "ran",
                 calls,
@@ -133,14 +133,14 @@ def mode_counters(calls: int) -> tuple[Counter, ...]:
                     Update("dispatch_tool.approval_required", to=(1,)),
                 ),
             ),
-            Counter(  # asked about one call after the other, which only calls that run together are
+            Counter(  # approvals for one call after another, which happens only for calls that run in parallel
                 "together",
                 updates=(
                     *_reset_on(_ENDS_CALL),
                     Update("dispatch_tool.approval_required", to=(1,), when="allowed == 1"),
                 ),
             ),
-            # what earlier replies brought
+            # the effects of earlier replies
             Counter("errors", updates=(*_ERROR_UPDATES,)),
             Counter(
                 "repeatable",
@@ -181,7 +181,7 @@ _ERROR_UPDATES = (
 
 
 CALLS_PER_REPLY = 4
-"""How many calls a reply is taken to make at most, where nobody says otherwise; no guardrail bounds it."""
+"""The assumed maximum number of tool calls in a reply, unless given; no guardrail bounds it."""
 
 
 def loop_assumptions(
@@ -191,13 +191,13 @@ def loop_assumptions(
     structured: bool | None = None,
     calls_per_reply: int = CALLS_PER_REPLY,
 ) -> Assumptions:
-    """What is known of the loop's guards under some limits.
+    """The assumptions about the loop's guards under given limits.
 
     Args:
         guardrails: The limits.
-        behavior: The run's rules; None leaves everything open in which they differ.
-        structured: Whether the agent has an output type; None leaves it open.
-        calls_per_reply: How many calls a reply makes at most.
+        behavior: The behavior of the preset; None makes no assumption that only some behaviors meet.
+        structured: Whether the agent has an output type; None makes no assumption about it.
+        calls_per_reply: The maximum number of tool calls in a reply.
     """
     single = behavior is not None and behavior.envelope
     calls = 1 if single else calls_per_reply
@@ -213,7 +213,7 @@ def loop_assumptions(
 
 
 def _limit_guards(g: AgentGuardrails) -> tuple[GuardAssumption, ...]:
-    certain = not g.finalize_grace_s
+    no_grace = not g.finalize_grace_s
     return (
         iff(d.runaway, f"steps > {g.step_limit}", f"it ends a run at step {g.step_limit + 1}"),
         iff(d.iteration_limit, "never", "max_iterations is not set")
@@ -221,96 +221,101 @@ def _limit_guards(g: AgentGuardrails) -> tuple[GuardAssumption, ...]:
         else iff(
             d.iteration_limit,
             f"iterations >= {g.max_iterations}",
-            f"it holds once {g.max_iterations} model calls are made, and not before",
+            f"it holds exactly after {g.max_iterations} model calls",
         ),
         iff(d.time_limit, "never", "max_execution_time_s is not set")
         if g.max_execution_time_s is None
         else GuardAssumption(
-            d.time_limit, must="late == 1" if certain else "never", why="time that is over stays over"
+            d.time_limit, must="late == 1" if no_grace else "never", why="a time limit that has passed stays passed"
         ),
         _budget_guard(d.token_limit, "tokens", "max_tokens", g.max_tokens is None),
         _budget_guard(d.cost_limit, "cost", "max_cost_usd", g.max_cost_usd is None),
-        GuardAssumption("pre_step.no_progress", may="steps > 1", why="nothing is silent before the first step"),
+        GuardAssumption("pre_step.no_progress", may="steps > 1", why="there is no reply before the first step"),
     )
 
 
-def _budget_guard(guard: Guard, counter: str, field: str, off: bool) -> GuardAssumption:
-    if off:
+def _budget_guard(guard: Guard, counter: str, field: str, unset: bool) -> GuardAssumption:
+    if unset:
         return iff(guard, "never", f"{field} is not set")
     return GuardAssumption(
         guard,
         may=f"{counter} == 1 or fresh == 1",
         must=f"{counter} == 1",
-        why="only a reply uses it up, and what is used up stays so",
+        why="only a reply spends it, and it is never refunded",
     )
 
 
 def _batch_guards(g: AgentGuardrails, single: bool) -> tuple[GuardAssumption, ...]:
-    rerun = "a call that is run again names a tool that is there, with arguments that fit"
-    alone = "calls that a person is asked about one after the other run together, and this one does not"
-    unasked = "nobody is asked about a call that cannot run"
-    never_fail = "only a call that failed is run again, and these never fail"
-    earlier = "gated == 0" if single else "gated == 0 or ran > 1"  # else it was an earlier call of the batch
-    again = f"about == tool_failure and tool_retries < {g.max_tool_retries}"
+    rerun = "a call that is run again names a known tool and has valid arguments"
+    sequential = "only calls that run in parallel need approval one after another, and this call does not"
+    cannot_run = "no approval is requested for a call that cannot run"
+    never_fail = "only a failed call is run again, and these never fail"
+    earlier = "gated == 0" if single else "gated == 0 or ran > 1"  # otherwise it was an earlier call of the batch
+    retryable = f"about == tool_failure and tool_retries < {g.max_tool_retries}"
     return (
-        iff(guards.calls_pending, "calls > 0", "it holds while calls of the batch have no result, and not longer"),
+        iff(guards.calls_pending, "calls > 0", "it holds exactly while calls of the batch have no result"),
         GuardAssumption(
             guards.retry_tool,
-            may=again + (" and doubted == 0" if single else ""),
-            why="only tool_error and environment_error of an idempotent tool are mended by running it again, "
+            may=retryable + (" and doubted == 0" if single else ""),
+            why="only tool_error and environment_error of an idempotent tool are fixed by running it again, "
             f"{g.max_tool_retries} time(s)",
         ),
         GuardAssumption(
-            guards.in_doubt, may="tool_retries == 0", why="only idempotent calls are run again, and none is in doubt"
+            guards.in_doubt,
+            may="tool_retries == 0",
+            why="only idempotent calls are run again, and these are never in doubt",
         ),
-        GuardAssumption(guards.in_doubt, may="together == 0", why=alone),
+        GuardAssumption(guards.in_doubt, may="together == 0", why=sequential),
         GuardAssumption(
             guards.approval_required,
             may="allowed == 0 or calls > 1 and tool_retries == 0",
-            why="what a person allowed is not asked about again, and no other call is left",
+            why="an approved call needs no second approval, and no other call is pending",
         ),
         GuardAssumption(
             guards.approval_required,
             may="asked == 0 or tool_retries == 0",
-            why="what a person allowed is not asked about when it is run again",
+            why="an approved call needs no second approval when it is run again",
         ),
         *(
             GuardAssumption(guard, may=may, why=why)
             for guard in (d.unknown_tool, d.invalid_arguments)
-            for may, why in (("tool_retries == 0", rerun), (earlier, unasked))
+            for may, why in (("tool_retries == 0", rerun), (earlier, cannot_run))
         ),
         *(
             GuardAssumption(guard, may="tool_retries == 0", why=never_fail)
             for guard in (guards.question_asked, guards.declared_unable)
         ),
-        *(GuardAssumption(guard, may="together == 0", why=alone) for guard in (d.unknown_tool, guards.question_asked)),
-        GuardAssumption(guards.declared_unable, may="together == 0", why=alone),
+        *(
+            GuardAssumption(guard, may="together == 0", why=sequential)
+            for guard in (d.unknown_tool, guards.question_asked)
+        ),
+        GuardAssumption(guards.declared_unable, may="together == 0", why=sequential),
         *(_single_call_guards() if single else ()),
     )
 
 
 def _single_call_guards() -> tuple[GuardAssumption, ...]:
-    """Where a reply makes one call at most, all that happens to a batch happens to that call."""
+    """If a reply makes at most one call, everything that happens to a batch happens to that call."""
     return (
         *(
             GuardAssumption(
-                guard, may="asked == 0 and doubted == 0", why="nobody is asked about a call that cannot run"
+                guard, may="asked == 0 and doubted == 0", why="no approval is requested for a call that cannot run"
             )
             for guard in (d.unknown_tool, d.invalid_arguments)
         ),
-        GuardAssumption(d.repeated_error, may="errors == 1", why="one call alone repeats no error"),
-        GuardAssumption(d.loop_detected, may="repeatable == 1", why="one call alone repeats none"),
+        GuardAssumption(d.repeated_error, may="errors == 1", why="a single call repeats no error"),
+        GuardAssumption(d.loop_detected, may="repeatable == 1", why="a single call repeats none"),
     )
 
 
 def _human_reply_guards(g: AgentGuardrails) -> tuple[GuardAssumption, ...]:
-    one_kind = "a run waits for one kind of answer at a time"
-    within = "about != iteration_limit and about != time_limit and about != other_limit"
+    one_kind = "a run waits for one kind of reply at a time"
+    within_limits = "about != iteration_limit and about != time_limit and about != other_limit"
     return (
         GuardAssumption(
             guards.ask_user,
-            may=f"{within} or continues < {g.max_continues}",
-            why=f"a spent budget is extended {g.max_continues} time(s)",
+            may=f"{within_limits} or continues < {g.max_continues}",
+            why=f"a spent budget can be extended {g.max_continues} time(s)",
         ),
         GuardAssumption(guards.approval_decided, may="about == approval", why=one_kind),
         GuardAssumption(guards.doubt_settled, may="about == doubt", why=one_kind),
@@ -321,14 +326,14 @@ def _human_reply_guards(g: AgentGuardrails) -> tuple[GuardAssumption, ...]:
 def _behavior_guards(behavior: Behavior | None, structured: bool | None) -> tuple[GuardAssumption, ...]:
     if behavior is None:
         return ()
-    found: list[GuardAssumption] = []
+    assumptions: list[GuardAssumption] = []
     if not behavior.control_tools:
-        off = "the control tools are not registered"
-        found += [iff(guard, "never", off) for guard in (guards.question_asked, guards.declared_unable)]
+        why = "the control tools are not registered"
+        assumptions += [iff(guard, "never", why) for guard in (guards.question_asked, guards.declared_unable)]
     if not behavior.text_is_answer:
-        found.append(GuardAssumption("post_llm.otherwise", may="never", why="a text is no answer here"))
+        assumptions.append(GuardAssumption("post_llm.otherwise", may="never", why="a text reply is not an answer here"))
     elif behavior.envelope:
-        found.append(GuardAssumption("post_llm.no_progress", may="never", why="an envelope always says something"))
+        assumptions.append(GuardAssumption("post_llm.no_progress", may="never", why="an envelope is never empty"))
     if not behavior.envelope and (structured is False or not behavior.text_is_answer):
-        found.append(iff(d.output_malformed, "never", "a reply has no form here that it could break"))
-    return tuple(found)
+        assumptions.append(iff(d.output_malformed, "never", "replies have no required format here"))
+    return tuple(assumptions)

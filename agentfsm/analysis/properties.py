@@ -11,25 +11,25 @@ from agentfsm.machine.graph import Graph
 __all__ = ["VIOLATED", "Property", "PropertyAutomaton", "must_pass", "never_after", "never_taken"]
 
 VIOLATED = 2
-"""The state of a watcher that has seen its property broken; 0 and 1 are its others."""
+"""The state of an automaton whose property is violated; its other states are 0 (disarmed) and 1 (armed)."""
 
 PropertyAutomaton = Callable[[int, int], int]
-"""From its state and the place of a row that is taken, the watcher's next state."""
+"""The next state of an automaton, from its state and the place of the row taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """Something that no run of a table may do. Made by ``must_pass`` or ``never_after``.
+    """A safety property: something that no run of a graph may do. Made by ``must_pass`` or ``never_after``.
 
-    A name in it is a state (the event is that it is entered), a guard (a row with it is taken, wherever)
-    or the id of a row.
+    Each name in it is an event: a state (it is entered), a guard (a row with it is taken, in any state) or the id
+    of a row.
 
     Attributes:
-        text: What it says, for people.
-        forbidden: What must not happen while it is armed.
-        armed_by: What arms it; empty where it is armed from the start and again after each ``forbidden``.
-        disarmed_by: What disarms it; empty for nothing.
-        arm_late: Whether a row that both arms it and is forbidden may pass.
+        text: The property in words.
+        forbidden: The event that must not happen while the property is armed.
+        armed_by: The event that arms it; if empty, it is armed from the start and again after each ``forbidden``.
+        disarmed_by: The event that disarms it, if any.
+        arm_late: Whether a row that both arms it and is forbidden is allowed.
     """
 
     text: str
@@ -39,40 +39,40 @@ class Property:
     arm_late: bool = False
 
     def automaton(self, graph: Graph) -> tuple[int, PropertyAutomaton]:
-        """The watcher of a graph's rows and the state in which it starts.
+        """The initial state and the transition function of the automaton that checks the property on a graph.
 
         Raises:
-            ConfigurationError: A name means nothing in the graph.
+            ConfigurationError: A name is no state, guard or row of the graph.
         """
-        arms, disarms, nevers = (
+        arming, disarming, forbidden = (
             _matching_rows(graph, name) for name in (self.armed_by, self.disarmed_by, self.forbidden)
         )
-        always = 0 if self.armed_by else 1
+        resting_state = 0 if self.armed_by else 1
 
-        def watch(state: int, row: int) -> int:
-            if row in arms and not self.arm_late:
+        def step(state: int, row: int) -> int:
+            if row in arming and not self.arm_late:
                 state = 1
-            if row in disarms:
+            if row in disarming:
                 state = 0
-            if row in nevers:
+            if row in forbidden:
                 if state:
                     return VIOLATED
-                state = always
-            return 1 if row in arms and self.arm_late else state
+                state = resting_state
+            return 1 if row in arming and self.arm_late else state
 
-        start = 1 if self.armed_by == graph.initial else always
-        return (0 if self.disarmed_by == graph.initial else start), watch
+        start = 1 if self.armed_by == graph.initial else resting_state
+        return (0 if self.disarmed_by == graph.initial else start), step
 
 
 def _matching_rows(graph: Graph, name: str) -> frozenset[int]:
-    found = frozenset(i for i, t in enumerate(graph.transitions) if name in (t.target, t.name, t.id))
-    if name and not found and name not in {s.name for s in graph.states}:
-        raise ConfigurationError(f"{name!r} is no state, guard or row of graph {graph.name!r}")
-    return found
+    rows = frozenset(i for i, t in enumerate(graph.transitions) if name in (t.target, t.name, t.id))
+    if name and not rows and name not in {s.name for s in graph.states}:
+        raise ConfigurationError(f"{name!r} is not a state, guard or row of graph {graph.name!r}")
+    return rows
 
 
 def must_pass(target: str, *, through: str, when: str = "") -> Property:
-    """No run comes to ``target`` without having passed ``through`` since it last was there.
+    """No run reaches ``target`` without having passed ``through`` since it was last there.
 
     ::
 
@@ -80,15 +80,15 @@ def must_pass(target: str, *, through: str, when: str = "") -> Property:
 
     Args:
         target: A state, a guard or the id of a row.
-        through: What must come in between.
-        when: With it, that is only owed once this has happened (and is paid when ``through`` comes).
+        through: The event that must happen in between.
+        when: If given, the obligation starts with this event, and ends when ``through`` happens.
     """
-    owed = f" once {when} has come" if when else ""
-    return Property(f"{target} only after {through}{owed}", forbidden=target, armed_by=when, disarmed_by=through)
+    condition = f" once {when} has happened" if when else ""
+    return Property(f"{target} only after {through}{condition}", forbidden=target, armed_by=when, disarmed_by=through)
 
 
 def never_after(event: str, after: str, *, until: str = "") -> Property:
-    """Once ``after`` has happened, ``event`` never does.
+    """Once ``after`` has happened, ``event`` never happens.
 
     ::
 
@@ -96,15 +96,15 @@ def never_after(event: str, after: str, *, until: str = "") -> Property:
 
     Args:
         event: A state, a guard or the id of a row.
-        after: What forbids it from then on.
-        until: What allows it again.
+        after: The event that forbids it from then on.
+        until: The event that allows it again.
     """
-    freed = f" until {until}" if until else ""
+    release = f" until {until}" if until else ""
     return Property(
-        f"never {event} after {after}{freed}", forbidden=event, armed_by=after, disarmed_by=until, arm_late=True
+        f"never {event} after {after}{release}", forbidden=event, armed_by=after, disarmed_by=until, arm_late=True
     )
 
 
 def never_taken(row: str) -> Property:
-    """A row is never taken."""
+    """A row is never taken; for tests."""
     return Property(f"{row} is never taken", forbidden=row)

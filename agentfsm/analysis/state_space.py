@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
@@ -251,8 +251,13 @@ class BreadthFirstSearch(Generic[N]):
                     todo.append(after)
 
     def __len__(self) -> int:
-        """How many nodes were found so far."""
+        """The number of nodes found so far."""
         return len(self._predecessors)
+
+    @property
+    def found(self) -> Set[N]:
+        """The nodes found so far."""
+        return self._predecessors.keys()
 
     def rows_to(self, node: N) -> tuple[int, ...]:
         """The rows of a shortest path to a node that was found."""

@@ -118,7 +118,7 @@ class Label:
         y: The baseline, in pixels.
         text: The text.
         style: Its role in the picture.
-        kind: The kind that decides its colour, if any.
+        kind: The kind that decides its color, if any.
         align_right: Whether ``x`` is the right edge.
         strikethrough: Whether it is struck through.
         dim: Whether it is greyed out.

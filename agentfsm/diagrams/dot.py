@@ -26,7 +26,7 @@ LINE_ATTRIBUTES: dict[RowKind, str] = {
     "done": "penwidth=1.8, style=dashed",
     "stop": "penwidth=1.4",
 }
-"""The line style of each kind of row, apart from its colour."""
+"""The line style of each kind of row, apart from its color."""
 
 PNG_DPI = 144  # twice the 72 dpi of the layout, for sharp screens
 
@@ -125,9 +125,9 @@ def _edge(joined: list[Route], rank: dict[str, int], p: Palette) -> str:
     """
     route = max(joined, key=lambda w: len(w.rows))
     source, target = (quote_dot(name) for name in route.pair)
-    colour = p.faint if all(w.dim for w in joined) else p.line[route.kind]
+    color = p.faint if all(w.dim for w in joined) else p.line[route.kind]
     tip = quote_dot(", ".join(i for w in joined for i in w.ids))
-    attributes = [f'color="{colour}"', LINE_ATTRIBUTES[route.kind], f"tooltip={tip}"]
+    attributes = [f'color="{color}"', LINE_ATTRIBUTES[route.kind], f"tooltip={tip}"]
     if route.exit is None:
         return f"{source}:s -> {target}:head:n [{', '.join([*attributes, 'weight=300'])}]"
     compass = route.exit[0].replace("l", "w").replace("r", "e")
@@ -142,9 +142,9 @@ def _edge(joined: list[Route], rank: dict[str, int], p: Palette) -> str:
 
 
 def _box_table(box: Box, exits: list[Side | None], p: Palette) -> Iterator[str]:
-    colour = p.faint if box.dim else p.line[box.kind]
-    look = f'BORDER="{4 if box.current else 1}" STYLE="ROUNDED" COLOR="{colour}" BGCOLOR="{p.box}"'
-    name = _font(_strikethrough(escape_xml(box.name), box.mark == "removed"), colour, 14)
+    color = p.faint if box.dim else p.line[box.kind]
+    look = f'BORDER="{4 if box.current else 1}" STYLE="ROUNDED" COLOR="{color}" BGCOLOR="{p.box}"'
+    name = _font(_strikethrough(escape_xml(box.name), box.mark == "removed"), color, 14)
     note = _font(escape_xml(box.note) or " ", p.grey, 11)
     head = f'<TD ALIGN="LEFT"><B>{name}</B></TD><TD ALIGN="RIGHT">{note}</TD>'
     head = f'<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="0"><TR>{head}</TR></TABLE>'
@@ -159,8 +159,8 @@ def _box_table(box: Box, exits: list[Side | None], p: Palette) -> Iterator[str]:
     yield "    </TABLE>"
 
 
-def _font(text: str, colour: str, size: float) -> str:
-    return f'<FONT POINT-SIZE="{size:g}" COLOR="{colour}">{text}</FONT>'
+def _font(text: str, color: str, size: float) -> str:
+    return f'<FONT POINT-SIZE="{size:g}" COLOR="{color}">{text}</FONT>'
 
 
 def _strikethrough(text: str, on: bool) -> str:
@@ -170,23 +170,23 @@ def _strikethrough(text: str, on: bool) -> str:
 def _group_cells(rows: tuple[TableRow, ...], place: int, side: Side | None, p: Palette) -> tuple[str, str, str]:
     """What adjacent rows share: the ports at both sides, a bar where their line leaves, the target."""
     row = rows[0]
-    colour = p.faint if all(r.dim for r in rows) else p.line[row.kind]
+    color = p.faint if all(r.dim for r in rows) else p.line[row.kind]
     span = f' ROWSPAN="{len(rows)}"' if len(rows) > 1 else ""
-    fill = f' BGCOLOR="{colour}"'
+    fill = f' BGCOLOR="{color}"'
     west, east = (
         f'<TD PORT="{compass}{place}"{span}{fill if side == wall else ""} WIDTH="5" CELLPADDING="0"></TD>'
         for compass, wall in (("w", "left"), ("e", "right"))
     )
-    bracket = f' BORDER="1" SIDES="L" COLOR="{colour}"' if len(rows) > 1 else ""
+    bracket = f' BORDER="1" SIDES="L" COLOR="{color}"' if len(rows) > 1 else ""
     text = f"→ {escape_xml(row.transition.target)}"
-    text = _font(_strikethrough(text, row.mark == "removed"), p.dim if all(r.dim for r in rows) else colour, 12)
+    text = _font(_strikethrough(text, row.mark == "removed"), p.dim if all(r.dim for r in rows) else color, 12)
     return west, f'<TD{span}{bracket} ALIGN="LEFT">{text}</TD>', east
 
 
 def _row_cells(row: TableRow, p: Palette) -> tuple[str, str, str]:
     """The cells of one row: its number, its guard, and what an overlay adds."""
     ink, grey = (p.dim, p.dim) if row.dim else (p.ink, p.grey)
-    tint = f' BGCOLOR="{p.mark_colour(row.mark)}"' if row.mark else ""
+    tint = f' BGCOLOR="{p.mark_color(row.mark)}"' if row.mark else ""
     guard = _strikethrough(escape_xml(row.transition.name), row.mark == "removed")
     if row.transition.guard is None:
         guard = f"<I>{guard}</I>"

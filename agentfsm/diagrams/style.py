@@ -1,6 +1,6 @@
-"""What the formats share: colours in a light and a dark theme, line styles, and XML escaping.
+"""What the formats share: colors in a light and a dark theme, line styles, and XML escaping.
 
-Line widths and dashes tell the kinds of lines apart without colour.
+Line widths and dashes tell the kinds of lines apart without color.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Theme = Literal["auto", "light", "dark"]
 
 @dataclass(frozen=True, slots=True)
 class Palette:
-    """The colours of one theme.
+    """The colors of one theme.
 
     Attributes:
         ink: Text.
@@ -28,8 +28,8 @@ class Palette:
         faint: Lines that are greyed out.
         paper: The page.
         box: The inside of a box.
-        line: For each kind, the colour of its lines and words.
-        tint: For each kind, the colour of the head of its boxes.
+        line: For each kind, the color of its lines and words.
+        tint: For each kind, the color of the head of its boxes.
         never: The background of rows that were never taken, or are removed.
         added: The background of rows that are new.
         changed: The background of rows that have moved or have another target.
@@ -47,7 +47,7 @@ class Palette:
     added: str
     changed: str
 
-    def mark_colour(self, mark: RowMark) -> str:
+    def mark_color(self, mark: RowMark) -> str:
         """The background of rows with a mark."""
         return {"added": self.added, "moved": self.changed, "changed": self.changed}.get(mark, self.never)
 
@@ -86,7 +86,7 @@ LINE_DASHES: dict[RowKind, str] = {"wait": "2.5 2.5", "done": "7 4"}
 
 
 def palette_for(theme: Theme) -> Palette:
-    """The colours for a format that shows one theme only: ``auto`` is light."""
+    """The colors for a format that shows one theme only: ``auto`` is light."""
     return DARK if theme == "dark" else LIGHT
 
 

@@ -82,9 +82,9 @@ def _style_sheet(theme: Theme) -> str:
     rules += [f".line.{kind}{{stroke-dasharray:{dash}}}" for kind, dash in LINE_DASHES.items()]
     rules.append(".line.thick{stroke-width:3.4}")
     scope = f".agentfsm-{theme}"
-    style = _scoped([*rules, *_colour_rules(DARK if theme == "dark" else LIGHT)], scope)
+    style = _scoped([*rules, *_color_rules(DARK if theme == "dark" else LIGHT)], scope)
     if theme == "auto":
-        style += f"@media (prefers-color-scheme:dark){{{_scoped(_colour_rules(DARK), scope)}}}"
+        style += f"@media (prefers-color-scheme:dark){{{_scoped(_color_rules(DARK), scope)}}}"
     return style
 
 
@@ -93,7 +93,7 @@ def _scoped(rules: list[str], scope: str) -> str:
     return "".join(",".join(f"{scope} {s}" for s in selectors.split(",")) + "{" + body for selectors, _, body in split)
 
 
-def _colour_rules(p: Palette) -> list[str]:
+def _color_rules(p: Palette) -> list[str]:
     rules = [
         f".paper{{fill:{p.paper}}}",
         f".casing{{stroke:{p.paper}}}",
@@ -102,9 +102,9 @@ def _colour_rules(p: Palette) -> list[str]:
         f".begin{{stroke:{p.ink}}}",
         f".note,.number,.tag,.caption,.ends{{fill:{p.grey}}}",
     ]
-    for kind, colour in p.line.items():
-        rules.append(f".line.{kind},.box.{kind},.bracket.{kind}{{stroke:{colour}}}")
-        rules.append(f".arrow.{kind},.bar.{kind},text.{kind}{{fill:{colour}}}")
+    for kind, color in p.line.items():
+        rules.append(f".line.{kind},.box.{kind},.bracket.{kind}{{stroke:{color}}}")
+        rules.append(f".arrow.{kind},.bar.{kind},text.{kind}{{fill:{color}}}")
         rules.append(f".head.{kind}{{fill:{p.tint[kind]}}}")
     return [
         *rules,

@@ -54,7 +54,7 @@ def mermaid(view: View, theme: Theme = "auto") -> str:
 
     Args:
         view: The view.
-        theme: ``dark`` colours the boxes for a dark page; otherwise they are light on any page.
+        theme: ``dark`` colors the boxes for a dark page; otherwise they are light on any page.
     """
     return "\n".join(_mermaid(view, palette_for(theme))) + "\n"
 
@@ -80,10 +80,10 @@ def _mermaid(view: View, p: Palette) -> Iterator[str]:
         yield f"  classDef gone fill:{p.never},stroke:{p.faint},color:{p.grey},stroke-dasharray:4 3"
     for box in (b for b in view.boxes if b.current):
         yield f"  style {_mermaid_id(box.name)} stroke-width:4px"
-    for kind, colour in p.line.items():
+    for kind, color in p.line.items():
         indices = [str(i) for i, (_, _, rows) in enumerate(edges, 1) if rows[0].kind == kind and not _all_dim(rows)]
         if indices:
-            yield f"  linkStyle {','.join(indices)} stroke:{colour}"
+            yield f"  linkStyle {','.join(indices)} stroke:{color}"
     dim = [str(i) for i, (_, _, rows) in enumerate(edges, 1) if _all_dim(rows)]
     if dim:
         yield f"  linkStyle {','.join(dim)} stroke:{p.faint}"
@@ -114,7 +114,7 @@ def plantuml(view: View, theme: Theme = "auto") -> str:
 
     Args:
         view: The view.
-        theme: ``dark`` colours it for a dark page.
+        theme: ``dark`` colors it for a dark page.
     """
     return "\n".join(_plantuml(view, palette_for(theme))) + "\n"
 
@@ -127,7 +127,7 @@ def _plantuml(view: View, p: Palette) -> Iterator[str]:
     for box in view.boxes:
         tint = p.box if box.dim else p.tint[box.kind]
         line = p.faint if box.dim else p.line[box.kind]
-        yield f"state {box.name} {tint};line:{line.removeprefix('#')}"  # the second colour is written without a hash
+        yield f"state {box.name} {tint};line:{line.removeprefix('#')}"  # the second color is written without a hash
         notes = [box.note, "(gone)" if box.mark == "removed" else "", "(the run is here)" if box.current else ""]
         for note in (n for n in (*notes, *_stop_lines(box)) if n):
             yield f"{box.name} : {note}"

@@ -15,7 +15,7 @@ from agentfsm.machine.graph import Graph, StateSpec, Transition
 __all__ = ["Box", "Lane", "RowKind", "RowMark", "TableRow", "View", "build_view"]
 
 RowKind = Literal["happy", "recover", "wait", "done", "stop"]
-"""The kind of an edge or a state, which decides its colour, width and dashes."""
+"""The kind of an edge or a state, which decides its color, width and dashes."""
 
 Lane = Literal["main", "left", "right", "end"]
 """The position of a box: middle column, left (recovery), right (waiting), or bottom (final states)."""

@@ -101,7 +101,7 @@ def test_declared_properties_hold_or_come_with_the_shortest_run() -> None:
 
 
 def test_a_name_that_means_nothing_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="'dispach_tool' is no state, guard or row"):
+    with pytest.raises(ConfigurationError, match="'dispach_tool' is not a state, guard or row"):
         analyse(LOOP, must_pass("dispach_tool", through="pre_step"), guardrails=FEW)
 
 
@@ -209,7 +209,7 @@ def test_facts_that_name_nothing_are_refused() -> None:
     facts = Assumptions((), (iff("tool_error", "tries >= 2"),))
     with pytest.raises(ConfigurationError, match="there is no counter 'tries'"):
         analyse(LOOP, assumptions=facts, guardrails=FEW)
-    with pytest.raises(ConfigurationError, match="'>= 2' is no condition"):
+    with pytest.raises(ConfigurationError, match="'>= 2' is not a condition"):
         analyse(LOOP, assumptions=Assumptions((), (iff("tool_error", ">= 2"),)), guardrails=FEW)
     with pytest.raises(ConfigurationError, match="declared twice"):
         analyse(LOOP, assumptions=Assumptions((Counter("steps", 3),)), guardrails=FEW)

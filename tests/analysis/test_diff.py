@@ -153,7 +153,7 @@ def test_a_table_as_data_is_the_table() -> None:
 
 @pytest.mark.parametrize("data", [{}, {"states": []}, {"states": [["a"]], "transitions": []}, {"states": 1}])
 def test_data_that_is_no_table_is_refused(data: dict[str, object]) -> None:
-    with pytest.raises(ConfigurationError, match="no table of a graph"):
+    with pytest.raises(ConfigurationError, match="not the table of a graph"):
         graph_from_table(data)
 
 

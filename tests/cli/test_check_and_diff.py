@@ -82,7 +82,7 @@ def test_declared_properties_can_hold(cli: Cli) -> None:
         (("--guardrails", "max_iterations=0"), "max_iterations"),
         (("--guardrails", "max_wishes=3"), "max_wishes"),
         (("--must-pass", "call_llm"), "two or three names"),
-        (("--must-pass", "call_llm:nowhere"), "'nowhere' is no state, guard or row"),
+        (("--must-pass", "call_llm:nowhere"), "'nowhere' is not a state, guard or row"),
         (("nowhere:GRAPH",), "no module 'nowhere'"),
         (("a:B", "--preset", "strict"), "not both"),
     ],
@@ -97,7 +97,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(cli: Cli, words: tuple[str, ...
 def test_diff_reports_rows_and_decisions(cli: Cli, mine: str, tmp_path: Path) -> None:
     result = cli("diff", f"{mine}:ASKS", f"{mine}:HURRIED", "--output", "difference.svg")
     assert result.exit_code == 1
-    assert "~ post_llm.tool_calls is asked at place 8, was at 9" in result.stdout
+    assert "~ post_llm.tool_calls is evaluated at place 8, was at 9" in result.stdout
     changed = "post_llm, where needs_approval and tool_calls hold: was needs_approval -> suspended, is tool_calls ->"
     assert changed in result.stdout
     assert (tmp_path / "difference.svg").read_text().startswith("<svg")

@@ -91,7 +91,7 @@ def test_every_preset_has_its_pairs(name: str) -> None:
 def test_what_a_preset_rules_out_is_said() -> None:
     funnel = PRESETS["funnel"]
     why = {i.rows: i.reason for i in paths(funnel.graph, "transitions", behavior=funnel.behavior).infeasible}
-    assert why[("post_llm.otherwise",)] == "otherwise: a text is no answer here"
+    assert why[("post_llm.otherwise",)] == "otherwise: a text reply is not an answer here"
     strict = PRESETS["standard"]
     why = {i.rows: i.reason for i in paths(strict.graph, "transitions", behavior=strict.behavior).infeasible}
     assert why[("post_tool.declared_unable",)] == "declared_unable: the control tools are not registered"
