@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from agentfsm.journal.memory_store import MemoryStore
     from agentfsm.journal.migration import Migration
     from agentfsm.journal.records import Record
-    from agentfsm.journal.sqlite.sqlite_store import SqliteStore
+    from agentfsm.journal.sqlite import SqliteStore
     from agentfsm.journal.store import Store
     from agentfsm.loop.detectors import Example, detector
     from agentfsm.loop.events import (
@@ -226,7 +226,7 @@ if not TYPE_CHECKING:
             "agentfsm.journal.memory_store": "MemoryStore",
             "agentfsm.journal.migration": "Migration",
             "agentfsm.journal.records": "Record",
-            "agentfsm.journal.sqlite.sqlite_store": "SqliteStore",
+            "agentfsm.journal.sqlite": "SqliteStore",
             "agentfsm.journal.store": "Store",
             "agentfsm.loop.detectors": "Example detector",
             "agentfsm.loop.events": (

@@ -13,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from agentfsm.errors import AgentfsmError
-from agentfsm.journal.sqlite.sqlite_store import SqliteStore
+from agentfsm.journal.sqlite import SqliteStore
 
 __all__ = ["complete_run_id", "default_store_path", "open_existing_store", "open_store_for_writing", "store_option"]
 

@@ -14,7 +14,7 @@ from agentfsm.cli.console import parse_json_object, single_line
 from agentfsm.cli.local_store import complete_run_id, open_existing_store, store_option
 from agentfsm.cli.user_code import load_graph, preset_graph
 from agentfsm.errors import JournalError, StoreError, UnknownRunError
-from agentfsm.journal.records import SealedRecord, open_record
+from agentfsm.journal.records import SealedRecord, is_kind, open_record
 from agentfsm.journal.replay import Replay
 from agentfsm.journal.replay import replay as replay_run
 from agentfsm.journal.store import Store, consistent_read
@@ -117,7 +117,7 @@ def _describe_replay(result: Replay | str) -> str:
 
 def _recorded_graph(rows: Sequence[SealedRecord]) -> Graph:
     """The graph that a run's journal pins, if a preset has it."""
-    pins = [row for row in rows if row.seq == 1 or '"kind":"run.migrated"' in row.body]
+    pins = [row for row in rows if row.seq == 1 or is_kind(row, "run.migrated")]
     try:
         fingerprint = open_record(pins[-1])["graph"]["fingerprint"]
     except (LookupError, TypeError) as error:

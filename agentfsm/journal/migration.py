@@ -144,7 +144,7 @@ def _incompatibility(rehydrated: RehydratedRun, graph: Graph, rename_map: Rename
     except GraphError:
         return f"the run is in {old!r}, and the new graph has no such state"
     if kinds[old] != (spec.waits, spec.final):
-        return f"the run is in {old!r}, and state {str(spec.name)!r} of the new graph waits or ends where the old one does not"
+        return f"the run is in {old!r}, and {str(spec.name)!r} of the new graph waits or ends where it does not"
     return ""
 
 
@@ -177,8 +177,8 @@ def _migration_error(rehydrated: RehydratedRun, graph: Graph, reason: str) -> Jo
     of_preset = f" of preset {presets[0]!r}" if len(presets) == 1 else ""
     return JournalGraphError(
         f"run {rehydrated.run.run_id!r} was written under graph {pinned['name']!r}{of_preset} "
-        f"({pinned['fingerprint'][:12]}), and the agent runs graph {graph.name!r} ({graph.fingerprint[:12]}); {reason}. "
-        "Differences:",
+        f"({pinned['fingerprint'][:12]}), and the agent runs graph {graph.name!r} ({graph.fingerprint[:12]}); "
+        f"{reason}. Differences:",
         pinned_graph_diff(pinned, graph),
     )
 

@@ -5,11 +5,11 @@ What is checked:
 1. Sequence numbers increase by one, and every hash matches its record and the previous hash.
 2. Hidden values match their commitments; a missing value was redacted, and a record says so.
 3. The run starts where its pinned graph starts. Every transition is a row of that graph, taken because the guard of
-   every earlier row of its state was false. A migrated run continues in the same state, or in the one its record names; if the
-   record says the path was replayed, every transition of it exists in the new graph too.
+   every earlier row of its state was false. A migrated run continues in the same state, or in the one that its record
+   names; if the record says that the path was replayed, every transition of it exists in the new graph too.
 4. Epochs only increase, and only where the run is acquired; a run that has ended does nothing more.
-5. Every effect was recorded before its result. One that may run only once was started again only after a human reply said
-   that it did not run. A human reply answers the record that asked, and no other.
+5. Every effect was recorded before its result. One that may run only once was started again only after a human reply
+   said that it did not run. A human reply answers the latest request, and no other.
 6. The store's head of the run (last record, status, epoch) agrees, and so does a checkpoint, if given.
 """
 
@@ -199,7 +199,7 @@ class HistoryVerifier:
             raise InvalidRecordError(f"{transition} leads to {target!r}, not to {body['to']!r}")
         if body["tried"] != tried:
             raise InvalidRecordError(
-                f"{transition} is taken when the {len(tried) - 1} guards before it are false, and the record has {body['tried']}"
+                f"{transition} needs the guards {tried} (1: true), and the record has {body['tried']}"
             )
         ((kind, outcome),) = body["out"].items()
         if kind == "answered":
@@ -269,7 +269,7 @@ class HistoryVerifier:
             )
         if waited != (state in self._waits):
             raise InvalidRecordError(
-                f"it migrates from {self.state!r} to {state!r}: one of them waits for a human reply, and the other does not"
+                f"it migrates from {self.state!r} to {state!r}, and only one of them waits for a human reply"
             )
         if body["judged"] == "replayed":
             for transition in sorted(self._path):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agentfsm import Agent, Event, Host, ItRan, RunCompleted, RunResult, UserInputRequested, observer
-from agentfsm.journal.sqlite.sqlite_store import SqliteStore
+from agentfsm.journal.sqlite import SqliteStore
 from agentfsm.testing import ScriptedModel, call
 
 FOLDER, WHERE, STEP = Path(sys.argv[-3]), sys.argv[-2], sys.argv[-1]

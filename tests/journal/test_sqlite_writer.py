@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from agentfsm import StoreError
-from agentfsm.journal.sqlite import sqlite_store, sqlite_writer
-from agentfsm.journal.sqlite.sqlite_store import SqliteStore
+from agentfsm.journal.sqlite import SqliteStore, sqlite_store, sqlite_writer
 from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
 from agentfsm.testing.store_conformance import sealed_records
 

@@ -43,7 +43,7 @@ def test_a_row_can_be_neither_changed_nor_deleted(tmp_path):
 def test_one_process_writes_and_the_second_is_told_who(tmp_path):
     store, lease = asyncio.run(keep(tmp_path / "runs.db"))
     code = (
-        "import asyncio, sys; from agentfsm.journal.sqlite.sqlite_store import SqliteStore\n"
+        "import asyncio, sys; from agentfsm.journal.sqlite import SqliteStore\n"
         "s = SqliteStore(sys.argv[1]); print(len(s.records('a')))\n"
         "try: asyncio.run(s.acquire('a', 'you'))\n"
         "except Exception as e: print(type(e).__name__, e)"
@@ -130,7 +130,7 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
     folder = tmp_path / "locked"
     folder.mkdir()
     code = (
-        "import asyncio, os, sys; from agentfsm.journal.sqlite.sqlite_store import SqliteStore\n"
+        "import asyncio, os, sys; from agentfsm.journal.sqlite import SqliteStore\n"
         "os.setuid(65534) if os.getuid() == 0 else None\n"
         "try: asyncio.run(SqliteStore(sys.argv[1]).acquire('a', 'me', new=True))\n"
         "except Exception as e: print(type(e).__name__, e)"
@@ -153,7 +153,7 @@ def test_a_closed_store_is_one_file_that_can_be_copied_or_read_where_nobody_may_
     with SqliteStore(shutil.copy(folder / "runs.db", tmp_path / "copy.db")) as copy:
         assert [head.run_id for head in copy.heads()] == ["a"]
     code = (
-        "import os, sys; from agentfsm.journal.sqlite.sqlite_store import SqliteStore\n"
+        "import os, sys; from agentfsm.journal.sqlite import SqliteStore\n"
         "os.setuid(65534) if os.getuid() == 0 else None\n"
         "with SqliteStore(sys.argv[1]) as store: print(len(store.records('a')))"
     )
@@ -168,7 +168,7 @@ def test_a_folder_that_cannot_be_searched_is_a_clear_error(tmp_path):
     folder = tmp_path / "shut"
     folder.mkdir()
     code = (
-        "import asyncio, os, sys; from agentfsm.journal.sqlite.sqlite_store import SqliteStore\n"
+        "import asyncio, os, sys; from agentfsm.journal.sqlite import SqliteStore\n"
         "os.setuid(65534) if os.getuid() == 0 else None\n"
         "try: SqliteStore(sys.argv[1])\n"
         "except Exception as e: print(type(e).__name__, e)"

@@ -131,7 +131,7 @@ def rewritten(whole: list[SealedRecord], kind: str, old: str, new: str, nth: int
             "is not a row of the pinned",
         ),
         ("transition", '"to":"call_llm"', '"to":"terminal"', "leads to 'call_llm'"),
-        ("transition", '"tried":"0', '"tried":"1', "are false"),
+        ("transition", '"tried":"0', '"tried":"1', "needs the guards"),
         ("transition", '"transition":"post_llm.tool_calls"', '"transition":"pre_step.otherwise"', "is not possible in"),
         ("run.created", '"approval_required"', '"approval_forgotten"', "does not match its fingerprint"),
         ("run.created", '"run":"sample"', '"run":"another"', "belongs to run 'another'"),

@@ -62,15 +62,15 @@ def forged(rows: list[SealedRecord], kind: str, old: str, new: str) -> tuple[lis
 @pytest.mark.parametrize(
     ("kind", "old", "new", "words"),
     [
-        ("effect.result", '"eid":"1.0"', '"eid":"9.9"', "had not begun"),
-        ("effect.intent", '"eid":"1.0"', '"eid":"9.9"', "had not begun"),
+        ("effect.result", '"eid":"1.0"', '"eid":"9.9"', "was not started"),
+        ("effect.intent", '"eid":"1.0"', '"eid":"9.9"', "was not started"),
         ("transition", '"results":\\["1.0"\\]', '"results":["7.7"]', "a result is missing"),
-        ("transition", '"epoch":1', '"epoch":0', "its epoch"),
-        ("transition", '"epoch":1', '"epoch":9', "its epoch"),
-        ("effect.intent", '"epoch":1', '"epoch":9', "its epoch"),
-        ("run.finished", '"epoch":2', '"epoch":9', "its epoch"),
-        ("run.resumed", '"epoch":2', '"epoch":0', "its epoch"),
-        ("run.resumed", '"seq":(\\d+)\\}', '"seq":1}', "nobody asks"),
+        ("transition", '"epoch":1', '"epoch":0', "wrong epoch"),
+        ("transition", '"epoch":1', '"epoch":9', "wrong epoch"),
+        ("effect.intent", '"epoch":1', '"epoch":9', "wrong epoch"),
+        ("run.finished", '"epoch":2', '"epoch":9', "wrong epoch"),
+        ("run.resumed", '"epoch":2', '"epoch":0', "wrong epoch"),
+        ("run.resumed", '"seq":(\\d+)\\}', '"seq":1}', "to another request"),
         ("transition", '"tried":"0', '"tried":"1', "is not allowed"),
         ("transition", '"to":"call_llm"', '"to":"terminal"', "is not allowed"),
         ("run.created", '"approval_required"', '"approval_forgotten"', "graph was changed"),
@@ -95,14 +95,14 @@ def test_nothing_comes_behind_the_end(whole):
     last = whole[-1]
     more = SealedRecord(len(whole) + 1, re.sub(r'"seq":\d+', f'"seq":{len(whole) + 1}', last.body), "")
     rows = reseal([*whole, more], len(whole))
-    assert "the run had ended" in str(independent(rows))
+    assert "the run had finished" in str(independent(rows))
 
 
 def test_a_line_that_is_not_written_as_a_journal_is_is_found(whole):
     spaced = [whole[0]._replace(body=whole[0].body.replace('"kind":', '"kind": ')), *whole[1:]]
-    assert "not written as" in str(independent(spaced))
+    assert "not formatted like" in str(independent(spaced))
     twice = [whole[0]._replace(body=whole[0].body.replace('"kind":', '"kind":"x","kind":')), *whole[1:]]
-    assert "not written as" in str(independent(twice))
+    assert "not formatted like" in str(independent(twice))
 
 
 def test_a_run_that_was_taken_over_is_judged_by_each_graph_in_turn(migrated):
@@ -121,11 +121,11 @@ def test_a_note_finds_an_end_that_was_cut_off_and_a_journal_that_was_written_ane
     subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", key], check=True)
     note = write_checkpoint([Head("sample", 2, None, len(whole), whole[-1].hash, "finished")], key.read_bytes())
     assert independent(whole, note) is None
-    assert "cut off" in str(independent(whole[:-1], note))
+    assert "was truncated" in str(independent(whole[:-1], note))
     rows, _ = forged(whole, "effect.intent", '"name":"scripted"', '"name":"another"')
-    assert "written anew" in str(independent(rows, note))
+    assert "or rewritten" in str(independent(rows, note))
     other = note.replace('"sample"', '"another"')
-    assert str(independent(whole, other)).startswith("record 0: the note knows another one")  # not this run
+    assert str(independent(whole, other)).startswith("record 0: the checkpoint has another one")  # not this run
 
 
 def test_nothing_can_be_put_beside_a_record(whole):
@@ -133,7 +133,7 @@ def test_nothing_can_be_put_beside_a_record(whole):
         hidden = whole[place].hidden
         added = f"{hidden[:-1]},{more}]" if hidden else f"[{more}]"
         rows = [*whole[:place], whole[place]._replace(hidden=added), *whole[place + 1 :]]
-        assert "other values" in str(independent(rows))
+        assert "hidden value is missing or added" in str(independent(rows))
 
 
 def test_it_is_a_command(whole, tmp_path):
@@ -150,13 +150,13 @@ def test_it_is_a_command(whole, tmp_path):
     cut = tmp_path / "cut.jsonl"
     cut.write_text("".join(export_lines(whole[:-1])), encoding="utf-8")
     code, said = told(cut)
-    assert (code, "not at its end" in said) == (0, True)
+    assert (code, "has not finished" in said) == (0, True)
     cut.write_bytes("".join(export_lines(whole)).encode().replace(b"scripted", b"scr\xffpted", 1))
     code, said = told(cut)
     assert (code, said.startswith("record 3: ")) == (1, True)
     code, said = told(file, note)
     assert code == 1
-    assert "the note knows another one" in said
+    assert "the checkpoint has another one" in said
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))

@@ -45,7 +45,7 @@ from agentfsm.agent.subagent import cap_guardrails
 from agentfsm.errors import StoreError
 from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.journal.replay import rehydrate, replay
-from agentfsm.journal.sqlite.sqlite_store import SqliteStore
+from agentfsm.journal.sqlite import SqliteStore
 from agentfsm.journal.store import Lease
 from agentfsm.journal.verification import GOOD, verify
 from agentfsm.loop.state import dump_state

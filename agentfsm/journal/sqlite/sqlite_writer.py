@@ -75,8 +75,8 @@ class FileLock:
         if owner is not None:
             os.close(descriptor)
             raise StoreLockedError(
-                f"{self._path.name.removesuffix('-lock')} is in use by {owner or 'another process'}: only one process at "
-                "a time can write a SQLite store; use a server-based store for more"
+                f"{self._path.name.removesuffix('-lock')} is in use by {owner or 'another process'}: only one process "
+                "at a time can write a SQLite store; use a server-based store for more"
             )
         os.write(descriptor, name)  # overwrites the name of a dead process; other processes read the first line
         os.ftruncate(descriptor, len(name))
@@ -133,9 +133,9 @@ def _owner_name(descriptor: int) -> str:
 
 
 CHECKPOINT_INTERVAL: Mapping[sqlite_schema.SynchronousLevel, int] = {"full": 64, "normal": 500}
-"""Commits after which the writer thread checkpoints the log, by level. The log is then overwritten from its start, which
-takes the disk half as long as appending to it. SQLite's own checkpoints depend on the number of pages, not of commits,
-and happen in the thread that commits."""
+"""Commits after which the writer thread checkpoints the log, by level. The log is then overwritten from its start,
+which takes the disk half as long as appending to it. SQLite's own checkpoints depend on the number of pages, not of
+commits, and happen in the thread that commits."""
 
 BATCH_SIZE = 16
 """Queued jobs that start a commit at once, or half the number of runs if that is more: the disk then works for one half
