@@ -37,7 +37,7 @@ EXPECTED_SECONDS: Mapping[str, float] = {
     "tests/testing/test_plugin.py::test_reports_are_the_same": 3,
     "tests/testing/test_plugin.py::test_prime_paths": 3,
     "tests/testing/test_mutants.py": 2,
-    "tests/models/test_streams.py::test_a_stream": 4,
+    "tests/models/test_streaming.py::test_a_stream": 4,
     "tests/cli/test_demo_command.py": 2.5,
     "tests/cli/test_resume_killed_run.py": 3,
 }

@@ -97,7 +97,7 @@ def tools(request: pytest.FixtureRequest) -> MCPTools:
     return MCPTools.stdio(command[0], [*command[1:], "stdio"])
 
 
-def test_text_a_sum_structured_content_and_a_picture(tools: MCPTools) -> None:
+def test_text_structured_content_and_an_image(tools: MCPTools) -> None:
     script = [
         call("echo", message="hello"),
         call("get-sum", a=2, b=40),
@@ -116,7 +116,7 @@ def test_text_a_sum_structured_content_and_a_picture(tools: MCPTools) -> None:
     assert "a: 'two' is not of type 'number'" in wrong
 
 
-def test_schemas_are_passed_on_as_the_server_gives_them(everything: list[str]) -> None:
+def test_schemas_are_passed_unchanged_to_the_model(everything: list[str]) -> None:
     hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
     messages = [
         {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello},
@@ -143,7 +143,7 @@ def test_schemas_are_passed_on_as_the_server_gives_them(everything: list[str]) -
     assert all(specs[t["name"]].description == t["description"] for t in listed)
 
 
-def test_a_long_call_is_cut_off_by_its_time_and_by_cancellation(tools: MCPTools) -> None:
+def test_a_long_call_is_stopped_by_its_timeout_and_by_cancellation(tools: MCPTools) -> None:
     long = call("trigger-long-running-operation", duration=60, steps=5)
 
     async def main() -> None:
@@ -170,7 +170,7 @@ def _with_limit(tools: MCPTools, seconds: float) -> list[Any]:
     return [replace(t, timeout=seconds) for t in tools]
 
 
-def test_over_http_a_server_that_dies_is_an_environment_error_and_is_gone_back_to(
+def test_over_http_a_server_that_dies_is_an_environment_error_and_is_reconnected(
     everything_http: EverythingServer,
 ) -> None:
     server = everything_http
@@ -190,7 +190,7 @@ def test_over_http_a_server_that_dies_is_an_environment_error_and_is_gone_back_t
     assert "three" in results(result)[2]
 
 
-def test_over_http_a_server_that_has_forgotten_the_session_is_met_anew(everything_http: EverythingServer) -> None:
+def test_over_http_a_lost_session_is_reopened(everything_http: EverythingServer) -> None:
     server = everything_http
 
     def restart(_: Any) -> Any:

@@ -122,7 +122,7 @@ either = pytest.mark.parametrize("go", [awaited, iterated])
 
 
 @either
-def test_a_run_is_a_span_and_each_call_is_one_below_it(collected: Collected, go: Any) -> None:
+def test_a_run_is_a_span_and_each_call_is_a_child_span(collected: Collected, go: Any) -> None:
     model = Named([call("add", a=1, b=2), reply(Message.assistant("3"))])
     agent = Agent(model, tools=[add], hooks=collected.hooks(agent_name="clerk"))
     asyncio.run(go(agent.run("go", session_id="talk", run_id="r1")))
@@ -139,7 +139,7 @@ def test_a_run_is_a_span_and_each_call_is_one_below_it(collected: Collected, go:
     assert [attributes(s).get("agentfsm.state") for s in spans] == [None, "call_llm", "dispatch_tool", "call_llm"]
 
 
-def test_a_model_calls_span_says_what_it_used_up_and_why_it_stopped(collected: Collected) -> None:
+def test_the_span_of_a_model_call_has_usage_and_finish_reason(collected: Collected) -> None:
     agent = Agent(
         Named([reply(Message.assistant("hi"))]),
         hooks=collected.hooks(),
@@ -165,7 +165,7 @@ def test_a_model_calls_span_says_what_it_used_up_and_why_it_stopped(collected: C
     assert whole["agentfsm.outcome"] == "RunCompleted"
 
 
-def test_every_name_is_one_of_the_conventions_or_our_own(collected: Collected) -> None:
+def test_every_attribute_name_is_in_the_conventions_or_has_our_prefix(collected: Collected) -> None:
     known = {v for k, v in vars(conventions).items() if k.startswith("GEN_AI_") and isinstance(v, str)}
     model = Named([call("add", a=1, b=2), call("broken"), reply(Message.assistant("3"))])
     Agent(model, tools=[add, broken], hooks=collected.hooks(agent_name="x", content=True)).run_sync("go")
@@ -207,7 +207,7 @@ def test_every_transition_is_an_event_of_the_run(collected: Collected) -> None:
 
 
 @either
-def test_what_a_tool_and_a_model_record_themselves_stands_below_their_spans(collected: Collected, go: Any) -> None:
+def test_spans_created_by_a_tool_and_a_model_are_children_of_their_spans(collected: Collected, go: Any) -> None:
     tracer = collected.provider.get_tracer("theirs")
 
     def think(_: Any) -> Any:
@@ -226,9 +226,7 @@ def test_what_a_tool_and_a_model_record_themselves_stands_below_their_spans(coll
 
 
 @either
-def test_a_run_stands_below_the_span_in_which_it_was_started_and_leaves_no_trace_of_its_own(
-    collected: Collected, go: Any
-) -> None:
+def test_a_run_is_a_child_of_the_span_that_started_it_and_restores_the_context(collected: Collected, go: Any) -> None:
     tracer = collected.provider.get_tracer("theirs")
 
     async def main() -> None:
@@ -242,7 +240,7 @@ def test_a_run_stands_below_the_span_in_which_it_was_started_and_leaves_no_trace
 
 
 @either
-def test_calls_that_run_together_have_a_span_each(collected: Collected, go: Any) -> None:
+def test_concurrent_calls_have_a_span_each(collected: Collected, go: Any) -> None:
     tracer = collected.provider.get_tracer("theirs")
 
     @tool(parallel=True)
@@ -261,7 +259,7 @@ def test_calls_that_run_together_have_a_span_each(collected: Collected, go: Any)
 
 
 @either
-def test_a_sub_agents_run_stands_below_the_call_that_it_answers(collected: Collected, go: Any) -> None:
+def test_the_span_of_a_sub_agent_is_a_child_of_the_call(collected: Collected, go: Any) -> None:
     hooks = collected.hooks()
     helper = Agent(Named(["x"], "openai:small"), hooks=hooks)
     agent = Agent(Named([call("h", task="a"), "ok"]), tools=[helper.as_tool("h", "Helps.")], hooks=hooks)
@@ -288,7 +286,7 @@ def test_a_tool_that_fails_fails_its_span_and_not_the_run(collected: Collected) 
     assert collected.named("invoke_agent").status.status_code is StatusCode.UNSET
 
 
-def test_a_model_call_that_fails_fails_its_span_and_is_recovered_from(collected: Collected) -> None:
+def test_a_failed_model_call_fails_its_span_and_the_run_recovers(collected: Collected) -> None:
     from agentfsm import Host
 
     model = Named([TransientProviderError("canary", status=503), "ok"])
@@ -305,7 +303,7 @@ def test_a_model_call_that_fails_fails_its_span_and_is_recovered_from(collected:
     }
 
 
-def test_a_run_that_is_handed_back_fails_its_span(collected: Collected) -> None:
+def test_a_handoff_fails_the_span_of_the_run(collected: Collected) -> None:
     Agent(Named([ValueError("no")]), hooks=collected.hooks()).run_sync("go")
     span = collected.named("invoke_agent")
     assert span.status.status_code is StatusCode.ERROR
@@ -313,7 +311,7 @@ def test_a_run_that_is_handed_back_fails_its_span(collected: Collected) -> None:
     assert attributes(span)["agentfsm.outcome"] == "Handoff"
 
 
-def test_a_call_that_is_not_allowed_is_an_event_and_no_span(collected: Collected) -> None:
+def test_a_denied_call_is_an_event_and_not_a_span(collected: Collected) -> None:
     hooks = [*collected.hooks(), permissions(deny("add"))]
     Agent(Named([call("add", a=1, b=2), "ok"]), tools=[add], hooks=hooks).run_sync("go")
     assert [s.name for s in collected.spans if s.name.startswith("execute_tool")] == []
@@ -353,7 +351,7 @@ def test_a_cancelled_run_ends_every_span(collected: Collected, go: Any, where: s
     assert attributes(collected.named("invoke_agent"))["agentfsm.outcome"] == "RunCancelled"
 
 
-def test_a_suspended_run_ends_its_span_and_going_on_begins_another(collected: Collected) -> None:
+def test_a_suspended_run_ends_its_span_and_resuming_starts_another(collected: Collected) -> None:
     from agentfsm import Allow
 
     agent = Agent(Named([call("pay", amount=1), "ok"]), tools=[pay], hooks=collected.hooks())
@@ -381,14 +379,14 @@ def talk(collected: Collected, **options: Any) -> None:
     agent.run_sync("canary prompt")
 
 
-def test_nothing_that_was_said_is_on_a_span_unless_asked_for(collected: Collected) -> None:
+def test_spans_contain_no_content_by_default(collected: Collected) -> None:
     talk(collected)
     assert "canary" not in everything(collected)
     assert "4711" not in everything(collected)
     assert "4713" not in everything(collected)
 
 
-def test_what_was_said_is_there_where_it_is_asked_for(collected: Collected) -> None:
+def test_spans_contain_content_on_request(collected: Collected) -> None:
     talk(collected, content=True)
     first, _, third = [attributes(s) for s in collected.spans if s.name == "chat gpt-x"]
     assert json.loads(first["gen_ai.input.messages"]) == [
@@ -415,7 +413,7 @@ def test_without_an_sdk_nothing_happens() -> None:
     assert agent.run_sync("go").output == "3"
 
 
-def test_one_pair_serves_many_runs_at_once(collected: Collected) -> None:
+def test_one_observer_and_hook_trace_many_concurrent_runs(collected: Collected) -> None:
     hooks = collected.hooks()
 
     async def main() -> None:
@@ -437,7 +435,7 @@ def started(run_id: str) -> RunStarted:
     return RunStarted(run_id=run_id, seq=1, time=0.0, prompt="go", model="scripted")
 
 
-def test_the_span_of_a_run_that_ended_without_a_word_ends_when_the_run_goes_on(collected: Collected) -> None:
+def test_the_span_of_an_interrupted_run_ends_when_the_run_is_resumed(collected: Collected) -> None:
     """Its store was full, say: whoever awaited it was told, and no event says so."""
     watch = collected.hooks()[0].function
     watch(started("r"))
@@ -448,9 +446,7 @@ def test_the_span_of_a_run_that_ended_without_a_word_ends_when_the_run_goes_on(c
     assert [s.status.status_code for s in collected.spans] == [StatusCode.ERROR, StatusCode.UNSET]
 
 
-def test_runs_that_nobody_hears_of_again_do_not_fill_the_memory(
-    collected: Collected, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spans_of_runs_that_never_end_are_bounded(collected: Collected, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentfsm.integrations.otel.MAX_OPEN_RUNS", 3)
     watch = collected.hooks()[0].function
     for n in range(5):
@@ -458,7 +454,7 @@ def test_runs_that_nobody_hears_of_again_do_not_fill_the_memory(
     assert [attributes(s)["agentfsm.run.id"] for s in collected.spans] == ["r0", "r1"]
 
 
-def test_a_run_that_was_begun_without_it_is_left_alone(collected: Collected) -> None:
+def test_a_run_that_started_without_tracing_is_ignored(collected: Collected) -> None:
     """Somebody gives the pair's parts to agents one by one: the hook alone must not harm a run."""
     _, before_model = tracing(tracer_provider=collected.provider)
     assert Agent(Named(["hi"]), hooks=[before_model]).run_sync("go").output == "hi"

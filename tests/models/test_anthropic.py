@@ -41,7 +41,7 @@ def answered(*blocks: Any, stop: str | None = "end_turn", **top: object) -> dict
 # -- what is sent ------------------------------------------------------------------------------------------
 
 
-def test_a_whole_conversation_is_sent_as_turns_that_alternate() -> None:
+def test_a_conversation_is_sent_as_alternating_turns() -> None:
     request = ModelRequest(
         (
             Message.system("be brief"),
@@ -79,7 +79,7 @@ def test_a_whole_conversation_is_sent_as_turns_that_alternate() -> None:
     ]
 
 
-def test_a_tool_message_that_answers_no_call_is_the_users_text() -> None:
+def test_a_tool_message_without_a_call_is_user_text() -> None:
     assert sent(Message.user("a"), Message(Role.TOOL, "[TOOL ERROR] no", name="weather"))[0]["content"] == [
         {"type": "text", "text": "a"},
         {"type": "text", "text": "[TOOL ERROR] no"},
@@ -95,12 +95,12 @@ def test_blank_messages_are_left_out(blank: str) -> None:
     assert body["messages"] == [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
 
 
-def test_an_empty_message_of_the_assistant_does_not_part_the_users_turn() -> None:
+def test_an_empty_assistant_message_does_not_split_a_user_turn() -> None:
     (turn,) = sent(Message.user("a"), Message.assistant(""), Message.user("b"))
     assert [block["text"] for block in turn["content"]] == ["a", "b"]
 
 
-def test_an_empty_result_says_so_since_the_wire_takes_no_blank_error() -> None:
+def test_an_empty_result_has_a_placeholder_since_the_api_rejects_blank_errors() -> None:
     turns = sent(Message.user("a"), Message.assistant("", (PARIS,)), result("toolu_a", " ", is_error=True))
     assert turns[-1]["content"][0]["content"] == "(empty)"
 
@@ -111,13 +111,13 @@ def test_a_malformed_call_is_sent_back_without_arguments() -> None:
     assert use == {"type": "tool_use", "id": "c", "name": "wea_ther", "input": {}}
 
 
-def test_a_bare_request_has_a_cap_since_the_wire_wants_one() -> None:
+def test_a_minimal_request_has_max_tokens_because_the_api_requires_it() -> None:
     body = encode(REQUEST, "m")
     assert set(body) == {"model", "max_tokens", "messages"}
     assert body["max_tokens"] == 4096
 
 
-def test_tools_settings_and_cap_are_sent_under_this_wires_names() -> None:
+def test_tools_settings_and_limit_are_sent_in_the_format_of_the_api() -> None:
     settings = ModelSettings(
         temperature=1,
         top_p=0.5,
@@ -157,7 +157,7 @@ def test_tools_settings_and_cap_are_sent_under_this_wires_names() -> None:
         ("absent", None),
     ],
 )
-def test_a_tool_choice_is_sent_in_this_wires_words(choice: str, sent_choice: object) -> None:
+def test_a_tool_choice_is_sent_in_the_format_of_the_api(choice: str, sent_choice: object) -> None:
     body = encode(ModelRequest(REQUEST.messages, tools=(WEATHER,)), "m", ModelSettings(tool_choice=choice))
     assert body.get("tool_choice") == sent_choice
     assert "tool_choice" not in encode(REQUEST, "m", ModelSettings(tool_choice=choice))
@@ -172,7 +172,7 @@ def test_a_tool_choice_is_sent_in_this_wires_words(choice: str, sent_choice: obj
         ModelSettings(reasoning_effort="minimal"),
     ],
 )
-def test_a_setting_that_this_wire_cannot_say_is_refused_at_once(settings: ModelSettings) -> None:
+def test_an_unsupported_setting_is_rejected_at_once(settings: ModelSettings) -> None:
     with pytest.raises(ConfigurationError, match="Anthropic"):
         AnthropicMessages("m", api_key=CANARY_KEY, settings=settings)
 
@@ -180,7 +180,7 @@ def test_a_setting_that_this_wire_cannot_say_is_refused_at_once(settings: ModelS
 # -- what is read ------------------------------------------------------------------------------------------
 
 
-def test_a_text_answer_counts_the_whole_prompt_cached_parts_included() -> None:
+def test_input_tokens_include_the_cached_parts_of_the_prompt() -> None:
     usage = {
         "input_tokens": 10,
         "cache_read_input_tokens": 100,
@@ -194,7 +194,7 @@ def test_a_text_answer_counts_the_whole_prompt_cached_parts_included() -> None:
     assert reply.model == "claude-x"
 
 
-def test_calls_are_read_beside_text() -> None:
+def test_calls_are_read_together_with_text() -> None:
     reply = decode(answered(TEXT, USE, stop="tool_use"))
     assert reply.message == Message.assistant("Let me look.", (PARIS,))
     assert reply.finish_reason is FinishReason.TOOL_CALLS
@@ -215,7 +215,7 @@ def test_calls_are_read_beside_text() -> None:
         ("something new", False, FinishReason.STOP),
     ],
 )
-def test_why_an_answer_ended(stop: str, with_call: bool, reason: FinishReason) -> None:
+def test_the_finish_reason_of_a_reply(stop: str, with_call: bool, reason: FinishReason) -> None:
     assert decode(answered(TEXT, *([USE] if with_call else []), stop=stop)).finish_reason is reason
 
 
@@ -227,7 +227,7 @@ def test_why_an_answer_ended(stop: str, with_call: bool, reason: FinishReason) -
         (answered(stop="refusal", stop_details=None), "the model refused and gave no reason"),
     ],
 )
-def test_a_refusal_always_has_words(body: dict[str, Any], words: str) -> None:
+def test_a_refusal_always_has_a_text(body: dict[str, Any], words: str) -> None:
     assert decode(body).refusal == words
 
 
@@ -237,19 +237,19 @@ def test_arguments_come_as_object_or_text(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", [[1], 3, "{broken"])
-def test_arguments_that_are_no_object_make_a_malformed_call(value: object) -> None:
+def test_arguments_that_are_not_an_object_make_a_malformed_call(value: object) -> None:
     (call,) = decode(answered(USE | {"input": value})).message.tool_calls
     assert call.arguments == {}
     assert call.malformed
 
 
-def test_ids_that_are_missing_or_used_before_are_made_anew() -> None:
+def test_missing_or_used_ids_are_replaced() -> None:
     body = answered(USE | {"id": None}, USE, USE)
     ids = [call.id for call in decode(body, used_ids={"toolu_a"}).message.tool_calls]
     assert ids == ["call_1", "call_2", "call_3"]
 
 
-def test_thinking_goes_back_just_as_it_came_and_where_it_stood() -> None:
+def test_thinking_is_sent_back_unchanged_in_its_place() -> None:
     blocks = [THINKING, TEXT, HIDDEN, USE, THINKING]
     reply = decode(answered(*blocks, stop="tool_use"))
     assert reply.message.content == "Let me look."
@@ -260,14 +260,14 @@ def test_thinking_goes_back_just_as_it_came_and_where_it_stood() -> None:
     assert sent(Message.user("a"), through_json)[1]["content"] == blocks
 
 
-def test_blocks_of_the_servers_own_tools_go_back_too() -> None:
+def test_blocks_of_server_side_tools_are_sent_back() -> None:
     search = {"type": "server_tool_use", "id": "srv", "name": "web_search", "input": {}}
     found = {"type": "web_search_tool_result", "tool_use_id": "srv", "content": []}
     reply = decode(answered(search, found, TEXT, stop="pause_turn"))
     assert sent(reply.message)[0]["content"] == [search, found, TEXT]
 
 
-def test_thinking_beside_a_repaired_call_goes_back_with_the_repaired_id() -> None:
+def test_thinking_with_a_repaired_call_is_sent_back_with_the_repaired_id() -> None:
     reply = decode(answered(THINKING, USE | {"id": "", "input": [1]}))
     (call,) = reply.message.tool_calls
     assert sent(reply.message)[0]["content"] == [
@@ -276,13 +276,13 @@ def test_thinking_beside_a_repaired_call_goes_back_with_the_repaired_id() -> Non
     ]
 
 
-def test_a_message_that_was_changed_since_is_sent_as_it_now_reads() -> None:
+def test_a_message_that_was_edited_is_sent_as_edited() -> None:
     kept = decode(answered(THINKING, TEXT, USE)).message
     changed = Message(Role.ASSISTANT, "Short.", (), extra=kept.extra)
     assert sent(changed)[0]["content"] == [THINKING, {"type": "text", "text": "Short."}]
 
 
-def test_plain_answers_carry_no_extra() -> None:
+def test_replies_without_calls_store_no_extra() -> None:
     assert decode(answered(TEXT, USE)).message.extra is None
 
 
@@ -309,7 +309,7 @@ odd_blocks = st.fixed_dictionaries(
 
 
 @given(st.lists(odd_blocks | json_values, max_size=5), json_values)
-def test_no_body_breaks_the_reader(blocks: list[object], odd: object) -> None:
+def test_any_body_is_decoded_or_rejected_with_our_error(blocks: list[object], odd: object) -> None:
     reply = decode(answered(*blocks, usage=odd, stop_details=odd, model=odd))
     again = encode(ModelRequest((Message.user("x"), reply.message)), "m")
     assert json.loads(json.dumps(again)) == again
@@ -341,14 +341,14 @@ def test_a_call_carries_key_and_version_to_the_address(base_url: str | None, url
     assert "authorization" not in seen[0].headers
 
 
-def test_a_missing_key_is_said_at_once_with_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_key_is_an_error_at_once_and_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
     with pytest.raises(MissingKeyError, match="ANTHROPIC_API_KEY"):
         AnthropicMessages("m")
     assert AnthropicMessages("m", base_url="http://127.0.0.1:8000").name == "anthropic:m"
 
 
-def test_the_address_may_stand_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_BASE_URL", "http://lan:8000/")
     assert "'http://lan:8000'" in repr(AnthropicMessages("m"))
 
@@ -356,7 +356,7 @@ def test_the_address_may_stand_in_the_environment(monkeypatch: pytest.MonkeyPatc
 # -- the cap on a reply ------------------------------------------------------------------------------------------
 
 
-def test_at_home_there_is_room_for_thinking_and_elsewhere_a_small_model_is_asked_for_no_more_than_it_has() -> None:
+def test_the_default_max_tokens_is_high_at_anthropic_and_low_elsewhere() -> None:
     home, away = AnthropicMessages("m", api_key=CANARY_KEY), build_model("anthropic", base_url="http://127.0.0.1:9/v1")
     assert json.loads(home._request_body(REQUEST, stream=False))["max_tokens"] == 16_384
     assert json.loads(away._request_body(REQUEST, stream=False))["max_tokens"] == 4096

@@ -48,7 +48,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
         ("openrouter:openai/gpt-5-mini:nitro", "openrouter:openai/gpt-5-mini:nitro", "https://openrouter.ai/api/v1"),
     ],
 )
-def test_a_known_name_finds_its_wire_and_address(name: str, full: str, address: str) -> None:
+def test_a_known_name_resolves_to_its_wire_and_address(name: str, full: str, address: str) -> None:
     model = resolve(name)
     wires = {"anthropic": AnthropicMessages, "openai-responses": OpenAIResponses, "ollama": OllamaChat}
     assert type(model) is wires.get(full.partition(":")[0], OpenAIChat)
@@ -57,19 +57,19 @@ def test_a_known_name_finds_its_wire_and_address(name: str, full: str, address: 
 
 
 @pytest.mark.parametrize("name", ["", "  ", "\n"])
-def test_an_empty_name_is_said_to_be_empty(name: str) -> None:
+def test_an_empty_name_is_reported_as_empty(name: str) -> None:
     with pytest.raises(UnknownModelError, match="empty"):
         resolve(name)
 
 
 @pytest.mark.parametrize("name", ["openai:", "openai", "Ollama"])
-def test_a_provider_without_a_model_is_told_to_add_one(name: str) -> None:
+def test_a_provider_name_without_a_model_is_an_error_with_an_example(name: str) -> None:
     with pytest.raises(UnknownModelError, match=r"no model: write (openai|ollama):\w"):
         resolve(name)
 
 
 @pytest.mark.parametrize("name", ["gpt 5", "openai:gpt\t5", "gpt\x00", "openai: gpt-5"])
-def test_blanks_inside_a_name_are_refused(name: str) -> None:
+def test_blanks_inside_a_name_are_rejected(name: str) -> None:
     with pytest.raises(UnknownModelError, match="no blanks"):
         resolve(name)
 
@@ -86,7 +86,7 @@ def test_blanks_inside_a_name_are_refused(name: str) -> None:
         (":gpt-5", "openai:gpt-5-mini"),
     ],
 )
-def test_an_unknown_name_is_told_what_is_known_and_what_was_meant(name: str, hint: str) -> None:
+def test_an_unknown_name_error_lists_known_names_and_a_suggestion(name: str, hint: str) -> None:
     with pytest.raises(UnknownModelError) as caught:
         resolve(name)
     text = str(caught.value)
@@ -95,13 +95,13 @@ def test_an_unknown_name_is_told_what_is_known_and_what_was_meant(name: str, hin
         assert known in text
 
 
-def test_a_very_long_name_makes_no_very_long_text() -> None:
+def test_a_very_long_name_is_shortened_in_errors() -> None:
     with pytest.raises(UnknownModelError) as caught:
         resolve("x" * 100_000)
     assert len(str(caught.value)) < 1000
 
 
-def test_a_base_url_moves_a_provider_or_stands_for_one() -> None:
+def test_a_base_url_replaces_a_providers_address_or_needs_no_provider() -> None:
     assert "'http://lan:8000/v1'" in repr(resolve("openai:gpt-5", base_url="http://lan:8000/v1"))
     assert "'http://lan:8000'" in repr(resolve("claude-x", base_url="http://lan:8000"))
     model = resolve("Qwen/Qwen3-8B", base_url="http://lan:8000/v1")
@@ -119,7 +119,7 @@ def test_settings_reach_the_model() -> None:
         resolve("claude-x", settings=ModelSettings(seed=1))
 
 
-def test_a_name_whose_key_is_missing_says_which_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_key_error_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ANTHROPIC_API_KEY")
     with pytest.raises(MissingKeyError, match="ANTHROPIC_API_KEY"):
         resolve("claude-sonnet-4-6")

@@ -27,7 +27,7 @@ def answered(message: dict[str, Any], **top: object) -> dict[str, Any]:
     return {"model": "m-1", "message": {"role": "assistant"} | message, "done": True, "done_reason": "stop", **top}
 
 
-def test_a_whole_conversation_is_sent_role_by_role() -> None:
+def test_a_conversation_is_sent_as_messages_with_roles() -> None:
     """Arguments are an object here, and a result names its tool (https://docs.ollama.com/capabilities/tool-calling)."""
     messages = encode(
         ModelRequest(
@@ -56,7 +56,7 @@ def test_a_whole_conversation_is_sent_role_by_role() -> None:
     ]
 
 
-def test_settings_become_options_beside_those_of_the_program() -> None:
+def test_settings_are_merged_with_options_in_extra_body() -> None:
     settings = ModelSettings(
         temperature=0,
         seed=7,
@@ -75,18 +75,18 @@ def test_settings_become_options_beside_those_of_the_program() -> None:
     }
 
 
-def test_a_format_is_asked_for_only_without_tools() -> None:
+def test_a_format_is_sent_only_without_tools() -> None:
     assert encode(ModelRequest(REQUEST.messages, output_schema=CLOSED), "m")["format"] == CLOSED
     assert "format" not in encode(ModelRequest(REQUEST.messages, tools=(WEATHER,), output_schema=CLOSED), "m")
 
 
 @pytest.mark.parametrize(("effort", "think"), [("none", False), ("low", "low"), ("medium", "medium"), ("max", "high")])
-def test_effort_is_sent_in_its_words(effort: Any, think: object) -> None:
+def test_reasoning_effort_is_sent_in_the_format_of_the_api(effort: Any, think: object) -> None:
     assert encode(REQUEST, "m", ModelSettings(reasoning_effort=effort))["think"] == think
 
 
 @pytest.mark.parametrize("wrong", [{"tool_choice": "required"}, {"extra_body": {"options": 3}}])
-def test_a_setting_that_the_wire_has_no_word_for_is_refused(wrong: dict[str, Any]) -> None:
+def test_an_unsupported_setting_is_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         OllamaChat("m", settings=ModelSettings(**wrong))
 
@@ -100,7 +100,7 @@ def test_a_setting_that_the_wire_has_no_word_for_is_refused(wrong: dict[str, Any
         ("https://box/ollama", "https://box/ollama/api/chat"),
     ],
 )
-def test_it_is_found_where_its_own_variable_says(host: str | None, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_comes_from_ollama_host(host: str | None, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def handler(request: httpx.Request) -> httpx.Response:
@@ -115,12 +115,12 @@ def test_it_is_found_where_its_own_variable_says(host: str | None, url: str, mon
     assert asked == [url]
 
 
-def test_an_address_may_be_given_as_for_the_compatible_interface() -> None:
+def test_the_address_of_the_compatible_api_is_accepted() -> None:
     for base_url in ("http://box:9", "http://box:9/v1", "http://box:9/v1/"):
         assert "base_url='http://box:9'" in repr(resolve("ollama:m", base_url=base_url))
 
 
-def test_calls_have_no_ids_and_get_their_own() -> None:
+def test_calls_without_ids_get_generated_ones() -> None:
     functions = [{"function": {"name": "weather", "arguments": {"city": town}}} for town in ("Paris", "Rome")]
     reply = decode(answered({"content": "", "tool_calls": functions}), used_ids={"call_1"})
     assert [(c.id, c.arguments) for c in reply.message.tool_calls] == [
@@ -130,7 +130,7 @@ def test_calls_have_no_ids_and_get_their_own() -> None:
     assert reply.finish_reason is FinishReason.TOOL_CALLS
 
 
-def test_counts_finish_and_thoughts_are_read() -> None:
+def test_usage_finish_reason_and_reasoning_are_read() -> None:
     reply = decode(
         answered({"content": "Once", "thinking": "hm"}, done_reason="length", prompt_eval_count=9, eval_count=4)
     )
@@ -150,7 +150,7 @@ def test_counts_finish_and_thoughts_are_read() -> None:
         (400, "input length exceeds maximum context length", ContextOverflowError),
     ],
 )
-def test_its_errors_are_read(status: int, words: str, kind: type) -> None:
+def test_error_responses_are_read(status: int, words: str, kind: type) -> None:
     error = request_error(build_model("ollama", respond_with(status, {"error": words})))
     assert type(error) is kind
     assert words[:12] in str(error)
@@ -163,7 +163,7 @@ def test_a_body_without_a_message_is_a_provider_error(body: object) -> None:
 
 
 @given(json_values, json_values, st.lists(json_values, max_size=3))
-def test_no_body_breaks_the_reader(content: object, arguments: object, calls: list[Any]) -> None:
+def test_any_body_is_decoded_or_rejected_with_our_error(content: object, arguments: object, calls: list[Any]) -> None:
     call = {"id": content, "function": {"name": content, "arguments": arguments}}
     reply = decode(answered({"content": content, "thinking": content, "tool_calls": [call, *calls]}))
     again = encode(ModelRequest((Message.user("x"), reply.message)), "m")

@@ -42,7 +42,7 @@ def call(arguments: object, id: object = "call_a", name: object = "weather") -> 
 # -- what is sent ------------------------------------------------------------------------------------------
 
 
-def test_a_whole_conversation_is_sent_role_by_role() -> None:
+def test_a_conversation_is_sent_as_messages_with_roles() -> None:
     assert sent(
         Message.system("be brief"),
         Message.user("weather?"),
@@ -64,7 +64,7 @@ def test_a_whole_conversation_is_sent_role_by_role() -> None:
     ]
 
 
-def test_a_tool_message_that_answers_no_call_is_sent_as_the_users() -> None:
+def test_a_tool_message_without_a_call_is_sent_as_a_user_message() -> None:
     assert sent(Message(Role.TOOL, "[TOOL ERROR] no", name="weather")) == [
         {"role": "user", "content": "[TOOL ERROR] no"}
     ]
@@ -75,12 +75,12 @@ def test_a_malformed_call_is_sent_back_without_arguments() -> None:
     assert sent(Message.assistant("", (broken,)))[0]["tool_calls"][0]["function"]["arguments"] == "{}"
 
 
-def test_a_name_that_no_provider_takes_is_sent_back_as_one_that_they_do() -> None:
+def test_an_invalid_tool_name_is_sent_back_as_a_valid_one() -> None:
     wild = ToolCall("c", "functions.weather<|x|>", {})
     assert sent(Message.assistant("", (wild,)))[0]["tool_calls"][0]["function"]["name"] == "functions_weather__x__"
 
 
-def test_arguments_of_any_mapping_are_sent_as_json() -> None:
+def test_arguments_in_any_mapping_are_sent_as_json() -> None:
     frozen = ToolCall("c", "weather", MappingProxyType({"at": MappingProxyType({"city": "Łódź"})}))
     arguments = sent(Message.assistant("", (frozen,)))[0]["tool_calls"][0]["function"]["arguments"]
     assert arguments == '{"at":{"city":"Łódź"}}'
@@ -100,7 +100,7 @@ def test_tools_are_described() -> None:
     ]
 
 
-def test_a_bare_request_sends_nothing_but_model_and_messages() -> None:
+def test_a_minimal_request_contains_only_model_and_messages() -> None:
     assert encode(REQUEST, "m") == {
         "model": "m",
         "messages": [{"role": "user", "content": REQUEST.messages[0].content}],
@@ -117,7 +117,7 @@ def test_a_bare_request_sends_nothing_but_model_and_messages() -> None:
         ("https://evil-api.openai.com.example/v1", "max_tokens"),
     ],
 )
-def test_the_cap_on_the_reply_has_the_name_that_the_server_knows(base_url: str | None, field: str) -> None:
+def test_the_token_limit_has_the_name_that_the_server_supports(base_url: str | None, field: str) -> None:
     bodies: list[dict[str, Any]] = []
 
     def handler(request: httpx.Request) -> httpx.Response:
@@ -163,7 +163,7 @@ def test_an_output_schema_becomes_a_response_format_strict_only_where_openai_tak
     }
 
 
-def test_beside_tools_only_openai_itself_gets_a_response_format() -> None:
+def test_with_tools_only_openai_itself_gets_a_response_format() -> None:
     """Ollama never calls a tool beside one; the instructions name the schema anyway."""
     request = ModelRequest(REQUEST.messages, tools=(WEATHER,), output_schema=CLOSED)
     assert "response_format" in encode(request, "m", official=True)
@@ -197,7 +197,7 @@ def test_settings_are_sent_under_their_names() -> None:
         ("required", (), None),
     ],
 )
-def test_a_tool_choice_is_sent_only_where_its_tools_are(choice: str, tools: Any, sent_choice: object) -> None:
+def test_a_tool_choice_is_sent_only_with_its_tools(choice: str, tools: Any, sent_choice: object) -> None:
     body = encode(ModelRequest(REQUEST.messages, tools=tools), "m", ModelSettings(tool_choice=choice))
     assert body.get("tool_choice") == sent_choice
 
@@ -217,7 +217,7 @@ def test_a_tool_choice_is_sent_only_where_its_tools_are(choice: str, tools: Any,
         ("temprature", 1),
     ],
 )
-def test_a_setting_out_of_range_is_refused_by_name(field: str, value: object) -> None:
+def test_a_setting_out_of_range_is_rejected_by_name(field: str, value: object) -> None:
     with pytest.raises(ValidationError, match=field):
         ModelSettings.model_validate({field: value})
 
@@ -225,7 +225,7 @@ def test_a_setting_out_of_range_is_refused_by_name(field: str, value: object) ->
 # -- what is read ------------------------------------------------------------------------------------------
 
 
-def test_a_text_answer_with_its_usage() -> None:
+def test_a_text_reply_with_its_usage() -> None:
     usage = {"prompt_tokens": 100, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 64}}
     reply = decode(answered({"content": "hi"}, usage=usage, model="gpt-5-mini-2025"))
     assert reply.message == Message.assistant("hi")
@@ -236,7 +236,7 @@ def test_a_text_answer_with_its_usage() -> None:
 
 
 @pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": None}, {"prompt_tokens": -1}, {"prompt_tokens": "9"}, 3])
-def test_odd_usage_counts_as_none(usage: object) -> None:
+def test_invalid_usage_counts_as_zero(usage: object) -> None:
     assert decode(answered({"content": "hi"}, usage=usage)).usage == Usage()
 
 
@@ -286,7 +286,7 @@ def test_arguments_come_as_text_object_or_nothing(arguments: object, parsed: dic
         ('{"n": ' + "9" * 5000 + "}", "JSON"),
     ],
 )
-def test_arguments_that_are_no_object_make_a_malformed_call(arguments: object, why: str) -> None:
+def test_arguments_that_are_not_an_object_make_a_malformed_call(arguments: object, why: str) -> None:
     (found,) = decode(calling(call(arguments))).message.tool_calls
     assert found.arguments == {}
     assert found.malformed is not None
@@ -298,7 +298,7 @@ def test_a_call_without_a_name_is_malformed() -> None:
     assert found.malformed == "the call names no tool"
 
 
-def test_ids_that_are_missing_doubled_or_used_before_are_made_anew_and_never_clash() -> None:
+def test_missing_repeated_or_used_ids_are_replaced_without_conflicts() -> None:
     body = calling(
         call("{}", id=None),
         call("{}", id="call_2"),
@@ -341,7 +341,7 @@ def test_a_model_never_reuses_an_id_of_the_transcript() -> None:
         ("something new", FinishReason.STOP),
     ],
 )
-def test_why_a_text_answer_ended(word: str, reason: FinishReason) -> None:
+def test_the_finish_reason_of_a_text_reply(word: str, reason: FinishReason) -> None:
     assert decode(answered({"content": "hi"}, word)).finish_reason is reason
 
 
@@ -355,11 +355,11 @@ def test_why_a_text_answer_ended(word: str, reason: FinishReason) -> None:
         ("content_filter", FinishReason.CONTENT_FILTER),
     ],
 )
-def test_why_an_answer_with_calls_ended(word: str, reason: FinishReason) -> None:
+def test_the_finish_reason_of_a_reply_with_calls(word: str, reason: FinishReason) -> None:
     assert decode(calling(call("{}"), finish=word)).finish_reason is reason
 
 
-def test_the_wires_first_form_of_a_call_is_read() -> None:
+def test_the_deprecated_function_call_is_read() -> None:
     body = answered({"content": None, "function_call": {"name": "weather", "arguments": "{}"}}, "function_call")
     assert decode(body).message.tool_calls == (ToolCall("call_1", "weather", {}),)
 
@@ -371,7 +371,7 @@ def test_the_wires_first_form_of_a_call_is_read() -> None:
         {"content": [{"type": "refusal", "refusal": "I can't."}]},
     ],
 )
-def test_a_refusal_is_kept_in_the_models_words(message: dict[str, Any]) -> None:
+def test_a_refusal_keeps_the_models_text(message: dict[str, Any]) -> None:
     reply = decode(answered(message))
     assert reply.finish_reason is FinishReason.REFUSAL
     assert reply.refusal == "I can't."
@@ -395,7 +395,7 @@ json_values = st.recursive(
 
 
 @given(json_values, json_values, json_values)
-def test_no_body_breaks_the_reader(content: object, calls: object, usage: object) -> None:
+def test_any_body_is_decoded_or_rejected_with_our_error(content: object, calls: object, usage: object) -> None:
     body = answered({"content": content, "tool_calls": calls, "refusal": usage}, usage=usage)
     try:
         reply = decode(body)
@@ -436,30 +436,30 @@ def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert header({}, monkeypatch, OPENAI_API_KEY=CANARY_KEY) == (HOME, f"Bearer {CANARY_KEY}")
 
 
-def test_a_key_in_the_program_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_given_in_code_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert header({"api_key": SecretStr("mine")}, monkeypatch, OPENAI_API_KEY=CANARY_KEY) == (HOME, "Bearer mine")
 
 
-def test_an_address_in_the_environment_gets_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_from_the_environment_gets_the_key_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"OPENAI_API_KEY": CANARY_KEY, "OPENAI_BASE_URL": "http://lan:8000/v1/"}
     assert header({}, monkeypatch, **environ) == (LAN, f"Bearer {CANARY_KEY}")
 
 
-def test_an_address_in_the_program_gets_no_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_given_in_code_gets_no_key_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert header({"base_url": "http://lan:8000/v1"}, monkeypatch, OPENAI_API_KEY=CANARY_KEY) == (LAN, None)
 
 
-def test_an_address_in_the_program_gets_the_key_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_given_in_code_gets_the_key_given_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert header({"base_url": "http://lan:8000/v1", "api_key": "k"}, monkeypatch) == (LAN, "Bearer k")
 
 
-def test_the_providers_own_address_in_plain_text_gets_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_providers_own_address_over_http_gets_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     _, key = header({"base_url": "http://api.openai.com/v1"}, monkeypatch, OPENAI_API_KEY=CANARY_KEY)
     assert key is None
 
 
 @pytest.mark.parametrize("blank", ["", "  "])
-def test_a_missing_key_is_said_at_once_with_its_variable(blank: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_key_is_an_error_at_once_and_names_its_variable(blank: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", blank)
     with pytest.raises(MissingKeyError, match="OPENAI_API_KEY"):
         OpenAIChat("m", api_key=blank)
@@ -480,7 +480,7 @@ def test_a_missing_key_is_said_at_once_with_its_variable(blank: str, monkeypatch
         ("[::]", "http://[::1]:11434/v1"),
     ],
 )
-def test_ollama_is_found_where_its_own_variable_says(
+def test_the_address_of_ollama_comes_from_its_variable(
     host: str | None, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environ = {} if host is None else {"OLLAMA_HOST": host}
@@ -500,7 +500,7 @@ def test_ollama_is_found_where_its_own_variable_says(
         *("http://user:secret@box", "http://box?key=secret", "http://box#secret"),
     ],
 )
-def test_what_is_no_address_is_refused_without_repeating_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_address_is_rejected_without_repeating_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match="base_url") as caught:
         OpenAIChat("m", base_url=url)
     assert "secret" not in str(caught.value)
@@ -509,6 +509,6 @@ def test_what_is_no_address_is_refused_without_repeating_it(url: str, monkeypatc
         OpenAIChat("m")
 
 
-def test_an_unknown_provider_is_refused_with_those_known() -> None:
+def test_an_unknown_provider_error_lists_known_providers() -> None:
     with pytest.raises(ConfigurationError, match="ollama"):
         OpenAIChat("m", provider="nobody")

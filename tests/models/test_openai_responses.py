@@ -36,7 +36,7 @@ def call(arguments: object, call_id: object = "call_a", name: object = "weather"
     return {"type": "function_call", "id": "fc_1", "call_id": call_id, "name": name, "arguments": arguments}
 
 
-def test_a_whole_conversation_is_sent_item_by_item_and_nothing_is_stored() -> None:
+def test_a_conversation_is_sent_as_items_without_storage() -> None:
     body = encode(
         ModelRequest(
             (
@@ -65,7 +65,7 @@ def test_a_whole_conversation_is_sent_item_by_item_and_nothing_is_stored() -> No
     }
 
 
-def test_settings_tools_and_schema_are_sent_under_this_wires_names() -> None:
+def test_settings_tools_and_schema_are_sent_in_the_format_of_the_api() -> None:
     settings = ModelSettings(
         temperature=0, top_p=0.5, reasoning_effort="low", tool_choice="weather", max_tokens=9, extra_body={"user": "x"}
     )
@@ -87,24 +87,24 @@ def test_settings_tools_and_schema_are_sent_under_this_wires_names() -> None:
     assert schema == {"format": {"type": "json_schema", "name": "my_answer", "schema": CLOSED, "strict": True}}
 
 
-def test_the_runs_own_cap_comes_before_the_settings() -> None:
+def test_the_limit_of_the_request_overrides_the_settings() -> None:
     request = ModelRequest(REQUEST.messages, max_output_tokens=77)
     assert encode(request, "m", ModelSettings(max_tokens=9))["max_output_tokens"] == 77
 
 
 @pytest.mark.parametrize("wrong", [{"seed": 1}, {"stop": ("END",)}])
-def test_a_setting_that_the_wire_has_no_word_for_is_refused(wrong: dict[str, Any]) -> None:
+def test_an_unsupported_setting_is_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         OpenAIResponses("m", base_url="http://127.0.0.1:9/v1", settings=ModelSettings(**wrong))
 
 
 @pytest.mark.parametrize("wrong", ["input", "instructions", "tools", "stream"])
-def test_what_the_loop_owns_is_refused_in_extra_body(wrong: str) -> None:
+def test_reserved_fields_are_rejected_in_extra_body(wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):
         ModelSettings(extra_body={wrong: 1})
 
 
-def test_openai_itself_is_asked_for_sealed_reasoning_at_its_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encrypted_reasoning_is_requested_from_openai_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[httpx.Request] = []
 
     def handler(request: httpx.Request) -> httpx.Response:
@@ -122,7 +122,7 @@ def test_openai_itself_is_asked_for_sealed_reasoning_at_its_own_address(monkeypa
     assert "include" not in other
 
 
-def test_a_text_answer_with_its_usage() -> None:
+def test_a_text_reply_with_its_usage() -> None:
     usage = {
         "input_tokens": 100,
         "input_tokens_details": {"cached_tokens": 64},
@@ -136,7 +136,7 @@ def test_a_text_answer_with_its_usage() -> None:
     assert reply.model == "m-1"
 
 
-def test_sealed_reasoning_comes_back_before_its_calls_and_without_its_id() -> None:
+def test_encrypted_reasoning_is_sent_back_before_its_calls_and_without_its_id() -> None:
     """https://github.com/github/copilot-sdk/issues/615"""
     reply = decode(answered(SEALED, said("Looking."), call('{"city": "Paris"}')))
     items = encode(ModelRequest((Message.user("x"), reply.message)), "m")["input"]
@@ -144,7 +144,7 @@ def test_sealed_reasoning_comes_back_before_its_calls_and_without_its_id() -> No
     assert [item.get("type") for item in items[2:]] == [None, "function_call"]
 
 
-def test_reasoning_that_is_not_sealed_or_led_to_no_call_is_not_kept() -> None:
+def test_reasoning_that_is_not_encrypted_or_has_no_call_is_not_stored() -> None:
     assert decode(answered(SEALED, said("hi"))).message.extra is None
     open_ = {k: v for k, v in SEALED.items() if k != "encrypted_content"}
     assert decode(answered(open_, call("{}"))).message.extra is None
@@ -166,7 +166,7 @@ def test_arguments_come_as_text_object_or_nothing(arguments: object, parsed: dic
     assert reply.finish_reason is FinishReason.TOOL_CALLS
 
 
-def test_ids_that_are_missing_or_doubled_are_made_anew() -> None:
+def test_missing_or_repeated_ids_are_replaced() -> None:
     items = [call("{}", None) | {"id": None}, call("{}", "b"), call("{}", "b"), call("{}", "old")]
     found = [c.id for c in decode(answered(*items), used_ids={"old"}).message.tool_calls]
     assert found == ["call_1", "b", "call_2", "call_3"]
@@ -180,21 +180,21 @@ def test_ids_that_are_missing_or_doubled_are_made_anew() -> None:
         (None, FinishReason.LENGTH),
     ],
 )
-def test_an_incomplete_answer_says_why(why: str | None, reason: FinishReason) -> None:
+def test_an_incomplete_response_has_its_reason(why: str | None, reason: FinishReason) -> None:
     body = answered(said("Once upon"), status="incomplete", incomplete_details={"reason": why})
     assert decode(body).finish_reason is reason
     body = answered(call('{"city": "Pa'), status="incomplete", incomplete_details={"reason": why})
     assert decode(body).finish_reason is reason
 
 
-def test_a_refusal_is_kept_in_the_models_words() -> None:
+def test_a_refusal_keeps_the_models_text() -> None:
     item = {"type": "message", "content": [{"type": "refusal", "refusal": "I can't."}]}
     reply = decode(answered(item))
     assert (reply.finish_reason, reply.refusal, reply.message.content) == (FinishReason.REFUSAL, "I can't.", "I can't.")
 
 
 @pytest.mark.parametrize("status", ["failed", "cancelled", "queued", "in_progress"])
-def test_an_answer_that_is_none_is_transient(status: str) -> None:
+def test_an_unfinished_response_is_transient(status: str) -> None:
     with pytest.raises(TransientProviderError):
         decode(answered(status=status))
 
@@ -206,7 +206,7 @@ def test_a_body_without_output_is_a_provider_error(body: object) -> None:
 
 
 @given(json_values, json_values, st.lists(json_values, max_size=3))
-def test_no_body_breaks_the_reader(content: object, arguments: object, items: list[Any]) -> None:
+def test_any_body_is_decoded_or_rejected_with_our_error(content: object, arguments: object, items: list[Any]) -> None:
     body = answered({"type": "message", "content": content}, call(arguments, arguments, content), *items, usage=content)
     reply = decode(body)
     again = encode(ModelRequest((Message.user("x"), reply.message)), "m")

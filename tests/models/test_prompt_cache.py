@@ -62,7 +62,7 @@ def without_marks(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_the_bytes_of_the_beginning_do_not_change_from_step_to_step(wire: str) -> None:
+def test_the_prompt_prefix_is_identical_between_steps(wire: str) -> None:
     """Everything but the last message (feedback and lessons stand there) comes again, byte for byte."""
     sent = bodies_of_a_run(wire)
     for earlier, later in pairwise(sent):
@@ -106,7 +106,7 @@ STEPS = [
 ]
 
 
-def test_the_marks_stand_behind_the_instructions_and_behind_what_is_settled() -> None:
+def test_cache_breakpoints_follow_the_instructions_and_the_stable_messages() -> None:
     for count, marks in (
         (2, [("system", 0, 0), ("messages", 0, 0)]),
         (4, [("system", 0, 0), ("messages", 0, 0), ("messages", 2, 0)]),
@@ -115,7 +115,7 @@ def test_the_marks_stand_behind_the_instructions_and_behind_what_is_settled() ->
         assert marked(encode(request, "m", cache_ttl="5m")) == marks
 
 
-def test_what_stands_in_one_request_alone_is_behind_the_last_mark() -> None:
+def test_messages_of_one_request_only_come_after_the_last_breakpoint() -> None:
     feedback = Message.user("<context_addendum>lessons</context_addendum>")
     request = ModelRequest(Transcript(STEPS, 4, (feedback,)), tools=(WEATHER,))
     body = encode(request, "m", cache_ttl="5m")
@@ -125,7 +125,7 @@ def test_what_stands_in_one_request_alone_is_behind_the_last_mark() -> None:
     assert "cache_control" not in last[1]
 
 
-def test_the_mark_of_one_step_is_where_the_next_one_finds_it() -> None:
+def test_the_cache_breakpoint_of_one_step_is_in_the_next_request() -> None:
     long = [
         *STEPS,
         Message.assistant("", (ToolCall("c2", "weather", {}),)),
@@ -137,13 +137,13 @@ def test_the_mark_of_one_step_is_where_the_next_one_finds_it() -> None:
     assert len(after) <= 4
 
 
-def test_without_instructions_the_tools_bear_the_mark() -> None:
+def test_without_instructions_the_tools_have_the_breakpoint() -> None:
     request = ModelRequest(STEPS[1:2], tools=(WEATHER, WEATHER))
     assert marked(encode(request, "m", cache_ttl="5m"))[0] == ("tools", 1, 0)
     assert marked(encode(ModelRequest(STEPS[1:2]), "m", cache_ttl="5m")) == [("messages", 0, 0)]
 
 
-def test_a_thought_bears_no_mark() -> None:
+def test_thinking_gets_no_cache_breakpoint() -> None:
     blocks = [{"type": "thinking", "thinking": "hm", "signature": "x"}]
     thought = Message(Role.ASSISTANT, "", extra={"anthropic": {"voice": "me", "blocks": blocks}})
     body = encode(ModelRequest([*STEPS, thought]), "m", cache_ttl="5m", origin="me")
@@ -152,7 +152,7 @@ def test_a_thought_bears_no_mark() -> None:
     assert all("cache_control" not in block for block in body["messages"][-1]["content"])
 
 
-def test_marks_change_nothing_else() -> None:
+def test_cache_breakpoints_change_nothing_else() -> None:
     request = ModelRequest(Transcript(STEPS, 4), tools=(WEATHER,))
     plain, kept = encode(request, "m"), encode(request, "m", cache_ttl="1h")
     assert kept["system"][0]["cache_control"] == {"type": "ephemeral", "ttl": "1h"}
@@ -171,7 +171,7 @@ def test_marks_change_nothing_else() -> None:
         ("http://127.0.0.1:9", "5m", True),
     ],
 )
-def test_marks_are_sent_to_anthropic_itself_and_elsewhere_on_demand(
+def test_cache_breakpoints_are_sent_to_anthropic_itself_and_elsewhere_on_request(
     base_url: str | None, setting: Any, marks: bool
 ) -> None:
     sent: list[bytes] = []
@@ -188,7 +188,7 @@ def test_marks_are_sent_to_anthropic_itself_and_elsewhere_on_demand(
 
 
 @pytest.mark.parametrize("wire", [OpenAIChat, OpenAIResponses, OllamaChat])
-def test_servers_that_keep_prompts_by_themselves_are_not_told_to(wire: Any) -> None:
+def test_wires_with_automatic_caching_reject_prompt_cache(wire: Any) -> None:
     with pytest.raises(ConfigurationError, match="prompt_cache"):
         wire("m", base_url="http://127.0.0.1:9/v1", settings=ModelSettings(prompt_cache="1h"))
     wire("m", base_url="http://127.0.0.1:9/v1", settings=ModelSettings(prompt_cache="off"))

@@ -15,7 +15,7 @@ from agentfsm.models import ModelSettings, resolve
 from agentfsm.runtime.run import Run
 from tests.helpers.model_clients import MODEL_CLASSES, WEATHER, AnyModel, request_error, request_reply
 from tests.helpers.npm_servers import AiMock, aimock_server  # noqa: F401  # the import makes the fixture known
-from tests.models.test_streams import pieces
+from tests.models.test_streaming import pieces
 
 WIRES = ["openai", "responses", "anthropic", "ollama"]
 ASKED = ModelRequest((Message.system("Be brief."), Message.user("the weather in Paris?")), tools=(WEATHER,))
@@ -32,7 +32,7 @@ def model(wire: str, aimock: AiMock, *, api_key: str | None = None, settings: Mo
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_a_call_its_result_and_the_answer_go_round(wire: str, aimock: AiMock) -> None:
+def test_a_call_its_result_and_the_reply_round_trip(wire: str, aimock: AiMock) -> None:
     aimock.script(
         {
             "match": {"userMessage": "weather in Paris", "systemMessage": "Be brief", "hasToolResult": False},
@@ -64,7 +64,7 @@ def test_a_call_its_result_and_the_answer_go_round(wire: str, aimock: AiMock) ->
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_two_calls_at_once_and_their_results_go_round(wire: str, aimock: AiMock) -> None:
+def test_two_parallel_calls_and_their_results_round_trip(wire: str, aimock: AiMock) -> None:
     towns = ["Paris", "Rome"]
     calls = [{"name": "weather", "arguments": {"city": town}} for town in towns]
     aimock.script(
@@ -89,7 +89,7 @@ def test_two_calls_at_once_and_their_results_go_round(wire: str, aimock: AiMock)
     ("status", "retry_after", "kind"),
     [(429, 7, TransientProviderError), (500, None, TransientProviderError), (400, None, ProviderError)],
 )
-def test_a_failure_has_its_kind_and_its_wait(
+def test_a_failure_has_its_kind_and_retry_delay(
     wire: str, status: int, retry_after: int | None, kind: type[ModelError], aimock: AiMock
 ) -> None:
     wait = {} if retry_after is None else {"retryAfter": retry_after}
@@ -102,7 +102,7 @@ def test_a_failure_has_its_kind_and_its_wait(
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_a_wrong_key_is_refused_and_not_shown(wire: str, aimock: AiMock) -> None:
+def test_a_wrong_key_is_rejected_and_not_shown(wire: str, aimock: AiMock) -> None:
     aimock.script({"match": {}, "response": {"content": "hi"}})
     error = request_error(model(wire, aimock, api_key="sk-wrong-0123456789"), ASKED)
     assert type(error) is ProviderError
@@ -112,14 +112,14 @@ def test_a_wrong_key_is_refused_and_not_shown(wire: str, aimock: AiMock) -> None
 
 
 @pytest.mark.parametrize("wire", [wire for wire in WIRES if wire != "ollama"])  # no such end there
-def test_an_answer_cut_off_is_said_to_be(wire: str, aimock: AiMock) -> None:
+def test_a_truncated_response_is_reported_as_truncated(wire: str, aimock: AiMock) -> None:
     cut = "max_tokens" if wire == "anthropic" else "length"
     aimock.script({"match": {}, "response": {"content": "Once upon", "finishReason": cut}})
     assert request_reply(model(wire, aimock), ASKED).finish_reason is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize("name", ["openai:gpt-5-mini", "claude-sonnet-4-6"])
-def test_the_environment_alone_is_enough(name: str, aimock: AiMock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_alone_are_enough(name: str, aimock: AiMock, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, value in aimock.environ.items():
         monkeypatch.setenv(variable, value)
     aimock.script({"match": {"userMessage": "weather"}, "response": {"content": "hi"}})
@@ -142,7 +142,7 @@ RICH = {
 
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_a_streamed_reply_is_the_whole_one(wire: str, size: int, aimock: AiMock) -> None:
+def test_a_streamed_reply_equals_the_unstreamed_one(wire: str, size: int, aimock: AiMock) -> None:
     aimock.script({"match": {}, "response": RICH, "chunkSize": size})
 
     async def both() -> tuple[Reply, list[StreamChunk], Reply]:
@@ -164,7 +164,7 @@ def test_a_streamed_reply_is_the_whole_one(wire: str, size: int, aimock: AiMock)
 
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("fault", [{"truncateAfterChunks": 3}, {"disconnectAfterMs": 1, "latency": 5}])
-def test_a_stream_that_the_server_cuts_off_is_transient(wire: str, fault: dict[str, int], aimock: AiMock) -> None:
+def test_a_stream_interrupted_by_the_server_is_transient(wire: str, fault: dict[str, int], aimock: AiMock) -> None:
     aimock.script({"match": {}, "response": RICH, "chunkSize": 1, **fault})
     with pytest.raises(TransientProviderError):
         asyncio.run(pieces(model(wire, aimock), ASKED))
@@ -181,7 +181,7 @@ def test_a_stream_that_the_server_cuts_off_is_transient(wire: str, fault: dict[s
         ({"malformedRate": 1}, (ProviderError, TransientProviderError)),  # half a JSON text, whole on the wire
     ],
 )
-def test_faults_that_the_server_makes_have_their_kinds(
+def test_injected_server_faults_have_their_kinds(
     wire: str, streamed: bool, chaos: dict[str, int], kinds: tuple[type[ModelError], ...], aimock: AiMock
 ) -> None:
     aimock.script({"match": {}, "response": RICH, "chaos": chaos})
@@ -217,7 +217,7 @@ async def wait(city: str) -> str:
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("watched", [True, False])
 @pytest.mark.parametrize("answer", [Allow(), Deny("not today"), Edit({"city": "Rome"})])
-def test_the_transcript_of_a_run_that_waited_for_a_person_is_taken(
+def test_the_transcript_of_a_resumed_run_is_accepted(
     wire: str, watched: bool, answer: Allow | Deny | Edit, aimock: AiMock
 ) -> None:
     aimock.script(
@@ -242,7 +242,7 @@ async def _over(run: Run, watched: bool) -> RunResult:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_the_transcript_of_a_cancelled_run_is_taken_by_the_next(wire: str, aimock: AiMock) -> None:
+def test_the_transcript_of_a_cancelled_run_is_accepted(wire: str, aimock: AiMock) -> None:
     aimock.script(
         {"match": {"userMessage": "never mind"}, "response": {"content": "All right."}},
         {"match": {"userMessage": "wait for it"}, "response": asking("wait", "toolu_01")},
@@ -263,7 +263,7 @@ def test_the_transcript_of_a_cancelled_run_is_taken_by_the_next(wire: str, aimoc
 
 
 @pytest.mark.parametrize("wire", [wire for wire in WIRES if wire != "ollama"])
-def test_the_transcript_behind_a_truncated_call_is_taken_and_the_call_is_not_run(wire: str, aimock: AiMock) -> None:
+def test_the_transcript_after_a_truncated_call_is_accepted_and_the_call_is_not_run(wire: str, aimock: AiMock) -> None:
     cut = {"anthropic": "max_tokens"}.get(wire, "length")
     aimock.script(
         {"match": {"sequenceIndex": 0}, "response": asking("launch", "toolu_01") | {"finishReason": cut}},

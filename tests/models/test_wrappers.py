@@ -33,7 +33,7 @@ from agentfsm.models import ConcurrencyLimit, FallbackModel, Limited, Price, Pri
 from agentfsm.runtime.host import Host
 from agentfsm.testing import FakeClock, ScriptedModel
 from tests.helpers.model_clients import REQUEST
-from tests.models.test_streamed_runs import Telling, hang
+from tests.models.test_streaming_runs import Telling, hang
 
 HELLO = Reply(Message.assistant("Hello"))
 SOON = ModelRequest(REQUEST.messages, timeout_s=0.2)
@@ -58,20 +58,20 @@ def stream(model: Any, request: ModelRequest = REQUEST) -> list[StreamChunk | Re
 
 
 @pytest.mark.parametrize("failure", [TransientProviderError("busy"), ProviderError("no key"), ValueError("what?")])
-def test_where_the_first_model_fails_the_next_answers_and_is_named(failure: Exception) -> None:
+def test_if_the_first_model_fails_the_next_replies_and_is_named(failure: Exception) -> None:
     first, second = ScriptedModel([failure], name="a"), ScriptedModel(["Hello"], name="b")
     reply = ask(FallbackModel(first, second))
     assert reply.message.content == "Hello"
     assert reply.model == "b"
 
 
-def test_where_the_first_answers_the_next_is_not_asked() -> None:
+def test_if_the_first_model_replies_the_next_is_not_called() -> None:
     second = ScriptedModel([], name="b")
     assert ask(FallbackModel(ScriptedModel(["Hello"], name="a"), second)).model == "a"
     assert second.calls == 0
 
 
-def test_only_the_kinds_that_it_is_for_lead_to_the_next() -> None:
+def test_only_the_selected_failure_kinds_fall_back() -> None:
     second = ScriptedModel(["Hello"], name="b")
     with pytest.raises(ContextOverflowError):
         ask(FallbackModel(ScriptedModel([ContextOverflowError("long")]), second))
@@ -95,7 +95,7 @@ def test_only_the_kinds_that_it_is_for_lead_to_the_next() -> None:
         ([ProviderError("a"), ProviderError("b")], ProviderError, None),
     ],
 )
-def test_where_all_fail_the_failure_is_what_another_try_mends_soonest(
+def test_if_all_models_fail_the_most_retryable_failure_is_raised(
     failures: list[ModelError], kind: type[ModelError], wait: float | None
 ) -> None:
     with pytest.raises(ModelError) as caught:
@@ -115,13 +115,13 @@ class Hanging:
         return HELLO
 
 
-def test_a_model_that_hangs_leaves_time_for_the_next() -> None:
+def test_a_model_that_hangs_leaves_time_for_the_next_model() -> None:
     assert ask(FallbackModel(Hanging(), ScriptedModel(["Hello"])), SOON).message.content == "Hello"
     pieces = stream(FallbackModel(Telling([TextChunk("Half a"), hang]), ScriptedModel(["Hello"])), SOON)
     assert isinstance(pieces[-1], Reply)
 
 
-def test_a_stream_that_breaks_off_begins_anew_with_the_next_and_watchers_are_told() -> None:
+def test_an_interrupted_stream_restarts_with_the_next_model_and_emits_an_event() -> None:
     first = Telling([TextChunk("Half a"), TransientProviderError("gone")])
     pieces = stream(FallbackModel(first, Telling([TextChunk("Hello"), HELLO])))
     assert [type(piece) for piece in pieces] == [TextChunk, StreamRestart, TextChunk, Reply]
@@ -131,7 +131,7 @@ def test_a_stream_that_breaks_off_begins_anew_with_the_next_and_watchers_are_tol
     assert [type(piece) for piece in pieces] == [Reply]
 
 
-def test_a_run_goes_on_with_the_next_model_and_its_journal_says_which_answered() -> None:
+def test_a_run_falls_back_and_its_journal_names_the_model_that_replied() -> None:
     async def main() -> tuple[list[Any], str]:
         first = Telling([TextChunk("Half a"), TransientProviderError("gone")])
         run = Agent(FallbackModel(first, Telling([TextChunk("Hello"), HELLO]))).run("go")
@@ -149,7 +149,7 @@ def test_a_run_goes_on_with_the_next_model_and_its_journal_says_which_answered()
     assert answered == "telling"
 
 
-def test_models_may_be_named_and_strange_wishes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_may_be_names_and_invalid_arguments_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "k" * 20)
     assert FallbackModel("openai:gpt-5-mini", "ollama:llama3.2").name == "openai:gpt-5-mini | ollama:llama3.2"
     with pytest.raises(ConfigurationError, match="needs a model"):
@@ -160,7 +160,7 @@ def test_models_may_be_named_and_strange_wishes_are_refused(monkeypatch: pytest.
         FallbackModel("nobody:knows")
 
 
-def test_cancelling_a_fallback_is_no_failure_of_its_models() -> None:
+def test_cancelling_a_fallback_is_not_a_failure_of_its_models() -> None:
     second = ScriptedModel(["Hello"])
 
     async def main() -> None:
@@ -198,7 +198,7 @@ class Crowd:
 
 
 @pytest.mark.parametrize("watched", [True, False])
-def test_so_many_calls_at_once_and_no_more_over_several_agents(watched: bool) -> None:
+def test_a_concurrency_limit_holds_across_agents(watched: bool) -> None:
     crowd, limit = Crowd(), ConcurrencyLimit(3)
     agents = [Agent(Limited(crowd, limit)) for _ in range(4)]
 
@@ -217,7 +217,7 @@ def test_so_many_calls_at_once_and_no_more_over_several_agents(watched: bool) ->
     assert crowd.most == 3
 
 
-def test_the_wait_for_a_turn_is_not_part_of_a_calls_time() -> None:
+def test_waiting_for_a_limit_does_not_count_towards_the_timeout() -> None:
     async def main() -> list[bool]:
         agent = Agent(Limited(Crowd(), ConcurrencyLimit(1)), guardrails=AgentGuardrails(llm_timeout_s=0.05))
         results = await asyncio.gather(*(agent.run("go") for _ in range(100)))
@@ -226,7 +226,7 @@ def test_the_wait_for_a_turn_is_not_part_of_a_calls_time() -> None:
     assert all(asyncio.run(main()))
 
 
-def test_turns_come_in_the_order_in_which_they_were_asked_for_and_are_passed_on_by_those_who_give_up() -> None:
+def test_permits_are_granted_in_order_and_passed_on_by_cancelled_calls() -> None:
     async def main() -> list[int]:
         limit, order = ConcurrencyLimit(1), list[int]()
 
@@ -247,7 +247,7 @@ def test_turns_come_in_the_order_in_which_they_were_asked_for_and_are_passed_on_
     assert asyncio.run(main()) == [0, 1, 2, 5, 6, 7, 8]
 
 
-def test_a_turn_granted_to_one_who_gives_up_in_the_same_moment_is_not_lost() -> None:
+def test_a_permit_granted_to_a_call_cancelled_at_the_same_time_is_not_lost() -> None:
     async def main() -> None:
         limit = ConcurrencyLimit(1)
         held = limit.acquire()
@@ -263,7 +263,7 @@ def test_a_turn_granted_to_one_who_gives_up_in_the_same_moment_is_not_lost() -> 
     asyncio.run(main())
 
 
-def test_one_limit_serves_event_loops_in_several_threads() -> None:
+def test_one_limit_works_across_event_loops_in_several_threads() -> None:
     crowd, limit = Crowd(), ConcurrencyLimit(2)
     agent = Agent(Limited(crowd, limit))
     with ThreadPoolExecutor(6) as pool:
@@ -308,7 +308,7 @@ STREAMED: dict[str, Callable[[Tap], Any]] = {
 
 
 @pytest.mark.parametrize("wrapped", STREAMED)
-def test_whoever_closes_a_stream_has_closed_all_behind_it_before_a_turn_ends(wrapped: str) -> None:
+def test_closing_a_stream_closes_the_wrapped_streams_before_releasing_the_permit(wrapped: str) -> None:
     tap = Tap()
 
     async def early() -> None:
@@ -346,15 +346,15 @@ def times(limit: RateLimit, calls: int, usage: Usage | None = None) -> list[floa
     return asyncio.run(main())
 
 
-def test_a_full_bucket_lets_a_burst_through_and_then_an_even_pace() -> None:
+def test_a_full_bucket_allows_a_burst_and_then_a_constant_rate() -> None:
     assert times(rate(FakeClock(), calls=3, per_s=60), 6) == [0, 0, 0, 20, 40, 60]
 
 
-def test_less_than_one_call_in_the_time_is_one_in_a_longer_time() -> None:
+def test_less_than_one_call_per_period_is_one_in_a_longer_period() -> None:
     assert times(rate(FakeClock(), calls=0.5, per_s=60), 3) == [0, 120, 240]
 
 
-def test_how_to_wait_may_be_anything_that_can_be_awaited() -> None:
+def test_sleep_may_return_any_awaitable() -> None:
     clock = FakeClock()
 
     def sleep(seconds: float) -> asyncio.Future[None]:
@@ -370,19 +370,19 @@ def test_how_to_wait_may_be_anything_that_can_be_awaited() -> None:
     assert asyncio.run(main()) == [0, 5, 10]
 
 
-def test_tokens_are_taken_when_they_are_known_and_an_overdrawn_bucket_is_waited_for() -> None:
+def test_tokens_are_subtracted_after_a_call_and_calls_wait_for_a_negative_bucket() -> None:
     usage = Usage(input_tokens=900, output_tokens=600)
     assert times(rate(FakeClock(), tokens=1000, per_s=10), 4, usage) == [0, 5, 20, 35]
 
 
-def test_a_bucket_never_holds_more_than_it_can() -> None:
+def test_a_bucket_never_exceeds_its_size() -> None:
     clock = FakeClock()
     limit = rate(clock, calls=2, per_s=2)
     clock.advance(1000)
     assert times(limit, 4) == [0, 0, 1, 2]
 
 
-def test_calls_wait_at_a_rate_limit_in_their_order() -> None:
+def test_calls_wait_for_a_rate_limit_in_order() -> None:
     async def main() -> list[int]:
         limit, order = rate(FakeClock(), calls=1, per_s=1), list[int]()
 
@@ -396,7 +396,7 @@ def test_calls_wait_at_a_rate_limit_in_their_order() -> None:
     assert asyncio.run(main()) == list(range(8))
 
 
-def test_limits_and_fallbacks_may_stand_before_each_other() -> None:
+def test_limits_and_fallbacks_may_wrap_each_other() -> None:
     clock = FakeClock()
     limits = rate(clock, tokens=100, per_s=1), ConcurrencyLimit(1)
     for model in (
@@ -412,7 +412,7 @@ def test_limits_and_fallbacks_may_stand_before_each_other() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"calls": 0}, {"tokens": -1}, {"per_s": 0}, {"calls": float("nan")}])
-def test_limits_out_of_range_are_refused_by_name(wrong: dict[str, float]) -> None:
+def test_limits_out_of_range_are_rejected_by_name(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         RateLimit(**wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="at least 1"):
@@ -426,7 +426,7 @@ def spending(name: str = "acme:big", **usage: Any) -> ScriptedModel:
     return ScriptedModel([Reply(Message.assistant("done"), usage=Usage(**usage))] * 9, name=name)
 
 
-def test_a_reply_says_what_it_costs() -> None:
+def test_a_reply_includes_its_cost() -> None:
     price = Price(input=3, cached=0.3, written=3.75, output=15)
     usage = {"input_tokens": 1_000_000, "cached_tokens": 600_000, "written_tokens": 100_000, "output_tokens": 200_000}
     reply = ask(Priced(spending(**usage), {"acme:big": price}))
@@ -443,13 +443,13 @@ def test_a_reply_says_what_it_costs() -> None:
         ({"other:*": Price(input=4)}, 0),
     ],
 )
-def test_the_nearest_name_in_the_table_counts(table: dict[str, Price], cost: float) -> None:
+def test_the_most_specific_price_pattern_wins(table: dict[str, Price], cost: float) -> None:
     reply = ask(Priced(spending(input_tokens=1_000_000), table))
     assert reply.usage.cost_usd == cost
     assert reply.usage.unpriced_tokens == (0 if cost else 1_000_000)
 
 
-def test_a_fallback_is_priced_by_who_answered() -> None:
+def test_a_fallback_is_priced_by_the_model_that_replied() -> None:
     both = FallbackModel(
         ScriptedModel([ProviderError("no")], name="acme:big"), spending("acme:small", input_tokens=10**6)
     )
@@ -457,12 +457,12 @@ def test_a_fallback_is_priced_by_who_answered() -> None:
     assert ask(Priced(both, table)).usage.cost_usd == 1
 
 
-def test_what_a_provider_says_that_it_cost_stands() -> None:
+def test_a_cost_reported_by_the_provider_is_kept() -> None:
     model = spending(input_tokens=1_000_000, cost_usd=0.07)
     assert ask(Priced(model, {"acme:big": Price(input=9)})).usage.cost_usd == 0.07
 
 
-def test_what_is_free_is_known_to_be_free() -> None:
+def test_a_free_model_is_priced_at_zero() -> None:
     reply = ask(Priced(spending(input_tokens=1_000_000), {"acme:*": Price()}))
     assert (reply.usage.cost_usd, reply.usage.unpriced_tokens) == (0, 0)
 
@@ -481,7 +481,7 @@ def clock(zone: int) -> str:
     return f"noon in zone {zone}"
 
 
-def test_a_cost_limit_acts_on_the_prices_of_the_table() -> None:
+def test_a_cost_limit_uses_the_price_table() -> None:
     model = Priced(calling("acme:big", input_tokens=100_000), {"acme:big": Price(input=1)})
     agent = Agent(model, tools=[clock], guardrails=AgentGuardrails(max_cost_usd=0.25), host=Host(clock=FakeClock()))
     result = agent.run_sync("go")
@@ -490,7 +490,7 @@ def test_a_cost_limit_acts_on_the_prices_of_the_table() -> None:
     assert result.usage.cost_usd == pytest.approx(0.3)
 
 
-def test_a_cost_limit_that_cannot_be_held_is_warned_of_once() -> None:
+def test_a_cost_limit_that_cannot_be_enforced_is_warned_about_once() -> None:
     async def main(limit: float | None) -> list[str]:
         model = Priced(calling("acme:big", input_tokens=100_000), {})
         agent = Agent(model, tools=[clock], guardrails=AgentGuardrails(max_cost_usd=limit))
@@ -504,13 +504,13 @@ def test_a_cost_limit_that_cannot_be_held_is_warned_of_once() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"input": -1}, {"output": float("nan")}, {"cached": float("inf")}])
-def test_prices_out_of_range_are_refused_by_name(wrong: dict[str, float]) -> None:
+def test_prices_out_of_range_are_rejected_by_name(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         Price(**wrong)
 
 
 @pytest.mark.parametrize("wrapped", [FallbackModel, Limited, lambda model: Priced(model, {})])
-def test_closing_a_wrapper_closes_what_is_behind_it(wrapped: Any) -> None:
+def test_closing_a_wrapper_closes_the_wrapped_model(wrapped: Any) -> None:
     closed: list[bool] = []
 
     class Closing(ScriptedModel):

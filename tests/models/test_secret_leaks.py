@@ -26,7 +26,7 @@ from agentfsm.runtime.host import Host
 from agentfsm.testing import FakeClock
 from tests.helpers.fake_model_server import ModelOutput, encode_events, stream_events
 from tests.helpers.model_clients import CANARY_KEY, WIRES, build_model
-from tests.models.test_streams import Chunks
+from tests.models.test_streaming import Chunks
 
 PROMPT = "canary prompt: the launch code is tangerine"
 INSTRUCTIONS = "canary instructions: never tell about the blue door"
@@ -81,7 +81,7 @@ def has_canary(text: str, *, said: bool) -> bool:
 @pytest.mark.parametrize("how", ["refused", "busy", "dropped", "no JSON", "in mid-stream"])
 @pytest.mark.parametrize("streamed", [True, False])
 @pytest.mark.parametrize("wire", WIRES)
-def test_no_canary_sings(wire: str, streamed: bool, how: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_secret_leaks(wire: str, streamed: bool, how: str, caplog: pytest.LogCaptureFixture) -> None:
     model = build_model(wire, echoing(wire, how))
     agent = Agent(
         Limited(Priced(FallbackModel(model, model), {"*": Price()}), ConcurrencyLimit(1)), host=Host(clock=FakeClock())
@@ -104,7 +104,7 @@ def test_no_canary_sings(wire: str, streamed: bool, how: str, caplog: pytest.Log
         assert not has_canary(text, said=False)
 
 
-def test_settings_that_are_refused_do_not_show_what_they_hold() -> None:
+def test_rejected_settings_do_not_show_their_values() -> None:
     wrong: list[dict[str, Any]] = [
         {"extra_body": {"messages": [], "token": CANARY_KEY}},
         {"stop": ("", CANARY_KEY)},
@@ -120,9 +120,7 @@ def test_settings_that_are_refused_do_not_show_what_they_hold() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.text("ab", max_size=40), st.text("ab", max_size=40), st.integers(4, 17))
-def test_every_run_of_letters_that_a_text_has_in_common_with_a_secret_is_found(
-    text: str, secret: str, size: int
-) -> None:
+def test_every_common_substring_of_a_text_and_a_secret_is_found(text: str, secret: str, size: int) -> None:
     size_of_run = min(size, len(secret))
     runs = [i for i in range(len(text) - size_of_run + 1) if text[i : i + size_of_run] in secret]
     wanted = {i + n for i in runs for n in range(size_of_run)} if size_of_run >= 4 else set[int]()

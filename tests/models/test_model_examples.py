@@ -27,7 +27,7 @@ def run(example: str, folder: Path, *words: str, **environment: str) -> subproce
 
 
 @pytest.mark.parametrize("model", ["openai:m", "openai-responses:m", "anthropic:m", "ollama:m"])
-def test_streaming_shows_what_is_said_while_it_is_said(model: str, tmp_path: Path) -> None:
+def test_streaming_prints_text_as_it_arrives(model: str, tmp_path: Path) -> None:
     with fake_model_server(tool_call_output(("clock", {})), text_output("A haiku.")) as server:
         keys = {"OPENAI_API_KEY": "k" * 20, "ANTHROPIC_API_KEY": "k" * 20}
         homes = {"OPENAI_BASE_URL": server.url, "ANTHROPIC_BASE_URL": server.host, "OLLAMA_HOST": server.host}
@@ -38,7 +38,7 @@ def test_streaming_shows_what_is_said_while_it_is_said(model: str, tmp_path: Pat
     assert all(request["stream"] is True for request in server.requests)
 
 
-def test_hosted_models_falls_back_and_says_what_it_cost(tmp_path: Path) -> None:
+def test_hosted_models_falls_back_and_prints_its_cost(tmp_path: Path) -> None:
     with fake_model_server(529) as busy, fake_model_server(text_output("For a lot.")) as server:
         done = run(
             "hosted_models",

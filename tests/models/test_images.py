@@ -46,7 +46,7 @@ def url(image: Image) -> str:
     return f"data:{image.media_type};base64,{image.data}"
 
 
-def test_chat_completions_show_them_in_a_users_message_behind_the_last_result() -> None:
+def test_chat_completions_send_images_in_a_user_message_after_the_last_result() -> None:
     sent = body("openai", [*LOOKED, Message.assistant("seen")])["messages"]
     assert [m["role"] for m in sent] == ["user", "assistant", "tool", "tool", "user", "assistant"]
     assert [m["content"] for m in sent[2:4]] == ["red: [note]", "blue"]  # a tool's message takes text alone
@@ -60,7 +60,7 @@ def test_chat_completions_show_them_in_a_users_message_behind_the_last_result() 
     ]
 
 
-def test_responses_show_them_in_the_calls_output() -> None:
+def test_responses_send_images_in_the_call_output() -> None:
     sent = body("responses", LOOKED)["input"]
     image = {"type": "input_image", "detail": "auto"}
     assert [item.get("output") for item in sent[-2:]] == [
@@ -69,7 +69,7 @@ def test_responses_show_them_in_the_calls_output() -> None:
     ]
 
 
-def test_messages_show_them_in_the_result() -> None:
+def test_anthropic_messages_send_images_in_the_result() -> None:
     def source(image: Image) -> dict[str, Any]:
         return {"type": "image", "source": {"type": "base64", "media_type": image.media_type, "data": image.data}}
 
@@ -78,20 +78,20 @@ def test_messages_show_them_in_the_result() -> None:
     assert second["content"] == [{"type": "text", "text": "blue"}, source(BLUE), source(RED)]
 
 
-def test_messages_take_text_alone_from_a_call_that_failed() -> None:
+def test_anthropic_messages_send_only_text_of_a_failed_call() -> None:
     failed = Message(Role.TOOL, "no", tool_call_id="a", name="look", is_error=True, images=(RED,))
     (result,) = body("anthropic", [*LOOKED[:1], Message.assistant("", CALLS[:1]), failed])["messages"][-1]["content"]
     assert result["is_error"] is True
     assert result["content"] == "no\n[Pictures are not shown here.]"
 
 
-def test_ollama_shows_them_beside_the_result() -> None:
+def test_ollama_sends_images_with_the_result() -> None:
     sent = body("ollama", LOOKED)["messages"]
     assert [m.get("images") for m in sent] == [None, None, [RED.data], [BLUE.data, RED.data]]
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_a_person_may_show_some_too(wire: str) -> None:
+def test_user_messages_may_contain_images(wire: str) -> None:
     said = body(wire, [Message.user("what is this?", [RED])])
     (message,) = said["input" if wire == "responses" else "messages"]
     assert message["role"] == "user"
@@ -100,21 +100,21 @@ def test_a_person_may_show_some_too(wire: str) -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_a_model_that_sees_none_is_told_so_in_their_place(wire: str) -> None:
+def test_a_model_without_image_support_gets_a_note_instead(wire: str) -> None:
     text = json.dumps(body(wire, LOOKED, images=False))
     assert RED.data not in text
     assert text.count("not shown here") == 2
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_without_pictures_nothing_is_other_than_before(wire: str) -> None:
+def test_requests_without_images_are_unchanged(wire: str) -> None:
     plain = [Message(m.role, m.content, m.tool_calls, m.tool_call_id, m.name) for m in LOOKED]
     text = json.dumps(body(wire, plain))
     assert not any(word in text for word in ("input_text", "image", '"type": "text", "text": "red'))
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_what_was_sent_stands_in_the_next_request_just_as_it_was(wire: str) -> None:
+def test_encoded_messages_are_unchanged_in_the_next_request(wire: str) -> None:
     """A provider's prompt cache keeps a prefix of bytes, pictures included."""
     model = MODEL_CLASSES[wire]("m", base_url="http://127.0.0.1:9/v1")
     said, memo, before = [Message.user("look")], dict[object, object](), b""
@@ -130,7 +130,7 @@ def test_what_was_sent_stands_in_the_next_request_just_as_it_was(wire: str) -> N
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_an_old_picture_goes_with_its_result_when_the_prompt_is_too_long(wire: str) -> None:
+def test_old_images_are_removed_with_their_results_when_the_prompt_is_too_long(wire: str) -> None:
     """A tool's picture is sent until the provider says that the prompt is too long."""
     bodies: list[str] = []
 
@@ -163,7 +163,7 @@ async def _run(agent: Agent) -> Any:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_in_envelope_mode_a_note_stands_for_it(wire: str) -> None:
+def test_in_envelope_mode_a_note_replaces_the_image(wire: str) -> None:
     said = ['{"kind": "tool_call", "tool_name": "look", "arguments": {}}', '{"kind": "final", "content": "red"}']
     bodies: list[str] = []
 
@@ -182,7 +182,7 @@ def test_in_envelope_mode_a_note_stands_for_it(wire: str) -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_a_real_server_takes_a_transcript_with_pictures(wire: str, aimock: AiMock) -> None:
+def test_a_real_server_accepts_a_transcript_with_images(wire: str, aimock: AiMock) -> None:
     def look() -> list[Any]:
         """Look."""
         return ["here:", RED]
@@ -200,7 +200,7 @@ def test_a_real_server_takes_a_transcript_with_pictures(wire: str, aimock: AiMoc
     assert asyncio.run(_run(agent)).output == "A red dot."
 
 
-def test_a_model_that_turns_out_to_see_none_is_refused_with_what_to_do_about_it() -> None:
+def test_an_error_about_unsupported_images_names_the_setting() -> None:
     body = {"error": {"message": "this model does not support image input"}}
     request = ModelRequest(LOOKED)
     error = request_error(build_model("openai", respond_with(400, body)), request)
@@ -209,7 +209,7 @@ def test_a_model_that_turns_out_to_see_none_is_refused_with_what_to_do_about_it(
     assert "images=False" not in str(request_error(build_model("openai", respond_with(400, body))))  # nothing was shown
 
 
-def test_an_error_that_quotes_a_picture_does_not_pass_it_on() -> None:
+def test_an_image_quoted_in_an_error_is_removed() -> None:
     body = {"error": {"message": f"invalid image: data:image/png;base64,{RED.data}"}}
     text = str(request_error(build_model("openai", respond_with(400, body)), ModelRequest(LOOKED)))
     assert "invalid image: data:image/png;base64,[...]" in text

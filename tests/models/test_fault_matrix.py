@@ -552,7 +552,7 @@ def test_the_matrix_is_large_enough() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
-def test_a_fault_is_the_declared_failure_and_the_run_goes_on_or_ends_as_it_should(
+def test_a_fault_has_its_declared_failure_kind_and_the_run_follows_the_policy(
     case: Case, matrix: dict[str, Seen | BaseException]
 ) -> None:
     seen = matrix[case.label]

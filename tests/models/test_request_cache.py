@@ -73,7 +73,7 @@ def test_a_request_does_not_depend_on_those_before_it(
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_a_transcript_that_is_another_or_shorter_is_written_anew(wire: str) -> None:
+def test_another_or_shorter_transcript_is_encoded_from_the_start(wire: str) -> None:
     model, memo = model_of(wire), dict[object, object]()
     long = [Message.user("a"), Message.assistant("b"), Message.user("c")]
     for said in (long, [*long], long[:1], [Message.user("z")], long):
@@ -83,7 +83,7 @@ def test_a_transcript_that_is_another_or_shorter_is_written_anew(wire: str) -> N
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_models_that_share_a_memo_do_not_mix_up_what_they_wrote(wire: str) -> None:
+def test_models_that_share_a_cache_do_not_mix_their_entries(wire: str) -> None:
     memo, said = dict[object, object](), [Message.user("a")]
     for _ in range(3):
         for other in WIRES:
@@ -94,7 +94,7 @@ def test_models_that_share_a_memo_do_not_mix_up_what_they_wrote(wire: str) -> No
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_a_request_that_is_no_part_of_a_run_is_written_too(wire: str) -> None:
+def test_a_request_outside_a_run_is_encoded_too(wire: str) -> None:
     model = model_of(wire)
     request = ModelRequest((Message.system("x"), Message.user("a")))
     assert model._request_body(request, stream=False) == all_at_once(model, request, False)

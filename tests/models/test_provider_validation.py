@@ -165,7 +165,7 @@ def test_cancelled(wire: str, watched: bool) -> None:
 
 @pytest.mark.parametrize("case", ["a name of its own", "nothing"])
 @pytest.mark.parametrize("wire", WIRES)
-def test_what_models_say(wire: str, case: str) -> None:
+def test_recorded_requests_are_valid(wire: str, case: str) -> None:
     async def go(agent: Agent) -> RunResult:
         return await _next(agent, await agent.run("go"))
 
@@ -188,7 +188,7 @@ def test_a_question_and_its_answer(wire: str) -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_the_same_id_again_and_pictures_of_a_person(wire: str) -> None:
+def test_a_repeated_call_id_and_images_of_a_user(wire: str) -> None:
     async def go(agent: Agent) -> RunResult:
         first = await agent.run("go", message_history=[Message.user("see", [Image.from_bytes(b"GIF89a")])])
         assert isinstance(first.outcome, UserInputRequested)
@@ -234,7 +234,7 @@ BAD: dict[str, list[Callable[[dict[str, Any]], Any]]] = {
 
 
 @pytest.mark.parametrize(("wire", "number"), [(wire, n) for wire, all_ in BAD.items() for n in range(len(all_))])
-def test_a_body_that_is_wrong_is_refused(wire: str, number: int) -> None:
+def test_an_invalid_body_is_rejected(wire: str, number: int) -> None:
     async def go(agent: Agent) -> RunResult:
         return await agent.run("go")
 
@@ -279,7 +279,7 @@ CLOSED = {"type": "object", "properties": {"a": {"type": "string"}}, "required":
 
 @pytest.mark.parametrize("schema", [None, CLOSED, {"type": "array", "items": {"type": "integer"}}])
 @pytest.mark.parametrize("wire", WIRES)
-def test_every_setting_is_said_in_the_vendors_words(wire: str, schema: dict[str, Any] | None) -> None:
+def test_every_setting_is_sent_in_the_format_of_the_api(wire: str, schema: dict[str, Any] | None) -> None:
     for settings in [{}, *SETTINGS["all"], *SETTINGS[wire]]:
         for home in (True, False):
             model = MODEL_CLASSES[wire](

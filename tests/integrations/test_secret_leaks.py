@@ -52,7 +52,7 @@ def broken(at: str) -> str:
     raise ValueError(f"canary error at {at}")
 
 
-def test_no_canary_sings_in_a_run_with_everything_in_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_secret_leaks_in_a_run_with_every_feature(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "descriptions.json").write_text(json.dumps({}))
     spans, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))

@@ -13,8 +13,8 @@ import pytest
 from agentfsm.loop.messages import FinishReason, Reply
 from tests.helpers.fake_model_server import ModelOutput, encode_events, stream_events, whole_body
 from tests.helpers.model_clients import WIRES, build_model, request_reply, respond_with
-from tests.models.test_streams import ask as ask_streamed
-from tests.models.test_streams import streaming
+from tests.models.test_streaming import ask as ask_streamed
+from tests.models.test_streaming import streaming
 
 ABSENT = object()
 PLACE = {"openai": ("function", "arguments"), "responses": ("arguments",), "anthropic": ("input",)}
@@ -92,7 +92,7 @@ def test_arguments_come_in_any_shape(wire: str, given: object, arguments: dict[s
 
 @pytest.mark.parametrize("given", ["{", '{"city": ', "[1]", "7", "null and void", [1], 7, True])
 @pytest.mark.parametrize("wire", WIRES)
-def test_arguments_that_are_none_make_a_call_that_is_never_run(wire: str, given: object) -> None:
+def test_invalid_arguments_make_a_call_that_is_never_executed(wire: str, given: object) -> None:
     for reply in both(wire, lambda _, call: put(call, PLACE[wire], given)):
         assert [c.arguments for c in reply.message.tool_calls] == [{}, {}]
         assert all(c.malformed for c in reply.message.tool_calls)
@@ -100,7 +100,7 @@ def test_arguments_that_are_none_make_a_call_that_is_never_run(wire: str, given:
 
 @pytest.mark.parametrize("given", [ABSENT, None, "", "the same", 7])
 @pytest.mark.parametrize("wire", WIRES)
-def test_ids_are_each_their_own_whatever_comes(wire: str, given: object) -> None:
+def test_call_ids_are_unique_for_any_input(wire: str, given: object) -> None:
     def change(_: int, call: dict[str, Any]) -> None:
         put(call, (ID[wire],), given)
         if wire == "responses":
@@ -114,7 +114,7 @@ def test_ids_are_each_their_own_whatever_comes(wire: str, given: object) -> None
 
 
 @pytest.mark.parametrize("wire", ["openai", "anthropic"])
-def test_calls_beside_a_word_for_a_plain_end_are_calls(wire: str) -> None:
+def test_calls_with_stop_reason_end_turn_are_calls(wire: str) -> None:
     body = whole_body(wire, SAID)
     if wire == "openai":
         body["choices"][0]["finish_reason"] = "stop"

@@ -9,8 +9,8 @@ import pytest
 from agentfsm.loop.messages import Usage
 from tests.helpers.fake_model_server import ModelOutput, encode_events, stream_events, whole_body
 from tests.helpers.model_clients import WIRES, build_model, request_reply, respond_with
-from tests.models.test_streams import ask as ask_streamed
-from tests.models.test_streams import streaming
+from tests.models.test_streaming import ask as ask_streamed
+from tests.models.test_streaming import streaming
 
 COUNTS: dict[str, dict[str, Any]] = {
     "openai": {  # openai.types.CompletionUsage
@@ -52,7 +52,7 @@ def counted(wire: str, counts: object) -> tuple[dict[str, Any], list[Any]]:
 
 
 @pytest.mark.parametrize("wire", COUNTS)
-def test_all_of_them_are_read_whole_and_streamed(wire: str) -> None:
+def test_all_token_counts_are_read_streamed_or_not(wire: str) -> None:
     body, events = counted(wire, COUNTS[wire])
     assert request_reply(build_model(wire, respond_with(200, body))).usage == EXPECTED
     assert ask_streamed(streaming(wire, encode_events(wire, events)))[1].usage == EXPECTED
@@ -60,7 +60,7 @@ def test_all_of_them_are_read_whole_and_streamed(wire: str) -> None:
 
 @pytest.mark.parametrize("odd", [None, [], "many", {}, {"prompt_tokens": -3, "input_tokens": True, "eval_count": 1.5}])
 @pytest.mark.parametrize("wire", WIRES)
-def test_counts_that_are_none_count_nothing(wire: str, odd: object) -> None:
+def test_invalid_token_counts_are_zero(wire: str, odd: object) -> None:
     body, _ = counted(wire, odd)
     body = {k: v for k, v in body.items() if k not in ("eval_count", "prompt_eval_count")}
     assert request_reply(build_model(wire, respond_with(200, body))).usage == Usage()

@@ -112,7 +112,7 @@ def cut_in_utf16(text: str, sizes: Iterator[int]) -> list[str]:
 
 @given(wire=st.sampled_from(WIRES), said=replies, style=styles, data=st.data())
 @settings(max_examples=600, deadline=None)
-def test_a_streamed_reply_is_the_whole_one_wherever_it_is_cut(
+def test_a_streamed_reply_equals_the_unstreamed_one_for_any_chunking(
     wire: str, said: ModelOutput, style: FramingStyle, data: st.DataObject
 ) -> None:
     sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=9))
@@ -145,7 +145,7 @@ def test_a_streamed_reply_is_the_whole_one_wherever_it_is_cut(
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_every_byte_may_come_alone(wire: str) -> None:
+def test_every_byte_may_be_a_chunk(wire: str) -> None:
     said = ModelOutput("naïve 😀\u2028", "hm 漢", (("c1", "weather", {"city": "Łódź 😀"}),))
     sent = encode_events(wire, stream_events(wire, said))
     told, reply = ask(streaming(wire, *(sent[i : i + 1] for i in range(len(sent)))))
@@ -155,7 +155,7 @@ def test_every_byte_may_come_alone(wire: str) -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_half_a_letter_that_stays_alone_is_a_question_mark_and_can_be_shown(wire: str) -> None:
+def test_a_lone_surrogate_in_a_stream_is_a_question_mark(wire: str) -> None:
     said = ModelOutput("half \ud83d of it")
     sent = encode_events(wire, stream_events(wire, said), FramingStyle(ascii=True))
     told, reply = ask(streaming(wire, sent))
@@ -182,7 +182,7 @@ def test_a_stream_that_ends_before_the_reply_does_is_transient(wire: str) -> Non
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_a_stream_cut_anywhere_is_never_half_a_reply_taken_for_whole(wire: str) -> None:
+def test_a_stream_truncated_anywhere_is_never_taken_for_a_complete_reply(wire: str) -> None:
     said = ModelOutput("Hello", "", (("c1", "weather", {"city": "Paris"}),))
     sent = encode_events(wire, stream_events(wire, said))
     for end in range(1, len(sent)):
@@ -212,21 +212,21 @@ def chat(*deltas: dict[str, Any], finish: str | None = "tool_calls", done: bool 
     return streaming("openai", encode_events("openai", [*chunks, "[DONE]"] if done else chunks))
 
 
-def test_done_without_a_finish_reason_is_no_success() -> None:
+def test_done_without_a_finish_reason_is_not_a_success() -> None:
     """https://github.com/BerriAI/litellm/issues/40260"""
     assert isinstance(failure(chat({"content": "Half a"}, finish=None)), TransientProviderError)
 
 
-def test_a_finish_reason_without_done_is_a_success() -> None:
+def test_a_finish_reason_without_the_done_marker_is_a_success() -> None:
     assert ask(chat({"content": "All of it"}, finish="stop", done=False))[1].message.content == "All of it"
 
 
 @pytest.mark.parametrize("word", ["abort", "error"])
-def test_a_server_that_says_it_gave_up_is_transient(word: str) -> None:
+def test_a_reply_interrupted_by_the_server_is_transient(word: str) -> None:
     assert isinstance(failure(chat({"content": "Half a"}, finish=word)), TransientProviderError)
 
 
-def test_nothing_behind_the_end_is_read() -> None:
+def test_nothing_after_the_last_event_is_read() -> None:
     sent = (
         encode_events("openai", stream_events("openai", ModelOutput("hello"))) + b'data: {"error": "late"}\n\nrubbish'
     )
@@ -267,7 +267,7 @@ ERRORS: list[tuple[Any, type[ModelError]]] = [
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize(("event", "kind"), ERRORS)
 @pytest.mark.parametrize("first", [True, False])
-def test_an_error_inside_a_stream_of_status_200_is_an_error(
+def test_an_error_in_a_stream_with_status_200_is_an_error(
     wire: str, event: dict[str, Any], kind: type[ModelError], first: bool
 ) -> None:
     begun = [] if first else stream_events(wire, ModelOutput("Hello"))[:3]
@@ -275,7 +275,7 @@ def test_an_error_inside_a_stream_of_status_200_is_an_error(
 
 
 @pytest.mark.parametrize("wire", SSE_WIRES)
-def test_an_event_named_error_is_one_whatever_it_holds(wire: str) -> None:
+def test_an_event_named_error_is_an_error_whatever_its_data(wire: str) -> None:
     begun = encode_events(wire, stream_events(wire, ModelOutput("Hello"))[:3])
     for data in (b"internal server error", b'"gone"', b'{"detail": "gone"}'):
         assert isinstance(
@@ -284,14 +284,14 @@ def test_an_event_named_error_is_one_whatever_it_holds(wire: str) -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_an_event_that_is_no_json_breaks_the_stream(wire: str) -> None:
+def test_an_event_that_is_not_json_fails_the_stream(wire: str) -> None:
     events = stream_events(wire, ModelOutput("Hello"))
     broken: list[Any] = [*events[:3], '{"choices": [', *events[3:]]
     assert isinstance(failure(streaming(wire, encode_events(wire, broken))), TransientProviderError)
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_events_and_fields_that_nobody_knows_are_passed_over(wire: str) -> None:
+def test_unknown_events_and_fields_are_ignored(wire: str) -> None:
     events = stream_events(wire, ModelOutput("Hello", "", (("c1", "weather", {}),)))
     strange: list[Any] = [{"type": "keepalive"}, {"type": "response.future.delta", "delta": 3}, {}, {"choices": None}]
     spiced = [part for event in events for part in (*strange, event)]
@@ -305,7 +305,7 @@ def test_events_and_fields_that_nobody_knows_are_passed_over(wire: str) -> None:
 
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("kind", ["application/json", "text/event-stream", "text/plain"])
-def test_a_whole_answer_to_a_streamed_call_is_read_as_one(wire: str, kind: str) -> None:
+def test_a_plain_response_to_a_streaming_request_is_accepted(wire: str, kind: str) -> None:
     body = b" \n" + json.dumps(whole_body(wire, ModelOutput("hello"))).encode()
     _, reply = ask(streaming(wire, body[:7], body[7:], kind=kind))
     assert reply.message.content == "hello"
@@ -322,7 +322,7 @@ def test_a_web_page_instead_of_a_stream_hints_at_the_address(wire: str) -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_a_stream_is_asked_for_and_otherwise_the_same_is_sent(wire: str) -> None:
+def test_a_streamed_request_differs_only_in_asking_for_a_stream(wire: str) -> None:
     bodies: list[dict[str, Any]] = []
 
     def handler(request: httpx.Request) -> httpx.Response:
@@ -456,16 +456,16 @@ BOTH = [("a", "weather", PARIS), ("b", "weather", ROME)]
         ),
     ],
 )
-def test_the_pieces_of_a_call_find_each_other(deltas: list[Any], calls: list[Any]) -> None:
+def test_the_deltas_of_a_call_are_joined(deltas: list[Any], calls: list[Any]) -> None:
     assert called(*deltas) == calls
 
 
-def test_calls_beside_a_finish_reason_of_stop_are_calls() -> None:
+def test_calls_with_finish_reason_stop_are_calls() -> None:
     reply = ask(chat({"content": None, "tool_calls": [piece(P, "weather", 0, "a")]}, finish="stop"))[1]
     assert reply.finish_reason is FinishReason.TOOL_CALLS
 
 
-def test_the_wires_first_form_of_a_call_is_read_in_pieces_too() -> None:
+def test_the_deprecated_function_call_is_read_from_a_stream() -> None:
     deltas = [{"function_call": {"name": "weather", "arguments": ""}}, {"function_call": {"arguments": P}}]
     reply = ask(chat(*deltas, finish="function_call"))[1]
     assert reply.message.tool_calls == (ToolCall("call_1", "weather", PARIS),)
@@ -477,19 +477,19 @@ def test_usage_comes_in_a_last_chunk_without_choices() -> None:
     ].usage == Usage(11, 7)
 
 
-def test_a_refusal_comes_in_pieces() -> None:
+def test_a_refusal_arrives_in_chunks() -> None:
     reply = ask(chat({"refusal": "I "}, {"refusal": "can't."}, finish="stop"))[1]
     assert (reply.finish_reason, reply.refusal) == (FinishReason.REFUSAL, "I can't.")
 
 
-def test_content_may_come_as_parts() -> None:
+def test_content_may_arrive_as_parts() -> None:
     thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
     told, reply = ask(chat({"content": [thinking, {"type": "text", "text": "a"}]}, {"content": "b"}, finish="stop"))
     assert text_of(told) == reply.message.content == "ab"
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
-def test_reasoning_is_shown_under_either_name(key: str) -> None:
+def test_reasoning_is_read_from_either_field(key: str) -> None:
     told, reply = ask(chat({key: "h"}, {key: "m"}, {"content": "a"}, finish="stop"))
     assert text_of(told, ReasoningChunk) == "hm"
     assert reply.message.content == "a"
@@ -537,7 +537,7 @@ THOUGHT = {"type": "reasoning.text", "index": 0, "format": "anthropic-claude-v1"
         ([{}], []),
     ],
 )
-def test_pieces_of_a_reasoning_block_are_joined_and_its_signature_kept(pieces: list[Any], whole: list[Any]) -> None:
+def test_chunks_of_a_reasoning_block_are_joined_and_its_signature_kept(pieces: list[Any], whole: list[Any]) -> None:
     assert details(*pieces) == whole
 
 
@@ -545,7 +545,7 @@ def test_pieces_of_a_reasoning_block_are_joined_and_its_signature_kept(pieces: l
 
 
 @pytest.mark.parametrize("output", [[], None, "absent"])
-def test_a_response_whose_last_event_is_empty_is_made_of_its_items(output: object) -> None:
+def test_a_response_whose_last_event_has_no_output_is_built_from_its_items(output: object) -> None:
     """https://github.com/QuantumNous/new-api/issues/4362"""
     said = ModelOutput("Hello", "hm", (("c1", "weather", PARIS),))
     events = stream_events("responses", said)
@@ -561,7 +561,7 @@ def test_a_response_whose_last_event_is_empty_is_made_of_its_items(output: objec
     )
 
 
-def test_a_message_whose_gateway_leaves_out_its_last_event_is_whole() -> None:
+def test_a_message_without_message_stop_is_complete() -> None:
     """https://github.com/esengine/DeepSeek-Reasonix/pull/8756"""
     events = stream_events("anthropic", ModelOutput("Hello"))
     assert ask(streaming("anthropic", encode_events("anthropic", events[:-1])))[1].message.content == "Hello"
@@ -573,7 +573,7 @@ def test_a_message_whose_gateway_leaves_out_its_last_event_is_whole() -> None:
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("streamed", [True, False])
 @pytest.mark.parametrize("cut", [{}, None])
-def test_a_call_that_the_cap_cut_off_is_truncated_even_where_the_server_calls_it_complete(
+def test_a_call_cut_at_the_token_limit_is_truncated_even_if_the_server_reports_it_complete(
     wire: str, streamed: bool, cut: dict[str, Any] | None
 ) -> None:
     """https://github.com/LibreChat-AI/agents/pull/280"""
@@ -602,7 +602,7 @@ def test_a_call_below_the_cap_is_not_truncated(wire: str) -> None:
     )
 
 
-def test_a_call_that_its_own_item_calls_incomplete_is_truncated() -> None:
+def test_a_call_whose_item_is_incomplete_is_truncated() -> None:
     body = whole_body("responses", ModelOutput("", "", (("c1", "weather", PARIS),)))
     body["output"][0]["status"] = "incomplete"
     reply = asyncio.run(build_model("responses", lambda _: httpx.Response(200, json=body)).reply(TOOLS))
@@ -613,7 +613,7 @@ def test_a_call_that_its_own_item_calls_incomplete_is_truncated() -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_an_event_past_the_limit_is_refused(wire: str) -> None:
+def test_an_event_above_the_limit_is_rejected(wire: str) -> None:
     sent = encode_events(wire, stream_events(wire, ModelOutput("x" * 2_000_000), lambda text: [text]))
     chunks = [sent[i : i + 65536] for i in range(0, len(sent), 65536)]
     error = failure(streaming(wire, *chunks))

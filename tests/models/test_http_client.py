@@ -60,7 +60,7 @@ SOON = ModelRequest(REQUEST.messages, timeout_s=0.2)
 
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504, 529, 599])
-def test_a_status_that_another_try_can_mend_is_transient(wire: str, status: int) -> None:
+def test_a_retryable_status_is_transient(wire: str, status: int) -> None:
     error = request_error(build_model(wire, respond_with(status, {"error": {"message": "busy"}})))
     assert isinstance(error, TransientProviderError)
     assert error.status == status
@@ -70,7 +70,7 @@ def test_a_status_that_another_try_can_mend_is_transient(wire: str, status: int)
 
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 405, 422, 301, 302, 307])
-def test_a_status_that_nobody_can_retry_away_is_a_provider_error(wire: str, status: int) -> None:
+def test_a_status_that_is_not_retryable_is_a_provider_error(wire: str, status: int) -> None:
     error = request_error(build_model(wire, respond_with(status, {"error": {"message": "no"}})))
     assert type(error) is ProviderError
     assert error.status == status
@@ -110,13 +110,13 @@ def test_a_status_that_nobody_can_retry_away_is_a_provider_error(wire: str, stat
         (400, {"error": {"message": "request contains 52 images, exceeding the maximum of 50 allowed per request"}}),
     ],
 )
-def test_every_vendors_words_for_a_prompt_that_is_too_long_are_known(status: int, body: object) -> None:
+def test_every_vendors_error_text_for_a_long_prompt_is_recognised(status: int, body: object) -> None:
     error = request_error(build_model("openai", respond_with(status, body)))
     assert isinstance(error, ContextOverflowError)
     assert "too long" in str(error)
 
 
-def test_too_many_tokens_per_minute_is_no_long_prompt() -> None:
+def test_too_many_tokens_per_minute_is_not_a_long_prompt() -> None:
     body = {"error": {"message": "over the maximum context length of your plan's minute", "type": "tokens"}}
     assert isinstance(request_error(build_model("openai", respond_with(429, body))), TransientProviderError)
 
@@ -142,15 +142,13 @@ def test_too_many_tokens_per_minute_is_no_long_prompt() -> None:
     ],
 )
 @pytest.mark.parametrize("wire", WIRES)
-def test_the_wait_that_a_provider_asks_for_is_kept_in_seconds(
-    wire: str, headers: dict[str, str], seconds: float | None
-) -> None:
+def test_the_retry_after_header_is_read_in_seconds(wire: str, headers: dict[str, str], seconds: float | None) -> None:
     named = {name.replace("-", "_"): value for name, value in headers.items()}
     error = request_error(build_model(wire, respond_with(429, {}, **named), clock=lambda: 10.0))
     assert error.retry_after_s == seconds
 
 
-def test_a_date_without_a_zone_is_read_as_utc_wherever_we_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_retry_date_without_a_zone_is_utc_in_any_local_zone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     try:
@@ -161,7 +159,7 @@ def test_a_date_without_a_zone_is_read_as_utc_wherever_we_are(monkeypatch: pytes
 
 
 @given(st.text(max_size=40))
-def test_no_retry_after_breaks_the_reader(text: str) -> None:
+def test_any_retry_after_value_is_parsed_or_ignored(text: str) -> None:
     wait = retry_after_s({"retry-after": text}, 0.0)
     assert wait is None or wait >= 0
 
@@ -181,12 +179,12 @@ def test_no_retry_after_breaks_the_reader(text: str) -> None:
         ({"choices": [{"error": {"code": 503, "message": "gone"}, "finish_reason": "error"}]}, TransientProviderError),
     ],
 )
-def test_an_error_inside_an_answer_of_status_200_is_an_error(wire: str, body: object, kind: type[ModelError]) -> None:
+def test_an_error_in_a_response_with_status_200_is_an_error(wire: str, body: object, kind: type[ModelError]) -> None:
     assert type(request_error(build_model(wire, respond_with(200, body)))) is kind
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_an_error_field_that_is_null_is_no_error(wire: str) -> None:
+def test_a_null_error_field_is_not_an_error(wire: str) -> None:
     assert (
         request_reply(build_model(wire, respond_with(200, GOOD_BODIES[wire] | {"error": None}))).message.content
         == "hello"
@@ -197,14 +195,14 @@ def test_an_error_field_that_is_null_is_no_error(wire: str) -> None:
 @pytest.mark.parametrize(
     "body", ["", "<html>hi</html>", "{", "[1, NaN]", "\xff", "[" * 100_000, "{}", "[]", "3", "null"]
 )
-def test_an_answer_that_is_no_reply_is_a_provider_error_with_a_hint(wire: str, body: str) -> None:
+def test_a_response_without_a_reply_is_a_provider_error_with_a_hint(wire: str, body: str) -> None:
     error = request_error(build_model(wire, lambda _: httpx.Response(200, content=body.encode("latin-1"))))
     assert type(error) is ProviderError
     assert "base_url" in str(error)
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_an_answer_past_the_limit_is_refused_however_small_it_came(wire: str) -> None:
+def test_a_response_above_the_limit_is_rejected_however_small_when_compressed(wire: str) -> None:
     bomb = gzip.compress(b" " * 5_000_000)
     assert len(bomb) < 10_000
     error = request_error(build_model(wire, packed(bomb), max_body_bytes=1000))
@@ -224,20 +222,20 @@ def test_a_long_error_page_does_not_hide_its_status() -> None:
     assert len(str(error)) < 1000
 
 
-def test_an_answer_that_cannot_be_unpacked_is_transient() -> None:
+def test_a_response_that_cannot_be_decompressed_is_transient() -> None:
     with pytest.raises(TransientProviderError, match="decompressed"):
         request_reply(build_model("openai", packed(b"no gzip")))
 
 
 @pytest.mark.parametrize("wbits", [15, -15])
 @pytest.mark.parametrize("wire", WIRES)
-def test_both_things_that_servers_call_deflate_are_unpacked(wire: str, wbits: int) -> None:
+def test_both_variants_of_deflate_are_decompressed(wire: str, wbits: int) -> None:
     engine = zlib.compressobj(wbits=wbits)
     body = engine.compress(json.dumps(GOOD_BODIES[wire]).encode()) + engine.flush()
     assert request_reply(build_model(wire, packed(body, "deflate"))).message.content == "hello"
 
 
-def test_an_answer_packed_in_a_way_that_nobody_asked_for_is_refused_and_an_error_keeps_its_status() -> None:
+def test_a_response_in_an_unrequested_encoding_is_rejected_and_an_error_keeps_its_status() -> None:
     """Brotli and zstd give no way to stop in time, so a request does not name them."""
     error = request_error(build_model("openai", packed(b"??", "br")))
     assert type(error) is ProviderError
@@ -245,7 +243,7 @@ def test_an_answer_packed_in_a_way_that_nobody_asked_for_is_refused_and_an_error
     assert isinstance(request_error(build_model("openai", packed(b"??", "zstd", 503))), TransientProviderError)
 
 
-def test_a_bomb_is_unpacked_only_as_far_as_its_limit() -> None:
+def test_a_decompression_bomb_is_decompressed_only_up_to_the_limit() -> None:
     bomb = zlib.compressobj(9, wbits=31)
     body = b"".join(bomb.compress(b" " * 1_000_000) for _ in range(300)) + bomb.flush()
     model = build_model("openai", packed(body), max_body_bytes=1_000_000)
@@ -258,13 +256,13 @@ def test_a_bomb_is_unpacked_only_as_far_as_its_limit() -> None:
     assert peak < 20_000_000
 
 
-def test_half_a_letter_in_an_answer_becomes_one_that_can_be_stored() -> None:
+def test_a_lone_surrogate_in_a_reply_is_replaced_by_one_that_can_be_stored() -> None:
     body = r'{"choices": [{"message": {"content": "\ud83d!"}, "finish_reason": "stop"}]}'
     content = request_reply(build_model("openai", respond_with(200, body))).message.content
     assert content.encode() == b"?!"
 
 
-def test_half_a_letter_in_a_prompt_is_sent_as_a_question_mark() -> None:
+def test_a_lone_surrogate_in_a_prompt_is_sent_as_a_question_mark() -> None:
     sent: list[bytes] = []
 
     def handler(request: httpx.Request) -> httpx.Response:
@@ -297,7 +295,7 @@ def over_raw_server(talk: Talk, request: ModelRequest = SOON) -> ModelError | st
     return asyncio.run(main())
 
 
-def test_a_raw_server_that_behaves_is_understood() -> None:
+def test_a_well_behaved_raw_server_works() -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         body = json.dumps(GOOD_BODIES["openai"]).encode()
         writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
@@ -346,7 +344,7 @@ async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 @pytest.mark.parametrize("talk", [say_nothing, stop_inside_the_body, drip])
-def test_the_deadline_holds_for_the_whole_call_however_it_trickles(talk: Talk) -> None:
+def test_the_deadline_applies_to_the_whole_call_however_slow_the_body(talk: Talk) -> None:
     error = over_raw_server(talk)
     assert isinstance(error, TransientProviderError)
 
@@ -375,7 +373,7 @@ def test_an_unreachable_server_is_transient_and_named(wire: str) -> None:
         (httpx.LocalProtocolError, ProviderError, "LocalProtocolError"),
     ],
 )
-def test_every_way_to_lose_a_call_has_its_kind(lost: type[httpx.TransportError], kind: type, said: str) -> None:
+def test_every_connection_error_has_its_kind(lost: type[httpx.TransportError], kind: type, said: str) -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         raise lost(f"Bearer {CANARY_KEY}", request=request)
 
@@ -385,7 +383,7 @@ def test_every_way_to_lose_a_call_has_its_kind(lost: type[httpx.TransportError],
     assert CANARY_KEY not in str(error)
 
 
-def test_cancellation_from_outside_is_no_failure_of_the_model() -> None:
+def test_cancellation_is_not_a_failure_of_the_model() -> None:
     async def main() -> None:
         async with raw_server(say_nothing) as url:
             model = build_model("openai", base_url=url)
@@ -398,7 +396,7 @@ def test_cancellation_from_outside_is_no_failure_of_the_model() -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_a_redirect_is_refused_and_the_key_is_not_sent_there(wire: str) -> None:
+def test_a_redirect_is_not_followed_and_the_key_is_not_sent_there(wire: str) -> None:
     asked: list[str] = []
 
     def handler(request: httpx.Request) -> httpx.Response:
@@ -450,7 +448,7 @@ def lasting_server() -> Iterator[ThreadingHTTPServer]:
     server.server_close()
 
 
-def test_one_model_serves_one_event_loop_after_another_and_leaves_no_socket_open(
+def test_one_model_works_in_consecutive_event_loops_and_leaves_no_socket_open(
     lasting_server: ThreadingHTTPServer,
 ) -> None:
     model = build_model("openai", base_url=f"http://127.0.0.1:{lasting_server.server_port}/v1")
@@ -459,7 +457,7 @@ def test_one_model_serves_one_event_loop_after_another_and_leaves_no_socket_open
         gc.collect()  # a socket left open is a ResourceWarning now, and that an error
 
 
-def test_a_model_holds_on_to_no_loop_that_is_over_but_the_last() -> None:
+def test_a_model_drops_the_clients_of_closed_event_loops() -> None:
     model = build_model("openai", respond_with(200, GOOD_BODIES["openai"]))
     loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []
 
@@ -473,7 +471,7 @@ def test_a_model_holds_on_to_no_loop_that_is_over_but_the_last() -> None:
     assert [loop() for loop in loops[:-1]] == [None] * 3
 
 
-def test_one_model_serves_event_loops_in_several_threads(lasting_server: ThreadingHTTPServer) -> None:
+def test_one_model_works_in_event_loops_of_several_threads(lasting_server: ThreadingHTTPServer) -> None:
     model = build_model("openai", base_url=f"http://127.0.0.1:{lasting_server.server_port}/v1")
     with ThreadPoolExecutor(4) as pool:
         replies = [job.result() for job in [pool.submit(request_reply, model) for _ in range(12)]]
@@ -536,7 +534,9 @@ def everything_said(error: BaseException) -> str:
 
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("status", [200, 302, 400, 401, 403, 404, 413, 429, 500])
-def test_an_error_never_holds_the_key_or_the_prompt(wire: str, status: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_never_contains_the_key_or_the_prompt(
+    wire: str, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.DEBUG):
         said = everything_said(request_error(build_model(wire, echo(status))))
     for text in (said, caplog.text):
@@ -547,7 +547,7 @@ def test_an_error_never_holds_the_key_or_the_prompt(wire: str, status: int, capl
         assert "tangerine" not in text
 
 
-def test_tool_arguments_and_results_are_the_prompt_too() -> None:
+def test_tool_arguments_and_results_are_removed_from_errors_too() -> None:
     secret = "swordfish on a bicycle"
     call = ToolCall("c1", "login", {"password": {"deep": [secret]}})
     messages = (
@@ -562,7 +562,7 @@ def test_tool_arguments_and_results_are_the_prompt_too() -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_a_broken_connection_keeps_no_request_and_so_no_key(wire: str) -> None:
+def test_a_lost_connection_error_holds_no_request_and_so_no_key(wire: str) -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         raise httpx.ReadError(f"lost {CANARY_KEY}", request=request)
 
@@ -602,13 +602,13 @@ def test_a_model_is_never_pickled_and_copies_share_its_key(wire: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["two\nlines-secret", "k\x00ey-secret", "clé-secret"])
-def test_a_key_that_no_header_may_hold_is_refused_without_showing_it(key: str) -> None:
+def test_a_key_that_is_invalid_in_a_header_is_rejected_without_showing_it(key: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         build_model("openai", api_key=key)
     assert "secret" not in everything_said(caught.value)
 
 
-def test_blanks_around_a_key_are_no_part_of_it() -> None:
+def test_blanks_around_a_key_are_removed() -> None:
     sent: list[str] = []
 
     def handler(request: httpx.Request) -> httpx.Response:
@@ -622,14 +622,14 @@ def test_blanks_around_a_key_are_no_part_of_it() -> None:
 # -- texts -------------------------------------------------------------------------------------------------
 
 
-def test_a_refused_key_is_named_by_where_it_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rejected_key_is_described_by_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", CANARY_KEY)
     text = str(request_error(build_model("openai", respond_with(401, {}), base_url=None, api_key=None)))
     assert "OPENAI_API_KEY" in text
     assert CANARY_KEY not in text
 
 
-def test_a_server_that_wants_a_key_and_got_none_says_how_to_give_one() -> None:
+def test_an_error_for_a_missing_key_says_how_to_pass_one() -> None:
     assert "api_key" in str(request_error(build_model("openai", respond_with(401, {}), api_key=None)))
 
 
@@ -640,7 +640,7 @@ def test_an_unknown_model_is_named() -> None:
 @pytest.mark.parametrize(
     "options", [{"connect_timeout_s": 0}, {"max_body_bytes": -1}, {"connect_timeout_s": float("nan")}]
 )
-def test_options_out_of_range_are_refused_by_name(options: dict[str, float]) -> None:
+def test_options_out_of_range_are_rejected_by_name(options: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         HttpOptions(**options)  # type: ignore[arg-type]
 

@@ -44,7 +44,7 @@ from agentfsm.runtime.host import Host
 from agentfsm.testing import FakeClock, ScriptedModel
 from tests.helpers.fake_model_server import ModelOutput, encode_events, stream_events, whole_body
 from tests.helpers.model_clients import WIRES, build_model
-from tests.models.test_streams import Chunks
+from tests.models.test_streaming import Chunks
 
 
 class Telling:
@@ -91,7 +91,7 @@ def kinds(events: list[Event]) -> list[type[Event]]:
 HELLO = Reply(Message.assistant("Hello"))
 
 
-def test_what_a_model_tells_comes_in_order_between_the_start_and_the_whole_reply() -> None:
+def test_chunk_events_come_in_order_between_the_start_and_the_reply() -> None:
     model = Telling([ReasoningChunk("hm"), KeepAlive(), TextChunk("Hel"), TextChunk("lo"), HELLO])
     events = asyncio.run(watched(agent(model)))
     assert kinds(events) == [RunStarted, ReasoningDelta, TextDelta, TextDelta, ModelReplied, RunCompleted]
@@ -101,7 +101,7 @@ def test_what_a_model_tells_comes_in_order_between_the_start_and_the_whole_reply
     assert model.closed == 1
 
 
-def test_a_run_that_nobody_watches_asks_for_whole_replies() -> None:
+def test_a_run_without_listeners_does_not_stream() -> None:
     model = Telling([HELLO])
     assert asyncio.run(_result(agent(model))) == "whole"
     assert model.asked == ["whole"]
@@ -111,7 +111,7 @@ async def _result(made: Agent) -> Any:
     return (await made.run("go")).output
 
 
-def test_a_delta_is_there_while_the_model_still_speaks() -> None:
+def test_a_delta_arrives_before_the_reply_is_complete() -> None:
     async def main() -> None:
         may_go_on = asyncio.Event()
         model = Telling([TextChunk("first"), may_go_on.wait, TextChunk("second"), HELLO])
@@ -125,7 +125,7 @@ def test_a_delta_is_there_while_the_model_still_speaks() -> None:
     asyncio.run(main())
 
 
-def test_the_pieces_of_a_call_are_told_and_the_call_is_run_once() -> None:
+def test_chunks_of_a_call_are_emitted_and_the_call_runs_once() -> None:
     ran: list[int] = []
 
     @tool
@@ -145,7 +145,7 @@ def test_the_pieces_of_a_call_are_told_and_the_call_is_run_once() -> None:
     assert ran == [4]
 
 
-def test_a_stream_that_breaks_off_is_tried_again_and_half_of_it_is_no_reply() -> None:
+def test_an_interrupted_stream_is_retried_and_its_part_is_discarded() -> None:
     broken = [TextChunk("Half a"), TransientProviderError("gone")]
     model = Telling(broken, [TextChunk("Hello"), HELLO])
     events = asyncio.run(watched(agent(model)))
@@ -167,7 +167,7 @@ async def hang() -> None:
     await asyncio.Event().wait()
 
 
-def test_silence_in_mid_stream_is_transient_and_said_to_be() -> None:
+def test_an_idle_stream_is_transient_and_reported_as_idle() -> None:
     model = Telling([TextChunk("Half a"), hang], [HELLO])
     events = asyncio.run(watched(agent(model, stream_heartbeat_s=0.05)))
     (error,) = [event for event in events if isinstance(event, RecoveryStarted)]
@@ -176,7 +176,7 @@ def test_silence_in_mid_stream_is_transient_and_said_to_be() -> None:
     assert model.closed == 2
 
 
-def test_a_pulse_is_no_silence_and_before_the_first_piece_the_models_own_time_counts() -> None:
+def test_keepalives_reset_the_heartbeat_and_before_the_first_chunk_only_the_timeout_applies() -> None:
     async def a_moment() -> None:
         await asyncio.sleep(0.04)
 
@@ -185,7 +185,7 @@ def test_a_pulse_is_no_silence_and_before_the_first_piece_the_models_own_time_co
     assert kinds(events) == [RunStarted, TextDelta, ModelReplied, RunCompleted]
 
 
-def test_the_whole_call_has_a_deadline_however_busy_the_stream_is() -> None:
+def test_the_whole_call_has_a_deadline_however_active_the_stream_is() -> None:
     async def a_moment() -> None:
         await asyncio.sleep(0.01)
 
@@ -213,7 +213,7 @@ def test_a_run_cancelled_in_mid_stream_ends_and_closes_the_stream() -> None:
     assert model.closed == 1
 
 
-def test_a_reply_that_begins_anew_says_so() -> None:
+def test_a_restarted_reply_emits_an_event() -> None:
     model = Telling([TextChunk("Half a"), StreamRestart("the first broke off"), TextChunk("Hello"), HELLO])
     events = asyncio.run(watched(agent(model)))
     assert kinds(events) == [RunStarted, TextDelta, ReplyRestarted, TextDelta, ModelReplied, RunCompleted]
@@ -226,7 +226,7 @@ def test_a_stream_that_raises_something_else_is_a_provider_error() -> None:
     assert events[-1].failure.kind == "provider_error"
 
 
-def test_a_scripted_model_is_watched_as_before() -> None:
+def test_a_model_without_streaming_emits_the_same_events() -> None:
     events = asyncio.run(watched(agent(ScriptedModel(["Hello"]))))
     assert kinds(events) == [RunStarted, ModelReplied, RunCompleted]
 
@@ -235,7 +235,7 @@ def test_a_scripted_model_is_watched_as_before() -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_a_run_over_each_wire_tells_its_calls_and_its_answer_and_comes_to_the_same_end(wire: str) -> None:
+def test_a_streamed_run_on_each_wire_emits_its_chunks_and_ends_like_an_unstreamed_one(wire: str) -> None:
     said = [ModelOutput("Let me see.", "hm", (("c1", "weather", {"city": "Paris"}),)), ModelOutput("It is sunny.")]
     bodies: list[dict[str, Any]] = []
 

@@ -53,7 +53,7 @@ def talk(first: Told, second: Told) -> None:
 
 @pytest.mark.parametrize("other", ["another model", "another server"])
 @pytest.mark.parametrize("wire", WIRES)
-def test_a_model_that_takes_over_gets_no_thought_but_its_own(wire: str, other: str) -> None:
+def test_a_model_that_takes_over_gets_only_its_own_reasoning(wire: str, other: str) -> None:
     """The first thinks, then fails; the second thinks; then the first is back, and fails no more."""
     name, host = ("m-2", "a:1") if other == "another model" else ("m-1", "b:1")
     first, second = Told(wire, "m-1", "a:1", fails=(2,)), Told(wire, name, host)
@@ -66,7 +66,7 @@ def test_a_model_that_takes_over_gets_no_thought_but_its_own(wire: str, other: s
 
 @pytest.mark.parametrize("left", WIRES)
 @pytest.mark.parametrize("right", WIRES)
-def test_between_wires_nothing_of_a_thought_goes_over(left: str, right: str) -> None:
+def test_reasoning_is_not_passed_between_wires(left: str, right: str) -> None:
     first, second = Told(left, "m", "a:1", fails=(2, 3, 4)), Told(right, "n", "b:1")
     talk(first, second)
     assert SIGNS[left] not in second.bodies[0]
@@ -74,7 +74,7 @@ def test_between_wires_nothing_of_a_thought_goes_over(left: str, right: str) -> 
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_a_run_taken_up_by_another_model_leaves_thoughts_out(wire: str) -> None:
+def test_a_run_resumed_with_another_model_omits_reasoning(wire: str) -> None:
     first, second = Told(wire, "m-1", "a:1"), Told(wire, "m-2", "a:1")
 
     async def main() -> None:

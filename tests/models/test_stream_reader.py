@@ -69,9 +69,7 @@ def by_the_book(stream: bytes) -> list[tuple[str, bytes]]:
 
 
 @given(st.lists(st.tuples(LINES, ENDS)), st.data())
-def test_it_does_not_matter_where_the_bytes_are_cut(
-    parts: list[tuple[list[bytes], bytes]], data: st.DataObject
-) -> None:
+def test_events_do_not_depend_on_the_chunks(parts: list[tuple[list[bytes], bytes]], data: st.DataObject) -> None:
     stream = b"".join(line + end for lines, end in parts for line in lines) + b"\n\n"
     places = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     chunks = [stream[a:b] for a, b in zip([0, *places], [*places, len(stream)], strict=True)]
@@ -79,21 +77,21 @@ def test_it_does_not_matter_where_the_bytes_are_cut(
 
 
 @pytest.mark.parametrize("frames", [SSEParser, NDJSONParser])
-def test_a_line_without_an_end_is_refused_at_its_limit(frames: type[SSEParser] | type[NDJSONParser]) -> None:
+def test_an_endless_line_is_rejected_at_the_limit(frames: type[SSEParser] | type[NDJSONParser]) -> None:
     reader = frames(1000)
     assert not [frame for _ in range(40) for frame in reader.feed(b"data: " + b"x" * 18)]
     with pytest.raises(ProviderError, match="longer than 1000 bytes"):
         list(reader.feed(b"x" * 50))
 
 
-def test_an_event_of_endless_lines_is_refused_at_its_limit() -> None:
+def test_an_event_with_endless_lines_is_rejected_at_the_limit() -> None:
     reader = SSEParser(1000)
     assert not [frame for _ in range(40) for frame in reader.feed(b"data: " + b"x" * 20 + b"\n")]
     with pytest.raises(ProviderError, match="longer than 1000 bytes"):
         list(reader.feed((b"data: " + b"x" * 20 + b"\n") * 20))
 
 
-def test_json_lines_are_read_with_any_line_end_and_without_the_last() -> None:
+def test_json_lines_are_read_with_any_line_ending_and_without_the_last() -> None:
     reader = NDJSONParser(1000)
     sent = b'{"a": 1}\n\r\n{"b": "\xe2\x80\xa8"}\r\n{"c"'
     found = [data for i in range(len(sent)) for _, data in reader.feed(sent[i : i + 1])]

@@ -15,8 +15,8 @@ from agentfsm.loop.failures import Failure
 from agentfsm.testing import FakeClock
 from tests.helpers.fake_model_server import ModelOutput, encode_events, stream_events, whole_body
 from tests.helpers.model_clients import GOOD_BODIES, WIRES, build_model, request_error, request_reply, respond_with
-from tests.models.test_streams import failure as stream_failure
-from tests.models.test_streams import streaming
+from tests.models.test_streaming import failure as stream_failure
+from tests.models.test_streaming import streaming
 
 WORDS = {
     "openai": ("finish_reason", [None, "", 0]),
@@ -44,7 +44,7 @@ def without_end(wire: str, said: ModelOutput, value: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("said", SAID, ids=["text", "call"])
 @pytest.mark.parametrize(("wire", "value"), CASES)
-def test_a_whole_answer_without_a_word_of_its_end_is_transient(wire: str, value: Any, said: ModelOutput) -> None:
+def test_a_response_without_a_finish_reason_is_transient(wire: str, value: Any, said: ModelOutput) -> None:
     error = request_error(build_model(wire, respond_with(200, without_end(wire, said, value))))
     assert type(error) is TransientProviderError
     assert "the server" in str(error)
@@ -52,14 +52,16 @@ def test_a_whole_answer_without_a_word_of_its_end_is_transient(wire: str, value:
 
 @pytest.mark.parametrize("said", SAID, ids=["text", "call"])
 @pytest.mark.parametrize("wire", WIRES)
-def test_so_is_one_that_comes_whole_where_a_stream_was_asked_for(wire: str, said: ModelOutput) -> None:
+def test_a_plain_response_to_a_streaming_request_without_a_finish_reason_is_transient(
+    wire: str, said: ModelOutput
+) -> None:
     text = json.dumps(without_end(wire, said, ABSENT)).encode()
     assert type(stream_failure(streaming(wire, text, kind="application/json"))) is TransientProviderError
 
 
 @pytest.mark.parametrize("said", SAID, ids=["text", "call"])
 @pytest.mark.parametrize("wire", WIRES)
-def test_and_a_stream_that_ends_in_order_without_one(wire: str, said: ModelOutput) -> None:
+def test_a_stream_without_a_finish_reason_is_transient(wire: str, said: ModelOutput) -> None:
     events = [e for e in stream_events(wire, said) if not (isinstance(e, dict) and _ends(wire, e))]
     assert type(stream_failure(streaming(wire, encode_events(wire, events)))) is TransientProviderError
 
@@ -71,7 +73,7 @@ def _ends(wire: str, event: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_another_try_is_made_and_the_run_goes_on(wire: str) -> None:
+def test_a_transient_failure_is_retried_and_the_run_continues(wire: str) -> None:
     bodies = [without_end(wire, SAID[0], ABSENT), GOOD_BODIES[wire]]
     model = build_model(wire, lambda _: httpx.Response(200, json=bodies.pop(0)))
     run = Agent(model, host=Host(clock=FakeClock())).run("go")
@@ -86,6 +88,6 @@ async def _awaited(run: Any) -> Any:
     return await run
 
 
-def test_older_versions_of_ollama_say_that_it_is_done_and_not_why() -> None:
+def test_older_versions_of_ollama_give_no_done_reason() -> None:
     body = {"message": {"role": "assistant", "content": "hello"}, "done": True}
     assert request_reply(build_model("ollama", respond_with(200, body))).message.content == "hello"
