@@ -182,17 +182,17 @@ class CallErrors:
         error = extract_error(body) or ErrorObject(_plain_message(body), (), None)
         if status < 300:
             status = error.status or default_status
-        words = " ".join((error.message, *error.codes)).lower()
+        error_text = " ".join((error.message, *error.codes)).lower()
         quoted = self.scrub(error.message or " ".join(error.codes), prompt)
         server_message = f"; the server says: {quoted}" if quoted else ""
-        if status == 413 or (status not in _NEVER_OVERFLOW_STATUSES and _OVERFLOW_PATTERN.search(words)):
+        if status == 413 or (status not in _NEVER_OVERFLOW_STATUSES and _OVERFLOW_PATTERN.search(error_text)):
             text = f"{self.name}: the prompt is too long for the model{_status_suffix(status)}{server_message}"
             return ContextOverflowError(text, status=status)
         if status in _RETRYABLE_STATUSES or status >= 500:
             text = f"{self.name}: the server is temporarily unavailable{_status_suffix(status)}{server_message}"
             return TransientProviderError(text, retry_after_s=retry_after_s(headers, now), status=status)
         what, to_do = self._advice(status)
-        if not to_do and _NO_IMAGE_SUPPORT_PATTERN.search(words) and any(message.images for message in prompt):
+        if not to_do and _NO_IMAGE_SUPPORT_PATTERN.search(error_text) and any(message.images for message in prompt):
             to_do = "does the model accept images? if not, use ModelSettings(images=False)"
         text = f"{self.name}: {what}{_status_suffix(status)}{to_do and f': {to_do}'}{server_message}"
         return ProviderError(text, status=status)

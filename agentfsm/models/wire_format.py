@@ -231,7 +231,7 @@ def own_extra(message: Message, key: str, origin: str) -> dict[str, Any]:
     return extra if extra.get("voice") == origin else {}
 
 
-IMAGES_OMITTED = "[Pictures are not shown here.]"
+IMAGES_OMITTED = "[Images are not shown here.]"
 
 
 def visible_message(message: Message, images: bool) -> Message:
@@ -266,7 +266,7 @@ def labelled_images(messages: Iterable[Message]) -> Iterable[tuple[str, Image]]:
 
 
 def finish_reason(body: Mapping[str, Any], key: str) -> str:
-    """The server's word for why a reply ended.
+    """The finish reason that the server gave.
 
     Without one it is unknown whether the reply is complete. OpenAI's own servers have sent complete replies
     without it, by a fault that a retry did not meet (https://github.com/openai/openai-openapi/pull/20), and
@@ -275,8 +275,8 @@ def finish_reason(body: Mapping[str, Any], key: str) -> str:
     Raises:
         TransientProviderError: There is none.
     """
-    if word := as_text(body.get(key)):
-        return word
+    if reason := as_text(body.get(key)):
+        return reason
     raise TransientProviderError(f"the server does not say that the reply has ended (it gives no {key})")
 
 

@@ -1,4 +1,4 @@
-"""The server side of each wire: response bodies and streams written from the providers' documents, and a loopback server."""
+"""The server side of each wire: response bodies and streams by the providers' documentation, and a loopback server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Events = list[dict[str, Any] | str]
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """What a model said.
+    """The output of a model.
 
     ``finish`` is ``stop``, ``length`` or ``filter``; ``calls`` are id, tool and arguments.
     """
@@ -31,7 +31,7 @@ class ModelOutput:
 
 
 def split_letters(text: str) -> list[str]:
-    """Cut after each character."""
+    """Split after each character."""
     return list(text)
 
 
@@ -73,7 +73,7 @@ def _chat_events(said: ModelOutput, cut: Splitter) -> Events:
         events.append(chunk({"tool_calls": [first]}))
         pieces = cut(json.dumps(arguments))
         tails.append([chunk({"tool_calls": [{"index": place, "function": {"arguments": p}}]}) for p in pieces])
-    while any(tails):  # interleaved, a piece of each in turn
+    while any(tails):  # interleaved, one chunk of each in turn
         events += [tail.pop(0) for tail in tails if tail]
     events.append(chunk({}, _finish_chat(said)))
     events.append({"id": "x", "model": "m-1", "choices": [], "usage": _usage_chat(said)})
@@ -237,18 +237,18 @@ _EVENTS = {
 
 
 def whole_body(wire: str, said: ModelOutput) -> dict[str, Any]:
-    """The answer in one piece."""
+    """The response without streaming."""
     return _WHOLE[wire](said)
 
 
 def stream_events(wire: str, said: ModelOutput, cut: Splitter = split_letters) -> Events:
-    """The answer in many: JSON events, or the text of one."""
+    """The response as a stream: JSON events, or the text of one."""
     return _EVENTS[wire](said, cut)
 
 
 @dataclass(frozen=True)
 class FramingStyle:
-    """How events are written down: which line end, what stands between them, and whether JSON is escaped."""
+    """How events are encoded: the line ending, what is between events, and whether JSON is escaped."""
 
     end: str = "\n"
     between: str = ""
@@ -260,7 +260,7 @@ class FramingStyle:
 
 
 def encode_events(wire: str, events: Events, style: FramingStyle = FramingStyle()) -> bytes:  # frozen
-    """What travels: server-sent events, or JSON a line for Ollama."""
+    """The encoded stream: server-sent events, or one JSON value per line for Ollama."""
     written: list[str] = []
     for event in events:
         text = event if isinstance(event, str) else json.dumps(event, ensure_ascii=style.ascii)
@@ -276,7 +276,7 @@ def encode_events(wire: str, events: Events, style: FramingStyle = FramingStyle(
 
 
 def _split_lines(text: str, lines: int) -> list[str]:
-    """A JSON text on several lines; it may be broken where a blank may stand: after a comma between members."""
+    """A JSON text on several lines, split where whitespace is allowed: after a comma between members."""
     if lines < 2 or '", "' not in text:
         return [text]
     before, _, after = text.partition('", "')
@@ -285,7 +285,7 @@ def _split_lines(text: str, lines: int) -> list[str]:
 
 @dataclass
 class ToolServer:
-    """Replies that stand ready for a server to give, in order; the last is given again and again."""
+    """The responses of a server, in order; the last one is repeated."""
 
     said: list[ModelOutput] = field(default_factory=list[ModelOutput])
     given: int = 0
@@ -297,7 +297,7 @@ class ToolServer:
 
 JsonBody = dict[str, Any]
 ServerReply = ModelOutput | int | Callable[[JsonBody], ModelOutput]
-"""An answer, the status of an error, or a function of the request's body that gives an answer."""
+"""A response, the status of an error, or a function from the request body to a response."""
 
 WIRE_BY_PATH = {
     "/chat/completions": "openai",
@@ -308,12 +308,12 @@ WIRE_BY_PATH = {
 
 
 def text_output(words: str) -> ModelOutput:
-    """An answer in words."""
+    """A text reply."""
     return ModelOutput(words, prompt_tokens=10, reply_tokens=5)
 
 
 def tool_call_output(*wanted: tuple[str, JsonBody]) -> ModelOutput:
-    """An answer that calls tools: pairs of name and arguments."""
+    """A reply with tool calls: pairs of name and arguments."""
     numbered = tuple((f"c{i}", name, arguments) for i, (name, arguments) in enumerate(wanted))
     return ModelOutput(calls=numbered, prompt_tokens=10, reply_tokens=5)
 
@@ -337,7 +337,7 @@ class FakeModelServer:
 
 @contextmanager
 def fake_model_server(*replies: ServerReply, hang: bool = False) -> Iterator[FakeModelServer]:
-    """A server that gives the answers of a script, one a request; the last one again and again.
+    """A server that gives the responses of a script, one per request; the last one is repeated.
 
     Args:
         replies: What it answers.
@@ -372,7 +372,7 @@ def fake_model_server(*replies: ServerReply, hang: bool = False) -> Iterator[Fak
             self.wfile.write(content)
 
         def log_message(self, *args: object) -> None:
-            """Nothing: the tests look at what the command line says."""
+            """Log nothing: the tests check the output of the command line."""
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     http.daemon_threads = True

@@ -1,4 +1,4 @@
-"""An MCP server over pipes, in the standard library alone, that does on demand what servers do.
+"""An MCP server over stdio, with only the standard library, that misbehaves on demand.
 
     python fake_server.py FOLDER
 
@@ -83,7 +83,7 @@ def call(name: str, arguments: dict) -> dict | None:
 
 
 def respond(message: dict) -> dict | None:
-    """The answer to a request: a result, an error, or None for none."""
+    """The response to a request: a result, an error, or None for none."""
     params = message.get("params") or {}
     match message["method"]:
         case "initialize":

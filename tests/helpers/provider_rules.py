@@ -1,4 +1,4 @@
-"""Independent oracles of what providers refuse: transcript rules, and request bodies checked by the vendors' own types.
+"""Independent oracles of what providers reject: transcript rules, and request bodies validated by the vendors' types.
 
 They are written from the providers' documents and know nothing of the loop.
 """
@@ -20,7 +20,7 @@ __all__ = ["check_requests", "check_transcript", "request_errors", "transcript_e
 
 
 def check_transcript(messages: Sequence[Message], *, request: bool = True) -> None:
-    """Assert that both wires take a transcript.
+    """Assert that both APIs accept a transcript.
 
     Args:
         messages: The messages.
@@ -32,13 +32,13 @@ def check_transcript(messages: Sequence[Message], *, request: bool = True) -> No
 
 
 def check_requests(requests: Iterable[ModelRequest]) -> None:
-    """Assert that both wires take every one of some recorded requests."""
+    """Assert that both APIs accept each of the recorded requests."""
     for request in requests:
         check_transcript(request.messages)
 
 
 def transcript_errors(messages: Sequence[Message], *, request: bool = True) -> list[str]:
-    """What the wires would refuse, each with the place of the message."""
+    """What the APIs would reject, each with the position of the message."""
     found: list[str] = []
     seen: set[str] = set()
     due: list[str] = []
@@ -84,7 +84,7 @@ def _describe_message(place: int, message: Message) -> str:
 
 
 def request_errors(wire: str, body: dict[str, Any]) -> list[str]:
-    """Everything that is wrong with the body of a request."""
+    """All errors in the body of a request."""
     body = {key: value for key, value in body.items() if key not in ("stream", "stream_options")}
     return [*_type_errors(wire, body), *_RULES[wire](body)]
 
@@ -98,7 +98,7 @@ def _type_errors(wire: str, body: dict[str, Any]) -> list[str]:
 
 @cache
 def _request_schema(wire: str) -> dict[str, Any]:
-    """The schema of a request's body, by the vendor's own types."""
+    """The schema of a request body, from the vendor's types."""
     name = {"openai": "openai", "responses": "openai", "anthropic": "anthropic", "ollama": "ollama"}[wire]
     pytest.importorskip(name, reason=f"{name} is not installed, whose types are the oracle")
     kind: Any
@@ -115,22 +115,22 @@ def _request_schema(wire: str) -> dict[str, Any]:
     _forbid_extra_fields(schema)
     kinds = schema["$defs"]
     if wire == "ollama":
-        # The package is behind its server, which has ids for calls since 0.12 (``api/types.go``), and takes any
-        # JSON schema for a tool's arguments. A picture is base64 text, once the package has written it.
+        # The package is older than its server, which has call ids since 0.12 (``api/types.go``) and accepts any
+        # JSON schema for tool arguments. An image is base64 text after encoding by the package.
         kinds["Image"] = {"type": "string", "pattern": "^[A-Za-z0-9+/]+={0,2}$"}
         kinds["Message"]["properties"]["tool_call_id"] = {"type": "string"}
         kinds["ToolCall"]["properties"]["id"] = {"type": "string"}
         kinds["Parameters"] = kinds["Property"] = {"type": "object"}
         schema["properties"]["messages"] = {"type": "array", "items": {"$ref": "#/$defs/Message"}}
     if wire == "responses":
-        # By the types an id is required; without storage the server looks for it and finds nothing, and OpenAI's
+        # The types require an id; without storage the server would look it up and not find it, and OpenAI's
         # own client sends none (``codex-rs/protocol/src/models.rs``).
         kinds["ResponseReasoningItemParam"]["required"].remove("id")
     return schema
 
 
 def _forbid_extra_fields(node: Any) -> None:
-    """Allow no field beside those that the types name."""
+    """Allow no fields except those in the types."""
     if isinstance(node, list):
         for item in node:
             _forbid_extra_fields(item)
@@ -210,5 +210,5 @@ _RULES: dict[str, Callable[[dict[str, Any]], list[str]]] = {
 
 
 def show_body(body: dict[str, Any]) -> str:
-    """A body to read."""
+    """A response body."""
     return json.dumps(body, indent=1, ensure_ascii=False)[:4000]

@@ -1,4 +1,4 @@
-"""The examples that need more than agentfsm: they run where that is installed, and print what they should."""
+"""The examples that need other packages: they run if those are installed, and print the expected output."""
 
 from __future__ import annotations
 

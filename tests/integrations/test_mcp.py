@@ -1,4 +1,4 @@
-"""Tools of an MCP server: what the model is told, what it gets, and what a server may not do."""
+"""Tools of an MCP server: definitions, results, and what a server is not allowed to do."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SERVER = Path(__file__).parents[1] / "helpers" / "mcp_stdio_server.py"
 
 
 class World:
-    """A folder with a fake server's log and descriptions."""
+    """A folder with the log and the tool definitions of a fake server."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -71,7 +71,7 @@ def results(result: RunResult) -> list[str]:
 
 
 def run(world: World, script: list[Any], *, agent: dict[str, Any] | None = None, **options: Any) -> RunResult:
-    """Run a script against the fake server, and see that nothing is left behind."""
+    """Run a script against the fake server, and check that nothing is left running."""
 
     async def main() -> RunResult:
         async with world.tools(**options) as tools:
@@ -83,7 +83,7 @@ def run(world: World, script: list[Any], *, agent: dict[str, Any] | None = None,
     return asyncio.run(main())
 
 
-# -- what the model is told, and gets -----------------------------------------------------------------------
+# -- definitions and results --------------------------------------------------------------------------------
 
 
 def test_the_model_gets_the_servers_descriptions_and_schemas(world: World) -> None:
@@ -98,7 +98,7 @@ def test_the_model_gets_the_servers_descriptions_and_schemas(world: World) -> No
     assert len(specs) == 9  # both pages of the list
     assert specs["far_echo"].parameters == ECHO
     assert specs["far_echo"].description == "Does echo."
-    assert "far_many_parts" in specs  # no wire takes a slash
+    assert "far_many_parts" in specs  # no provider accepts a slash
 
 
 def test_a_call_is_answered_by_the_server(world: World) -> None:
@@ -132,7 +132,7 @@ def test_an_image_result_is_sent_to_the_model_as_an_image(world: World) -> None:
 @pytest.mark.parametrize(
     ("kind", "data", "note"),
     [
-        ("image/svg+xml", "PHN2Zy8+", "[image, image/svg+xml, 6 bytes: not shown]"),  # no provider takes it
+        ("image/svg+xml", "PHN2Zy8+", "[image, image/svg+xml, 6 bytes: not shown]"),  # no provider accepts it
         ("image/png", "%%%", "[image, image/png: its data cannot be read]"),
         ("image/png", "", "[image, image/png, 0 bytes: not shown]"),
         ("image/png", "A" * (MAX_IMAGE_CHARS + 4), "[image, image/png, 3,932,163 bytes: not shown]"),
@@ -334,7 +334,7 @@ def test_without_recheck_the_servers_change_notification_is_used(world: World) -
 
     check_refused(run(world, [call("echo", text="x"), change, call("echo", text="y")], recheck=False), "echo")
     assert world.called == ["echo", "tell_change"]
-    assert len(world.log("tools/list")) == 4  # two pages when it was opened, two when it said so
+    assert len(world.log("tools/list")) == 4  # two pages when it was opened, two after the notification
 
 
 def test_a_tool_list_that_could_not_be_read_is_read_before_the_next_call(world: World) -> None:
@@ -374,7 +374,7 @@ def test_the_journal_contains_the_tool_definitions(world: World) -> None:
     assert before["echo"] != after["echo"]
 
 
-# -- what is set up wrongly -------------------------------------------------------------------------------------
+# -- configuration errors ---------------------------------------------------------------------------------------
 
 
 def opened(tools: MCPTools) -> None:

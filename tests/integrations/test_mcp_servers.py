@@ -1,4 +1,4 @@
-"""MCP servers that others wrote, over pipes and over streamable HTTP: what they say arrives as they say it."""
+"""Third-party MCP servers, over stdio and streamable HTTP: their results arrive unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agentfsm.testing import RecordingModel, ScriptedModel, call
 from tests.helpers.npm_servers import EverythingServer, everything_command, everything_http
 from tests.helpers.provider_rules import check_transcript
 
-FIXTURES = everything_command, everything_http  # importing them makes them known
+FIXTURES = everything_command, everything_http  # importing registers the fixtures
 
 
 def results(result: RunResult) -> list[str]:
@@ -110,7 +110,7 @@ def test_text_structured_content_and_an_image(tools: MCPTools) -> None:
     echo, total, weather, picture, wrong = results(result)
     assert "hello" in echo
     assert "42" in total
-    assert set(json.loads(weather)) == {"temperature", "conditions", "humidity"}  # told once, not twice
+    assert set(json.loads(weather)) == {"temperature", "conditions", "humidity"}  # once, not twice
     assert "[image, image/png, " in picture
     assert [image.media_type for message in result.messages for image in message.images] == ["image/png"]
     assert "a: 'two' is not of type 'number'" in wrong

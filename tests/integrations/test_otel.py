@@ -1,4 +1,4 @@
-"""Spans of runs, model calls and tool calls: their names, their places, and what they do not tell."""
+"""Spans of runs, model calls and tool calls: names, parents, and no content by default."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ with warnings.catch_warnings():
 
 
 class Collected:
-    """Where spans go in these tests."""
+    """The exporter of these tests."""
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
@@ -118,7 +118,7 @@ async def iterated(run: Any) -> RunResult:
 either = pytest.mark.parametrize("go", [awaited, iterated])
 
 
-# -- names and places ----------------------------------------------------------------------------------------
+# -- names and parents ---------------------------------------------------------------------------------------
 
 
 @either
@@ -274,7 +274,7 @@ def test_the_span_of_a_sub_agent_is_a_child_of_the_call(collected: Collected, go
     )
 
 
-# -- what goes wrong -----------------------------------------------------------------------------------------
+# -- failures ------------------------------------------------------------------------------------------------
 
 
 def test_a_tool_that_fails_fails_its_span_and_not_the_run(collected: Collected) -> None:
@@ -366,7 +366,7 @@ def test_a_suspended_run_ends_its_span_and_resuming_starts_another(collected: Co
     assert attributes(one)["agentfsm.run.id"] == attributes(two)["agentfsm.run.id"]
 
 
-# -- what was said ---------------------------------------------------------------------------------------------
+# -- content ---------------------------------------------------------------------------------------------------
 
 
 def everything(collected: Collected) -> str:
@@ -405,7 +405,7 @@ def test_spans_contain_content_on_request(collected: Collected) -> None:
     assert done["gen_ai.tool.call.result"] == "4713"
 
 
-# -- the rest ------------------------------------------------------------------------------------------------
+# -- other ---------------------------------------------------------------------------------------------------
 
 
 def test_without_an_sdk_nothing_happens() -> None:
@@ -436,7 +436,7 @@ def started(run_id: str) -> RunStarted:
 
 
 def test_the_span_of_an_interrupted_run_ends_when_the_run_is_resumed(collected: Collected) -> None:
-    """Its store was full, say: whoever awaited it was told, and no event says so."""
+    """For example because its store was full: the caller gets an error, but there is no event."""
     watch = collected.hooks()[0].function
     watch(started("r"))
     watch(RunResumed(run_id="r", seq=1, time=0.0, kind="interrupted", model="scripted"))
@@ -455,7 +455,7 @@ def test_spans_of_runs_that_never_end_are_bounded(collected: Collected, monkeypa
 
 
 def test_a_run_that_started_without_tracing_is_ignored(collected: Collected) -> None:
-    """Somebody gives the pair's parts to agents one by one: the hook alone must not harm a run."""
+    """The hook may be used without the observer: it must not harm a run."""
     _, before_model = tracing(tracer_provider=collected.provider)
     assert Agent(Named(["hi"]), hooks=[before_model]).run_sync("go").output == "hi"
     assert collected.spans == []

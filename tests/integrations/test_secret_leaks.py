@@ -1,7 +1,7 @@
-"""One run with everything in it, all of it full of canaries: none sings in a log, a span, a representation or an error.
+"""A run with every feature, full of canary secrets: none appears in a log, a span, a repr or an error.
 
-At default settings, over real sockets, with every logger at its lowest level. What was said may stand in the events
-that are there to tell it; a key, a header and a variable of a server stand nowhere.
+At default settings, over real sockets, with every logger at its lowest level. Messages may appear in the events that
+are meant to contain them; a key, a header or an environment variable of a server appears nowhere.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ VARIABLE = "canary-variable-9b1d"
 SECRET = b"canary-host-secret-77aa"
 PICTURE = Image.from_bytes(b"\x89PNG\r\n\x1a\n canary picture " * 3)
 NEVER = (KEY, KEY[:16], VARIABLE, SECRET.decode(), PICTURE.data[:40], PIXEL[:40])
-"""What stands nowhere, and pictures too, which no event tells in words."""
+"""What must appear nowhere: secrets, and images, which no event contains as text."""
 
 SAID = ("canary", "kanarie")
-"""What is in everything that anybody says here."""
+"""A word in every message and result of the run."""
 
 
 @tool(requires_approval=True)

@@ -1,4 +1,4 @@
-"""Anthropic's messages wire: what is sent for a transcript, and what is read from an answer."""
+"""Anthropic's messages API: encoding of requests and decoding of responses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def answered(*blocks: Any, stop: str | None = "end_turn", **top: object) -> dict
     return {"type": "message", "role": "assistant", "content": list(blocks), "stop_reason": stop, **top}
 
 
-# -- what is sent ------------------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------------------
 
 
 def test_a_conversation_is_sent_as_alternating_turns() -> None:
@@ -177,7 +177,7 @@ def test_an_unsupported_setting_is_rejected_at_once(settings: ModelSettings) -> 
         AnthropicMessages("m", api_key=CANARY_KEY, settings=settings)
 
 
-# -- what is read ------------------------------------------------------------------------------------------
+# -- responses ---------------------------------------------------------------------------------------------
 
 
 def test_input_tokens_include_the_cached_parts_of_the_prompt() -> None:
@@ -353,7 +353,7 @@ def test_the_address_may_come_from_the_environment(monkeypatch: pytest.MonkeyPat
     assert "'http://lan:8000'" in repr(AnthropicMessages("m"))
 
 
-# -- the cap on a reply ------------------------------------------------------------------------------------------
+# -- the limit on a reply ----------------------------------------------------------------------------------------
 
 
 def test_the_default_max_tokens_is_high_at_anthropic_and_low_elsewhere() -> None:

@@ -1,8 +1,8 @@
-"""Every way for a wire to fail, on every wire, streamed and whole, against a raw socket server.
+"""Every way for a model call to fail, on every wire, streamed or not, against a raw socket server.
 
-Each case is a run of an agent whose first model call meets the fault and whose later ones are answered well. The
-fault must become the declared kind of failure, the run must go on or end as the policy says, and nothing may be
-left behind: no task, no busy connection, no exception.
+Each case is a run of an agent whose first model call gets the fault and whose later calls get valid responses. The
+fault must become the declared kind of failure, the run must continue or end as the policy says, and nothing may be
+left open: no task, no busy connection, no exception.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from tests.helpers.model_clients import MODEL_CLASSES, WIRES, AnyModel
 TRANSIENT, REFUSED, OVERFLOW = "transient_provider", "provider_error", "context_overflow"
 
 LIMIT = 50_000
-"""Bytes of an answer, or of one event, that the models of these tests take."""
+"""Maximum size of a response, or of one event, for the models of these tests."""
 
 Talk = Callable[["Case", asyncio.StreamWriter], Awaitable[None]]
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong.
+    """A fault.
 
     Attributes:
         kind: The failure that it must become.
@@ -73,7 +73,7 @@ class Case:
         return "-".join((self.fault, self.wire, self.mode))
 
 
-# -- what a server says ------------------------------------------------------------------------------------
+# -- responses of a server ---------------------------------------------------------------------------------
 
 
 GOOD = ModelOutput("All is well.")
@@ -90,14 +90,14 @@ def kind_of(case: Case) -> str:
 
 
 def good(case: Case) -> bytes:
-    """A good answer's body."""
+    """The body of a valid response."""
     if case.streamed:
         return encode_events(case.wire, stream_events(case.wire, GOOD))
     return json.dumps(whole_body(case.wire, GOOD)).encode()
 
 
 def no_end(case: Case) -> bytes:
-    """A good answer but for the word that says why it ended."""
+    """A valid response with another finish reason, or without one."""
     body = whole_body(case.wire, GOOD)
     holder = body["choices"][0] if case.wire == "openai" else body
     del holder[{"openai": "finish_reason", "responses": "status", "anthropic": "stop_reason"}.get(case.wire, "done")]
@@ -118,7 +118,7 @@ async def forever() -> None:
 
 
 def says(status: int, body: object = "", **headers: str) -> Talk:
-    """An answer of this status and body, complete."""
+    """A complete response with a status and a body."""
     content = body if isinstance(body, bytes) else (body if isinstance(body, str) else json.dumps(body)).encode()
 
     async def talk(case: Case, writer: asyncio.StreamWriter) -> None:
@@ -131,7 +131,7 @@ def says(status: int, body: object = "", **headers: str) -> Talk:
 
 
 def answers(make: Callable[[Case], bytes], *, end: str = "length", **headers: str) -> Talk:
-    """An answer of status 200 with this body; its end is marked by its length, by chunks, or by the hang-up.
+    """A response with status 200 and a body; its end is marked by its length, by chunks, or by closing the connection.
 
     ``cut``: a length is promised that never comes; ``half``: chunks that stop in the middle of one.
     """
@@ -158,7 +158,7 @@ def answers(make: Callable[[Case], bytes], *, end: str = "length", **headers: st
 
 
 def raw(data: bytes) -> Talk:
-    """These bytes, and a hang-up."""
+    """These bytes, and then the connection is closed."""
 
     async def talk(case: Case, writer: asyncio.StreamWriter) -> None:
         await send(writer, data)
@@ -168,7 +168,7 @@ def raw(data: bytes) -> Talk:
 
 
 def silent_after(make: Callable[[Case], bytes]) -> Talk:
-    """The beginning of an answer, and then nothing more."""
+    """The start of a response, and then nothing more."""
 
     async def talk(case: Case, writer: asyncio.StreamWriter) -> None:
         await send(writer, make(case))
@@ -178,7 +178,7 @@ def silent_after(make: Callable[[Case], bytes]) -> Talk:
 
 
 def drips(make: Callable[[Case], bytes], before: Callable[[Case], bytes] = lambda case: b"") -> Talk:
-    """The same few bytes again and again, without an end."""
+    """The same few bytes repeated without end."""
 
     async def talk(case: Case, writer: asyncio.StreamWriter) -> None:
         await send(writer, before(case))
@@ -190,7 +190,7 @@ def drips(make: Callable[[Case], bytes], before: Callable[[Case], bytes] = lambd
 
 
 def floods(data: bytes) -> Talk:
-    """Bytes without an end, as fast as they go."""
+    """Endless bytes, as fast as possible."""
 
     async def talk(case: Case, writer: asyncio.StreamWriter) -> None:
         await send(writer, head(content_type=kind_of(case), connection="close"))
@@ -209,7 +209,7 @@ async def reset(case: Case, writer: asyncio.StreamWriter) -> None:
 
 
 def begun(case: Case, *, of_length: int | None = None) -> bytes:
-    """The head of an answer and the beginning of its body."""
+    """The headers of a response and the start of its body."""
     body = good(case)
     part = body[: len(body) // 2] if not case.streamed else some_events(case)
     if of_length is not None:
@@ -222,7 +222,7 @@ def some_events(case: Case, count: int = 3) -> bytes:
 
 
 def with_event(case: Case, event: dict[str, Any] | str) -> bytes:
-    """A good beginning and then this event; for a whole answer the event alone."""
+    """A valid start and then this event; without streaming the event alone."""
     if not case.streamed:
         return (event if isinstance(event, str) else json.dumps(event)).encode()
     events: Events = [*stream_events(case.wire, GOOD)[:3], event, *stream_events(case.wire, GOOD)[3:]]
@@ -230,13 +230,13 @@ def with_event(case: Case, event: dict[str, Any] | str) -> bytes:
 
 
 def half(case: Case) -> bytes:
-    """A good answer up to its middle, cut inside an event."""
+    """The first half of a valid response, truncated inside an event."""
     body = good(case)
     return body[: len(body) // 2 + (b"\n" in body[len(body) // 2 - 1 : len(body) // 2 + 1])]
 
 
 def too_long_words(case: Case) -> bytes:
-    """Each vendor's words for a prompt that is too long."""
+    """Each vendor's error for a prompt that is too long."""
     words: dict[str, Any] = {
         "openai": {"error": {"message": "no", "type": "invalid_request_error", "code": "context_length_exceeded"}},
         "responses": {"error": {"message": "Your input exceeds the context window of this model.", "code": None}},
@@ -259,14 +259,14 @@ def packed(data: bytes) -> bytes:
 
 
 def bomb(case: Case) -> bytes:
-    """A small body that unpacks to 40 MB of blanks."""
+    """A small body that decompresses to 40 MB of blanks."""
     engine = zlib.compressobj(9, wbits=31)
     blanks = b" " * 1_000_000
     return b"".join(engine.compress(blanks) for _ in range(40)) + engine.flush()
 
 
 NO_END = {"openai": 3, "responses": 1, "anthropic": 2, "ollama": 1}
-"""How many events at the end of a stream say that it is whole."""
+"""The number of events at the end of a stream that mark it as complete."""
 
 
 def without_end(case: Case) -> bytes:
@@ -275,7 +275,7 @@ def without_end(case: Case) -> bytes:
 
 
 def gave_up(case: Case) -> bytes:
-    """What a server says that broke down over a whole answer, under a status of 200."""
+    """The error of a server that failed while generating a response with status 200."""
     bodies: dict[str, Any] = {
         "openai": {"choices": [{"message": {"content": "Ha"}, "finish_reason": "error"}]},
         "responses": {"status": "failed", "output": [], "error": {"code": "server_error", "message": "x"}},
@@ -377,7 +377,7 @@ FAULTS: dict[str, Fault] = {
         TRANSIENT, answers(lambda c: with_event(c, {"error": "something broke"})), modes=STREAMED
     ),
 }
-# JSON a line has no events of several lines, and no comments: there an endless event is many lines that are no JSON.
+# JSON a line has no events of several lines, and no comments: there an endless event is many lines that are not JSON.
 EXCEPTIONS = {("an endless event", "ollama"): TRANSIENT}
 
 CASES = [Case(name, wire, mode) for name, fault in FAULTS.items() for wire in WIRES for mode in fault.modes]
@@ -387,7 +387,7 @@ CASES = [Case(name, wire, mode) for name, fault in FAULTS.items() for wire in WI
 
 
 class Server:
-    """Meets the first call of each case with its fault and answers later ones well; knows who is connected."""
+    """Serves the fault of each case to its first call, and valid responses to later ones; tracks its connections."""
 
     def __init__(self) -> None:
         self.calls: dict[str, int] = {}
@@ -404,7 +404,7 @@ class Server:
         await self._server.wait_closed()
 
     async def all_gone(self) -> None:
-        """Wait until nobody is connected any more."""
+        """Wait until all connections are closed."""
         async with asyncio.timeout(10):
             while self._open:
                 await asyncio.wait(self._open)
@@ -449,7 +449,7 @@ class Server:
 
 
 async def _until_gone(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Wait until the client hangs up, without taking what it might send next."""
+    """Wait until the client closes the connection, without reading more of it."""
     while not reader.at_eof() and not writer.is_closing():
         await asyncio.sleep(0.01)
 
@@ -459,7 +459,7 @@ async def _until_gone(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 
 @dataclass
 class Seen:
-    """What became of a case."""
+    """The result of a case."""
 
     events: list[Event]
     busy: list[str]
@@ -471,7 +471,7 @@ def model_of(case: Case, url: str) -> AnyModel:
 
 
 async def run_case(case: Case, server: Server) -> Seen:
-    """Run an agent into the fault; streamed where somebody watches, whole where nobody does."""
+    """Run an agent against the fault, with streaming if there is a listener."""
     hangs = FAULTS[case.fault].hangs
     limits = AgentGuardrails(llm_timeout_s=1.2 if hangs else 20, stream_heartbeat_s=0.6 if hangs else 20)
     model = model_of(case, server.url(case))
@@ -494,19 +494,19 @@ async def run_case(case: Case, server: Server) -> Seen:
 
 @dataclass
 class _Stood:
-    """A failure that a run met which nobody watched."""
+    """A failure in a run without listeners."""
 
     kind: FailureKind
 
 
 def connections(model: AnyModel) -> list[Any]:
-    """The connections that a model's client holds."""
+    """The open connections of a model."""
     clients = vars(vars(model)["_http"])["_pool"]._clients
     return [c for held in clients.values() for c in held.client._transport._pool.connections]
 
 
 def failures(seen: Seen) -> list[str]:
-    """The kinds of failure that a run met, in order."""
+    """The kinds of failure in a run, in order."""
     found: list[str] = []
     for event in seen.events:
         match event:
@@ -521,7 +521,7 @@ def failures(seen: Seen) -> list[str]:
 
 @pytest.fixture(scope="session")
 def matrix() -> dict[str, Seen | BaseException]:
-    """All cases, run at once in one event loop; and what is left behind is looked for."""
+    """Run all cases concurrently in one event loop, and check that nothing is left open."""
     unhandled: list[dict[str, Any]] = []
 
     async def main() -> dict[str, Seen | BaseException]:
@@ -541,7 +541,7 @@ def matrix() -> dict[str, Seen | BaseException]:
         return {case.label: seen for case, seen in zip(CASES, found, strict=True)}
 
     result = asyncio.run(main())
-    gc.collect()  # a socket left open is a ResourceWarning now, and that an error
+    gc.collect()  # a socket left open raises a ResourceWarning here, and warnings are errors
     assert unhandled == []
     return result
 

@@ -1,4 +1,4 @@
-"""An answer that does not say that it has ended is no success, on any wire, whole or streamed."""
+"""A response without a finish reason is not a success, on any wire, streamed or not."""
 
 from __future__ import annotations
 
@@ -14,9 +14,16 @@ from agentfsm.errors import TransientProviderError
 from agentfsm.loop.failures import Failure
 from agentfsm.testing import FakeClock
 from tests.helpers.fake_model_server import ModelOutput, encode_events, stream_events, whole_body
-from tests.helpers.model_clients import GOOD_BODIES, WIRES, build_model, request_error, request_reply, respond_with
-from tests.models.test_streaming import failure as stream_failure
-from tests.models.test_streaming import streaming
+from tests.helpers.model_clients import (
+    GOOD_BODIES,
+    WIRES,
+    build_model,
+    request_error,
+    request_reply,
+    respond_with,
+    stream_error,
+    streaming_model,
+)
 
 WORDS = {
     "openai": ("finish_reason", [None, "", 0]),
@@ -30,7 +37,7 @@ SAID = [ModelOutput("All is done."), ModelOutput(calls=(("a", "weather", {"city"
 
 
 def without_end(wire: str, said: ModelOutput, value: Any) -> dict[str, Any]:
-    """A whole answer whose word for the end is another, or is not there."""
+    """A response with another finish reason, or without one."""
     body = whole_body(wire, said)
     holder: dict[str, Any] = body["choices"][0] if wire == "openai" else body
     key = WORDS[wire][0]
@@ -56,14 +63,14 @@ def test_a_plain_response_to_a_streaming_request_without_a_finish_reason_is_tran
     wire: str, said: ModelOutput
 ) -> None:
     text = json.dumps(without_end(wire, said, ABSENT)).encode()
-    assert type(stream_failure(streaming(wire, text, kind="application/json"))) is TransientProviderError
+    assert type(stream_error(streaming_model(wire, text, kind="application/json"))) is TransientProviderError
 
 
 @pytest.mark.parametrize("said", SAID, ids=["text", "call"])
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_stream_without_a_finish_reason_is_transient(wire: str, said: ModelOutput) -> None:
     events = [e for e in stream_events(wire, said) if not (isinstance(e, dict) and _ends(wire, e))]
-    assert type(stream_failure(streaming(wire, encode_events(wire, events)))) is TransientProviderError
+    assert type(stream_error(streaming_model(wire, encode_events(wire, events)))) is TransientProviderError
 
 
 def _ends(wire: str, event: dict[str, Any]) -> bool:

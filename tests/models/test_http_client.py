@@ -1,4 +1,4 @@
-"""Calls over HTTP: every way to fail has its kind and a text that helps, and nothing leaks."""
+"""HTTP calls: every error has its kind and a helpful text, and no secret leaks."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_status_that_is_not_retryable_is_a_provider_error(wire: str, status: i
         (400, {"error": "input exceeds context length"}),
         (413, {"error": {"message": "Request exceeds the maximum size", "type": "request_too_large"}}),
         (413, "<html>nginx</html>"),
-        # one that shows too much: old pictures go as old results do
+        # too many images: old images are removed with old results
         (400, {"error": {"message": "Too much media: 0 document pages + 103 images > 100"}}),
         (400, {"error": {"message": "too many images and documents: 120 + 0 > 100"}}),
         (
@@ -164,7 +164,7 @@ def test_any_retry_after_value_is_parsed_or_ignored(text: str) -> None:
     assert wait is None or wait >= 0
 
 
-# -- an answer that is no answer ---------------------------------------------------------------------------
+# -- invalid responses -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -211,7 +211,7 @@ def test_a_response_above_the_limit_is_rejected_however_small_when_compressed(wi
 
 
 def packed(body: bytes, how: str = "gzip", status: int = 200) -> Callable[[httpx.Request], httpx.Response]:
-    """A server that sends these bytes as they are, and says that they are packed."""
+    """A server that sends these bytes unchanged, and declares them as compressed."""
     headers = {"content-encoding": how}
     return lambda _: httpx.Response(status, stream=httpx.ByteStream(body), headers=headers)
 
@@ -236,7 +236,7 @@ def test_both_variants_of_deflate_are_decompressed(wire: str, wbits: int) -> Non
 
 
 def test_a_response_in_an_unrequested_encoding_is_rejected_and_an_error_keeps_its_status() -> None:
-    """Brotli and zstd give no way to stop in time, so a request does not name them."""
+    """Brotli and zstd cannot be decompressed in bounded chunks, so a request does not accept them."""
     error = request_error(build_model("openai", packed(b"??", "br")))
     assert type(error) is ProviderError
     assert "compressed" in str(error)
@@ -280,7 +280,7 @@ Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 def over_raw_server(talk: Talk, request: ModelRequest = SOON) -> ModelError | str:
-    """What becomes of a call to a server that does ``talk`` once it has the request."""
+    """The result of a call to a server that runs ``talk`` once it has the request."""
 
     async def main() -> ModelError | str:
         async with raw_server(talk) as url:
@@ -413,7 +413,7 @@ def test_a_redirect_is_not_followed_and_the_key_is_not_sent_there(wire: str) -> 
 
 
 class Answering(BaseHTTPRequestHandler):
-    """Answers every call and keeps the connection, as real servers do."""
+    """Answers every call and keeps the connection open, as real servers do."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -454,7 +454,7 @@ def test_one_model_works_in_consecutive_event_loops_and_leaves_no_socket_open(
     model = build_model("openai", base_url=f"http://127.0.0.1:{lasting_server.server_port}/v1")
     for _ in range(3):
         assert request_reply(model).message.content == "hello"
-        gc.collect()  # a socket left open is a ResourceWarning now, and that an error
+        gc.collect()  # a socket left open raises a ResourceWarning here, and warnings are errors
 
 
 def test_a_model_drops_the_clients_of_closed_event_loops() -> None:
@@ -509,7 +509,7 @@ def test_a_closed_model_may_be_closed_again_and_used_again(wire: str) -> None:
 
 
 def echo(status: int) -> Callable[[httpx.Request], httpx.Response]:
-    """A server that repeats all it was sent, in several disguises."""
+    """A server that echoes the whole request, in several encodings."""
 
     def handler(request: httpx.Request) -> httpx.Response:
         key = request.headers.get("authorization", request.headers.get("x-api-key", ""))

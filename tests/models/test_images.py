@@ -1,4 +1,4 @@
-"""Pictures on the wires: what a tool or a person shows reaches the model, in the form that each wire takes."""
+"""Images: those of tools and users reach the model, in the format of each wire."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentfsm.loop.prompts import Transcript
 from agentfsm.models import ModelSettings
 from tests.helpers.fake_model_server import ModelOutput, whole_body
 from tests.helpers.model_clients import MODEL_CLASSES, WEATHER, WIRES, build_model, request_error, respond_with
-from tests.helpers.npm_servers import AiMock, aimock_server  # noqa: F401  # the import makes the fixture known
+from tests.helpers.npm_servers import AiMock, aimock_server  # noqa: F401  # importing registers the fixture
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
@@ -35,7 +35,7 @@ LOOKED = [
 
 
 def body(wire: str, messages: list[Message], **settings: Any) -> dict[str, Any]:
-    """What is sent."""
+    """The request body."""
     model = MODEL_CLASSES[wire]("m", base_url="http://127.0.0.1:9/v1", settings=ModelSettings(**settings))
     sent = json.loads(model._request_body(ModelRequest(messages, tools=(WEATHER,)), stream=False))
     assert isinstance(sent, dict)
@@ -49,7 +49,7 @@ def url(image: Image) -> str:
 def test_chat_completions_send_images_in_a_user_message_after_the_last_result() -> None:
     sent = body("openai", [*LOOKED, Message.assistant("seen")])["messages"]
     assert [m["role"] for m in sent] == ["user", "assistant", "tool", "tool", "user", "assistant"]
-    assert [m["content"] for m in sent[2:4]] == ["red: [note]", "blue"]  # a tool's message takes text alone
+    assert [m["content"] for m in sent[2:4]] == ["red: [note]", "blue"]  # a tool message accepts text only
     assert sent[4]["content"] == [
         {"type": "text", "text": "From look (call a):"},
         {"type": "image_url", "image_url": {"url": url(RED)}},
@@ -82,7 +82,7 @@ def test_anthropic_messages_send_only_text_of_a_failed_call() -> None:
     failed = Message(Role.TOOL, "no", tool_call_id="a", name="look", is_error=True, images=(RED,))
     (result,) = body("anthropic", [*LOOKED[:1], Message.assistant("", CALLS[:1]), failed])["messages"][-1]["content"]
     assert result["is_error"] is True
-    assert result["content"] == "no\n[Pictures are not shown here.]"
+    assert result["content"] == "no\n[Images are not shown here.]"
 
 
 def test_ollama_sends_images_with_the_result() -> None:
@@ -115,7 +115,7 @@ def test_requests_without_images_are_unchanged(wire: str) -> None:
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_encoded_messages_are_unchanged_in_the_next_request(wire: str) -> None:
-    """A provider's prompt cache keeps a prefix of bytes, pictures included."""
+    """A prompt cache stores a prefix of bytes, images included."""
     model = MODEL_CLASSES[wire]("m", base_url="http://127.0.0.1:9/v1")
     said, memo, before = [Message.user("look")], dict[object, object](), b""
     for step in range(4):
@@ -131,7 +131,7 @@ def test_encoded_messages_are_unchanged_in_the_next_request(wire: str) -> None:
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_old_images_are_removed_with_their_results_when_the_prompt_is_too_long(wire: str) -> None:
-    """A tool's picture is sent until the provider says that the prompt is too long."""
+    """An image of a tool is sent until the provider reports that the prompt is too long."""
     bodies: list[str] = []
 
     def handler(request: httpx.Request) -> httpx.Response:
@@ -206,7 +206,9 @@ def test_an_error_about_unsupported_images_names_the_setting() -> None:
     error = request_error(build_model("openai", respond_with(400, body)), request)
     assert isinstance(error, ProviderError)
     assert "ModelSettings(images=False)" in str(error)
-    assert "images=False" not in str(request_error(build_model("openai", respond_with(400, body))))  # nothing was shown
+    assert "images=False" not in str(
+        request_error(build_model("openai", respond_with(400, body)))
+    )  # the request had no images
 
 
 def test_an_image_quoted_in_an_error_is_removed() -> None:

@@ -1,4 +1,4 @@
-"""The examples of models (``streaming.py``, ``hosted_models.py``) run and print what they should."""
+"""The examples of models (``streaming.py``, ``hosted_models.py``) run and print the expected output."""
 
 from __future__ import annotations
 

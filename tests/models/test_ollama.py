@@ -1,4 +1,4 @@
-"""Ollama's own wire: what is sent for a transcript, and what is read from an answer."""
+"""Ollama's native API: encoding of requests and decoding of responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chat completions wire: what is sent for a transcript, and what is read from an answer."""
+"""The chat completions API: encoding of requests and decoding of responses."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def call(arguments: object, id: object = "call_a", name: object = "weather") -> 
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-# -- what is sent ------------------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------------------
 
 
 def test_a_conversation_is_sent_as_messages_with_roles() -> None:
@@ -164,7 +164,7 @@ def test_an_output_schema_becomes_a_response_format_strict_only_where_openai_tak
 
 
 def test_with_tools_only_openai_itself_gets_a_response_format() -> None:
-    """Ollama never calls a tool beside one; the instructions name the schema anyway."""
+    """Ollama never calls a tool together with one; the instructions contain the schema anyway."""
     request = ModelRequest(REQUEST.messages, tools=(WEATHER,), output_schema=CLOSED)
     assert "response_format" in encode(request, "m", official=True)
     assert "response_format" not in encode(request, "m", official=False)
@@ -222,7 +222,7 @@ def test_a_setting_out_of_range_is_rejected_by_name(field: str, value: object) -
         ModelSettings.model_validate({field: value})
 
 
-# -- what is read ------------------------------------------------------------------------------------------
+# -- responses ---------------------------------------------------------------------------------------------
 
 
 def test_a_text_reply_with_its_usage() -> None:
@@ -415,7 +415,7 @@ def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def header(model_options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, **environ: str) -> tuple[str, str | None]:
-    """Where a call goes and the key that it carries."""
+    """The URL of a call and the key in it."""
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     seen: list[tuple[str, str | None]] = []

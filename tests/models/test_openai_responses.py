@@ -1,4 +1,4 @@
-"""The responses wire: what is sent for a transcript, and what is read from an answer."""
+"""The responses API: encoding of requests and decoding of responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompt caches keep a beginning that never changes: what each step sends begins with what the last one sent."""
+"""Prompt caching needs a stable prefix: each request starts with the previous one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def look(place: int) -> str:
 
 
 def bodies_of_a_run(wire: str) -> list[bytes]:
-    """What each step of a run sends: calls in pairs, a tool that fails, a reply that is cut, lessons, and an answer."""
+    """The requests of a run: parallel calls, a failing tool, a truncated reply, lessons, and an answer."""
     sent: list[bytes] = []
 
     def handler(request: httpx.Request) -> httpx.Response:
@@ -63,7 +63,7 @@ def without_marks(value: Any) -> Any:
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_the_prompt_prefix_is_identical_between_steps(wire: str) -> None:
-    """Everything but the last message (feedback and lessons stand there) comes again, byte for byte."""
+    """Everything but the last message (with feedback and lessons) is repeated byte for byte."""
     sent = bodies_of_a_run(wire)
     for earlier, later in pairwise(sent):
         same = next((i for i, (a, b) in enumerate(zip(earlier, later, strict=False)) if a != b), len(earlier))
@@ -81,7 +81,7 @@ def _is_feedback(turn: dict[str, Any]) -> bool:
 
 
 def marked(body: dict[str, Any]) -> list[tuple[str, int, int]]:
-    """Where the marks are: the part of the body, and the place in it."""
+    """The cache breakpoints: the part of the body, and the position in it."""
     found: list[tuple[str, int, int]] = []
     for part in ("tools", "system"):
         blocks = body.get(part, [])

@@ -1,4 +1,4 @@
-"""Whatever became of a run, what it or the next one sends is what the provider's own types and rules take."""
+"""However a run ended, its requests and those of the next run are valid by the providers' own types and rules."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SAID: dict[str, list[ModelOutput]] = {
 
 
 class Wire:
-    """A model of one wire on a transport that keeps what it is sent."""
+    """A model of one wire on a transport that records the requests."""
 
     def __init__(self, wire: str, said: list[ModelOutput]) -> None:
         self.wire, self.bodies = wire, list[dict[str, Any]]()
@@ -48,7 +48,7 @@ class Wire:
     def _answer(self, request: httpx.Request) -> httpx.Response:
         self.bodies.append(json.loads(request.content))
         said = next(self._said, ModelOutput("done"))
-        if self.wire == "openai":  # at OpenAI itself a chat completion holds no thought
+        if self.wire == "openai":  # OpenAI's own chat completions contain no reasoning
             said = replace(said, thought="")
         return httpx.Response(200, json=whole_body(self.wire, said))
 
@@ -99,7 +99,7 @@ async def _next(agent: Agent, result: RunResult) -> RunResult:
     return await agent.run("Never mind. What now?", message_history=result.messages)
 
 
-# -- the five ----------------------------------------------------------------------------------------------------
+# -- the five endings --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -160,7 +160,7 @@ def test_cancelled(wire: str, watched: bool) -> None:
     kept.check(2)
 
 
-# -- and more ----------------------------------------------------------------------------------------------------
+# -- other runs --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", ["a name of its own", "nothing"])
@@ -201,7 +201,7 @@ def test_a_repeated_call_id_and_images_of_a_user(wire: str) -> None:
     kept.check(3)
 
 
-# -- the oracle itself ---------------------------------------------------------------------------------------------
+# -- the rules themselves ------------------------------------------------------------------------------------------
 
 BAD: dict[str, list[Callable[[dict[str, Any]], Any]]] = {
     "openai": [
@@ -264,7 +264,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         *({"tool_choice": choice} for choice in ("auto", "none", "required", "weather")),
         *({"reasoning_effort": effort} for effort in ("none", "minimal")),
     ],
-    "anthropic": [  # temperature and top_p are for its older models, and stand in its types no more
+    "anthropic": [  # temperature and top_p are for its older models, and no longer in its types
         {"stop": ("a", "b")},
         *({"tool_choice": choice} for choice in ("auto", "none", "required", "weather")),
         *({"prompt_cache": time} for time in ("5m", "1h", "off")),

@@ -1,4 +1,4 @@
-"""Every wire, whole and streamed, against a server that nobody here wrote."""
+"""Every wire, streamed or not, against a third-party server."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from agentfsm.loop.messages import FinishReason, Message, Reply, Role, Usage
 from agentfsm.loop.model import ModelRequest, StreamChunk, TextChunk
 from agentfsm.models import ModelSettings, resolve
 from agentfsm.runtime.run import Run
-from tests.helpers.model_clients import MODEL_CLASSES, WEATHER, AnyModel, request_error, request_reply
-from tests.helpers.npm_servers import AiMock, aimock_server  # noqa: F401  # the import makes the fixture known
-from tests.models.test_streaming import pieces
+from tests.helpers.model_clients import MODEL_CLASSES, WEATHER, AnyModel, request_error, request_reply, stream_reply
+from tests.helpers.npm_servers import AiMock, aimock_server  # noqa: F401  # importing registers the fixture
 
 WIRES = ["openai", "responses", "anthropic", "ollama"]
 ASKED = ModelRequest((Message.system("Be brief."), Message.user("the weather in Paris?")), tools=(WEATHER,))
 
 USAGE = {"prompt_tokens": 20, "completion_tokens": 6, "input_tokens": 20, "output_tokens": 6}
-"""Both wires' words for the same; the server passes on those that its wire has."""
+"""The fields of both APIs; the server sends those of the one that is used."""
 
 
 def model(wire: str, aimock: AiMock, *, api_key: str | None = None, settings: ModelSettings | None = None) -> AnyModel:
@@ -59,7 +58,7 @@ def test_a_call_its_result_and_the_reply_round_trip(wire: str, aimock: AiMock) -
     assert first.finish_reason is FinishReason.TOOL_CALLS
     assert second.message == Message.assistant("It is sunny in Paris.")
     assert second.finish_reason is FinishReason.STOP
-    if wire != "ollama":  # it counts nothing there
+    if wire != "ollama":  # the server reports no usage there
         assert second.usage == Usage(input_tokens=20, output_tokens=6)
 
 
@@ -111,7 +110,7 @@ def test_a_wrong_key_is_rejected_and_not_shown(wire: str, aimock: AiMock) -> Non
     assert "sk-wrong" not in str(error)
 
 
-@pytest.mark.parametrize("wire", [wire for wire in WIRES if wire != "ollama"])  # no such end there
+@pytest.mark.parametrize("wire", [wire for wire in WIRES if wire != "ollama"])  # it has no such finish reason
 def test_a_truncated_response_is_reported_as_truncated(wire: str, aimock: AiMock) -> None:
     cut = "max_tokens" if wire == "anthropic" else "length"
     aimock.script({"match": {}, "response": {"content": "Once upon", "finishReason": cut}})
@@ -148,7 +147,7 @@ def test_a_streamed_reply_equals_the_unstreamed_one(wire: str, size: int, aimock
     async def both() -> tuple[Reply, list[StreamChunk], Reply]:
         speaker = model(wire, aimock)
         whole = await speaker.reply(ASKED)
-        told, streamed = await pieces(speaker, ASKED)
+        told, streamed = await stream_reply(speaker, ASKED)
         await speaker.aclose()
         return whole, told, streamed
 
@@ -167,7 +166,7 @@ def test_a_streamed_reply_equals_the_unstreamed_one(wire: str, size: int, aimock
 def test_a_stream_interrupted_by_the_server_is_transient(wire: str, fault: dict[str, int], aimock: AiMock) -> None:
     aimock.script({"match": {}, "response": RICH, "chunkSize": 1, **fault})
     with pytest.raises(TransientProviderError):
-        asyncio.run(pieces(model(wire, aimock), ASKED))
+        asyncio.run(stream_reply(model(wire, aimock), ASKED))
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -178,7 +177,7 @@ def test_a_stream_interrupted_by_the_server_is_transient(wire: str, fault: dict[
         ({"dropRate": 1}, (TransientProviderError,)),
         ({"disconnectRate": 1}, (TransientProviderError,)),
         ({"rateLimitRate": 1}, (TransientProviderError,)),
-        ({"malformedRate": 1}, (ProviderError, TransientProviderError)),  # half a JSON text, whole on the wire
+        ({"malformedRate": 1}, (ProviderError, TransientProviderError)),  # truncated JSON in a complete response
     ],
 )
 def test_injected_server_faults_have_their_kinds(
@@ -191,7 +190,7 @@ def test_injected_server_faults_have_their_kinds(
 
 
 async def _streamed(speaker: AnyModel) -> Reply:
-    return (await pieces(speaker, ASKED))[1]
+    return (await stream_reply(speaker, ASKED))[1]
 
 
 # -- whole runs --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a model thought comes back to that model on that server, and to no other."""
+"""Reasoning is sent back only to the model and server that it came from."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.helpers.model_clients import MODEL_CLASSES, WIRES, AnyModel
 
 THOUGHT = "a secret thought"
 SIGNS = {"openai": THOUGHT, "responses": "sealed", "anthropic": "c2ln", "ollama": THOUGHT}
-"""What of a thought goes back on each wire."""
+"""The part of the reasoning that is sent back on each wire."""
 
 
 class Told:
-    """A model that thinks and calls a tool twice, then answers; and what it was sent."""
+    """A model that reasons and calls a tool twice, then answers; with the requests it got."""
 
     def __init__(self, wire: str, name: str, host: str, fails: tuple[int, ...] = ()) -> None:
         self.bodies: list[str] = []
@@ -54,13 +54,13 @@ def talk(first: Told, second: Told) -> None:
 @pytest.mark.parametrize("other", ["another model", "another server"])
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_model_that_takes_over_gets_only_its_own_reasoning(wire: str, other: str) -> None:
-    """The first thinks, then fails; the second thinks; then the first is back, and fails no more."""
+    """The first model sends reasoning, then fails; the second sends reasoning; then the first works again."""
     name, host = ("m-2", "a:1") if other == "another model" else ("m-1", "b:1")
     first, second = Told(wire, "m-1", "a:1", fails=(2,)), Told(wire, name, host)
     talk(first, second)
     sign = SIGNS[wire]
     assert [body.count(sign) for body in second.bodies] == [0]
-    # its own first thought, and from the third request on that of its second reply too: never the other's
+    # its own first reasoning, from the third request on also that of its second reply, but never the other's
     assert [body.count(sign) for body in first.bodies] == [0, 1, 1, 2]
 
 

@@ -1,4 +1,4 @@
-"""Requests are written as transcripts grow, and come out as if they were written all at once."""
+"""Requests that are encoded incrementally equal requests that are encoded at once."""
 
 from __future__ import annotations
 

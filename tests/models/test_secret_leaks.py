@@ -1,7 +1,7 @@
-"""No key, no header and no prompt shows in what a failing run logs, raises, represents or tells at default settings.
+"""No key, header or prompt appears in the logs, errors, reprs and events of a failing run at default settings.
 
-What was asked and what a model or a tool said are told in the events that are there to tell it: a prompt in
-``RunStarted``, a text in ``TextDelta``. Everywhere else, and everywhere for keys and headers, there are canaries.
+Messages appear only in the events that are meant to contain them: a prompt in ``RunStarted``, a text in ``TextDelta``.
+Keys and headers appear in none.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ from agentfsm.models import ConcurrencyLimit, FallbackModel, Limited, ModelSetti
 from agentfsm.runtime.host import Host
 from agentfsm.testing import FakeClock
 from tests.helpers.fake_model_server import ModelOutput, encode_events, stream_events
-from tests.helpers.model_clients import CANARY_KEY, WIRES, build_model
-from tests.models.test_streaming import Chunks
+from tests.helpers.model_clients import CANARY_KEY, WIRES, ByteChunks, build_model
 
 PROMPT = "canary prompt: the launch code is tangerine"
 INSTRUCTIONS = "canary instructions: never tell about the blue door"
 HEADER = "canary-header-3f786850e387550f"
 TOLD = (RunStarted, TextDelta, ReasoningDelta, ToolCallDelta, ModelReplied)
-"""The events that are there to tell what was said."""
+"""The events that are meant to contain messages."""
 
 
 def echoing(wire: str, how: str) -> Any:
-    """A server that fails, and repeats all that it was sent."""
+    """A server that fails, and echoes the whole request."""
 
     def handler(request: httpx.Request) -> httpx.Response:
         key = request.headers.get("authorization", request.headers.get("x-api-key", ""))
@@ -53,13 +52,13 @@ def echoing(wire: str, how: str) -> Any:
         if how == "no JSON":
             return httpx.Response(200, text=words, headers=headers)
         begun = stream_events(wire, ModelOutput("Hello"))[:3]
-        return httpx.Response(200, stream=Chunks([encode_events(wire, [*begun, error])]), headers=headers)
+        return httpx.Response(200, stream=ByteChunks([encode_events(wire, [*begun, error])]), headers=headers)
 
     return handler
 
 
 def shown(thing: Any, seen: set[int]) -> list[str]:
-    """A thing's representation, and that of everything it is made of."""
+    """The repr of an object, and of everything it refers to."""
     if id(thing) in seen:
         return []
     seen.add(id(thing))

@@ -1,4 +1,4 @@
-"""Streams are cut into events as the standard says, wherever the bytes themselves are cut."""
+"""Streams are parsed into events as the standard requires, for any chunking."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def read(*chunks: bytes, limit: int = 10_000) -> list[tuple[str, bytes]]:
         (b"data: a\r\n\r\ndata: b\r\n\r\n", [("", b"a"), ("", b"b")]),
         (b"data: a\r\rdata: b\r\r", [("", b"a"), ("", b"b")]),
         (b"event: x\ndata: a\n\ndata: b\n\n", [("x", b"a"), ("", b"b")]),
-        (b"event: x\n\ndata: b\n\n", [("", b"b")]),  # a name without data names nothing
+        (b"event: x\n\ndata: b\n\n", [("", b"b")]),  # a name without data is ignored
         (b"data: a\ndata: b\ndata:\ndata: c\n\n", [("", b"a\nb\n\nc")]),
-        (b"data:a\ndata:  b\n\n", [("", b"a\n b")]),  # one blank is the field's, a second is the data's
+        (b"data:a\ndata:  b\n\n", [("", b"a\n b")]),  # one blank belongs to the field, a second to the data
         (b"data\n\n", [("", b"")]),
         (b": a comment\n\n:\ndata: a\n: another\n\n", [("", b"a")]),
         (b"id: 7\nretry: 9\nnonsense\ndata: a\n\n", [("", b"a")]),
         (b"\xef\xbb\xbfdata: a\n\n", [("", b"a")]),
-        (b"data: \xef\xbb\xbfa\n\n", [("", b"\xef\xbb\xbfa")]),  # a mark is one at the very beginning alone
+        (b"data: \xef\xbb\xbfa\n\n", [("", b"\xef\xbb\xbfa")]),  # a byte-order mark counts only at the very start
         ("data: a\u2028b\u2029c\x85d\x0be\x0cf\n\n".encode(), [("", "a\u2028b\u2029c\x85d\x0be\x0cf".encode())]),
         (b"\n\n\r\n\n", []),
         (b"", []),
-        (b"data: a\n\ndata: b", [("", b"a"), ("", b"b")]),  # the end of the stream ends what had begun
+        (b"data: a\n\ndata: b", [("", b"a"), ("", b"b")]),  # the end of the stream ends the last event
         (b"data: a\n", [("", b"a")]),
     ],
 )
@@ -50,7 +50,7 @@ ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
 
 
 def by_the_book(stream: bytes) -> list[tuple[str, bytes]]:
-    """The standard's steps, on the whole stream at once."""
+    """The steps of the standard, on the whole stream at once."""
     found: list[tuple[str, bytes]] = []
     name, data = "", []
     for line in re.split(rb"\r\n|\r|\n", stream):

@@ -1,10 +1,10 @@
-"""Streamed replies: the same as whole ones, and read as servers really send them."""
+"""Streamed replies equal unstreamed ones, and streams of real servers are understood."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -13,55 +13,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentfsm.errors import ContextOverflowError, ModelError, ProviderError, TransientProviderError
-from agentfsm.loop.messages import FinishReason, Reply, ToolCall, Usage
-from agentfsm.loop.model import KeepAlive, ModelRequest, ReasoningChunk, StreamChunk, TextChunk, ToolCallChunk
+from agentfsm.loop.messages import FinishReason, ToolCall, Usage
+from agentfsm.loop.model import KeepAlive, ReasoningChunk, StreamChunk, TextChunk, ToolCallChunk
 from agentfsm.models.openai_chat import ChatAccumulator
 from tests.helpers.fake_model_server import FramingStyle, ModelOutput, encode_events, stream_events, whole_body
-from tests.helpers.model_clients import GOOD_BODIES, REQUEST, WEATHER, WIRES, AnyModel, build_model
+from tests.helpers.model_clients import (
+    GOOD_BODIES,
+    TOOL_REQUEST,
+    WIRES,
+    AnyModel,
+    build_model,
+    request_stream,
+    stream_error,
+    stream_reply,
+    streaming_model,
+)
 
 SSE_WIRES = [wire for wire in WIRES if wire != "ollama"]
-TOOLS = ModelRequest(REQUEST.messages, tools=(WEATHER,), max_output_tokens=500)
 
 
-class Chunks(httpx.AsyncByteStream):
-    """A body that comes in these pieces."""
-
-    def __init__(self, chunks: list[bytes]) -> None:
-        self._chunks = chunks
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for chunk in self._chunks:
-            yield chunk
+def text_of(chunks_read: list[StreamChunk], kind: type[TextChunk] | type[ReasoningChunk] = TextChunk) -> str:
+    return "".join(piece.text for piece in chunks_read if isinstance(piece, kind))
 
 
-def streaming(wire: str, *chunks: bytes, kind: str = "text/event-stream") -> AnyModel:
-    return build_model(wire, lambda _: httpx.Response(200, stream=Chunks(list(chunks)), headers={"content-type": kind}))
-
-
-async def pieces(model: AnyModel, request: ModelRequest = TOOLS) -> tuple[list[StreamChunk], Reply]:
-    """What a stream tells, and the reply at its end."""
-    told = [piece async for piece in model.stream(request)]
-    reply = told.pop()
-    assert isinstance(reply, Reply)
-    assert not any(isinstance(piece, Reply) for piece in told)
-    return [piece for piece in told if not isinstance(piece, Reply)], reply
-
-
-def ask(model: AnyModel, request: ModelRequest = TOOLS) -> tuple[list[StreamChunk], Reply]:
-    return asyncio.run(pieces(model, request))
-
-
-def failure(model: AnyModel, request: ModelRequest = TOOLS) -> ModelError:
-    with pytest.raises(ModelError) as caught:
-        ask(model, request)
-    return caught.value
-
-
-def text_of(told: list[StreamChunk], kind: type[TextChunk] | type[ReasoningChunk] = TextChunk) -> str:
-    return "".join(piece.text for piece in told if isinstance(piece, kind))
-
-
-# -- streamed equals whole ---------------------------------------------------------------------------------
+# -- streamed equals unstreamed ----------------------------------------------------------------------------
 
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.sampled_from(
@@ -100,7 +75,7 @@ styles = st.builds(
 
 
 def cut_in_utf16(text: str, sizes: Iterator[int]) -> list[str]:
-    """Cut as a server does that counts in UTF-16: a letter outside the basic plane may be cut in two."""
+    """Split like a server that counts in UTF-16: a character outside the basic plane may be split in two."""
     units = text.encode("utf-16-le", "surrogatepass")
     found: list[str] = []
     while units:
@@ -121,24 +96,26 @@ def test_a_streamed_reply_equals_the_unstreamed_one_for_any_chunking(
         style = FramingStyle(ascii=style.ascii)
     safe = FramingStyle(style.end, style.between, True, style.lines, style.names, style.space, style.bom)
     sent = encode_events(wire, stream_events(wire, said, lambda text: cut_in_utf16(text, endless)), safe)
-    if style.ascii is False:  # cut between letters, and send those as they are
+    if style.ascii is False:  # split between characters, and send them unescaped
         cut = lambda text: [text[i : i + sizes[0]] for i in range(0, len(text), sizes[0])]  # noqa: E731
         sent = encode_events(wire, stream_events(wire, said, cut), style)
     places = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=12)))
     chunks = [sent[a:b] for a, b in zip([0, *places], [*places, len(sent)], strict=True)]
-    whole = asyncio.run(build_model(wire, lambda _: httpx.Response(200, json=whole_body(wire, said))).reply(TOOLS))
+    whole = asyncio.run(
+        build_model(wire, lambda _: httpx.Response(200, json=whole_body(wire, said))).reply(TOOL_REQUEST)
+    )
 
-    told, reply = ask(streaming(wire, *chunks))
+    chunks_read, reply = request_stream(streaming_model(wire, *chunks))
 
     assert reply == whole
-    assert text_of(told) == said.text
-    blank = wire == "anthropic" and not said.text.strip()  # a blank block is left out: the wire takes none back
+    assert text_of(chunks_read) == said.text
+    blank = wire == "anthropic" and not said.text.strip()  # a blank block is dropped: the API would reject it later
     assert reply.message.content == ("" if blank else said.text)
-    assert text_of(told, ReasoningChunk) == said.thought
+    assert text_of(chunks_read, ReasoningChunk) == said.thought
     called = [(call.name, dict(call.arguments)) for call in reply.message.tool_calls]
     assert called == [(name, args) for _, name, args in said.calls]
     for place, (_, name, args) in enumerate(said.calls):
-        shown = [piece for piece in told if isinstance(piece, ToolCallChunk) and piece.index == place]
+        shown = [piece for piece in chunks_read if isinstance(piece, ToolCallChunk) and piece.index == place]
         assert {piece.name for piece in shown} == {name}
         assert json.loads("".join(piece.arguments for piece in shown) or "{}") == args
     assert reply.usage == Usage(said.prompt_tokens, said.reply_tokens)
@@ -148,19 +125,19 @@ def test_a_streamed_reply_equals_the_unstreamed_one_for_any_chunking(
 def test_every_byte_may_be_a_chunk(wire: str) -> None:
     said = ModelOutput("naïve 😀\u2028", "hm 漢", (("c1", "weather", {"city": "Łódź 😀"}),))
     sent = encode_events(wire, stream_events(wire, said))
-    told, reply = ask(streaming(wire, *(sent[i : i + 1] for i in range(len(sent)))))
-    assert reply.message.content == text_of(told) == "naïve 😀\u2028"
+    chunks_read, reply = request_stream(streaming_model(wire, *(sent[i : i + 1] for i in range(len(sent)))))
+    assert reply.message.content == text_of(chunks_read) == "naïve 😀\u2028"
     assert reply.message.tool_calls == (ToolCall("c1", "weather", {"city": "Łódź 😀"}),)
-    assert any(isinstance(piece, KeepAlive) for piece in told)
+    assert any(isinstance(piece, KeepAlive) for piece in chunks_read)
 
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_lone_surrogate_in_a_stream_is_a_question_mark(wire: str) -> None:
     said = ModelOutput("half \ud83d of it")
     sent = encode_events(wire, stream_events(wire, said), FramingStyle(ascii=True))
-    told, reply = ask(streaming(wire, sent))
+    chunks_read, reply = request_stream(streaming_model(wire, sent))
     assert reply.message.content == "half ? of it"
-    text_of(told).encode()
+    text_of(chunks_read).encode()
 
 
 # -- the end of a stream -----------------------------------------------------------------------------------
@@ -169,16 +146,16 @@ def test_a_lone_surrogate_in_a_stream_is_a_question_mark(wire: str) -> None:
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_stream_that_ends_before_the_reply_does_is_transient(wire: str) -> None:
     events = stream_events(wire, ModelOutput("Hello there", "hm", (("c1", "weather", {"city": "Paris"}),)))
-    enough = {"openai": 2, "anthropic": 1}.get(wire, 0)  # what may be missing: [DONE] and usage, message_stop
+    enough = {"openai": 2, "anthropic": 1}.get(wire, 0)  # optional: [DONE] and usage, message_stop
     for kept in range(len(events)):
-        model = streaming(wire, encode_events(wire, events[:kept]))
+        model = streaming_model(wire, encode_events(wire, events[:kept]))
         if kept < len(events) - enough:
             if kept:
-                assert isinstance(failure(model), TransientProviderError), kept
+                assert isinstance(stream_error(model), TransientProviderError), kept
         else:
             if kept == len(events) - 2 and wire == "openai":
                 continue
-            assert ask(model)[1].message.content == "Hello there"
+            assert request_stream(model)[1].message.content == "Hello there"
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -187,7 +164,7 @@ def test_a_stream_truncated_anywhere_is_never_taken_for_a_complete_reply(wire: s
     sent = encode_events(wire, stream_events(wire, said))
     for end in range(1, len(sent)):
         try:
-            reply = ask(streaming(wire, sent[:end]))[1]
+            reply = request_stream(streaming_model(wire, sent[:end]))[1]
         except TransientProviderError:
             continue
         assert reply.message.content == "Hello"
@@ -196,10 +173,10 @@ def test_a_stream_truncated_anywhere_is_never_taken_for_a_complete_reply(wire: s
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_an_empty_stream_is_a_failure(wire: str) -> None:
-    assert "base_url" in str(failure(streaming(wire, b""))) or isinstance(
-        failure(streaming(wire, b"")), TransientProviderError
+    assert "base_url" in str(stream_error(streaming_model(wire, b""))) or isinstance(
+        stream_error(streaming_model(wire, b"")), TransientProviderError
     )
-    assert isinstance(failure(streaming(wire, b": ping\n\n" if wire != "ollama" else b"\n")), ModelError)
+    assert isinstance(stream_error(streaming_model(wire, b": ping\n\n" if wire != "ollama" else b"\n")), ModelError)
 
 
 def chat(*deltas: dict[str, Any], finish: str | None = "tool_calls", done: bool = True) -> AnyModel:
@@ -209,28 +186,28 @@ def chat(*deltas: dict[str, Any], finish: str | None = "tool_calls", done: bool 
     ]
     if finish is not None:
         chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
-    return streaming("openai", encode_events("openai", [*chunks, "[DONE]"] if done else chunks))
+    return streaming_model("openai", encode_events("openai", [*chunks, "[DONE]"] if done else chunks))
 
 
 def test_done_without_a_finish_reason_is_not_a_success() -> None:
     """https://github.com/BerriAI/litellm/issues/40260"""
-    assert isinstance(failure(chat({"content": "Half a"}, finish=None)), TransientProviderError)
+    assert isinstance(stream_error(chat({"content": "Half a"}, finish=None)), TransientProviderError)
 
 
 def test_a_finish_reason_without_the_done_marker_is_a_success() -> None:
-    assert ask(chat({"content": "All of it"}, finish="stop", done=False))[1].message.content == "All of it"
+    assert request_stream(chat({"content": "All of it"}, finish="stop", done=False))[1].message.content == "All of it"
 
 
 @pytest.mark.parametrize("word", ["abort", "error"])
 def test_a_reply_interrupted_by_the_server_is_transient(word: str) -> None:
-    assert isinstance(failure(chat({"content": "Half a"}, finish=word)), TransientProviderError)
+    assert isinstance(stream_error(chat({"content": "Half a"}, finish=word)), TransientProviderError)
 
 
 def test_nothing_after_the_last_event_is_read() -> None:
     sent = (
         encode_events("openai", stream_events("openai", ModelOutput("hello"))) + b'data: {"error": "late"}\n\nrubbish'
     )
-    assert ask(streaming("openai", sent))[1].message.content == "hello"
+    assert request_stream(streaming_model("openai", sent))[1].message.content == "hello"
 
 
 # -- errors inside a stream --------------------------------------------------------------------------------
@@ -271,7 +248,7 @@ def test_an_error_in_a_stream_with_status_200_is_an_error(
     wire: str, event: dict[str, Any], kind: type[ModelError], first: bool
 ) -> None:
     begun = [] if first else stream_events(wire, ModelOutput("Hello"))[:3]
-    assert type(failure(streaming(wire, encode_events(wire, [*begun, event])))) is kind
+    assert type(stream_error(streaming_model(wire, encode_events(wire, [*begun, event])))) is kind
 
 
 @pytest.mark.parametrize("wire", SSE_WIRES)
@@ -279,7 +256,7 @@ def test_an_event_named_error_is_an_error_whatever_its_data(wire: str) -> None:
     begun = encode_events(wire, stream_events(wire, ModelOutput("Hello"))[:3])
     for data in (b"internal server error", b'"gone"', b'{"detail": "gone"}'):
         assert isinstance(
-            failure(streaming(wire, begun, b"event: error\ndata: " + data + b"\n\n")), TransientProviderError
+            stream_error(streaming_model(wire, begun, b"event: error\ndata: " + data + b"\n\n")), TransientProviderError
         )
 
 
@@ -287,7 +264,7 @@ def test_an_event_named_error_is_an_error_whatever_its_data(wire: str) -> None:
 def test_an_event_that_is_not_json_fails_the_stream(wire: str) -> None:
     events = stream_events(wire, ModelOutput("Hello"))
     broken: list[Any] = [*events[:3], '{"choices": [', *events[3:]]
-    assert isinstance(failure(streaming(wire, encode_events(wire, broken))), TransientProviderError)
+    assert isinstance(stream_error(streaming_model(wire, encode_events(wire, broken))), TransientProviderError)
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -295,7 +272,7 @@ def test_unknown_events_and_fields_are_ignored(wire: str) -> None:
     events = stream_events(wire, ModelOutput("Hello", "", (("c1", "weather", {}),)))
     strange: list[Any] = [{"type": "keepalive"}, {"type": "response.future.delta", "delta": 3}, {}, {"choices": None}]
     spiced = [part for event in events for part in (*strange, event)]
-    reply = ask(streaming(wire, encode_events(wire, spiced)))[1]
+    reply = request_stream(streaming_model(wire, encode_events(wire, spiced)))[1]
     assert reply.message.content == "Hello"
     assert reply.message.tool_calls == (ToolCall("c1", "weather", {}),)
 
@@ -307,18 +284,18 @@ def test_unknown_events_and_fields_are_ignored(wire: str) -> None:
 @pytest.mark.parametrize("kind", ["application/json", "text/event-stream", "text/plain"])
 def test_a_plain_response_to_a_streaming_request_is_accepted(wire: str, kind: str) -> None:
     body = b" \n" + json.dumps(whole_body(wire, ModelOutput("hello"))).encode()
-    _, reply = ask(streaming(wire, body[:7], body[7:], kind=kind))
+    _, reply = request_stream(streaming_model(wire, body[:7], body[7:], kind=kind))
     assert reply.message.content == "hello"
 
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_web_page_instead_of_a_stream_hints_at_the_address(wire: str) -> None:
-    error = failure(streaming(wire, b"<html><title>Please log in</title></html>", kind="text/html"))
+    error = stream_error(streaming_model(wire, b"<html><title>Please log in</title></html>", kind="text/html"))
     assert type(error) is ProviderError
     assert "base_url" in str(error)
 
 
-# -- what asks for a stream --------------------------------------------------------------------------------
+# -- streaming requests ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -331,8 +308,8 @@ def test_a_streamed_request_differs_only_in_asking_for_a_stream(wire: str) -> No
 
     async def both() -> None:
         model = build_model(wire, handler)
-        await model.reply(TOOLS)
-        await pieces(model)
+        await model.reply(TOOL_REQUEST)
+        await stream_reply(model)
 
     asyncio.run(both())
     whole, streamed = bodies
@@ -351,9 +328,9 @@ def piece(arguments: object = None, name: str | None = None, index: int | None =
 
 
 def called(*deltas: Any) -> list[tuple[str, str, dict[str, Any]]]:
-    """The calls that a stream of tool-call pieces, one or several a chunk, adds up to."""
+    """The calls in a stream of tool-call deltas, one or several per chunk."""
     chunks = [{"tool_calls": delta if isinstance(delta, list) else [delta]} for delta in deltas]
-    reply = ask(chat(*chunks))[1]
+    reply = request_stream(chat(*chunks))[1]
     assert reply.finish_reason is FinishReason.TOOL_CALLS
     assert all(call.malformed is None for call in reply.message.tool_calls)
     return [(call.id, call.name, dict(call.arguments)) for call in reply.message.tool_calls]
@@ -461,42 +438,44 @@ def test_the_deltas_of_a_call_are_joined(deltas: list[Any], calls: list[Any]) ->
 
 
 def test_calls_with_finish_reason_stop_are_calls() -> None:
-    reply = ask(chat({"content": None, "tool_calls": [piece(P, "weather", 0, "a")]}, finish="stop"))[1]
+    reply = request_stream(chat({"content": None, "tool_calls": [piece(P, "weather", 0, "a")]}, finish="stop"))[1]
     assert reply.finish_reason is FinishReason.TOOL_CALLS
 
 
 def test_the_deprecated_function_call_is_read_from_a_stream() -> None:
     deltas = [{"function_call": {"name": "weather", "arguments": ""}}, {"function_call": {"arguments": P}}]
-    reply = ask(chat(*deltas, finish="function_call"))[1]
+    reply = request_stream(chat(*deltas, finish="function_call"))[1]
     assert reply.message.tool_calls == (ToolCall("call_1", "weather", PARIS),)
 
 
 def test_usage_comes_in_a_last_chunk_without_choices() -> None:
-    assert ask(streaming("openai", encode_events("openai", stream_events("openai", ModelOutput("x")))))[
-        1
-    ].usage == Usage(11, 7)
+    assert request_stream(
+        streaming_model("openai", encode_events("openai", stream_events("openai", ModelOutput("x"))))
+    )[1].usage == Usage(11, 7)
 
 
 def test_a_refusal_arrives_in_chunks() -> None:
-    reply = ask(chat({"refusal": "I "}, {"refusal": "can't."}, finish="stop"))[1]
+    reply = request_stream(chat({"refusal": "I "}, {"refusal": "can't."}, finish="stop"))[1]
     assert (reply.finish_reason, reply.refusal) == (FinishReason.REFUSAL, "I can't.")
 
 
 def test_content_may_arrive_as_parts() -> None:
     thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
-    told, reply = ask(chat({"content": [thinking, {"type": "text", "text": "a"}]}, {"content": "b"}, finish="stop"))
-    assert text_of(told) == reply.message.content == "ab"
+    chunks_read, reply = request_stream(
+        chat({"content": [thinking, {"type": "text", "text": "a"}]}, {"content": "b"}, finish="stop")
+    )
+    assert text_of(chunks_read) == reply.message.content == "ab"
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
 def test_reasoning_is_read_from_either_field(key: str) -> None:
-    told, reply = ask(chat({key: "h"}, {key: "m"}, {"content": "a"}, finish="stop"))
-    assert text_of(told, ReasoningChunk) == "hm"
+    chunks_read, reply = request_stream(chat({key: "h"}, {key: "m"}, {"content": "a"}, finish="stop"))
+    assert text_of(chunks_read, ReasoningChunk) == "hm"
     assert reply.message.content == "a"
 
 
 class Once(str):
-    """A piece of text that may be joined once, when all are there: adding each to those before costs their square."""
+    """A text that may be joined only once, at the end: joining after each chunk has quadratic cost."""
 
     __slots__ = ()
 
@@ -505,7 +484,7 @@ class Once(str):
 
 
 def details(*pieces: dict[str, Any]) -> list[Any]:
-    """What the reasoning blocks of OpenRouter add up to that come in these pieces."""
+    """The reasoning blocks of OpenRouter in these deltas."""
     assembly = ChatAccumulator()
     for one in pieces:
         assert not list(assembly.add({"choices": [{"index": 0, "delta": {"reasoning_details": [one]}}]}))
@@ -549,25 +528,29 @@ def test_a_response_whose_last_event_has_no_output_is_built_from_its_items(outpu
     """https://github.com/QuantumNous/new-api/issues/4362"""
     said = ModelOutput("Hello", "hm", (("c1", "weather", PARIS),))
     events = stream_events("responses", said)
-    whole = ask(streaming("responses", encode_events("responses", events)))[1]
+    whole = request_stream(streaming_model("responses", encode_events("responses", events)))[1]
     last = events[-1]
     assert isinstance(last, dict)
     bare = {k: v for k, v in last["response"].items() if k != "output"}
     events[-1] = last | {"response": bare if output == "absent" else bare | {"output": output}}
-    assert ask(streaming("responses", encode_events("responses", events)))[1] == whole
+    assert request_stream(streaming_model("responses", encode_events("responses", events)))[1] == whole
     few = [e for e in events if not isinstance(e, dict) or not e["type"].endswith("item.done")]
     assert (
-        ask(streaming("responses", encode_events("responses", few)))[1].message.tool_calls == whole.message.tool_calls
+        request_stream(streaming_model("responses", encode_events("responses", few)))[1].message.tool_calls
+        == whole.message.tool_calls
     )
 
 
 def test_a_message_without_message_stop_is_complete() -> None:
     """https://github.com/esengine/DeepSeek-Reasonix/pull/8756"""
     events = stream_events("anthropic", ModelOutput("Hello"))
-    assert ask(streaming("anthropic", encode_events("anthropic", events[:-1])))[1].message.content == "Hello"
+    assert (
+        request_stream(streaming_model("anthropic", encode_events("anthropic", events[:-1])))[1].message.content
+        == "Hello"
+    )
 
 
-# -- calls cut off by the cap ------------------------------------------------------------------------------
+# -- calls truncated at the token limit --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -580,17 +563,17 @@ def test_a_call_cut_at_the_token_limit_is_truncated_even_if_the_server_reports_i
     said = ModelOutput("", "", (("c1", "weather", {}),), reply_tokens=500)
     text = json.dumps(whole_body(wire, said))
     sent = encode_events(wire, stream_events(wire, said))
-    if cut is None:  # the arguments stop at their first bracket
+    if cut is None:  # the arguments end at their first bracket
         if wire in ("anthropic", "ollama"):
-            return  # arguments are an object there, and cannot
+            return  # arguments are an object there, and cannot be truncated
         text = text.replace('"{}"', '"{"')
         sent = (
             sent.replace(b'"{}"', b'"{"')
             .replace(b'"arguments": "}"', b'"arguments": ""')
             .replace(b'"delta": "}"', b'"delta": ""')
         )
-    model = streaming(wire, sent) if streamed else build_model(wire, lambda _: httpx.Response(200, text=text))
-    reply = ask(model)[1] if streamed else asyncio.run(model.reply(TOOLS))
+    model = streaming_model(wire, sent) if streamed else build_model(wire, lambda _: httpx.Response(200, text=text))
+    reply = request_stream(model)[1] if streamed else asyncio.run(model.reply(TOOL_REQUEST))
     assert reply.finish_reason is FinishReason.LENGTH
 
 
@@ -598,14 +581,15 @@ def test_a_call_cut_at_the_token_limit_is_truncated_even_if_the_server_reports_i
 def test_a_call_below_the_cap_is_not_truncated(wire: str) -> None:
     said = ModelOutput("", "", (("c1", "now", {}),), reply_tokens=499)
     assert (
-        ask(streaming(wire, encode_events(wire, stream_events(wire, said))))[1].finish_reason is FinishReason.TOOL_CALLS
+        request_stream(streaming_model(wire, encode_events(wire, stream_events(wire, said))))[1].finish_reason
+        is FinishReason.TOOL_CALLS
     )
 
 
 def test_a_call_whose_item_is_incomplete_is_truncated() -> None:
     body = whole_body("responses", ModelOutput("", "", (("c1", "weather", PARIS),)))
     body["output"][0]["status"] = "incomplete"
-    reply = asyncio.run(build_model("responses", lambda _: httpx.Response(200, json=body)).reply(TOOLS))
+    reply = asyncio.run(build_model("responses", lambda _: httpx.Response(200, json=body)).reply(TOOL_REQUEST))
     assert reply.finish_reason is FinishReason.LENGTH
 
 
@@ -616,6 +600,6 @@ def test_a_call_whose_item_is_incomplete_is_truncated() -> None:
 def test_an_event_above_the_limit_is_rejected(wire: str) -> None:
     sent = encode_events(wire, stream_events(wire, ModelOutput("x" * 2_000_000), lambda text: [text]))
     chunks = [sent[i : i + 65536] for i in range(0, len(sent), 65536)]
-    error = failure(streaming(wire, *chunks))
+    error = stream_error(streaming_model(wire, *chunks))
     assert type(error) is ProviderError
     assert "longer than 1000000 bytes" in str(error)

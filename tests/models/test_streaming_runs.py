@@ -1,10 +1,9 @@
-"""Runs that are watched: what a streaming model tells, as it tells it, and what becomes of half a reply."""
+"""Runs with listeners: the events of a streaming model, and what happens to an interrupted reply."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
@@ -33,9 +32,7 @@ from agentfsm.errors import TransientProviderError
 from agentfsm.loop.messages import Message, Reply, ToolCall
 from agentfsm.loop.model import (
     KeepAlive,
-    ModelRequest,
     ReasoningChunk,
-    StreamChunk,
     StreamRestart,
     TextChunk,
     ToolCallChunk,
@@ -43,37 +40,7 @@ from agentfsm.loop.model import (
 from agentfsm.runtime.host import Host
 from agentfsm.testing import FakeClock, ScriptedModel
 from tests.helpers.fake_model_server import ModelOutput, encode_events, stream_events, whole_body
-from tests.helpers.model_clients import WIRES, build_model
-from tests.models.test_streaming import Chunks
-
-
-class Telling:
-    """A model that streams from a script: each call's pieces; a reply ends it, an exception is raised, and a
-    function is awaited."""
-
-    name = "telling"
-
-    def __init__(self, *scripts: list[Any]) -> None:
-        self.scripts = list(scripts)
-        self.asked: list[str] = []
-        self.closed = 0
-
-    async def reply(self, request: ModelRequest) -> Reply:
-        self.asked.append("whole")
-        return Reply(Message.assistant("whole"))
-
-    async def stream(self, request: ModelRequest) -> AsyncGenerator[StreamChunk | Reply, None]:
-        self.asked.append("streamed")
-        try:
-            for entry in self.scripts[min(len(self.asked), len(self.scripts)) - 1]:
-                if isinstance(entry, Exception):
-                    raise entry
-                if callable(entry):
-                    await entry()
-                else:
-                    yield entry
-        finally:
-            self.closed += 1
+from tests.helpers.model_clients import WIRES, ByteChunks, ScriptedStream, build_model, hang
 
 
 def agent(model: Any, **limits: Any) -> Agent:
@@ -92,7 +59,7 @@ HELLO = Reply(Message.assistant("Hello"))
 
 
 def test_chunk_events_come_in_order_between_the_start_and_the_reply() -> None:
-    model = Telling([ReasoningChunk("hm"), KeepAlive(), TextChunk("Hel"), TextChunk("lo"), HELLO])
+    model = ScriptedStream([ReasoningChunk("hm"), KeepAlive(), TextChunk("Hel"), TextChunk("lo"), HELLO])
     events = asyncio.run(watched(agent(model)))
     assert kinds(events) == [RunStarted, ReasoningDelta, TextDelta, TextDelta, ModelReplied, RunCompleted]
     assert [e.text for e in events if isinstance(e, TextDelta | ReasoningDelta)] == ["hm", "Hel", "lo"]
@@ -102,9 +69,9 @@ def test_chunk_events_come_in_order_between_the_start_and_the_reply() -> None:
 
 
 def test_a_run_without_listeners_does_not_stream() -> None:
-    model = Telling([HELLO])
+    model = ScriptedStream([HELLO])
     assert asyncio.run(_result(agent(model))) == "whole"
-    assert model.asked == ["whole"]
+    assert model.calls == ["whole"]
 
 
 async def _result(made: Agent) -> Any:
@@ -114,7 +81,7 @@ async def _result(made: Agent) -> Any:
 def test_a_delta_arrives_before_the_reply_is_complete() -> None:
     async def main() -> None:
         may_go_on = asyncio.Event()
-        model = Telling([TextChunk("first"), may_go_on.wait, TextChunk("second"), HELLO])
+        model = ScriptedStream([TextChunk("first"), may_go_on.wait, TextChunk("second"), HELLO])
         run = agent(model).run("go")
         async for event in run:
             if isinstance(event, TextDelta) and event.text == "first":
@@ -135,7 +102,7 @@ def test_chunks_of_a_call_are_emitted_and_the_call_runs_once() -> None:
         return 2 * n
 
     call = Reply(Message.assistant("", (ToolCall("c1", "double", {"n": 4}),)))
-    model = Telling([ToolCallChunk(0, "double", ""), ToolCallChunk(0, "double", '{"n": 4}'), call], [HELLO])
+    model = ScriptedStream([ToolCallChunk(0, "double", ""), ToolCallChunk(0, "double", '{"n": 4}'), call], [HELLO])
     made = Agent(model, tools=[double])
     events = asyncio.run(watched(made))
     deltas = [event for event in events if isinstance(event, ToolCallDelta)]
@@ -147,7 +114,7 @@ def test_chunks_of_a_call_are_emitted_and_the_call_runs_once() -> None:
 
 def test_an_interrupted_stream_is_retried_and_its_part_is_discarded() -> None:
     broken = [TextChunk("Half a"), TransientProviderError("gone")]
-    model = Telling(broken, [TextChunk("Hello"), HELLO])
+    model = ScriptedStream(broken, [TextChunk("Hello"), HELLO])
     events = asyncio.run(watched(agent(model)))
     assert kinds(events) == [RunStarted, TextDelta, RecoveryStarted, TextDelta, ModelReplied, RunCompleted]
     last = events[-1]
@@ -157,18 +124,14 @@ def test_an_interrupted_stream_is_retried_and_its_part_is_discarded() -> None:
 
 
 def test_a_stream_without_its_reply_is_transient() -> None:
-    events = asyncio.run(watched(agent(Telling([TextChunk("Half a")], [HELLO]))))
+    events = asyncio.run(watched(agent(ScriptedStream([TextChunk("Half a")], [HELLO]))))
     (error,) = [event for event in events if isinstance(event, RecoveryStarted)]
     assert error.failure.kind == "transient_provider"
     assert "without its reply" in error.failure.explanation
 
 
-async def hang() -> None:
-    await asyncio.Event().wait()
-
-
 def test_an_idle_stream_is_transient_and_reported_as_idle() -> None:
-    model = Telling([TextChunk("Half a"), hang], [HELLO])
+    model = ScriptedStream([TextChunk("Half a"), hang], [HELLO])
     events = asyncio.run(watched(agent(model, stream_heartbeat_s=0.05)))
     (error,) = [event for event in events if isinstance(event, RecoveryStarted)]
     assert error.failure.kind == "transient_provider"
@@ -181,7 +144,7 @@ def test_keepalives_reset_the_heartbeat_and_before_the_first_chunk_only_the_time
         await asyncio.sleep(0.04)
 
     slow = [a_moment, a_moment, a_moment, TextChunk("a"), *[a_moment, KeepAlive()] * 4, HELLO]
-    events = asyncio.run(watched(agent(Telling(slow), stream_heartbeat_s=0.1)))
+    events = asyncio.run(watched(agent(ScriptedStream(slow), stream_heartbeat_s=0.1)))
     assert kinds(events) == [RunStarted, TextDelta, ModelReplied, RunCompleted]
 
 
@@ -189,7 +152,7 @@ def test_the_whole_call_has_a_deadline_however_active_the_stream_is() -> None:
     async def a_moment() -> None:
         await asyncio.sleep(0.01)
 
-    model = Telling([x for _ in range(1000) for x in (a_moment, KeepAlive())], [HELLO])
+    model = ScriptedStream([x for _ in range(1000) for x in (a_moment, KeepAlive())], [HELLO])
     events = asyncio.run(watched(agent(model, llm_timeout_s=0.1)))
     (error,) = [event for event in events if isinstance(event, RecoveryStarted)]
     assert error.failure.kind == "transient_provider"
@@ -197,7 +160,7 @@ def test_the_whole_call_has_a_deadline_however_active_the_stream_is() -> None:
 
 
 def test_a_run_cancelled_in_mid_stream_ends_and_closes_the_stream() -> None:
-    model = Telling([TextChunk("Half a"), hang])
+    model = ScriptedStream([TextChunk("Half a"), hang])
 
     async def main() -> list[Event]:
         run = agent(model).run("go")
@@ -214,13 +177,13 @@ def test_a_run_cancelled_in_mid_stream_ends_and_closes_the_stream() -> None:
 
 
 def test_a_restarted_reply_emits_an_event() -> None:
-    model = Telling([TextChunk("Half a"), StreamRestart("the first broke off"), TextChunk("Hello"), HELLO])
+    model = ScriptedStream([TextChunk("Half a"), StreamRestart("the first broke off"), TextChunk("Hello"), HELLO])
     events = asyncio.run(watched(agent(model)))
     assert kinds(events) == [RunStarted, TextDelta, ReplyRestarted, TextDelta, ModelReplied, RunCompleted]
 
 
 def test_a_stream_that_raises_something_else_is_a_provider_error() -> None:
-    events = asyncio.run(watched(agent(Telling([TextChunk("x"), ValueError("what?")]))))
+    events = asyncio.run(watched(agent(ScriptedStream([TextChunk("x"), ValueError("what?")]))))
     assert isinstance(events[-1], Handoff)
     assert events[-1].failure is not None
     assert events[-1].failure.kind == "provider_error"
@@ -244,7 +207,7 @@ def test_a_streamed_run_on_each_wire_emits_its_chunks_and_ends_like_an_unstreame
         bodies.append(body)
         now = said[len(bodies) % 2 - 1]
         if body.get("stream"):
-            return httpx.Response(200, stream=Chunks([encode_events(wire, stream_events(wire, now))]))
+            return httpx.Response(200, stream=ByteChunks([encode_events(wire, stream_events(wire, now))]))
         return httpx.Response(200, json=whole_body(wire, now))
 
     @tool
@@ -265,4 +228,4 @@ def test_a_streamed_run_on_each_wire_emits_its_chunks_and_ends_like_an_unstreame
     for body in (*streamed, *whole):
         for key in ("stream", "stream_options"):
             body.pop(key, None)
-    assert streamed == whole  # the transcript that goes out does not depend on who watched
+    assert streamed == whole  # the transcript does not depend on the listeners

@@ -1,4 +1,4 @@
-"""Every count that a vendor's own types know is read, whole and streamed: what was cached, written and thought."""
+"""Every token count in the vendors' own types is read, streamed or not: cached, cache-written and reasoning tokens."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import pytest
 
 from agentfsm.loop.messages import Usage
 from tests.helpers.fake_model_server import ModelOutput, encode_events, stream_events, whole_body
-from tests.helpers.model_clients import WIRES, build_model, request_reply, respond_with
-from tests.models.test_streaming import ask as ask_streamed
-from tests.models.test_streaming import streaming
+from tests.helpers.model_clients import WIRES, build_model, request_reply, request_stream, respond_with, streaming_model
 
 COUNTS: dict[str, dict[str, Any]] = {
     "openai": {  # openai.types.CompletionUsage
@@ -27,7 +25,7 @@ COUNTS: dict[str, dict[str, Any]] = {
         "input_tokens_details": {"cached_tokens": 60, "cache_write_tokens": 20},
         "output_tokens_details": {"reasoning_tokens": 30},
     },
-    "anthropic": {  # anthropic.types.Usage: the cached parts are counted beside the rest
+    "anthropic": {  # anthropic.types.Usage: input tokens do not include the cached ones
         "input_tokens": 20,
         "cache_read_input_tokens": 60,
         "cache_creation_input_tokens": 20,
@@ -39,7 +37,7 @@ EXPECTED = Usage(100, 50, cached_tokens=60, reasoning_tokens=30, written_tokens=
 
 
 def counted(wire: str, counts: object) -> tuple[dict[str, Any], list[Any]]:
-    """A whole answer with these counts, and a stream."""
+    """A response with these counts, and a stream."""
     events = stream_events(wire, ModelOutput("hello"))
     for event in events:
         if isinstance(event, dict) and event.get("usage"):
@@ -55,7 +53,7 @@ def counted(wire: str, counts: object) -> tuple[dict[str, Any], list[Any]]:
 def test_all_token_counts_are_read_streamed_or_not(wire: str) -> None:
     body, events = counted(wire, COUNTS[wire])
     assert request_reply(build_model(wire, respond_with(200, body))).usage == EXPECTED
-    assert ask_streamed(streaming(wire, encode_events(wire, events)))[1].usage == EXPECTED
+    assert request_stream(streaming_model(wire, encode_events(wire, events)))[1].usage == EXPECTED
 
 
 @pytest.mark.parametrize("odd", [None, [], "many", {}, {"prompt_tokens": -3, "input_tokens": True, "eval_count": 1.5}])

@@ -1,7 +1,7 @@
-"""What servers do with tool calls that no document says: the same on every wire, whole and streamed.
+"""Undocumented variants of tool calls: handled the same on every wire, streamed or not.
 
-Arguments as an object where a text should be, as a text where an object should be, as an empty text, as null or not
-at all; ids that are missing, empty, null or stand twice; calls beside a word that says there are none.
+Arguments as an object instead of a text, as a text instead of an object, as an empty text, as null or missing; ids
+that are missing, empty, null or repeated; calls with a finish reason that says there are none.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import pytest
 
 from agentfsm.loop.messages import FinishReason, Reply
 from tests.helpers.fake_model_server import ModelOutput, encode_events, stream_events, whole_body
-from tests.helpers.model_clients import WIRES, build_model, request_reply, respond_with
-from tests.models.test_streaming import ask as ask_streamed
-from tests.models.test_streaming import streaming
+from tests.helpers.model_clients import WIRES, build_model, request_reply, request_stream, respond_with, streaming_model
 
 ABSENT = object()
 PLACE = {"openai": ("function", "arguments"), "responses": ("arguments",), "anthropic": ("input",)}
@@ -24,7 +22,7 @@ SAID = ModelOutput(calls=(("a", "weather", {}), ("b", "weather", {})))
 
 
 def calls_of(wire: str, body: Any) -> list[dict[str, Any]]:
-    """The calls of a whole answer, or of one event of a stream."""
+    """The calls of a response, or of one event of a stream."""
     if wire == "openai":
         return [
             c for x in body.get("choices", ()) for c in (x.get("message") or x.get("delta") or {}).get("tool_calls", ())
@@ -46,7 +44,7 @@ def put(holder: dict[str, Any], path: tuple[str, ...], value: object) -> None:
 
 
 def both(wire: str, change: Any) -> list[Reply]:
-    """The reply, whole and streamed, of a server that changes its calls so."""
+    """The reply, streamed or not, of a server that changes its calls this way."""
     body = whole_body(wire, SAID)
     for place, call in enumerate(calls_of(wire, body)):
         change(place, call)
@@ -64,7 +62,7 @@ def both(wire: str, change: Any) -> list[Reply]:
                 change(seen.setdefault(known, len(seen)), call)
         events.append(event)
     whole = request_reply(build_model(wire, respond_with(200, body)))
-    streamed = ask_streamed(streaming(wire, encode_events(wire, events)))[1]
+    streamed = request_stream(streaming_model(wire, encode_events(wire, events)))[1]
     assert whole.finish_reason is streamed.finish_reason is FinishReason.TOOL_CALLS
     return [whole, streamed]
 

@@ -1,4 +1,4 @@
-"""Models before other models: fallbacks, limits that runs share, and prices."""
+"""Models that wrap other models: fallbacks, shared limits, and prices."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ from agentfsm.loop.model import Model, ModelRequest, StreamChunk, StreamRestart,
 from agentfsm.models import ConcurrencyLimit, FallbackModel, Limited, Price, Priced, RateLimit
 from agentfsm.runtime.host import Host
 from agentfsm.testing import FakeClock, ScriptedModel
-from tests.helpers.model_clients import REQUEST
-from tests.models.test_streaming_runs import Telling, hang
+from tests.helpers.model_clients import REQUEST, ScriptedStream, hang
 
 HELLO = Reply(Message.assistant("Hello"))
 SOON = ModelRequest(REQUEST.messages, timeout_s=0.2)
@@ -106,7 +105,7 @@ def test_if_all_models_fail_the_most_retryable_failure_is_raised(
 
 
 class Hanging:
-    """A model that never answers."""
+    """A model that never replies."""
 
     name = "hanging"
 
@@ -117,24 +116,24 @@ class Hanging:
 
 def test_a_model_that_hangs_leaves_time_for_the_next_model() -> None:
     assert ask(FallbackModel(Hanging(), ScriptedModel(["Hello"])), SOON).message.content == "Hello"
-    pieces = stream(FallbackModel(Telling([TextChunk("Half a"), hang]), ScriptedModel(["Hello"])), SOON)
+    pieces = stream(FallbackModel(ScriptedStream([TextChunk("Half a"), hang]), ScriptedModel(["Hello"])), SOON)
     assert isinstance(pieces[-1], Reply)
 
 
 def test_an_interrupted_stream_restarts_with_the_next_model_and_emits_an_event() -> None:
-    first = Telling([TextChunk("Half a"), TransientProviderError("gone")])
-    pieces = stream(FallbackModel(first, Telling([TextChunk("Hello"), HELLO])))
+    first = ScriptedStream([TextChunk("Half a"), TransientProviderError("gone")])
+    pieces = stream(FallbackModel(first, ScriptedStream([TextChunk("Hello"), HELLO])))
     assert [type(piece) for piece in pieces] == [TextChunk, StreamRestart, TextChunk, Reply]
     assert first.closed == 1
-    nothing_told = Telling([TransientProviderError("gone")])
-    pieces = stream(FallbackModel(nothing_told, Telling([HELLO])))
+    nothing_told = ScriptedStream([TransientProviderError("gone")])
+    pieces = stream(FallbackModel(nothing_told, ScriptedStream([HELLO])))
     assert [type(piece) for piece in pieces] == [Reply]
 
 
 def test_a_run_falls_back_and_its_journal_names_the_model_that_replied() -> None:
     async def main() -> tuple[list[Any], str]:
-        first = Telling([TextChunk("Half a"), TransientProviderError("gone")])
-        run = Agent(FallbackModel(first, Telling([TextChunk("Hello"), HELLO]))).run("go")
+        first = ScriptedStream([TextChunk("Half a"), TransientProviderError("gone")])
+        run = Agent(FallbackModel(first, ScriptedStream([TextChunk("Hello"), HELLO]))).run("go")
         events = [event async for event in run]
         assert run.run_state.reply is not None
         return events, run.run_state.reply.model
@@ -146,7 +145,7 @@ def test_a_run_falls_back_and_its_journal_names_the_model_that_replied() -> None
         TextDelta,
     ]
     assert isinstance(events[-1], RunCompleted)
-    assert answered == "telling"
+    assert answered == "scripted-stream"
 
 
 def test_models_may_be_names_and_invalid_arguments_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +177,7 @@ def test_cancelling_a_fallback_is_not_a_failure_of_its_models() -> None:
 
 
 class Crowd:
-    """A model that knows how many ask it at once, and takes a while."""
+    """A slow model that counts its concurrent calls."""
 
     name = "crowd"
 
@@ -254,7 +253,7 @@ def test_a_permit_granted_to_a_call_cancelled_at_the_same_time_is_not_lost() -> 
         await held.__aenter__()
         waiting = [asyncio.ensure_future(limit.acquire().__aenter__()) for _ in range(2)]
         await asyncio.sleep(0)
-        await held.__aexit__(None, None, None)  # the first who waits has it now
+        await held.__aexit__(None, None, None)  # the first waiting call has it now
         waiting[0].cancel()
         async with asyncio.timeout(1):
             await asyncio.wait({waiting[1]})
@@ -273,7 +272,7 @@ def test_one_limit_works_across_event_loops_in_several_threads() -> None:
 
 
 class Tap:
-    """A model that streams, and a limit before it; ``seen`` is what became of both, in order."""
+    """A streaming model behind a limit; ``seen`` records the order of their events."""
 
     name = "tap"
 
@@ -332,7 +331,7 @@ def rate(clock: FakeClock, **wanted: float) -> RateLimit:
 
 
 def times(limit: RateLimit, calls: int, usage: Usage | None = None) -> list[float]:
-    """When each of so many calls got its turn, in seconds from the first."""
+    """When each of the calls was admitted, in seconds from the first."""
     clock = limit._sleep.__self__  # type: ignore[attr-defined]  # the fake clock
 
     async def main() -> list[float]:
@@ -468,7 +467,7 @@ def test_a_free_model_is_priced_at_zero() -> None:
 
 
 def calling(name: str, **usage: Any) -> ScriptedModel:
-    """A model that asks for the time again and again."""
+    """A model that calls the time tool repeatedly."""
     replies = [
         Reply(Message.assistant("", (ToolCall("", "clock", {"zone": place}),)), usage=Usage(**usage))
         for place in range(9)
