@@ -11,7 +11,9 @@ Both processes need the same secret, here from the environment variable AGENTFSM
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from agentfsm import (
     Agent,
@@ -19,6 +21,7 @@ from agentfsm import (
     Deny,
     FileReplayGuard,
     Host,
+    Message,
     RunResult,
     SuspensionRecordError,
     UserInputRequested,
@@ -36,11 +39,15 @@ def delete_account(user: str) -> str:
     return f"the account of {user} was deleted"
 
 
+def report(messages: Sequence[Message]) -> str:
+    """What a model would answer with the tool's result."""
+    return f"Result: {messages[-1].content}"
+
+
 def agent() -> Agent:
     """The agent. To resume a run, make one with the same graph and the same tools."""
     delete = call("delete_account", user="ann")
-    report = lambda messages: f"Result: {messages[-1].content}"  # noqa: E731
-    script = [report] if RECORD.exists() else [delete, report]
+    script: list[Any] = [report] if RECORD.exists() else [delete, report]
     host = Host(secret=SECRET.encode(), replay_guard=FileReplayGuard("used-records"))
     return Agent(ScriptedModel(script), tools=[delete_account], host=host)
 

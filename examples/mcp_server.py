@@ -22,7 +22,7 @@ def answer(messages: Any) -> str:
     return f"In Tokyo it is {there[11:16]} then."
 
 
-SCRIPT = [
+SCRIPT: list[Any] = [
     call("time_convert_time", source_timezone="UTC", time="12:00", target_timezone="Asia/Tokyo"),
     answer,
 ]

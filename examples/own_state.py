@@ -18,7 +18,7 @@ def edit(run: RunState) -> StateResult:
 
 def too_long(run: RunState) -> bool:
     """The guard of the row that leads back to the model."""
-    return run.state_results["edit"] == "too long"
+    return bool(run.state_results["edit"] == "too long")
 
 
 GRAPH = LOOP.with_state(

@@ -19,7 +19,6 @@ from agentfsm import (
     ReasoningDelta,
     RecoveryStarted,
     ReplyRestarted,
-    RunCompleted,
     TextDelta,
     ToolCallDelta,
     ToolFinished,
@@ -35,7 +34,8 @@ def clock() -> str:
 
 async def main(model: str, prompt: str) -> int:
     """Run, and print deltas as they arrive."""
-    async for event in Agent(model, tools=[clock]).run(prompt):
+    run = Agent(model, tools=[clock]).run(prompt)
+    async for event in run:
         match event:
             case ReasoningDelta(text=text):
                 print(f"{GREY}{text}{PLAIN}", end="", flush=True)
@@ -53,11 +53,11 @@ async def main(model: str, prompt: str) -> int:
                 print(f"\n{GREY}(again: {failure.explanation}){PLAIN}")  # the deltas of this reply are void
             case _:
                 pass
-    return 0 if isinstance(event, RunCompleted) else 1
+    return 0 if run.result.ok else 1
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Show a reply as it arrives.")
     parser.add_argument("prompt")
     parser.add_argument("-m", "--model", default="openai:gpt-5-mini")
     args = parser.parse_args()
