@@ -1,4 +1,4 @@
-"""The examples in docstrings of the kit for pictures, proofs and paths run as they stand, given an agent."""
+"""The examples in the docstrings of analysis, diagrams and testing run unchanged, given an agent."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import pytest
 from hypothesis import given
 
 import agentfsm
-from agentfsm import Agent, AgentGuardrails, Example, Failure, FailureKind, detector
+from agentfsm import Agent
 from agentfsm import analysis as analysis_kit
 from agentfsm import diagrams as diagrams_kit
 from agentfsm import testing as testing_kit
+from agentfsm.analysis.loop_assumptions import loop_assumptions
+from agentfsm.diagrams.promela import promela_model
 from agentfsm.loop.table import LOOP
 from agentfsm.testing import ScriptedModel, invariants, strategies
 
@@ -26,15 +28,15 @@ FILES += [ROOT / "loop" / "detectors.py"]
 
 
 def examples() -> Iterator[tuple[str, str]]:
-    """Every block behind two colons, with where it stands."""
+    """Every block after two colons, with its location."""
     for file in FILES:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (ast.get_docstring(node) or "").splitlines()
-                for place, line in enumerate(lines):
+                for number, line in enumerate(lines):
                     if line.endswith("::"):
                         name = f"{file.parent.name}/{file.stem}.{getattr(node, 'name', '')}"
-                        yield name, "\n".join(_indented(lines[place + 1 :]))
+                        yield name, "\n".join(_indented(lines[number + 1 :]))
 
 
 def _indented(lines: list[str]) -> Iterator[str]:
@@ -46,21 +48,17 @@ def _indented(lines: list[str]) -> Iterator[str]:
 
 EXAMPLES = list(examples())
 MARKS = SimpleNamespace(mark=SimpleNamespace(fsm=lambda graph: lambda test: test, parametrize=pytest.mark.parametrize))
-"""As far as the examples need pytest; its own ``mark`` knows ``fsm`` where the plugin is installed."""
+"""What the examples need of pytest: ``mark.fsm`` exists only where the plugin is installed."""
 
 
-def known() -> dict[str, Any]:
-    kits = {
-        name: getattr(kit, name) for kit in (analysis_kit, diagrams_kit, testing_kit) for name in kit.__all__
-        if name != "Difference"
-    }  # fmt: skip
+def namespace() -> dict[str, Any]:
+    """The public names, and the few that the examples take as given."""
+    kits = (agentfsm, analysis_kit, diagrams_kit, testing_kit, strategies)
     return {
-        **kits,
-        "Agent": Agent, "AgentGuardrails": AgentGuardrails, "AgentStateMachine": strategies.AgentStateMachine, "Example": Example,
-        "Failure": Failure, "FailureKind": FailureKind, "LOOP": LOOP, "agentfsm": agentfsm, "detector": detector,
-        "Difference": diagrams_kit.DiffOverlay, "CHECKS": {}, "counts": {}, "given": given, "pytest": MARKS,
-        "invariants": invariants, "my_agent": Agent(ScriptedModel()), "scenarios": strategies.scenarios,
-        "reviewed": LOOP, "mine": LOOP.without("post_llm.loop_detected"),
+        **{name: getattr(kit, name) for kit in kits for name in kit.__all__},
+        "agentfsm": agentfsm, "loop_assumptions": loop_assumptions, "promela_model": promela_model, "given": given,
+        "invariants": invariants, "pytest": MARKS, "CHECKS": {}, "counts": {},
+        "my_agent": Agent(ScriptedModel()), "reviewed": LOOP, "mine": LOOP.without("post_llm.loop_detected"),
     }  # fmt: skip
 
 
@@ -68,10 +66,10 @@ def known() -> dict[str, Any]:
 def test_an_example_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "diagrams").mkdir()
-    exec(compile(textwrap.dedent(code), "<docstring>", "exec"), known())
+    exec(compile(textwrap.dedent(code), "<docstring>", "exec"), namespace())
 
 
-def test_every_feature_shows_one() -> None:
+def test_every_feature_has_an_example() -> None:
     shown = {name.rpartition(".")[2] for name, _ in EXAMPLES}
     features = {
         "paths",
