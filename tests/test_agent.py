@@ -1,4 +1,4 @@
-"""Where the parts meet: what an agent is made of, what it refuses, and how runs are begun, resumed and dismissed."""
+"""The agent: its arguments, what it rejects, and how runs are started, resumed and dismissed."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_what_is_given_comes_before_what_the_preset_brings():
     assert agent.behavior.envelope
 
 
-def test_a_preset_of_ones_own_is_as_good_as_any():
+def test_an_agent_takes_a_custom_preset():
     mine = Preset("mine", behavior=Behavior(control_tools=True), policy=DefaultPolicy(budgets={}))
     agent = Agent(ScriptedModel(), preset=mine)
     assert "return_done" in repr(agent)
@@ -123,13 +123,13 @@ def test_presets_with_control_tools_tell_the_model_of_them(name):
     assert [t.name for t in model.requests[0].tools] == ["look", "ask_user", "return_done", "return_unable"]
 
 
-def test_envelope_instructions_stand_behind_ones_own():
+def test_envelope_instructions_follow_the_agents_instructions():
     agent = Agent(ScriptedModel(), preset="feedback", tools=[look], instructions="Be brief.")
     assert agent.instructions.startswith("Be brief.\n\nAnswer with exactly one JSON object")
     assert "- look: Look somewhere." in agent.instructions
 
 
-def test_the_form_of_a_structured_answer_is_told_unless_a_tool_tells_it():
+def test_the_output_schema_is_in_the_instructions_unless_a_tool_has_it():
     assert "JSON schema" in Agent(ScriptedModel(), output_type=Report).instructions
     assert Agent(ScriptedModel(), output_type=Report, preset="funnel").instructions == ""
     assert Agent(ScriptedModel(), output_type=str).instructions == ""
@@ -256,7 +256,7 @@ def test_a_run_begins_with_instructions_history_and_prompt():
     assert len(history) == 3
 
 
-def test_a_conversation_goes_on_from_the_messages_of_a_result():
+def test_a_conversation_continues_from_the_messages_of_a_result():
     agent, model = scripted_agent(call("look"), "one", call("look"), "two", tools=[look], instructions="be good")
 
     async def scene() -> RunResult:
@@ -269,7 +269,7 @@ def test_a_conversation_goes_on_from_the_messages_of_a_result():
     ]  # fmt: skip
 
 
-def test_a_history_that_ends_in_an_open_call_is_made_whole():
+def test_a_history_that_ends_in_an_open_call_is_completed():
     """The messages of a run that waits for a person, taken for a new one instead of an answer."""
     agent, model = scripted_agent(call("pay"), "done", tools=[pay])
 
@@ -319,7 +319,7 @@ def test_run_sync_gives_the_result_where_no_loop_runs():
     assert agent.run_sync("more", message_history=first.messages).output == "again"
 
 
-def test_run_sync_says_so_where_a_loop_runs():
+def test_run_sync_in_a_running_loop_is_an_error():
     agent, _ = scripted_agent("done")
 
     async def scene() -> None:
@@ -523,7 +523,7 @@ class Behind(MemoryStore):
         return [replace(head, status="running", owner=None) for head in super().heads()]
 
 
-def test_runs_that_somebody_else_has_gone_on_with_meanwhile_are_left_to_them(caplog):
+def test_runs_that_another_process_has_resumed_are_left_alone(caplog):
     store = Behind()
     agent, _ = scripted_agent("done", call("pay", amount=1), tools=[pay], host=Host(store=store))
 

@@ -1,4 +1,4 @@
-"""Budgets and instructions: N iterations are N model calls, and what is said once is said once."""
+"""Budgets and instructions: N iterations are N model calls, and one-time texts are sent once."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def seen_in(model: RecordingModel, words: str) -> list[int]:
     return [i for i, request in enumerate(model.requests) if words in request_text(request)]
 
 
-def test_an_instruction_stands_in_exactly_one_request() -> None:
+def test_an_instruction_is_in_exactly_one_request() -> None:
     model = scripted_model(
         "just talking", call("echo", text="a"), call("echo", text="b"), call("return_done", output="x")
     )
@@ -140,7 +140,7 @@ def test_an_instruction_stands_in_exactly_one_request() -> None:
     assert "return_unable if it" not in "\n".join(m.content for m in result.messages)
 
 
-def test_an_instruction_waits_for_a_request_that_the_model_answers() -> None:
+def test_an_instruction_is_kept_until_a_model_call_succeeds() -> None:
     model = scripted_model(
         "just talking", TransientProviderError("503"), call("echo", text="a"), call("return_done", output="")
     )
@@ -148,7 +148,7 @@ def test_an_instruction_waits_for_a_request_that_the_model_answers() -> None:
     assert seen_in(model, "return_unable if it") == [1, 2]  # the first of them got no answer
 
 
-def test_an_instruction_survives_a_suspension_and_still_stands_in_one_request() -> None:
+def test_an_instruction_survives_a_suspension_and_is_in_one_request() -> None:
     model = scripted_model("just talking", call("echo", text="a"), call("return_done", output="x"))
     guardrails = AgentGuardrails(max_iterations=1, max_steps=99)
     agent = Agent(model, tools=[echo], preset="funnel", guardrails=guardrails, host=make_host())
@@ -165,7 +165,7 @@ ANSWERS_NO_CALL = {
 
 
 @pytest.mark.parametrize("case", ANSWERS_NO_CALL)
-def test_feedback_that_answers_no_call_stands_in_exactly_one_request(case: str) -> None:
+def test_feedback_that_answers_no_call_is_in_exactly_one_request(case: str) -> None:
     preset, entry, words = ANSWERS_NO_CALL[case]
     end = call("return_done", output="x") if preset == "breaker" else "x"
     model = scripted_model(entry, call("echo", text="a"), end)
@@ -177,7 +177,7 @@ def test_feedback_that_answers_no_call_stands_in_exactly_one_request(case: str) 
     check_run(model, result)
 
 
-def test_feedback_on_a_malformed_answer_stands_in_exactly_one_request() -> None:
+def test_feedback_on_a_malformed_answer_is_in_exactly_one_request() -> None:
     model = scripted_model("no number", "12 apples", "12")
     agent = Agent(model, output_type=int)
     result = agent.run_sync("how many?")

@@ -1,4 +1,4 @@
-"""A batch is judged once, bad arguments never reach a tool, and only what may run again does."""
+"""Tool calls: a batch is handled once, invalid arguments never reach a tool, only retryable calls run again."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_arguments_that_do_not_fit_never_run_the_tool(arguments: dict[str, Any])
     check_run(model, result)
 
 
-def test_arguments_that_are_no_json_never_run_the_tool_and_the_model_is_told_why() -> None:
+def test_arguments_that_are_not_json_never_run_the_tool() -> None:
     ran: list[str] = []
 
     def note(text: str = "default") -> str:
@@ -140,7 +140,7 @@ def test_arguments_that_are_no_json_never_run_the_tool_and_the_model_is_told_why
     [float("nan"), float("inf"), object(), {1, 2}, b"bytes"],
     ids=["nan", "infinity", "object", "set", "bytes"],
 )
-def test_a_model_that_gives_arguments_which_no_json_can_hold_harms_nobody(value: Any) -> None:
+def test_arguments_that_json_cannot_represent_do_no_harm(value: Any) -> None:
     @tool(requires_approval=True)
     def note(value: Any) -> str:
         """Takes anything."""
@@ -153,7 +153,7 @@ def test_a_model_that_gives_arguments_which_no_json_can_hold_harms_nobody(value:
     check_run(model, result)
 
 
-def test_a_call_in_a_message_that_was_cut_off_is_never_run() -> None:
+def test_a_call_in_a_truncated_message_is_never_run() -> None:
     ran: list[str] = []
 
     def note(text: str) -> str:
@@ -208,7 +208,7 @@ def test_three_denials_in_a_row_stop_the_batch_before_anything_else_runs_or_is_a
     check_run(model, result)
 
 
-def test_a_denial_is_no_failure_and_a_success_between_forgives_it() -> None:
+def test_a_denial_is_not_a_failure_and_a_success_resets_the_count() -> None:
     model = scripted_model(*(call("dangerous", what=str(i)) for i in range(5)), "x")
     agent = Agent(model, tools=[dangerous], host=make_host())
     result = asyncio.run(run_with_replies(agent, "go", Deny("1"), Deny("2"), Allow(), Deny("4"), Deny("5")))

@@ -1,4 +1,4 @@
-"""Suspension records: through JSON, in another process, unchanged, once."""
+"""Suspension records: resumed from JSON, in another process, unchanged, once."""
 
 from __future__ import annotations
 

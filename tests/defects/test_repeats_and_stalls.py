@@ -75,7 +75,7 @@ def stalling(clock: FakeClock, at: State, silences: list[float]) -> Any:
     return LOOP.with_transition(Transition(at, dawdle, State.RECOVER), before="cancelled")
 
 
-def test_one_stall_strikes_once() -> None:
+def test_one_stall_counts_once() -> None:
     clock = FakeClock()
     model = scripted_model(call("echo", text="a"), "x")
     graph = stalling(clock, State.POST_LLM, [31.0])
@@ -85,7 +85,7 @@ def test_one_stall_strikes_once() -> None:
     assert len(model.requests) == 2
 
 
-def test_a_second_stall_strikes_only_behind_another_model_call() -> None:
+def test_a_second_stall_counts_only_after_another_model_call() -> None:
     clock = FakeClock()
     model = scripted_model(call("echo", text="a"), call("echo", text="b"), "x")
     graph = stalling(clock, State.POST_TOOL, [31.0] * 9)

@@ -1,4 +1,4 @@
-"""No request ever carries a call without a result, however the run was broken off."""
+"""No request ever carries a call without a result, however the run was interrupted."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_no_request_carries_an_unanswered_call(case: str, preset: str) -> None:
     check_requests(again.requests)
 
 
-def test_each_call_of_a_batch_is_told_what_became_of_it() -> None:
+def test_each_call_of_a_batch_gets_its_result() -> None:
     script, replies = UNANSWERED["ask_user in a batch"]
     model = scripted_model(*script[:1], call("return_done", output="x"))
     result = asyncio.run(
@@ -157,7 +157,7 @@ def test_a_run_that_is_cancelled_among_parallel_tools_keeps_what_was_done() -> N
     assert "cancelled" in tool_result_texts(result.messages)[1]
 
 
-def test_a_run_whose_task_is_cancelled_ends_whole_and_lets_the_cancellation_through() -> None:
+def test_a_run_whose_task_is_cancelled_ends_in_order_and_propagates_the_cancellation() -> None:
     async def scene() -> RunResult:
         @tool
         async def hang() -> str:
@@ -196,7 +196,7 @@ def test_whatever_a_tool_raises_is_its_calls_result(how: type[BaseException], is
     check_run(model, result)
 
 
-def test_a_tool_that_awaits_something_cancelled_fails_and_cancels_nobody() -> None:
+def test_a_tool_that_awaits_something_cancelled_fails_without_cancelling_the_run() -> None:
     async def inner() -> str:
         """Awaits a task that somebody has cancelled."""
         task = asyncio.ensure_future(asyncio.Event().wait())

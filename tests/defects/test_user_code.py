@@ -1,4 +1,4 @@
-"""Code of the user's that raises ends the run in order."""
+"""User code that raises ends the run in an orderly way."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_a_policy_that_raises_ends_the_run_in_order(method: str) -> None:
 
 
 @pytest.mark.parametrize("answer", ["no such action", None, 7, float("nan")])
-def test_a_policy_that_answers_nonsense_ends_the_run_in_order(answer: Any) -> None:
+def test_a_policy_that_returns_nonsense_ends_the_run_in_order(answer: Any) -> None:
     policy = type("Odd", (DefaultPolicy,), {"decide": lambda self, failure, state: answer})()
     result = Agent(scripted_model(*EVERYWHERE), tools=[echo, explode], policy=policy).run_sync("go")
     assert isinstance(result.outcome, PartialRunSummary)
@@ -224,7 +224,7 @@ def test_a_back_off_that_is_no_time_ends_the_run_in_order(seconds: Any) -> None:
         assert result.decisions[-1].guard == "aborted"
 
 
-def test_an_effect_of_a_state_of_ones_own_that_raises_ends_the_run_in_order() -> None:
+def test_a_custom_effect_that_raises_ends_the_run_in_order() -> None:
     def effect(run: RunState) -> StateResult:
         raise Boom("in an effect")
 
@@ -363,7 +363,7 @@ SPEECHLESS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("who", SPEECHLESS)
-def test_an_exception_that_cannot_be_put_into_words_ends_in_order_too(who: str) -> None:
+def test_an_exception_whose_str_raises_ends_the_run_in_order(who: str) -> None:
     parts, ending = SPEECHLESS[who]
     result = Agent(**{"model": scripted_model(call("say_nothing"), "x"), **parts}).run_sync("go")
     assert type(result.outcome).__name__ == ending

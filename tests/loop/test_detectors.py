@@ -165,7 +165,7 @@ def test_a_reply_that_calls_or_cannot_be_read_is_not_idle(fields):
 
 
 @pytest.mark.parametrize("name", ["transient_provider", "provider_error", "context_overflow"])
-def test_a_failed_call_is_found_by_the_detector_of_its_kind_alone(name):
+def test_a_failed_model_call_fires_only_the_detector_of_its_kind(name):
     run = make_run("call_llm", failure=make_failure(name))
     fired = [n for n in ("transient_provider", "provider_error", "context_overflow") if getattr(d, n)(run)]
     assert fired == [name]
@@ -175,7 +175,7 @@ def test_a_failed_call_is_found_by_the_detector_of_its_kind_alone(name):
 # -- the reply ----------------------------------------------------------------------------------------
 
 
-def test_a_reply_cut_off_by_its_length_is_truncated():
+def test_a_reply_that_hits_its_token_limit_is_truncated():
     assert d.output_truncated(make_run("post_llm", reply=make_reply("x", finish="length"))).kind is K.output_truncated
     assert d.output_truncated(make_run("post_llm", reply=make_reply("x"))) is None
 
@@ -267,7 +267,7 @@ def test_the_threshold_is_a_guardrail():
     assert d.loop_detected(looping(1, 1, loop_hard_threshold=3)) is None
 
 
-def test_a_tool_whose_name_holds_a_colon_is_named_whole():
+def test_a_tool_name_with_a_colon_is_reported_in_full():
     batch = pending_calls(*(ToolCall(str(i), "a:b") for i in range(6)))
     assert "'a:b'" in d.loop_detected(make_run("post_llm", batch=batch)).explanation
 
@@ -276,7 +276,7 @@ def test_a_tool_whose_name_holds_a_colon_is_named_whole():
 
 
 @pytest.mark.parametrize("kind", ["approval", "in_doubt", "question", "limit"])
-def test_a_call_that_waits_for_a_person_is_told_by_what_it_waits_for(kind):
+def test_approval_required_and_in_doubt_depend_on_the_pending_request(kind):
     run = make_run("dispatch_tool", pending_request=PendingRequest(kind, "?"))
     assert (guards.approval_required(run), guards.in_doubt(run)) == (kind == "approval", kind == "in_doubt")
 
@@ -329,7 +329,7 @@ FROM_TOOLS = [
 
 
 @pytest.mark.parametrize("name", FROM_TOOLS)
-def test_a_failure_of_the_batch_is_found_by_the_detector_of_its_kind_alone(name):
+def test_a_failure_of_the_batch_fires_only_the_detector_of_its_kind(name):
     run = make_run("post_tool", call_failures={K(name): make_failure(name)})
     assert [n for n in FROM_TOOLS if getattr(d, n)(run)] == [name]
 

@@ -1,4 +1,4 @@
-"""The JSON envelope: both kinds, with and without a fence, and why anything else cannot be read."""
+"""The JSON envelope: both kinds, with and without a Markdown fence, and why anything else cannot be parsed."""
 
 from __future__ import annotations
 

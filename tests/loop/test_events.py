@@ -1,4 +1,4 @@
-"""Events are immutable and carry run, number and time; five of them end a run or its part."""
+"""Events are immutable and have a run id, a number and a time; five of them end or suspend a run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_every_event_has_run_number_and_time_and_cannot_be_changed():
         e.RunStarted("r", 1, 2.0, prompt="hi")  # type: ignore[misc]
 
 
-def test_an_error_that_a_run_recovers_from_says_so():
+def test_recovery_started_is_recoverable():
     assert e.RecoveryStarted(**BASE, failure=make_failure(), action=Action.retry, attempt=1).recoverable is True
 
 

@@ -1,4 +1,4 @@
-"""Failures: what is done about each kind by default, when two are the same, and the trip through JSON."""
+"""Failures: the row of each kind, equality, and the round trip through JSON."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_suggested_action_is_never_none(kind, given):
     assert Failure(kind=kind, explanation="x", **given).suggested_action == BY_HAND[kind.value]
 
 
-def test_a_suggested_action_of_its_own_stands():
+def test_an_explicit_suggested_action_is_kept():
     assert Failure(kind="tool_error", explanation="x", suggested_action="stop").suggested_action is Action.stop
 
 

@@ -1,4 +1,4 @@
-"""Limits out of range are refused with the field's name; those that follow from others are computed."""
+"""Guardrails out of range are rejected with the field's name; defaults that depend on others are computed."""
 
 from __future__ import annotations
 
@@ -62,19 +62,19 @@ def test_zero_is_refused_where_it_means_nothing(name):
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_a_small_positive_number_is_taken(name):
+def test_a_small_positive_number_is_accepted(name):
     value = 0.5 if name in SECONDS else 2
     given = {name: value, **({"loop_hard_threshold": 2} if name == "loop_window" else {})}
     assert getattr(AgentGuardrails(**given), name) == value
 
 
 @pytest.mark.parametrize("name", sorted(set(NUMBERS) - set(SECONDS)))
-def test_a_count_is_a_whole_number(name):
+def test_a_count_is_an_integer(name):
     assert name in refusal(**{name: 1.5})
 
 
 @pytest.mark.parametrize("word", ["stop", "handoff", "ask_user"])
-def test_what_a_spent_budget_does_is_one_of_three_words(word):
+def test_on_limit_has_three_values(word):
     assert AgentGuardrails(on_limit=word).on_limit == word
 
 

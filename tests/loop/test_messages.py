@@ -1,4 +1,4 @@
-"""What is said: one JSON text for a value, one signature for a call however it is worded, sums of usage."""
+"""Messages: canonical JSON, call signatures, missing results, sums of usage."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_signature_is_the_tool_and_eight_digits_of_the_hash_of_its_arguments()
     assert ToolCall("x", "add", {"b": [2], "a": 1}).signature == f"add:{digest[:8]}"
 
 
-def test_a_signature_looks_neither_at_the_id_nor_at_the_order_nor_at_words_for_the_user():
+def test_a_signature_ignores_the_id_the_order_and_the_ui_message():
     one = ToolCall("1", "t", {"a": 1, "b": 2})
     assert one.signature == ToolCall("2", "t", {"b": 2, "a": 1, "_ui_message": "Looking again..."}).signature
 

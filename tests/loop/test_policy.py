@@ -1,4 +1,4 @@
-"""What is done about a failure: budgets, the numbers of the back-off, and what the guardrails still say."""
+"""The recovery policy: retry budgets, backoff, and what the guardrails limit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_second_narrowing_of_a_kind_becomes_a_handoff(kind):
     assert seen == [Action.narrow_scope, Action.handoff, Action.handoff]
 
 
-def test_strikes_of_one_kind_do_not_count_for_another():
+def test_attempts_are_counted_per_kind_in_decisions():
     run = make_run(failure_attempts={K.unknown_tool: 9, K.no_progress: 9})
     assert DefaultPolicy().decide(make_failure("tool_error"), run) is Action.retry
     assert DefaultPolicy().decide(make_failure("scope_too_large"), run) is Action.narrow_scope
@@ -114,7 +114,7 @@ def test_the_back_off_is_never_less_than_what_the_provider_asks_for(asked, secon
 
 
 @pytest.mark.parametrize("asked", ["soon", [5], {"s": 5}, "nan", -5, None, ""])
-def test_a_wait_that_is_no_time_is_not_asked_for(asked):
+def test_a_retry_after_that_is_not_a_number_is_ignored(asked):
     assert decide_recovery(DefaultPolicy(), transient(metadata={"retry_after_s": asked})).backoff_s == 2
 
 
@@ -176,7 +176,7 @@ def test_a_back_off_that_is_no_number_is_an_error_of_the_policy(wait):
         decide_recovery(Own(wait=wait), transient())
 
 
-def test_an_own_policy_is_asked_for_its_own_back_off():
+def test_a_custom_policy_decides_the_backoff():
     policy = Own(wait=1.5)
     run = make_run("recover", failure=make_failure("tool_error"), failure_attempts={K.tool_error: 4})
     assert decide_recovery(policy, run).backoff_s == 1.5
@@ -184,7 +184,7 @@ def test_an_own_policy_is_asked_for_its_own_back_off():
 
 
 @pytest.mark.parametrize("word", ["stop", Action.stop])
-def test_an_own_policy_may_say_its_action_in_words(word):
+def test_a_custom_policy_may_return_its_action_as_a_string(word):
     assert decide_recovery(Own(word), transient()) == RecoveryDecided(Action.stop)
 
 
@@ -194,7 +194,7 @@ def test_a_word_that_is_no_action_is_an_error_of_the_policy(word):
         decide_recovery(Own(word), transient())
 
 
-def test_a_graph_that_leads_to_recover_with_nothing_found_goes_on():
+def test_recover_without_a_failure_continues():
     assert decide_recovery(Own("stop"), make_run("recover")) == RecoveryDecided(Action.retry)
 
 
@@ -214,13 +214,13 @@ def test_a_person_may_extend_a_spent_budget_only_so_often(kind):
 
 
 @pytest.mark.parametrize("action", [Action.handoff, Action.narrow_scope, Action.retry])
-def test_a_policy_that_asks_nobody_about_a_spent_budget_is_not_bound_by_how_often_one_may_ask(action):
+def test_max_continues_only_limits_ask_user(action):
     policy = DefaultPolicy(budgets={FailureKind.token_limit: 9}, actions={FailureKind.token_limit: action})
     run = make_run("recover", failure=make_failure("token_limit"), continues=99)
     assert decide_recovery(policy, run).action is action
 
 
-def test_a_question_that_is_no_limit_may_be_asked_however_often():
+def test_max_continues_does_not_limit_other_questions():
     run = make_run("recover", failure=make_failure("ambiguous_input"), continues=99)
     assert decide_recovery(DefaultPolicy(), run).action is Action.ask_user
 

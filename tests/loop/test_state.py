@@ -1,4 +1,4 @@
-"""What a run knows of itself: strikes, lessons, repeats, and what aborted it."""
+"""``RunState``: attempts, lessons, repeats, and what aborted the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentfsm.loop.state import MAX_LESSONS, RunState
 from tests.helpers.scenarios import make_failure, make_run
 
 
-def test_a_fresh_run_stands_in_front_of_its_first_step_and_has_done_nothing():
+def test_a_new_run_is_in_pre_step_and_empty():
     run = RunState("r")
     assert (run.state, run.done, run.steps, run.model_calls) == ("pre_step", False, 0, 0)
     assert run.guardrails == AgentGuardrails()
@@ -30,7 +30,7 @@ def test_a_run_is_done_in_terminal_alone():
     assert not make_run("suspended").done
 
 
-def test_strikes_are_counted_by_kind():
+def test_attempts_are_counted_by_kind():
     run = make_run()
     for kind in ("tool_error", "tool_error", "no_progress"):
         run.record_failure_attempt(FailureKind(kind))
@@ -64,7 +64,7 @@ def test_what_aborts_a_run_is_named(error, words):
     assert "post_llm.mine" in run.aborted.explanation
 
 
-def test_five_kinds_of_lessons_are_kept_and_the_oldest_falls_out():
+def test_five_kinds_of_lessons_are_kept_and_the_oldest_is_dropped():
     run = make_run()
     kinds = ["tool_error", "unknown_tool", "no_progress", "output_malformed", "environment_error", "time_limit"]
     for kind in kinds:

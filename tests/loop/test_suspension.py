@@ -1,4 +1,4 @@
-"""A suspended run as a signed record: refused when anything in it was changed, or when it is late."""
+"""Suspension records: signed, and refused if changed or expired."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def opened(record: SuspensionRecord, **more: Any) -> RunState:
 # -- good records -------------------------------------------------------------------------------------
 
 
-def test_a_record_says_what_is_asked():
+def test_a_record_contains_the_request():
     record = a_record()
     assert (record.version, record.record_id, record.run_id, record.kind) == (RECORD_VERSION, "rid", "run", "approval")
     assert (record.question, record.context, record.choices) == ("May it?", "a context", ("yes", "no"))
@@ -74,7 +74,7 @@ def test_the_signature_is_the_hmac_of_the_canonical_json_of_the_rest():
     assert hmac.new(SECRET, signed.encode(), hashlib.sha256).hexdigest() == signature
 
 
-def test_the_secret_stands_nowhere_in_the_record():
+def test_the_record_does_not_contain_the_secret():
     assert "secret" not in a_record().to_json()
 
 

@@ -137,7 +137,7 @@ FAILURE = Failure(kind=FailureKind.tool_error, explanation="x")
 
 
 @pytest.mark.parametrize("answer", [1, "yes", [0], FAILURE, object()])
-def test_what_reads_as_true_holds_and_is_kept(answer):
+def test_a_truthy_guard_result_holds_and_is_recorded(answer):
     run = Puppet("dispatch_tool", {"cancelled": False, "aborted": False, "approval_required": answer})
     decision = Machine(puppets(LOOP)).step(run)
     assert decision.guard == "approval_required"
@@ -146,7 +146,7 @@ def test_what_reads_as_true_holds_and_is_kept(answer):
 
 
 @pytest.mark.parametrize("answer", [None, 0, "", (), Nothing(), False])
-def test_what_reads_as_false_does_not_hold(answer):
+def test_a_falsy_guard_result_does_not_hold(answer):
     names = ("cancelled", "aborted", "approval_required", "in_doubt")
     decision = Machine(puppets(LOOP)).step(Puppet("dispatch_tool", dict.fromkeys(names, answer)))
     assert decision.guard == "otherwise"
@@ -171,7 +171,7 @@ FINE = dict.fromkeys(("cancelled", "aborted", "transient_provider", "provider_er
 
 
 @pytest.mark.parametrize("name", ["cancelled", "transient_provider", "provider_error", "context_overflow"])
-def test_where_a_guard_raises_the_aborted_row_is_taken(name):
+def test_a_guard_that_raises_takes_the_aborted_row(name):
     error = ValueError("no")
     run = Puppet("call_llm", {**FINE, name: error})
     decision = Machine(puppets(LOOP)).step(run)
@@ -186,13 +186,13 @@ def test_a_cancelled_run_in_which_a_guard_raises_is_still_cancelled():
     assert not run.aborts
 
 
-def test_a_guard_that_raises_behind_the_row_that_is_taken_is_not_asked():
+def test_guards_after_the_taken_row_are_not_evaluated():
     run = Puppet("call_llm", {**FINE, "transient_provider": True, "provider_error": ValueError()})
     assert Machine(puppets(LOOP)).step(run).guard == "transient_provider"
     assert not run.aborts
 
 
-def test_two_guards_that_raise_are_both_noted_and_each_is_asked_once():
+def test_two_guards_that_raise_are_both_recorded_and_evaluated_once():
     first, second = ValueError("first"), KeyError("second")
     graph = puppets(LOOP.without("call_llm.aborted"))
     run = Puppet("call_llm", {**FINE, "transient_provider": first, "context_overflow": second})
@@ -208,7 +208,7 @@ def test_a_graph_whose_rows_hold_again_without_the_one_that_raised_takes_the_fir
     assert (decision.guard, decision.guard_result) == ("context_overflow", FAILURE)
 
 
-def test_where_the_aborted_guard_itself_raises_its_row_is_taken():
+def test_the_aborted_row_is_taken_even_if_its_own_guard_raises():
     run = Puppet("call_llm", {**FINE, "aborted": ValueError()})
     assert Machine(puppets(LOOP)).step(run).guard == "aborted"
     assert run.state == "terminal"

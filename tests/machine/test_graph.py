@@ -1,4 +1,4 @@
-"""A graph is unchanging data; each way of extending it gives a new, checked graph and leaves the old one alone."""
+"""Graphs are immutable; each way of extending one returns a new, checked graph."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_run_starts_in_the_first_declared_state():
     assert LOOP.initial == State.PRE_STEP
 
 
-def test_rows_come_in_the_order_in_which_they_are_asked():
+def test_rows_are_in_evaluation_order():
     assert rows(SMALL, "work") == ["work.ready -> end", "work.broken -> rest", "work.otherwise -> work"]
     assert SMALL.rows("end") == ()
 
@@ -169,20 +169,20 @@ def test_the_fingerprint_of_the_loop_is_the_same_in_every_process():
 # -- with_transition ----------------------------------------------------------------------------------
 
 
-def test_a_new_row_is_asked_last_but_in_front_of_the_row_without_a_guard():
+def test_a_new_row_is_evaluated_last_before_the_row_without_a_guard():
     more = SMALL.with_transition(Transition("work", door, "rest"))
     assert rows(more, "work") == [
         "work.ready -> end", "work.broken -> rest", "work.door -> rest", "work.otherwise -> work",
     ]  # fmt: skip
 
 
-def test_a_new_row_may_name_the_row_that_it_stands_in_front_of():
+def test_a_new_row_can_be_inserted_before_a_named_row():
     more = SMALL.with_transition(Transition("work", door, "rest"), before="ready")
     assert rows(more, "work")[:2] == ["work.door -> rest", "work.ready -> end"]
     assert rows(more, "rest") == rows(SMALL, "rest")
 
 
-def test_in_a_waiting_state_a_new_row_stands_at_the_end():
+def test_in_a_waiting_state_a_new_row_comes_last():
     more = SMALL.with_transition(Transition("rest", door, "end"))
     assert rows(more, "rest") == ["rest.ready -> work", "rest.door -> end"]
 
@@ -297,7 +297,7 @@ def test_a_new_state_with_an_unknown_entrance_is_refused():
 # -- without ------------------------------------------------------------------------------------------
 
 
-def test_a_row_is_taken_out_by_its_id():
+def test_a_row_is_removed_by_its_id():
     less = LOOP.without("post_tool.repeated_error", "post_tool.tool_error")
     kept = [t.name for t in LOOP.rows("post_tool") if t.name not in ("repeated_error", "tool_error")]
     assert [t.name for t in less.rows("post_tool")] == kept
@@ -328,7 +328,7 @@ def test_a_state_goes_with_every_row_that_touches_it():
         ("pre_step", "post_tool.tool_error"),
     ],
 )
-def test_what_cannot_be_taken_out_is_named(name, edge):
+def test_what_cannot_be_removed_is_named(name, edge):
     with pytest.raises(GraphError) as caught:
         LOOP.without(name)
     assert caught.value.edge == edge
@@ -338,6 +338,6 @@ def test_without_nothing_is_the_same_table():
     assert LOOP.without() == LOOP
 
 
-def test_a_row_more_in_a_state_that_waits_is_asked_last():
+def test_an_extra_row_of_a_waiting_state_is_evaluated_last():
     graph = SMALL.with_transition(Transition("rest", door, "work"))
     assert rows(graph, "rest") == ["rest.ready -> work", "rest.door -> work"]

@@ -1,4 +1,4 @@
-"""The calls of a reply: what becomes of each, and the one message that each gets in the transcript."""
+"""A batch of tool calls: the result of each, and its one message in the transcript."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ONE, TWO, THREE = make_call("1"), make_call("2"), make_call("3")
 # -- dispatch_tool ------------------------------------------------------------------------------------
 
 
-def test_results_are_kept_with_their_calls():
+def test_results_are_stored_with_their_calls():
     run = make_run("dispatch_tool", batch=pending_calls(ONE, TWO))
     run.batch[1].started = True
     on_outcome(run, o.ToolsRan((ok_result(TWO),)))
@@ -77,14 +77,14 @@ def test_equal_errors_in_a_row_are_counted_whatever_their_spaces():
         ToolResult("2", "look", "it broke", "failed", make_failure("tool_error"), "OtherError"),
     ],
 )
-def test_another_key_starts_the_count_anew(other):
+def test_a_different_error_resets_the_streak(other):
     calls = (ONE, make_call("2", other.name))
     run = make_run("dispatch_tool", batch=pending_calls(*calls))
     on_outcome(run, o.ToolsRan((failed_result(ONE), other)))
     assert run.error_streak == 1
 
 
-def test_a_success_starts_the_count_anew():
+def test_a_success_resets_the_streak():
     run = make_run("dispatch_tool", batch=pending_calls(ONE, TWO, THREE))
     on_outcome(run, o.ToolsRan((failed_result(ONE), ok_result(TWO), failed_result(THREE))))
     assert run.error_streak == 1
@@ -106,7 +106,7 @@ def test_denials_are_counted_in_a_row(results, denials):
 
 
 @pytest.mark.parametrize("ending", ["done", "unable"])
-def test_an_ending_is_kept_with_its_value(ending):
+def test_an_ending_is_stored_with_its_value(ending):
     run = make_run("dispatch_tool", batch=pending_calls(ONE))
     on_outcome(run, o.ToolsRan((ok_result(ONE, ending=ending, value={"a": 1}),)))
     assert (run.ending, run.ending_value) == (ending, {"a": 1})
@@ -160,13 +160,13 @@ def test_every_call_gets_its_one_message_in_the_order_of_the_calls():
         ({}, ""),
     ],
 )
-def test_a_call_without_a_result_is_told_why(fields, reason):
+def test_a_call_without_a_result_gets_the_reason(fields, reason):
     (message,) = closing(None, **fields)
     assert message.content == prompts.NOT_RUN_TEXTS[reason]
     assert (message.tool_call_id, message.is_error) == ("1", True)
 
 
-def test_a_call_of_a_truncated_message_is_told_that():
+def test_a_call_of_a_truncated_message_gets_that_reason():
     run = make_run("recover", batch=pending_calls(ONE), reply=make_reply("", ONE, finish="length"))
     take_transition(run, "recover.otherwise")
     assert run.messages[0].content == prompts.NOT_RUN_TEXTS["truncated"]
@@ -188,7 +188,7 @@ def test_a_call_that_was_made_once_is_not_warned_about():
     assert run.messages[0].content == "same"
 
 
-def test_a_call_whose_arguments_a_person_changed_says_so():
+def test_the_result_of_an_edited_call_has_a_note():
     call = make_call("9")
     batch = [CallState(call, call.signature, result=ok_result(call, "ok"), edited=True)]
     run = make_run("post_tool", batch=batch, reply=make_reply("", call))
@@ -204,7 +204,7 @@ def test_the_call_of_an_envelope_is_answered_without_an_id():
     assert run.messages == [Message(Role.TOOL, "fine", name="look")]
 
 
-def test_a_batch_stays_open_while_calls_are_pending_or_a_person_is_asked():
+def test_a_batch_stays_open_while_calls_are_pending_or_wait_for_a_person():
     for transition in ("post_tool.calls_pending", "post_tool.question_asked", "post_tool.tool_error"):
         run = make_run("post_tool", batch=pending_calls(ONE))
         take_transition(run, transition)
@@ -212,7 +212,7 @@ def test_a_batch_stays_open_while_calls_are_pending_or_a_person_is_asked():
         assert run.messages == []
 
 
-def test_messages_of_a_state_of_ones_own_never_stand_between_a_call_and_its_result():
+def test_messages_of_custom_states_never_come_between_a_call_and_its_result():
     batch = [CallState(ONE, ONE.signature, result=ok_result(ONE))]
     run = make_run("post_tool", batch=batch, reply=make_reply("", ONE), messages=[Message.assistant("", (ONE,))])
     on_outcome(run, o.StateResult(messages=(Message.user("think again"),)))

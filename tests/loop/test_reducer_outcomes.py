@@ -1,4 +1,4 @@
-"""How an outcome changes a run: what each one folds in."""
+"""``on_outcome``: how each outcome changes a run."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_last_turn_is_over_with_its_model_call():
 # -- call_llm -----------------------------------------------------------------------------------------
 
 
-def test_a_reply_is_stored_before_it_is_judged_and_one_shot_words_have_been_said():
+def test_a_reply_is_stored_at_once_and_one_time_feedback_is_cleared():
     run = make_run("call_llm", pending_instruction="I", feedback="F", silence_s=20, messages=[Message.user("hi")])
     reply = Reply(Message.assistant("x"), FinishReason.LENGTH, Usage(3, 4, cost_usd=0.5))
     on_outcome(run, o.ModelCallSucceeded(reply))
@@ -110,7 +110,7 @@ def test_a_failed_call_counts_as_a_call_and_says_nothing_to_the_model():
     assert run.messages == []
 
 
-def test_a_failed_call_leaves_no_old_reply_to_be_judged_again():
+def test_a_failed_model_call_clears_the_last_reply():
     run = make_run("call_llm", reply=make_reply("", ONE))
     on_outcome(run, o.ModelCallFailed(make_failure("provider_error")))
     assert run.reply is None
@@ -138,32 +138,32 @@ def recovered(kind: str, action: str, **more: Any) -> RunState:
 
 
 @pytest.mark.parametrize("action", Action)
-def test_a_failure_is_counted_and_its_lesson_kept_whatever_is_done(action):
+def test_every_action_counts_the_failure_and_records_its_lesson(action):
     run = recovered("tool_error", action, backoff_s=1.5)
     assert run.failure_attempts == {K.tool_error: 1}
     assert run.lessons_learned == [make_failure("tool_error")]
     assert (run.action, run.backoff_s) == (action, 1.5)
 
 
-def test_with_nothing_found_nothing_is_counted():
+def test_without_a_failure_nothing_is_counted():
     run = make_run("recover")
     on_outcome(run, o.RecoveryDecided(Action.retry))
     assert (run.failure_attempts, run.lessons_learned) == ({}, [])
 
 
 @pytest.mark.parametrize("kind", ["output_malformed", "output_refused", "no_progress", "loop_detected"])
-def test_feedback_on_a_reply_that_no_call_answers_is_one_shot(kind):
+def test_feedback_that_no_tool_result_carries_is_one_time(kind):
     run = recovered(kind, "retry")
     assert run.feedback == prompts.feedback_text(make_failure(kind))
     assert run.messages == []
 
 
 @pytest.mark.parametrize("kind", ["tool_error", "unknown_tool", "transient_provider"])
-def test_feedback_that_a_result_gives_or_nobody_needs_is_not_given_twice(kind):
+def test_feedback_in_a_tool_result_is_not_repeated(kind):
     assert recovered(kind, "retry").feedback is None
 
 
-def test_kept_feedback_is_a_message_behind_the_results():
+def test_kept_feedback_is_a_message_after_the_results():
     call = make_call("9")
     run = recovered(
         "output_truncated", "retry",
@@ -201,13 +201,13 @@ def test_a_truncated_reply_raises_the_cap_up_to_its_limit(limits, before, after)
         ({"max_output_tokens": 9, "max_output_tokens_limit": 9}, (), "answer", "half"),
     ],
 )
-def test_the_model_says_it_again_where_there_is_more_room_and_else_goes_on(limits, calls, said, so_far):
+def test_a_truncated_reply_is_repeated_if_the_limit_can_rise_and_continued_otherwise(limits, calls, said, so_far):
     reply, batch = make_reply("half", *calls, finish="length"), pending_calls(*calls)
     run = recovered("output_truncated", "retry", limits=limits, reply=reply, batch=batch)
     assert (run.feedback, run.partial_answer) == (prompts.truncation_feedback(said), so_far)
 
 
-def test_an_answer_that_nobody_goes_on_with_is_forgotten():
+def test_a_partial_answer_that_is_not_continued_is_dropped():
     for action in ("narrow_scope", "ask_user", "handoff", "stop"):
         assert recovered("output_truncated", action, partial_answer="half").partial_answer == ""
     assert recovered("transient_provider", "retry", partial_answer="half").partial_answer == "half"
@@ -220,7 +220,7 @@ def test_other_failures_leave_the_cap_alone():
 @pytest.mark.parametrize(
     "kind", ["no_progress", "scope_too_large", "kernel_invalidated", "context_overflow", "tool_error"]
 )
-def test_narrowing_tells_the_next_request_what_to_do(kind):
+def test_narrow_scope_sets_the_instruction_of_the_next_request(kind):
     run = recovered(kind, "narrow_scope")
     assert run.pending_instruction == prompts.narrow_scope_instruction(make_failure(kind))
     assert run.feedback is None
@@ -242,7 +242,7 @@ def test_a_stall_is_forgotten_once_it_was_dealt_with():
 @pytest.mark.parametrize(
     ("kind", "waits"), [("loop_detected", "question"), ("ambiguous_input", "question"), ("time_limit", "limit")]
 )
-def test_asking_says_what_is_asked_and_why(kind, waits):
+def test_ask_user_sets_the_pending_request(kind, waits):
     run = recovered(kind, "ask_user")
     assert run.pending_request == PendingRequest(
         waits, prompts.recovery_question(make_failure(kind)), failure_kind=K(kind)
@@ -262,7 +262,7 @@ def test_running_calls_again_clears_the_failed_ones_alone():
 
 
 @pytest.mark.parametrize("transition", ["recover.otherwise", "recover.retry_tool"])
-def test_a_run_that_goes_on_has_no_failure_at_hand(transition):
+def test_a_run_that_continues_has_no_current_failure(transition):
     run = recovered("tool_error", "retry")
     take_transition(run, transition)
     assert (run.failure, run.action) == (None, None)
@@ -280,7 +280,7 @@ def test_a_reply_of_another_kind_breaks_the_row_of_equal_errors():
     assert recovered("tool_error", "retry", error_key=("a", "b", "c", "d"), error_streak=4).error_streak == 4
 
 
-def test_a_retry_after_a_reply_that_no_call_answers_always_says_what_was_wrong():
+def test_a_retry_after_a_final_text_always_gives_feedback():
     """A detector of one's own on a reply: the model must hear why it is asked again."""
     run = recovered("scope_too_large", "retry", messages=[Message.user("x"), Message.assistant("an answer")])
     assert run.feedback is not None
@@ -299,7 +299,7 @@ def test_expired_and_no_outcome():
     assert repr(run) == before
 
 
-def test_what_a_state_of_ones_own_returns_is_noted_under_its_name():
+def test_the_result_of_a_custom_state_is_stored_under_its_name():
     run = make_run("review")
     on_outcome(run, o.StateResult({"score": 3}, (Message.user("hm"),)))
     assert run.state_results == {"review": {"score": 3}}
@@ -316,7 +316,7 @@ def test_a_cancellation_keeps_what_had_ended_by_then():
     assert [m.content for m in run.messages] == ["fine", prompts.NOT_RUN_TEXTS["cancelled"]]
 
 
-def test_the_first_failure_that_aborts_a_run_stands():
+def test_the_first_failure_that_aborts_a_run_wins():
     run = make_run("dispatch_tool", batch=pending_calls(ONE))
     on_outcome(run, o.Aborted(make_failure("aborted", "first"), (ok_result(ONE),)))
     on_outcome(run, o.Aborted(make_failure("aborted", "second")))

@@ -1,4 +1,4 @@
-"""What the model and people are told about each kind of failure."""
+"""The texts about failures for the model and for people."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from tests.helpers.scenarios import make_failure
 
 @pytest.mark.parametrize("kind", FailureKind)
 @pytest.mark.parametrize("say", [prompts.feedback_text, prompts.narrow_scope_instruction, prompts.recovery_question])
-def test_there_are_words_for_every_kind_and_nothing_is_left_unfilled(say, kind):
+def test_every_kind_has_texts_without_unfilled_placeholders(say, kind):
     text = say(make_failure(kind.value, "EXPLAINED {braces}"))
     assert text
     assert "{explanation}" not in text
 
 
 @pytest.mark.parametrize("kind", ["tool_error", "output_malformed", "scope_too_large", "kernel_invalidated"])
-def test_the_words_say_what_happened(kind):
+def test_the_texts_contain_the_explanation(kind):
     assert "EXPLAINED" in prompts.feedback_text(make_failure(kind, "EXPLAINED")) + prompts.narrow_scope_instruction(
         make_failure(kind, "EXPLAINED")
     )
 
 
 @pytest.mark.parametrize("kind", sorted(LIMIT_KINDS))
-def test_a_person_is_told_which_budget_is_spent(kind):
+def test_the_question_names_the_spent_budget(kind):
     assert "EXPLAINED" in prompts.recovery_question(make_failure(kind.value, "EXPLAINED"))
 
 
 @pytest.mark.parametrize(("kind", "limit"), [("token_limit", "max_tokens"), ("cost_limit", "max_cost_usd")])
-def test_a_person_is_told_where_no_reply_can_extend_a_budget(kind, limit):
+def test_the_question_says_when_no_reply_can_extend_the_budget(kind, limit):
     """Time and iterations start anew with a reply; nothing else does, so nobody should be led to think so."""
     text = prompts.recovery_question(make_failure(kind))
     assert "No reply can extend it" in text

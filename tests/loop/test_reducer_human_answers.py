@@ -1,4 +1,4 @@
-"""What a person's answer changes: a text, a decision about a call, the end of a doubt."""
+"""``on_human_answer``: a text, a decision about a call, the outcome of a call in doubt."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_any_other_answer_extends_no_budget():
     assert (run.continues, run.iterations) == (0, 7)
 
 
-def test_after_an_answer_to_a_loop_the_counts_start_anew():
+def test_an_answer_to_a_detected_loop_resets_the_counts():
     run = answered(
         PendingRequest("question", "?", failure_kind=K.loop_detected), HumanReply("text", "x"), recent_calls=["a"] * 5
     )
@@ -108,7 +108,7 @@ def test_allowing_a_call_lets_it_run():
 @pytest.mark.parametrize(
     ("reason", "text"), [("too dear", "Denied by the user: too dear"), ("", "Denied by the user.")]
 )
-def test_denying_a_call_settles_what_the_model_is_told_and_is_no_failure(reason, text):
+def test_denying_a_call_sets_its_result_and_is_not_a_failure(reason, text):
     run = answered(APPROVAL, HumanReply("deny", reason), batch=pending_calls(ONE))
     assert run.batch[0].denied == text
     assert (run.batch[0].approved, run.call_failures, run.failure) == (False, {}, None)
@@ -133,7 +133,7 @@ def in_doubt(kind: str, text: str = "") -> CallState:
     return answered(DOUBT, HumanReply(kind, text), batch=batch).batch[0]
 
 
-def test_a_call_that_ran_has_the_result_that_a_person_tells():
+def test_a_call_that_ran_gets_the_result_that_a_person_reports():
     entry = in_doubt("ran", "it is 42")
     assert entry.result == ToolResult("1", "look", "it is 42")
     assert not entry.started
@@ -144,7 +144,7 @@ def test_a_call_that_did_not_run_is_as_if_never_started():
     assert (entry.result, entry.started) == (None, False)
 
 
-def test_a_call_that_is_given_up_says_that_nobody_knows():
+def test_the_result_of_a_call_given_up_is_unknown():
     entry = in_doubt("give_up")
     assert entry.result.status == "skipped"
     assert "not known" in entry.result.content

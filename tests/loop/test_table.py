@@ -1,4 +1,4 @@
-"""What the shape of the default table buys, found by walking it: calls are counted, cycles spend, nothing is stuck."""
+"""Properties of the default table: calls are counted, cycles spend, no state is stuck."""
 
 from __future__ import annotations
 

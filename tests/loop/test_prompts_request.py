@@ -1,4 +1,4 @@
-"""What the model is shown: the same for the same state, with all that changes at the very end."""
+"""The messages of a request: equal for equal states, with everything that changes at the very end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_rendering_is_pure(fields):
     assert run == before
 
 
-def test_behind_a_tools_result_what_is_added_is_a_users_message():
+def test_additions_after_a_tool_result_are_a_user_message():
     shown = list(render_messages(make_run(messages=list(CALLING), feedback="F", pending_instruction="I")))
     assert shown[:-1] == CALLING
     assert shown[-1] == Message.user("F\n\nI")
@@ -140,7 +140,7 @@ def test_elided_results_keep_their_place_and_their_call():
 # -- the view -----------------------------------------------------------------------------------------
 
 
-def test_a_request_that_was_kept_still_shows_what_was_sent():
+def test_an_old_request_still_shows_what_was_sent():
     run = make_run(messages=list(CALLING), feedback="F")
     kept = render_messages(run)
     before = list(kept)
@@ -153,7 +153,7 @@ def test_a_request_that_was_kept_still_shows_what_was_sent():
 view = Transcript(list(CALLING), 2, (Message.user("tail"),))
 
 
-def test_a_view_reads_like_a_list():
+def test_a_transcript_behaves_like_a_list():
     wanted = [*CALLING[:2], Message.user("tail")]
     assert len(view) == 3
     assert [view[i] for i in range(3)] == wanted
@@ -186,7 +186,7 @@ def test_an_empty_run_renders_to_nothing():
     assert list(render_messages(RunState("r"))) == []
 
 
-def test_a_request_never_ends_with_the_models_own_words():
+def test_a_request_never_ends_with_an_assistant_message():
     said = [Message.user("hi"), Message.assistant("hello")]
     assert list(render_messages(make_run(messages=list(said)))) == [*said, Message.user(CONTINUE)]
     assert list(render_messages(make_run(messages=list(said), feedback="F"))) == [*said, Message.user("F")]

@@ -1,4 +1,4 @@
-"""Each rule of a graph, broken alone; and the rows of the default loop against a table written by hand."""
+"""``check_graph``: each rule broken alone; and the rows of the default loop against a table written by hand."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_partial_has_no_name():
     assert error.rule == "a guard's name must be an identifier"
 
 
-def test_no_guard_is_asked_twice_in_one_state():
+def test_no_guard_is_used_twice_in_one_state():
     error = refused((WORK, END), Transition("work", ready, "end"), Transition("work", ready, "work"), GO)
     assert (error.rule, error.edge) == ("the guard is used twice in one state", "work.ready")
 
@@ -107,7 +107,7 @@ def test_two_guards_of_one_name_are_one_too_many():
     assert error.edge == "work.ready"
 
 
-def test_a_guard_may_be_asked_in_two_states():
+def test_a_guard_may_be_used_in_two_states():
     other = StateSpec("other", spends="a step")
     Graph(
         (WORK, other, END),
@@ -170,7 +170,7 @@ def test_the_last_row_of_a_state_has_no_guard():
     assert "Transition('work', None, ...)" in str(error)
 
 
-def test_nothing_stands_behind_a_row_without_a_guard():
+def test_no_row_follows_a_row_without_a_guard():
     error = refused((WORK, END), GO, Transition("work", ready, "end"))
     assert error.rule == "can never be evaluated: work.otherwise comes before it and has no guard"
     assert error.edge == "work.ready"
@@ -237,7 +237,7 @@ def test_a_cycle_may_spend_on_its_way_in_its_state_or_wait(graph):
     assert graph().initial == "a"
 
 
-def test_a_cycle_is_found_behind_a_detour_that_is_none():
+def test_a_cycle_is_found_after_an_acyclic_branch():
     """A state that two ways lead to is walked once, and what follows from it is still seen."""
     c = StateSpec("c")
     error = refused(

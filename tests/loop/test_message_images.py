@@ -1,4 +1,4 @@
-"""A picture is one of four kinds, holds what it says, and shows nothing of it where it is represented."""
+"""Images: four media types, valid base64, and no data in the repr."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PNG = b"\x89PNG\r\n\x1a\n and more"
         (b"RIFF....WEBPVP8 ", "image/webp"),
     ],
 )
-def test_the_kind_is_told_by_how_the_file_begins(content: bytes, kind: str) -> None:
+def test_the_media_type_is_detected_from_the_first_bytes(content: bytes, kind: str) -> None:
     assert Image.from_bytes(content).media_type == kind
 
 

@@ -1,4 +1,4 @@
-"""How a move changes a run: what was found, which strikes are forgiven, what is over."""
+"""``on_transition``: the failure found, the attempts reset, the batch closed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_entering_pre_step_spends_a_step():
     assert run.steps == 4
 
 
-def test_what_the_guard_found_is_the_runs_failure():
+def test_the_failure_of_the_guard_becomes_the_runs_failure():
     run = make_run("pre_step")
     take_transition(run, "pre_step.time_limit", make_failure("time_limit"))
     assert run.failure == make_failure("time_limit")
@@ -54,7 +54,7 @@ def test_a_guard_that_only_says_yes_leaves_the_failure_alone():
 
 
 @pytest.mark.parametrize("attempts_scope", ["streak", "run"])
-def test_a_good_reply_forgives_the_strikes_of_its_kinds(attempts_scope):
+def test_a_good_reply_resets_the_attempts_of_the_output_kinds(attempts_scope):
     run = make_run("post_llm", behavior={"attempts_scope": attempts_scope}, batch=pending_calls(ONE))
     run.failure_attempts = {K.output_malformed: 1, K.no_progress: 1, K.tool_error: 1}
     take_transition(run, "post_llm.tool_calls")
@@ -62,14 +62,14 @@ def test_a_good_reply_forgives_the_strikes_of_its_kinds(attempts_scope):
     assert set(run.failure_attempts) == kept
 
 
-def test_a_reply_that_is_recovered_from_forgives_nothing():
+def test_a_failed_reply_resets_no_attempts():
     run = make_run("post_llm", failure_attempts={K.output_malformed: 1})
     take_transition(run, "post_llm.output_malformed", make_failure("output_malformed"))
     assert run.failure_attempts == {K.output_malformed: 1}
     assert run.failure == make_failure("output_malformed")
 
 
-def test_a_call_that_worked_forgives_the_providers_strikes():
+def test_a_successful_model_call_resets_the_attempts_of_the_provider_kinds():
     run = make_run("call_llm", failure_attempts={K.transient_provider: 2, K.context_overflow: 1, K.tool_error: 1})
     take_transition(run, "call_llm.otherwise")
     assert set(run.failure_attempts) == {K.tool_error}
@@ -102,21 +102,21 @@ def judged(*results: ToolResult, transition: str = "post_tool.otherwise", **fiel
 STRIKES = {K.tool_error: 1, K.unknown_tool: 1, K.transient_provider: 1}
 
 
-def test_a_success_forgives_the_tools_strikes():
+def test_a_successful_tool_call_resets_the_attempts_of_the_tool_kinds():
     assert judged(ok_result(ONE), failure_attempts=dict(STRIKES)).failure_attempts == {K.transient_provider: 1}
 
 
-def test_a_success_does_not_forgive_what_failed_beside_it():
+def test_a_success_does_not_reset_kinds_that_failed_in_the_same_batch():
     run = judged(ok_result(ONE), failed_result(TWO), transition="post_tool.tool_error", failure_attempts=dict(STRIKES))
     assert run.failure_attempts == {K.tool_error: 1, K.transient_provider: 1}
 
 
 @pytest.mark.parametrize("result", [failed_result(ONE, "environment_error"), denied_result(ONE)])
-def test_without_a_success_nothing_is_forgiven(result):
+def test_without_a_success_no_attempts_are_reset(result):
     assert judged(result, failure_attempts=dict(STRIKES)).failure_attempts == STRIKES
 
 
-def test_nothing_is_forgiven_before_the_whole_batch_has_come_in():
+def test_attempts_are_reset_only_once_the_batch_is_complete():
     """A success beside a call that still fails must not buy that call endless tries."""
     run = make_run(
         "post_tool", batch=pending_calls(ONE, TWO), reply=make_reply("", ONE, TWO), failure_attempts=dict(STRIKES)
@@ -126,12 +126,12 @@ def test_nothing_is_forgiven_before_the_whole_batch_has_come_in():
     assert run.failure_attempts == STRIKES
 
 
-def test_a_run_that_counts_as_a_whole_forgives_nothing():
+def test_attempts_scope_run_never_resets_attempts():
     run = judged(ok_result(ONE), behavior={"attempts_scope": "run"}, failure_attempts=dict(STRIKES))
     assert run.failure_attempts == STRIKES
 
 
-def test_the_breaker_and_the_denials_start_anew_once_they_were_acted_on():
+def test_the_circuit_breaker_and_the_denials_reset_after_recovery():
     run = make_run("post_tool", error_key=("a", "b", "c", "d"), error_streak=5)
     take_transition(run, "post_tool.repeated_error", make_failure("repeated_error"))
     assert (run.error_key, run.error_streak) == (None, 0)
@@ -149,7 +149,7 @@ def test_denials_that_are_not_acted_on_yet_are_still_counted():
 
 
 @pytest.mark.parametrize("target", ["work", "terminal"])
-def test_a_wait_of_ones_own_is_over_once_it_was_answered(target):
+def test_a_custom_waiting_state_ends_with_the_answer(target):
     run = make_run("rest", pending_request=PendingRequest("question", "Go on?"), human_reply=HumanReply("text", "yes"))
     run.state = target
     on_transition(run, Decision(Transition("rest", None, target), ()))
@@ -168,7 +168,7 @@ def test_a_wait_of_ones_own_is_over_once_it_was_answered(target):
         ("post_llm.otherwise", None, ""),
     ],
 )
-def test_the_half_of_an_answer_is_kept_until_another_reply_was_read(transition, found, so_far):
+def test_a_partial_answer_is_kept_until_the_next_reply_is_parsed(transition, found, so_far):
     run = make_run("post_llm", partial_answer="half")
     take_transition(run, transition, found and make_failure(found))
     assert run.partial_answer == so_far

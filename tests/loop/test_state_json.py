@@ -1,4 +1,4 @@
-"""A run survives a trip through JSON, whatever it knows; what JSON cannot hold becomes what it can."""
+"""``dump_state`` and ``load_state``: any run survives the round trip; what JSON cannot represent is replaced."""
 
 from __future__ import annotations
 
