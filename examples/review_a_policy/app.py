@@ -1,8 +1,8 @@
-"""The app under review: a support agent that may refund, and the rules by which it may.
+"""The app under review: a support agent that may refund money, and its policy.
 
-Two rules stand between the model and the money. A refund above 100 needs a person's leave: that is said at
-the tool. A reply that wants to refund more than 500 is not even dispatched, but handed to a person: that is
-a detector, and its row in the table is what a reviewer signs.
+Two rules protect the money. A refund above 100 needs approval: the tool declares that. A reply that asks for a refund of
+more than 500 is not dispatched at all, but handed off to a human: that is a detector, and its row in the table is what a
+reviewer reviews.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import replace
 from agentfsm import LOOP, Action, Agent, Example, Failure, FailureKind, Graph, Model, RunState, detector, tool
 from agentfsm.testing import call
 
-NEEDS_LEAVE = 100
-NEVER = 500
+APPROVAL_ABOVE = 100
+MAX_REFUND = 500
 
 
-@tool(requires_approval=lambda arguments: arguments["amount"] > NEEDS_LEAVE)
+@tool(requires_approval=lambda arguments: arguments["amount"] > APPROVAL_ABOVE)
 def refund(order: str, amount: int) -> str:
     """Give a customer money back.
 
@@ -35,33 +35,33 @@ def look_up(order: str) -> str:
 
 @detector(
     fires_on=[
-        Example(call=call("refund", order="A-1", amount=NEVER + 1)),
+        Example(call=call("refund", order="A-1", amount=MAX_REFUND + 1)),
         Example(call=call("refund", order="A-1", amount=10_000)),
     ],
     silent_on=[
-        Example(call=call("refund", order="A-1", amount=NEVER)),
+        Example(call=call("refund", order="A-1", amount=MAX_REFUND)),
         Example(call=call("look_up", order="A-1")),
         Example(reply="You will have your money tomorrow."),
     ],
 )
 def too_much(run: RunState) -> Failure | None:
-    """A reply wants to give back more than anybody may."""
-    wanted = [c.call.arguments.get("amount", 0) for c in run.batch if c.call.name == "refund"]
-    if not any(isinstance(amount, int) and amount > NEVER for amount in wanted):
+    """A reply asks for a refund above the maximum."""
+    amounts = [c.call.arguments.get("amount", 0) for c in run.batch if c.call.name == "refund"]
+    if not any(isinstance(amount, int) and amount > MAX_REFUND for amount in amounts):
         return None
     return Failure(
         kind=FailureKind.policy_violation,
-        explanation=f"no refund may be more than {NEVER}",
+        explanation=f"no refund may be more than {MAX_REFUND}",
         suggested_action=Action.handoff,
     )
 
 
 GRAPH: Graph = replace(LOOP.with_detector("post_llm", too_much, before="tool_calls"), name="refunds")
-"""The table that was reviewed: the detector is asked before any call is dispatched."""
+"""The reviewed table: the detector is evaluated before any call is dispatched."""
 
 HURRIED: Graph = replace(LOOP.with_detector("post_llm", too_much), name="refunds")
-"""The same, after a hurried change: one word is gone, and so the row stands behind ``tool_calls``. This is the
-planted bug. The graph is valid, has every edge that it had, and pays whatever it is asked to."""
+"""The same table after a careless change: without ``before="tool_calls"``, the row comes after ``tool_calls``. This is a
+deliberate bug. The graph is valid and has all its edges, but it pays whatever the model asks for."""
 
 
 def support(model: str | Model, graph: Graph = GRAPH) -> Agent:

@@ -1,4 +1,4 @@
-"""The tests of the policy: every pair of rows, with no model, in a few seconds.
+"""Tests of the policy: every pair of consecutive rows, without a model, in a few seconds.
 
 Run them in this folder::
 
@@ -8,7 +8,7 @@ Run them in this folder::
 from __future__ import annotations
 
 import pytest
-from app import GRAPH, HURRIED, NEEDS_LEAVE, NEVER, support
+from app import APPROVAL_ABOVE, GRAPH, HURRIED, MAX_REFUND, support
 from hypothesis import given, settings
 
 from agentfsm.analysis import analyse, diff, never_after
@@ -32,57 +32,57 @@ WITNESS = WitnessDriver(AGENT, examples=EXAMPLES)
 
 @pytest.mark.fsm(graph=AGENT)
 def test_the_real_loop_takes_every_path(fsm_path) -> None:
-    """Each path is brought about by the examples of its guards: scripted replies, results, people and time."""
+    """The examples of the guards on a path make up its scenario: model replies, tool results, human replies, time."""
     WITNESS.run(fsm_path).check()
 
 
 @pytest.mark.fsm(graph=AGENT, cover="transitions")
-def test_on_every_path_the_run_comes_to_an_end(fsm_path) -> None:
-    """Whatever the guards would say: this is how a screen or a hook of yours meets every path."""
+def test_on_every_path_the_run_ends(fsm_path) -> None:
+    """With the guards overridden: this is how to run your own user interface or hooks on every path."""
     assert force(AGENT, fsm_path).run_result.state == "terminal"
 
 
-def test_the_detector_is_right_about_its_own_examples() -> None:
+def test_the_detector_agrees_with_its_own_examples() -> None:
     assert WITNESS.check_examples() > 50
 
 
-def test_what_is_proved() -> None:
-    found = analyse(
+def test_the_policy_is_proved() -> None:
+    analysis = analyse(
         GRAPH,
         never_after("dispatch_tool", "too_much", until="pre_step"),
         never_after("dispatch_tool", "output_truncated", until="pre_step"),
         guardrails=AGENT.guardrails,
         behavior=AGENT.behavior,
     )
-    assert found.ok, str(found)
+    assert analysis.ok, str(analysis)
 
 
 @settings(max_examples=200, deadline=None)
 @given(scenarios(AGENT, max_turns=3))
-def test_no_money_leaves_without_leave(script) -> None:
-    played = Simulator(AGENT).run_sync(script)
-    for started in played.started_tools:
+def test_no_refund_without_approval(scenario) -> None:
+    result = Simulator(AGENT).run_sync(scenario)
+    for started in result.started_tools:
         if started.tool == "refund":
-            assert started.arguments["amount"] <= NEVER
-            assert started.approved or started.arguments["amount"] <= NEEDS_LEAVE
-    invariants.approved_before_run(AGENT, played)
-    invariants.within_budgets(played.run_result.run_state)
+            assert started.arguments["amount"] <= MAX_REFUND
+            assert started.approved or started.arguments["amount"] <= APPROVAL_ABOVE
+    invariants.approved_before_run(AGENT, result)
+    invariants.within_budgets(result.run_result.run_state)
 
 
-# -- the planted bug, and three ways in which it shows ------------------------------------------------
+# -- the deliberate bug, and three ways to find it ----------------------------------------------------
 
 
-def test_the_difference_shows_it() -> None:
-    """Every edge is as it was; a decision is not."""
-    found = diff(GRAPH, HURRIED)
-    assert (found.added, found.removed, found.retargeted) == ((), (), ())
-    (changed,) = found.decisions
+def test_the_diff_shows_the_bug() -> None:
+    """No edge has changed, but a decision has."""
+    difference = diff(GRAPH, HURRIED)
+    assert (difference.added, difference.removed, difference.retargeted) == ((), (), ())
+    (changed,) = difference.decisions
     assert (changed.state, changed.where) == ("post_llm", ("too_much", "tool_calls"))
     assert (changed.old, changed.new) == ("too_much -> recover", "tool_calls -> dispatch_tool")
 
 
-def test_its_path_shows_it() -> None:
-    """The path that was reviewed is not taken any more, and the guard that stole it is named."""
+def test_a_path_shows_the_bug() -> None:
+    """The run leaves the reviewed path, and the error names the guard that decided otherwise."""
     path = next(p for p in paths(AGENT, "transitions") if "post_llm.too_much" in p.ids)
     with pytest.raises(
         PathDivergenceError, match=r"should be post_llm.too_much -> recover, but it was post_llm.tool_calls"
@@ -90,10 +90,13 @@ def test_its_path_shows_it() -> None:
         WitnessDriver(support(ScriptedModel(), HURRIED), examples=EXAMPLES).run(path).check()
 
 
-def test_a_run_shows_it() -> None:
-    """And this is what it would have cost: asked for 501, a person away, and nothing in the way but the approval."""
+def test_a_run_shows_the_bug() -> None:
+    """The refund of 501 is no longer refused; only the approval stands between the model and the money."""
     model = ScriptedModel([call("refund", order="A-1", amount=501)])
-    assert support(model, GRAPH).run_sync("Give me 501 back").outcome.rationale == f"no refund may be more than {NEVER}"
+    assert (
+        support(model, GRAPH).run_sync("Give me 501 back").outcome.rationale
+        == f"no refund may be more than {MAX_REFUND}"
+    )
     model = ScriptedModel([call("refund", order="A-1", amount=501)])
-    asked = support(model, HURRIED).run_sync("Give me 501 back").outcome
-    assert (asked.kind, asked.tool) == ("approval", "refund")  # one careless click from paid
+    outcome = support(model, HURRIED).run_sync("Give me 501 back").outcome
+    assert (outcome.kind, outcome.tool) == ("approval", "refund")

@@ -34,50 +34,70 @@ INSTALL_S = 300
 
 
 def require_node() -> str:
-    """Where node is; the test is skipped where it is not."""
-    found = shutil.which("node")
-    if found is None:
-        pytest.skip("node is not installed: no oracle from outside")
-    return found
+    """The path of node; skips the test where node is not installed."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed, and it is the oracle of this test")
+    return node
 
 
 def install_package(name: str, version: str, only: str = "") -> Path:
-    """The folder of a package, or one file of it, that needs no other package; the test is skipped without it."""
+    """The folder of an npm package without dependencies, or one file of it; skips the test if it cannot be installed."""
+    npm, tar = _require_program("npm", name), _require_program("tar", name)
+    commands = [
+        [npm, "pack", "--silent", "--pack-destination", ".", f"{name}@{version}"],
+        [tar, "-xzf", f"{name}-{version}.tgz", f"package/{only}"],
+    ]
+    return _install_once(f"{name}-{version}", commands) / "package" / only
+
+
+def _install_program(package: str, version: str, script: str) -> list[str]:
+    """The command that runs a script of an npm package, installed with its dependencies."""
+    name = package.rpartition("/")[2]
+    node, npm = _require_program("node", name), _require_program("npm", name)
+    options = ["--no-save", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", "."]
+    folder = _install_once(f"{name}-{version}", [[npm, "install", *options, f"{package}@{version}"]])
+    return [node, str(folder / "node_modules" / package / script)]
+
+
+def _require_program(program: str, needed_by: str) -> str:
+    path = shutil.which(program)
+    if path is None:
+        pytest.skip(f"{needed_by} needs {program}, which is not installed")
+    return path
+
+
+def _install_once(name: str, commands: list[list[str]]) -> Path:
+    """The cache folder of a package, filled by commands that run in it if it does not exist; or skips the test.
+
+    The commands run in a temporary folder that is renamed at the end: other test processes may install the same package.
+    """
     cache = Path(os.environ.get("AGENTFSM_TEST_CACHE") or Path.home() / ".cache" / "agentfsm-tests")
-    home = cache / f"{name}-{version}"
-    if not home.exists():
-        _unpack_package(name, version, only, cache, home)
-    return home / "package" / only
-
-
-def _unpack_package(name: str, version: str, only: str, cache: Path, home: Path) -> None:
-    """Unpack it beside its home and move it there whole: several test processes may be at it at once."""
-    npm, tar = shutil.which("npm"), shutil.which("tar")
-    if npm is None or tar is None:
-        pytest.skip(f"{name} needs npm and tar, and they are not on the path")
+    folder = cache / name
+    if folder.exists():
+        return folder
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix="installing-", dir=cache))
+        temporary = Path(tempfile.mkdtemp(prefix="installing-", dir=cache))
     except OSError as error:
         pytest.skip(f"{name} cannot be installed: {error}")
     try:
-        for command in (
-            [npm, "pack", "--silent", "--pack-destination", str(fresh), f"{name}@{version}"],
-            [tar, "-xzf", f"{name}-{version}.tgz", f"package/{only}"],
-        ):
-            done = subprocess.run(command, cwd=fresh, capture_output=True, text=True, timeout=INSTALL_S, check=False)
+        for command in commands:
+            done = subprocess.run(
+                command, cwd=temporary, capture_output=True, text=True, timeout=INSTALL_S, check=False
+            )
             if done.returncode != 0:
                 pytest.skip(f"{name} cannot be installed: {done.stderr.strip()[-300:]}")
-        (fresh / f"{name}-{version}.tgz").unlink()
         try:
-            fresh.rename(home)
+            temporary.rename(folder)
         except OSError:
-            if not home.exists():
+            if not folder.exists():
                 raise
     except subprocess.TimeoutExpired:
         pytest.skip(f"{name} cannot be installed: npm took more than {INSTALL_S} s")
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
 
 
 AIMOCK_PACKAGE, AIMOCK_VERSION = "@copilotkit/aimock", "1.43.0"
@@ -86,12 +106,12 @@ AIMOCK_START_S = 30.0
 
 
 class AiMock:
-    """A running server.
+    """A running aimock server.
 
     Attributes:
-        url: Its address; what ``AnthropicMessages`` takes as base_url.
-        openai_url: What ``OpenAIChat`` takes as base_url.
-        key: The one key that it lets in.
+        url: Its address, as the ``base_url`` of ``AnthropicMessages``.
+        openai_url: The ``base_url`` of ``OpenAIChat``.
+        key: The only API key that it accepts.
     """
 
     def __init__(self, url: str, key: str) -> None:
@@ -101,7 +121,7 @@ class AiMock:
 
     @property
     def environ(self) -> dict[str, str]:
-        """The variables by which ``resolve`` (in this process or another) finds it, for either wire."""
+        """The environment variables that make a model of either wire use this server."""
         return {
             "OPENAI_BASE_URL": self.openai_url,
             "OPENAI_API_KEY": self.key,
@@ -110,12 +130,12 @@ class AiMock:
         }
 
     def script(self, *fixtures: dict[str, Any]) -> None:
-        """Forget all that was before, and answer by these from now on."""
+        """Reset the server, and answer with these fixtures from now on."""
         self._control("POST", "reset")
         self._control("POST", "fixtures", {"fixtures": list(fixtures)})
 
     def requests(self) -> list[dict[str, Any]]:
-        """What it was asked since the last script: the bodies, in its own common form."""
+        """The bodies of the requests since the last ``script``, in aimock's common format."""
         entries: list[dict[str, Any]] = self._control("GET", "journal")
         return [entry["body"] for entry in entries]
 
@@ -128,8 +148,8 @@ class AiMock:
 
 @pytest.fixture(scope="session", name="aimock")
 def aimock_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AiMock]:
-    """The server, for as long as the tests run; give it a ``script`` first thing in each test."""
-    command = _installed_command()
+    """The server, one for the whole test session; each test begins with ``script``."""
+    command = _aimock_command()
     folder = tmp_path_factory.mktemp("aimock")
     (folder / "empty.json").write_text(json.dumps({"fixtures": []}))
     key = f"sk-aimock-{secrets.token_hex(12)}"
@@ -153,58 +173,21 @@ def aimock_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AiMock]:
 
 
 def _wait_for_address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Where it listens, once it says so."""
-    give_up = time.monotonic() + AIMOCK_START_S
-    while time.monotonic() < give_up and process.poll() is None:
+    """The address that the server logs once it listens."""
+    deadline = time.monotonic() + AIMOCK_START_S
+    while time.monotonic() < deadline and process.poll() is None:
         if found := re.search(r"listening on (http://\S+)", log.read_text()):
             return found[1]
         time.sleep(0.02)
     raise RuntimeError(f"aimock did not start: {log.read_text()}")
 
 
-def _installed_command() -> list[str]:
-    """The command that starts it, after installing it if need be."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
-        pytest.skip("aimock needs node and npm, and they are not on the path")
-    version = subprocess.run([node, "--version"], capture_output=True, text=True, check=False).stdout.strip()
+def _aimock_command() -> list[str]:
+    """The command that starts the server."""
+    version = subprocess.run([require_node(), "--version"], capture_output=True, text=True, check=False).stdout.strip()
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST_NODE:
         pytest.skip(f"aimock needs node {'.'.join(map(str, OLDEST_NODE))}, and this is {version or 'broken'}")
-    cache = Path(os.environ.get("AGENTFSM_TEST_CACHE") or Path.home() / ".cache" / "agentfsm-tests")
-    home = cache / f"aimock-{AIMOCK_VERSION}"
-    script = home / "node_modules" / AIMOCK_PACKAGE / "dist" / "cli.js"
-    if not script.exists():
-        _install_aimock(npm, cache, home)
-    return [node, str(script)]
-
-
-def _install_aimock(npm: str, cache: Path, home: Path) -> None:
-    """Install it beside its home and move it there whole: several test processes may be at it at once."""
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix="installing-", dir=cache))
-    except OSError as error:
-        pytest.skip(f"aimock cannot be installed: {error}")
-    try:
-        options = ["--no-save", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(fresh)]
-        done = subprocess.run(
-            [npm, "install", *options, f"{AIMOCK_PACKAGE}@{AIMOCK_VERSION}"],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        if done.returncode != 0:
-            pytest.skip(f"aimock cannot be installed: {done.stderr.strip()[-300:]}")
-        try:
-            fresh.rename(home)
-        except OSError:
-            if not home.exists():
-                raise
-    except subprocess.TimeoutExpired:
-        pytest.skip("aimock cannot be installed: npm took more than 300 s")
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+    return _install_program(AIMOCK_PACKAGE, AIMOCK_VERSION, "dist/cli.js")
 
 
 EVERYTHING_PACKAGE, EVERYTHING_VERSION = "@modelcontextprotocol/server-everything", "2026.8.31"
@@ -212,7 +195,7 @@ EVERYTHING_START_S = 30.0
 
 
 class EverythingServer:
-    """The server over streamable HTTP; it can be stopped and started again on its port."""
+    """The MCP server "everything" over streamable HTTP; it can be stopped and restarted on the same port."""
 
     def __init__(self, command: list[str], port: int, log: Path) -> None:
         self._command, self.port, self._log = command, port, log
@@ -220,7 +203,7 @@ class EverythingServer:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """Its address."""
         return f"http://127.0.0.1:{self.port}/mcp"
 
     def start(self) -> None:
@@ -232,8 +215,8 @@ class EverythingServer:
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"PORT": str(self.port)},
             )
-        give_up = time.monotonic() + EVERYTHING_START_S
-        while time.monotonic() < give_up and self._process.poll() is None:
+        deadline = time.monotonic() + EVERYTHING_START_S
+        while time.monotonic() < deadline and self._process.poll() is None:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
                 return
             time.sleep(0.02)
@@ -248,21 +231,13 @@ class EverythingServer:
 
 @pytest.fixture(scope="session", name="everything")
 def everything_command() -> list[str]:
-    """The command that starts it, without the word for its transport."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
-        pytest.skip("server-everything needs node and npm, and they are not on the path")
-    cache = Path(os.environ.get("AGENTFSM_TEST_CACHE") or Path.home() / ".cache" / "agentfsm-tests")
-    home = cache / f"server-everything-{EVERYTHING_VERSION}"
-    script = home / "node_modules" / EVERYTHING_PACKAGE / "dist" / "index.js"
-    if not script.exists():
-        _install_everything(npm, cache, home)
-    return [node, str(script)]
+    """The command that starts the server; its argument is the transport."""
+    return _install_program(EVERYTHING_PACKAGE, EVERYTHING_VERSION, "dist/index.js")
 
 
 @pytest.fixture(name="everything_http")
 def everything_http(everything: list[str], tmp_path: Path) -> Iterator[EverythingServer]:
-    """The server, listening on loopback."""
+    """The server, listening on the loopback interface."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -270,27 +245,3 @@ def everything_http(everything: list[str], tmp_path: Path) -> Iterator[Everythin
     server.start()
     yield server
     server.kill()
-
-
-def _install_everything(npm: str, cache: Path, home: Path) -> None:
-    """Install it beside its home and move it there whole: several test processes may be at it at once."""
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix="installing-", dir=cache))
-    except OSError as error:
-        pytest.skip(f"server-everything cannot be installed: {error}")
-    try:
-        options = ["--no-save", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(fresh)]
-        command = [npm, "install", *options, f"{EVERYTHING_PACKAGE}@{EVERYTHING_VERSION}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        if done.returncode != 0:
-            pytest.skip(f"server-everything cannot be installed: {done.stderr.strip()[-300:]}")
-        try:
-            fresh.rename(home)
-        except OSError:
-            if not home.exists():
-                raise
-    except subprocess.TimeoutExpired:
-        pytest.skip("server-everything cannot be installed: npm took more than 300 s")
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)

@@ -42,7 +42,7 @@ __all__ = [
     "await_run",
     "check_result",
     "check_run",
-    "collect_all_events",
+    "collect_events",
     "dangerous",
     "denied_result",
     "echo",
@@ -75,7 +75,7 @@ __all__ = [
 def make_run(
     state: str = "pre_step", *, limits: dict[str, Any] | None = None, behavior: Any = None, **fields: Any
 ) -> RunState:
-    """A run in a state, with some limits, some rules and some fields set."""
+    """A run in a state, with some limits, behavior and fields set."""
     guardrails = AgentGuardrails(**(limits or {}))
     return RunState("run", state=state, guardrails=guardrails, behavior=Behavior(**(behavior or {})), **fields)
 
@@ -89,7 +89,7 @@ def make_reply(text: str = "", *calls: ToolCall, finish: str = "stop", refusal: 
 
 
 def pending_calls(*calls: ToolCall) -> list[CallState]:
-    """A batch of calls with no result."""
+    """A batch of calls without results."""
     return [CallState(c, c.signature) for c in calls]
 
 
@@ -115,7 +115,7 @@ def denied_result(call: ToolCall) -> ToolResult:
 
 
 def take_transition(run: RunState, transition: str, detected: Any = None) -> None:
-    """Follow a row of the loop, as the machine would have taken it."""
+    """Take a row of the loop, as the machine does."""
     row = LOOP.transition(transition)
     assert run.state == row.source
     run.state = row.target
@@ -131,28 +131,28 @@ def look(where: str = "") -> str:
     return f"seen {where}"
 
 
-def scripted_agent(*script: Any, clock: FakeClock | None = None, **parts: Any) -> tuple[Agent, RecordingModel]:
-    """An agent whose model follows a script, on a clock that stands still, and the model's recorder."""
+def scripted_agent(*script: Any, clock: FakeClock | None = None, **config: Any) -> tuple[Agent, RecordingModel]:
+    """An agent with a scripted model and a fake clock, and the recorder of the model's requests."""
     model = RecordingModel(ScriptedModel(script))
-    host = parts.pop("host", None) or Host(clock=clock or FakeClock(), secret=b"secret")
-    return Agent(model, host=host, **parts), model
+    host = config.pop("host", None) or Host(clock=clock or FakeClock(), secret=b"secret")
+    return Agent(model, host=host, **config), model
 
 
 def run_async(work: Callable[[], Awaitable[T]]) -> T:
-    """Run a scene in a loop of its own, and make sure that no task is left behind."""
+    """The result of async work in an event loop of its own; no task may be left over."""
 
     async def watched() -> T:
-        came = await work()
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        assert not left, left
-        return came
+        result = await work()
+        leftover = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not leftover, leftover
+        return result
 
     return asyncio.run(watched())
 
 
-def run_script(*script: Any, prompt: str = "go", **parts: Any) -> RunResult:
-    """One run on a script, from its prompt to its end, with every check."""
-    agent, model = scripted_agent(*script, **parts)
+def run_script(*script: Any, prompt: str = "go", **config: Any) -> RunResult:
+    """The checked result of one scripted run."""
+    agent, model = scripted_agent(*script, **config)
 
     async def scene() -> RunResult:
         return await agent.run(prompt)
@@ -163,17 +163,17 @@ def run_script(*script: Any, prompt: str = "go", **parts: Any) -> RunResult:
 LOOK_SCRIPT = (call("look", where="here"), "done")
 
 
-def with_scripted_run(use: Callable[[Run], Awaitable[Any]], *script: Any, **parts: Any) -> Any:
-    """Play with one run of a script, and check what the model was sent and what the run left."""
-    agent, model = scripted_agent(*(script or LOOK_SCRIPT), **{"tools": [look], **parts})
+def with_scripted_run(use: Callable[[Run], Awaitable[Any]], *script: Any, **config: Any) -> Any:
+    """What ``use`` returns for a scripted run; the model's requests and the final transcript are checked."""
+    agent, model = scripted_agent(*(script or LOOK_SCRIPT), **{"tools": [look], **config})
 
     async def scene() -> Any:
         run = agent.run("go")
-        came = await use(run)
+        result = await use(run)
         check_requests(model.requests)
         if run.finished and run.run_state.state == "terminal":
             check_transcript(run.run_state.messages, request=False)
-        return came
+        return result
 
     return run_async(scene)
 
@@ -187,7 +187,7 @@ def assert_cancelled(result: RunResult, reason: str = "cancelled") -> None:
 
 
 def check_result(result: RunResult, model: RecordingModel | None = None) -> RunResult:
-    """A result, once what every run promises has been looked at."""
+    """The result, after checking what is true of every run."""
     if model is not None:
         check_requests(model.requests)
     assert isinstance(result.outcome, Ending)
@@ -202,8 +202,8 @@ def check_result(result: RunResult, model: RecordingModel | None = None) -> RunR
     return result
 
 
-async def collect_all_events(run: Run) -> list[Event]:
-    """Every event of a run; the last is its only ending, and they come in the order of their numbers."""
+async def collect_events(run: Run) -> list[Event]:
+    """Every event of a run; checks that only the last one is an ending and that their numbers are consecutive."""
     events = [event async for event in run]
     assert [e for e in events if isinstance(e, Ending)] == events[-1:]
     assert [e.seq for e in events] == list(range(1, len(events) + 1))
@@ -217,27 +217,27 @@ def transcript_of(result: RunResult) -> list[tuple[str, str]]:
 
 def tool_texts(result: RunResult) -> list[str]:
     """The texts of the tool messages."""
-    return [text for role, text in transcript_of(result) if role == "tool"]
+    return tool_result_texts(result.messages)
 
 
 def lesson_kinds(result: RunResult) -> list[str]:
-    """The kinds of the lessons that the run learned."""
+    """The kinds of the run's lessons."""
     return [lesson.kind.value for lesson in result.run_state.lessons_learned]
 
 
 async def run_agent(agent: Agent, prompt: str = "go") -> RunResult:
-    """One run, awaited."""
+    """The result of one run."""
     return await agent.run(prompt)
 
 
-def run_script_with_requests(*script: Any, **parts: Any) -> tuple[RunResult, list[ModelRequest]]:
-    """One run on a script, with every check, and the requests that the model got."""
-    agent, model = scripted_agent(*script, **parts)
+def run_script_with_requests(*script: Any, **config: Any) -> tuple[RunResult, list[ModelRequest]]:
+    """The checked result of one scripted run, and the model's requests."""
+    agent, model = scripted_agent(*script, **config)
     return check_result(run_async(lambda: run_agent(agent)), model), model.requests
 
 
 def assert_aborted(result: RunResult, words: str) -> None:
-    """Assert that a run was aborted, and that its last event says by what."""
+    """Assert that a run was aborted, with an explanation that contains ``words``."""
     assert isinstance(result.outcome, PartialRunSummary)
     assert result.outcome.failure is not None
     assert result.outcome.failure.kind is FailureKind.aborted
@@ -246,12 +246,12 @@ def assert_aborted(result: RunResult, words: str) -> None:
 
 
 def scripted_model(*entries: Any) -> RecordingModel:
-    """A model that follows a script and keeps every request."""
+    """A scripted model that records every request."""
     return RecordingModel(ScriptedModel(entries))
 
 
 def request_text(request: ModelRequest) -> str:
-    """All that a request says, as one text."""
+    """All messages of a request, as one text."""
     return "\n".join(m.content for m in request.messages)
 
 
@@ -260,17 +260,8 @@ def tool_result_texts(messages: Sequence[Message]) -> list[str]:
     return [m.content for m in messages if m.role is Role.TOOL]
 
 
-async def collect_events(run: Run) -> list[Event]:
-    """Every event of a run; the last is its only ending, and they come in the order of their numbers."""
-    events = [event async for event in run]
-    endings = [event for event in events if isinstance(event, Ending)]
-    assert endings == events[-1:]
-    assert [e.seq for e in events] == list(range(1, len(events) + 1))
-    return events
-
-
 def transitions_taken(result: RunResult) -> list[str]:
-    """The moves of a result, each as ``state: guard -> state``."""
+    """The transitions of a result, each as ``state: guard -> state``."""
     return [f"{d.source}: {d.guard} -> {d.target}" for d in result.decisions]
 
 
@@ -288,7 +279,7 @@ def explode(text: str = "boom") -> str:
 
 
 def truncated_reply(*calls: ToolCall, text: str = "") -> Reply:
-    """A reply that its length limit cut off."""
+    """A reply that was truncated by the length limit."""
     return Reply(Message.assistant(text, calls), FinishReason.LENGTH)
 
 
@@ -303,7 +294,7 @@ def make_host(**more: Any) -> Host:
 
 
 async def run_with_replies(agent: Agent, prompt: str, *replies: Any) -> RunResult:
-    """The result of a run after some replies of a person."""
+    """The result of a run after some human replies."""
     result = await agent.run(prompt)
     for reply in replies:
         assert isinstance(result.outcome, UserInputRequested), result.outcome
@@ -318,7 +309,7 @@ def check_run(model: RecordingModel, result: RunResult) -> None:
 
 @tool(requires_approval=True)
 def dangerous(what: str) -> str:
-    """Needs a person's leave."""
+    """Needs approval."""
     return f"did {what}"
 
 

@@ -12,7 +12,7 @@ from agentfsm import ConfigurationError, Event, RunResult, observer, tool
 from agentfsm.loop.events import Ending, RunCompleted, RunStarted, RunWarning
 from agentfsm.runtime.hooks import Observer
 from agentfsm.testing import FakeClock, call
-from tests.helpers.scenarios import check_result, collect_all_events, run_async, run_script, scripted_agent
+from tests.helpers.scenarios import check_result, collect_events, run_async, run_script, scripted_agent
 
 
 @tool
@@ -29,7 +29,7 @@ def test_an_observer_sees_what_a_consumer_sees():
     agent, _ = scripted_agent(*SCRIPT, tools=[look], hooks=[observer(seen.append)])
 
     async def scene() -> list[Event]:
-        return await collect_all_events(agent.run("go"))
+        return await collect_events(agent.run("go"))
 
     assert run_async(scene) == seen
 

@@ -27,7 +27,7 @@ from agentfsm.testing import RecordingModel, call
 from tests.helpers.scenarios import (
     LOOK_SCRIPT,
     assert_cancelled,
-    collect_all_events,
+    collect_events,
     look,
     run_async,
     scripted_agent,
@@ -94,7 +94,7 @@ def test_a_run_has_an_id_that_its_caller_may_choose():
 
 def test_iterating_a_run_gives_every_event_in_order():
     async def play(run: Run) -> None:
-        events = await collect_all_events(run)
+        events = await collect_events(run)
         assert [type(e) for e in events if not isinstance(e, Transitioned)] == [
             RunStarted, ModelReplied, ToolStarted, ToolFinished, ModelReplied, RunCompleted,
         ]  # fmt: skip
