@@ -5,7 +5,7 @@ from agentfsm.analysis.assumptions import Assumptions, Counter, GuardAssumption,
 from agentfsm.analysis.bounds import Bounds
 from agentfsm.analysis.graph_diff import DecisionChange, GraphDiff, MovedRow, diff, graph_from_table
 from agentfsm.analysis.loop_assumptions import loop_assumptions
-from agentfsm.analysis.properties import Property, must_pass, never_after
+from agentfsm.analysis.model_checker import Property, must_pass, never_after
 
 __all__ = [
     "Analysis",

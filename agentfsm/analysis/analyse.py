@@ -10,8 +10,7 @@ from typing import Any
 from agentfsm.analysis.assumptions import Assumptions
 from agentfsm.analysis.bounds import Bounds, compute_bounds
 from agentfsm.analysis.loop_assumptions import CALLS_PER_REPLY, loop_assumptions
-from agentfsm.analysis.model_checker import ModelChecker, Trace, find_lasso, row_ids
-from agentfsm.analysis.properties import Property
+from agentfsm.analysis.model_checker import ModelChecker, Property, Trace, find_lasso, row_ids
 from agentfsm.analysis.state_space import BreadthFirstSearch, CompiledRow, Configuration, StateSpace
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.machine.graph import Graph
@@ -268,14 +267,14 @@ def _check_end_reachable(checker: ModelChecker) -> Verdict:
             return Verdict(text, None, f"more than {MAX_CONFIGURATIONS:,} configurations")
         for _, after in space.moves(config):
             predecessors.setdefault(after, []).append(config)
-    ending = {config for config in search.found if config[0] in space.finals}
+    ending = {config for config in search.nodes if config[0] in space.finals}
     todo = list(ending)
     while todo:
         for before in predecessors.get(todo.pop(), ()):
             if before not in ending:
                 ending.add(before)
                 todo.append(before)
-    stuck = sorted(search.found - ending)
+    stuck = sorted(search.nodes - ending)
     return Verdict(text, not stuck, f"not from {space.describe(stuck[0])}" if stuck else "")
 
 

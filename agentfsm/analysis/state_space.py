@@ -255,7 +255,7 @@ class BreadthFirstSearch(Generic[N]):
         return len(self._predecessors)
 
     @property
-    def found(self) -> Set[N]:
+    def nodes(self) -> Set[N]:
         """The nodes found so far."""
         return self._predecessors.keys()
 

@@ -14,6 +14,7 @@ from agentfsm.analysis import (
     Assumptions,
     Counter,
     GuardAssumption,
+    Property,
     Update,
     acceleration,
     analyse,
@@ -26,7 +27,6 @@ from agentfsm.analysis.analyse import _check_end_reachable
 from agentfsm.analysis.assumptions import parse_condition
 from agentfsm.analysis.bounds import compute_bounds
 from agentfsm.analysis.model_checker import ModelChecker, find_lasso
-from agentfsm.analysis.properties import never_taken
 from agentfsm.analysis.state_space import StateSpace
 from agentfsm.diagrams.promela import promela_model
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
@@ -56,7 +56,11 @@ def compare(case: SpinCase, found: SpinResult) -> int:
     searcher = ModelChecker(case.graph, case.facts)
     name = case.graph.name
     assert (find_lasso(searcher) is not None) == found.endless, name
-    taken = {i for i, t in enumerate(case.graph.transitions) if searcher.find_violation(never_taken(t.id)) is not None}
+    taken = {
+        i
+        for i, t in enumerate(case.graph.transitions)
+        if searcher.find_violation(Property("never taken", forbidden=t.id)) is not None
+    }
     assert taken == found.rows, name
     product = StateSpace(case.graph, case.facts)
     assert pairs(product) == found.pairs, name
