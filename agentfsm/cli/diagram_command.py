@@ -167,10 +167,12 @@ def _overlay_options(command: CommandFunction) -> CommandFunction:
     "--format",
     "format_name",
     type=click.Choice(list(FORMATS)),
-    help="Default: from the extension of PATH.",
+    help="The format; default: from the extension of PATH.",
 )
 @click.option("-o", "--output", metavar="PATH", help="A file, or a folder for all committed formats; default: stdout.")
-@click.option("--theme", type=click.Choice(["auto", "light", "dark"]), default="auto", show_default=True)
+@click.option(
+    "--theme", type=click.Choice(["auto", "light", "dark"]), default="auto", show_default=True, help="The colors."
+)
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 if PATH is not up to date.")
 @_overlay_options
 @click.pass_context

@@ -277,14 +277,14 @@ def _migration_options(command: CommandFunction) -> CommandFunction:
         _MigrationOptions,
         "migration_opts",
         [
-            click.option("--migrate", is_flag=True, help="Accept a run of another graph if its path is legal here."),
+            click.option("--migrate", is_flag=True, help="Accept a run of another graph if its path is the same here."),
             click.option(
                 "--rename", multiple=True, metavar="OLD=NEW", help="A renamed state, or STATE.GUARD; repeatable."
             ),
             click.option(
                 "--skip-path-check",
                 is_flag=True,
-                help="Accept RUN of another graph even if it would have taken another path here.",
+                help="Accept RUN of another graph even if its path would be different here.",
             ),
         ],
     )(command)

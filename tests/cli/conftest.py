@@ -17,7 +17,7 @@ Cli = Callable[..., Result]
 
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """Calls ``agentfsm`` with some words, in an empty folder; more variables by name."""
+    """Runs ``agentfsm`` with arguments in an empty folder; keyword arguments are environment variables."""
     monkeypatch.chdir(tmp_path)
     clean = clean_environment(tmp_path)
     for name in set(os.environ) - set(clean):

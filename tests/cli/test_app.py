@@ -127,7 +127,7 @@ def test_a_mistyped_command_is_answered_with_a_suggestion(cli: Cli) -> None:
 
 
 def test_a_missing_extra_prints_how_to_install_it(tmp_path: Path) -> None:
-    """click and rich are hidden by modules of that name that cannot be imported."""
+    """Modules named click and rich that cannot be imported hide the real ones."""
     for name in ("click", "rich"):
         (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError(name={name!r})")
     path = os.pathsep.join([str(tmp_path), str(Path(agentfsm.__file__).parents[1])])
@@ -208,8 +208,8 @@ def imported_modules(tmp_path: Path, *words: str, **environment: str) -> set[str
     """The modules of the package that a command line imports, in a process of its own."""
     code = (
         "import atexit, json, sys\n"
-        "report = lambda: print(json.dumps([m for m in sys.modules if m.split('.')[0] == 'agentfsm']), file=sys.stderr)\n"
-        "atexit.register(report)\n"
+        "ours = lambda: [name for name in sys.modules if name.split('.')[0] == 'agentfsm']\n"
+        "atexit.register(lambda: print(json.dumps(ours()), file=sys.stderr))\n"
         "from agentfsm.cli import main\n"
         f"sys.exit(main({list(words)!r}))\n"
     )

@@ -138,7 +138,7 @@ def test_an_unknown_graph_name_lists_what_it_could_be(cli: Cli, mine: str) -> No
 
 
 def test_exact_fails_on_row_differences_alone(cli: Cli, tmp_path: Path) -> None:
-    """An error in front of another kind of error leads to the same place, but is another decision; so is told."""
+    """Swapping two error rows leads to the same state by another row, so the decision differs and is reported."""
     (tmp_path / "two.py").write_text(
         "from dataclasses import replace\n"
         "from agentfsm.loop.table import LOOP\n"

@@ -103,7 +103,7 @@ def test_an_empty_folder_is_handed_off_with_exit_code_1(cli: Cli, tmp_path: Path
 def test_the_demo_runs_with_a_real_model(cli: Cli, source: Path) -> None:
     with fake_model_server(text_output("I would rather not.")) as server:
         result = cli("demo", "source", "--model", "ollama:little", OLLAMA_HOST=server.host)
-    assert result.exit_code == 1  # it only talks: narrowed once, then handed off
+    assert result.exit_code == 1  # it calls no tool: scope narrowed once, then handed off
     assert "the model is ollama:little" in result.stdout
     assert "no_progress" in result.stdout
     names = {tool["function"]["name"] for tool in server.requests[0]["tools"]}
@@ -139,8 +139,8 @@ def test_at_a_terminal_the_user_answers(tmp_path: Path, source: Path) -> None:
         terminal.expect("completed")
         assert terminal.wait() == 0
     assert "answers itself" not in terminal.text
-    assert "waiting for stand-in" in terminal.text  # while it is awaited
-    assert "\x1b[33m" in terminal.raw  # colours
+    assert "waiting for stand-in" in terminal.text  # the spinner
+    assert "\x1b[33m" in terminal.raw  # colors
     assert (tmp_path / "demo-out" / "report.md").exists()
 
 

@@ -22,7 +22,7 @@ from agentfsm.testing import FakeClock
 def seen_through(
     folder: Path, out: Path, limit: str = "5", leave: Any = None, mistakes: tuple[str, ...] = ()
 ) -> tuple[RunResult, list[str], list[str]]:
-    """A run of the stand-in to its end, with the states it went through and the kinds it recovered from."""
+    """A complete run of the model: its result, its states, and the failures it recovered from."""
     agent = Agent(
         DemoModel(mistakes=mistakes), tools=demo_tools(folder, out), preset="funnel", host=Host(clock=FakeClock())
     )
@@ -126,7 +126,7 @@ def test_the_loop_recovers_from_every_mistake(folder: Path, tmp_path: Path) -> N
 
 
 def test_the_model_reads_the_tool_name_from_the_error() -> None:
-    """With other words in the result it calls another tool: nothing of it is canned."""
+    """With another error message it calls another tool: its replies are not canned."""
     model = DemoModel(mistakes=("unknown tool",))
 
     async def talk() -> str:

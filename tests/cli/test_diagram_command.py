@@ -104,7 +104,7 @@ MINE = LOOP.with_detector("post_llm", odd, before="tool_calls")
 
 
 def keep(store: Path, graph: Graph = LOOP) -> None:
-    """A run that waits for leave to pay."""
+    """A run that waits for the approval of a payment."""
 
     async def wait() -> None:
         model = ScriptedModel([call("pay", amount=5)])

@@ -41,7 +41,7 @@ Runner = Callable[..., Outcome]
 
 
 def failing(status: int, retry_after: int | None = None, *, first: int = 1, **match: Any) -> list[dict[str, Any]]:
-    """Fixtures that fail the first requests that fit, each once."""
+    """Fixtures that fail the first matching requests, each once."""
     wait = {} if retry_after is None else {"retryAfter": retry_after}
     response = {"error": {"message": "not now", "type": "some_error"}, "status": status, **wait}
     return [{"match": {**match, "sequenceIndex": i}, "response": response} for i in range(first)]
@@ -54,7 +54,7 @@ def wire(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["the command line", "the library"])
 def run(request: pytest.FixtureRequest, wire: str, aimock: AiMock, cli: Cli, tmp_path: Path) -> Runner:
-    """The two ways to run, on one wire."""
+    """The command line and the library, on one wire."""
     name = {"openai": "openai:gpt-5-mini", "anthropic": "anthropic:claude-sonnet-4-6"}[wire]
     url = aimock.openai_url if wire == "openai" else aimock.url
 
@@ -103,7 +103,7 @@ def run(request: pytest.FixtureRequest, wire: str, aimock: AiMock, cli: Cli, tmp
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line reads the machine's clock; here a back-off takes no time."""
+    """The command line uses the system clock; here a back-off takes no time."""
 
     async def sleep(self: object, seconds: float) -> None:
         await asyncio.sleep(0)

@@ -47,13 +47,13 @@ def folder(cli: Cli, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def begun(cli: Cli, folder: Path, *more: str, cut: bool = False) -> str:
-    """The id of a run that waits for leave; or that was cut off behind the model's reply."""
+def start_run(cli: Cli, folder: Path, *more: str, interrupted: bool = False) -> str:
+    """The id of a run that waits for approval, or that was interrupted after the model's reply."""
     with fake_model_server(tool_call_output(("remove", {"path": "old.txt"}))) as server:
         result = cli("run", "tidy", *OPTIONS, "--base-url", server.url, "--json", *more)
     assert result.exit_code == 3, result.stderr
     run_id = str(json.loads(result.stdout)["run_id"])
-    if not cut:
+    if not interrupted:
         return run_id
     store = SqliteStore(folder / "runs.db")
     rows = store.records(run_id)
@@ -64,12 +64,12 @@ def begun(cli: Cli, folder: Path, *more: str, cut: bool = False) -> str:
         more_files.unlink()
     store = SqliteStore(folder / "runs.db")
 
-    async def put() -> None:
+    async def write_records() -> None:
         lease = await store.acquire(run_id, "gone", new=True)
         await store.append(lease, rows, "running")
         await store.release(lease)
 
-    asyncio.run(put())
+    asyncio.run(write_records())
     store.close()
     return run_id
 
@@ -80,31 +80,31 @@ def resume(cli: Cli, *words: str, answer: str = "Done.") -> tuple[Any, FakeModel
 
 
 def test_interrupted_runs_are_resumed_and_waiting_ones_listed(cli: Cli, folder: Path) -> None:
-    cut = begun(cli, folder, cut=True)
-    waits = begun(cli, folder)
+    interrupted_id = start_run(cli, folder, interrupted=True)
+    waiting_id = start_run(cli, folder)
     result, server = resume(cli)
     assert result.exit_code == 3  # both wait now
-    assert server.requests == []  # the reply that was durable is not asked for again
-    for run_id in (cut, waits):
+    assert server.requests == []  # a reply in the journal is not requested again
+    for run_id in (interrupted_id, waiting_id):
         assert f"run {run_id} waits for a person: approval: May 'remove' run with these arguments?" in result.stderr
         assert f"resume with: agentfsm resume {run_id} allow --to " in result.stderr
-    assert f"run {cut}\n" in result.stderr
+    assert f"run {interrupted_id}\n" in result.stderr
     assert "old.txt" in result.stderr
 
 
 def test_json_output_is_one_document(cli: Cli, folder: Path) -> None:
-    cut = begun(cli, folder, cut=True)
-    waits = begun(cli, folder)
+    interrupted_id = start_run(cli, folder, interrupted=True)
+    waiting_id = start_run(cli, folder)
     data = json.loads(resume(cli, "--json", "--quiet")[0].stdout)
-    assert [r["run_id"] for r in data["resumed"]] == [cut]
-    assert {w["run_id"] for w in data["waiting"]} == {cut, waits}
+    assert [r["run_id"] for r in data["resumed"]] == [interrupted_id]
+    assert {w["run_id"] for w in data["waiting"]} == {interrupted_id, waiting_id}
     assert {w["tool"] for w in data["waiting"]} == {"remove"}
     assert data["waiting"][0]["arguments"] == {"path": "old.txt"}
     assert data["left"] == []
 
 
 def test_an_unreadable_run_is_skipped_and_the_others_are_listed(cli: Cli, folder: Path) -> None:
-    bad, good = begun(cli, folder), begun(cli, folder)
+    bad, good = start_run(cli, folder), start_run(cli, folder)
     db = sqlite3.connect(folder / "runs.db")
     db.execute("DROP TRIGGER journal_keeps_what_it_has")
     asks = "SELECT id << 32 | seq FROM run WHERE run_id = ?"
@@ -119,7 +119,7 @@ def test_an_unreadable_run_is_skipped_and_the_others_are_listed(cli: Cli, folder
 
 
 def test_an_approval_is_not_used_up_if_the_tool_is_not_loaded(cli: Cli, folder: Path) -> None:
-    first, second = begun(cli, folder), begun(cli, folder)
+    first, second = start_run(cli, folder), start_run(cli, folder)
     with fake_model_server(text_output("Done.")) as server:
         bare = ["-m", "some-model", "--store", "runs.db", "--base-url", server.url]
         for reply in ("allow", '{"path": "new.txt"}'):
@@ -127,15 +127,15 @@ def test_an_approval_is_not_used_up_if_the_tool_is_not_loaded(cli: Cli, folder: 
             assert (refused.exit_code, refused.stdout) == (2, "")
             assert "'remove', which is not loaded" in refused.stderr
         assert not server.requests
-        assert cli("resume", second, "deny", *bare).exit_code == 0  # what is not to run needs no tool
+        assert cli("resume", second, "deny", *bare).exit_code == 0  # a denied call needs no tool
     result, server = resume(cli, first, "allow")
     assert result.exit_code == 0
     assert server.requests[-1]["messages"][-1]["content"] == "removed old.txt"
 
 
 def test_a_store_without_interrupted_runs_is_reported(cli: Cli, folder: Path) -> None:
-    waits = begun(cli, folder)
-    resume(cli, waits, "deny")
+    waiting_id = start_run(cli, folder)
+    resume(cli, waiting_id, "deny")
     result, server = resume(cli)
     assert (result.exit_code, result.stdout) == (0, "")
     assert "no run of this store was interrupted" in result.stderr
@@ -143,10 +143,12 @@ def test_a_store_without_interrupted_runs_is_reported(cli: Cli, folder: Path) ->
 
 
 def test_a_run_of_another_graph_is_skipped_and_named(cli: Cli, folder: Path) -> None:
-    cut = begun(cli, folder, "--graph", "graphs.py:NO_TOOLS", "--graph", "agentfsm.loop.table:LOOP", cut=True)
+    interrupted_id = start_run(
+        cli, folder, "--graph", "graphs.py:NO_TOOLS", "--graph", "agentfsm.loop.table:LOOP", interrupted=True
+    )
     result, _ = resume(cli, "--graph", "graphs.py:LONGER")
     assert result.exit_code == 1
-    assert f"run {cut} was not resumed:" in result.stderr
+    assert f"run {interrupted_id} was not resumed:" in result.stderr
     assert "--migrate" in result.stderr
     taken, _ = resume(cli, "--graph", "graphs.py:LONGER", "--migrate")
     assert taken.exit_code == 3
@@ -155,7 +157,7 @@ def test_a_run_of_another_graph_is_skipped_and_named(cli: Cli, folder: Path) -> 
 
 @pytest.mark.parametrize("words", [["--record", "x.json"], ["--diagram", "x.svg"], ["--skip-path-check"]])
 def test_options_for_a_single_run_need_its_id(cli: Cli, folder: Path, words: list[str]) -> None:
-    begun(cli, folder)
+    start_run(cli, folder)
     result, _ = resume(cli, *words)
     assert result.exit_code == 2
     assert "name it" in result.stderr
@@ -165,7 +167,7 @@ def test_options_for_a_single_run_need_its_id(cli: Cli, folder: Path, words: lis
 
 
 def test_a_run_is_migrated_if_its_path_is_the_same(cli: Cli, folder: Path) -> None:
-    run_id = begun(cli, folder)
+    run_id = start_run(cli, folder)
     refused, _ = resume(cli, run_id, "allow", "--graph", "graphs.py:LONGER")
     assert refused.exit_code == 2
     assert "--migrate" in refused.stderr
@@ -180,7 +182,7 @@ def test_a_run_is_migrated_if_its_path_is_the_same(cli: Cli, folder: Path) -> No
 
 
 def test_a_run_with_another_path_needs_skip_path_check(cli: Cli, folder: Path) -> None:
-    run_id = begun(cli, folder)
+    run_id = start_run(cli, folder)
     refused, _ = resume(cli, run_id, "allow", "--graph", "graphs.py:NO_TOOLS", "--migrate")
     assert refused.exit_code == 2
     assert "--skip-path-check" in refused.stderr
@@ -193,7 +195,7 @@ def test_a_run_with_another_path_needs_skip_path_check(cli: Cli, folder: Path) -
 
 
 def test_renamed_states_are_given_by_option(cli: Cli, folder: Path) -> None:
-    run_id = begun(cli, folder, "--graph", "graphs.py:REVIEW")
+    run_id = start_run(cli, folder, "--graph", "graphs.py:REVIEW")
     graph = ["--graph", "graphs.py:CHECK"]
     assert resume(cli, run_id, "allow", "--migrate", *graph)[0].exit_code == 2
     for wrong in ("review", "=x", "review=", "review.otherwise=check", "review=nowhere", "nowhere=check"):
@@ -204,11 +206,11 @@ def test_renamed_states_are_given_by_option(cli: Cli, folder: Path) -> None:
     assert (taken.exit_code, taken.stdout) == (0, "Done.\n"), taken.stderr
 
 
-# -- what an answer is to -----------------------------------------------------------------------------
+# -- replies bound to a request -----------------------------------------------------------------------------
 
 
 def test_the_resume_hint_is_bound_to_the_request(cli: Cli, folder: Path) -> None:
-    run_id = begun(cli, folder)
+    run_id = start_run(cli, folder)
     digest = json.loads(cli("runs", "--store", "runs.db", "--json").stdout)["hash"]
     refused, _ = resume(cli, run_id, "allow", "--to", "0" * 12)
     assert refused.exit_code == 2
@@ -218,7 +220,7 @@ def test_the_resume_hint_is_bound_to_the_request(cli: Cli, folder: Path) -> None
 
 
 def test_runs_shows_what_a_run_waits_for(cli: Cli, folder: Path) -> None:
-    begun(cli, folder)
+    start_run(cli, folder)
     assert "approval: May 'remove' run" in cli("runs", "--store", "runs.db").stdout
 
 

@@ -17,7 +17,7 @@ ENVIRONMENT = {"AGENTFSM_SECRET": SECRET}
 
 @pytest.fixture
 def agent(cli: Cli, tmp_path: Path) -> list[str]:
-    """The options of the agent; ``wait.json`` holds a run of it that waits for leave."""
+    """The options of the agent; ``wait.json`` holds a run that waits for approval."""
     (tmp_path / "tools.py").write_text(TOOLS)
     with fake_model_server(tool_call_output(("remove", {"path": "old.txt"}))) as server:
         options = ["-m", "some-model", "--base-url", server.url, "-t", "tools.py"]
@@ -26,7 +26,7 @@ def agent(cli: Cli, tmp_path: Path) -> list[str]:
 
 
 def resumed(cli: Cli, agent: list[str], *words: str, **environment: str) -> tuple[int, str, str, FakeModelServer]:
-    """What comes of ``resume wait.json``, and the server that its model was."""
+    """The result of ``resume wait.json``, and the model server it used."""
     with fake_model_server(text_output("Done.")) as server:
         options = [server.url if word.startswith("http") else word for word in agent]
         result = cli("resume", "wait.json", *words, *options, **(ENVIRONMENT | environment))

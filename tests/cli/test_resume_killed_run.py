@@ -47,7 +47,7 @@ tools = [pay, pay_once_per_key]
 
 
 def killed_in(tool: str, url: str, folder: Path) -> str:
-    """The id of a run that was killed while a tool was at it."""
+    """The id of a run that was killed while a tool ran."""
     (folder / "tools.py").write_text(TOOLS)
     output_file = folder / "stderr"
     with (
@@ -87,7 +87,7 @@ def test_an_idempotent_tool_runs_again_with_the_same_key(tmp_path: Path) -> None
     assert (done.returncode, done.stdout) == (0, "Paid.\n"), done.stderr
     first, second = effects(tmp_path)
     assert first == second
-    assert len(server.requests) == 2  # the reply that was durable is not asked for again
+    assert len(server.requests) == 2  # a reply in the journal is not requested again
     assert server.requests[-1]["messages"][-1]["content"] == "paid"
     assert run_without_terminal(["verify", run_id, "--store", "runs.db"], tmp_path).returncode == 0
 
@@ -101,7 +101,7 @@ def test_any_other_tool_is_in_doubt_until_a_person_replies(tmp_path: Path, reply
         asked = run_without_terminal(["resume", run_id, *options(server.url)], tmp_path)
         assert asked.returncode == 3
         assert "in_doubt" in asked.stderr
-        assert f"agentfsm resume {run_id} 'YOUR ANSWER' " in asked.stderr  # what nobody knows is not suggested
+        assert f"agentfsm resume {run_id} 'YOUR ANSWER' " in asked.stderr  # no reply is suggested for a call in doubt
         assert 'valid replies: ran, "ran RESULT", did-not-run, or give-up' in asked.stderr
         pasted = run_without_terminal(["resume", run_id, "YOUR ANSWER", *options(server.url)], tmp_path)
         assert (pasted.returncode, len(effects(tmp_path))) == (2, 1)

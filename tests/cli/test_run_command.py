@@ -164,7 +164,7 @@ def test_the_diagram_of_the_run_is_written(cli: Cli, tmp_path: Path) -> None:
 
 
 def suspend(cli: Cli, url: str, *words: str, **environment: str) -> tuple[int, str, str]:
-    """A run that waits for leave to remove a file."""
+    """A run that waits for the approval to remove a file."""
     result = cli("run", "tidy up", "-m", "some-model", "--base-url", url, "-t", "tools.py", *words, **environment)
     return result.exit_code, result.stdout, result.stderr
 
@@ -247,7 +247,7 @@ def test_a_locked_store_is_skipped_unless_it_was_named(cli: Cli, tmp_path: Path)
 
 def test_an_unwritable_store_is_skipped_unless_it_was_named(cli: Cli, tmp_path: Path) -> None:
     default = tmp_path / ".local" / "share" / "agentfsm"
-    (default / "agentfsm.db-lock").mkdir(parents=True)  # where its lock would be: nobody, root neither, can write it
+    (default / "agentfsm.db-lock").mkdir(parents=True)  # in place of the lock file: not even root can write it
     (tmp_path / "named.db-lock").mkdir()
     with fake_model_server(text_output("Hello."), text_output("Hello.")) as server:
         words = ("run", "hi", "-m", "some-model", "--base-url", server.url)

@@ -27,7 +27,7 @@ def report_of(agent: Agent, signal: int | None = None) -> RunReport:
 
 
 def shown(report: RunReport) -> tuple[str, str]:
-    """What goes to stdout and what to stderr."""
+    """The text on stdout and on stderr."""
     out, err = io.StringIO(), io.StringIO()
     print_outcome(
         CliConsole(Console(file=out), Console(file=err, width=200, markup=False), interactive=False, live=False), report

@@ -14,8 +14,8 @@ from agentfsm.runtime.approval import HumanInput
 from agentfsm.testing import ScriptedModel, call
 
 
-def asked(kind: str = "approval", **fields: Any) -> UserInputRequested:
-    """What a run asks; its record is a real one."""
+def make_request(kind: str = "approval", **fields: Any) -> UserInputRequested:
+    """The approval request of a real run, with some fields changed."""
 
     @tool(requires_approval=True)
     def send(to: str, text: str) -> str:
@@ -28,8 +28,8 @@ def asked(kind: str = "approval", **fields: Any) -> UserInputRequested:
     return UserInputRequested(**{**vars(outcome), "kind": kind, **fields})
 
 
-def answered(question: UserInputRequested, *typed: str, editor: str | None = None) -> tuple[HumanInput, str]:
-    """The reply to what was typed, and all that was shown."""
+def prompt_for(question: UserInputRequested, *typed: str, editor: str | None = None) -> tuple[HumanInput, str]:
+    """The reply to the typed lines, and everything printed."""
     shown = io.StringIO()
     lines = iter(typed)
 
@@ -37,8 +37,8 @@ def answered(question: UserInputRequested, *typed: str, editor: str | None = Non
         shown.write(f"{prompt}\n")
         return next(lines)
 
-    person = TerminalPrompter(Console(file=shown, width=100, markup=False, highlight=False), read, lambda _: editor)
-    return person.answer(question), shown.getvalue()
+    prompter = TerminalPrompter(Console(file=shown, width=100, markup=False, highlight=False), read, lambda _: editor)
+    return prompter.answer(question), shown.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_an_invalid_reply_is_refused_with_the_valid_ones(kind: str, typed: str, 
 
 
 def test_an_approval_shows_the_whole_call() -> None:
-    reply, shown = answered(asked(arguments={"to": "Ann", "text": "x" * 3000, "n": {"deep": [1]}}), "a")
+    reply, shown = prompt_for(make_request(arguments={"to": "Ann", "text": "x" * 3000, "n": {"deep": [1]}}), "a")
     assert reply == Allow()
     assert "May 'send' run with these arguments?" in shown
     assert shown.count("x") >= 3000
@@ -87,28 +87,28 @@ def test_an_approval_shows_the_whole_call() -> None:
 
 
 def test_a_request_cannot_send_control_characters_to_the_terminal() -> None:
-    _, shown = answered(asked(arguments={"to": "\x1b[2JAnn\u202e", "text": "[red]no markup[/red]"}), "a")
+    _, shown = prompt_for(make_request(arguments={"to": "\x1b[2JAnn\u202e", "text": "[red]no markup[/red]"}), "a")
     assert "\x1b" not in shown
     assert r"\x1b[2JAnn\u202e" in shown
     assert "[red]no markup[/red]" in shown
 
 
 def test_an_empty_line_asks_again() -> None:
-    assert answered(asked(), "", "  ", "a")[0] == Allow()
-    assert answered(asked("question"), "", "blue")[0] == "blue"
-    assert answered(asked("in_doubt"), "", "ran")[0] == ItRan()
+    assert prompt_for(make_request(), "", "  ", "a")[0] == Allow()
+    assert prompt_for(make_request("question"), "", "blue")[0] == "blue"
+    assert prompt_for(make_request("in_doubt"), "", "ran")[0] == ItRan()
 
 
 def test_a_denial_asks_for_a_reason_once() -> None:
-    assert answered(asked(), "d", "too dear")[0] == Deny("too dear")
-    assert answered(asked(), "d", "")[0] == Deny("")
-    assert answered(asked(), "deny too dear")[0] == Deny("too dear")
+    assert prompt_for(make_request(), "d", "too dear")[0] == Deny("too dear")
+    assert prompt_for(make_request(), "d", "")[0] == Deny("")
+    assert prompt_for(make_request(), "deny too dear")[0] == Deny("too dear")
 
 
 def test_arguments_are_edited_inline_or_in_an_editor() -> None:
-    assert answered(asked(), "e", '{"to": "Bob"}')[0] == Edit({"to": "Bob"})
-    assert answered(asked(), "edit", "", editor='{"to": "Eve"}')[0] == Edit({"to": "Eve"})
-    reply, shown = answered(asked(), "e", "", "a", editor=None)
+    assert prompt_for(make_request(), "e", '{"to": "Bob"}')[0] == Edit({"to": "Bob"})
+    assert prompt_for(make_request(), "edit", "", editor='{"to": "Eve"}')[0] == Edit({"to": "Eve"})
+    reply, shown = prompt_for(make_request(), "e", "", "a", editor=None)
     assert reply == Allow()
     assert "nothing was changed" in shown
 
@@ -118,7 +118,7 @@ def test_arguments_are_edited_inline_or_in_an_editor() -> None:
     [("1", "red"), ("2", "30"), ("30", "30"), ("3", "3"), ("0", "0"), ("²", "²"), ("green", "green")],
 )
 def test_a_choice_is_selected_by_number_or_text(typed: str, reply: str) -> None:
-    got, shown = answered(asked("question", choices=("red", "30"), tool="ask_user"), typed)
+    got, shown = prompt_for(make_request("question", choices=("red", "30"), tool="ask_user"), typed)
     assert got == reply
     assert "1) red" in shown
     assert "tool" not in shown
