@@ -1,4 +1,4 @@
-"""What a person allows is what they were shown: these arguments, on this graph, at this record, and once."""
+"""Approvals are bound to what was shown: the arguments, the graph and the record; and each is used once."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def bank(request, tmp_path):
     store.close()
 
 
-def test_an_answer_is_bound_to_the_record_that_asks(bank):
+def test_a_reply_is_bound_to_its_request(bank):
     async def scene() -> RunResult:
         first = await asked(bank)
         assert first.digest == bank.store.head("r").hash
@@ -92,7 +92,7 @@ def test_an_answer_is_bound_to_the_record_that_asks(bank):
     assert rehydrate(bank.store.records("r")).run.messages == result.messages
 
 
-def test_an_answer_to_other_arguments_is_refused_and_nothing_runs(bank):
+def test_a_reply_to_other_arguments_is_refused_and_nothing_runs(bank):
     async def scene() -> None:
         first = await asked(bank)
         await bank.agent(*PAYS[1:]).resume("r", Allow(), to=first.digest)
@@ -108,7 +108,7 @@ def test_an_answer_to_other_arguments_is_refused_and_nothing_runs(bank):
 
 
 @pytest.mark.parametrize("to", ["0" * 64, "0" * 12, "x", "abc"])
-def test_an_answer_to_another_record_is_refused(bank, to):
+def test_a_reply_to_another_record_is_refused(bank, to):
     async def scene() -> None:
         await asked(bank)
         with pytest.raises(StaleHumanReplyError):
@@ -118,7 +118,7 @@ def test_an_answer_to_another_record_is_refused(bank, to):
     assert bank.paid == []
 
 
-def test_a_few_digits_of_the_right_record_do_not_do():
+def test_a_digest_prefix_that_is_too_short_is_refused():
     bank = Bank(MemoryStore())
 
     async def scene() -> None:
@@ -129,7 +129,7 @@ def test_a_few_digits_of_the_right_record_do_not_do():
     asyncio.run(scene())
 
 
-def test_an_answer_is_used_once(bank):
+def test_a_reply_is_used_once(bank):
     async def scene() -> None:
         first = await asked(bank)
         await bank.agent("enough").resume("r", Allow(), to=first.digest)
@@ -140,7 +140,7 @@ def test_an_answer_is_used_once(bank):
     assert bank.paid == [("Ann", 1)]
 
 
-def test_a_record_is_bound_too_and_a_digest_beside_it_is_looked_at():
+def test_a_suspension_record_is_bound_too_and_a_digest_is_checked():
     bank = Bank(MemoryStore())
 
     async def scene() -> None:
@@ -153,7 +153,7 @@ def test_a_record_is_bound_too_and_a_digest_beside_it_is_looked_at():
     assert bank.paid == [("Ann", 1)]
 
 
-def test_without_a_store_there_is_no_record_to_answer_to_but_who_answered_is_kept():
+def test_without_a_store_there_is_no_record_to_reply_to_but_the_replier_is_recorded():
     bank = Bank(None)
 
     async def scene() -> RunResult:
@@ -168,7 +168,7 @@ def test_without_a_store_there_is_no_record_to_answer_to_but_who_answered_is_kep
     assert answer == {"reply": {"kind": "allow", "by": "ann"}}
 
 
-def test_an_answer_to_a_run_that_was_cut_off_says_so():
+def test_a_reply_to_an_interrupted_run_is_a_clear_error():
     store = MemoryStore()
     bank = Bank(store)
 
@@ -185,7 +185,7 @@ def test_an_answer_to_a_run_that_was_cut_off_says_so():
     asyncio.run(scene())
 
 
-def test_arguments_that_were_changed_in_the_store_are_not_asked_about(tmp_path):
+def test_arguments_that_were_changed_in_the_store_are_not_shown_for_approval(tmp_path):
     import sqlite3
 
     path = tmp_path / "runs.db"
@@ -222,7 +222,7 @@ def answered() -> tuple[list[SealedRecord], int]:
 @pytest.mark.parametrize(
     ("field", "words"), [("seq", "not the request"), ("hash", "not the request"), ("again", "has a reply already")]
 )
-def test_an_answer_to_another_record_is_found_though_every_hash_is_right(field, words):
+def test_verify_finds_a_reply_to_another_record_despite_valid_hashes(field, words):
     rows, at = answered()
     to = json.loads(rows[at].body)["to"]
     if field == "again":
@@ -240,7 +240,7 @@ def test_an_answer_to_another_record_is_found_though_every_hash_is_right(field, 
     assert words in told.reason
 
 
-def test_an_answer_that_nobody_gave_is_found_though_every_hash_is_right():
+def test_verify_finds_a_reply_without_a_request_despite_valid_hashes():
     rows, at = answered()
     to = json.loads(rows[at].body)["to"]
     words = f',"to":{{"hash":"{to["hash"]}","seq":{to["seq"]}}}'

@@ -1,4 +1,4 @@
-"""A run that is cancelled has it in its journal; one that cannot be written down stops, and says so."""
+"""A cancelled run records its cancellation; a run whose store fails stops, and can be resumed."""
 
 import asyncio
 
@@ -31,7 +31,7 @@ class Failing(MemoryStore):
 
 
 @pytest.mark.parametrize("at", range(4))
-def test_a_run_that_cannot_be_written_down_stops_in_front_of_its_next_effect_and_goes_on_later(at):
+def test_a_store_error_stops_a_run_before_its_next_effect_and_it_can_be_resumed(at):
     store, done = Failing(at), []
 
     @tool
@@ -71,7 +71,7 @@ def test_a_run_that_cannot_be_written_down_stops_in_front_of_its_next_effect_and
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_cancellation_is_in_the_journal_wherever_it_came(waits):
+def test_a_cancellation_at_any_point_is_in_the_journal(waits):
     store = MemoryStore()
     running = []
 
@@ -96,7 +96,7 @@ def test_a_cancellation_is_in_the_journal_wherever_it_came(waits):
     assert ('"cancel":"enough"' in rows[-2].body) == (not waits)
 
 
-def test_a_run_whose_task_is_cancelled_is_kept_to_its_end():
+def test_a_run_whose_task_is_cancelled_is_recorded_to_its_end():
     store = MemoryStore()
 
     @tool
@@ -119,7 +119,7 @@ def test_a_run_whose_task_is_cancelled_is_kept_to_its_end():
     assert verify("r", store.records("r"), head).code == GOOD
 
 
-def test_a_run_that_somebody_else_has_taken_writes_nothing_more():
+def test_a_run_that_another_owner_acquired_writes_nothing_more():
     store = MemoryStore()
 
     async def live():
@@ -140,7 +140,7 @@ def test_a_run_that_somebody_else_has_taken_writes_nothing_more():
     assert asyncio.run(live()) == 6  # up to the intent of the call
 
 
-def test_two_runs_of_one_id_are_refused():
+def test_a_second_run_with_the_same_id_is_refused():
     store = MemoryStore()
 
     async def live():
@@ -155,7 +155,7 @@ async def _awaited(run):
     return await run
 
 
-def test_a_fork_that_finds_no_room_can_be_made_when_there_is_room():
+def test_a_fork_that_failed_for_lack_of_space_can_be_repeated():
     store = Failing(99)
 
     async def live():
@@ -172,7 +172,7 @@ def test_a_fork_that_finds_no_room_can_be_made_when_there_is_room():
     assert (head.status, head.owner, head.seq) == ("running", None, 1)
 
 
-def test_a_redaction_that_finds_no_room_can_be_made_when_there_is_room():
+def test_a_redaction_that_failed_for_lack_of_space_can_be_repeated():
     store = Failing(99)
 
     async def live():

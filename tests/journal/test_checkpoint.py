@@ -1,4 +1,4 @@
-"""A signed checkpoint finds what nothing inside a store can: ends cut off, journals written anew, runs gone."""
+"""A signed checkpoint detects what a store alone cannot: truncated, rewritten and deleted journals."""
 
 import base64
 import hashlib
@@ -20,13 +20,13 @@ def pair(kind=ed25519.Ed25519PrivateKey):
     return private, key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
-def test_a_checkpoint_says_where_runs_stood():
+def test_a_checkpoint_has_the_head_of_each_run():
     private, public = pair()
     note = write_checkpoint(HEADS, private)
     assert read_checkpoint(note, public) == {"b": (7, "ab" * 32), 'a "run"\n': (0, "0" * 64)}
 
 
-def test_it_is_a_signed_note_as_transparency_logs_write_it():
+def test_a_checkpoint_is_a_signed_note_of_a_transparency_log():
     key = ed25519.Ed25519PrivateKey.generate()
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     text, _, signature = write_checkpoint(HEADS, private, "example.com").rpartition("\n\n")
@@ -41,7 +41,7 @@ def test_it_is_a_signed_note_as_transparency_logs_write_it():
     public.verify(raw[4:], (text + "\n").encode())
 
 
-def test_every_change_of_a_note_is_found():
+def test_every_change_of_a_checkpoint_is_found():
     private, public = pair()
     note = write_checkpoint(HEADS, private)
     for at in range(len(note) - 1):
@@ -59,7 +59,7 @@ def test_another_key_is_refused():
         read_checkpoint(write_checkpoint(HEADS, private), pair()[1])
 
 
-def test_what_is_no_key_is_refused():
+def test_an_invalid_key_or_name_is_refused():
     private, public = pair()
     with pytest.raises(JournalError, match="private key"):
         write_checkpoint(HEADS, b"x")

@@ -1,4 +1,4 @@
-"""A run that is read while its holder writes is read as it stood at one moment; what was tampered with is seen."""
+"""A run that is read while its owner writes it is read as of one moment; tampering is still detected."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Growing(MemoryStore):
 
 
 @pytest.mark.parametrize("last", [4, 5, 6, 9, 20])
-def test_records_that_are_added_while_a_run_is_read_are_no_tampering(last):
+def test_records_appended_during_a_read_are_not_tampering(last):
     store = Growing(4, last)
     rows, head = consistent_read(store, "sample")
     assert (head.seq, head.hash) == (len(rows), rows[-1].hash)
@@ -50,19 +50,19 @@ def test_records_that_are_added_while_a_run_is_read_are_no_tampering(last):
     assert verify("sample", rows, head).code == OPEN
 
 
-def test_a_run_that_is_being_written_is_taken_up_as_it_stood():
+def test_a_run_that_is_being_written_is_loaded_consistently():
     taken = load_stored_run(Growing(4, 20), "sample", LOOP).resume_point
     assert taken.hash == WHOLE[taken.seq - 1].hash  # whoever holds it is found when it is to go on
 
 
 @pytest.mark.parametrize("shown", [3, 5])
-def test_records_that_the_store_has_no_note_of_are_tampering(shown):
+def test_records_after_the_head_are_tampering(shown):
     store = Growing(4, 4)
     store.records = lambda run_id, after=0: WHOLE[after:shown]
     assert verify("sample", *consistent_read(store, "sample")).code == TAMPERED
 
 
-def test_an_answer_to_a_run_that_somebody_else_is_running_names_them():
+def test_a_reply_to_a_run_in_progress_names_the_owner():
     store = MemoryStore()
     told = []
 

@@ -1,4 +1,4 @@
-"""Killed anywhere, resumed elsewhere: the same end, nothing acknowledged lost, no effect done too often."""
+"""Runs killed anywhere and resumed: the same end, no acknowledged record lost, no effect repeated too often."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_run_that_is_killed_again_and_again_comes_to_the_same_end(seed, count,
 
 
 @pytest.mark.parametrize("rounds", [30, pytest.param(500, marks=pytest.mark.soak)])
-def test_of_four_processes_that_resume_one_run_one_does(rounds, counted):
+def test_one_of_four_processes_that_resume_a_run_gets_it(rounds, counted):
     told = run_helper("store_contention", "race", str(rounds))
     won, others = told["told"].pop("RunResult"), told["told"]
     assert won == rounds
@@ -69,25 +69,25 @@ def test_of_four_processes_that_resume_one_run_one_does(rounds, counted):
     counted(f"four processes raced for one run {rounds} times: one won each time, the others were told {others}")
 
 
-def test_nobody_takes_a_run_from_an_owner_that_is_frozen_and_it_goes_on_when_it_thaws():
+def test_the_run_of_a_frozen_owner_is_not_acquired_and_continues_when_it_thaws():
     told = run_helper("store_contention", "frozen")
     assert f"process {told['child']}" in told["owner"]
     assert f"process {told['child']}" in told["refused"]
     assert (told["left"], told["code"], told["finished"], told["doubts"]) == (0, 0, True, 0)
 
 
-def test_a_frozen_owner_whose_lock_was_removed_writes_nothing_when_it_wakes():
+def test_a_frozen_owner_whose_lock_was_removed_is_fenced():
     told = run_helper("store_contention", "fenced")
     assert told == {"fenced": ["run 'run' is finished"], "doubts": 1, "finished": True}
 
 
-def test_a_limit_on_files_is_a_clear_error_and_the_run_goes_on_when_it_is_gone(counted):
+def test_a_file_size_limit_is_a_clear_error_and_the_run_can_be_resumed(counted):
     told = run_helper("store_contention", "file-limit")["told"]
     assert sum(told.values()) >= 10
     counted(f"no room for a file: {sum(told.values())} times")
 
 
-def test_a_full_disk_is_a_clear_error_and_the_run_goes_on_when_there_is_room(counted):
+def test_a_full_disk_is_a_clear_error_and_the_run_can_be_resumed(counted):
     if sys.platform != "linux":
         pytest.skip("small file systems are mounted on Linux only")
     told = run_helper("store_contention", "small-disk")
@@ -112,11 +112,11 @@ END = "post_tool.otherwise pre_step.otherwise"
         ({"2.0"}, f"{BATCH} {END}"),
     ],
 )
-def test_the_comparison_leaves_out_one_visit_for_each_result_that_a_person_gave(settled, left):
+def test_the_comparison_ignores_one_visit_for_each_result_that_a_human_gave(settled, left):
     assert with_resolved_doubts(f"{BATCH} {END}".split(), settled) == left.split()
 
 
-def test_the_comparison_takes_no_other_detour_for_one_past_a_person():
+def test_the_comparison_ignores_no_other_detours():
     doubt = ["dispatch_tool.in_doubt", "suspended.doubt_settled"]
     assert without_detours(["a", *doubt, "b", *doubt, *doubt]) == ["a", "b"]
     with pytest.raises(AssertionError):

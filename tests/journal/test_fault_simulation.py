@@ -1,4 +1,4 @@
-"""Random histories of a whole small world, by seed."""
+"""Random histories of several simulated processes and stores, by seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ QUICK, MORE = range(0, 2000, PART), range(10_000, 20_000, PART)
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", [*QUICK, *(pytest.param(first, marks=pytest.mark.soak) for first in MORE)])
-def test_whatever_happens_each_run_comes_to_the_end_of_its_uninterrupted_life(first, counted):
+def test_every_simulated_run_ends_like_an_uninterrupted_one(first, counted):
     told = run_helper("fault_simulation", str(first), str(PART))
     assert told["histories"] == PART
     assert told["crashes"] > PART

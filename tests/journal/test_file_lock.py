@@ -1,4 +1,4 @@
-"""The lock on a store's file: one has it, the others are told who, and whoever only asks takes it from nobody."""
+"""The lock on a store's file: one process holds it, others get its name, and checking it takes it from no process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def refusal(path) -> str:
     return str(refused.value)
 
 
-def test_the_second_is_told_who_has_it(path):
+def test_the_second_process_gets_an_error_that_names_the_owner(path):
     first = FileLock(path)
     first.acquire()
     assert f"runs.db is in use by {US}: " in refusal(path)
@@ -36,7 +36,7 @@ def test_the_second_is_told_who_has_it(path):
     FileLock(path).acquire()
 
 
-def test_a_name_that_a_dead_process_left_is_told_to_nobody(path):
+def test_the_name_of_a_dead_process_is_not_reported(path):
     path.write_text("process 123456789 on a machine with a very long name that is gone\n")
     lock = FileLock(path)
     lock.acquire()
@@ -46,7 +46,7 @@ def test_a_name_that_a_dead_process_left_is_told_to_nobody(path):
     assert path.read_text() == ""
 
 
-def test_whoever_has_it_and_has_not_written_its_name_yet_is_waited_for(path, monkeypatch):
+def test_an_owner_that_has_not_written_its_name_yet_is_waited_for(path, monkeypatch):
     lock = FileLock(path)
     lock.acquire()
     path.write_text("")
@@ -66,7 +66,7 @@ def test_whoever_has_it_and_has_not_written_its_name_yet_is_waited_for(path, mon
 
 
 @pytest.mark.parametrize("left", ["", "process 1 on earth\n"])
-def test_one_that_only_asks_in_this_moment_is_no_holder(path, monkeypatch, left):
+def test_a_process_that_only_checks_the_lock_is_not_its_owner(path, monkeypatch, left):
     import fcntl
 
     path.write_text(left)
@@ -78,7 +78,7 @@ def test_one_that_only_asks_in_this_moment_is_no_holder(path, monkeypatch, left)
     assert path.read_text() == f"{US}\n"
 
 
-def test_two_that_ask_at_once_take_each_other_for_no_holder(path, monkeypatch):
+def test_two_concurrent_checks_do_not_see_each_other(path, monkeypatch):
     path.touch()
     one, told = sqlite_writer.FileLock(path), []
     close = os.close

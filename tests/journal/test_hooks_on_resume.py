@@ -1,4 +1,4 @@
-"""Hooks of a run that goes on: what is wanted once is done once, and a gate is asked before a call, leave or no."""
+"""Hooks of a resumed run: a once hook runs once, and a gate runs before every call, approved or not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def done(run: Any) -> RunResult:
 
 
 @pytest.mark.parametrize("graph", [LOOP, LONGER])
-def test_a_hook_that_is_wanted_once_is_not_asked_again_behind_a_suspension(graph):
+def test_a_once_hook_does_not_run_again_after_a_suspension(graph):
     store, _ = waiting_run()
     seen: list[str] = []
     doors = ("pre_step", "call_llm", "post_llm", "dispatch_tool", "terminal")
@@ -28,7 +28,7 @@ def test_a_hook_that_is_wanted_once_is_not_asked_again_behind_a_suspension(graph
     assert seen == ["terminal"]
 
 
-def test_where_the_effect_was_cut_off_it_is_asked_again():
+def test_a_once_hook_runs_again_after_an_interrupted_effect():
     first, _ = waiting_run()
     rows = first.records("sample")
     at = next(n for n, r in enumerate(rows) if '"name":"scripted"' in r.body)
@@ -39,7 +39,7 @@ def test_where_the_effect_was_cut_off_it_is_asked_again():
     assert seen == ["call_llm"]  # it may have stopped the call that nobody knows the end of
 
 
-def test_without_a_store_once_is_once_in_each_part():
+def test_without_a_store_a_once_hook_runs_once_per_process():
     seen: list[str] = []
     watch = hook("pre_step", once=True)(lambda c: seen.append(c.state))
 
@@ -52,7 +52,7 @@ def test_without_a_store_once_is_once_in_each_part():
     assert seen == ["pre_step", "pre_step"]
 
 
-def test_a_gate_is_asked_again_before_a_call_that_a_person_allowed():
+def test_a_gate_runs_again_before_a_call_that_was_approved():
     store, _ = waiting_run()
     seen: list[dict[str, Any]] = []
 
@@ -68,7 +68,7 @@ def test_a_gate_is_asked_again_before_a_call_that_a_person_allowed():
     assert any("the bank is closed" in m.content for m in result.messages)
 
 
-def test_a_door_that_has_another_name_by_now_is_the_same_door():
+def test_a_hook_on_a_renamed_state_is_the_same_hook():
     def reviewing(name: str) -> Any:
         spec = StateSpec(name, effect=lambda run: None)
         return LOOP.with_state(spec, [Transition(name, None, "dispatch_tool")], entered_by="post_llm.tool_calls")

@@ -1,4 +1,4 @@
-"""What hands a run's entries to its store: in order, without waiting, and no error of the store is lost."""
+"""The journal sink of a store: entries are appended in order, without waiting, and no error is lost."""
 
 import asyncio
 
@@ -51,7 +51,7 @@ async def kept(store) -> StoreJournal:
     return await open_journal(store, "r", None, {})
 
 
-def test_of_several_errors_the_first_is_told_and_the_run_is_given_back():
+def test_the_first_of_several_errors_is_raised_and_the_lease_released():
     async def live():
         store = Failing(StoreFullError("no room"), StaleLease("r", None, "follows from it"))
         keeper = await kept(store)
@@ -68,7 +68,7 @@ def test_of_several_errors_the_first_is_told_and_the_run_is_given_back():
     asyncio.run(live())
 
 
-def test_an_error_that_nobody_has_waited_for_is_known():
+def test_an_error_is_known_before_anyone_awaits_it():
     async def live():
         keeper = await kept(Failing(StoreFullError("no room")))
         assert keeper.error is None
@@ -78,7 +78,7 @@ def test_an_error_that_nobody_has_waited_for_is_known():
     asyncio.run(live())
 
 
-def test_what_cannot_be_written_down_stops_the_run():
+def test_an_entry_that_is_not_json_stops_the_run():
     async def live():
         keeper = await kept(MemoryStore())
         keeper.push([note(what={"set": {1, 2}})])
@@ -89,7 +89,7 @@ def test_what_cannot_be_written_down_stops_the_run():
 
 
 @pytest.mark.parametrize("make", [MemoryStore, Coroutines])
-def test_entries_come_in_order_and_the_end_is_the_end(make):
+def test_entries_are_appended_in_order_and_none_after_the_end(make):
     async def live():
         store = make()
         keeper = await kept(store)
@@ -108,7 +108,7 @@ def test_entries_come_in_order_and_the_end_is_the_end(make):
     assert store.head("r").status == "finished"
 
 
-def test_who_is_cut_off_while_it_waits_loses_nothing_of_what_it_handed_over():
+def test_a_cancelled_flush_loses_no_entry():
     class Slow(MemoryStore):
         def append(self, lease, records, status):
             done = super().append(lease, records, status)

@@ -1,4 +1,4 @@
-"""A run of an earlier graph goes on under another one where its path is the same there, or where somebody vouches."""
+"""Migrations: a run of an earlier graph continues if a replay makes the same transitions or it is vouched for."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def good(store: Any, graph: Graph, result: RunResult) -> list[SealedRecord]:
 # -- a path that is the same --------------------------------------------------------------------------
 
 
-def test_a_run_whose_path_is_the_same_there_goes_on_under_the_new_graph():
+def test_a_run_with_the_same_path_continues_under_the_new_graph():
     store, _ = waiting_run()
     before = store.records("sample")
     result = go_on(store, LONGER, [Migration(LOOP)], Allow(), ["all done"])
@@ -132,7 +132,7 @@ def test_a_run_whose_path_is_the_same_there_goes_on_under_the_new_graph():
     assert [len(r["tried"]) for r in asked] == [len(LOOP.rows("post_llm")) + 1]  # the new guard was asked
 
 
-def test_a_run_that_was_cut_off_anywhere_goes_on_as_if_it_had_begun_there():
+def test_a_run_interrupted_anywhere_continues_as_if_it_had_started_there():
     _, whole = finished_run()
     first, _ = waiting_run()
     rows = first.records("sample")
@@ -154,7 +154,7 @@ def _edit() -> Any:
 
 
 @pytest.mark.parametrize("migrations", [[], [Migration("0" * 64)]])
-def test_without_a_migration_it_is_refused_with_what_would_let_it_in(migrations):
+def test_without_a_migration_the_error_says_which_one_would_admit_the_run(migrations):
     store, _ = waiting_run()
     before = list(store.records("sample"))
     with pytest.raises(JournalGraphError) as caught:
@@ -169,7 +169,7 @@ def test_without_a_migration_it_is_refused_with_what_would_let_it_in(migrations)
     assert store.head("sample").status == "suspended"
 
 
-def test_a_run_of_any_graph_may_be_let_in_and_of_two_the_first_that_fits_counts():
+def test_a_migration_may_match_any_graph_and_the_first_match_is_used():
     store, _ = waiting_run()
     never = Migration(LOOP, states={"pre_step": "call_llm"})
     go_on(store, LONGER, [Migration("0" * 12), Migration(), never], Allow())
@@ -179,7 +179,7 @@ def test_a_run_of_any_graph_may_be_let_in_and_of_two_the_first_that_fits_counts(
 # -- a path that would have been another --------------------------------------------------------------
 
 
-def test_a_run_whose_path_would_have_been_another_is_refused_and_the_record_named():
+def test_a_run_with_a_different_path_is_refused_and_the_record_named():
     store, _ = waiting_run()
     before = list(store.records("sample"))
     with pytest.raises(JournalGraphError, match=STRICTER) as caught:
@@ -191,7 +191,7 @@ def test_a_run_whose_path_would_have_been_another_is_refused_and_the_record_name
     assert store.records("sample") == before
 
 
-def test_a_run_that_somebody_vouches_for_goes_on_and_the_journal_says_so():
+def test_a_vouched_run_continues_and_the_journal_says_so():
     store, _ = waiting_run()
     before = store.records("sample")
     result = go_on(store, NO_ADDING, [Migration(LOOP, vouched=True)], Allow())
@@ -221,7 +221,7 @@ def test_a_graph_that_lacks_the_state_or_cannot_wait_there_refuses_even_a_vouche
 # -- other names --------------------------------------------------------------------------------------
 
 
-def test_states_and_guards_may_have_other_names_there():
+def test_states_and_guards_may_be_renamed():
     old, new = reviewing("review"), reviewing("check")
     old = old.with_detector("post_llm", too_long, before="no_progress")
     new = new.with_detector("post_llm", long_answer, before="no_progress")
@@ -244,7 +244,7 @@ def test_states_and_guards_may_have_other_names_there():
     assert replay(rows, new).moves == sum('"kind":"transition"' in r.body for r in rows)
 
 
-def test_a_run_in_a_renamed_state_goes_on_in_it():
+def test_a_run_in_a_renamed_state_continues_in_it():
     old, new = reviewing("review"), reviewing("check")
     store = MemoryStore()
 
@@ -263,7 +263,7 @@ def test_a_run_in_a_renamed_state_goes_on_in_it():
     assert told.code == OPEN, told
 
 
-def test_a_run_may_be_taken_over_again_and_again():
+def test_a_run_may_be_migrated_repeatedly():
     store, _ = waiting_run()
     script = [call("pay", to="Ann", amount=1.0), call("pay", to="Ann", amount=1.0), "all done"]
     graphs = [LONGER, RENAMED, LOOP]
@@ -278,7 +278,7 @@ def test_a_run_may_be_taken_over_again_and_again():
     assert sum('"kind":"run.migrated"' in r.body for r in rows) == 3
 
 
-def test_a_fork_of_a_run_that_was_taken_over_is_on_the_graph_that_it_had_at_that_record():
+def test_a_fork_of_a_migrated_run_is_on_the_graph_of_its_record():
     store, _ = waiting_run()
     before = len(store.records("sample"))
     go_on(store, LONGER, [Migration(LOOP)], Allow())
@@ -313,7 +313,7 @@ def test_a_run_may_be_dismissed_and_recovered_under_a_new_graph():
     assert recovered.output == "all done"
 
 
-def test_a_run_that_cannot_go_on_does_not_keep_the_others_from_it(caplog):
+def test_a_run_that_cannot_continue_does_not_block_the_others(caplog):
     first, _ = waiting_run()
     rows = first.records("sample")[:4]
     store = stored([*rows[:2], rows[2]._replace(body=rows[2].body.replace("scripted", "another")), rows[3]], "bad")
@@ -330,7 +330,7 @@ def test_a_run_that_cannot_go_on_does_not_keep_the_others_from_it(caplog):
     assert store.head("bad").status == "running"
 
 
-def test_a_sub_agents_run_is_taken_over_by_the_migrations_of_the_sub_agent():
+def test_a_sub_agents_run_uses_the_migrations_of_the_sub_agent():
     @tool(requires_approval=True)
     def act() -> str:
         """Act."""
@@ -354,7 +354,7 @@ def test_a_sub_agents_run_is_taken_over_by_the_migrations_of_the_sub_agent():
     assert changed == {h.run_id for h in store.heads()} - {"above"}
 
 
-def test_a_run_that_is_cut_off_while_or_after_it_was_taken_over_goes_on_there():
+def test_a_run_interrupted_during_or_after_its_migration_continues():
     store, _ = waiting_run()
     before = len(store.records("sample"))
     whole = go_on(store, LONGER, [Migration(LOOP)], Allow())
@@ -373,7 +373,7 @@ def test_a_run_that_is_cut_off_while_or_after_it_was_taken_over_goes_on_there():
         assert result.messages == whole.messages
 
 
-def test_a_signed_record_goes_on_under_a_new_graph_where_the_store_has_its_run():
+def test_a_suspension_record_is_migrated_if_the_store_has_its_run():
     store, first = waiting_run()
     record = first.outcome.suspension_record
 
@@ -411,7 +411,7 @@ def never(run: RunState) -> bool:
     doors=st.lists(st.sampled_from([s.name for s in LOOP.states if not s.final]), min_size=1, max_size=4),
     limits=drawn.limits,
 )
-def test_a_run_that_is_taken_over_at_every_stop_lives_the_life_of_one_that_is_not(
+def test_a_run_that_is_migrated_at_every_stop_is_like_one_that_is_not(
     replies: Any, outcomes: Any, people: Any, doors: Any, limits: Any
 ) -> None:
     graphs = [LOOP, *(LOOP.with_transition(Transition(door, never, "terminal")) for door in dict.fromkeys(doors))]
@@ -463,13 +463,13 @@ def test_a_run_that_is_taken_over_at_every_stop_lives_the_life_of_one_that_is_no
         ({"old": LOOP, "transitions": {"a.b": "post_llm.otherwise"}}, GraphError, "no such transition"),
     ],
 )
-def test_a_migration_that_cannot_be_meant_is_refused_when_the_agent_is_made(fields, error, words):
+def test_an_invalid_migration_is_refused_by_the_agent(fields, error, words):
     with pytest.raises(error, match=words):
         Agent(ScriptedModel([]), graph=LONGER, migrations=[Migration(**fields)])
 
 
 @pytest.mark.parametrize("given", [Migration(LOOP), [LOOP], [LOOP.fingerprint], LOOP.fingerprint, Migration, 1])
-def test_what_is_no_list_of_migrations_is_refused_when_the_agent_is_made(given):
+def test_migrations_must_be_a_list_of_migrations(given):
     with pytest.raises(ConfigurationError, match=r"migrations must be"):
         Agent(ScriptedModel([]), graph=LONGER, migrations=given)
 
@@ -495,7 +495,7 @@ def forged(rows: list[SealedRecord], old: str, new: str) -> tuple[list[SealedRec
         ('"judged":"replayed"', '"judged":"replayed","states":[["pre_step","recover"]]', "which has no row"),
     ],
 )
-def test_a_change_of_graph_that_was_not_allowed_is_found_though_every_hash_is_right(old, new, words):
+def test_verify_finds_an_invalid_migration_despite_valid_hashes(old, new, words):
     store, _ = waiting_run()
     go_on(store, LONGER, [Migration(LOOP)], Allow())
     rows, at = forged(store.records("sample"), old, new)
@@ -504,7 +504,7 @@ def test_a_change_of_graph_that_was_not_allowed_is_found_though_every_hash_is_ri
     assert words in told.reason
 
 
-def test_a_move_behind_the_change_is_judged_by_the_new_graph():
+def test_a_transition_after_a_migration_is_verified_with_the_new_graph():
     store, _ = waiting_run()
     go_on(store, replace(LONGER, name="mine"), [Migration(LOOP)], Allow())
     rows = store.records("sample")
@@ -515,7 +515,7 @@ def test_a_move_behind_the_change_is_judged_by_the_new_graph():
     assert (told.code, told.seq) == (TAMPERED, last + 1)
 
 
-def test_a_run_of_a_preset_that_has_a_graph_to_itself_is_told_by_its_name():
+def test_the_error_names_a_preset_with_a_graph_of_its_own():
     store = MemoryStore()
 
     async def begin() -> RunResult:

@@ -1,4 +1,4 @@
-"""Every way to break our code that we could think of is found by the tests."""
+"""Mutation tests of the journal: each deliberate fault is caught by a test."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ SAME = f"{OLD}    # nothing else\n"
     ],
     ids=["crashes", "simulation", "tests", "no test has run"],
 )
-def test_what_breaks_nothing_is_caught_by_nobody_and_what_cannot_be_read_is_no_mutant(new, tests, told):
+def test_a_harmless_change_is_not_caught_and_a_syntax_error_is_not_a_mutant(new, tests, told):
     arguments = ["none", "agentfsm/runtime/tool_dispatch.py", OLD, new, tests]
     command = [sys.executable, "-c", ONE, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=True, cwd=ROOT)
     assert done.stdout.startswith(told), done.stdout
 
 
-def test_what_is_to_be_replaced_must_stand_there_once():
+def test_the_snippet_to_replace_must_occur_once():
     with pytest.raises(SystemExit, match="stands 0 times"):
         try_mutant(Mutant("none", "agentfsm/journal/records.py", "no such text", "", "simulation 1"))

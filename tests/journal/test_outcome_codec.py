@@ -1,4 +1,4 @@
-"""Every outcome comes back from its JSON as it was, whatever fields its classes hold, now or later."""
+"""Every outcome is read back from its JSON as it was, with all fields of its classes, present and future."""
 
 import dataclasses
 import json
@@ -84,7 +84,7 @@ def trip(writer: OutcomeWriter, reader: OutcomeReader, outcome: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.__name__)
-def test_every_outcome_comes_back(kind):
+def test_every_outcome_round_trips(kind):
     @settings(max_examples=60, deadline=None, derandomize=True)
     @given(any_of(kind))
     def check(outcome):
@@ -95,7 +95,7 @@ def test_every_outcome_comes_back(kind):
     check()
 
 
-def test_what_an_outcome_repeats_is_not_written_again():
+def test_an_outcome_does_not_repeat_what_is_written_already():
     calls = (ToolCall("1", "pay", {"to": "long" * 100}),)
     writer, reader = OutcomeWriter(), OutcomeReader()
     reply = Reply(Message(Role.ASSISTANT, "", calls))
@@ -110,7 +110,7 @@ def test_what_an_outcome_repeats_is_not_written_again():
     assert trip(writer, reader, o.ReplyParsed(answer=said.message.content)) == o.ReplyParsed(answer="an answer")
 
 
-def test_a_result_with_a_record_of_its_own_is_pointed_to():
+def test_a_result_with_its_own_record_is_referenced():
     writer, reader = OutcomeWriter(), OutcomeReader()
     result = ToolResult("1", "pay", "paid")
     reader.read_result("1.0", json.loads(writer.write_result("1.0", result, CommitmentWriter())) | {"content": "paid"})
@@ -119,7 +119,7 @@ def test_a_result_with_a_record_of_its_own_is_pointed_to():
     assert reader.read({"ran": {"results": ["1.0"]}}) == o.ToolsRan((result,))
 
 
-def test_what_people_and_tools_said_stands_beside_the_record():
+def test_texts_of_people_and_tools_are_hidden():
     said = [
         o.ModelCallSucceeded(
             Reply(Message(Role.ASSISTANT, "SAID", (ToolCall("1", "pay", {"to": "SAID"}, "SAID"),)), refusal="SAID")

@@ -1,4 +1,4 @@
-"""Power cuts, cut logs and flipped bits: nothing acknowledged is lost, and no row is ever wrong."""
+"""Power cuts, truncated logs and flipped bits: no acknowledged record is lost, and no record is ever wrong."""
 
 import random
 import shutil
@@ -62,7 +62,7 @@ def test_a_power_cut_loses_nothing_that_was_acknowledged(tmp_path, monkeypatch, 
     counted("power cuts: 400, nothing acknowledged lost")
 
 
-def test_without_full_a_power_cut_may_lose_the_last_rows_and_harms_no_other(tmp_path, monkeypatch, counted):
+def test_without_full_a_power_cut_may_only_lose_the_last_records(tmp_path, monkeypatch, counted):
     lost = cuts(tmp_path, monkeypatch, "normal", 400)
     assert lost > 0  # or the disk of this test forgets nothing
     counted(f"power cuts at the level `normal`: 400, {lost} rows of the last commits lost, none of them wrong")
@@ -100,7 +100,7 @@ def whole_rows(found: list[SealedRecord]) -> bool:
 
 
 @pytest.mark.parametrize("count", [360, pytest.param(5000, marks=pytest.mark.soak)])
-def test_a_log_that_is_cut_anywhere_gives_the_rows_in_front_of_the_cut(tmp_path, with_a_log, count, counted):
+def test_a_log_truncated_anywhere_has_the_records_before_that(tmp_path, with_a_log, count, counted):
     files, some = with_a_log
     log = files["runs.db-wal"]
     seen = set()
@@ -116,7 +116,7 @@ def test_a_log_that_is_cut_anywhere_gives_the_rows_in_front_of_the_cut(tmp_path,
 
 @pytest.mark.parametrize("count", [800, pytest.param(10_000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", ["runs.db-wal", "runs.db"])
-def test_a_flipped_bit_never_gives_a_wrong_row(tmp_path, with_a_log, name, count, counted):
+def test_a_flipped_bit_never_gives_a_wrong_record(tmp_path, with_a_log, name, count, counted):
     files, some = with_a_log
     if name == "runs.db":  # all rows in the file itself
         put(tmp_path / "cut", files)
@@ -152,7 +152,7 @@ WRONG = [("hash", "7"), ("hash", "'text'"), ("body", "8"), ("body", "x'00'"), ("
 
 
 @pytest.mark.parametrize(("column", "value"), WRONG)
-def test_a_value_that_has_become_another_kind_of_value_is_tampering(tmp_path, column, value):
+def test_a_value_that_changed_its_type_is_tampering(tmp_path, column, value):
     store, _ = finished_run(SqliteStore(tmp_path / "runs.db"))
     store.close()
     db = sqlite3.connect(tmp_path / "runs.db")
@@ -167,7 +167,7 @@ def test_a_value_that_has_become_another_kind_of_value_is_tampering(tmp_path, co
 
 
 @pytest.mark.parametrize(("column", "value"), [("hash", "7"), ("seq", "'many'"), ("status", "5"), ("epoch", "'x'")])
-def test_a_note_of_a_run_that_has_become_another_kind_of_value_is_no_riddle(tmp_path, column, value):
+def test_a_head_that_changed_its_type_is_a_clear_error(tmp_path, column, value):
     store, _ = finished_run(SqliteStore(tmp_path / "runs.db"))
     store.close()
     db = sqlite3.connect(tmp_path / "runs.db")
@@ -181,7 +181,7 @@ def test_a_note_of_a_run_that_has_become_another_kind_of_value_is_no_riddle(tmp_
 
 
 @pytest.mark.parametrize("hidden", ["9", "[", "[[", "[[]]", '[["zz","x"]]', '[["00","x"', "[null,null]", "null", "x"])
-def test_whatever_stands_beside_a_record_is_looked_at_and_found_wrong(hidden):
+def test_invalid_hidden_values_are_found(hidden):
     store, _ = finished_run()
     rows = store.records("sample")
     at = next(n for n, row in enumerate(rows) if row.hidden)

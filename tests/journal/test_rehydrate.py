@@ -1,4 +1,4 @@
-"""A run's journal holds all that the run knows: folding it gives the live state, with no model and no tool."""
+"""A run's journal holds its whole state: rehydrating gives the live state without calling a model or a tool."""
 
 import asyncio
 from collections.abc import Sequence

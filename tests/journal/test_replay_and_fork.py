@@ -1,4 +1,4 @@
-"""Replay asks the real machine and nobody else; a fork has the past of its parent and does nothing of it again."""
+"""Replay evaluates the guards of the real machine; a fork has its parent's state and repeats none of its effects."""
 
 import asyncio
 import json
@@ -38,34 +38,34 @@ def seq_of(rows, transition: str) -> int:
     return next(r.seq for r in rows if f'"transition":"{transition}"' in r.body)
 
 
-def test_a_replay_goes_the_same_way(rows):
+def test_a_replay_makes_the_same_transitions(rows):
     told = replay(rows, LOOP)
     assert told.same
     assert told.moves == sum('"kind":"transition"' in r.body for r in rows)
 
 
-def test_a_replay_under_another_graph_names_the_first_record_that_goes_elsewhere(rows):
+def test_a_replay_under_another_graph_names_the_first_divergent_record(rows):
     told = replay(rows, LOOP.without("dispatch_tool.approval_required"))
     assert told.seq == seq_of(rows, "dispatch_tool.approval_required")
     assert told.recorded == "dispatch_tool.approval_required -> suspended"
     assert told.instead == "dispatch_tool.otherwise -> post_tool"
 
 
-def test_a_replay_under_another_policy_names_the_first_record_that_goes_elsewhere(rows):
+def test_a_replay_under_another_policy_names_the_first_divergent_record(rows):
     told = replay(rows, LOOP, policy=DefaultPolicy(budgets={FailureKind.environment_error: 2}))
     assert told.seq == seq_of(rows, "recover.otherwise")
     assert told.instead == "recover.handoff -> terminal"
     assert replay(rows, LOOP, policy=DefaultPolicy()).same
 
 
-def test_a_replay_under_other_limits_names_the_first_record_that_goes_elsewhere(rows):
+def test_a_replay_under_other_limits_names_the_first_divergent_record(rows):
     told = replay(rows, LOOP, guardrails=AgentGuardrails(max_iterations=1))
     assert told.instead == "pre_step.iteration_limit -> recover"
     assert told.seq is not None
     assert json.loads(rows[told.seq - 1].body)["transition"] == "pre_step.otherwise"
 
 
-def test_a_replay_of_nothing_is_an_error():
+def test_a_replay_of_an_empty_journal_is_an_error():
     with pytest.raises(JournalError, match="empty"):
         replay([], LOOP)
 
@@ -81,7 +81,7 @@ def go_on(store, run_id, script, **more):
     return asyncio.run(live())
 
 
-def test_a_fork_goes_on_from_any_record_and_its_past_is_its_parents():
+def test_a_fork_starts_from_any_record_with_its_parents_state():
     store, _ = finished_run()
     rows = store.records("sample")
     forked = 0
@@ -104,7 +104,7 @@ def test_a_fork_goes_on_from_any_record_and_its_past_is_its_parents():
     assert store.records("sample") == rows  # the parent is as it was
 
 
-def test_a_fork_comes_to_its_own_end_and_repeats_no_effect():
+def test_a_fork_ends_on_its_own_and_repeats_no_effect():
     store, whole = finished_run()
     rows = store.records("sample")
     at = seq_of(rows, "post_tool.otherwise")  # behind the first tool
@@ -132,7 +132,7 @@ def test_a_fork_of_a_waiting_run_waits_too():
     assert store.head("sample").status == "suspended"
 
 
-def test_a_forks_effects_have_keys_of_their_own():
+def test_a_fork_has_its_own_idempotency_keys():
     keys = []
 
     @tool(requires_approval=True)
@@ -155,7 +155,7 @@ def test_a_forks_effects_have_keys_of_their_own():
     assert keys == ["child:1.0", "parent:1.0"]
 
 
-def test_a_fork_that_cannot_be_changes_nothing():
+def test_an_invalid_fork_changes_nothing():
     store, _ = waiting_run()
     rows = list(store.records("sample"))
     for at in (0, -1, len(rows) + 1):
@@ -172,7 +172,7 @@ def test_a_fork_that_cannot_be_changes_nothing():
 # -- going on from the store --------------------------------------------------------------------------
 
 
-def test_each_wrong_way_to_go_on_is_an_error_of_its_own_and_changes_nothing():
+def test_each_invalid_resume_has_its_own_error_and_changes_nothing():
     store, _ = waiting_run()
     rows = list(store.records("sample"))
     agent = sample_agent(store)
@@ -195,7 +195,7 @@ def test_each_wrong_way_to_go_on_is_an_error_of_its_own_and_changes_nothing():
     assert store.head("sample").status == "suspended"
 
 
-def test_two_who_resume_one_run_are_told_apart():
+def test_one_of_two_concurrent_resumes_is_refused():
     store, _ = waiting_run()
 
     async def both():

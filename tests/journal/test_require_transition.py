@@ -1,4 +1,4 @@
-"""What a graph has no row for is refused before anything is done: no record is used, nothing is written."""
+"""An outcome without a transition is refused before anything is done: no record is used or written."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def done(run: Any) -> RunResult:
     return await run
 
 
-def test_an_answer_that_no_row_takes_leaves_the_run_as_it_is():
+def test_a_reply_without_a_transition_leaves_the_run_unchanged():
     graph = LOOP.without("suspended.approval_decided")
     store, first = waiting(graph)
     before = list(store.records("sample"))
@@ -44,7 +44,7 @@ def test_an_answer_that_no_row_takes_leaves_the_run_as_it_is():
     assert isinstance(ended.outcome, RunCancelled)
 
 
-def test_a_guard_that_raises_where_a_run_waits_leaves_it_as_it_is():
+def test_a_guard_that_raises_leaves_a_waiting_run_unchanged():
     def broken(run: RunState) -> bool:
         raise ValueError("a bug of the user's")
 
@@ -59,7 +59,7 @@ def test_a_guard_that_raises_where_a_run_waits_leaves_it_as_it_is():
 
 
 @pytest.mark.parametrize("by_id", [True, False])
-def test_an_expired_run_of_a_graph_that_knows_no_expiry_ends_as_cancelled(by_id):
+def test_an_expired_run_of_a_graph_without_expiry_ends_as_cancelled(by_id):
     graph = LOOP.without("suspended.expired")
     store, first = waiting(graph)
     agent = sample_agent(store, graph=graph)
@@ -70,7 +70,7 @@ def test_an_expired_run_of_a_graph_that_knows_no_expiry_ends_as_cancelled(by_id)
     assert verify("sample", store.records("sample"), store.head("sample")).code == GOOD
 
 
-def test_a_wait_that_nothing_can_cancel_cannot_be_dismissed_but_answered_and_then_cancelled():
+def test_a_wait_without_a_cancel_row_cannot_be_dismissed_but_answered_and_then_cancelled():
     graph = LOOP.without("suspended.cancelled", "suspended.expired")
     store, _ = waiting(graph)
     before = list(store.records("sample"))
@@ -94,7 +94,7 @@ def restored_usage(rows: Any) -> Any:
     return rehydrate(rows).run.usage
 
 
-def test_a_run_that_was_cut_off_and_is_dismissed_does_nothing_more():
+def test_an_interrupted_run_that_is_dismissed_does_nothing_more():
     first, _ = waiting_run()
     rows = first.records("sample")
     for at in (1, 2, 3, 9):
@@ -106,7 +106,7 @@ def test_a_run_that_was_cut_off_and_is_dismissed_does_nothing_more():
         assert verify("sample", store.records("sample"), store.head("sample")).code == GOOD
 
 
-def test_asking_first_changes_nothing_that_the_run_knows():
+def test_the_check_does_not_change_the_run():
     seen: list[int] = []
 
     def counted(run: RunState) -> Failure | None:

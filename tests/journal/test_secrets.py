@@ -1,4 +1,4 @@
-"""Secrets never reach a journal: neither the records nor what stands beside them, nor the file they are in."""
+"""Secrets never reach a journal: not its records, not its hidden values, not the file."""
 
 import asyncio
 import hashlib
@@ -63,7 +63,7 @@ def an_agent(store, script, *tools):
     return Agent(ScriptedModel(script), tools=tools, host=Host(clock=FakeClock(), store=store))
 
 
-def test_nothing_secret_is_written_and_the_tools_get_all_of_it(store, tmp_path):
+def test_secrets_are_not_written_and_tools_get_them(store, tmp_path):
     script = [
         call("login", user="ann", password=PASSWORD, pin=471108150),
         call("unlock", code="0000-hidden"),
@@ -116,7 +116,7 @@ def through(model, how):
 
 @pytest.mark.parametrize("how", ["alone", "fallback", "limited", "priced"])
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_key_that_a_model_was_given_in_code_is_not_written(store, tmp_path, how, kept):
+def test_a_key_that_was_passed_to_a_model_in_code_is_not_written(store, tmp_path, how, kept):
     model = through(Knowing(["my key is sk-in-code-0123456789"]), how)
     host = Host(clock=FakeClock(), store=store if kept else None)
 
@@ -133,24 +133,24 @@ def test_a_key_that_a_model_was_given_in_code_is_not_written(store, tmp_path, ho
 
 
 @pytest.mark.parametrize("name", ["openai:m", "openai-responses:m", "anthropic:m", "ollama:m"])
-def test_every_wire_says_what_its_key_is(name):
+def test_every_wire_reports_its_key(name):
     model = resolve(name, base_url="http://127.0.0.1:1/v1", api_key="sk-of-the-wire-1")
     assert [s.get_secret_value() for s in secrets_of(model)] == ["sk-of-the-wire-1"]
     assert "sk-of-the-wire" not in repr(secrets_of(model))
 
 
-def test_a_model_that_says_nothing_of_secrets_has_none():
+def test_a_model_without_a_list_of_secrets_has_none():
     assert secrets_of(ScriptedModel(["x"])) == ()
 
 
-def test_equal_secrets_of_a_run_are_seen_to_be_equal_and_those_of_two_runs_are_not():
+def test_equal_secrets_have_equal_placeholders_only_within_a_run():
     one, other = SecretScrubber(), SecretScrubber()
     assert one.placeholder_for(PASSWORD) == one.placeholder_for(PASSWORD) != other.placeholder_for(PASSWORD)
     digest = hashlib.sha256(f"{one.salt}{PASSWORD}".encode()).hexdigest()
     assert one.placeholder_for(PASSWORD) == f"[secret {digest[:32]}]"
 
 
-def test_a_run_that_was_taken_up_asks_for_its_secrets_again(store, tmp_path):
+def test_a_resumed_run_asks_for_its_secrets_again(store, tmp_path):
     async def live():
         first = await an_agent(store, [call("careful", user="ann", password=PASSWORD)], careful).run("go", run_id="r")
         assert isinstance(first.outcome, UserInputRequested)

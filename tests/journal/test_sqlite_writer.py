@@ -1,4 +1,4 @@
-"""The writer of a SQLite file: shares commits, tells everybody what became of what they handed over."""
+"""The writer of a SQLite file: shares commits, and reports the result of every job."""
 
 import asyncio
 import sqlite3
@@ -47,7 +47,7 @@ def test_runs_that_write_at_once_share_commits(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("runs", "commits"), [(8, [8]), (16, [16]), (40, [20, 20]), (128, [64, 64])])
-def test_half_of_many_runs_make_up_a_commit_and_few_runs_share_one(tmp_path, monkeypatch, runs, commits):
+def test_half_of_many_runs_share_a_commit_and_few_runs_share_one(tmp_path, monkeypatch, runs, commits):
     store = SqliteStore(tmp_path / "runs.db")
     seen = []
     real = SqliteWriter._commit
@@ -64,7 +64,7 @@ def test_half_of_many_runs_make_up_a_commit_and_few_runs_share_one(tmp_path, mon
 
 
 @pytest.mark.parametrize("level", ["full", "normal"])
-def test_whatever_goes_wrong_while_it_writes_is_told_and_the_next_is_written(tmp_path, monkeypatch, level):
+def test_an_unexpected_error_is_raised_and_the_next_job_is_written(tmp_path, monkeypatch, level):
     async def live():
         store = SqliteStore(tmp_path / "runs.db", synchronous=level)
         lease = await store.acquire("a", "me", new=True)
@@ -83,7 +83,7 @@ def test_whatever_goes_wrong_while_it_writes_is_told_and_the_next_is_written(tmp
     asyncio.run(live())
 
 
-def test_what_a_loop_left_behind_that_is_closed_now_is_written(tmp_path, monkeypatch):
+def test_jobs_of_a_closed_loop_are_written(tmp_path, monkeypatch):
     store = SqliteStore(tmp_path / "runs.db")
     closed, real = threading.Event(), SqliteWriter._commit
 
@@ -107,7 +107,7 @@ def test_what_a_loop_left_behind_that_is_closed_now_is_written(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("level", ["full", "normal"])
-def test_what_nobody_awaits_is_written_too(tmp_path, level):
+def test_a_job_that_is_not_awaited_is_written(tmp_path, level):
     async def live():
         store = SqliteStore(tmp_path / "runs.db", synchronous=level)
         lease = await store.acquire("a", "me", new=True)
@@ -126,7 +126,7 @@ def test_what_nobody_awaits_is_written_too(tmp_path, level):
     again.close()
 
 
-def test_a_run_that_writes_alone_waits_for_the_store_and_for_nothing_else(tmp_path):
+def test_a_single_run_waits_only_for_the_store(tmp_path):
     store = SqliteStore(tmp_path / "runs.db", synchronous="normal")
 
     async def live():
@@ -143,7 +143,7 @@ def test_a_run_that_writes_alone_waits_for_the_store_and_for_nothing_else(tmp_pa
 
 
 @pytest.mark.parametrize("level", ["full", "normal"])
-def test_the_log_is_brought_into_the_file_now_and_then(tmp_path, monkeypatch, level):
+def test_the_log_is_checkpointed_periodically(tmp_path, monkeypatch, level):
     monkeypatch.setattr(sqlite_writer, "CHECKPOINT_INTERVAL", {level: 10})
     path = tmp_path / "runs.db"
     store = SqliteStore(path, synchronous=level)

@@ -1,4 +1,4 @@
-"""The commands that look into a store: what they print, and their exit codes."""
+"""The commands that read a store: what they print, and their exit codes."""
 
 import json
 import sqlite3
@@ -67,7 +67,7 @@ def test_verify(path):
     assert "record 3: its hash does not match" in text
 
 
-def test_what_is_not_there_is_wrong_usage(path):
+def test_a_missing_run_or_store_is_wrong_usage(path):
     command("verify", "nobody", "--store", path, code=2)
     command("verify", "--store", path.with_name("none.db"), code=2)
 
@@ -100,7 +100,7 @@ def test_an_export_with_every_kind_of_line_break_in_it(tmp_path):
     assert (done.stdout, done.returncode) == ("good\n", 0)
 
 
-def test_a_checkpoint_finds_what_was_cut_off_and_what_is_gone(path, tmp_path):
+def test_a_checkpoint_finds_truncated_and_deleted_runs(path, tmp_path):
     key, public, note = tmp_path / "key.pem", tmp_path / "public.pem", tmp_path / "note"
     subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", key], check=True)
     subprocess.run(["openssl", "pkey", "-in", key, "-pubout", "-out", public], check=True)
@@ -112,7 +112,7 @@ def test_a_checkpoint_finds_what_was_cut_off_and_what_is_gone(path, tmp_path):
     command("verify", "--checkpoint", note, "--store", path, code=2)
 
 
-def test_a_checkpoint_that_is_not_good_proves_nothing(path, tmp_path):
+def test_an_invalid_checkpoint_is_unverifiable(path, tmp_path):
     for name in ("key", "other"):
         key = tmp_path / name
         subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", key], check=True)
@@ -136,7 +136,7 @@ def test_a_checkpoint_that_is_not_good_proves_nothing(path, tmp_path):
         assert "cannot be verified" in command(*verify, changed, "--key", public, code=3)
 
 
-def test_a_checkpoint_that_does_not_know_the_run_of_a_file_proves_nothing(path, tmp_path):
+def test_a_checkpoint_without_the_exported_run_is_unverifiable(path, tmp_path):
     key, public, note, out = tmp_path / "key.pem", tmp_path / "public.pem", tmp_path / "note", tmp_path / "run.jsonl"
     subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", key], check=True)
     subprocess.run(["openssl", "pkey", "-in", key, "-pubout", "-out", public], check=True)
@@ -183,7 +183,7 @@ def test_a_run_that_cannot_be_replayed_does_not_hide_the_others(path):
     assert "object at" not in shown
 
 
-def test_what_is_shown_of_a_wait_and_of_its_answer(path):
+def test_show_prints_a_request_and_its_reply(path):
     shown = command("show", "waits", "--store", path)
     asks = next(line for line in shown.splitlines() if "waits for a person" in line)
     assert 'pay {"amount": 1.0, "to": "Ann"}' in asks

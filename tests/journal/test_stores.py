@@ -1,4 +1,4 @@
-"""Every store passes the conformance suite; what is SQLite's alone stands behind it."""
+"""Every store passes the conformance suite; and what is specific to the SQLite store."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ async def keep(path, count=2):
     return store, lease
 
 
-def test_a_row_can_be_neither_changed_nor_deleted(tmp_path):
+def test_a_record_cannot_be_changed_or_deleted(tmp_path):
     store, _ = asyncio.run(keep(tmp_path / "runs.db"))
     store.close()
     db = sqlite3.connect(tmp_path / "runs.db")
@@ -40,7 +40,7 @@ def test_a_row_can_be_neither_changed_nor_deleted(tmp_path):
     db.close()
 
 
-def test_one_process_writes_and_the_second_is_told_who(tmp_path):
+def test_a_second_process_is_refused_with_the_name_of_the_first(tmp_path):
     store, lease = asyncio.run(keep(tmp_path / "runs.db"))
     code = (
         "import asyncio, sys; from agentfsm.journal.sqlite import SqliteStore\n"
@@ -66,7 +66,7 @@ def test_two_stores_of_one_process_do_not_write_one_file(tmp_path):
     other.close()
 
 
-def test_reading_makes_no_file(tmp_path):
+def test_reading_creates_no_file(tmp_path):
     store = SqliteStore(tmp_path / "runs.db")
     assert store.heads() == []
     with pytest.raises(UnknownRunError, match=r"'a'.*runs\.db"):
@@ -103,7 +103,7 @@ def newer(path):
         (newer, f"version {SCHEMA_VERSION + 1}.*reads {SCHEMA_VERSION}"),
     ],
 )
-def test_a_file_that_is_not_ours_is_refused_and_left_as_it_is(tmp_path, make, words):
+def test_a_file_of_another_format_is_refused_and_not_changed(tmp_path, make, words):
     path = tmp_path / "runs.db"
     make(path)
     before = path.read_bytes()
@@ -112,7 +112,7 @@ def test_a_file_that_is_not_ours_is_refused_and_left_as_it_is(tmp_path, make, wo
     assert path.read_bytes() == before
 
 
-def test_a_folder_that_is_not_there_is_a_clear_error(tmp_path):
+def test_a_missing_folder_is_a_clear_error(tmp_path):
     store = SqliteStore(tmp_path / "no" / "runs.db")
     with pytest.raises(StoreError, match=r"runs\.db-lock cannot be written"):
         asyncio.run(store.acquire("a", "me", new=True))
@@ -126,7 +126,7 @@ def reachable(folder):
             above.chmod(0o755)
 
 
-def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
+def test_a_read_only_folder_is_a_clear_error(tmp_path):
     folder = tmp_path / "locked"
     folder.mkdir()
     code = (
@@ -143,7 +143,7 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
     assert list(folder.iterdir()) == []
 
 
-def test_a_closed_store_is_one_file_that_can_be_copied_or_read_where_nobody_may_write(tmp_path):
+def test_a_closed_store_is_one_file_that_can_be_copied_or_read_in_a_read_only_folder(tmp_path):
     folder = tmp_path / "kept"
     folder.mkdir()
     store, _ = asyncio.run(keep(folder / "runs.db"))
@@ -164,7 +164,7 @@ def test_a_closed_store_is_one_file_that_can_be_copied_or_read_where_nobody_may_
     assert got.stdout == "2\n", got.stderr
 
 
-def test_a_folder_that_cannot_be_searched_is_a_clear_error(tmp_path):
+def test_an_inaccessible_folder_is_a_clear_error(tmp_path):
     folder = tmp_path / "shut"
     folder.mkdir()
     code = (
@@ -181,7 +181,7 @@ def test_a_folder_that_cannot_be_searched_is_a_clear_error(tmp_path):
     assert "runs.db cannot be read: Permission denied" in got.stdout
 
 
-def test_a_database_that_another_program_locks_is_a_clear_error_and_changes_nothing(tmp_path, monkeypatch):
+def test_a_database_locked_by_another_program_is_a_clear_error(tmp_path, monkeypatch):
     monkeypatch.setattr(sqlite_schema, "BUSY_TIMEOUT_S", 0.05)
     store, lease = asyncio.run(keep(tmp_path / "runs.db"))
     other = sqlite3.connect(tmp_path / "runs.db", isolation_level=None)
@@ -197,7 +197,7 @@ def test_a_database_that_another_program_locks_is_a_clear_error_and_changes_noth
     store.close()
 
 
-def test_who_claims_a_store_has_it_before_the_first_write(tmp_path):
+def test_claim_locks_the_store_before_the_first_write(tmp_path):
     store, other = SqliteStore(tmp_path / "runs.db"), SqliteStore(tmp_path / "runs.db")
     store.claim()
     store.claim()

@@ -1,4 +1,4 @@
-"""A store that somebody tampered with by hand: what ``agentfsm verify`` names, and that the other commands bear it."""
+"""A store that was tampered with by hand: what ``agentfsm verify`` reports, and that other commands handle it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def at(record: int, run: int = 2) -> str:
     return f"WHERE key = {run << 32 | record}"
 
 
-def test_nothing_is_said_of_a_store_that_nobody_touched(path: Path) -> None:
+def test_an_untouched_store_is_good(path: Path) -> None:
     assert found(path, code=4) == {}
 
 
@@ -68,19 +68,19 @@ def test_nothing_is_said_of_a_store_that_nobody_touched(path: Path) -> None:
     ("run", "status"),
     [("whole", "running"), ("whole", "suspended"), ("waits", "finished"), ("waits", "running"), ("waits", "nonsense")],
 )
-def test_how_a_run_stands_cannot_be_changed_in_the_note_of_the_store(path: Path, run: str, status: str) -> None:
+def test_a_changed_status_in_the_head_is_found(path: Path, run: str, status: str) -> None:
     forge(path, f"UPDATE run SET status = '{status}' WHERE run_id = '{run}'")
     ((which, (_, reason)),) = found(path).items()
     assert which == run
     assert f"the store has the run as {status}" in reason
 
 
-def test_an_epoch_that_was_set_back_is_found(path: Path) -> None:
+def test_a_decreased_epoch_is_found(path: Path) -> None:
     forge(path, "UPDATE run SET epoch = 0 WHERE run_id = 'whole'")
     assert "epoch 0" in found(path)["whole"][1]
 
 
-def test_an_id_that_became_another_kind_of_value_hides_no_other_run(path: Path) -> None:
+def test_an_id_that_changed_its_type_hides_no_other_run(path: Path) -> None:
     forge(path, "UPDATE run SET run_id = CAST(run_id AS BLOB) WHERE run_id = 'whole'")
     forge_id = "UPDATE journal SET body = replace(body, 'tried', 'trial') WHERE key = (3 << 32 | 2)"
     db = sqlite3.connect(path)
@@ -94,23 +94,23 @@ def test_an_id_that_became_another_kind_of_value_hides_no_other_run(path: Path) 
         assert len(told(*words, "--store", path).stdout.splitlines()) == 3
 
 
-def test_a_run_that_was_taken_out_leaves_its_records_behind(path: Path) -> None:
+def test_a_deleted_run_is_found_by_its_records(path: Path) -> None:
     forge(path, "DELETE FROM run WHERE run_id = 'whole'")
     assert found(path) == {"whole": (None, "the store has its records, and the run is missing")}
 
 
-def test_a_run_that_was_taken_out_with_all_its_records_leaves_its_number_behind(path: Path) -> None:
+def test_a_run_deleted_with_its_records_is_found_by_its_number(path: Path) -> None:
     forge(path, "DELETE FROM run WHERE run_id = 'whole'", "DELETE FROM journal WHERE key >> 32 = 2")
     assert found(path) == {"(run 2)": (None, "it was deleted with its records")}
 
 
-def test_a_record_in_front_of_the_first_is_found(path: Path) -> None:
+def test_a_record_before_the_first_is_found(path: Path) -> None:
     forge(path, f"INSERT INTO journal VALUES ({2 << 32}, '{{}}', zeroblob(32), NULL)")
     assert list(found(path)) == ["(run 2)"]
 
 
 @pytest.mark.parametrize("more", [" ", ",", "null", "]", '["00",1]', " tail"])
-def test_nothing_can_be_put_behind_what_stands_beside_a_record(path: Path, more: str) -> None:
+def test_nothing_can_be_appended_to_hidden_values(path: Path, more: str) -> None:
     forge(path, f"UPDATE journal SET hidden = hidden || '{more}' {at(RECORD)}")
     assert found(path)["whole"][0] == RECORD
 
@@ -119,17 +119,17 @@ def test_nothing_can_be_put_behind_what_stands_beside_a_record(path: Path, more:
     ("old", "new"),
     [('"],["', '"]["'), ('"],["', '"},["'), ("[[", "[,["), ("[[", "x["), ("[[", "[[ "), ('",', '", '), ("]]", "]}")],
 )
-def test_what_stands_beside_a_record_is_written_in_one_way_only(path: Path, old: str, new: str) -> None:
+def test_hidden_values_have_only_one_format(path: Path, old: str, new: str) -> None:
     forge(path, f"UPDATE journal SET hidden = replace(hidden, '{old}', '{new}') {at(1)}")
     assert found(path)["whole"][0] == 1
 
 
-def test_a_value_that_is_gone_is_named_with_the_record_that_had_it(path: Path) -> None:
+def test_a_missing_value_is_reported_with_its_record(path: Path) -> None:
     forge(path, f"UPDATE journal SET hidden = '[null]' {at(RECORD)}")
     assert found(path)["whole"][0] == RECORD
 
 
-def test_a_record_that_is_no_text_any_more_is_named_and_hides_no_other_run(path: Path) -> None:
+def test_a_record_that_is_not_text_is_reported_and_hides_no_other_run(path: Path) -> None:
     forge(path, f"UPDATE journal SET body = x'ff00' {at(RECORD)}", "DELETE FROM run WHERE run_id = 'first'")
     assert {run: seq for run, (seq, _) in found(path).items()} == {"whole": RECORD, "first": None}
 
@@ -137,7 +137,7 @@ def test_a_record_that_is_no_text_any_more_is_named_and_hides_no_other_run(path:
 @pytest.mark.parametrize("column", ["body", "hidden"])
 @pytest.mark.parametrize("text", ["{", "[]", "{}", "5", '"x"', "null", "", '{"kind":"transition"}', "[null]"])
 @pytest.mark.parametrize("record", [1, RECORD])
-def test_every_command_bears_a_record_that_is_none(path: Path, column: str, text: str, record: int) -> None:
+def test_every_command_handles_an_invalid_record(path: Path, column: str, text: str, record: int) -> None:
     forge(path, f"UPDATE journal SET {column} = '{text}' {at(record)}")
     assert found(path)["whole"][0] == record
     for words in (["show", "whole"], ["show", "whole", "--json"], ["replay"], ["replay", "--json"], ["runs"]):
@@ -150,7 +150,7 @@ def test_every_command_bears_a_record_that_is_none(path: Path, column: str, text
     assert (refused.exit_code, f"record {record}" in refused.output) == (2, True), refused.output
 
 
-def test_show_goes_on_behind_a_record_that_it_cannot_read(path: Path) -> None:
+def test_show_continues_after_an_unreadable_record(path: Path) -> None:
     count = len(told("show", "whole", "--store", path).stdout.splitlines()) - 1  # without the sum of its costs
     forge(path, f"UPDATE journal SET body = '{{' {at(RECORD)}")
     result = told("show", "whole", "--store", path)
@@ -162,7 +162,7 @@ def test_show_goes_on_behind_a_record_that_it_cannot_read(path: Path) -> None:
     assert [json.loads(line)["seq"] for line in as_json] == list(range(1, count + 1))
 
 
-def test_runs_lists_all_where_what_one_asks_cannot_be_read(path: Path) -> None:
+def test_runs_lists_a_run_with_an_unreadable_request(path: Path) -> None:
     asks = f"WHERE key = {3 << 32} + (SELECT seq FROM run WHERE run_id = 'waits')"
     forge(path, f'UPDATE journal SET body = \'{{"kind":"run.suspended"}}\' {asks}')
     result = told("runs", "--store", path)
@@ -182,23 +182,21 @@ def test_runs_lists_all_where_what_one_asks_cannot_be_read(path: Path) -> None:
         ("DROP TABLE run", "no such table"),
     ],
 )
-def test_a_file_that_cannot_be_checked_is_not_called_good_nor_wrong_usage(
-    path: Path, statement: str, words: str
-) -> None:
+def test_an_uncheckable_file_is_neither_good_nor_wrong_usage(path: Path, statement: str, words: str) -> None:
     forge(path, statement)
     result = told("verify", "--store", path)
     assert result.exit_code == 3
     assert words in result.output
 
 
-def test_a_file_that_is_no_database_cannot_be_verified(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_cannot_be_verified(tmp_path: Path) -> None:
     (tmp_path / "runs.db").write_text("This is a letter, and no database at all.\n" * 40)
     result = told("verify", "--store", tmp_path / "runs.db")
     assert result.exit_code == 3
     assert "is not a SQLite database" in result.stderr
 
 
-def test_a_store_with_nothing_in_it_says_so(tmp_path: Path) -> None:
+def test_an_empty_store_is_reported(tmp_path: Path) -> None:
     (tmp_path / "runs.db").touch()
     for words in (["verify"], ["runs"]):
         result = told(*words, "--store", tmp_path / "runs.db")
@@ -221,7 +219,7 @@ def of_file(tmp_path: Path, content: bytes, *words: object) -> Result:
     return told("verify", "--file", file, *words)
 
 
-def test_a_line_that_is_none_is_tampering_and_a_file_that_is_none_is_not(tmp_path: Path, export: list[str]) -> None:
+def test_an_invalid_line_is_tampering_and_an_invalid_file_is_not(tmp_path: Path, export: list[str]) -> None:
     for content in (b"", b"Dear Ann,\n", b"\x1f\x8b\x08\xff\xfe" * 9, b"\xef\xbb\xbf" + "".join(export).encode()):
         result = of_file(tmp_path, content)
         assert result.exit_code == 3, result.output
@@ -231,7 +229,7 @@ def test_a_line_that_is_none_is_tampering_and_a_file_that_is_none_is_not(tmp_pat
         assert (result.exit_code, "record 4" in result.stdout) == (1, True), result.output
 
 
-def test_bytes_that_are_no_text_are_found_where_they_are(tmp_path: Path, export: list[str]) -> None:
+def test_invalid_utf8_is_reported_with_its_record(tmp_path: Path, export: list[str]) -> None:
     content = (
         "".join(export[:3]).encode()
         + export[3].encode().replace(b"transition", b"trans\xfftion")
@@ -241,13 +239,13 @@ def test_bytes_that_are_no_text_are_found_where_they_are(tmp_path: Path, export:
     assert (result.exit_code, "TAMPERED" in result.stdout, "record 4" in result.stdout) == (1, True, True)
 
 
-def test_one_file_is_one_run_and_is_not_named(tmp_path: Path, export: list[str]) -> None:
+def test_file_takes_no_run_id(tmp_path: Path, export: list[str]) -> None:
     result = of_file(tmp_path, "".join(export).encode(), "another")
     assert result.exit_code == 2
     assert "--file" in result.stderr
 
 
-def test_a_run_id_is_shown_on_a_line(path: Path) -> None:
+def test_a_run_id_is_printed_on_one_line(path: Path) -> None:
     for bad in ("", " ", "a\nb", "\x1b[2J"):
         assert told("fork", "whole", "--at", 3, "--as", bad, "--store", path).exit_code == 2
     forge(path, "UPDATE run SET run_id = 'a' || char(10) || char(27) || 'b' WHERE run_id = 'whole'")
@@ -266,12 +264,12 @@ def test_replay_as_json(path: Path) -> None:
     assert elsewhere["instead"] == "pre_step.iteration_limit -> recover"
 
 
-def test_a_field_that_is_no_number_is_wrong_usage(path: Path) -> None:
+def test_a_field_without_a_number_is_wrong_usage(path: Path) -> None:
     for field in ("²", "x", "0", "99", ""):
         assert told("redact", "whole", field, "--store", path).exit_code == 2
 
 
-def test_show_says_what_the_model_asked_for(path: Path) -> None:
+def test_show_prints_the_calls_of_the_model(path: Path) -> None:
     shown = told("show", "whole", "--store", path).stdout
     assert 'add {"a": 1, "b": 2}' in shown
     assert "all done" in shown
@@ -280,7 +278,7 @@ def test_show_says_what_the_model_asked_for(path: Path) -> None:
 # -- what else a store can tell -----------------------------------------------------------------------
 
 
-def test_a_fork_whose_parent_says_something_else_is_found(path: Path) -> None:
+def test_a_fork_with_another_parent_hash_is_found(path: Path) -> None:
     told("fork", "whole", "--at", 6, "--as", "forked", "--store", path)
     assert "forked" not in found(path, code=4)
     store = SqliteStore(path)
@@ -304,9 +302,7 @@ def test_a_fork_whose_parent_says_something_else_is_found(path: Path) -> None:
     assert found(path, "forked", code=4) == {}
 
 
-def test_redact_says_so_where_somebody_still_reads_what_was_deleted(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_redact_warns_if_another_program_still_reads_the_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentfsm.journal.sqlite.sqlite_schema.BUSY_TIMEOUT_S", 0.05)
     forge(path, "PRAGMA journal_mode = WAL")
     reader = sqlite3.connect(path, isolation_level=None)

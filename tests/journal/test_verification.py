@@ -1,4 +1,4 @@
-"""What an auditor is promised: every change of a journal is found, by our own verifier and by an independent one."""
+"""Verification: our verifier and the stand-alone one detect every change of a journal."""
 
 import asyncio
 import importlib.util
@@ -47,26 +47,26 @@ def found(rows: list[SealedRecord], head: Head | None = None) -> int:
     return told.seq
 
 
-def test_a_journal_that_nobody_touched_is_good(whole):
+def test_an_untouched_journal_is_good(whole):
     told = verify("sample", whole, head_of(whole))
     assert (told.code, told.records, told.open) == (GOOD, len(whole), ())
     assert independent(whole) is None
 
 
-def test_a_run_that_waits_is_good_and_open():
+def test_a_waiting_run_is_good_and_open():
     store, _ = waiting_run()
     told = verify("sample", store.records("sample"), store.head("sample"))
     assert (told.code, told.open) == (OPEN, ("waits for a human reply (approval)",))
 
 
-def test_every_edit_of_a_body_is_found_where_it_is(whole):
+def test_every_edit_of_a_body_is_found_at_its_record(whole):
     for place, row in enumerate(whole):
         for at in range(0, len(row.body), max(1, len(row.body) // 7)):
             body = row.body[:at] + chr(ord(row.body[at]) ^ 1) + row.body[at + 1 :]
             assert found([*whole[:place], row._replace(body=body), *whole[place + 1 :]]) == place + 1
 
 
-def test_an_edit_with_its_own_hash_made_to_fit_is_found_at_the_next_record(whole):
+def test_an_edit_with_a_recomputed_hash_is_found_at_the_next_record(whole):
     for place in range(len(whole) - 1):
         edited = whole[place]._replace(body=whole[place].body.replace('"ts":1', '"ts":2'))
         forged = reseal([*whole[:place], edited], place)
@@ -88,13 +88,13 @@ def test_every_deletion_swap_and_insertion_is_found(whole):
         assert found([r._replace(seq=n) for n, r in enumerate(twice, 1)]) == place + 2
 
 
-def test_a_hash_that_was_changed_is_found_where_it_is(whole):
+def test_a_changed_hash_is_found_at_its_record(whole):
     for place, row in enumerate(whole):
         forged = row._replace(hash=("0" if row.hash[0] != "0" else "1") + row.hash[1:])
         assert found([*whole[:place], forged, *whole[place + 1 :]]) == place + 1
 
 
-def test_a_tail_that_was_cut_off_is_found_by_the_note_of_the_store_or_by_a_checkpoint(whole):
+def test_truncation_is_found_with_the_head_or_a_checkpoint(whole):
     for length in range(1, len(whole)):
         cut = whole[:length]
         assert found(cut, head_of(whole)) == length
@@ -104,7 +104,7 @@ def test_a_tail_that_was_cut_off_is_found_by_the_note_of_the_store_or_by_a_check
         assert "was truncated" in told.reason
 
 
-def test_a_journal_that_was_written_anew_is_found_by_a_checkpoint(whole):
+def test_a_rewritten_journal_is_found_with_a_checkpoint(whole):
     place = max(n for n, r in enumerate(whole) if '"name":"scripted"' in r.body)  # behind the person's answer
     edited = whole[place]._replace(body=whole[place].body.replace('"name":"scripted"', '"name":"another"'))
     forged = reseal([*whole[:place], edited, *whole[place + 1 :]], place)
@@ -143,14 +143,14 @@ def rewritten(whole: list[SealedRecord], kind: str, old: str, new: str, nth: int
         ("effect.intent", '"kind":"effect.intent"', '"kind":"effect.wish"', "unknown kind of record"),
     ],
 )
-def test_what_was_not_allowed_is_found_though_every_hash_is_right(whole, kind, old, new, words):
+def test_an_illegal_history_is_found_despite_valid_hashes(whole, kind, old, new, words):
     forged, _ = rewritten(whole, kind, old, new)
     told = verify("sample", forged, head_of(forged))
     assert told.code == TAMPERED
     assert words in told.reason
 
 
-def test_a_move_that_was_left_out_is_found_though_every_hash_is_right(whole):
+def test_a_missing_transition_is_found_despite_valid_hashes(whole):
     moves = [n for n, r in enumerate(whole) if '"kind":"transition"' in r.body]
     for place in moves[:-1]:
         rest = [
@@ -161,7 +161,7 @@ def test_a_move_that_was_left_out_is_found_though_every_hash_is_right(whole):
         assert found(forged)
 
 
-def test_a_hidden_value_that_was_changed_or_is_gone_is_found(whole):
+def test_a_changed_or_missing_hidden_value_is_found(whole):
     for place, row in enumerate(whole):
         if not row.hidden:
             assert found_at(whole, place, '[["00","x"]]') == place + 1
@@ -193,7 +193,7 @@ def field_with(store, text: str) -> str:
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 @pytest.mark.parametrize("state", ["finished", "waiting"])
-def test_what_is_redacted_is_gone_and_the_journal_is_good(tmp_path, kind, state):
+def test_a_redacted_value_is_gone_and_the_journal_is_good(tmp_path, kind, state):
     store = MemoryStore() if kind == "memory" else SqliteStore(tmp_path / "runs.db")
     finished_run(store) if state == "finished" else waiting_run(store)
     before = store.head("sample").status
@@ -215,7 +215,7 @@ def test_what_is_redacted_is_gone_and_the_journal_is_good(tmp_path, kind, state)
     store.close()
 
 
-def test_a_redaction_that_was_cut_off_is_told(whole):
+def test_an_interrupted_redaction_is_reported(whole):
     forged = [*whole]
     body = f'{{"epoch":3,"field":"1","kind":"redaction","of":1,"places":[0],"seq":{len(whole) + 1},"ts":1}}'
     forged = reseal([*whole, SealedRecord(len(whole) + 1, body, "")], len(whole))
@@ -238,7 +238,7 @@ def test_a_redaction_of_nothing_changes_nothing():
     assert store.records("sample") == rows
 
 
-def test_a_run_that_is_being_run_cannot_be_redacted():
+def test_a_run_in_progress_cannot_be_redacted():
     store, _ = waiting_run()
 
     async def try_it():
@@ -250,7 +250,7 @@ def test_a_run_that_is_being_run_cannot_be_redacted():
     asyncio.run(try_it())
 
 
-def test_a_redacted_run_cannot_go_on_and_says_why():
+def test_a_redacted_run_cannot_be_resumed():
     store, _ = waiting_run()
     asyncio.run(redact(store, "sample", "1"))
     agent = sample_agent(store)
@@ -261,19 +261,19 @@ def test_a_redacted_run_cannot_go_on_and_says_why():
 # -- export -------------------------------------------------------------------------------------------
 
 
-def test_an_export_is_json_lines_and_comes_back(whole):
+def test_an_export_round_trips(whole):
     lines = list(export_lines(whole))
     assert read_lines(lines) == whole
     assert [json.loads(line)["record"]["seq"] for line in lines] == list(range(1, len(whole) + 1))
 
 
 @pytest.mark.parametrize("line", ["", "{}", '{"hash":"00","hidden":[],"record":{}', '{"hash":"00","hidden":x}'])
-def test_what_is_no_export_is_refused(line):
+def test_an_invalid_export_is_refused(line):
     with pytest.raises(JournalError, match="line 1"):
         read_lines([line])
 
 
-def test_the_independent_verifier_is_short_and_needs_nothing():
+def test_the_stand_alone_verifier_is_short_and_needs_only_the_standard_library():
     text = EXAMPLE.read_text()
     assert len(text.splitlines()) < 80
     assert set(re.findall(r"^(?:import|from) (\w+)", text, re.M)) <= {"hashlib", "json", "pathlib", "re", "sys"}

@@ -1,4 +1,4 @@
-"""The verifier for those who trust nobody: what it finds with the standard library alone, and nothing of ours."""
+"""The stand-alone verifier: what it detects with only the standard library."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def forged(rows: list[SealedRecord], kind: str, old: str, new: str) -> tuple[lis
         ("run.created", '"approval_required"', '"approval_forgotten"', "graph was changed"),
     ],
 )
-def test_what_was_not_allowed_is_found_though_every_hash_is_right(whole, kind, old, new, words):
+def test_an_illegal_history_is_found_despite_valid_hashes(whole, kind, old, new, words):
     rows, at = forged(whole, kind, old, new)
     assert verify("sample", rows).code == TAMPERED
     told = independent(rows)
@@ -85,27 +85,27 @@ def test_what_was_not_allowed_is_found_though_every_hash_is_right(whole, kind, o
     assert int(re.findall(r"\d+", told)[0]) >= at
 
 
-def test_forging_alone_changes_nothing_that_it_finds(whole):
+def test_recomputing_hashes_alone_hides_nothing(whole):
     rows, _ = forged(whole, "effect.intent", '"name":"scripted"', '"name":"another"')
     assert independent(rows) is None  # nothing inside can tell; a checkpoint can
     assert verify("sample", rows).code != TAMPERED
 
 
-def test_nothing_comes_behind_the_end(whole):
+def test_a_record_after_the_end_is_found(whole):
     last = whole[-1]
     more = SealedRecord(len(whole) + 1, re.sub(r'"seq":\d+', f'"seq":{len(whole) + 1}', last.body), "")
     rows = reseal([*whole, more], len(whole))
     assert "the run had finished" in str(independent(rows))
 
 
-def test_a_line_that_is_not_written_as_a_journal_is_is_found(whole):
+def test_a_line_with_another_format_is_found(whole):
     spaced = [whole[0]._replace(body=whole[0].body.replace('"kind":', '"kind": ')), *whole[1:]]
     assert "not formatted like" in str(independent(spaced))
     twice = [whole[0]._replace(body=whole[0].body.replace('"kind":', '"kind":"x","kind":')), *whole[1:]]
     assert "not formatted like" in str(independent(twice))
 
 
-def test_a_run_that_was_taken_over_is_judged_by_each_graph_in_turn(migrated):
+def test_a_migrated_run_is_verified_with_each_of_its_graphs(migrated):
     assert independent(migrated) is None
     rows, at = forged(migrated, "run.migrated", LOOP.fingerprint, "0" * 64)
     assert independent(rows) == f"record {at}: the run was on another graph"
@@ -116,7 +116,7 @@ def test_a_run_that_was_taken_over_is_judged_by_each_graph_in_turn(migrated):
     assert independent(vouched.records("sample")) is None
 
 
-def test_a_note_finds_an_end_that_was_cut_off_and_a_journal_that_was_written_anew(whole, tmp_path):
+def test_a_checkpoint_finds_truncated_and_rewritten_journals(whole, tmp_path):
     key = tmp_path / "key.pem"
     subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", key], check=True)
     note = write_checkpoint([Head("sample", 2, None, len(whole), whole[-1].hash, "finished")], key.read_bytes())
@@ -128,7 +128,7 @@ def test_a_note_finds_an_end_that_was_cut_off_and_a_journal_that_was_written_ane
     assert str(independent(whole, other)).startswith("record 0: the checkpoint has another one")  # not this run
 
 
-def test_nothing_can_be_put_beside_a_record(whole):
+def test_an_added_hidden_value_is_found(whole):
     for place, more in ((0, '["00",1]'), (0, "null"), (2, '["00",1]')):
         hidden = whole[place].hidden
         added = f"{hidden[:-1]},{more}]" if hidden else f"[{more}]"
