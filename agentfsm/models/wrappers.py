@@ -216,7 +216,7 @@ class FallbackModel:
                         yield _with_model_name(part, model)
                         return
                     if part is None:
-                        raise TransientProviderError(f"{model.name}: the stream ended without its reply")
+                        raise TransientProviderError(f"{model.name}: the stream ended without a reply")
                     produced = produced or not isinstance(part, KeepAlive)
                     yield part
             except Exception as error:

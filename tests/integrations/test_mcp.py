@@ -48,8 +48,8 @@ class World:
     def tools(self, **options: Any) -> MCPTools:
         return MCPTools.stdio(sys.executable, [str(SERVER), str(self.folder)], settings=MCPSettings(**options))
 
-    def describe(self, said: dict[str, str | None]) -> None:
-        (self.folder / "descriptions.json").write_text(json.dumps(said))
+    def describe(self, descriptions: dict[str, str | None]) -> None:
+        (self.folder / "descriptions.json").write_text(json.dumps(descriptions))
 
     def log(self, method: str) -> list[dict[str, Any]]:
         path = self.folder / "log.jsonl"

@@ -146,7 +146,7 @@ def test_the_span_of_a_model_call_has_usage_and_finish_reason(collected: Collect
         guardrails=AgentGuardrails(max_output_tokens=99),
     )
     agent.run_sync("go")
-    said = attributes(collected.named("chat gpt-x"))
+    recorded = attributes(collected.named("chat gpt-x"))
     expected = {
         "gen_ai.provider.name": "openai",
         "gen_ai.request.model": "gpt-x",
@@ -159,7 +159,7 @@ def test_the_span_of_a_model_call_has_usage_and_finish_reason(collected: Collect
         "gen_ai.usage.cache_creation.input_tokens": 2,
         "gen_ai.usage.reasoning.output_tokens": 4,
     }
-    assert expected.items() <= said.items()
+    assert expected.items() <= recorded.items()
     whole = attributes(collected.named("invoke_agent"))
     assert whole["gen_ai.usage.input_tokens"] == 10
     assert whole["agentfsm.outcome"] == "RunCompleted"
@@ -189,8 +189,8 @@ def test_the_provider_is_named_as_the_conventions_do(
     collected: Collected, name: str, provider: str, model: str
 ) -> None:
     Agent(Named(["hi"], name), hooks=collected.hooks()).run_sync("go")
-    said = attributes(collected.named(f"chat {model}"))
-    assert (said["gen_ai.provider.name"], said["gen_ai.request.model"]) == (provider, model)
+    recorded = attributes(collected.named(f"chat {model}"))
+    assert (recorded["gen_ai.provider.name"], recorded["gen_ai.request.model"]) == (provider, model)
 
 
 def test_every_transition_is_an_event_of_the_run(collected: Collected) -> None:
@@ -393,13 +393,13 @@ def test_spans_contain_content_on_request(collected: Collected) -> None:
         {"role": "system", "parts": [{"type": "text", "content": "canary instructions"}]},
         {"role": "user", "parts": [{"type": "text", "content": "canary prompt"}]},
     ]
-    (said,) = json.loads(first["gen_ai.output.messages"])
-    assert (said["role"], said["finish_reason"]) == ("assistant", "tool_calls")
-    assert said["parts"][0]["type"] == "tool_call"
-    assert said["parts"][0]["arguments"] == {"a": 4711, "b": 2}
+    (recorded,) = json.loads(first["gen_ai.output.messages"])
+    assert (recorded["role"], recorded["finish_reason"]) == ("assistant", "tool_calls")
+    assert recorded["parts"][0]["type"] == "tool_call"
+    assert recorded["parts"][0]["arguments"] == {"a": 4711, "b": 2}
     assert json.loads(third["gen_ai.output.messages"])[0]["parts"] == [{"type": "text", "content": "canary reply"}]
     heard = [m["parts"][0] for m in json.loads(third["gen_ai.input.messages"]) if m["role"] == "tool"]
-    assert heard[0] == {"type": "tool_call_response", "id": said["parts"][0]["id"], "response": "4713"}
+    assert heard[0] == {"type": "tool_call_response", "id": recorded["parts"][0]["id"], "response": "4713"}
     done = attributes(collected.named("execute_tool add"))
     assert json.loads(done["gen_ai.tool.call.arguments"]) == {"a": 4711, "b": 2}
     assert done["gen_ai.tool.call.result"] == "4713"

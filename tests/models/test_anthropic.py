@@ -277,8 +277,8 @@ def test_thinking_with_a_repaired_call_is_sent_back_with_the_repaired_id() -> No
 
 
 def test_a_message_that_was_edited_is_sent_as_edited() -> None:
-    kept = decode(answered(THINKING, TEXT, USE)).message
-    changed = Message(Role.ASSISTANT, "Short.", (), extra=kept.extra)
+    stored = decode(answered(THINKING, TEXT, USE)).message
+    changed = Message(Role.ASSISTANT, "Short.", (), extra=stored.extra)
     assert sent(changed)[0]["content"] == [THINKING, {"type": "text", "text": "Short."}]
 
 
@@ -360,7 +360,7 @@ def test_the_default_max_tokens_is_high_at_anthropic_and_low_elsewhere() -> None
     home, away = AnthropicMessages("m", api_key=CANARY_KEY), build_model("anthropic", base_url="http://127.0.0.1:9/v1")
     assert json.loads(home._request_body(REQUEST, stream=False))["max_tokens"] == 16_384
     assert json.loads(away._request_body(REQUEST, stream=False))["max_tokens"] == 4096
-    said = AnthropicMessages("m", api_key=CANARY_KEY, settings=ModelSettings(max_tokens=77))
-    assert json.loads(said._request_body(REQUEST, stream=False))["max_tokens"] == 77
-    asked = replace(REQUEST, max_output_tokens=55)
-    assert json.loads(said._request_body(asked, stream=False))["max_tokens"] == 55
+    client = AnthropicMessages("m", api_key=CANARY_KEY, settings=ModelSettings(max_tokens=77))
+    assert json.loads(client._request_body(REQUEST, stream=False))["max_tokens"] == 77
+    capped = replace(REQUEST, max_output_tokens=55)
+    assert json.loads(client._request_body(capped, stream=False))["max_tokens"] == 55

@@ -441,11 +441,11 @@ class Server:
         talking = asyncio.ensure_future(FAULTS[case.fault].talk(case, writer))
         gone = asyncio.ensure_future(_until_gone(reader, writer))
         await asyncio.wait({talking, gone}, return_when=asyncio.FIRST_COMPLETED)
-        kept = talking.done() and not writer.is_closing() and talking.exception() is None
+        reusable = talking.done() and not writer.is_closing() and talking.exception() is None
         for task in (talking, gone):
             task.cancel()
         await asyncio.gather(talking, gone, return_exceptions=True)
-        return kept
+        return reusable
 
 
 async def _until_gone(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -36,9 +36,9 @@ CASES = [(wire, value) for wire in WIRES for value in [ABSENT, *WORDS[wire][1]]]
 SAID = [ModelOutput("All is done."), ModelOutput(calls=(("a", "weather", {"city": "Paris"}),))]
 
 
-def without_end(wire: str, said: ModelOutput, value: Any) -> dict[str, Any]:
+def without_end(wire: str, model_output: ModelOutput, value: Any) -> dict[str, Any]:
     """A response with another finish reason, or without one."""
-    body = whole_body(wire, said)
+    body = whole_body(wire, model_output)
     holder: dict[str, Any] = body["choices"][0] if wire == "openai" else body
     key = WORDS[wire][0]
     assert key in holder
@@ -49,27 +49,27 @@ def without_end(wire: str, said: ModelOutput, value: Any) -> dict[str, Any]:
     return body
 
 
-@pytest.mark.parametrize("said", SAID, ids=["text", "call"])
+@pytest.mark.parametrize("model_output", SAID, ids=["text", "call"])
 @pytest.mark.parametrize(("wire", "value"), CASES)
-def test_a_response_without_a_finish_reason_is_transient(wire: str, value: Any, said: ModelOutput) -> None:
-    error = request_error(build_model(wire, respond_with(200, without_end(wire, said, value))))
+def test_a_response_without_a_finish_reason_is_transient(wire: str, value: Any, model_output: ModelOutput) -> None:
+    error = request_error(build_model(wire, respond_with(200, without_end(wire, model_output, value))))
     assert type(error) is TransientProviderError
     assert "the server" in str(error)
 
 
-@pytest.mark.parametrize("said", SAID, ids=["text", "call"])
+@pytest.mark.parametrize("model_output", SAID, ids=["text", "call"])
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_plain_response_to_a_streaming_request_without_a_finish_reason_is_transient(
-    wire: str, said: ModelOutput
+    wire: str, model_output: ModelOutput
 ) -> None:
-    text = json.dumps(without_end(wire, said, ABSENT)).encode()
+    text = json.dumps(without_end(wire, model_output, ABSENT)).encode()
     assert type(stream_error(streaming_model(wire, text, kind="application/json"))) is TransientProviderError
 
 
-@pytest.mark.parametrize("said", SAID, ids=["text", "call"])
+@pytest.mark.parametrize("model_output", SAID, ids=["text", "call"])
 @pytest.mark.parametrize("wire", WIRES)
-def test_a_stream_without_a_finish_reason_is_transient(wire: str, said: ModelOutput) -> None:
-    events = [e for e in stream_events(wire, said) if not (isinstance(e, dict) and _ends(wire, e))]
+def test_a_stream_without_a_finish_reason_is_transient(wire: str, model_output: ModelOutput) -> None:
+    events = [e for e in stream_events(wire, model_output) if not (isinstance(e, dict) and _ends(wire, e))]
     assert type(stream_error(streaming_model(wire, encode_events(wire, events)))) is TransientProviderError
 
 

@@ -361,7 +361,7 @@ def test_an_unreachable_server_is_transient_and_named(wire: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lost", "kind", "said"),
+    ("exception", "kind", "said"),
     [
         (httpx.ConnectTimeout, TransientProviderError, "cannot connect"),
         (httpx.ReadTimeout, TransientProviderError, "nothing in time"),
@@ -373,9 +373,9 @@ def test_an_unreachable_server_is_transient_and_named(wire: str) -> None:
         (httpx.LocalProtocolError, ProviderError, "LocalProtocolError"),
     ],
 )
-def test_every_connection_error_has_its_kind(lost: type[httpx.TransportError], kind: type, said: str) -> None:
+def test_every_connection_error_has_its_kind(exception: type[httpx.TransportError], kind: type, said: str) -> None:
     def handler(request: httpx.Request) -> httpx.Response:
-        raise lost(f"Bearer {CANARY_KEY}", request=request)
+        raise exception(f"Bearer {CANARY_KEY}", request=request)
 
     error = request_error(build_model("openai", handler))
     assert type(error) is kind

@@ -92,8 +92,8 @@ def test_ollama_sends_images_with_the_result() -> None:
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_user_messages_may_contain_images(wire: str) -> None:
-    said = body(wire, [Message.user("what is this?", [RED])])
-    (message,) = said["input" if wire == "responses" else "messages"]
+    transcript = body(wire, [Message.user("what is this?", [RED])])
+    (message,) = transcript["input" if wire == "responses" else "messages"]
     assert message["role"] == "user"
     assert json.dumps(message).count(RED.data) == 1
     assert "what is this?" in json.dumps(message)
@@ -117,16 +117,16 @@ def test_requests_without_images_are_unchanged(wire: str) -> None:
 def test_encoded_messages_are_unchanged_in_the_next_request(wire: str) -> None:
     """A prompt cache stores a prefix of bytes, images included."""
     model = MODEL_CLASSES[wire]("m", base_url="http://127.0.0.1:9/v1")
-    said, memo, before = [Message.user("look")], dict[object, object](), b""
+    transcript, memo, before = [Message.user("look")], dict[object, object](), b""
     for step in range(4):
-        sent = model._request_body(ModelRequest(Transcript(said, len(said)), cache=memo), stream=False)
+        sent = model._request_body(ModelRequest(Transcript(transcript, len(transcript)), cache=memo), stream=False)
         key = b'"input":[' if wire == "responses" else b'"messages":['
         turns = sent[sent.index(key) :].rpartition(b"]")[0]
         assert turns.startswith(before)
         before = turns
         call = ToolCall(f"c{step}", "look", {})
-        said.append(Message.assistant("", (call,)))
-        said.append(Message(Role.TOOL, "red", tool_call_id=call.id, name="look", images=(RED,) * (step % 3)))
+        transcript.append(Message.assistant("", (call,)))
+        transcript.append(Message(Role.TOOL, "red", tool_call_id=call.id, name="look", images=(RED,) * (step % 3)))
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -164,12 +164,12 @@ async def _run(agent: Agent) -> Any:
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_in_envelope_mode_a_note_replaces_the_image(wire: str) -> None:
-    said = ['{"kind": "tool_call", "tool_name": "look", "arguments": {}}', '{"kind": "final", "content": "red"}']
+    transcript = ['{"kind": "tool_call", "tool_name": "look", "arguments": {}}', '{"kind": "final", "content": "red"}']
     bodies: list[str] = []
 
     def handler(request: httpx.Request) -> httpx.Response:
         bodies.append(request.content.decode())
-        return httpx.Response(200, json=whole_body(wire, ModelOutput(said[len(bodies) - 1])))
+        return httpx.Response(200, json=whole_body(wire, ModelOutput(transcript[len(bodies) - 1])))
 
     def look() -> Image:
         """Look."""

@@ -28,7 +28,7 @@ def answered(*items: dict[str, Any], status: str = "completed", **top: object) -
     return {"id": "resp_1", "status": status, "output": list(items), "model": "m-1", **top}
 
 
-def said(text: str) -> dict[str, Any]:
+def text_item(text: str) -> dict[str, Any]:
     return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
 
 
@@ -129,7 +129,7 @@ def test_a_text_reply_with_its_usage() -> None:
         "output_tokens": 50,
         "output_tokens_details": {"reasoning_tokens": 30},
     }
-    reply = decode(answered(said("hi"), usage=usage))
+    reply = decode(answered(text_item("hi"), usage=usage))
     assert reply.message == Message.assistant("hi")
     assert reply.finish_reason is FinishReason.STOP
     assert reply.usage == Usage(input_tokens=100, output_tokens=50, cached_tokens=64, reasoning_tokens=30)
@@ -138,14 +138,14 @@ def test_a_text_reply_with_its_usage() -> None:
 
 def test_encrypted_reasoning_is_sent_back_before_its_calls_and_without_its_id() -> None:
     """https://github.com/github/copilot-sdk/issues/615"""
-    reply = decode(answered(SEALED, said("Looking."), call('{"city": "Paris"}')))
+    reply = decode(answered(SEALED, text_item("Looking."), call('{"city": "Paris"}')))
     items = encode(ModelRequest((Message.user("x"), reply.message)), "m")["input"]
     assert items[1] == {"type": "reasoning", "summary": [], "encrypted_content": "xyz"}
     assert [item.get("type") for item in items[2:]] == [None, "function_call"]
 
 
 def test_reasoning_that_is_not_encrypted_or_has_no_call_is_not_stored() -> None:
-    assert decode(answered(SEALED, said("hi"))).message.extra is None
+    assert decode(answered(SEALED, text_item("hi"))).message.extra is None
     open_ = {k: v for k, v in SEALED.items() if k != "encrypted_content"}
     assert decode(answered(open_, call("{}"))).message.extra is None
 
@@ -181,7 +181,7 @@ def test_missing_or_repeated_ids_are_replaced() -> None:
     ],
 )
 def test_an_incomplete_response_has_its_reason(why: str | None, reason: FinishReason) -> None:
-    body = answered(said("Once upon"), status="incomplete", incomplete_details={"reason": why})
+    body = answered(text_item("Once upon"), status="incomplete", incomplete_details={"reason": why})
     assert decode(body).finish_reason is reason
     body = answered(call('{"city": "Pa'), status="incomplete", incomplete_details={"reason": why})
     assert decode(body).finish_reason is reason

@@ -40,10 +40,10 @@ def bodies_of_a_run(wire: str) -> list[bytes]:
         sent.append(request.content)
         step = len(sent)
         calls = tuple((f"c{step}_{i}", "look", {"place": 2 * step - i}) for i in range(2))
-        said = ModelOutput(
+        output = ModelOutput(
             "Thinking about it.", "hm", calls if step < 8 else (), finish="length" if step == 4 else "stop"
         )
-        return httpx.Response(200, json=whole_body(wire, said))
+        return httpx.Response(200, json=whole_body(wire, output))
 
     agent = Agent(build_model(wire, handler), tools=[look], instructions="Be brief.", guardrails=AgentGuardrails())
     assert asyncio.run(_ok(agent))
@@ -154,9 +154,9 @@ def test_thinking_gets_no_cache_breakpoint() -> None:
 
 def test_cache_breakpoints_change_nothing_else() -> None:
     request = ModelRequest(Transcript(STEPS, 4), tools=(WEATHER,))
-    plain, kept = encode(request, "m"), encode(request, "m", cache_ttl="1h")
-    assert kept["system"][0]["cache_control"] == {"type": "ephemeral", "ttl": "1h"}
-    bare = without_marks(kept)
+    plain, cached = encode(request, "m"), encode(request, "m", cache_ttl="1h")
+    assert cached["system"][0]["cache_control"] == {"type": "ephemeral", "ttl": "1h"}
+    bare = without_marks(cached)
     assert bare.pop("system") == [{"type": "text", "text": plain.pop("system")}]
     assert bare == plain
 

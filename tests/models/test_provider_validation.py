@@ -35,9 +35,9 @@ SAID: dict[str, list[ModelOutput]] = {
 class Wire:
     """A model of one wire on a transport that records the requests."""
 
-    def __init__(self, wire: str, said: list[ModelOutput]) -> None:
+    def __init__(self, wire: str, outputs: list[ModelOutput]) -> None:
         self.wire, self.bodies = wire, list[dict[str, Any]]()
-        self._said = iter(said)
+        self._outputs = iter(outputs)
         http = HttpOptions(transport=httpx.MockTransport(self._answer))
         name = "claude-sonnet-4-6" if wire == "anthropic" else "gpt-5-mini"
         made = ModelSettings(top_p=0.5, max_tokens=500) if wire != "anthropic" else ModelSettings(max_tokens=500)
@@ -47,10 +47,10 @@ class Wire:
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         self.bodies.append(json.loads(request.content))
-        said = next(self._said, ModelOutput("done"))
+        output = next(self._outputs, ModelOutput("done"))
         if self.wire == "openai":  # OpenAI's own chat completions contain no reasoning
-            said = replace(said, thought="")
-        return httpx.Response(200, json=whole_body(self.wire, said))
+            output = replace(output, thought="")
+        return httpx.Response(200, json=whole_body(self.wire, output))
 
     def check(self, requests: int) -> None:
         assert len(self.bodies) == requests
@@ -86,8 +86,8 @@ def agent_of(wire: Wire, **more: Any) -> Agent:
     return Agent(wire.model, tools=[send, look, hang], host=host, instructions="Be brief.", **more)
 
 
-def both(wire: str, said: list[ModelOutput], go: Callable[[Agent], Any], **more: Any) -> tuple[Wire, RunResult]:
-    kept = Wire(wire, said)
+def both(wire: str, outputs: list[ModelOutput], go: Callable[[Agent], Any], **more: Any) -> tuple[Wire, RunResult]:
+    kept = Wire(wire, outputs)
     return kept, asyncio.run(go(agent_of(kept, **more)))
 
 

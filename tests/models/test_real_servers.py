@@ -17,7 +17,7 @@ from tests.helpers.model_clients import MODEL_CLASSES, WEATHER, AnyModel, reques
 from tests.helpers.npm_servers import AiMock, aimock_server  # noqa: F401  # importing registers the fixture
 
 WIRES = ["openai", "responses", "anthropic", "ollama"]
-ASKED = ModelRequest((Message.system("Be brief."), Message.user("the weather in Paris?")), tools=(WEATHER,))
+TOOL_REQUEST = ModelRequest((Message.system("Be brief."), Message.user("the weather in Paris?")), tools=(WEATHER,))
 
 USAGE = {"prompt_tokens": 20, "completion_tokens": 6, "input_tokens": 20, "output_tokens": 6}
 """The fields of both APIs; the server sends those of the one that is used."""
@@ -44,12 +44,12 @@ def test_a_call_its_result_and_the_reply_round_trip(wire: str, aimock: AiMock) -
     )
 
     async def talk() -> tuple[Reply, Reply]:
-        speaker = model(wire, aimock, settings=ModelSettings(temperature=0, max_tokens=300))
-        first = await speaker.reply(ASKED)
+        client = model(wire, aimock, settings=ModelSettings(temperature=0, max_tokens=300))
+        first = await client.reply(TOOL_REQUEST)
         result = Message(Role.TOOL, "sunny, 21 degrees", tool_call_id=first.message.tool_calls[0].id, name="weather")
-        request = ModelRequest((*ASKED.messages, first.message, result), tools=(WEATHER,), max_output_tokens=100)
-        second = await speaker.reply(request)
-        await speaker.aclose()
+        request = ModelRequest((*TOOL_REQUEST.messages, first.message, result), tools=(WEATHER,), max_output_tokens=100)
+        second = await client.reply(request)
+        await client.aclose()
         return first, second
 
     first, second = asyncio.run(talk())
@@ -70,14 +70,14 @@ def test_two_parallel_calls_and_their_results_round_trip(wire: str, aimock: AiMo
         {"match": {"turnIndex": 0}, "response": {"content": "Looking.", "toolCalls": calls}},
         {"match": {"turnIndex": 1}, "response": {"content": "Sunny and wet."}},
     )
-    first = request_reply(model(wire, aimock), ASKED)
+    first = request_reply(model(wire, aimock), TOOL_REQUEST)
     assert first.message.content == "Looking."
     assert [call.arguments["city"] for call in first.message.tool_calls] == towns
     results = [
         Message(Role.TOOL, "sunny", tool_call_id=first.message.tool_calls[0].id, name="weather"),
         Message(Role.TOOL, "", tool_call_id=first.message.tool_calls[1].id, name="weather", is_error=True),
     ]
-    again = ModelRequest((*ASKED.messages, first.message, *results, Message.user("go on")), tools=(WEATHER,))
+    again = ModelRequest((*TOOL_REQUEST.messages, first.message, *results, Message.user("go on")), tools=(WEATHER,))
     assert request_reply(model(wire, aimock), again).message.content == "Sunny and wet."
     roles = [message["role"] for message in aimock.requests()[-1]["messages"]]
     assert [roles.count(role) for role in ("system", "tool", "user")] == [1, 2, 2]
@@ -94,7 +94,7 @@ def test_a_failure_has_its_kind_and_retry_delay(
     wait = {} if retry_after is None else {"retryAfter": retry_after}
     response = {"error": {"message": "not now", "type": "some_error"}, "status": status, **wait}
     aimock.script({"match": {}, "response": response})
-    error = request_error(model(wire, aimock), ASKED)
+    error = request_error(model(wire, aimock), TOOL_REQUEST)
     assert type(error) is kind
     assert (error.status, error.retry_after_s) == (status, retry_after)
     assert "not now" in str(error)
@@ -103,7 +103,7 @@ def test_a_failure_has_its_kind_and_retry_delay(
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_wrong_key_is_rejected_and_not_shown(wire: str, aimock: AiMock) -> None:
     aimock.script({"match": {}, "response": {"content": "hi"}})
-    error = request_error(model(wire, aimock, api_key="sk-wrong-0123456789"), ASKED)
+    error = request_error(model(wire, aimock, api_key="sk-wrong-0123456789"), TOOL_REQUEST)
     assert type(error) is ProviderError
     assert error.status == 401
     assert "api_key" in str(error)
@@ -114,7 +114,7 @@ def test_a_wrong_key_is_rejected_and_not_shown(wire: str, aimock: AiMock) -> Non
 def test_a_truncated_response_is_reported_as_truncated(wire: str, aimock: AiMock) -> None:
     cut = "max_tokens" if wire == "anthropic" else "length"
     aimock.script({"match": {}, "response": {"content": "Once upon", "finishReason": cut}})
-    assert request_reply(model(wire, aimock), ASKED).finish_reason is FinishReason.LENGTH
+    assert request_reply(model(wire, aimock), TOOL_REQUEST).finish_reason is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize("name", ["openai:gpt-5-mini", "claude-sonnet-4-6"])
@@ -122,8 +122,8 @@ def test_environment_variables_alone_are_enough(name: str, aimock: AiMock, monke
     for variable, value in aimock.environ.items():
         monkeypatch.setenv(variable, value)
     aimock.script({"match": {"userMessage": "weather"}, "response": {"content": "hi"}})
-    speaker = resolve(name)
-    assert asyncio.run(speaker.reply(ASKED)).message.content == "hi"
+    client = resolve(name)
+    assert asyncio.run(client.reply(TOOL_REQUEST)).message.content == "hi"
 
 
 # -- streamed ----------------------------------------------------------------------------------------------
@@ -145,18 +145,18 @@ def test_a_streamed_reply_equals_the_unstreamed_one(wire: str, size: int, aimock
     aimock.script({"match": {}, "response": RICH, "chunkSize": size})
 
     async def both() -> tuple[Reply, list[StreamChunk], Reply]:
-        speaker = model(wire, aimock)
-        whole = await speaker.reply(ASKED)
-        told, streamed = await stream_reply(speaker, ASKED)
-        await speaker.aclose()
-        return whole, told, streamed
+        client = model(wire, aimock)
+        whole = await client.reply(TOOL_REQUEST)
+        received, streamed = await stream_reply(client, TOOL_REQUEST)
+        await client.aclose()
+        return whole, received, streamed
 
-    whole, told, streamed = asyncio.run(both())
+    whole, received, streamed = asyncio.run(both())
     assert [(c.name, c.arguments) for c in streamed.message.tool_calls] == [
         (call["name"], call["arguments"]) for call in RICH["toolCalls"]
     ]
     assert streamed.message.content == whole.message.content == RICH["content"]
-    assert "".join(piece.text for piece in told if isinstance(piece, TextChunk)) == RICH["content"]
+    assert "".join(piece.text for piece in received if isinstance(piece, TextChunk)) == RICH["content"]
     assert (streamed.finish_reason, streamed.usage) == (whole.finish_reason, whole.usage)
     assert [c.arguments for c in whole.message.tool_calls] == [c.arguments for c in streamed.message.tool_calls]
 
@@ -166,7 +166,7 @@ def test_a_streamed_reply_equals_the_unstreamed_one(wire: str, size: int, aimock
 def test_a_stream_interrupted_by_the_server_is_transient(wire: str, fault: dict[str, int], aimock: AiMock) -> None:
     aimock.script({"match": {}, "response": RICH, "chunkSize": 1, **fault})
     with pytest.raises(TransientProviderError):
-        asyncio.run(stream_reply(model(wire, aimock), ASKED))
+        asyncio.run(stream_reply(model(wire, aimock), TOOL_REQUEST))
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -184,13 +184,13 @@ def test_injected_server_faults_have_their_kinds(
     wire: str, streamed: bool, chaos: dict[str, int], kinds: tuple[type[ModelError], ...], aimock: AiMock
 ) -> None:
     aimock.script({"match": {}, "response": RICH, "chaos": chaos})
-    speaker = model(wire, aimock)
+    client = model(wire, aimock)
     with pytest.raises(kinds):
-        asyncio.run(_streamed(speaker) if streamed else speaker.reply(ASKED))
+        asyncio.run(_streamed(client) if streamed else client.reply(TOOL_REQUEST))
 
 
-async def _streamed(speaker: AnyModel) -> Reply:
-    return (await stream_reply(speaker, ASKED))[1]
+async def _streamed(client: AnyModel) -> Reply:
+    return (await stream_reply(client, TOOL_REQUEST))[1]
 
 
 # -- whole runs --------------------------------------------------------------------------------------------

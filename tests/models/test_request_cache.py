@@ -64,10 +64,10 @@ def test_a_request_does_not_depend_on_those_before_it(
     wire: str, steps: list[tuple[list[Message], list[Message]]], stream: bool, images: bool
 ) -> None:
     model = model_of(wire, "5m" if wire == "anthropic" else None, images=images)
-    memo, said = dict[object, object](), list[Message]()
+    memo, transcript = dict[object, object](), list[Message]()
     for more, tail in steps:
-        said += more
-        request = ModelRequest(Transcript(said, len(said), tuple(tail)), tools=(WEATHER,), cache=memo)
+        transcript += more
+        request = ModelRequest(Transcript(transcript, len(transcript), tuple(tail)), tools=(WEATHER,), cache=memo)
         assert model._request_body(request, stream=stream) == all_at_once(model, request, stream)
         assert json.loads(model._request_body(request, stream=stream))
 
@@ -76,21 +76,21 @@ def test_a_request_does_not_depend_on_those_before_it(
 def test_another_or_shorter_transcript_is_encoded_from_the_start(wire: str) -> None:
     model, memo = model_of(wire), dict[object, object]()
     long = [Message.user("a"), Message.assistant("b"), Message.user("c")]
-    for said in (long, [*long], long[:1], [Message.user("z")], long):
-        for stop in (len(said), 1):
-            request = ModelRequest(Transcript(said, stop), cache=memo)
+    for transcript in (long, [*long], long[:1], [Message.user("z")], long):
+        for stop in (len(transcript), 1):
+            request = ModelRequest(Transcript(transcript, stop), cache=memo)
             assert model._request_body(request, stream=False) == all_at_once(model, request, False)
 
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_models_that_share_a_cache_do_not_mix_their_entries(wire: str) -> None:
-    memo, said = dict[object, object](), [Message.user("a")]
+    memo, transcript = dict[object, object](), [Message.user("a")]
     for _ in range(3):
         for other in WIRES:
             model = model_of(other)
-            request = ModelRequest(Transcript(said, len(said)), cache=memo)
+            request = ModelRequest(Transcript(transcript, len(transcript)), cache=memo)
             assert model._request_body(request, stream=False) == all_at_once(model, request, False)
-        said.append(Message.assistant("b"))
+        transcript.append(Message.assistant("b"))
 
 
 @pytest.mark.parametrize("wire", WIRES)

@@ -32,8 +32,8 @@ from tests.helpers.model_clients import (
 SSE_WIRES = [wire for wire in WIRES if wire != "ollama"]
 
 
-def text_of(chunks_read: list[StreamChunk], kind: type[TextChunk] | type[ReasoningChunk] = TextChunk) -> str:
-    return "".join(piece.text for piece in chunks_read if isinstance(piece, kind))
+def text_of(received: list[StreamChunk], kind: type[TextChunk] | type[ReasoningChunk] = TextChunk) -> str:
+    return "".join(piece.text for piece in received if isinstance(piece, kind))
 
 
 # -- streamed equals unstreamed ----------------------------------------------------------------------------
@@ -77,67 +77,69 @@ styles = st.builds(
 def cut_in_utf16(text: str, sizes: Iterator[int]) -> list[str]:
     """Split like a server that counts in UTF-16: a character outside the basic plane may be split in two."""
     units = text.encode("utf-16-le", "surrogatepass")
-    found: list[str] = []
+    parts: list[str] = []
     while units:
         size = 2 * next(sizes)
-        found.append(units[:size].decode("utf-16-le", "surrogatepass"))
+        parts.append(units[:size].decode("utf-16-le", "surrogatepass"))
         units = units[size:]
-    return found
+    return parts
 
 
-@given(wire=st.sampled_from(WIRES), said=replies, style=styles, data=st.data())
+@given(wire=st.sampled_from(WIRES), model_output=replies, style=styles, data=st.data())
 @settings(max_examples=600, deadline=None)
 def test_a_streamed_reply_equals_the_unstreamed_one_for_any_chunking(
-    wire: str, said: ModelOutput, style: FramingStyle, data: st.DataObject
+    wire: str, model_output: ModelOutput, style: FramingStyle, data: st.DataObject
 ) -> None:
     sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=9))
     endless = (size for _ in iter(int, 1) for size in sizes)
     if wire == "ollama" and style.end == "\r":
         style = FramingStyle(ascii=style.ascii)
     safe = FramingStyle(style.end, style.between, True, style.lines, style.names, style.space, style.bom)
-    sent = encode_events(wire, stream_events(wire, said, lambda text: cut_in_utf16(text, endless)), safe)
+    sent = encode_events(wire, stream_events(wire, model_output, lambda text: cut_in_utf16(text, endless)), safe)
     if style.ascii is False:  # split between characters, and send them unescaped
         cut = lambda text: [text[i : i + sizes[0]] for i in range(0, len(text), sizes[0])]  # noqa: E731
-        sent = encode_events(wire, stream_events(wire, said, cut), style)
+        sent = encode_events(wire, stream_events(wire, model_output, cut), style)
     places = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=12)))
     chunks = [sent[a:b] for a, b in zip([0, *places], [*places, len(sent)], strict=True)]
     whole = asyncio.run(
-        build_model(wire, lambda _: httpx.Response(200, json=whole_body(wire, said))).reply(TOOL_REQUEST)
+        build_model(wire, lambda _: httpx.Response(200, json=whole_body(wire, model_output))).reply(TOOL_REQUEST)
     )
 
-    chunks_read, reply = request_stream(streaming_model(wire, *chunks))
+    received, reply = request_stream(streaming_model(wire, *chunks))
 
     assert reply == whole
-    assert text_of(chunks_read) == said.text
-    blank = wire == "anthropic" and not said.text.strip()  # a blank block is dropped: the API would reject it later
-    assert reply.message.content == ("" if blank else said.text)
-    assert text_of(chunks_read, ReasoningChunk) == said.thought
+    assert text_of(received) == model_output.text
+    blank = (
+        wire == "anthropic" and not model_output.text.strip()
+    )  # a blank block is dropped: the API would reject it later
+    assert reply.message.content == ("" if blank else model_output.text)
+    assert text_of(received, ReasoningChunk) == model_output.thought
     called = [(call.name, dict(call.arguments)) for call in reply.message.tool_calls]
-    assert called == [(name, args) for _, name, args in said.calls]
-    for place, (_, name, args) in enumerate(said.calls):
-        shown = [piece for piece in chunks_read if isinstance(piece, ToolCallChunk) and piece.index == place]
+    assert called == [(name, args) for _, name, args in model_output.calls]
+    for place, (_, name, args) in enumerate(model_output.calls):
+        shown = [piece for piece in received if isinstance(piece, ToolCallChunk) and piece.index == place]
         assert {piece.name for piece in shown} == {name}
         assert json.loads("".join(piece.arguments for piece in shown) or "{}") == args
-    assert reply.usage == Usage(said.prompt_tokens, said.reply_tokens)
+    assert reply.usage == Usage(model_output.prompt_tokens, model_output.reply_tokens)
 
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_every_byte_may_be_a_chunk(wire: str) -> None:
-    said = ModelOutput("naïve 😀\u2028", "hm 漢", (("c1", "weather", {"city": "Łódź 😀"}),))
-    sent = encode_events(wire, stream_events(wire, said))
-    chunks_read, reply = request_stream(streaming_model(wire, *(sent[i : i + 1] for i in range(len(sent)))))
-    assert reply.message.content == text_of(chunks_read) == "naïve 😀\u2028"
+    model_output = ModelOutput("naïve 😀\u2028", "hm 漢", (("c1", "weather", {"city": "Łódź 😀"}),))
+    sent = encode_events(wire, stream_events(wire, model_output))
+    received, reply = request_stream(streaming_model(wire, *(sent[i : i + 1] for i in range(len(sent)))))
+    assert reply.message.content == text_of(received) == "naïve 😀\u2028"
     assert reply.message.tool_calls == (ToolCall("c1", "weather", {"city": "Łódź 😀"}),)
-    assert any(isinstance(piece, KeepAlive) for piece in chunks_read)
+    assert any(isinstance(piece, KeepAlive) for piece in received)
 
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_lone_surrogate_in_a_stream_is_a_question_mark(wire: str) -> None:
-    said = ModelOutput("half \ud83d of it")
-    sent = encode_events(wire, stream_events(wire, said), FramingStyle(ascii=True))
-    chunks_read, reply = request_stream(streaming_model(wire, sent))
+    model_output = ModelOutput("half \ud83d of it")
+    sent = encode_events(wire, stream_events(wire, model_output), FramingStyle(ascii=True))
+    received, reply = request_stream(streaming_model(wire, sent))
     assert reply.message.content == "half ? of it"
-    text_of(chunks_read).encode()
+    text_of(received).encode()
 
 
 # -- the end of a stream -----------------------------------------------------------------------------------
@@ -160,8 +162,8 @@ def test_a_stream_that_ends_before_the_reply_does_is_transient(wire: str) -> Non
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_stream_truncated_anywhere_is_never_taken_for_a_complete_reply(wire: str) -> None:
-    said = ModelOutput("Hello", "", (("c1", "weather", {"city": "Paris"}),))
-    sent = encode_events(wire, stream_events(wire, said))
+    model_output = ModelOutput("Hello", "", (("c1", "weather", {"city": "Paris"}),))
+    sent = encode_events(wire, stream_events(wire, model_output))
     for end in range(1, len(sent)):
         try:
             reply = request_stream(streaming_model(wire, sent[:end]))[1]
@@ -461,16 +463,16 @@ def test_a_refusal_arrives_in_chunks() -> None:
 
 def test_content_may_arrive_as_parts() -> None:
     thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
-    chunks_read, reply = request_stream(
+    received, reply = request_stream(
         chat({"content": [thinking, {"type": "text", "text": "a"}]}, {"content": "b"}, finish="stop")
     )
-    assert text_of(chunks_read) == reply.message.content == "ab"
+    assert text_of(received) == reply.message.content == "ab"
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
 def test_reasoning_is_read_from_either_field(key: str) -> None:
-    chunks_read, reply = request_stream(chat({key: "h"}, {key: "m"}, {"content": "a"}, finish="stop"))
-    assert text_of(chunks_read, ReasoningChunk) == "hm"
+    received, reply = request_stream(chat({key: "h"}, {key: "m"}, {"content": "a"}, finish="stop"))
+    assert text_of(received, ReasoningChunk) == "hm"
     assert reply.message.content == "a"
 
 
@@ -526,8 +528,8 @@ def test_chunks_of_a_reasoning_block_are_joined_and_its_signature_kept(pieces: l
 @pytest.mark.parametrize("output", [[], None, "absent"])
 def test_a_response_whose_last_event_has_no_output_is_built_from_its_items(output: object) -> None:
     """https://github.com/QuantumNous/new-api/issues/4362"""
-    said = ModelOutput("Hello", "hm", (("c1", "weather", PARIS),))
-    events = stream_events("responses", said)
+    model_output = ModelOutput("Hello", "hm", (("c1", "weather", PARIS),))
+    events = stream_events("responses", model_output)
     whole = request_stream(streaming_model("responses", encode_events("responses", events)))[1]
     last = events[-1]
     assert isinstance(last, dict)
@@ -560,9 +562,9 @@ def test_a_call_cut_at_the_token_limit_is_truncated_even_if_the_server_reports_i
     wire: str, streamed: bool, cut: dict[str, Any] | None
 ) -> None:
     """https://github.com/LibreChat-AI/agents/pull/280"""
-    said = ModelOutput("", "", (("c1", "weather", {}),), reply_tokens=500)
-    text = json.dumps(whole_body(wire, said))
-    sent = encode_events(wire, stream_events(wire, said))
+    model_output = ModelOutput("", "", (("c1", "weather", {}),), reply_tokens=500)
+    text = json.dumps(whole_body(wire, model_output))
+    sent = encode_events(wire, stream_events(wire, model_output))
     if cut is None:  # the arguments end at their first bracket
         if wire in ("anthropic", "ollama"):
             return  # arguments are an object there, and cannot be truncated
@@ -579,9 +581,9 @@ def test_a_call_cut_at_the_token_limit_is_truncated_even_if_the_server_reports_i
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_call_below_the_cap_is_not_truncated(wire: str) -> None:
-    said = ModelOutput("", "", (("c1", "now", {}),), reply_tokens=499)
+    model_output = ModelOutput("", "", (("c1", "now", {}),), reply_tokens=499)
     assert (
-        request_stream(streaming_model(wire, encode_events(wire, stream_events(wire, said))))[1].finish_reason
+        request_stream(streaming_model(wire, encode_events(wire, stream_events(wire, model_output))))[1].finish_reason
         is FinishReason.TOOL_CALLS
     )
 

@@ -127,7 +127,7 @@ def test_a_stream_without_its_reply_is_transient() -> None:
     events = asyncio.run(watched(agent(ScriptedStream([TextChunk("Half a")], [HELLO]))))
     (error,) = [event for event in events if isinstance(event, RecoveryStarted)]
     assert error.failure.kind == "transient_provider"
-    assert "without its reply" in error.failure.explanation
+    assert "without a reply" in error.failure.explanation
 
 
 def test_an_idle_stream_is_transient_and_reported_as_idle() -> None:
@@ -135,7 +135,7 @@ def test_an_idle_stream_is_transient_and_reported_as_idle() -> None:
     events = asyncio.run(watched(agent(model, stream_heartbeat_s=0.05)))
     (error,) = [event for event in events if isinstance(event, RecoveryStarted)]
     assert error.failure.kind == "transient_provider"
-    assert "silent for 0.05 s" in error.failure.explanation
+    assert "sent nothing for 0.05 s" in error.failure.explanation
     assert model.closed == 2
 
 
@@ -199,13 +199,13 @@ def test_a_model_without_streaming_emits_the_same_events() -> None:
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_streamed_run_on_each_wire_emits_its_chunks_and_ends_like_an_unstreamed_one(wire: str) -> None:
-    said = [ModelOutput("Let me see.", "hm", (("c1", "weather", {"city": "Paris"}),)), ModelOutput("It is sunny.")]
+    outputs = [ModelOutput("Let me see.", "hm", (("c1", "weather", {"city": "Paris"}),)), ModelOutput("It is sunny.")]
     bodies: list[dict[str, Any]] = []
 
     def handler(request: httpx.Request) -> httpx.Response:
         body = json.loads(request.content)
         bodies.append(body)
-        now = said[len(bodies) % 2 - 1]
+        now = outputs[len(bodies) % 2 - 1]
         if body.get("stream"):
             return httpx.Response(200, stream=ByteChunks([encode_events(wire, stream_events(wire, now))]))
         return httpx.Response(200, json=whole_body(wire, now))

@@ -249,11 +249,11 @@ def test_permits_are_granted_in_order_and_passed_on_by_cancelled_calls() -> None
 def test_a_permit_granted_to_a_call_cancelled_at_the_same_time_is_not_lost() -> None:
     async def main() -> None:
         limit = ConcurrencyLimit(1)
-        held = limit.acquire()
-        await held.__aenter__()
+        permit = limit.acquire()
+        await permit.__aenter__()
         waiting = [asyncio.ensure_future(limit.acquire().__aenter__()) for _ in range(2)]
         await asyncio.sleep(0)
-        await held.__aexit__(None, None, None)  # the first waiting call has it now
+        await permit.__aexit__(None, None, None)  # the first waiting call has it now
         waiting[0].cancel()
         async with asyncio.timeout(1):
             await asyncio.wait({waiting[1]})
