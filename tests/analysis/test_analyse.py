@@ -1,4 +1,4 @@
-"""What ``analyse`` proves of LOOP and the presets, counted by hand, and what it finds in faulty tables."""
+"""``analyse``: proofs for LOOP and the presets, with bounds counted by hand, and what it finds in faulty tables."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_preset_passes_whatever_its_policy() -> None:
         assert found.ok, str(found)
 
 
-def test_the_bounds_of_the_default_limits_are_what_a_person_counts() -> None:
+def test_the_bounds_of_the_default_limits_match_a_count_by_hand() -> None:
     """One lap with a model call: pre_step, call_llm, post_llm; four calls of two moves each; retry_tool; the
     four again; recover back to pre_step: 3 + 8 + 1 (to recover) ... = 21 moves. 50 of them use up the
     iterations. The other 150 of the 200 steps are spent on a policy that retries the spent budget: two moves
@@ -68,7 +68,7 @@ def test_bounds_follow_the_guardrails(iterations: int, calls: int, retries: int)
     assert found.bounds.moves == iterations * (3 + rounds * (2 * calls + 1)) + 1
 
 
-def test_rows_that_the_limits_switch_off_are_listed_with_the_reason() -> None:
+def test_rows_disabled_by_the_limits_are_listed_with_the_reason() -> None:
     assert {d.row: d.why for d in analyse(LOOP).dead} == {
         "pre_step.token_limit": "max_tokens is not set",
         "pre_step.cost_limit": "max_cost_usd is not set",
@@ -79,7 +79,7 @@ def test_rows_that_the_limits_switch_off_are_listed_with_the_reason() -> None:
     assert "0 time(s)" in dead.why
 
 
-def test_declared_properties_hold_or_come_with_the_shortest_run() -> None:
+def test_declared_properties_hold_or_have_a_shortest_counterexample() -> None:
     found = analyse(
         LOOP,
         must_pass("call_llm", through="pre_step"),
@@ -100,7 +100,7 @@ def test_declared_properties_hold_or_come_with_the_shortest_run() -> None:
     }
 
 
-def test_a_name_that_means_nothing_is_refused() -> None:
+def test_a_property_with_an_unknown_name_is_rejected() -> None:
     with pytest.raises(ConfigurationError, match="'dispach_tool' is not a state, guard or row"):
         analyse(LOOP, must_pass("dispach_tool", through="pre_step"), guardrails=FEW)
 
@@ -115,7 +115,7 @@ def test_attempts_that_reset_on_success_make_an_endless_retry() -> None:
     assert analyse(graph, assumptions=facts).ok
 
 
-def test_a_retry_that_goes_straight_to_the_model_dodges_the_budget() -> None:
+def test_a_retry_that_goes_straight_to_the_model_bypasses_the_budget() -> None:
     graph, _ = retry_bypassing_budget()
     found = broken(analyse(graph, must_pass("call_llm", through="pre_step"), guardrails=FEW))
     assert found["call_llm only after pre_step"] == (
@@ -126,8 +126,8 @@ def test_a_retry_that_goes_straight_to_the_model_dodges_the_budget() -> None:
     assert "every run ends, or waits for a person" in found
 
 
-def test_approval_that_is_asked_too_late_is_found() -> None:
-    """The table of a hurried change: the flag is looked at, and the calls run all the same."""
+def test_approval_that_is_requested_too_late_is_found() -> None:
+    """A faulty table: the flag is read, but the calls run anyway."""
     needs = unasked_guard("needs_approval")
     wrong = LOOP.with_transition(Transition("post_llm", needs, "dispatch_tool"), before="tool_calls")
     rule = must_pass("dispatch_tool", through="approval_required", when="needs_approval")
@@ -135,7 +135,7 @@ def test_approval_that_is_asked_too_late_is_found() -> None:
     assert path == ("pre_step.otherwise", "call_llm.otherwise", "post_llm.needs_approval")
 
 
-def test_a_row_behind_one_that_always_holds_first_is_named() -> None:
+def test_a_shadowed_row_is_named() -> None:
     low, high = unasked_guard("low"), unasked_guard("high")
     graph = Graph(
         (StateSpec("a", spends="a step"), StateSpec("end", final=True)),
@@ -164,7 +164,7 @@ def test_a_run_that_can_no_longer_end_is_found() -> None:
 
 
 def test_spending_without_a_counter_is_no_proof() -> None:
-    """``spends`` on a row is a claim, which the checks of a graph believe; the analysis wants a counter."""
+    """The checks of a graph trust ``spends`` on a row; the analysis needs a counter."""
     loose = LOOP.with_state(
         StateSpec("review", spends="a review", effect=print),
         [Transition("review", None, "post_tool")],
@@ -181,13 +181,13 @@ def test_spending_without_a_counter_is_no_proof() -> None:
     assert analyse(loose, assumptions=bounded, guardrails=FEW).ok
 
 
-def test_a_guard_of_the_users_with_a_known_name_is_free() -> None:
+def test_a_user_guard_with_a_known_name_is_free() -> None:
     mine = LOOP.without("post_tool.tool_error").with_detector("post_tool", unasked_guard("tool_error"))
     assert analyse(mine, guardrails=FEW).ok
     assert mine.transition("post_tool.tool_error").guard is not tool_error
 
 
-def test_it_is_the_same_under_any_hash_seed_and_becomes_json() -> None:
+def test_an_analysis_is_the_same_under_any_hash_seed_and_converts_to_json() -> None:
     code = (
         "import json; from agentfsm.analysis import analyse, must_pass; from agentfsm.loop.table import LOOP;"
         "from agentfsm.loop.guardrails import AgentGuardrails;"
@@ -205,7 +205,7 @@ def test_it_is_the_same_under_any_hash_seed_and_becomes_json() -> None:
     assert data["ok"] is False
 
 
-def test_facts_that_name_nothing_are_refused() -> None:
+def test_assumptions_with_unknown_names_are_rejected() -> None:
     facts = Assumptions((), (iff("tool_error", "tries >= 2"),))
     with pytest.raises(ConfigurationError, match="there is no counter 'tries'"):
         analyse(LOOP, assumptions=facts, guardrails=FEW)
@@ -219,7 +219,7 @@ def test_facts_that_name_nothing_are_refused() -> None:
         Counter("n", 2, start=3)
 
 
-def test_the_report_reads_as_text() -> None:
+def test_an_analysis_converts_to_text() -> None:
     text = str(analyse(replace(LOOP, name="mine"), must_pass("terminal", through="call_llm")))
     assert text.startswith("mine: 8 states, ")
     assert "BROKEN  terminal only after call_llm\n          by: pre_step.cancelled" in text
@@ -227,13 +227,13 @@ def test_the_report_reads_as_text() -> None:
     assert f"between two waits: {bounds}" in text
 
 
-def test_a_graph_can_be_asked_itself() -> None:
+def test_graph_analyse_returns_an_analysis() -> None:
     found = LOOP.analyse(must_pass("call_llm", through="pre_step"), guardrails=FEW)
     assert isinstance(found, Analysis)
     assert found.ok
 
 
-def test_whether_the_end_can_be_reached_is_what_a_walk_from_everywhere_finds() -> None:
+def test_whether_the_end_can_be_reached_agrees_with_a_search_from_everywhere() -> None:
     lost = 0
     for seed in range(60):
         graph, facts = random_graph_with_assumptions(seed)
@@ -243,7 +243,7 @@ def test_whether_the_end_can_be_reached_is_what_a_walk_from_everywhere_finds() -
         (verdict,) = [v for v in analyse(graph, assumptions=facts).verdicts if v.text.startswith("from everywhere")]
         assert verdict.holds is expected, graph.name
         lost += not expected
-    assert 5 < lost < 55  # both answers come up
+    assert 5 < lost < 55  # both results occur
 
 
 def walk(product: StateSpace, start: tuple[int, ...]) -> set[tuple[int, ...]]:
@@ -256,7 +256,7 @@ def walk(product: StateSpace, start: tuple[int, ...]) -> set[tuple[int, ...]]:
     return seen
 
 
-def test_calls_before_a_wait_that_nobody_ends_are_counted() -> None:
+def test_calls_before_a_wait_that_never_ends_are_counted() -> None:
     """By hand: one model call, then a wait for a guard that never holds."""
     never = unasked_guard("never")
     graph = Graph(
@@ -267,8 +267,8 @@ def test_calls_before_a_wait_that_nobody_ends_are_counted() -> None:
     assert (most.model_calls, most.model_calls_in_all, most.tool_calls_in_all) == (1, 1, 0)
 
 
-def test_one_kind_of_call_without_a_bound_leaves_the_other_its_own() -> None:
-    """By hand: a person may ask for model calls for ever; no tool is ever run."""
+def test_one_kind_of_call_can_be_bounded_when_the_other_is_not() -> None:
+    """By hand: a person may request model calls forever; no tool ever runs."""
     graph = Graph(
         (StateSpec("call_llm"), StateSpec("wait", waits=True), StateSpec("end", final=True)),
         (

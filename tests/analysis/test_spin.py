@@ -1,4 +1,4 @@
-"""``spin`` and our own search agree: on LOOP, on the presets' tables, and on random tables with random facts."""
+"""SPIN and our model checker agree: on LOOP, on the presets, and on random tables with random assumptions."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ from tests.helpers.spin import (
 )
 
 BATCHES = 10
-"""Of 20 random tables each. The first is asked about every time, the others in long runs."""
+"""Of 20 random tables each. The first is always checked, the others in soak runs."""
 
 
 def compare(case: SpinCase, found: SpinResult) -> int:
-    """Every property of a case, ours against spin's; how many were compared."""
-    searcher = ModelChecker(case.graph, case.facts)
+    """Compare every verdict on a case with SPIN's; returns how many were compared."""
+    checker = ModelChecker(case.graph, case.facts)
     name = case.graph.name
-    assert (find_lasso(searcher) is not None) == found.endless, name
+    assert (find_lasso(checker) is not None) == found.endless, name
     taken = {
         i
         for i, t in enumerate(case.graph.transitions)
-        if searcher.find_violation(Property("never taken", forbidden=t.id)) is not None
+        if checker.find_violation(Property("never taken", forbidden=t.id)) is not None
     }
     assert taken == found.rows, name
     product = StateSpace(case.graph, case.facts)
@@ -69,23 +69,23 @@ def compare(case: SpinCase, found: SpinResult) -> int:
     assert (longest is None) == found.endless, name
     if longest is not None and longest < MAX_COUNTER:
         assert longest == found.longest, name
-    for large in (1, 100):  # almost every counter is folded away, or none: nothing may change
+    for large in (1, 100):  # almost every counter is folded, or none: the result is the same
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(acceleration, "FOLDING_THRESHOLD", large)
             other = compute_bounds(case.graph, case.facts)
             assert replace(other, longest=()) == replace(most, longest=()), name
     properties = [must_pass(a, through=b, when=c) for a, b, c in case.passes]
     properties += [never_after(a, b, until=c) for a, b, c in case.nevers]
-    broken = {i for i, p in enumerate(properties) if searcher.find_violation(p) is not None}
+    broken = {i for i, p in enumerate(properties) if checker.find_violation(p) is not None}
     assert broken == found.broken, name
     return 4 + len(case.graph.transitions) + len(properties)
 
 
-def compare_walk(case: SpinCase, found: Exploration) -> int:
-    """What a walk of the whole model shows, against ours; how many verdicts were compared."""
-    searcher = ModelChecker(case.graph, case.facts)
+def compare_exploration(case: SpinCase, found: Exploration) -> int:
+    """Compare our verdicts with an exploration of the full model; returns how many were compared."""
+    checker = ModelChecker(case.graph, case.facts)
     name = case.graph.name
-    ending = _check_end_reachable(searcher)
+    ending = _check_end_reachable(checker)
     assert ending.holds is found.ends, f"{name}: {ending}"
     most = compute_bounds(case.graph, case.facts)
     ours = (most.model_calls_in_all, most.tool_calls_in_all, most.model_calls, most.tool_calls)
@@ -131,10 +131,10 @@ def test_random_tables(batch: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batch", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, BATCHES))])
-def test_random_tables_walked(batch: int, tmp_path: Path) -> None:
+def test_random_tables_explored(batch: int, tmp_path: Path) -> None:
     cases = [SpinCase(*random_graph_with_assumptions(seed)) for seed in range(20 * batch, 20 * batch + 20)]
     found = explore(cases, tmp_path)
-    compared = sum(compare_walk(case, each) for case, each in zip(cases, found, strict=True))
+    compared = sum(compare_exploration(case, each) for case, each in zip(cases, found, strict=True))
     lost = sum(not each.ends for each in found)
     print(f"spin walked {len(cases)} random tables: {compared} verdicts, {lost} from which the end can be lost")
 
@@ -168,17 +168,17 @@ def test_the_loop_and_every_preset(tmp_path: Path) -> None:
     print(f"spin agrees on LOOP and {len(PRESETS)} presets: {compared} verdicts")
 
 
-def test_the_loop_and_every_preset_walked(tmp_path: Path) -> None:
-    """From every configuration the end can be reached, and no run makes more calls than is said."""
+def test_the_loop_and_every_preset_explored(tmp_path: Path) -> None:
+    """The end can be reached from every configuration, and no run makes more calls than the bounds say."""
     cases = [of_the_loop(LOOP, None), *(of_the_loop(p.graph, p.behavior) for p in PRESETS.values())]
     found = explore(cases, tmp_path)
-    compared = sum(compare_walk(case, each) for case, each in zip(cases, found, strict=True))
+    compared = sum(compare_exploration(case, each) for case, each in zip(cases, found, strict=True))
     assert all(each.ends for each in found)
     print(f"spin walked {sum(each.configurations for each in found):,} configurations: {compared} verdicts")
 
 
-def test_a_trap_is_found_by_both(tmp_path: Path) -> None:
-    """By hand: one goes home for good after the third time, but the door is shut for good after the second."""
+def test_both_find_states_from_which_the_end_cannot_be_reached(tmp_path: Path) -> None:
+    """By hand: the end opens after the third use of a row that closes for good after the second."""
     door, ring = unasked_guard("door"), unasked_guard("ring")
     graph = Graph(
         (StateSpec("house"), StateSpec("yard", waits=True), StateSpec("end", final=True)),
@@ -192,18 +192,18 @@ def test_a_trap_is_found_by_both(tmp_path: Path) -> None:
     )
     used = Counter("used", 3, (Update("yard.door", 1),))
     facts = Assumptions((used,), (iff(door, "used < 2"), iff(ring, "used >= 3")))
-    open_for_ever = Assumptions((used,), (iff(ring, "used >= 3"),))
-    found = explore([SpinCase(graph, facts), SpinCase(graph, open_for_ever)], tmp_path)
+    open_forever = Assumptions((used,), (iff(ring, "used >= 3"),))
+    found = explore([SpinCase(graph, facts), SpinCase(graph, open_forever)], tmp_path)
     assert [each.ends for each in found] == [False, True]
-    for each, said in zip((facts, open_for_ever), found, strict=True):
-        assert compare_walk(SpinCase(graph, each), said) >= 1
+    for each, result in zip((facts, open_forever), found, strict=True):
+        assert compare_exploration(SpinCase(graph, each), result) >= 1
     (verdict,) = [v for v in analyse(graph, assumptions=facts).verdicts if v.text.startswith("from everywhere")]
     assert verdict.holds is False
 
 
 @pytest.mark.parametrize("name", ["loop", *PRESETS])
-def test_what_paths_leave_out_is_what_spin_never_takes(name: str, tmp_path: Path) -> None:
-    """Of all pairs of rows that follow each other, the generated runs take those that spin takes, and no others."""
+def test_pairs_that_no_path_covers_are_those_that_spin_never_takes(name: str, tmp_path: Path) -> None:
+    """Of all pairs of consecutive rows, the generated paths cover exactly those that SPIN takes."""
     graph, rules = (LOOP, None) if name == "loop" else (PRESETS[name].graph, PRESETS[name].behavior)
     facts = loop_assumptions(small_guardrails(rules), rules, calls_per_reply=2)
     (found,) = run_spin([SpinCase(graph, facts)], tmp_path)
@@ -225,8 +225,8 @@ def test_the_loop_without_its_step_budget_is_endless_for_both(tmp_path: Path) ->
         compare(each, seen)
 
 
-def test_the_exported_model_says_the_same_of_the_default_limits(tmp_path: Path) -> None:
-    """As a user would run it, and with the default budgets: over the counters that the proof needs."""
+def test_the_exported_model_agrees_for_the_default_limits(tmp_path: Path) -> None:
+    """As a user would run it, with the default budgets, over the counters that the proof needs."""
     facts = loop_assumptions(AgentGuardrails())
     names = ("steps", "calls", "tool_retries", "about", "allowed", "together", "ran", "gated", "asked")
     needed = Assumptions(

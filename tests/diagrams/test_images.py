@@ -1,4 +1,4 @@
-"""Images need Graphviz, and say so where it is missing; nothing else needs it."""
+"""Images: rendered from the DOT by Graphviz, with a clear error if it is missing; nothing else needs it."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def test_images_take_themes_and_overlays(tmp_path: Path) -> None:
     assert write(SMALL_GRAPH, tmp_path / "small.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_graphviz_an_image_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_error_without_graphviz_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match=r"png image needs Graphviz.*\.svg"):
         image(SMALL_GRAPH)
     assert diagram(SMALL_GRAPH).startswith("<svg")
 
 
-def test_without_the_package_an_image_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_the_graphviz_package_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "graphviz", None)
     with pytest.raises(ConfigurationError, match="pip install graphviz"):
         image(SMALL_GRAPH)
 
 
-def test_importing_and_writing_text_leaves_graphviz_alone() -> None:
+def test_text_formats_do_not_import_graphviz() -> None:
     program = (
         "import sys; from agentfsm.diagrams import FORMATS, diagram; from agentfsm.loop.table import LOOP\n"
         "for form in FORMATS:\n    if not FORMATS[form].image: diagram(LOOP, form)\n"
@@ -65,7 +65,7 @@ def test_importing_and_writing_text_leaves_graphviz_alone() -> None:
 
 
 @needs_graphviz
-def test_graphviz_writes_svg_too() -> None:
+def test_graphviz_can_render_svg() -> None:
     root = ET.fromstring(image(LOOP, "svg", theme="dark"))
-    said = {"".join(text.itertext()) for text in root.iter("{http://www.w3.org/2000/svg}text")}
-    assert {t.name for t in LOOP} <= said
+    texts = {"".join(text.itertext()) for text in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {t.name for t in LOOP} <= texts

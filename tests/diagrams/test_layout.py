@@ -1,4 +1,4 @@
-"""Pictures keep what ``layout`` promises: no line through a box or a text, no text upon another."""
+"""Layout: no line crosses a box or a text, no text overlaps another, and every row has its line."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def rect_of(box: PlacedBox) -> Rect:
 
 
 def rect_of_text(label: Label, x: int = 0, y: int = 0) -> Rect:
-    """What a text covers, letters below the baseline too."""
+    """The area of a text, including letters that go below the baseline."""
     left = x + label.x - (label.width if label.align_right else 0)
     return left, y + label.y - 0.75 * label.size, left + label.width, y + label.y + 0.2 * label.size
 
@@ -68,7 +68,7 @@ def inside(a: Rect, b: Rect) -> bool:
 
 
 def segments(layout: Layout) -> Iterator[tuple[int, Rect]]:
-    """Every straight stretch of line, with the number of its net."""
+    """Every straight part of a line, with the number of its bundle."""
     for number, line in enumerate(layout.lines):
         for piece in line:
             for (ax, ay), (bx, by) in pairwise(piece.points):
@@ -83,7 +83,7 @@ def test_no_line_runs_through_a_box(layout: Layout) -> None:
 
 
 @each
-def test_boxes_stand_apart_and_on_the_page(layout: Layout) -> None:
+def test_boxes_are_apart_and_on_the_page(layout: Layout) -> None:
     boxes = [rect_of(b) for b in layout.boxes]
     spread = [(a[0] - 12, a[1] - 12, a[2] + 12, a[3] + 12) for a in boxes]
     assert not [1 for (i, a), (j, b) in combinations(enumerate(boxes), 2) if overlap(spread[i], b)]
@@ -91,7 +91,7 @@ def test_boxes_stand_apart_and_on_the_page(layout: Layout) -> None:
 
 
 @each
-def test_no_text_touches_another_or_leaves_its_box(layout: Layout) -> None:
+def test_no_text_overlaps_another_or_leaves_its_box(layout: Layout) -> None:
     outside = [rect_of_text(label) for label in layout.labels]
     texts = outside + [t for b in layout.boxes for t in box_texts(b)]
     assert not [(a, b) for a, b in combinations(texts, 2) if overlap(a, b)]
@@ -109,7 +109,7 @@ def test_no_line_touches_a_text_or_the_start_mark(layout: Layout) -> None:
 
 
 @each
-def test_no_two_lines_lie_upon_each_other(layout: Layout) -> None:
+def test_no_two_lines_overlap(layout: Layout) -> None:
     found = list(segments(layout))
     across = [(n, s) for n, s in found if s[1] == s[3] and s[0] != s[2]]
     down = [(n, s) for n, s in found if s[0] == s[2] and s[1] != s[3]]
@@ -120,7 +120,7 @@ def test_no_two_lines_lie_upon_each_other(layout: Layout) -> None:
 
 
 @each
-def test_every_drawn_row_has_an_unbroken_line_to_its_destination(layout: Layout) -> None:
+def test_every_drawn_row_has_an_unbroken_line_to_its_target(layout: Layout) -> None:
     boxes = {b.box.name: b for b in layout.boxes}
     drawn = {r.transition.id: r for b in layout.boxes for r in b.box.rows if r.has_line}
     by_id: dict[str, list[tuple[tuple[int, int], ...]]] = {i: [] for i in drawn}
@@ -137,7 +137,7 @@ def test_every_drawn_row_has_an_unbroken_line_to_its_destination(layout: Layout)
         at = next(p[0] for p in todo if on_border(p[0], source))
         while todo:
             piece = next((p for p in todo if p[0] == at), None)
-            assert piece is not None, f"the line of {i} breaks off at {at}"
+            assert piece is not None, f"the line of {i} ends at {at}"
             todo.remove(piece)
             at = piece[-1]
         assert on_border(at, target)
@@ -160,7 +160,7 @@ def test_a_line_leaves_beside_its_rows(layout: Layout) -> None:
                 assert all((r.transition.id, pin) in starts for r in group.rows)
 
 
-def test_the_default_loop_stands_as_a_reader_expects() -> None:
+def test_the_default_loop_is_laid_out_in_three_columns() -> None:
     boxes = {b.box.name: b for b in LAYOUTS["loop"].boxes}
     spine = ["pre_step", "call_llm", "post_llm", "dispatch_tool", "post_tool", "terminal"]
     assert [b.box.name for b in sorted((boxes[n] for n in spine), key=lambda b: b.y)] == spine
@@ -175,18 +175,18 @@ def test_bad_ends_are_text_and_good_ends_are_lines() -> None:
     assert drawn >= {t.id for t in LOOP} - to_terminal
 
 
-def test_the_end_lists_the_ways_to_it() -> None:
+def test_a_final_state_lists_the_guards_that_lead_to_it() -> None:
     terminal = next(b for b in LAYOUTS["small"].boxes if b.box.name == "end")
     assert " ".join(label.text for label in terminal.table.foot) == "declared_done, work.otherwise cancelled"
 
 
-def test_states_that_a_user_adds_stand_where_a_run_comes_by() -> None:
+def test_added_states_are_placed_in_the_order_of_flow() -> None:
     spine = [b.name for b in build_view(extended_loop()).spine]
     assert spine.index("pre_step") + 1 == spine.index("compact") == spine.index("call_llm") - 1
     assert spine.index("post_llm") < spine.index("review") < spine.index("terminal") == len(spine) - 1
 
 
-def test_a_run_starts_at_the_top_and_ends_at_the_bottom_whatever_the_lanes_say() -> None:
+def test_the_initial_state_is_at_the_top_and_final_states_at_the_bottom_whatever_their_lanes() -> None:
     graph = Graph(
         (StateSpec("a", lane="left", spends="x"), StateSpec("z", lane="right", final=True), StateSpec("b", lane="odd")),
         (Transition("a", never_guard("more"), "b"), Transition("a", None, "z"), Transition("b", None, "z")),
@@ -194,7 +194,7 @@ def test_a_run_starts_at_the_top_and_ends_at_the_bottom_whatever_the_lanes_say()
     assert [b.name for b in build_view(graph).spine] == ["a", "b", "z"]
 
 
-def test_texts_get_room_enough() -> None:
+def test_text_widths_are_large_enough() -> None:
     # Widths in Helvetica (Adobe's AFM file): an advance of 556/1000 for most letters, 222 for i and l.
     assert text_width("aeo", 10) >= 3 * 5.56
     assert text_width("ill", 10) >= 3 * 2.22
@@ -208,7 +208,7 @@ def test_texts_get_room_enough() -> None:
 
 
 def crossings(layout: Layout) -> int:
-    """How often a stretch of one line crosses one of another."""
+    """How often a part of one line crosses a part of another."""
     found = list(segments(layout))
     across = [(n, s) for n, s in found if s[1] == s[3]]
     down = [(n, s) for n, s in found if s[0] == s[2]]
@@ -216,7 +216,7 @@ def crossings(layout: Layout) -> int:
 
 
 def test_few_lines_cross() -> None:
-    # Every other choice of sides for the lines within the middle was tried once, and gave no fewer.
+    # No other choice of sides for the lines within the middle column gives fewer (tried exhaustively once).
     assert crossings(LAYOUTS["loop"]) <= 16
     assert crossings(LAYOUTS["more"]) <= 34
     assert crossings(LAYOUTS["small"]) == 1

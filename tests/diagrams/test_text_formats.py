@@ -1,4 +1,4 @@
-"""Programs that others wrote draw our texts: Mermaid in a browser, PlantUML; nothing lies over anything else."""
+"""Mermaid (in a browser) and PlantUML draw our diagrams, without overlaps."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ GRAPHS = {
 
 PAGE = """<!doctype html><meta charset="utf-8"><body>
 <script src="SCRIPT"></script>
-<pre id="told"></pre><div id="drawn"></div>
+<pre id="result"></pre><div id="drawn"></div>
 <script>
 mermaid.initialize({startOnLoad: false});
 (async () => {
-  const told = {};
+  const results = {};
   for (const [name, text] of Object.entries(TEXTS)) {
     try {
       const {svg} = await mermaid.render('drawing', text);
@@ -42,23 +42,23 @@ mermaid.initialize({startOnLoad: false});
         const r = e.getBoundingClientRect();
         return [e.textContent, r.left, r.top, r.right, r.bottom];
       }).filter(([, left, , right]) => right > left);
-      told[name] = {labels: boxes('#drawn g.edgeLabel'), nodes: boxes('#drawn g.node')};
-    } catch (error) { told[name] = {error: String(error)}; }
+      results[name] = {labels: boxes('#drawn g.edgeLabel'), nodes: boxes('#drawn g.node')};
+    } catch (error) { results[name] = {error: String(error)}; }
   }
   document.getElementById('drawn').innerHTML = '';
-  document.getElementById('told').textContent = JSON.stringify(told);
+  document.getElementById('result').textContent = JSON.stringify(results);
 })();
 </script>
 """
 
 
 def drawn(texts: dict[str, str], folder: Path) -> dict[str, Any]:
-    """What a browser makes of Mermaid texts: where each label and each node came to lie, or the error."""
+    """Renders Mermaid texts in a browser: the position of each label and node, or the error."""
     browser = next(
         (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
     )
     if browser is None:
-        pytest.skip("Mermaid draws in a browser, and no chromium is on the path")
+        pytest.skip("Mermaid needs a browser, and no chromium is on the PATH")
     script = install_package("mermaid", MERMAID, "dist/mermaid.min.js")
     page = folder / "page.html"
     page.write_text(PAGE.replace("SCRIPT", script.as_uri()).replace("TEXTS", json.dumps(texts).replace("<", "\\u003c")))
@@ -76,11 +76,11 @@ def drawn(texts: dict[str, str], folder: Path) -> dict[str, Any]:
         timeout=200,
         check=False,
     )
-    found = re.search(r'<pre id="told">(.+?)</pre>', done.stdout, re.S)
+    found = re.search(r'<pre id="result">(.+?)</pre>', done.stdout, re.S)
     if found is None:
         pytest.skip(f"the browser drew nothing: {done.stderr[-300:]}")
-    told: dict[str, Any] = json.loads(html.unescape(found[1]))
-    return told
+    results: dict[str, Any] = json.loads(html.unescape(found[1]))
+    return results
 
 
 def apart(one: list[Any], other: list[Any]) -> bool:
@@ -89,16 +89,16 @@ def apart(one: list[Any], other: list[Any]) -> bool:
     return right <= left2 + 1 or right2 <= left + 1 or bottom <= top2 + 1 or bottom2 <= top + 1
 
 
-def test_mermaid_draws_every_graph_and_no_text_lies_over_another(tmp_path: Path) -> None:
+def test_mermaid_draws_every_graph_without_overlapping_text(tmp_path: Path) -> None:
     texts = {name: diagram(graph, "mermaid") for name, graph in GRAPHS.items()}
     counts = {t.id: n for n, t in enumerate(LOOP) if n % 3}
     texts["dark"] = diagram(LOOP, "mermaid", theme="dark")
     texts["run"] = diagram(LOOP, "mermaid", overlay=RunPath(counts, "suspended"))
     texts["coverage"] = diagram(LOOP, "mermaid", overlay=Coverage(counts))
     texts["difference"] = diagram(extended_loop(), "mermaid", overlay=DiffOverlay(LOOP))
-    told = drawn(texts, tmp_path)
-    assert told.keys() == texts.keys()
-    for name, found in told.items():
+    results = drawn(texts, tmp_path)
+    assert results.keys() == texts.keys()
+    for name, found in results.items():
         assert "error" not in found, f"{name}: {found['error']}"
         labels = list({tuple(label): label for label in found["labels"]}.values())
         for place, label in enumerate(labels):
@@ -108,7 +108,7 @@ def test_mermaid_draws_every_graph_and_no_text_lies_over_another(tmp_path: Path)
         if graph is not None and graph is not ODD_NAMES_GRAPH:
             said = " ".join(text for text, *_ in (*labels, *found["nodes"]))
             assert all(t.name in said for t in graph), name
-    print(f"mermaid {MERMAID} draws {len(told)} texts")
+    print(f"mermaid {MERMAID} draws {len(results)} texts")
 
 
 def test_plantuml_accepts_every_graph() -> None:

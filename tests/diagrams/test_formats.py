@@ -1,4 +1,4 @@
-"""Every form of text holds every transition with its number, and reads as what it claims to be."""
+"""Every text format has every transition with its number, and is valid in its language."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def rows_of(graph: Graph) -> list[Row]:
     )
 
 
-# How a reader who knows only the form finds the rows in it
+# How a reader who knows only the format finds the rows in it
 
 
 def read_svg(text: str) -> list[Row]:
@@ -76,7 +76,7 @@ def read_dot(text: str) -> list[Row]:
 
 
 def read_edges(text: str, edge: str, stop: str, split: str) -> list[Row]:
-    """Rows of Mermaid and PlantUML: edges with labels, and bad ends as text in their state."""
+    """The rows of Mermaid and PlantUML: edges with labels, and bad endings as text in their state."""
     found: list[Row] = []
     for source, words, target in re.findall(edge, text, re.MULTILINE):
         found += [(source, *row(words), target) for words in words.split(split)]
@@ -160,25 +160,25 @@ READERS: dict[str, Callable[[str], list[Row]]] = {
 }
 
 
-def test_every_form_has_a_reader_here() -> None:
+def test_every_text_format_has_a_reader_here() -> None:
     assert READERS.keys() == {name for name, form in FORMATS.items() if not form.image}
 
 
-@pytest.mark.parametrize("form", READERS)
-def test_every_row_with_its_number_is_in_the_form(form: str) -> None:
-    assert sorted(READERS[form](diagram(SMALL_GRAPH, form))) == SMALL_ROWS
+@pytest.mark.parametrize("format_name", READERS)
+def test_every_format_has_every_row_with_its_number(format_name: str) -> None:
+    assert sorted(READERS[format_name](diagram(SMALL_GRAPH, format_name))) == SMALL_ROWS
     for graph in (LOOP, extended_loop(), *(random_graph(seed) for seed in range(12))):
-        assert sorted(READERS[form](diagram(graph, form))) == rows_of(graph), graph.name
+        assert sorted(READERS[format_name](diagram(graph, format_name))) == rows_of(graph), graph.name
 
 
-@pytest.mark.parametrize("form", [name for name, form in FORMATS.items() if form.overlays and not form.image])
-def test_an_overlay_keeps_every_row_and_adds_its_counts(form: str) -> None:
-    text = diagram(LOOP, form, overlay=Coverage({"post_tool.otherwise": 4321}))
+@pytest.mark.parametrize("format_name", [name for name, form in FORMATS.items() if form.overlays and not form.image])
+def test_an_overlay_keeps_every_row_and_adds_its_counts(format_name: str) -> None:
+    text = diagram(LOOP, format_name, overlay=Coverage({"post_tool.otherwise": 4321}))
     assert "4321" in text
     assert "never" in text
     plain = re.sub(r" \((?:never|\u00d7\d+)\)", "", text)
-    if form not in ("svg", "dot"):
-        assert sorted(READERS[form](plain)) == rows_of(LOOP)
+    if format_name not in ("svg", "dot"):
+        assert sorted(READERS[format_name](plain)) == rows_of(LOOP)
     for transition in LOOP:
         assert transition.name in text
 
@@ -191,10 +191,10 @@ def test_the_svg_lists_on_each_line_the_transitions_that_run_along_it() -> None:
     assert all(line.find("{*}title") is not None for line in lines)
 
 
-@pytest.mark.parametrize("form", ["svg", "scxml"])
+@pytest.mark.parametrize("format_name", ["svg", "scxml"])
 @pytest.mark.parametrize("graph", all_graphs().values(), ids=all_graphs().keys())
-def test_xml_is_well_formed(form: str, graph: Graph) -> None:
-    ET.fromstring(diagram(graph, form))
+def test_xml_is_well_formed(format_name: str, graph: Graph) -> None:
+    ET.fromstring(diagram(graph, format_name))
 
 
 MERMAID = (
@@ -212,8 +212,8 @@ MERMAID = (
 @pytest.mark.parametrize(
     "graph", [LOOP, SMALL_GRAPH, ODD_NAMES_GRAPH, SINGLE_STATE_GRAPH, extended_loop()], ids=lambda g: g.name
 )
-def test_mermaid_lines_are_of_the_kinds_that_its_grammar_knows(graph: Graph) -> None:
-    # The parser of mermaid 12 reads these; it needs a browser, so its verdict is kept as the patterns above.
+def test_mermaid_lines_match_its_grammar(graph: Graph) -> None:
+    # The parser of Mermaid 12 accepts these; it needs a browser, so its grammar is written as the patterns above.
     text = diagram(graph, "mermaid")
     first = graph.initial
     text += diagram(graph, "mermaid", overlay=RunPath({}, first)) if graph is not SINGLE_STATE_GRAPH else ""
@@ -221,11 +221,11 @@ def test_mermaid_lines_are_of_the_kinds_that_its_grammar_knows(graph: Graph) -> 
     edges = len(re.findall(r'\|"', diagram(graph, "mermaid")))
     styled = re.findall(r"linkStyle ([\d,]+)", diagram(graph, "mermaid"))
     assert sorted(int(n) for numbers in styled for n in numbers.split(",")) == list(range(1, edges + 1))
-    for word in ("end", "default"):  # words that mermaid takes for its own
+    for word in ("end", "default"):  # keywords of Mermaid
         assert not re.search(rf"^  {word}\b", text, re.MULTILINE)
 
 
-def test_xstate_asks_guards_in_order_and_the_last_has_none() -> None:
+def test_xstate_has_guards_in_order_and_none_on_the_last_row() -> None:
     for state in json.loads(diagram(LOOP, "xstate"))["states"].values():
         rows = state.get("on", {}).get("step", [])
         assert all("guard" in r for r in rows[:-1])
@@ -271,7 +271,7 @@ def test_graphviz_accepts_the_dot(graph: Graph) -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_forms_are_the_same_bytes_under_any_hash_seed() -> None:
+def test_text_formats_are_the_same_bytes_under_any_hash_seed() -> None:
     program = (
         "import hashlib\n"
         "from agentfsm.loop.table import LOOP\n"
@@ -299,7 +299,7 @@ def test_forms_are_the_same_bytes_under_any_hash_seed() -> None:
     assert len(digests.pop().strip()) == 64
 
 
-def test_the_svg_knows_light_and_dark() -> None:
+def test_the_svg_has_a_light_and_a_dark_theme() -> None:
     auto, light, dark = (diagram(LOOP, theme=theme) for theme in ("auto", "light", "dark"))
     for colour in ("#1a7f37", "#9a6700", "#0969da", "#cf222e"):
         assert colour in auto
@@ -313,7 +313,7 @@ def test_the_svg_knows_light_and_dark() -> None:
     assert "prefers-color-scheme" not in light + dark
 
 
-def test_the_svg_can_be_read_in_grey() -> None:
+def test_the_svg_is_readable_in_greyscale() -> None:
     text = diagram(LOOP)
     dashes = {kind: re.search(rf"\.line\.{kind}{{stroke-dasharray:([^}}]*)}}", text) for kind in ("wait", "done")}
     assert len({match[1] for match in dashes.values() if match}) == 2
@@ -323,38 +323,38 @@ def test_the_svg_can_be_read_in_grey() -> None:
     assert re.search(r"\.otherwise{font-style:italic}", text)
 
 
-def test_unknown_forms_name_those_that_exist(tmp_path: Path) -> None:
+def test_errors_for_unknown_formats_list_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"'jpeg'.*svg, dot, mermaid, markdown, text"):
         diagram(LOOP, "jpeg")
     with pytest.raises(ConfigurationError, match="png is an image"):
         diagram(LOOP, "png")
     with pytest.raises(ConfigurationError, match="png, pdf"):
         image(LOOP, "gif")
-    with pytest.raises(ConfigurationError, match=r"'\.xyz'.*\.svg.*\.mmd.*\.png"):
+    with pytest.raises(ConfigurationError, match=r"\.xyz'.*\.svg.*\.mmd.*\.png"):
         write(LOOP, tmp_path / "loop.xyz")
     with pytest.raises(ConfigurationError, match=r"'blue'.*auto, light, dark"):
         diagram(LOOP, theme="blue")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 
-def test_forms_for_machines_say_that_they_show_no_overlay() -> None:
-    for form in ("scxml", "xstate", "promela"):
+def test_interchange_formats_reject_overlays() -> None:
+    for format_name in ("scxml", "xstate", "promela"):
         with pytest.raises(ConfigurationError, match="shows no overlays; these do: svg"):
-            diagram(LOOP, form, overlay=Coverage({}))
+            diagram(LOOP, format_name, overlay=Coverage({}))
 
 
-def test_an_overlay_of_another_graph_is_refused() -> None:
+def test_an_overlay_with_an_unknown_transition_is_rejected() -> None:
     with pytest.raises(GraphError, match=r"pre_step\.nonsense"):
         diagram(LOOP, overlay=Coverage({"pre_step.nonsense": 1}))
 
 
-def test_a_new_form_is_one_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_new_format_is_one_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(FORMATS, "names", Format(lambda view, theme: " ".join(b.name for b in view.boxes), (".names",)))
     assert diagram(SMALL_GRAPH, "names") == "plan work end"
     assert write(SMALL_GRAPH, tmp_path / "small.names").read_text() == "plan work end"
 
 
-def test_write_takes_the_form_from_the_ending(tmp_path: Path) -> None:
+def test_write_takes_the_format_from_the_file_extension(tmp_path: Path) -> None:
     for name, form in FORMATS.items():
         for ending in form.suffixes:
             if not form.image:
@@ -368,7 +368,7 @@ def test_write_all_names_files_after_the_graph(tmp_path: Path) -> None:
     assert paths[1].read_text(encoding="utf-8") == diagram(SMALL_GRAPH, "mermaid")
 
 
-def test_free_text_stays_text_in_every_form() -> None:
+def test_notes_and_names_are_escaped() -> None:
     assert "&lt;b&gt;" in diagram(ODD_NAMES_GRAPH, "svg")
     assert "<b>" not in diagram(ODD_NAMES_GRAPH, "svg")
     assert "\x00" not in diagram(ODD_NAMES_GRAPH, "svg")
@@ -378,6 +378,6 @@ def test_free_text_stays_text_in_every_form() -> None:
     assert "S__e9tat" in diagram(ODD_NAMES_GRAPH, "promela")  # Promela knows ASCII names only
 
 
-def test_plain_text_is_as_plain_as_its_names() -> None:
+def test_plain_text_is_ascii_if_names_are() -> None:
     assert diagram(LOOP, "text").isascii()
     assert diagram(LOOP, "text", overlay=RunPath({"pre_step.otherwise": 2}, "call_llm")).isascii()

@@ -1,4 +1,4 @@
-"""Overlays say of each row, state and line what became of it."""
+"""Overlays: paths of runs, counterexamples, coverage, diffs and hooks, on rows, states and lines."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from agentfsm.diagrams import Counterexample, Coverage, DiffOverlay, RunPath, diagram
+from agentfsm import Agent, HookContext, State, hook, permissions
+from agentfsm.diagrams import FORMATS, Counterexample, Coverage, DiffOverlay, HooksOverlay, RunPath, diagram
 from agentfsm.diagrams.layout import compute_layout
 from agentfsm.diagrams.view import TableRow, View, build_view
 from agentfsm.errors import GraphError
 from agentfsm.loop.table import LOOP
 from agentfsm.machine import Graph, StateSpec, Transition
+from agentfsm.testing import ScriptedModel
 from tests.helpers.graphs import SMALL_GRAPH, never_guard
 
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -22,7 +24,7 @@ def rows(view: View) -> dict[str, TableRow]:
     return {r.transition.id: r for b in view.boxes for r in b.rows}
 
 
-def test_a_path_counts_what_was_taken_and_lets_the_rest_stand_back() -> None:
+def test_a_path_counts_what_was_taken_and_greys_out_the_rest() -> None:
     ids = ["plan.otherwise", "work.revise", "plan.otherwise"]
     view = RunPath.from_ids(ids, "work").apply_to(build_view(SMALL_GRAPH))
     found = rows(view)
@@ -39,7 +41,7 @@ def test_a_path_counts_what_was_taken_and_lets_the_rest_stand_back() -> None:
     assert view.caption == "a run of 3 transitions, now in work"
 
 
-def test_a_line_stands_back_unless_one_of_its_rows_was_taken() -> None:
+def test_a_line_is_greyed_out_unless_one_of_its_rows_was_taken() -> None:
     layout = compute_layout(RunPath({"post_llm.output_refused": 1}, "recover").apply_to(build_view(LOOP)))
     bright = {i for line in layout.lines for piece in line if not piece.dim for i in piece.ids}
     dim = [piece for line in layout.lines for piece in line if piece.dim]
@@ -56,7 +58,7 @@ def test_the_current_state_is_drawn_thick() -> None:
     assert parent.attrib["data-state"] == "suspended"
 
 
-def test_a_row_that_cannot_be_taken_is_not_asked_for() -> None:
+def test_coverage_does_not_require_impossible_rows() -> None:
     view = Coverage({"plan.otherwise": 2, "work.otherwise": 1}, ["work.again", "work.otherwise"]).apply_to(
         build_view(SMALL_GRAPH)
     )
@@ -69,7 +71,7 @@ def test_a_row_that_cannot_be_taken_is_not_asked_for() -> None:
         diagram(SMALL_GRAPH, overlay=Coverage({}, ["work.nonsense"]))
 
 
-def test_a_counterexample_numbers_its_steps_and_says_what_it_breaks() -> None:
+def test_a_counterexample_numbers_its_steps_and_names_the_property() -> None:
     ids = ("plan.otherwise", "work.revise", "plan.otherwise")
     view = Counterexample(ids, ("work.again",), "no work after work").apply_to(build_view(SMALL_GRAPH))
     found = rows(view)
@@ -88,7 +90,7 @@ def test_a_counterexample_numbers_its_steps_and_says_what_it_breaks() -> None:
         diagram(SMALL_GRAPH, overlay=Counterexample((), ("work.nonsense",)))
 
 
-def test_a_difference_says_which_decision_changes() -> None:
+def test_a_diff_says_which_decision_changes() -> None:
     told = ["work, where again holds: was this -> that, is that -> this", "a second", "a third"]
     caption = DiffOverlay(SMALL_GRAPH, told).apply_to(build_view(SMALL_GRAPH)).caption
     assert caption == f"difference: none; {told[0]} (and 2 decisions more)"
@@ -97,12 +99,12 @@ def test_a_difference_says_which_decision_changes() -> None:
     assert long.endswith("...")
 
 
-def test_a_run_that_has_not_moved_stands_at_the_start() -> None:
+def test_a_run_that_has_not_moved_is_at_the_start() -> None:
     view = RunPath({}).apply_to(build_view(SMALL_GRAPH))
     assert [b.name for b in view.boxes if not b.dim] == ["plan"]
 
 
-def test_coverage_marks_what_no_test_took() -> None:
+def test_coverage_marks_rows_that_no_test_took() -> None:
     counts = {"plan.otherwise": 7, "work.again": 0}
     found = rows(Coverage(counts).apply_to(build_view(SMALL_GRAPH)))
     assert (found["plan.otherwise"].tag, found["plan.otherwise"].mark) == (f"{TIMES}7", "")
@@ -114,7 +116,7 @@ def test_coverage_marks_what_no_test_took() -> None:
 
 
 @pytest.mark.parametrize("overlay", [RunPath({"plan.nothing": 1}), Coverage({"plan.nothing": 1}), RunPath({}, "x")])
-def test_names_that_the_graph_does_not_have_are_refused(overlay: RunPath | Coverage) -> None:
+def test_unknown_names_are_rejected(overlay: RunPath | Coverage) -> None:
     with pytest.raises(GraphError):
         diagram(SMALL_GRAPH, overlay=overlay)
 
@@ -136,7 +138,7 @@ def changed() -> Graph:
     )
 
 
-def test_a_difference_shows_rows_that_are_new_gone_moved_or_lead_elsewhere() -> None:
+def test_a_diff_shows_rows_that_are_new_removed_moved_or_retargeted() -> None:
     view = DiffOverlay(SMALL_GRAPH).apply_to(build_view(changed()))
     shown = {b.name: [(r.label, r.transition.name, r.mark, r.tag) for r in b.rows] for b in view.boxes}
     assert shown["plan"] == [
@@ -151,7 +153,7 @@ def test_a_difference_shows_rows_that_are_new_gone_moved_or_lead_elsewhere() -> 
     assert view.caption == "difference: 2 new, 1 gone, 1 moved, 1 lead elsewhere"
 
 
-def test_a_state_that_is_gone_is_put_back_struck_through_and_draws_no_lines() -> None:
+def test_a_removed_state_is_shown_struck_through_without_lines() -> None:
     view = DiffOverlay(changed()).apply_to(build_view(SMALL_GRAPH))
     gone = next(b for b in view.boxes if b.name == "check")
     assert gone.mark == "removed"
@@ -162,15 +164,54 @@ def test_a_state_that_is_gone_is_put_back_struck_through_and_draws_no_lines() ->
     assert re.search(r'<text class="name happy struck"[^>]*>check<', text)
 
 
-def test_graphs_that_are_alike_differ_in_nothing() -> None:
+def test_a_diff_of_equal_graphs_is_empty() -> None:
     view = DiffOverlay(SMALL_GRAPH).apply_to(build_view(SMALL_GRAPH))
     assert view.caption == "difference: none"
     assert not [r for r in rows(view).values() if r.mark]
 
 
-def test_an_overlay_is_anything_that_turns_a_view_into_a_view() -> None:
+def test_an_overlay_is_any_object_with_apply_to() -> None:
     class Quiet:
         def apply_to(self, view: View) -> View:
             return View(view.graph, view.boxes, "hush", overlaid=True)
 
     assert "hush" in diagram(SMALL_GRAPH, "text", overlay=Quiet())
+
+
+# -- hooks --------------------------------------------------------------------------------------------
+
+
+@hook(at=State.CALL_LLM)
+def gapminder(seen: HookContext) -> None:
+    """Do nothing."""
+
+
+TEXT_FORMATS = [name for name, form in FORMATS.items() if not form.image]
+WITH_OVERLAYS = [name for name in TEXT_FORMATS if FORMATS[name].overlays]
+
+
+@pytest.mark.parametrize("form", WITH_OVERLAYS)
+def test_every_format_with_overlays_shows_hooks(form: str) -> None:
+    agent = Agent(ScriptedModel([]), hooks=[permissions(), gapminder])
+    picture = agent.diagram(form)
+    assert picture.count("gapminder") >= 1
+    assert "permissions" in picture
+    assert "gapminder" not in LOOP.diagram(form)
+
+
+def test_hooks_are_in_the_box_of_their_state_in_order() -> None:
+    text = diagram(LOOP, "text", overlay=HooksOverlay({"dispatch_tool": ["first", "second"]}))
+    (line,) = [line for line in text.splitlines() if "first" in line]
+    assert "dispatch_tool" in line
+    assert line.index("first") < line.index("second") < line.index("run the next call")
+    assert "2 hooks" in text
+
+
+@pytest.mark.parametrize("form", TEXT_FORMATS)
+def test_the_diagram_of_an_agent_without_hooks_is_that_of_its_graph(form: str) -> None:
+    assert Agent(ScriptedModel([])).diagram(form) == LOOP.diagram(form)
+
+
+def test_hooks_of_an_unknown_state_are_rejected() -> None:
+    with pytest.raises(GraphError, match="no such state"):
+        diagram(LOOP, "text", overlay=HooksOverlay({"nowhere": ["x"]}))

@@ -1,4 +1,4 @@
-"""Engines that others wrote execute the exported table as ours does, row by row of the truth table."""
+"""Other state machine engines execute the exported graphs as ours does, for every row of the truth tables."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.helpers.npm_servers import install_package, require_node
 GRAPHS = {"loop": LOOP, **{n: p.graph for n, p in PRESETS.items()}, "more": extended_loop(), "small": SMALL_GRAPH}
 XSTATE = "5.33.3"
 
-Taken = tuple[int, str]
-"""The number of the row that was taken, from 1 (0 where none was), and the state that it led to."""
+TakenRow = tuple[int, str]
+"""The number of the row taken, from 1 (0 for none), and the state to which it led."""
 
 
 @dataclass
 class Run:
-    """A run that is nothing but its state and the guards that hold."""
+    """A run that consists of its state and the guards that hold."""
 
     state: str
     holds: frozenset[str]
@@ -46,40 +46,40 @@ def reading(name: str) -> Callable[[Run], bool]:
     return guard
 
 
-def ours(graph: Graph, answers: Callable[[int], Iterator[int]]) -> dict[str, list[Taken]]:
-    """What our engine takes, for the answers that are asked about of each state's guards, as bits."""
+def ours(graph: Graph, cases: Callable[[int], Iterator[int]]) -> dict[str, list[TakenRow]]:
+    """The rows that our engine takes, for each state and each combination of guard results, as bits."""
     guards = {t.name: reading(t.name) for t in graph if t.guard is not None}
     rows = tuple(Transition(t.source, guards.get(t.name), t.target, t.spends) for t in graph)
     machine = Machine(Graph(graph.states, rows, graph.name))
-    found: dict[str, list[Taken]] = {}
+    taken: dict[str, list[TakenRow]] = {}
     for spec in graph.states:
         names = [t.name for t in graph.rows(spec.name) if t.guard is not None]
         places = {t.name: place for place, t in enumerate(graph.rows(spec.name), 1)}
-        found[str(spec.name)] = []
-        for bits in answers(len(names)) if not spec.final else (0,):
+        taken[str(spec.name)] = []
+        for bits in cases(len(names)) if not spec.final else (0,):
             run = Run(spec.name, frozenset(n for i, n in enumerate(names) if bits >> i & 1))
             try:
                 row = machine.step(run).transition if not spec.final else None
-            except NoTransitionError:  # nothing came: it waits on
+            except NoTransitionError:  # it keeps waiting
                 row = None
-            found[str(spec.name)].append((0 if row is None else places[row.name], str(run.state)))
-    return found
+            taken[str(spec.name)].append((0 if row is None else places[row.name], str(run.state)))
+    return taken
 
 
-def all_of_them(guards: int) -> Iterator[int]:
+def all_combinations(guards: int) -> Iterator[int]:
     yield from range(2**guards)
 
 
-def first_ones(guards: int) -> Iterator[int]:
-    """For each row: only its guard holds; and all from it on."""
+def selected_combinations(guards: int) -> Iterator[int]:
+    """For each guard: only it holds, and it and all later ones hold."""
     yield 0
     for place in range(guards):
         yield 1 << place
         yield (1 << guards) - (1 << place)
 
 
-def test_xstate_takes_the_row_that_we_take_on_every_row_of_the_truth_table() -> None:
-    """All of them; ``post_tool`` of the default loop alone has 32,768."""
+def test_xstate_agrees_on_every_row_of_the_truth_tables() -> None:
+    """All combinations; ``post_tool`` of the default loop alone has 32,768."""
     program, folder = require_node(), install_package("xstate", XSTATE)
     graphs = {graph.fingerprint: graph for graph in GRAPHS.values()}  # some presets share a table
     given = {
@@ -97,7 +97,7 @@ def test_xstate_takes_the_row_that_we_take_on_every_row_of_the_truth_table() -> 
     assert done.returncode == 0, done.stderr
     compared = 0
     for graph, theirs in zip(graphs.values(), json.loads(done.stdout), strict=True):
-        expected = ours(graph, all_of_them)
+        expected = ours(graph, all_combinations)
         assert theirs.keys() == expected.keys(), graph.name
         for state, rows in expected.items():
             assert [tuple(row) for row in theirs[state]] == rows, f"{graph.name}: {state}"
@@ -106,18 +106,18 @@ def test_xstate_takes_the_row_that_we_take_on_every_row_of_the_truth_table() -> 
     print(f"xstate {XSTATE} agrees on {compared:,} of {compared:,} rows of {len(graphs)} graphs")
 
 
-def test_python_statemachine_takes_the_row_that_we_take() -> None:
-    """It loads the SCXML as it stands; the guards are looked up in the model."""
+def test_python_statemachine_agrees_on_the_rows_taken() -> None:
+    """It loads the SCXML unchanged; guards are looked up in the model."""
     load: Any = pytest.importorskip("statemachine.io", reason="python-statemachine is not installed").load
     compared = 0
     for name, graph in GRAPHS.items():
         chart = load(diagram(graph, "scxml"), format="scxml")
         guards = {t.name for t in graph if t.guard is not None}
-        for state, rows in ours(graph, first_ones).items():
+        for state, rows in ours(graph, selected_combinations).items():
             if graph.spec(state).final:
                 continue
             names = [t.name for t in graph.rows(state) if t.guard is not None]
-            for bits, (_, target) in zip(first_ones(len(names)), rows, strict=True):
+            for bits, (_, target) in zip(selected_combinations(len(names)), rows, strict=True):
                 model = type("Model", (), dict.fromkeys(guards, False))()
                 for place, guard in enumerate(names):
                     setattr(model, guard, bool(bits >> place & 1))

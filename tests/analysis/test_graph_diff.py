@@ -1,4 +1,4 @@
-"""``diff``: rows and decisions, held to a count over the whole truth table by hand and by brute force."""
+"""``diff``: rows and decisions, compared with counts over the whole truth table, by hand and by brute force."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_table_does_not_differ_from_itself() -> None:
     assert str(diff(LOOP, LOOP)) == "the two tables are the same"
 
 
-def test_swapping_two_rows_keeps_every_edge_and_shows() -> None:
+def test_swapping_two_rows_keeps_every_edge_and_is_reported() -> None:
     found = diff(FIRST, SWAPPED)
     assert (found.added, found.removed, found.retargeted) == ((), (), ())
     assert [(m.row, m.old, m.new) for m in found.moved] == [("go.normal", 2, 1)]
@@ -47,7 +47,7 @@ def test_swapping_two_rows_keeps_every_edge_and_shows() -> None:
     assert str(changed) == "go, where risky and normal hold: was risky -> ask, is normal -> end"
 
 
-def test_a_row_that_is_gone_and_one_that_is_new() -> None:
+def test_a_removed_row_and_a_new_one() -> None:
     old = FIRST
     new = small(Transition("go", RISKY, "ask"), Transition("go", LATE, "end"), Transition("go", None, "end"))
     found = diff(old, new)
@@ -61,21 +61,21 @@ def test_a_row_that_is_gone_and_one_that_is_new() -> None:
     }
 
 
-def test_a_row_that_leads_elsewhere() -> None:
+def test_a_row_with_another_target() -> None:
     new = small(Transition("go", RISKY, "end"), Transition("go", NORMAL, "ask"), Transition("go", None, "end"))
     found = diff(FIRST, new)
     assert found.retargeted == (("go.risky", "ask", "end"), ("go.normal", "end", "ask"))
     assert sum(d.cases for d in found.decisions) == 3  # of four: only where neither holds is all as it was
 
 
-def test_rows_in_another_order_that_can_never_both_decide_otherwise_change_nothing() -> None:
-    """Swapping rows of different states in the file is no difference at all; the fingerprint agrees."""
+def test_the_order_of_rows_of_different_states_does_not_matter() -> None:
+    """Only the order within a state matters; the fingerprint agrees."""
     shuffled = replace(LOOP, transitions=tuple(sorted(LOOP.transitions, key=lambda t: t.source)))
     assert diff(LOOP, shuffled).same
     assert LOOP.fingerprint == shuffled.fingerprint
 
 
-def test_states_that_come_go_or_are_declared_otherwise() -> None:
+def test_states_that_are_added_removed_or_declared_differently() -> None:
     more = LOOP.with_state(
         StateSpec("review", effect=print),
         [Transition("review", None, "post_tool")],
@@ -90,15 +90,15 @@ def test_states_that_come_go_or_are_declared_otherwise() -> None:
     assert diff(FIRST, waiting).states_changed == ("go",)
 
 
-def test_what_strict_takes_out_of_the_loop_is_told() -> None:
+def test_the_diff_of_the_loop_and_strict_is_reported() -> None:
     text = str(diff(LOOP, STRICT.graph))
     assert "- post_tool.tool_error -> recover" in text
     assert "post_tool, where tool_error holds: was tool_error -> recover, is otherwise -> pre_step" in text
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_decisions_are_those_of_the_whole_truth_table(seed: int) -> None:
-    """Brute force: each table is asked for every answer of its guards, and the differences are counted."""
+def test_the_decisions_agree_with_the_whole_truth_table(seed: int) -> None:
+    """Brute force: both tables decide for every combination of guard results, and the differences are counted."""
     old, _ = random_graph_with_assumptions(seed)
     new = mutated(old, seed)
     found = diff(old, new)
@@ -113,8 +113,8 @@ def test_the_decisions_are_those_of_the_whole_truth_table(seed: int) -> None:
                 differing.append((holds, before, after))
         assert sum(d.cases for d in mine) == len(differing)
         for holds, before, after in differing:
-            (told,) = [d for d in mine if all(holds[n] for n in d.where) and not any(holds[n] for n in d.unless)]
-            assert (told.old, told.new) == (before, after)
+            (reported,) = [d for d in mine if all(holds[n] for n in d.where) and not any(holds[n] for n in d.unless)]
+            assert (reported.old, reported.new) == (before, after)
 
 
 def decide(graph: Graph, state: str, holds: dict[str, bool]) -> str:
@@ -125,7 +125,7 @@ def decide(graph: Graph, state: str, holds: dict[str, bool]) -> str:
 
 
 def mutated(graph: Graph, seed: int) -> Graph:
-    """The same table with two rows of a state swapped, or one taken out, or led elsewhere: whatever is valid first."""
+    """The same table with two rows of a state swapped, one removed, or one retargeted: the first valid result."""
     rows = list(graph.transitions)
     options = []
     for i, row in enumerate(rows):
@@ -144,7 +144,7 @@ def mutated(graph: Graph, seed: int) -> Graph:
     return graph
 
 
-def test_a_table_as_data_is_the_table() -> None:
+def test_a_graph_is_the_same_after_a_round_trip_through_json() -> None:
     for preset in PRESETS.values():
         data = json.loads(json.dumps(preset.graph.table))
         assert diff(preset.graph, graph_from_table(data)).same
@@ -152,12 +152,12 @@ def test_a_table_as_data_is_the_table() -> None:
 
 
 @pytest.mark.parametrize("data", [{}, {"states": []}, {"states": [["a"]], "transitions": []}, {"states": 1}])
-def test_data_that_is_no_table_is_refused(data: dict[str, object]) -> None:
+def test_data_that_is_not_a_table_is_rejected(data: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match="not the table of a graph"):
         graph_from_table(data)
 
 
-def test_it_becomes_json() -> None:
+def test_a_diff_converts_to_json() -> None:
     data = json.loads(json.dumps(diff(FIRST, SWAPPED).to_dict()))
     assert data["behaves_alike"] is False
     assert data["moved"] == [{"row": "go.normal", "old": 2, "new": 1}]

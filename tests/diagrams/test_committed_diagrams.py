@@ -1,4 +1,4 @@
-"""The pictures in ``diagrams/`` are those of the loop, and of the README's examples, as they are."""
+"""The files in ``diagrams/`` are up to date with the loop and with the examples of the README."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from tests.helpers.generated_docs import FOLDER, PICTURES
 
 
 @pytest.mark.parametrize("form", COMMITTED_FORMATS)
-def test_the_committed_picture_is_that_of_the_loop(form: str) -> None:
+def test_the_committed_diagrams_of_the_loop_are_up_to_date(form: str) -> None:
     path = FOLDER / f"loop{FORMATS[form].suffixes[0]}"
     assert path.read_bytes() == diagram(LOOP, form).encode(), (
-        f"{path.name} is stale; write it anew: "
+        f"{path.name} is out of date; update it: "
         'python -c "from agentfsm.loop.table import LOOP; from agentfsm.diagrams import write_all; '
         "write_all(LOOP, 'diagrams')\""
     )
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_the_picture_of_the_readme_is_what_its_code_draws(name: str) -> None:
+def test_the_committed_diagrams_of_the_readme_are_up_to_date(name: str) -> None:
     drawn = PICTURES[name]()
     assert (FOLDER / name).read_text(encoding="utf-8") == drawn, (
-        f"{name} is stale: python -m tests.helpers.generated_docs"
+        f"{name} is out of date: python -m tests.helpers.generated_docs"
     )
 
 
-def test_nothing_else_is_there() -> None:
+def test_the_folder_has_no_other_files() -> None:
     loop = {f"loop{FORMATS[form].suffixes[0]}" for form in COMMITTED_FORMATS}
     assert {path.name for path in FOLDER.iterdir()} == {*PICTURES, *loop}
