@@ -16,7 +16,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 import hypothesis
-import pydantic  # noqa: F401  # so that no child imports it anew
+import pydantic  # noqa: F401  # imported once, not in every child
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -38,11 +38,11 @@ class Mutant(NamedTuple):
 
 
 class MutantResult(NamedTuple):
-    """What became of a mutant.
+    """The result of a mutant.
 
     Attributes:
         caught: Whether a test failed.
-        by: Which, or what happened instead.
+        by: The test that failed, or what happened instead.
     """
 
     caught: bool
@@ -53,24 +53,26 @@ def try_mutant(mutant: Mutant) -> MutantResult:
     """Break the code in a child, and run the tests there.
 
     Raises:
-        SystemExit: What is to be replaced does not stand in the file, or more than once.
+        SystemExit: The snippet to replace does not occur in the file, or more than once.
     """
     path = ROOT / mutant.file
-    whole = path.read_text(encoding="utf-8")
-    if whole.count(mutant.old) != 1:
-        raise SystemExit(f"{mutant.name}: {mutant.old!r} stands {whole.count(mutant.old)} times in {mutant.file}")
-    assert not any(name.partition(".")[0] == "agentfsm" for name in sys.modules), "what is imported cannot be broken"
+    source = path.read_text(encoding="utf-8")
+    if source.count(mutant.old) != 1:
+        raise SystemExit(f"{mutant.name}: {mutant.old!r} occurs {source.count(mutant.old)} times in {mutant.file}")
+    assert not any(name.partition(".")[0] == "agentfsm" for name in sys.modules), (
+        "a module that is imported already cannot be mutated"
+    )
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        _run_in_child(path, whole.replace(mutant.old, mutant.new), mutant.tests, writing)
+        _run_in_child(path, source.replace(mutant.old, mutant.new), mutant.tests, writing)
     os.close(writing)
     _, status = os.waitpid(child, 0)
-    told = os.read(reading, 1000).decode()
+    result = os.read(reading, 1000).decode()
     os.close(reading)
     if os.WIFSIGNALED(status):
         return MutantResult(os.WTERMSIG(status) == signal.SIGALRM, "it hangs")
-    return MutantResult(told.startswith("caught "), told.partition(" ")[2])
+    return MutantResult(result.startswith("caught "), result.partition(" ")[2])
 
 
 def _run_in_child(path: Path, broken: str, tests: str, writing: int) -> None:
@@ -79,10 +81,11 @@ def _run_in_child(path: Path, broken: str, tests: str, writing: int) -> None:
         for descriptor in (1, 2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
         hypothesis.settings.register_profile("mutants", phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate))
-        hypothesis.settings.load_profile("mutants")  # nobody wants to see the smallest example
+        hypothesis.settings.load_profile("mutants")  # shrinking examples would only cost time
+        compile(broken, str(path), "exec")  # a mutant that is not even Python proves nothing
         loaded = _load_broken(path, broken)
-        told = " ".join(_run_tests(tests))
-        os.write(writing, told.encode() if loaded else b"error it was never loaded")
+        result = " ".join(_run_tests(tests))
+        os.write(writing, result.encode() if loaded else b"error the mutated module was never loaded")
     except BaseException as error:
         os.write(writing, f"error {type(error).__name__}: {error}"[:900].encode())
     finally:
@@ -90,7 +93,7 @@ def _run_in_child(path: Path, broken: str, tests: str, writing: int) -> None:
 
 
 def _load_broken(path: Path, broken: str) -> list[str]:
-    """Have a module loaded from another text than the one in its file; its name is in the list once it is."""
+    """Load a module from another text than its file's; its name is added to the returned list when it is loaded."""
     loaded: list[str] = []
     read = SourceFileLoader.get_code
 
@@ -105,14 +108,21 @@ def _load_broken(path: Path, broken: str) -> list[str]:
 
 
 def _run_tests(tests: str) -> Iterator[str]:
-    """Whether they fail (``caught`` or ``missed``), and what failed."""
+    """``caught`` or ``missed``, and the test that failed."""
     kind, *names = tests.split()
     if not importlib.util.find_spec("agentfsm"):
         raise RuntimeError("agentfsm is not on the path")
     if kind.endswith(".py"):
         first = _FirstFailure()
-        already = "-Wignore::pytest.PytestAssertRewriteWarning"  # hypothesis was imported in front of pytest's start
-        ours = ["-x", "-q", "-p", "no:cacheprovider", "--assert=plain", already]  # pytest has a loader of its own
+        already = "-Wignore::pytest.PytestAssertRewriteWarning"  # hypothesis was imported before pytest started
+        ours = [
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--assert=plain",
+            already,
+        ]  # pytest's assertion rewriting has its own loader
         code = pytest.main([*ours, str(ROOT / kind)], plugins=[first])
         if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             raise RuntimeError(f"pytest ended with {code}")
@@ -135,7 +145,7 @@ def _run_tests(tests: str) -> Iterator[str]:
 
 
 class _FirstFailure:
-    """Notes the first test that fails."""
+    """Records the first test that fails."""
 
     failed = ""
 
@@ -420,16 +430,16 @@ MUTANTS = (
 
 
 def main(arguments: list[str]) -> int:
-    """Try mutants, and say what became of them."""
+    """Try mutants and print their results."""
     part, parts = 1, 1
     if arguments and "/" in arguments[0]:
         part, parts = map(int, arguments.pop(0).split("/"))
     chosen = [m for m in MUTANTS[part - 1 :: parts] if not arguments or any(word in m.name for word in arguments)]
     missed = 0
     for mutant in chosen:
-        found = try_mutant(mutant)
-        missed += not found.caught
-        sys.stdout.write(f"{'caught' if found.caught else 'MISSED'}  {mutant.name:<45} {found.by}\n")
+        result = try_mutant(mutant)
+        missed += not result.caught
+        sys.stdout.write(f"{'caught' if result.caught else 'MISSED'}  {mutant.name:<60} {result.by}\n")
         sys.stdout.flush()
     sys.stdout.write(f"{missed} missed of {len(chosen)}\n")
     return 1 if missed else 0

@@ -32,26 +32,23 @@ SAME = f"{OLD}    # nothing else\n"
 
 
 @pytest.mark.parametrize(
-    ("new", "tests", "told"),
+    ("new", "tests", "result"),
     [
         (SAME, "crashes linear", "False \n"),
         (SAME, "simulation 2", "False \n"),
         (SAME, "tests/journal/test_cancel_and_store_errors.py", "False \n"),
-        (
-            "    attempts = (\n",
-            "tests/journal/test_cancel_and_store_errors.py",
-            "False RuntimeError: pytest ended with",
-        ),
+        (SAME, "tests/journal/test_that_does_not_exist.py", "False RuntimeError: pytest ended with"),
+        ("    attempts = (\n", "tests/journal/test_cancel_and_store_errors.py", "False SyntaxError: "),
     ],
-    ids=["crashes", "simulation", "tests", "no test has run"],
+    ids=["crashes", "simulation", "tests", "no test has run", "syntax error"],
 )
-def test_a_harmless_change_is_not_caught_and_a_syntax_error_is_not_a_mutant(new, tests, told):
+def test_a_harmless_change_is_not_caught_and_a_syntax_error_is_not_a_mutant(new, tests, result):
     arguments = ["none", "agentfsm/runtime/tool_dispatch.py", OLD, new, tests]
     command = [sys.executable, "-c", ONE, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=True, cwd=ROOT)
-    assert done.stdout.startswith(told), done.stdout
+    assert done.stdout.startswith(result), done.stdout
 
 
 def test_the_snippet_to_replace_must_occur_once():
-    with pytest.raises(SystemExit, match="stands 0 times"):
+    with pytest.raises(SystemExit, match="occurs 0 times"):
         try_mutant(Mutant("none", "agentfsm/journal/records.py", "no such text", "", "simulation 1"))
