@@ -166,7 +166,8 @@ def format_for_path(path: Path) -> str:
     name = formats.get(path.suffix.lower())
     if name is None:
         raise ConfigurationError(
-            f"no diagram format has the file extension of {str(path)!r}; the extensions are: {', '.join(formats)}"
+            f"no diagram format has the file extension {path.suffix.lower()!r} of {str(path)!r}; the extensions are: "
+            f"{', '.join(formats)}"
         )
     return name
 
