@@ -1,11 +1,11 @@
 """Kills a run with SIGKILL at every point that it passes, resumes it in another process, and compares.
 
-The points are in front of, within and behind every commit, behind every acknowledgement, and around every model
-call and every tool's effect. A first, uninterrupted life counts them; then each of them is where a life ends.
+The points are before, within and after every commit, after every acknowledgement, and around every model call and every
+tool's side effect. A first, uninterrupted process counts them; then a process is killed at each of them.
 
-Every life is a process of its own, on a real file. Starting an interpreter takes longer than a life, so lives are
-forked from one process that has imported everything and has no thread, no event loop and no connection;
-``fresh`` starts interpreters, to see that forking hides nothing.
+Each process works on a real file. Starting an interpreter takes longer than a whole run, so processes are forked from one
+that has imported everything and has no thread, no event loop and no connection; ``fresh`` starts interpreters, to show
+that forking hides nothing.
 
 Run as ``python -m tests.helpers.crash_injection matrix [STEP]``, ``histories SEED COUNT`` or ``fresh``; prints what it did
 as JSON.
@@ -55,7 +55,7 @@ DETOUR = ("dispatch_tool.in_doubt", "suspended.doubt_settled")
 
 
 class AnnouncingStore(SqliteStore):
-    """A store that notes what it has told to be durable, and is a point then."""
+    """A store that logs each acknowledged record and passes a point then."""
 
     world: CrashWorld
 
@@ -73,7 +73,7 @@ class AnnouncingStore(SqliteStore):
 
 
 class AnnouncingConnection(sqlite3.Connection):
-    """A connection that is a point around every commit and behind everything that is written in one."""
+    """A connection that passes a point before and after every commit, and after every write."""
 
     world: CrashWorld
 
@@ -100,7 +100,7 @@ class AnnouncingConnection(sqlite3.Connection):
 
 
 async def run_life(world: CrashWorld, scenario: str) -> None:
-    """Begin the run, or take it up, and go on to its end."""
+    """Start or resume the run, and run it to its end."""
     store = AnnouncingStore(world.folder / "runs.db")
     store.world = world
     both = agent_pair(world, scenario, store)
@@ -116,13 +116,13 @@ async def run_life(world: CrashWorld, scenario: str) -> None:
 
 
 def migration_point(rows: Any) -> int:
-    """The record behind which a fork leaves its parent: the first that goes back to ask the model again."""
+    """The record after which the fork branches off: the first that returns to the model."""
     moves = [r for r in read_records(rows, PAST) if r.kind == "transition"]
     return next(r.seq for r in moves if r.data["transition"].startswith("post_tool.") and r.data["to"] == "pre_step")
 
 
 async def run_to_end(world: CrashWorld, scenario: str, both: tuple[Any, Any], store: Any, run_id: str) -> None:
-    """Take a run from wherever it stands to its end, in whatever way its store asks for."""
+    """Start or resume a run, depending on its status in the store, and run it to its end."""
     head, (begins, goes_on) = store.head(run_id), both
     if head is None or not head.seq:
         result = await begins.run("go", run_id=run_id)
@@ -145,12 +145,12 @@ async def run_to_end(world: CrashWorld, scenario: str, both: tuple[Any, Any], st
 
 
 def recorded_changes(kept: Any) -> list[Any]:
-    """The records that tell that a run is under another graph from there on."""
+    """The records of graph migrations."""
     return [r for r in kept if r.kind == "run.migrated"]
 
 
 def run_in_process(folder: Path, scenario: str, kill_at: int | str, outside: int | None = None) -> None:
-    """A whole life, in this process, which is good for nothing else afterwards."""
+    """One process's share of a run, in this process, which cannot be used for anything else afterwards."""
     world = CrashWorld(folder, kill_at, outside)
     AnnouncingConnection.world = world
     sqlite3.connect = functools.partial(sqlite3.connect, factory=AnnouncingConnection)
@@ -162,17 +162,17 @@ def run_in_process(folder: Path, scenario: str, kill_at: int | str, outside: int
 
 
 def warm_up() -> None:
-    """Import and build once what every life would else import and build anew."""
+    """Import and build everything once, so that forked processes need not."""
     folder = Path(tempfile.mkdtemp(prefix="crash-"))
     asyncio.run(run_life(CrashWorld(folder), "approval"))
     outcome(folder, "approval")
     shutil.rmtree(folder)
     gc.collect()
-    gc.freeze()  # or every child's first collection copies all of the memory
+    gc.freeze()  # otherwise the first collection in each child copies the whole memory
 
 
 def run_forked(work: Any) -> int:
-    """A child that does something, and ends; its process id."""
+    """Fork a child that does some work and exits; returns its process id."""
     assert threading.active_count() == 1, "a thread would be missing in the child"
     child = os.fork()
     if child == 0:
@@ -189,7 +189,7 @@ def run_forked(work: Any) -> int:
 
 
 def exited_cleanly(status: int) -> bool:
-    """Whether a process was killed, and did not fail."""
+    """Whether a process was killed (True) or finished; fails if it exited with an error."""
     if os.WIFSIGNALED(status):
         assert os.WTERMSIG(status) == signal.SIGKILL
         return True
@@ -198,7 +198,7 @@ def exited_cleanly(status: int) -> bool:
 
 
 def run_in_fork(folder: Path, scenario: str, kill_at: int | str = 0, *, outside: bool = False) -> bool:
-    """One life in a process of its own; whether it was killed, by itself or from outside."""
+    """One forked process; returns whether it was killed, by itself or from outside."""
     reading, writing = os.pipe() if outside else (None, None)
     child = run_forked(lambda: run_in_process(folder, scenario, kill_at, writing))
     if reading is not None and writing is not None:
@@ -210,7 +210,7 @@ def run_in_fork(folder: Path, scenario: str, kill_at: int | str = 0, *, outside:
 
 
 def run_in_interpreter(folder: Path, scenario: str, kill_at: int = 0) -> bool:
-    """One life in an interpreter of its own, killed from outside; whether it was."""
+    """One process with a new interpreter, killed from outside; returns whether it was killed."""
     command = [sys.executable, "-m", "tests.helpers.crash_injection", "life", str(folder), scenario, str(kill_at)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -225,7 +225,7 @@ def run_in_interpreter(folder: Path, scenario: str, kill_at: int = 0) -> bool:
 
 
 def outcome(folder: Path, scenario: str) -> dict[str, Any]:
-    """How the run stands, by its journal, which must be whole and must replay."""
+    """The state of the run according to its journal, which must verify and replay."""
     store = SqliteStore(folder / "runs.db")
     rows, head, before = store.records(RUN), store.head(RUN), store.head(PAST)
     assert before is None or verify(PAST, store.records(PAST), before).code == GOOD, "the parent"
@@ -257,7 +257,7 @@ def outcome(folder: Path, scenario: str) -> dict[str, Any]:
 
 
 def without_detours(moves: list[str]) -> list[str]:
-    """Moves without the detour past a person, for each call in doubt."""
+    """The transitions without the detour to a human for each call in doubt."""
     left: list[str] = []
     for move in moves:
         if move == DETOUR[1]:
@@ -293,7 +293,7 @@ def with_resolved_doubts(moves: list[str], settled: set[str]) -> list[str]:
 
 
 def check_against_uninterrupted(folder: Path, kills: int, whole: dict[str, Any], scenario: str) -> dict[str, Any]:
-    """Compare a history with the uninterrupted life; what came of it."""
+    """Compare an interrupted run with the uninterrupted one; returns its outcome."""
     world, got = CrashWorld(folder), outcome(folder, scenario)
     settled = {key.partition(":")[2] for key in world.lines("settled") if key.startswith(f"{RUN}:")}
     assert len(settled) <= got["doubts"] or scenario == "fork"
@@ -319,10 +319,10 @@ def run_all_lives(
     by: Any = run_in_fork,
     outside: bool = False,
 ) -> dict[str, Any]:
-    """A history: killed at each of these points in turn, then left in peace.
+    """A run that is killed at each of these points in turn, and then runs to its end.
 
     Raises:
-        AssertionError: A promise was broken; the message says where the files are.
+        AssertionError: The run differs from the uninterrupted one; the message names the folder.
     """
     folder = Path(tempfile.mkdtemp(prefix="crash-"))
     more = {"outside": True} if outside else {}
@@ -338,7 +338,7 @@ def run_all_lives(
 
 
 def uninterrupted_runs() -> dict[str, dict[str, Any]]:
-    """The uninterrupted life of each scenario."""
+    """The uninterrupted run of each scenario."""
     whole = {scenario: run_all_lives(scenario, [], None) for scenario in SCENARIOS}
     for scenario, one in whole.items():
         check_uninterrupted(scenario, one)
@@ -346,7 +346,7 @@ def uninterrupted_runs() -> dict[str, dict[str, Any]]:
 
 
 def check_uninterrupted(scenario: str, one: dict[str, Any]) -> None:
-    """An uninterrupted life has ended, with nothing in doubt, and under the graph that it was to end under."""
+    """Check that an uninterrupted run has ended, without a call in doubt, and under the expected graph."""
     assert one["finished"]
     assert not one["doubts"]
     if scenario not in CHANGES:
@@ -362,7 +362,7 @@ def check_uninterrupted(scenario: str, one: dict[str, Any]) -> None:
 
 
 def crash_matrix(step: int = 1, scenarios: tuple[str, ...] = tuple(SCENARIOS)) -> dict[str, Any]:
-    """Every point (or every so-many-th) of every scenario."""
+    """Kill at every point (or every ``step``-th) of every scenario."""
     kills: dict[str, int] = {}
     where, doubted, changed = Counter[str](), Counter[str](), Counter[str]()
     for scenario in scenarios:
@@ -378,7 +378,7 @@ def crash_matrix(step: int = 1, scenarios: tuple[str, ...] = tuple(SCENARIOS)) -
 
 
 def random_histories(seed: int, count: int) -> dict[str, Any]:
-    """Random histories of up to five kills, by the process itself or from outside."""
+    """Random runs with up to five kills, by the process itself or from outside."""
     draw, whole, told = random.Random(seed), uninterrupted_runs(), Counter[str]()
     for _ in range(count):
         scenario = draw.choice(list(SCENARIOS))
@@ -393,7 +393,7 @@ def random_histories(seed: int, count: int) -> dict[str, Any]:
 
 
 def fresh_interpreters() -> dict[str, Any]:
-    """One point of each scenario, with interpreters in place of forks."""
+    """Kill at one point of each scenario, with new interpreters instead of forks."""
     kills = 0
     for n, (scenario, whole) in enumerate(uninterrupted_runs().items(), 1):
         middle = sum(whole["points"].values()) * n // (len(SCENARIOS) + 1)
@@ -402,7 +402,7 @@ def fresh_interpreters() -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """Do one of the trials."""
+    """Run one of the trials."""
     if arguments[0] == "life":
         _, folder, scenario, kill_at = arguments
         run_in_process(Path(folder), scenario, int(kill_at), sys.stdout.fileno())

@@ -1,12 +1,12 @@
-"""A whole small world by seed: runs, forks, a slow store, crashes, a full disk, clocks that jump, graphs that change.
+"""Deterministic fault simulation by seed: runs, forks, a slow store, crashes, a full disk, clock jumps, graph changes.
 
-No thread and no real time: the same seed gives the same history. A *life* is an event loop that is dropped in
-the middle of whatever it does, as a killed process would be; what its store had not made durable by then is
-lost, or, as with a commit whose answer never came, is not. The model of what must come of each run is its
-uninterrupted life; what that must have done is told by hand, in ``SIDE_EFFECTS``.
+There is no thread and no real time: the same seed gives the same history. A simulated process is an event loop that is
+abandoned at an arbitrary point, like a killed process; what its store had not made durable by then is lost or, like a
+commit whose acknowledgement was lost, is not. The expected result of each run is that of the uninterrupted run, whose
+side effects are written down by hand in ``SIDE_EFFECTS``.
 
-Run as ``python -m tests.helpers.fault_simulation FIRST COUNT``; prints what happened as JSON. A promise that was broken
-ends it, with the seed.
+Run as ``python -m tests.helpers.fault_simulation FIRST COUNT``; prints counts as JSON. A violated
+invariant ends it, with the seed.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ SIDE_EFFECTS = {
     "limit": ["again 1", "again 2", "once 3"],
     "fork": ["once 1", "again 2", "once 3", "again 2", "once 3"],
 }
-"""What tools must have done once a run has ended; a fork and its parent have one past, and then do as much each."""
+"""The side effects of each finished run. A fork and its parent share the first ones; each has the rest itself."""
 
 ABANDONED: list[Any] = []
-"""Tasks of processes that died: were they collected, their ``finally`` would run, as it does in no dead process."""
+"""Tasks of crashed processes: if they were collected, their ``finally`` blocks would run, unlike in a killed process."""
 
 
 class Crash(Exception):
-    """The process dies here."""
+    """The simulated process crashes here."""
 
 
 async def run_until_crash(work: Any) -> Any:
-    """Await something; where the process dies in it, nothing comes behind, ever."""
+    """Await something; if the process crashes in it, this never returns."""
     try:
         return await work
     except Crash:
@@ -78,7 +78,7 @@ async def run_until_crash(work: Any) -> Any:
 
 
 class SlowStore(MemoryStore):
-    """A store whose appends take a while, may find no room, and are lost or not when the process dies in one."""
+    """A store whose appends are slow, may find no space, and are lost or kept when the process crashes."""
 
     def __init__(self, draw: random.Random, no_room: float, deadly: float) -> None:
         super().__init__()
@@ -112,9 +112,9 @@ class SlowStore(MemoryStore):
                 done.set_result(None)
 
     def die(self) -> None:
-        """The process is gone: a part of what was on its way, in order, is there all the same."""
+        """Crash: a prefix of the pending appends becomes durable all the same."""
         for lease, rows, status, _ in self.queue[: self.draw.randrange(len(self.queue) + 1)]:
-            with contextlib.suppress(StaleLease):  # what stood in front of it had found no room
+            with contextlib.suppress(StaleLease):  # an append before it had found no space
                 self._append(lease, rows, status)
         self.queue = []
         for kept in self._runs.values():
@@ -122,7 +122,7 @@ class SlowStore(MemoryStore):
 
 
 class SimulatedWorld(journal_scenarios.CrashWorld):
-    """The world of one run, in memory; it sees to it that nothing happens that is not written down first."""
+    """The world of one run, in memory; it checks that an intent is durable before each side effect."""
 
     def __init__(self, store: SlowStore, deadly: float) -> None:
         super().__init__(Path())
@@ -151,7 +151,7 @@ class SimulatedWorld(journal_scenarios.CrashWorld):
 
 
 class CrashingTransport:
-    """A model in whose calls the process may die."""
+    """A model whose calls may crash the process."""
 
     def __init__(self, world: SimulatedWorld, script: list[Any]) -> None:
         self.world, self.model = world, journal_scenarios.TranscriptModel(world, script)
@@ -162,7 +162,7 @@ class CrashingTransport:
 
 
 def never(run: Any) -> bool:
-    """A guard that never holds: a graph is another one with it, and every path is the same."""
+    """A guard that is never true: it changes a graph, but no path through it."""
     return False
 
 
@@ -172,11 +172,11 @@ GRAPHS: dict[str, tuple[Graph, ...]] = {
         (name, PRESETS[name].graph) for name in sorted({journal_scenarios.SCENARIOS[each][0] for each in SIDE_EFFECTS})
     )
 }
-"""By preset, the graphs under which an agent may be when it takes up a run. All lead to the same end."""
+"""By preset, the graphs that an agent may have when it resumes a run. All lead to the same end."""
 
 
 def simulated_agent(world: SimulatedWorld, scenario: str, store: Any, clock: FakeClock) -> Agent:
-    """An agent, under a graph that has nothing to do with the one under which its runs were until now."""
+    """An agent with a random one of these graphs."""
     preset, script = journal_scenarios.SCENARIOS[scenario]
     most = 2 if scenario == "limit" else 50
     limits = AgentGuardrails(
@@ -208,7 +208,7 @@ def _without_threads(each: Any) -> Any:
 
 
 async def continue_run(world: SimulatedWorld, scenario: str, store: SlowStore, clock: FakeClock, run_id: str) -> None:
-    """Begin a run or take it up, and go on to its end, as often as there is no room."""
+    """Start or resume a run until its end; retry when there is no space."""
     agent = simulated_agent(world, scenario, store, clock)
     for _ in range(50):
         try:
@@ -222,7 +222,7 @@ async def continue_run(world: SimulatedWorld, scenario: str, store: SlowStore, c
 
 
 async def _fork_run(agent: Agent, world: SimulatedWorld, store: SlowStore, run_id: str) -> None:
-    """Bring the parent to its end, and make a fork of it."""
+    """Run the parent to its end, and fork it."""
     past = f"{run_id}-past"
     await _run_once(agent, world, store, past)
     head = store.head(run_id)
@@ -248,7 +248,7 @@ async def _run_once(agent: Agent, world: SimulatedWorld, store: SlowStore, run_i
 
 
 def final_state(rows: Sequence[Any], scenario: str, run_id: str, store: MemoryStore) -> tuple[Any, ...]:
-    """What came of a run, whose journal must be whole and must replay."""
+    """The final messages and result of a run, whose journal must verify and replay."""
     past = rehydrate(rows)
     told = verify(run_id, rows, store.head(run_id))
     assert told.code == GOOD, told
@@ -258,7 +258,7 @@ def final_state(rows: Sequence[Any], scenario: str, run_id: str, store: MemorySt
 
 
 def expected_final_state(scenario: str) -> tuple[Any, ...]:
-    """The end of the uninterrupted life."""
+    """The final state of the uninterrupted run."""
     if scenario not in _EXPECTED:
         store = SlowStore(random.Random(0), 0.0, 0.0)
         asyncio.run(continue_run(SimulatedWorld(store, 0.0), scenario, store, FakeClock(), "r"))
@@ -270,10 +270,10 @@ _EXPECTED: dict[str, tuple[Any, ...]] = {}
 
 
 def simulate(seed: int) -> tuple[Counter[str], str]:
-    """One history; what happened in it, and a digest of it.
+    """Simulate one seed; returns counts of what happened, and a digest of the history.
 
     Raises:
-        AssertionError: A promise was broken; the message begins with the seed.
+        AssertionError: An invariant is violated; the message begins with the seed.
     """
     draw = random.Random(seed)
     no_room, deadly = draw.choice((0.0, 0.0, 0.05)), draw.choice((0.0, 0.02, 0.1))
@@ -320,7 +320,7 @@ def _check_run(run_id: str, scenario: str, world: SimulatedWorld, store: SlowSto
 
 
 def _run_life(runs: dict[str, tuple[str, SimulatedWorld]], store: SlowStore, clock: FakeClock) -> bool:
-    """One life of the process; whether it came to its end."""
+    """One simulated process; returns whether it finished."""
     loop = asyncio.new_event_loop()
     try:
         tasks = [
@@ -331,7 +331,7 @@ def _run_life(runs: dict[str, tuple[str, SimulatedWorld]], store: SlowStore, clo
         except RuntimeError as error:
             if "stopped" not in str(error):
                 raise
-            loop.set_exception_handler(lambda *_: None)  # nobody is left to hear of what is lost
+            loop.set_exception_handler(lambda *_: None)  # abandoned tasks are not reported
             for task in asyncio.all_tasks(loop) | set(tasks):
                 task._log_destroy_pending = False  # they are dropped on purpose
                 task.done() and not task.cancelled() and task.exception()
@@ -345,9 +345,9 @@ def _run_life(runs: dict[str, tuple[str, SimulatedWorld]], store: SlowStore, clo
 
 
 def main(first: int, count: int) -> None:
-    """Simulate so many seeds, and end this process as it stands, with its dead."""
+    """Simulate these seeds, and exit without cleaning up the abandoned tasks."""
     told, digest, code = Counter[str](), hashlib.sha256(), 1
-    gc.disable()  # it would go through all the dead again and again
+    gc.disable()  # each collection would traverse all abandoned tasks
     try:
         for seed in range(first, first + count):
             more, history = simulate(seed)

@@ -20,7 +20,7 @@ from agentfsm.testing.store_conformance import sealed_records as some_rows
 
 SECTOR = 512
 LOG_PAGES = 12
-"""How long the log may grow here before it is brought into the file: that is to happen often."""
+"""The size at which the write-ahead log is checkpointed; small, so that checkpoints are frequent."""
 
 
 class RecordingDisk(apsw.VFS):
@@ -59,7 +59,7 @@ class _File(apsw.VFSFile):
 
 
 class _Cursor(apsw.Cursor):
-    """What ``sqlite3`` says of the last statement, as ``apsw`` has it."""
+    """The attributes of a ``sqlite3`` cursor that the store uses, from ``apsw``."""
 
     @property
     def rowcount(self):
@@ -90,7 +90,7 @@ class _Connection(apsw.Connection):
 
 
 def store_on_disk(disk: RecordingDisk):
-    """A ``sqlite3.connect`` that puts a store's writer on a disk of ours."""
+    """A replacement of ``sqlite3.connect`` that puts the writer of a store on a fake disk."""
     real = sqlite3.connect
 
     def connect(where, **options):
@@ -98,7 +98,7 @@ def store_on_disk(disk: RecordingDisk):
             return real(where, **options)
         flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
         db = _Connection(where.split("?")[0].removeprefix("file://"), flags=flags, vfs=disk.name)
-        db.execute("PRAGMA locking_mode = EXCLUSIVE").fetchall()  # no shared memory: a file system in Python has none
+        db.execute("PRAGMA locking_mode = EXCLUSIVE").fetchall()  # the fake file system has no shared memory
         db.execute("PRAGMA wal_autocheckpoint").fetchall()
         return db
 
@@ -106,7 +106,7 @@ def store_on_disk(disk: RecordingDisk):
 
 
 def run_on_disk(folder: Path, level: str, batches: int, seed: int, monkeypatch) -> tuple[RecordingDisk, dict, list]:
-    """A store that three runs write to; the disk's log, every row, and after which entry of the log each was acked."""
+    """A store with three runs: the disk's log, every record, and the log entry after which each was acknowledged."""
     disk = RecordingDisk(f"disk-{folder.name}-{level}-{seed}")
     monkeypatch.setattr(sqlite3, "connect", store_on_disk(disk))
     draw = random.Random(seed)
@@ -138,7 +138,7 @@ def run_on_disk(folder: Path, level: str, batches: int, seed: int, monkeypatch) 
 
 
 def cut_power(disk: RecordingDisk, at: int, draw: random.Random) -> dict[str, bytes]:
-    """The files as a power cut behind ``at`` entries of the log may leave them."""
+    """The files as a power cut after ``at`` entries of the log may leave them."""
     files: dict[str, bytearray] = {}
     loose: dict[str, list] = {}
     for name, what, where, data in disk.log[:at]:

@@ -55,7 +55,7 @@ def _table_lines(graph: Graph) -> Iterator[str]:
 
 
 def split_readme(text: str) -> tuple[str, str, str]:
-    """The README before the table, the table, and what stands behind it."""
+    """The README before the table, the table, and the README after it."""
     before, found, rest = text.partition(BEGIN)
     shown, ended, after = rest.partition(END)
     if not (found and ended):
@@ -92,7 +92,7 @@ graph_without_review = replace(
 
 
 def run_picture() -> str:
-    """A busy provider, a tool that fails once, and a payment that waits for leave."""
+    """A busy provider, a tool that fails once, and a payment that waits for approval."""
 
     @tool(idempotent=True, retryable=True)
     def look_up(order: str) -> str:
@@ -122,7 +122,7 @@ def coverage_picture() -> str:
 
 
 def difference_picture() -> str:
-    """One row in the wrong place: every edge is there, and a decision is not."""
+    """One row in the wrong place: no edge is missing, but a decision has changed."""
     return diagram(
         graph_with_late_review,
         overlay=DiffOverlay(
@@ -132,7 +132,7 @@ def difference_picture() -> str:
 
 
 def counterexample_picture() -> str:
-    """The shortest run that calls the model without having passed the budgets."""
+    """The shortest run that calls the model without checking the budgets."""
     broken = next(
         v
         for v in graph_without_review.analyse(must_pass("call_llm", through="pre_step")).verdicts
@@ -147,11 +147,11 @@ PICTURES: dict[str, Callable[[], str]] = {
     "difference.svg": difference_picture,
     "counterexample.svg": counterexample_picture,
 }
-"""What draws each file of ``diagrams/`` that is not a form of the loop itself."""
+"""The function that draws each file of ``diagrams/`` other than the formats of the loop itself."""
 
 
 def write_pictures() -> None:
-    """Draw them all."""
+    """Draw all of them."""
     for name, draw in PICTURES.items():
         (FOLDER / name).write_text(draw(), encoding="utf-8", newline="\n")
 

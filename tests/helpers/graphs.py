@@ -105,13 +105,13 @@ ODD_NAMES_GRAPH = Graph(
         Transition("x1", never_guard("class_"), "end"),
     ),
 )
-"""Names and notes that one or another form takes for words of its own."""
+"""Names and notes that have a special meaning in one of the diagram formats."""
 
 SINGLE_STATE_GRAPH = Graph(states=(StateSpec("only", final=True),), transitions=(), name="lonely")
 
 
 def extended_loop() -> Graph:
-    """The default loop with a state more in each lane and one that reviews the answer."""
+    """The default loop with one more state in each lane and one that reviews the answer."""
     graph = LOOP.with_state(
         StateSpec("review", "a second model reads the answer"),
         [Transition("review", never_guard("rejected"), "recover"), Transition("review", None, "terminal")],
@@ -143,7 +143,7 @@ def extended_loop() -> Graph:
 
 
 def random_graph(seed: int) -> Graph:
-    """A graph of 2 to 13 states in any lanes, with up to 12 rows each, that keeps the rules of graphs."""
+    """A valid graph of 2 to 13 states in any lanes, with up to 12 rows each."""
     rng = random.Random(seed)
     finals = rng.choice((1, 1, 2))
     inner = [f"state_{i}" for i in range(rng.randint(1, 11))]
@@ -160,7 +160,7 @@ def random_graph(seed: int) -> Graph:
     ] + [StateSpec(name, final=True) for name in ends]
     rows: list[Transition] = []
     for place, name in enumerate(inner):
-        onward = [*inner, *ends][place + 1]  # so that every state is reached and reaches an end
+        onward = [*inner, *ends][place + 1]  # every state can be reached and reaches an end
         targets = [onward, *(rng.choice([*inner, *ends]) for _ in range(rng.randint(0, 10)))]
         rng.shuffle(targets)
         for number, target in enumerate(targets):
@@ -189,7 +189,7 @@ COUNTER_NAMES = ("c0", "c1", "c2")
 
 
 def unasked_guard(name: str) -> Callable[[Any], bool]:
-    """A guard that is never asked: only its name counts here."""
+    """A guard that must not be evaluated: only its name matters."""
 
     def answer(run: Any) -> bool:
         raise AssertionError(f"{name} was asked")
@@ -199,7 +199,7 @@ def unasked_guard(name: str) -> Callable[[Any], bool]:
 
 
 def random_graph_with_assumptions(seed: int) -> tuple[Graph, Assumptions]:
-    """A valid graph of 3 to 7 states and what is known of it: up to three counters, all of them bounded."""
+    """A valid graph of 3 to 7 states and assumptions about it: up to three counters, all of them bounded."""
     dice = random.Random(seed)
     while True:
         graph = _random_counted_graph(dice, seed)
@@ -263,7 +263,7 @@ def _random_condition(dice: random.Random) -> str:
 
 
 def endless_retry(*, resets: bool) -> tuple[Graph, Assumptions]:
-    """A draft's mistake: a budget of attempts that each success sets back, so that it is never spent.
+    """A faulty graph: a retry budget that each success resets, so that it is never used up.
 
     The answer comes (a success), cannot be read (a failure), is asked for again, and so on.
     """
@@ -295,7 +295,7 @@ def endless_retry(*, resets: bool) -> tuple[Graph, Assumptions]:
 
 
 def retry_bypassing_budget() -> tuple[Graph, Assumptions]:
-    """Another: in LOOP, a retry that goes straight to ``call_llm`` passes by the budget."""
+    """A faulty graph: LOOP with a retry that goes directly to ``call_llm`` and so bypasses the budget."""
     rows = [
         replace(t, target="call_llm", spends="a retry") if t.id == "recover.otherwise" else t for t in LOOP.transitions
     ]

@@ -103,7 +103,7 @@ async def _await_run(run: Any) -> Any:
 
 
 def reseal(rows: list[SealedRecord], first: int = 0) -> list[SealedRecord]:
-    """Rows with every hash from one on made to fit, as somebody would who writes a journal anew."""
+    """Records with all hashes from one on recomputed, as an attacker who rewrites a journal would."""
     head = rows[first - 1].hash if first else GENESIS_HASH
     made = rows[:first]
     for row in rows[first:]:
@@ -130,37 +130,37 @@ SCENARIOS: dict[str, tuple[str, list[Any]]] = {
 
 
 def too_long(run: RunState) -> Failure | None:
-    """Nothing that is said in these runs is."""
+    """A guard that is never true in these runs."""
     text = "" if run.reply is None else run.reply.message.content
     return Failure(kind=FailureKind.scope_too_large, explanation="too long") if len(text) > 160 else None
 
 
 def long_answer(run: RunState) -> Failure | None:
-    """The same under another name."""
+    """``too_long`` under another name."""
     return too_long(run)
 
 
 def no_once(run: RunState) -> Failure | None:
-    """Forbids what a run has done before it is taken over."""
+    """A guard that would have been true before the migration."""
     calls = any(c.call.name == "once" for c in run.batch)
     return Failure(kind=FailureKind.capability_gap, explanation="not once") if calls else None
 
 
 def _loop_with_reviewer(state: str, guard: Any) -> Graph:
-    """The loop with a state of its own in front of all tools, and a guard of its own."""
+    """The loop with a custom state before all tools, and a custom guard."""
     spec, leaves = StateSpec(state, effect=lambda run: len(run.messages)), [Transition(state, None, "dispatch_tool")]
     graph = LOOP.with_state(spec, leaves, entered_by="post_llm.tool_calls")
     return graph.with_detector("post_llm", guard, before="no_progress")
 
 
 class GraphChange(NamedTuple):
-    """The graph of a scenario whose run begins under one and goes on under another.
+    """The graphs of a scenario whose run starts under one graph and is resumed under another.
 
     Attributes:
-        old: The graph under which it begins. Whoever takes it up later, has the new one.
-        new: That one.
-        migration: What lets it in.
-        waiting: Whether it is taken over only where it waits for a person, and not where it was cut off.
+        old: The graph under which it starts.
+        new: The graph under which it is resumed.
+        migration: The migration that allows this.
+        waiting: Whether it is migrated only while it waits for a human, not after it was interrupted.
     """
 
     old: Graph
@@ -179,19 +179,19 @@ CHANGES = {
 }
 IDEMPOTENT_TOOLS = {"again", "beside", "flaky"}
 CLOCK_JUMPS_S = (0, -10_800, 21_600, 3600, -36_000, 7200)
-"""Where the wall clock of each life stands, next to that of the first one."""
+"""The offset of the wall clock of each process from that of the first one, in seconds."""
 COMMIT_DELAY_S = 0.003
-"""How long a thread that is not the run's own waits at its end, while the run goes on as far as it can."""
+"""How long a thread other than the run's waits before it is killed, while the run continues as far as it can."""
 
 
 class CrashWorld:
-    """What outlives a process: files in a folder.
+    """What survives a crash: files in a folder.
 
     Args:
         folder: Where they are.
-        kill_at: The point at which the process ends: the so-manieth of all, or, since threads may pass theirs in
-            another order each time, the so-manieth of its name (``after once 2``); 0 for none.
-        outside: A pipe into which the point is written; whoever reads it kills the process. Without one, the
+        kill_at: The point at which the process is killed: its number among all points, or, because threads may pass
+            theirs in any order, its name and number among those of that name (``after once 2``); 0 for none.
+        outside: A pipe to which a byte is written at that point; its reader kills the process. Without one, the
             process kills itself.
     """
 
@@ -200,7 +200,7 @@ class CrashWorld:
         self.names = Counter[str]()
 
     def passing(self, where: str) -> None:
-        """A point."""
+        """Pass a point."""
         self.passed += 1
         self.names[where] += 1
         if self.kill_at not in (self.passed, f"{where} {self.names[where]}"):
@@ -212,8 +212,8 @@ class CrashWorld:
             os.kill(os.getpid(), signal.SIGKILL)
             return
         os.write(self.outside, b"x")
-        time.sleep(60)  # the other threads go on until they are killed too
-        sys.exit("nobody killed it")
+        time.sleep(60)  # the other threads continue until the process is killed
+        sys.exit("the process was not killed")
 
     def write(self, name: str, line: str) -> None:
         """Add a line to a file."""
@@ -221,24 +221,24 @@ class CrashWorld:
             file.write(line + "\n")
 
     def lines(self, name: str) -> list[str]:
-        """What stands in a file, which need not be there."""
+        """The lines of a file, which may not exist."""
         path = self.folder / name
         return path.read_text().splitlines() if path.exists() else []
 
     def effect(self, name: str, key: str, result: str) -> str:
-        """What a tool does to the outside."""
+        """The side effect of a tool."""
         self.passing(f"before {name}")
         self.write("effects", json.dumps([name, key, result]))
         self.passing(f"after {name}")
         return result
 
     def effects(self) -> list[tuple[str, str, str]]:
-        """Name, idempotency key and result of everything that tools did."""
+        """The name, idempotency key and result of every side effect."""
         return [tuple(json.loads(line)) for line in self.lines("effects")]
 
 
 class TranscriptModel:
-    """A model whose reply depends on nothing but the transcript, so asking again gives the same."""
+    """A model whose reply depends on the transcript alone, so that a repeated call gives the same reply."""
 
     name = "by-transcript"
 
@@ -249,7 +249,7 @@ class TranscriptModel:
         self.world.passing("before the model")
         said = sum(m.role is Role.ASSISTANT for m in request.messages)
         entry = self.script[said]
-        if isinstance(entry, tuple):  # fails until the run has learned from each failure
+        if isinstance(entry, tuple):  # fails until the transcript mentions each failure
             *errors, entry = entry
             for error in errors:
                 if error.kind not in request.messages[-1].content:
@@ -265,7 +265,7 @@ class TranscriptModel:
 
 
 def tool_functions(world: CrashWorld) -> list[Any]:
-    """The tools' functions, in this world."""
+    """The functions of the tools, in this world."""
 
     def once(context: ToolContext, n: int) -> str:
         """Runs at most once."""
@@ -314,7 +314,7 @@ TOOL_DECLARATIONS = [
         strict=True,
     )
 ]
-"""The tools in no world: making them out of functions takes longer than a life with them."""
+"""The tools, without a world: building them from functions takes longer than a whole run."""
 
 
 def make_tools(world: CrashWorld) -> list[Any]:
@@ -323,19 +323,19 @@ def make_tools(world: CrashWorld) -> list[Any]:
 
 
 def final_graph(scenario: str) -> Graph:
-    """The graph under which a scenario's run comes to its end."""
+    """The graph under which a scenario's run ends."""
     return CHANGES[scenario].new if scenario in CHANGES else PRESETS[SCENARIOS[scenario][0]].graph
 
 
 def make_agent(world: CrashWorld, scenario: str, store: Any) -> Agent:
-    """The agent of a scenario that has one, on the clock of this life."""
+    """The agent of a scenario that has only one, with the clock of this process."""
     began, goes_on = agent_pair(world, scenario, store)
     assert began is goes_on
     return goes_on
 
 
 def agent_pair(world: CrashWorld, scenario: str, store: Any) -> tuple[Agent, Agent]:
-    """The scenario's agent that begins a run, and the one that goes on with it, both on the clock of this life."""
+    """The agent that starts a scenario's run and the one that resumes it, with the clock of this process."""
     preset, script = SCENARIOS[scenario]
     limits = AgentGuardrails(max_iterations=2 if scenario == "limit" else 50, loop_soft_threshold=19)
     clock = FakeClock()
@@ -353,11 +353,11 @@ def agent_pair(world: CrashWorld, scenario: str, store: Any) -> tuple[Agent, Age
 
 
 def human_reply(world: CrashWorld, run_id: str, kind: str, name: str | None, arguments: Any) -> Any:
-    """What the person says who is asked."""
+    """The human reply to a request."""
     match kind:
         case "approval":
             return Edit({"n": 9}) if arguments == {"n": 2} else Allow()
-        case "in_doubt":  # the person looks
+        case "in_doubt":  # the human checks what has happened
             result = f"{name} {arguments['n']}"
             done = [key for _, key, r in world.effects() if r == result and key.startswith(f"{run_id}:")]
             if not done:

@@ -1,4 +1,4 @@
-"""Processes that want the same run, owners that freeze, and disks without room.
+"""Trials: processes that compete for one run, owners that are suspended, and disks without space.
 
 Run as ``python -m tests.helpers.store_contention race ROUNDS``, ``frozen``, ``fenced``, ``file-limit`` or ``small-disk``; prints
 what it did as JSON.
@@ -40,12 +40,12 @@ SCENARIOS["race"] = ("standard", [call("careful", n=1), "done"])
 
 
 def temporary_folder() -> Path:
-    """A new one."""
+    """A new temporary folder."""
     return Path(tempfile.mkdtemp(prefix="crash-"))
 
 
 def race_for_run(rounds: int, racers: int = 4) -> dict[str, Any]:
-    """Several processes resume one run at the same moment: one of them does, and the others are told why not."""
+    """Several processes resume one run at the same time: one succeeds, the others get an error."""
     told, why = Counter[str](), Counter[str]()
     for _ in range(rounds):
         here = temporary_folder()
@@ -53,7 +53,7 @@ def race_for_run(rounds: int, racers: int = 4) -> dict[str, Any]:
         begin, go = os.pipe()
         children = [_race_worker(here, begin, go) for _ in range(racers)]
         os.close(begin)
-        os.close(go)  # they all see the end of the pipe at once
+        os.close(go)  # all of them see the end of the pipe at the same time
         for child in children:
             assert not exited_cleanly(os.waitpid(child, 0)[1])
         world = CrashWorld(here)
@@ -94,7 +94,7 @@ def _race_worker(here: Path, begin: int, go: int) -> int:
 
 
 def _freeze_during(here: Path, doing: Callable[[CrashWorld], None]) -> int:
-    """A process that runs "linear" and is frozen behind the effect of its first call."""
+    """A process that runs "linear" and is stopped (SIGSTOP) after the effect of its first call."""
     world = CrashWorld(here)
     passing = world.passing
 
@@ -108,7 +108,7 @@ def _freeze_during(here: Path, doing: Callable[[CrashWorld], None]) -> int:
 
 
 def frozen_owner() -> dict[str, Any]:
-    """An owner that is frozen in the middle of a call: nobody else writes, and it goes on when it thaws."""
+    """An owner that is stopped during a call: no other process can write, and it continues once it is resumed."""
     here = temporary_folder()
     child = _freeze_during(here, lambda world: asyncio.run(run_life(world, "linear")))
     store = SqliteStore(here / "runs.db")
@@ -129,7 +129,7 @@ def frozen_owner() -> dict[str, Any]:
 
 
 def fenced_owner() -> dict[str, Any]:
-    """An owner that is frozen while somebody removes its lock and another process ends the run: it writes no more."""
+    """An owner that is stopped while its lock is removed and another process ends the run: it cannot write any more."""
     here = temporary_folder()
 
     def owner(world: CrashWorld) -> None:
@@ -153,7 +153,7 @@ def fenced_owner() -> dict[str, Any]:
 
 
 def _run_without_space(here: Path, whole: dict[str, Any], limit: Callable[[], None], room: Callable[[], None]) -> str:
-    """A run that finds no room, and the same run when there is room again; the error, if there was one."""
+    """A run without space, and the same run with space again; the error, if there was one."""
     world = CrashWorld(here)
 
     def stopped() -> None:
@@ -175,7 +175,7 @@ def _run_without_space(here: Path, whole: dict[str, Any], limit: Callable[[], No
 
 
 def file_limit() -> dict[str, Any]:
-    """No file may grow past a limit, which is another one each time."""
+    """File size limits (RLIMIT_FSIZE), a different one each time."""
     whole, told = run_all_lives("linear", [], None), Counter[str]()
     for size in range(28_672, 200_000, 4096):
         here = temporary_folder()
@@ -193,14 +193,14 @@ def _limit_file_size(size: int = resource.RLIM_INFINITY) -> None:
 
 
 def small_disk() -> dict[str, Any]:
-    """A file system with little room, which is less each time, and then more."""
+    """Small file systems: each time with a different amount of space, which is then increased."""
     here = temporary_folder()
     if not _mount_small_disk(here, 1 << 20):
         return {"skipped": "no file system can be mounted here"}
     whole, told = run_all_lives("linear", [], None), Counter[str]()
     for left in range(24, 240, 4):
         inside, ballast = temporary_folder(), here / "ballast"
-        (inside / "runs.db").symlink_to(here / "runs.db")  # all else that a world keeps has room
+        (inside / "runs.db").symlink_to(here / "runs.db")  # the other files of the world are outside
         ballast.write_bytes(bytes((1 << 20) - (left << 10)))
         error = _run_without_space(inside, whole, lambda: None, lambda b=ballast: b.unlink(missing_ok=True))
         for path in here.iterdir():
@@ -215,7 +215,7 @@ def small_disk() -> dict[str, Any]:
 
 
 def _mount_small_disk(here: Path, size: int) -> bool:
-    """Mount a file system of so many bytes that only this process and its children see; whether that could be done."""
+    """Mount a file system of a size that only this process and its children see; False if that is not possible."""
     libc, uid, gid = ctypes.CDLL(None), os.getuid(), os.getgid()
     user, mounts, private = 0x10000000, 0x00020000, 1 << 18 | 1 << 14  # CLONE_NEWUSER, CLONE_NEWNS, MS_PRIVATE|MS_REC
     if not hasattr(libc, "unshare"):
@@ -231,7 +231,7 @@ def _mount_small_disk(here: Path, size: int) -> bool:
 
 
 def main(arguments: list[str]) -> None:
-    """Do one of the trials."""
+    """Run one of the trials."""
     warm_up()
     match arguments:
         case ["race", rounds]:

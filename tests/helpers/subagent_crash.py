@@ -1,4 +1,4 @@
-"""A run with a sub-agent that dies where it is told to, and is taken up again: a program of ``test_subagent``.
+"""A run with a sub-agent that crashes at a given point and is resumed: a program that ``test_subagent`` runs.
 
     python -m tests.helpers.subagent_crash FOLDER WHERE STEP
 
@@ -28,7 +28,7 @@ def crash_at(here: str) -> None:
 
 
 def count_calls(what: str) -> int:
-    """How often something has happened, this time included, in all processes."""
+    """How often something has happened in all processes, including this time."""
     path = FOLDER / what
     path.write_text(path.read_text() + "x" if path.exists() else "x")
     return len(path.read_text())
@@ -46,7 +46,7 @@ def last_text(messages: Any) -> str:
 
 
 class SubagentModel(ScriptedModel):
-    """The sub-agent's model: one call, then an answer; it looks at the transcript to know where it is."""
+    """The sub-agent's model: one call, then an answer, depending on the transcript alone."""
 
     def __init__(self) -> None:
         super().__init__([self.say] * 9)

@@ -24,7 +24,7 @@ _CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def clean_environment(home: Path, **more: str) -> dict[str, str]:
-    """The environment without keys, colours or settings of whoever runs the tests."""
+    """The environment without the developer's API keys, colour settings and options."""
     secret = ("OPENAI_", "ANTHROPIC_", "OPENROUTER_", "OLLAMA_", "AGENTFSM_", "XDG_")
     colours = {"NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "CLICOLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"}
     kept = {k: v for k, v in os.environ.items() if not k.startswith(secret) and k not in colours}
@@ -34,7 +34,7 @@ def clean_environment(home: Path, **more: str) -> dict[str, str]:
 def run_without_terminal(
     arguments: Sequence[str], home: Path, *, stdin: str = "", cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line to its end, its three streams being pipes."""
+    """Run the command line to its end, with pipes as its streams."""
     return subprocess.run(
         [*COMMAND, *arguments],
         input=stdin,
@@ -68,7 +68,7 @@ class TerminalProcess:
             cwd=home,
             env=clean_environment(home, **(environment or {})),
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that a typed Ctrl-C is a signal
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # makes a typed Ctrl-C a signal
         )
         os.close(follower)
         self.raw = ""
@@ -78,7 +78,7 @@ class TerminalProcess:
 
     @property
     def text(self) -> str:
-        """All that it has printed, without escape sequences."""
+        """Everything printed so far, without escape sequences."""
         return _CODES.sub("", self.raw).replace("\r\n", "\n")
 
     def interrupt(self, words: str) -> None:
@@ -97,7 +97,7 @@ class TerminalProcess:
         self.expect(words, 0.0)
 
     def expect(self, words: str, patience_s: float = TIMEOUT_S) -> None:
-        """Wait until words have been printed behind those that were expected last."""
+        """Wait until words are printed, after those of the last call."""
         give_up = time.monotonic() + patience_s
         while words not in self.text[self._seen :]:
             left = give_up - time.monotonic()
@@ -110,7 +110,7 @@ class TerminalProcess:
         os.write(self._leader, (line + end).encode())
 
     def wait(self) -> int:
-        """Read to the end and give the exit code."""
+        """Read to the end; returns the exit code."""
         while self._read(TIMEOUT_S):
             pass
         self.code = self.process.wait(TIMEOUT_S)
@@ -122,7 +122,7 @@ class TerminalProcess:
             return False
         try:
             data = os.read(self._leader, 65536)
-        except OSError:  # Linux says EIO where the other end is closed
+        except OSError:  # Linux reports EIO when the other end is closed
             return False
         self.raw += self._decoder.decode(data)
         return bool(data)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentfsm.cli.app import run_app
-from tests.testing.test_plugin import entry_points
+from tests.testing.test_pytest_plugin import entry_points
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "review_a_policy"
 

@@ -48,21 +48,21 @@ def agent(preset: str = "funnel") -> Agent:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_whatever_happens_a_run_of_any_preset_keeps_its_promises(name: str) -> None:
-    played_by = agent(name)
+def test_random_scenarios_keep_the_invariants_of_every_preset(name: str) -> None:
+    an_agent = agent(name)
     ends: Counter[str] = Counter()
 
     @FEW
-    @given(scenarios(played_by))
-    def check(script) -> None:
-        played = Simulator(played_by).run_sync(script)
-        ends[type(played.run_result.outcome).__name__] += 1
-        must.ended_once(played)
-        must.within_budgets(played.run_result.run_state)
-        must.approved_before_run(played_by, played)
-        must.journal_verifies(played)
-        if not played_by.behavior.envelope:
-            must.one_result_per_call(played.run_result.run_state)
+    @given(scenarios(an_agent))
+    def check(scenario) -> None:
+        result = Simulator(an_agent).run_sync(scenario)
+        ends[type(result.run_result.outcome).__name__] += 1
+        must.ended_once(result)
+        must.within_budgets(result.run_result.run_state)
+        must.approved_before_run(an_agent, result)
+        must.journal_verifies(result)
+        if not an_agent.behavior.envelope:
+            must.one_result_per_call(result.run_result.run_state)
 
     check()
     assert len(ends) >= 2, ends  # the draws go to several places
@@ -70,8 +70,8 @@ def test_whatever_happens_a_run_of_any_preset_keeps_its_promises(name: str) -> N
 
 @FEW
 @given(scenarios(agent()))
-def test_a_run_taken_up_from_its_store_is_the_one_taken_up_from_its_records(script) -> None:
-    must.resumes_identically(agent(), script)
+def test_a_run_resumes_identically_from_its_store_and_from_its_records(scenario) -> None:
+    must.resumes_identically(agent(), scenario)
 
 
 class Rules(AgentStateMachine):
@@ -104,29 +104,29 @@ def test_a_fault_shrinks_to_the_shortest_run() -> None:
     """The fault: a run in which a payment above the limit was made. The shortest: one reply with one call, allowed."""
     payer = agent("standard")
 
-    def paid(script) -> bool:
-        played = Simulator(payer).run_sync(script)
-        return any(s.tool == "pay" and s.arguments["amount"] > 100 for s in played.started_tools)
+    def paid(scenario) -> bool:
+        result = Simulator(payer).run_sync(scenario)
+        return any(s.tool == "pay" and s.arguments["amount"] > 100 for s in result.started_tools)
 
-    script = find(scenarios(payer, max_turns=2), paid, settings=settings(max_examples=5_000, deadline=None))
-    assert len(script.model_turns) == 1
-    ((made,),) = [script.model_turns[0].entry]
+    scenario = find(scenarios(payer, max_turns=2), paid, settings=settings(max_examples=5_000, deadline=None))
+    assert len(scenario.model_turns) == 1
+    ((made,),) = [scenario.model_turns[0].entry]
     assert (made.name, made.arguments) == ("pay", {"amount": 101})
-    assert (list(script.tool_results), script.side_events, len(script.human_replies)) == ([], {}, 1)
+    assert (list(scenario.tool_results), scenario.side_events, len(scenario.human_replies)) == ([], {}, 1)
 
 
-def test_the_power_may_fail_as_tools_begin_to_run_together() -> None:
+def test_a_crash_while_parallel_tools_start() -> None:
     both = [call("fetch", url="a"), call("fetch", url="b")]
-    played = Simulator(agent("standard")).run_sync(
+    result = Simulator(agent("standard")).run_sync(
         Scenario(model_turns=[ModelTurn(both)], side_events={3: SideEvent(crash=True)})
     )
-    assert played.run_result.ok
-    assert {s.arguments["url"] for s in played.started_tools} == {"a", "b"}
-    assert len(played.started_tools) > 2  # what was cut off is made again
+    assert result.run_result.ok
+    assert {s.arguments["url"] for s in result.started_tools} == {"a", "b"}
+    assert len(result.started_tools) > 2  # what was cut off is made again
 
 
-def test_a_gate_that_fails_open_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check itself is checked: without its gate, the loop runs what nobody has allowed."""
+def test_an_open_approval_gate_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the approval check, the loop executes calls that were not approved."""
 
     async def open_gate(*_: object) -> None:
         return None
@@ -134,9 +134,9 @@ def test_a_gate_that_fails_open_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("agentfsm.runtime.tool_dispatch.check_approval", open_gate)
     payer = agent("standard")
 
-    def caught(script) -> bool:
+    def caught(scenario) -> bool:
         try:
-            must.approved_before_run(payer, Simulator(payer).run_sync(script))
+            must.approved_before_run(payer, Simulator(payer).run_sync(scenario))
         except AssertionError:
             return True
         return False
@@ -144,4 +144,4 @@ def test_a_gate_that_fails_open_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     try:
         find(scenarios(payer, max_turns=2), caught, settings=ANY_EXAMPLE)
     except NoSuchExample:
-        pytest.fail("a gate that stands open was not noticed")
+        pytest.fail("an open approval gate was not found")

@@ -94,7 +94,7 @@ def test_the_criterion_is_an_option(project: pytest.Pytester) -> None:
     run(project, "--fsm-cover=triples").assert_outcomes(passed=3)
 
 
-def test_the_loop_is_what_is_walked_where_nobody_says_otherwise(project: pytest.Pytester) -> None:
+def test_the_loop_is_the_default_graph(project: pytest.Pytester) -> None:
     project.makepyfile(
         test_loop="from agentfsm.testing import force, default_agent\nfrom agentfsm import LOOP\n"
         "def test_it(fsm_path):\n    force(default_agent(LOOP), fsm_path)\n"
@@ -103,7 +103,7 @@ def test_the_loop_is_what_is_walked_where_nobody_says_otherwise(project: pytest.
     run(project, "test_loop.py", "--fsm-graph=agentfsm.loop.presets:STRICT", "--fsm-cover=transitions")
 
 
-def test_the_report_tells_what_was_never_taken(project: pytest.Pytester) -> None:
+def test_the_report_lists_what_was_not_covered(project: pytest.Pytester) -> None:
     result = run(project, "--fsm-graph=tables:GRAPH", "--fsm-report=term", "--fsm-cover=pairs")
     text = result.stdout.str()
     # `sunny` never holds in truth, so each of the three paths goes straight to the end
@@ -212,7 +212,7 @@ def test_genhtml_shows_an_uncovered_row_as_an_uncovered_line(project: pytest.Pyt
     ]
 
 
-def test_rows_that_no_run_can_take_are_no_lines_to_be_covered(project: pytest.Pytester) -> None:
+def test_infeasible_rows_are_left_out_of_the_report(project: pytest.Pytester) -> None:
     """A text is the answer in the standard preset, and its control tools are not registered."""
     run(project, "--fsm-graph=agentfsm.loop.presets:STANDARD", "--fsm-report=lcov", "--fsm-report=json")
     source = Path(table.__file__).read_text().splitlines()
@@ -258,9 +258,7 @@ def test_too_little_coverage_fails_the_run(project: pytest.Pytester) -> None:
     bad.stdout.fnmatch_lines(["FAIL: 50.0 % of the transitions were covered, less than 51 %"])
 
 
-def test_what_is_named_may_lie_in_the_folder_where_pytest_is_run(
-    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_graph_may_be_in_the_current_folder(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     below = project.mkdir("below")
     (project.path / "tables.py").rename(below / "tables.py")
     (below / "test_below.py").write_text((project.path / "test_it.py").read_text())
@@ -280,14 +278,14 @@ def test_what_is_named_may_lie_in_the_folder_where_pytest_is_run(
         ("--fsm-report=pdf", "unknown format; available: term, json, lcov, svg"),
     ],
 )
-def test_wrong_usage_is_one_clear_line(project: pytest.Pytester, argument: str, message: str) -> None:
+def test_wrong_usage_is_a_one_line_error(project: pytest.Pytester, argument: str, message: str) -> None:
     result = run(project, argument, "--fsm-report=term")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert message in result.stderr.str()
     assert "Traceback" not in result.stderr.str()
 
 
-def test_without_its_options_the_plugin_loads_nothing(project: pytest.Pytester) -> None:
+def test_without_its_options_the_plugin_imports_nothing(project: pytest.Pytester) -> None:
     loaded = "any(m.startswith('agentfsm.machine') for m in sys.modules)"
     project.makepyfile(test_plain=f"import sys\ndef test_it():\n    assert not {loaded}\n")
     run_in_subprocess(project, "test_plain.py").assert_outcomes(passed=1)

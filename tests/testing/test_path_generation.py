@@ -1,4 +1,4 @@
-"""``paths``: what the lists cover, that they are small, the same everywhere, and honest about what is left out."""
+"""``paths``: the lists cover the criterion, are small and deterministic, and give reasons for what is left out."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_every_preset_has_its_pairs(name: str) -> None:
     print(found)
 
 
-def test_what_a_preset_rules_out_is_said() -> None:
+def test_what_a_preset_excludes_is_listed_with_the_reason() -> None:
     funnel = PRESETS["funnel"]
     why = {i.rows: i.reason for i in paths(funnel.graph, "transitions", behavior=funnel.behavior).infeasible}
     assert why[("post_llm.otherwise",)] == "otherwise: a text reply is not an answer here"
@@ -131,9 +131,9 @@ def test_a_limit_that_is_not_set_makes_its_row_impossible_with_the_reason() -> N
     }
 
 
-def test_facts_of_your_own_rule_paths_out() -> None:
-    facts = Assumptions((), (GuardAssumption("tool_error", may="never", why="tools here never fail"),))
-    why = {i.rows: i.reason for i in paths(LOOP, "transitions", assumptions=facts).infeasible}
+def test_custom_assumptions_exclude_paths() -> None:
+    assumptions = Assumptions((), (GuardAssumption("tool_error", may="never", why="tools here never fail"),))
+    why = {i.rows: i.reason for i in paths(LOOP, "transitions", assumptions=assumptions).infeasible}
     assert why == {("post_tool.tool_error",): "tool_error: tools here never fail"}
 
 
@@ -151,7 +151,7 @@ def test_there_are_four_criteria() -> None:
         paths(LOOP, "everything")
 
 
-def test_it_is_the_same_list_under_any_hash_seed() -> None:
+def test_the_list_is_the_same_under_any_hash_seed() -> None:
     code = (
         "from agentfsm.testing import paths; from agentfsm.loop.table import LOOP;"
         "p = paths(LOOP); print(*p, *p.infeasible, sep='\\n')"

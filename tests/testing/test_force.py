@@ -1,4 +1,4 @@
-"""The forced driver: hooks, tools and screens meet every path, whatever the guards would say."""
+"""``force``: an agent with its own hooks and tools takes every path, with the guards overridden."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentfsm.testing.path_generation import small_guardrails
 from tests.helpers.graphs import reference_loop
 
 
-def test_every_path_is_taken_and_seen_by_observers() -> None:
+def test_every_path_is_taken_and_observed() -> None:
     seen: list[str] = []
 
     @observer
@@ -30,9 +30,9 @@ def test_every_path_is_taken_and_seen_by_observers() -> None:
     covered = set()
     for path in paths(reference_loop()):
         seen.clear()
-        walk = force(agent, path)
+        path_run = force(agent, path)
         assert tuple(seen) == path.ids
-        assert tuple(d.transition.id for d in walk.decisions) == path.ids
+        assert tuple(d.transition.id for d in path_run.decisions) == path.ids
         covered |= set(pairwise(path.ids))
     assert len(covered) == 235
 
@@ -59,15 +59,15 @@ def test_a_run_ends_as_its_last_row_says() -> None:
     assert met.keys() == ends.keys()
 
 
-def test_every_wait_on_the_path_is_a_wait_of_the_run() -> None:
+def test_every_suspension_on_the_path_suspends_the_run() -> None:
     agent = default_agent(LOOP)
     for path in paths(LOOP, "transitions"):
-        walk = force(agent, path)
-        waits = sum(isinstance(r.outcome, UserInputRequested) for r in walk.simulation_result.run_results)
+        path_run = force(agent, path)
+        waits = sum(isinstance(r.outcome, UserInputRequested) for r in path_run.simulation_result.run_results)
         assert waits == sum(row.target == "suspended" for row in path.rows)
 
 
-def test_hooks_stand_at_every_door_that_the_path_passes() -> None:
+def test_hooks_run_in_every_state_of_the_path() -> None:
     doors: list[str] = []
 
     @hook("recover")

@@ -1,7 +1,7 @@
-"""Thirty and more faults put into the loop's table by hand: the path tests must catch every one.
+"""Deliberate faults in the table of the loop: the path tests must catch every one of them.
 
-The paths come from the table that was typed in from the rules; a mutant is caught when the real loop, on
-the mutant's table, leaves a path, or loses a contest between two guards.
+The paths come from the hand-written table; a mutant is caught when the real loop, on
+the table of the mutant, leaves a path or decides a guard conflict differently.
 """
 
 from __future__ import annotations
@@ -95,33 +95,35 @@ MUTANTS = {
 
 ROWS = paths(reference_loop(), "transitions")
 PAIRS = paths(reference_loop())
-CONTESTS = guard_conflicts(reference_loop())
+CONFLICTS = guard_conflicts(reference_loop())
 
 
 def caught_by(graph: Graph) -> str:
-    """The first path that the real loop does not take on a graph, or the first contest that the wrong row wins.
+    """The first path that the real loop does not take on a graph, or the first conflict that the wrong row wins.
 
     All are tried until one catches; those that are likely to come first, so that it takes less time.
     """
-    witness = WitnessDriver(graph)
+    driver = WitnessDriver(graph)
     changed = {s.name for s in LOOP.states if LOOP.rows(s.name) != graph.rows(s.name)}
-    near = [c for c in CONTESTS if c.rival.source in changed]
-    far = [c for c in CONTESTS if c.rival.source not in changed]
+    near = [c for c in CONFLICTS if c.rival.source in changed]
+    far = [c for c in CONFLICTS if c.rival.source not in changed]
     for tried in (ROWS, near, PAIRS, far):
         for each in tried:
-            if _catches(witness, each):
+            if _catches(driver, each):
                 return each.id
     return ""
 
 
-def _catches(witness: WitnessDriver, each: Path | GuardConflict) -> bool:
+def _catches(driver: WitnessDriver, each: Path | GuardConflict) -> bool:
     if isinstance(each, Path):
-        return witness.run(each).divergence is not None
-    walk = check_priority(witness, each)
-    return walk is not None and walk.divergence is not None and walk.divergence.move_index == each.move_index
+        return driver.run(each).divergence is not None
+    path_run = check_priority(driver, each)
+    return (
+        path_run is not None and path_run.divergence is not None and path_run.divergence.move_index == each.move_index
+    )
 
 
-def test_the_table_itself_is_caught_by_nothing() -> None:
+def test_the_table_itself_passes() -> None:
     assert caught_by(LOOP) == ""
 
 
@@ -129,20 +131,20 @@ def test_every_mutant_is_caught() -> None:
     caught = {name: caught_by(graph) for name, graph in MUTANTS.items()}
     by_order = sum("-before-" in path for path in caught.values())
     alive = [name for name, path in caught.items() if not path]
-    print(f"{len(caught) - len(alive)} of {len(caught)} mutants caught, {by_order} of them by contests")
+    print(f"{len(caught) - len(alive)} of {len(caught)} mutants caught, {by_order} of them by guard conflicts")
     assert not alive
     assert len(caught) >= 30
 
 
-def test_of_two_guards_that_hold_the_row_in_front_wins() -> None:
-    witness = WitnessDriver(LOOP)
+def test_of_two_true_guards_the_first_row_wins() -> None:
+    driver = WitnessDriver(LOOP)
     held = 0
-    for contest in CONTESTS:
-        walk = check_priority(witness, contest)
-        if walk is not None:  # else the two never hold together in what the examples can bring about
+    for conflict in CONFLICTS:
+        path_run = check_priority(driver, conflict)
+        if path_run is not None:  # else the two never hold together in what the examples can bring about
             held += 1
-            assert walk.decisions[contest.move_index].transition.id == contest.path.rows[contest.move_index].id, (
-                contest.id
-            )
-    print(f"{held} of {len(CONTESTS)} contests held")
+            assert (
+                path_run.decisions[conflict.move_index].transition.id == conflict.path.rows[conflict.move_index].id
+            ), conflict.id
+    print(f"{held} of {len(CONFLICTS)} guard conflicts held")
     assert held > 150

@@ -1,4 +1,4 @@
-"""The witnessed driver: the real loop takes every path, because model, tools, clock and people play their parts."""
+"""``WitnessDriver``: the real loop takes every path, because its scenario provides what each guard needs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from tests.helpers.graphs import reference_loop
 def test_every_pair_of_the_loop_is_witnessed() -> None:
     """The paths come from the table that was typed in by hand; the runs from the real one."""
     found = paths(reference_loop())
-    witness = WitnessDriver(LOOP)
+    driver = WitnessDriver(LOOP)
     for path in found:
-        witness.run(path).check()
+        driver.run(path).check()
     print(f"{len(found)} paths witnessed: {found}")
 
 
@@ -37,43 +37,43 @@ def test_every_pair_of_the_loop_is_witnessed() -> None:
 @pytest.mark.parametrize("cover", ["pairs", "prime"])
 def test_every_pair_and_prime_path_of_the_presets_is_witnessed(name: str, cover: str) -> None:
     preset = PRESETS[name]
-    witness = WitnessDriver(default_agent(preset.graph, preset.behavior))
+    driver = WitnessDriver(default_agent(preset.graph, preset.behavior))
     for path in paths(preset.graph, cover, behavior=preset.behavior):
-        witness.run(path).check()
+        driver.run(path).check()
 
 
 def test_every_triple_of_the_loop_is_witnessed() -> None:
-    witness = WitnessDriver(LOOP)
+    driver = WitnessDriver(LOOP)
     for path in paths(LOOP, "triples"):
-        witness.run(path).check()
+        driver.run(path).check()
 
 
-def test_on_every_path_the_journal_is_whole_and_every_call_has_one_result() -> None:
-    witness = WitnessDriver(LOOP)
+def test_on_every_path_the_journal_verifies_and_every_call_has_one_result() -> None:
+    driver = WitnessDriver(LOOP)
     for path in paths(LOOP):
-        walk = witness.run(path).check()
-        store = walk.simulation_result.store
+        path_run = driver.run(path).check()
+        store = path_run.simulation_result.store
         told = verify("played", store.records("played"), store.head("played"))
         assert told.code == 0, f"{path.id}: {told}"
-        calls = [c.id for m in walk.run_result.messages for c in m.tool_calls]
-        results = [m.tool_call_id for m in walk.run_result.messages if m.tool_call_id is not None]
+        calls = [c.id for m in path_run.run_result.messages for c in m.tool_calls]
+        results = [m.tool_call_id for m in path_run.run_result.messages if m.tool_call_id is not None]
         assert sorted(calls) == sorted(results), path.id
 
 
-def test_a_path_that_the_examples_cannot_bring_about_is_a_clash_with_the_guard_that_stole_it() -> None:
+def test_a_divergence_names_the_guard_that_decided_otherwise() -> None:
     """The example given for ``tool_error`` is an OSError, which another detector takes first."""
     (path,) = [p for p in paths(LOOP, "transitions") if "post_tool.tool_error" in p.ids][:1]
-    walk = WitnessDriver(LOOP, examples={"tool_error": Example(result=OSError("disk"))}).run(path)
-    assert walk.divergence is not None
-    assert walk.divergence.expected == "post_tool.tool_error -> recover"
-    assert walk.divergence.decided_by == "environment_error"
+    path_run = WitnessDriver(LOOP, examples={"tool_error": Example(result=OSError("disk"))}).run(path)
+    assert path_run.divergence is not None
+    assert path_run.divergence.expected == "post_tool.tool_error -> recover"
+    assert path_run.divergence.decided_by == "environment_error"
     with pytest.raises(
         PathDivergenceError, match=r"post_tool.tool_error -> recover, but it was post_tool.environment_error"
     ):
-        walk.check()
+        path_run.check()
 
 
-def test_a_path_of_other_rules_says_so() -> None:
+def test_a_path_that_is_infeasible_for_the_agent_gives_a_hint() -> None:
     """An agent without an output type never finds an answer malformed; paths that leave the rules open may."""
     agent = Agent(ScriptedModel())
     (path,) = [p for p in paths(LOOP, "transitions") if "post_llm.output_malformed" in p.ids][:1]
@@ -115,15 +115,15 @@ PAY = Example(call=call("pay", amount=900, to="anybody"))
 PAYING = LOOP.with_detector("post_llm", too_much, before="tool_calls")
 
 
-def test_a_detector_of_your_own_is_walked_to_by_its_examples() -> None:
+def test_examples_of_a_custom_detector_drive_its_paths() -> None:
     found = paths(PAYING, behavior=paying().behavior, structured=False)
     assert any("post_llm.too_much" in p.ids for p in found)
-    witness = WitnessDriver(paying())
+    driver = WitnessDriver(paying())
     for path in found:
-        witness.run(path).check()
+        driver.run(path).check()
 
 
-def test_its_examples_are_tests_of_it() -> None:
+def test_its_examples_are_checked() -> None:
     WitnessDriver(paying()).check_examples()
 
 
@@ -139,13 +139,13 @@ def test_an_example_that_does_not_make_it_fire_is_found() -> None:
         WitnessDriver(paying(), examples={too_much: wrong}).check_examples()
 
 
-def test_a_row_in_the_wrong_place_is_a_clash() -> None:
+def test_a_row_in_the_wrong_place_is_a_divergence() -> None:
     """The approval rule stands behind ``tool_calls``, which takes every call first."""
     late = LOOP.with_detector("post_llm", too_much)  # in front of the last row, so behind tool_calls
     (path,) = [p for p in paths(PAYING, "transitions") if "post_llm.too_much" in p.ids][:1]
-    walk = WitnessDriver(paying(late)).run(path)
-    assert walk.divergence is not None
-    assert walk.divergence.decided_by == "tool_calls"
+    path_run = WitnessDriver(paying(late)).run(path)
+    assert path_run.divergence is not None
+    assert path_run.divergence.decided_by == "tool_calls"
 
 
 def test_a_guard_without_examples_is_named() -> None:
@@ -158,11 +158,11 @@ def test_a_guard_without_examples_is_named() -> None:
         WitnessDriver(graph).run(path)
 
 
-def test_the_examples_of_the_loops_own_guards_are_tests_of_them() -> None:
+def test_the_examples_of_the_loops_own_guards_are_checked() -> None:
     WitnessDriver(LOOP).check_examples()
 
 
-def test_a_path_that_stops_short_is_told_apart_from_one_that_goes_on() -> None:
+def test_a_path_that_is_too_short_or_too_long_is_a_divergence() -> None:
     rows = [LOOP.transition(i) for i in ("pre_step.otherwise", "call_llm.otherwise", "post_llm.otherwise")]
     whole = Path(1, tuple(rows), 1, small_guardrails())
     assert WitnessDriver(LOOP).run(whole).divergence is None
