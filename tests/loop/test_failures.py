@@ -178,7 +178,7 @@ def test_what_json_cannot_hold_becomes_what_it_can():
 
 
 def test_half_a_character_of_a_files_name_becomes_a_question_mark():
-    """What ``os.fsdecode`` makes of a name that is no UTF-8 stands in the text of an ``OSError``."""
+    """What ``os.fsdecode`` makes of a name that is not UTF-8 is part of the text of an ``OSError``."""
     name = b"caf\xe9".decode("utf-8", "surrogateescape")
     failure = Failure(
         kind="environment_error",

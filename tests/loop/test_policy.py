@@ -225,7 +225,7 @@ def test_max_continues_does_not_limit_other_questions():
     assert decide_recovery(DefaultPolicy(), run).action is Action.ask_user
 
 
-# -- running a call again as it stands ----------------------------------------------------------------
+# -- running a call again unchanged -------------------------------------------------------------------
 
 
 def failed_batch(

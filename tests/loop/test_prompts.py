@@ -31,7 +31,7 @@ def test_the_question_names_the_spent_budget(kind):
 
 @pytest.mark.parametrize(("kind", "limit"), [("token_limit", "max_tokens"), ("cost_limit", "max_cost_usd")])
 def test_the_question_says_when_no_reply_can_extend_the_budget(kind, limit):
-    """Time and iterations start anew with a reply; nothing else does, so nobody should be led to think so."""
+    """A reply resets the time and iteration budgets only, and the question must not suggest otherwise."""
     text = prompts.recovery_question(make_failure(kind))
     assert "No reply can extend it" in text
     assert limit in text

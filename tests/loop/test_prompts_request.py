@@ -74,7 +74,7 @@ def test_the_last_turn_is_announced_in_that_turn_alone(grace):
 
 @given(st.lists(st.sampled_from(["plain", "feedback", "instruction", "lesson"]), min_size=1, max_size=6))
 def test_what_was_sent_stays_a_prefix_of_what_is_sent_next(turns):
-    """Whatever is added behind one request, the next one begins with the same messages, to the byte."""
+    """Whatever one request adds at its end, the next begins with the same messages, byte for byte."""
     run = make_run(messages=list(CALLING))
     for number, turn in enumerate(turns):
         run.feedback = "F" if turn == "feedback" else None

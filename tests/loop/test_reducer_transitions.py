@@ -156,7 +156,7 @@ def test_a_custom_waiting_state_ends_with_the_answer(target):
     assert (run.pending_request is None, run.human_reply is None) == ((target == "work"),) * 2
 
 
-# -- an answer that was cut off -----------------------------------------------------------------------
+# -- a truncated answer --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
