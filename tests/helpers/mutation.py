@@ -386,7 +386,7 @@ MUTANTS = (
     Mutant(
         "a reply to another request is accepted",
         "agentfsm/agent/resume.py",
-        "if len(self.to) >= _MIN_DIGEST_DIGITS and digest.startswith(self.to):",
+        "if digest.startswith(self.to) and not too_short:",
         "if True:",
         APPROVALS,
     ),
