@@ -263,6 +263,6 @@ def test_half_a_character_in_an_envelope_is_malformed():
 def test_a_truncated_call_is_never_run():
     cut = Reply(Message.assistant("", (ToolCall("a", "look", {"where": "hal"}),)), FinishReason.LENGTH)
     result, requests = run_script_with_requests(cut, "done", tools=[look])
-    assert "cut off" in tool_texts(result)[0]
+    assert "truncated" in tool_texts(result)[0]
     assert result.ok
-    assert "cut off" in requests[1].messages[-1].content
+    assert "truncated" in requests[1].messages[-1].content
