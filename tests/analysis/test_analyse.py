@@ -106,13 +106,13 @@ def test_a_property_with_an_unknown_name_is_rejected() -> None:
 
 
 def test_attempts_that_reset_on_success_make_an_endless_retry() -> None:
-    graph, facts = endless_retry(resets=True)
-    (verdict,) = [v for v in analyse(graph, assumptions=facts).verdicts if not v.holds]
+    graph, assumptions = endless_retry(resets=True)
+    (verdict,) = [v for v in analyse(graph, assumptions=assumptions).verdicts if not v.holds]
     assert verdict.text == "every run ends, or waits for a person"
     assert (verdict.path, verdict.loop) == ((), ("ask.otherwise", "read.unreadable", "recover.otherwise"))
     assert "'an attempt'" in verdict.detail  # what the table claims to spend
-    graph, facts = endless_retry(resets=False)
-    assert analyse(graph, assumptions=facts).ok
+    graph, assumptions = endless_retry(resets=False)
+    assert analyse(graph, assumptions=assumptions).ok
 
 
 def test_a_retry_that_goes_straight_to_the_model_bypasses_the_budget() -> None:
@@ -142,8 +142,8 @@ def test_a_shadowed_row_is_named() -> None:
         (Transition("a", low, "end"), Transition("a", high, "end"), Transition("a", None, "a")),
     )
     count = Counter("n", 9, (Update("* -> a", 1),))
-    facts = Assumptions((count,), (iff(low, "n >= 2"), iff(high, "n >= 5")))
-    found = analyse(graph, assumptions=facts)
+    assumptions = Assumptions((count,), (iff(low, "n >= 2"), iff(high, "n >= 5")))
+    found = analyse(graph, assumptions=assumptions)
     assert [d.row for d in found.dead] == ["a.high"]
     assert "shadowed: a.high" in str(found)
     assert not found.ok
@@ -206,9 +206,9 @@ def test_an_analysis_is_the_same_under_any_hash_seed_and_converts_to_json() -> N
 
 
 def test_assumptions_with_unknown_names_are_rejected() -> None:
-    facts = Assumptions((), (iff("tool_error", "tries >= 2"),))
+    assumptions = Assumptions((), (iff("tool_error", "tries >= 2"),))
     with pytest.raises(ConfigurationError, match="there is no counter 'tries'"):
-        analyse(LOOP, assumptions=facts, guardrails=FEW)
+        analyse(LOOP, assumptions=assumptions, guardrails=FEW)
     with pytest.raises(ConfigurationError, match="'>= 2' is not a condition"):
         analyse(LOOP, assumptions=Assumptions((), (iff("tool_error", ">= 2"),)), guardrails=FEW)
     with pytest.raises(ConfigurationError, match="declared twice"):
@@ -236,11 +236,13 @@ def test_graph_analyse_returns_an_analysis() -> None:
 def test_whether_the_end_can_be_reached_agrees_with_a_search_from_everywhere() -> None:
     lost = 0
     for seed in range(60):
-        graph, facts = random_graph_with_assumptions(seed)
-        product = StateSpace(graph, facts)
+        graph, assumptions = random_graph_with_assumptions(seed)
+        product = StateSpace(graph, assumptions)
         everywhere = walk(product, product.initial)
         expected = all(any(c[0] in product.finals for c in walk(product, config)) for config in everywhere)
-        (verdict,) = [v for v in analyse(graph, assumptions=facts).verdicts if v.text.startswith("from everywhere")]
+        (verdict,) = [
+            v for v in analyse(graph, assumptions=assumptions).verdicts if v.text.startswith("from everywhere")
+        ]
         assert verdict.holds is expected, graph.name
         lost += not expected
     assert 5 < lost < 55  # both results occur

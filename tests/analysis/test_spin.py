@@ -53,7 +53,7 @@ BATCHES = 10
 
 def compare(case: SpinCase, found: SpinResult) -> int:
     """Compare every verdict on a case with SPIN's; returns how many were compared."""
-    checker = ModelChecker(case.graph, case.facts)
+    checker = ModelChecker(case.graph, case.assumptions)
     name = case.graph.name
     assert (find_lasso(checker) is not None) == found.endless, name
     taken = {
@@ -62,9 +62,9 @@ def compare(case: SpinCase, found: SpinResult) -> int:
         if checker.find_violation(Property("never taken", forbidden=t.id)) is not None
     }
     assert taken == found.rows, name
-    product = StateSpace(case.graph, case.facts)
+    product = StateSpace(case.graph, case.assumptions)
     assert pairs(product) == found.pairs, name
-    most = compute_bounds(case.graph, case.facts)
+    most = compute_bounds(case.graph, case.assumptions)
     longest = most.moves
     assert (longest is None) == found.endless, name
     if longest is not None and longest < MAX_COUNTER:
@@ -72,7 +72,7 @@ def compare(case: SpinCase, found: SpinResult) -> int:
     for large in (1, 100):  # almost every counter is folded, or none: the result is the same
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(acceleration, "FOLDING_THRESHOLD", large)
-            other = compute_bounds(case.graph, case.facts)
+            other = compute_bounds(case.graph, case.assumptions)
             assert replace(other, longest=()) == replace(most, longest=()), name
     properties = [must_pass(a, through=b, when=c) for a, b, c in case.passes]
     properties += [never_after(a, b, until=c) for a, b, c in case.nevers]
@@ -83,11 +83,11 @@ def compare(case: SpinCase, found: SpinResult) -> int:
 
 def compare_exploration(case: SpinCase, found: Exploration) -> int:
     """Compare our verdicts with an exploration of the full model; returns how many were compared."""
-    checker = ModelChecker(case.graph, case.facts)
+    checker = ModelChecker(case.graph, case.assumptions)
     name = case.graph.name
     ending = _check_end_reachable(checker)
     assert ending.holds is found.ends, f"{name}: {ending}"
-    most = compute_bounds(case.graph, case.facts)
+    most = compute_bounds(case.graph, case.assumptions)
     ours = (most.model_calls_in_all, most.tool_calls_in_all, most.model_calls, most.tool_calls)
     if most.moves is None:
         return 1
@@ -109,13 +109,13 @@ def pairs(product: StateSpace) -> set[tuple[int, int]]:
 
 
 def with_questions(seed: int) -> SpinCase:
-    graph, facts = random_graph_with_assumptions(seed)
+    graph, assumptions = random_graph_with_assumptions(seed)
     dice = random.Random(-seed)
     names = [s.name for s in graph.states] + [t.id for t in graph]
     pick = lambda: dice.choice(names)  # noqa: E731
     return SpinCase(
         graph,
-        facts,
+        assumptions,
         [(pick(), pick(), ""), (pick(), pick(), pick())],
         [(pick(), pick(), ""), (pick(), pick(), pick())],
     )
@@ -191,13 +191,13 @@ def test_both_find_states_from_which_the_end_cannot_be_reached(tmp_path: Path) -
         "yard",
     )
     used = Counter("used", 3, (Update("yard.door", 1),))
-    facts = Assumptions((used,), (iff(door, "used < 2"), iff(ring, "used >= 3")))
+    assumptions = Assumptions((used,), (iff(door, "used < 2"), iff(ring, "used >= 3")))
     open_forever = Assumptions((used,), (iff(ring, "used >= 3"),))
-    found = explore([SpinCase(graph, facts), SpinCase(graph, open_forever)], tmp_path)
+    found = explore([SpinCase(graph, assumptions), SpinCase(graph, open_forever)], tmp_path)
     assert [each.ends for each in found] == [False, True]
-    for each, result in zip((facts, open_forever), found, strict=True):
+    for each, result in zip((assumptions, open_forever), found, strict=True):
         assert compare_exploration(SpinCase(graph, each), result) >= 1
-    (verdict,) = [v for v in analyse(graph, assumptions=facts).verdicts if v.text.startswith("from everywhere")]
+    (verdict,) = [v for v in analyse(graph, assumptions=assumptions).verdicts if v.text.startswith("from everywhere")]
     assert verdict.holds is False
 
 
@@ -205,8 +205,8 @@ def test_both_find_states_from_which_the_end_cannot_be_reached(tmp_path: Path) -
 def test_pairs_that_no_path_covers_are_those_that_spin_never_takes(name: str, tmp_path: Path) -> None:
     """Of all pairs of consecutive rows, the generated paths cover exactly those that SPIN takes."""
     graph, rules = (LOOP, None) if name == "loop" else (PRESETS[name].graph, PRESETS[name].behavior)
-    facts = loop_assumptions(small_guardrails(rules), rules, calls_per_reply=2)
-    (found,) = run_spin([SpinCase(graph, facts)], tmp_path)
+    assumptions = loop_assumptions(small_guardrails(rules), rules, calls_per_reply=2)
+    (found,) = run_spin([SpinCase(graph, assumptions)], tmp_path)
     ids = [t.id for t in graph]
     listed = paths(graph, behavior=rules)
     taken = {pair for path in listed for pair in pairwise(path.ids)}
@@ -218,7 +218,7 @@ def test_pairs_that_no_path_covers_are_those_that_spin_never_takes(name: str, tm
 def test_the_loop_without_its_step_budget_is_endless_for_both(tmp_path: Path) -> None:
     unlimited = of_the_loop(LOOP.without("pre_step.runaway", "pre_step.iteration_limit"), None)
     faults = (endless_retry(resets=True), endless_retry(resets=False), retry_bypassing_budget())
-    faulty = [SpinCase(unlimited.graph, unlimited.facts), *(SpinCase(*each) for each in faults)]
+    faulty = [SpinCase(unlimited.graph, unlimited.assumptions), *(SpinCase(*each) for each in faults)]
     found = run_spin(faulty, tmp_path)
     assert [f.endless for f in found] == [True, True, False, True]
     for each, seen in zip(faulty, found, strict=True):
@@ -227,10 +227,11 @@ def test_the_loop_without_its_step_budget_is_endless_for_both(tmp_path: Path) ->
 
 def test_the_exported_model_agrees_for_the_default_limits(tmp_path: Path) -> None:
     """As a user would run it, with the default budgets, over the counters that the proof needs."""
-    facts = loop_assumptions(AgentGuardrails())
+    assumptions = loop_assumptions(AgentGuardrails())
     names = ("steps", "calls", "tool_retries", "about", "allowed", "together", "ran", "gated", "asked")
     needed = Assumptions(
-        tuple(c for c in facts.counters if c.name in names), tuple(k for k in facts.guards if uses(k, names))
+        tuple(c for c in assumptions.counters if c.name in names),
+        tuple(k for k in assumptions.guards if uses(k, names)),
     )
     (tmp_path / "loop.pml").write_text(promela_model(LOOP, needed), encoding="utf-8")
     command = [require_spin(), "-search", "-O1", "-a", "-m1000000", "loop.pml"]

@@ -32,7 +32,7 @@ class SpinCase:
     """
 
     graph: Graph
-    facts: Assumptions
+    assumptions: Assumptions
     passes: list[tuple[str, str, str]] = field(default_factory=list)
     nevers: list[tuple[str, str, str]] = field(default_factory=list)
 
@@ -92,7 +92,7 @@ def _run_case(folder: Path, number: int) -> SpinResult:
 
 
 def _model_text(cases: list[SpinCase]) -> str:
-    counters = sorted({c.name for case in cases for c in case.facts.counters})
+    counters = sorted({c.name for case in cases for c in case.assumptions.counters})
     watchers = max(len(case.passes) + len(case.nevers) for case in cases)
     lines = [
         "c_decl { static int rows[256], pairs[256][256], longest, broken[64]; }",
@@ -114,7 +114,7 @@ def _model_text(cases: list[SpinCase]) -> str:
     for number, case in enumerate(cases):
         finals = _final_test(case)
         lines.append(f"  :: g == {number} && !({finals}) -> atomic {{ if")
-        lines += [f"    :: {option}" for _, option in step_options(case.graph, case.facts)]
+        lines += [f"    :: {option}" for _, option in step_options(case.graph, case.assumptions)]
         lines += ["    fi;", f"    d_step {{ {_monitor_text(case)} }} }}"]
         lines.append(f"  :: g == {number} && ({finals}) -> break")
     lines += ["  od", "}", "ltl rests { [] <> (rest) }"]
@@ -128,7 +128,7 @@ def _state_constants(cases: list[SpinCase]) -> str:
 
 def _initial_assignments(case: SpinCase) -> list[str]:
     start = f"state = {state_constant(case.graph.initial)};"
-    return [start, *(f"c_{name} = {value};" for name, value in case.facts.initial_values().items())]
+    return [start, *(f"c_{name} = {value};" for name, value in case.assumptions.initial_values().items())]
 
 
 def _final_test(case: SpinCase) -> str:
@@ -259,7 +259,7 @@ def _run_walk(folder: Path, number: int, what: int) -> list[str]:
 
 
 def _walk_model_text(cases: list[SpinCase]) -> str:
-    counters = sorted({c.name for case in cases for c in case.facts.counters})
+    counters = sorted({c.name for case in cases for c in case.assumptions.counters})
     mixed = " ".join(f"h = (h ^ (unsigned short) now.c_{name}) * 1099511628211ull;" for name in counters)
     lines = [
         "c_decl { static unsigned long long from; static int most = -1; }",
@@ -283,7 +283,7 @@ def _walk_model_text(cases: list[SpinCase]) -> str:
     for number, case in enumerate(cases):
         finals = _final_test(case)
         lines.append(f"  :: g == {number} && !({finals}) -> atomic {{ if")
-        for _, option in step_options(case.graph, case.facts):
+        for _, option in step_options(case.graph, case.assumptions):
             guard, arrow, effect = option.partition(" -> ")
             lines.append(f"    :: {guard}{arrow}c_code {{ from = here(); }}; {effect}")
         lines += ["    fi;", f"    d_step {{ {_after_move(case, finals)} }} }}"]
