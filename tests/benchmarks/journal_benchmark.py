@@ -1,4 +1,4 @@
-"""What the journal costs: ``python -m tests.benchmarks.journal_benchmark`` prints ratios, which say more than times do.
+"""The cost of the journal: ``python -m tests.benchmarks.journal_benchmark`` prints ratios, which are more stable than times.
 
 The baseline of a stored run is a loop written by hand that makes the same calls, checks the arguments and keeps
 time limits too, appends the same text to SQLite and commits as often, at the same ``synchronous`` level.
@@ -35,10 +35,10 @@ from agentfsm.journal.verification import verify
 from agentfsm.loop.messages import FinishReason
 
 SIZE = 1000
-"""Characters of each call's argument and of each result."""
+"""The size of each call's argument and of each result, in characters."""
 
 DISK_S = 0.002
-"""Seconds that a commit takes on a slow disk."""
+"""The duration of a commit on a simulated slow disk, in seconds."""
 
 LIMITS = AgentGuardrails(
     max_iterations=10**6, max_execution_time_s=None, max_steps=10**7, max_tokens=10**12, loop_hard_threshold=20
@@ -46,7 +46,7 @@ LIMITS = AgentGuardrails(
 
 
 class TalkingModel:
-    """A model that calls a tool so many times, with another long text each time; any number of runs may ask it."""
+    """A model that calls a tool a number of times, each time with a different long text; runs may share it."""
 
     name = "talker"
 
@@ -68,7 +68,7 @@ def scripted_reply(n: int) -> Reply:
 
 @tool
 async def echo(text: str) -> str:
-    """Say it again."""
+    """Repeat the text."""
     return text
 
 
@@ -97,7 +97,7 @@ def result_by_hand(call: ToolCall, content: str) -> dict[str, Any]:
 async def run_by_hand(
     db: sqlite3.Connection, steps: int, clock: Callable[[], float] = time.perf_counter, *, in_thread: bool = False
 ) -> float:
-    """The same calls, the same text, the same number of commits."""
+    """A hand-written loop with the same calls, the same text and the same number of commits."""
     model, messages, pending = (
         TalkingModel(steps),
         [{"role": "user", "content": "go"}],
@@ -149,7 +149,7 @@ def plain_db(path: Path, level: str) -> sqlite3.Connection:
 def compare_stored_with_by_hand(
     folder: Path, level: Any, steps: int = 200, rounds: int = 10, *, in_thread: bool = False
 ) -> float:
-    """How many times as long as a loop by hand a stored run takes, in files that are in use for a while."""
+    """The time of a stored run relative to the hand-written loop, in files that have been in use for a while."""
     name = f"{level}{time.monotonic_ns()}"
     store, db = SqliteStore(folder / f"{name}.db", synchronous=level), plain_db(folder / f"{name}.plain", level)
     clock = time.perf_counter if level == "full" else time.process_time
@@ -166,7 +166,7 @@ def compare_stored_with_by_hand(
 
 
 def bytes_a_step(folder: Path, first: int, last: int) -> tuple[float, float]:
-    """Bytes of the file for each step, and how many they are for each byte of text, as the loop by hand writes it."""
+    """The file size per step in bytes, and relative to that of the hand-written loop."""
     sizes = {}
     for steps in (first, last):
         path = folder / f"size{steps}.db"
@@ -185,7 +185,7 @@ def bytes_a_step(folder: Path, first: int, last: int) -> tuple[float, float]:
 
 
 def group_commit(folder: Path, runs: int, steps: int) -> float:
-    """How many times the durable records a second of one run many runs at once reach."""
+    """The durable records per second of many concurrent runs, relative to one run."""
     store = SqliteStore(folder / f"group{time.monotonic_ns()}.db")
     one_agent = agent(store, steps)
 
@@ -205,7 +205,7 @@ def group_commit(folder: Path, runs: int, steps: int) -> float:
 
 @contextmanager
 def slow_disk() -> Iterator[None]:
-    """Every commit sleeps for ``DISK_S`` where it would wait for the disk: in C, without the interpreter's lock."""
+    """Every commit sleeps for ``DISK_S`` instead of waiting for the disk: in C, without the GIL."""
     connect, lib = sqlite3.connect, ctypes.CDLL(_sqlite3.__file__)
     sleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
 
@@ -223,7 +223,7 @@ def slow_disk() -> Iterator[None]:
 
 
 def flush_s(folder: Path) -> float:
-    """Seconds that this disk takes to make 4 KB durable."""
+    """The time this disk takes to make 4 KB durable, in seconds."""
     took = []
     with (folder / "flush").open("wb", buffering=0) as file:
         for _ in range(50):
@@ -235,7 +235,7 @@ def flush_s(folder: Path) -> float:
 
 
 def best(work: Callable[[], Any], rounds: int = 5) -> tuple[Any, float]:
-    """What came of some work, and the seconds of the processor that it took at best."""
+    """The result of some work, and its least CPU time in seconds."""
     took, came = [], None
     for _ in range(rounds):
         begun = time.process_time()

@@ -73,7 +73,7 @@ class CountingModel:
 
 
 async def bare_loop(steps: int) -> None:
-    """The loop that everybody writes first."""
+    """The simplest hand-written loop."""
     model = CountingModel(steps)
     tools = {"add": (AddArguments, add)}
     messages = [Message(Role.USER, "go")]
@@ -90,7 +90,7 @@ async def bare_loop(steps: int) -> None:
 
 
 async def careful_loop(steps: int) -> None:
-    """The same with time limits, and with errors fed back to the model."""
+    """The same loop with time limits, and with errors fed back to the model."""
     model = CountingModel(steps)
     tools = {"add": (AddArguments, add)}
     messages = [Message(Role.USER, "go")]
@@ -121,7 +121,7 @@ AGENT = Agent(MODEL, tools=[tool(add)], preset=FEEDBACK, guardrails=LIMITS)
 
 
 async def declared_loop(steps: int) -> None:
-    """The same on the declared table, decisions recorded; the agent is made once, as the classes above are."""
+    """An agent with the same tools, decisions recorded; it is created once, like the classes above."""
     MODEL.left = steps
     result = await AGENT.run("go")
     assert result.ok
@@ -129,7 +129,7 @@ async def declared_loop(steps: int) -> None:
 
 
 def best(function: Callable[[], Any], repeats: int = REPEATS) -> float:
-    """The least time that a call took, in seconds."""
+    """The least duration of a call, in seconds."""
     times: list[float] = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -139,7 +139,7 @@ def best(function: Callable[[], Any], repeats: int = REPEATS) -> float:
 
 
 def per_step(loop: Callable[[int], Awaitable[None]], steps: int) -> float:
-    """Microseconds a tool step, for a run of so many."""
+    """Microseconds per tool step, for a run of ``steps`` steps."""
 
     async def timed() -> float:
         times: list[float] = []
@@ -153,7 +153,7 @@ def per_step(loop: Callable[[int], Awaitable[None]], steps: int) -> float:
 
 
 def bench_loop() -> None:
-    """A run of N tool steps next to the hand-written loops."""
+    """A run of N tool steps, relative to the hand-written loops."""
     print("A run of N tool steps, microseconds a step (best of", REPEATS, "runs)")
     print(f"{'N':>6} {'bare':>8} {'careful':>8} {'agentfsm':>9} {'/ bare':>7} {'/ careful':>10}")
     cost: dict[int, float] = {}
@@ -165,7 +165,7 @@ def bench_loop() -> None:
 
 
 def reference(graph_rows: dict[str, Any], run: RunState) -> Decision:
-    """What the engine must do, in the plainest code."""
+    """A plain reference implementation of one engine step."""
     tried: list[tuple[str, bool]] = []
     for row in graph_rows[run.state]:
         found = True if row.guard is None else row.guard(run)
@@ -177,7 +177,7 @@ def reference(graph_rows: dict[str, Any], run: RunState) -> Decision:
 
 
 def bench_step() -> None:
-    """One step of the machine next to the plain reference that records the same."""
+    """One step of the machine, relative to the plain reference that records the same."""
     machine, rows = Machine(LOOP), {s.name: LOOP.rows(s.name) for s in LOOP.states}
     print("One step, microseconds")
     print(f"{'state':>14} {'reference':>10} {'machine':>8} {'ratio':>6}")
@@ -197,7 +197,7 @@ def _repeat_step(step: Callable[[RunState], Any], run: RunState, state: str) -> 
 
 
 def _start_up(before: str, code: str) -> float:
-    """CPU seconds that some code takes in a fresh interpreter in which other code has run: the best of nine."""
+    """The CPU time of some code in a new interpreter, after other code, in seconds: the best of nine."""
     script = f"import time\n{before}\nstarted = time.process_time()\n{code}\nprint(time.process_time() - started)"
     runs = [
         subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True) for _ in range(9)
@@ -226,7 +226,7 @@ def bench_import() -> None:
 
 
 def bench_picture() -> None:
-    """The SVG of the loop, next to what Python takes to write as much text as JSON."""
+    """The time to render LOOP as SVG, relative to the time to write as much text as JSON."""
     svg = LOOP.diagram()
     drawn, dumped = best(LOOP.diagram), best(partial(json.dumps, svg.split()))
     size, ratio = len(svg) // 1000, drawn / dumped

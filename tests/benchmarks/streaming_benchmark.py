@@ -31,7 +31,7 @@ KEY = "k" * 20
 
 
 def events(wire: str) -> tuple[str, str, str]:
-    """What a stream of a wire begins with, what brings a piece of text, and what ends it."""
+    """The start of a stream of a wire, a chunk with some text, and its end."""
     piece = json.dumps(PIECE)
     match wire:
         case "openai":
@@ -56,7 +56,7 @@ def events(wire: str) -> tuple[str, str, str]:
 
 
 class Body(httpx.AsyncByteStream):
-    """So much text in pieces of 20 letters, in the blocks that a socket gives."""
+    """A stream of a given text size in chunks of 20 characters, in blocks as a socket returns them."""
 
     def __init__(self, wire: str, letters: int) -> None:
         self._begin, self._piece, self._end = (part.encode() for part in events(wire))
@@ -71,7 +71,7 @@ class Body(httpx.AsyncByteStream):
 
 
 async def stream(wire: str, letters: int) -> int:
-    """How many pieces of so much text a watcher is told."""
+    """The number of text deltas that an observer gets for a given text size."""
     handler = httpx.MockTransport(lambda _: httpx.Response(200, stream=Body(wire, letters)))
     model = WIRES[wire]("m", base_url="http://127.0.0.1:9", api_key=KEY, http=HttpOptions(transport=handler))
     told = 0
@@ -84,7 +84,7 @@ async def stream(wire: str, letters: int) -> int:
 
 
 def seconds_of(work: Callable[[], Awaitable[object]]) -> float:
-    """The least time that it took."""
+    """The least duration, in seconds."""
     times: list[float] = []
     for _ in range(2):
         start = time.perf_counter()
@@ -94,7 +94,7 @@ def seconds_of(work: Callable[[], Awaitable[object]]) -> float:
 
 
 def megabytes_of(work: Callable[[], Awaitable[object]]) -> float:
-    """The most memory that it held at once; measuring slows, so it is a run of its own."""
+    """The peak memory; measured in a run of its own, because measuring slows it down."""
     tracemalloc.start()
     try:
         asyncio.run(_awaited(work))
@@ -108,7 +108,7 @@ async def _awaited(work: Callable[[], Awaitable[object]]) -> None:
 
 
 def bench_stream() -> None:
-    """Time and memory of a stream of deltas, by its size."""
+    """Time and memory of a stream of deltas, by size."""
     small, large = 2_500_000, 10_000_000
     print("A stream of text in pieces of 20 letters: 10 MB of it next to 2.5 MB, four times the size")
     print(
@@ -129,7 +129,7 @@ def bench_stream() -> None:
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A chat completions server: two tool calls one after the other, then an answer; streamed where asked."""
+    """A chat completions server: two tool calls one after the other, then an answer; streamed if requested."""
     try:
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
@@ -158,7 +158,7 @@ def add(a: int, b: int) -> int:
 
 
 async def many_runs(runs: int) -> float:
-    """Seconds for so many watched runs of three model calls each, at once, over sockets."""
+    """Seconds for a number of concurrent, observed runs of three model calls each, over sockets."""
     served: set[asyncio.Task[None]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -187,7 +187,7 @@ async def many_runs(runs: int) -> float:
 
 
 def bench_many_runs() -> None:
-    """Many runs on one event loop, the server in the same process."""
+    """Many runs in one event loop, with the server in the same process."""
     print("Runs at once on one event loop, three streamed calls each, the server in the same process")
     base = 0.0
     for runs in (10, 50, 200):
@@ -204,7 +204,7 @@ WEATHER = ToolSpec("weather", "Tells the weather.", {"type": "object", "properti
 
 
 def build(wire: str, steps: int) -> tuple[float, float, int]:
-    """Microseconds to build the request of a step, those that copying its bytes takes, and the bytes."""
+    """The microseconds to build the request of a step, the microseconds to copy its bytes, and its size in bytes."""
     model = WIRES[wire]("m", base_url="http://127.0.0.1:9", api_key=KEY)
     said = [Message.system("Be brief."), Message.user("Go.")]
     memo: dict[object, object] = {}
@@ -226,7 +226,7 @@ def build(wire: str, steps: int) -> tuple[float, float, int]:
 
 
 def bench_requests() -> None:
-    """Building a request late in a run and early."""
+    """Building a request late in a run, relative to early in the run."""
     print("Building the request of a step, microseconds; beyond: less one copy of the bytes that it sends")
     print(f"{'wire':>18} {'step 10':>9} {'bytes':>9} {'step 1000':>10} {'bytes':>9} {'beyond / beyond':>16}")
     for wire in WIRES:

@@ -1,4 +1,4 @@
-"""The clock that tests move by hand: it stands still, and sleeping moves it at once."""
+"""``FakeClock``: it only moves when a test advances it, and sleeping advances it at once."""
 
 from __future__ import annotations
 
