@@ -235,9 +235,9 @@ def test_verify_finds_a_reply_to_another_record_despite_valid_hashes(field, word
         assert old in rows[at].body
         edited = rows[at]._replace(body=rows[at].body.replace(old, other))
         forged = reseal([*rows[:at], edited, *rows[at + 1 :]], at)
-    told = verify("r", forged)
-    assert (told.code, told.seq) == (TAMPERED, at + 1)
-    assert words in told.reason
+    report = verify("r", forged)
+    assert (report.code, report.seq) == (TAMPERED, at + 1)
+    assert words in report.reason
 
 
 def test_verify_finds_a_reply_without_a_request_despite_valid_hashes():
@@ -246,6 +246,6 @@ def test_verify_finds_a_reply_without_a_request_despite_valid_hashes():
     words = f',"to":{{"hash":"{to["hash"]}","seq":{to["seq"]}}}'
     assert words in rows[at].body
     edited = rows[at]._replace(body=rows[at].body.replace(words, ""))
-    told = verify("r", reseal([*rows[:at], edited, *rows[at + 1 :]], at))
-    assert (told.code, told.seq) == (TAMPERED, at + 2)
-    assert "no record says that there was a request" in told.reason
+    report = verify("r", reseal([*rows[:at], edited, *rows[at + 1 :]], at))
+    assert (report.code, report.seq) == (TAMPERED, at + 2)
+    assert "no record says that there was a request" in report.reason

@@ -106,8 +106,8 @@ def change_of(store: Any) -> dict[str, Any]:
 
 def good(store: Any, graph: Graph, result: RunResult) -> list[SealedRecord]:
     rows = store.records("sample")
-    told = verify("sample", rows, store.head("sample"))
-    assert told.code == GOOD, told
+    report = verify("sample", rows, store.head("sample"))
+    assert report.code == GOOD, report
     assert dump_state(rehydrate(rows).run) == dump_state(result.run_state)
     assert replay(rows, graph).same
     return rows
@@ -123,10 +123,10 @@ def test_a_run_with_the_same_path_continues_under_the_new_graph():
     rows = good(store, LONGER, result)
     assert result.output == "all done"
     assert rows[: len(before)] == before
-    said = change_of(store)
-    assert (said["from"], said["graph"]["fingerprint"]) == (LOOP.fingerprint, LONGER.fingerprint)
-    assert (said["judged"], said["to"]) == ("replayed", "suspended")
-    assert said["moves"] == sum('"kind":"transition"' in r.body for r in before)
+    migrated = change_of(store)
+    assert (migrated["from"], migrated["graph"]["fingerprint"]) == (LOOP.fingerprint, LONGER.fingerprint)
+    assert (migrated["judged"], migrated["to"]) == ("replayed", "suspended")
+    assert migrated["moves"] == sum('"kind":"transition"' in r.body for r in before)
     assert [json.loads(r.body)["kind"] for r in rows[len(before) : len(before) + 2]] == ["run.migrated", "run.resumed"]
     asked = [json.loads(r.body) for r in rows[len(before) :] if '"transition":"post_llm.otherwise"' in r.body]
     assert [len(r["tried"]) for r in asked] == [len(LOOP.rows("post_llm")) + 1]  # the new guard was asked
@@ -196,13 +196,13 @@ def test_a_vouched_run_continues_and_the_journal_says_so():
     before = store.records("sample")
     result = go_on(store, NO_ADDING, [Migration(LOOP, vouched=True)], Allow())
     rows = good(store, NO_ADDING, result)
-    said = change_of(store)
-    assert said["judged"] == "vouched"
-    assert "moves" not in said
-    told = replay(rows, NO_ADDING)
-    assert told.since == len(before) + 1  # guards in front are those of a graph that is gone
-    assert told.moves == sum('"kind":"transition"' in r.body for r in rows[len(before) :])
-    assert replay(rows, LOOP).since == told.since
+    migrated = change_of(store)
+    assert migrated["judged"] == "vouched"
+    assert "moves" not in migrated
+    report = replay(rows, NO_ADDING)
+    assert report.since == len(before) + 1  # guards in front are those of a graph that is gone
+    assert report.moves == sum('"kind":"transition"' in r.body for r in rows[len(before) :])
+    assert replay(rows, LOOP).since == report.since
 
 
 def test_a_graph_that_lacks_the_state_or_cannot_wait_there_refuses_even_a_vouched_run():
@@ -237,9 +237,9 @@ def test_states_and_guards_may_be_renamed():
         go_on(store, new, [Migration(old)], Allow())
     result = go_on(store, new, [Migration(old, **names)], Allow())
     rows = good(store, new, result)
-    said = change_of(store)
-    assert said["states"] == [["review", "check"]]
-    assert said["transitions"] == [["post_llm.too_long", "post_llm.long_answer"]]
+    migrated = change_of(store)
+    assert migrated["states"] == [["review", "check"]]
+    assert migrated["transitions"] == [["post_llm.too_long", "post_llm.long_answer"]]
     assert result.run_state.state_results == {"check": first.run_state.state_results["review"]}
     assert replay(rows, new).moves == sum('"kind":"transition"' in r.body for r in rows)
 
@@ -259,8 +259,8 @@ def test_a_run_in_a_renamed_state_continues_in_it():
     result = go_on(cut, new, [Migration(old, states={"review": "check"})], None, SAMPLE_SCRIPT[replies:])
     assert change_of(cut)["to"] == "check"
     assert result.decisions[0].source == "check"
-    told = verify("sample", cut.records("sample"), cut.head("sample"))
-    assert told.code == OPEN, told
+    report = verify("sample", cut.records("sample"), cut.head("sample"))
+    assert report.code == OPEN, report
 
 
 def test_a_run_may_be_migrated_repeatedly():
@@ -441,8 +441,8 @@ def test_a_run_that_is_migrated_at_every_stop_is_like_one_that_is_not(
     assert dump_state(moved.run_state) == dump_state(still.run_state)
     assert [str(d) for d in moved.decisions] == [str(d) for d in still.decisions]
     rows = store.records("sample")
-    told = verify("sample", rows, store.head("sample"))
-    assert told.code == (GOOD if moved.run_state.done else OPEN), told
+    report = verify("sample", rows, store.head("sample"))
+    assert report.code == (GOOD if moved.run_state.done else OPEN), report
     assert dump_state(rehydrate(rows).run) == dump_state(moved.run_state)
     assert replay(rows, moved.graph).same
 
@@ -499,9 +499,9 @@ def test_verify_finds_an_invalid_migration_despite_valid_hashes(old, new, words)
     store, _ = waiting_run()
     go_on(store, LONGER, [Migration(LOOP)], Allow())
     rows, at = forged(store.records("sample"), old, new)
-    told = verify("sample", rows)
-    assert (told.code, told.seq) == (TAMPERED, at), told
-    assert words in told.reason
+    report = verify("sample", rows)
+    assert (report.code, report.seq) == (TAMPERED, at), report
+    assert words in report.reason
 
 
 def test_a_transition_after_a_migration_is_verified_with_the_new_graph():
@@ -511,8 +511,8 @@ def test_a_transition_after_a_migration_is_verified_with_the_new_graph():
     last = max(n for n, r in enumerate(rows) if '"transition":"post_llm.otherwise"' in r.body)
     tried = json.loads(rows[last].body)["tried"]
     edited = rows[last]._replace(body=rows[last].body.replace(f'"tried":"{tried}"', f'"tried":"{tried[1:]}"'))
-    told = verify("sample", reseal([*rows[:last], edited, *rows[last + 1 :]], last))
-    assert (told.code, told.seq) == (TAMPERED, last + 1)
+    report = verify("sample", reseal([*rows[:last], edited, *rows[last + 1 :]], last))
+    assert (report.code, report.seq) == (TAMPERED, last + 1)
 
 
 def test_the_error_names_a_preset_with_a_graph_of_its_own():

@@ -39,30 +39,30 @@ def seq_of(rows, transition: str) -> int:
 
 
 def test_a_replay_makes_the_same_transitions(rows):
-    told = replay(rows, LOOP)
-    assert told.same
-    assert told.moves == sum('"kind":"transition"' in r.body for r in rows)
+    replayed = replay(rows, LOOP)
+    assert replayed.same
+    assert replayed.moves == sum('"kind":"transition"' in r.body for r in rows)
 
 
 def test_a_replay_under_another_graph_names_the_first_divergent_record(rows):
-    told = replay(rows, LOOP.without("dispatch_tool.approval_required"))
-    assert told.seq == seq_of(rows, "dispatch_tool.approval_required")
-    assert told.recorded == "dispatch_tool.approval_required -> suspended"
-    assert told.instead == "dispatch_tool.otherwise -> post_tool"
+    replayed = replay(rows, LOOP.without("dispatch_tool.approval_required"))
+    assert replayed.seq == seq_of(rows, "dispatch_tool.approval_required")
+    assert replayed.recorded == "dispatch_tool.approval_required -> suspended"
+    assert replayed.instead == "dispatch_tool.otherwise -> post_tool"
 
 
 def test_a_replay_under_another_policy_names_the_first_divergent_record(rows):
-    told = replay(rows, LOOP, policy=DefaultPolicy(budgets={FailureKind.environment_error: 2}))
-    assert told.seq == seq_of(rows, "recover.otherwise")
-    assert told.instead == "recover.handoff -> terminal"
+    replayed = replay(rows, LOOP, policy=DefaultPolicy(budgets={FailureKind.environment_error: 2}))
+    assert replayed.seq == seq_of(rows, "recover.otherwise")
+    assert replayed.instead == "recover.handoff -> terminal"
     assert replay(rows, LOOP, policy=DefaultPolicy()).same
 
 
 def test_a_replay_under_other_limits_names_the_first_divergent_record(rows):
-    told = replay(rows, LOOP, guardrails=AgentGuardrails(max_iterations=1))
-    assert told.instead == "pre_step.iteration_limit -> recover"
-    assert told.seq is not None
-    assert json.loads(rows[told.seq - 1].body)["transition"] == "pre_step.otherwise"
+    replayed = replay(rows, LOOP, guardrails=AgentGuardrails(max_iterations=1))
+    assert replayed.instead == "pre_step.iteration_limit -> recover"
+    assert replayed.seq is not None
+    assert json.loads(rows[replayed.seq - 1].body)["transition"] == "pre_step.otherwise"
 
 
 def test_a_replay_of_an_empty_journal_is_an_error():

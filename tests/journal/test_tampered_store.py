@@ -44,13 +44,13 @@ def forge(path: Path, *statements: str) -> None:
     db.close()
 
 
-def told(*words: object) -> Result:
+def run_command(*words: object) -> Result:
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def found(path: Path, *words: str, code: int = 1) -> dict[str, tuple[int | None, str]]:
     """Record and reason of each run that is not good."""
-    result = told("verify", *words, "--json", "--store", path)
+    result = run_command("verify", *words, "--json", "--store", path)
     assert result.exit_code == code, result.output
     reports = [json.loads(line) for line in result.stdout.splitlines()]
     return {each["run_id"]: (each["seq"], each["reason"]) for each in reports if each["reason"]}
@@ -87,11 +87,11 @@ def test_an_id_that_changed_its_type_hides_no_other_run(path: Path) -> None:
     db.execute(forge_id)
     db.commit()
     db.close()
-    result = told("verify", "--store", path)
+    result = run_command("verify", "--store", path)
     assert result.exit_code == 1
     assert [line.split()[1] for line in result.stdout.splitlines()] == ["good,", "TAMPERED", "TAMPERED"]
     for words in (["replay"], ["replay", "--json"], ["runs"], ["runs", "--json"]):
-        assert len(told(*words, "--store", path).stdout.splitlines()) == 3
+        assert len(run_command(*words, "--store", path).stdout.splitlines()) == 3
 
 
 def test_a_deleted_run_is_found_by_its_records(path: Path) -> None:
@@ -141,36 +141,36 @@ def test_every_command_handles_an_invalid_record(path: Path, column: str, text: 
     forge(path, f"UPDATE journal SET {column} = '{text}' {at(record)}")
     assert found(path)["whole"][0] == record
     for words in (["show", "whole"], ["show", "whole", "--json"], ["replay"], ["replay", "--json"], ["runs"]):
-        result = told(*words, "--store", path)
+        result = run_command(*words, "--store", path)
         assert "internal error" not in result.output
         if words[0] != "show" or column == "body":  # what stands beside a record may be gone, and it is shown so
             assert result.exit_code == (0 if words == ["runs"] else 1), (words, result.output)
-    assert len(told("replay", "--store", path).stdout.splitlines()) == 3
-    refused = told("fork", "whole", "--at", 6, "--store", path)
+    assert len(run_command("replay", "--store", path).stdout.splitlines()) == 3
+    refused = run_command("fork", "whole", "--at", 6, "--store", path)
     assert (refused.exit_code, f"record {record}" in refused.output) == (2, True), refused.output
 
 
 def test_show_continues_after_an_unreadable_record(path: Path) -> None:
-    count = len(told("show", "whole", "--store", path).stdout.splitlines()) - 1  # without the sum of its costs
+    count = len(run_command("show", "whole", "--store", path).stdout.splitlines()) - 1  # without the sum of its costs
     forge(path, f"UPDATE journal SET body = '{{' {at(RECORD)}")
-    result = told("show", "whole", "--store", path)
+    result = run_command("show", "whole", "--store", path)
     lines = result.stdout.splitlines()
     assert len(lines) == count
     assert f"record {RECORD} cannot be read" in lines[RECORD - 1]
     assert "agentfsm verify whole" in result.stderr
-    as_json = told("show", "whole", "--json", "--store", path).stdout.splitlines()
+    as_json = run_command("show", "whole", "--json", "--store", path).stdout.splitlines()
     assert [json.loads(line)["seq"] for line in as_json] == list(range(1, count + 1))
 
 
 def test_runs_lists_a_run_with_an_unreadable_request(path: Path) -> None:
     asks = f"WHERE key = {3 << 32} + (SELECT seq FROM run WHERE run_id = 'waits')"
     forge(path, f'UPDATE journal SET body = \'{{"kind":"run.suspended"}}\' {asks}')
-    result = told("runs", "--store", path)
+    result = run_command("runs", "--store", path)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["first", "whole", "waits"]
     assert "cannot be read" in lines[2]
-    assert "error" in json.loads(told("runs", "--json", "--store", path).stdout.splitlines()[2])
+    assert "error" in json.loads(run_command("runs", "--json", "--store", path).stdout.splitlines()[2])
 
 
 @pytest.mark.parametrize(
@@ -184,14 +184,14 @@ def test_runs_lists_a_run_with_an_unreadable_request(path: Path) -> None:
 )
 def test_an_uncheckable_file_is_neither_good_nor_wrong_usage(path: Path, statement: str, words: str) -> None:
     forge(path, statement)
-    result = told("verify", "--store", path)
+    result = run_command("verify", "--store", path)
     assert result.exit_code == 3
     assert words in result.output
 
 
 def test_a_file_that_is_not_a_database_cannot_be_verified(tmp_path: Path) -> None:
     (tmp_path / "runs.db").write_text("This is a letter, and no database at all.\n" * 40)
-    result = told("verify", "--store", tmp_path / "runs.db")
+    result = run_command("verify", "--store", tmp_path / "runs.db")
     assert result.exit_code == 3
     assert "is not a SQLite database" in result.stderr
 
@@ -199,10 +199,10 @@ def test_a_file_that_is_not_a_database_cannot_be_verified(tmp_path: Path) -> Non
 def test_an_empty_store_is_reported(tmp_path: Path) -> None:
     (tmp_path / "runs.db").touch()
     for words in (["verify"], ["runs"]):
-        result = told(*words, "--store", tmp_path / "runs.db")
+        result = run_command(*words, "--store", tmp_path / "runs.db")
         assert (result.exit_code, result.stdout) == (0, "")
         assert "there is no run" in result.stderr
-    assert "no suspended run" in told("runs", "--status", "suspended", "--store", tmp_path / "runs.db").stderr
+    assert "no suspended run" in run_command("runs", "--status", "suspended", "--store", tmp_path / "runs.db").stderr
 
 
 # -- an exported journal ------------------------------------------------------------------------------
@@ -210,13 +210,13 @@ def test_an_empty_store_is_reported(tmp_path: Path) -> None:
 
 @pytest.fixture
 def export(path: Path) -> list[str]:
-    return told("export", "whole", "--store", path).stdout.splitlines(keepends=True)
+    return run_command("export", "whole", "--store", path).stdout.splitlines(keepends=True)
 
 
 def of_file(tmp_path: Path, content: bytes, *words: object) -> Result:
     file = tmp_path / "run.jsonl"
     file.write_bytes(content)
-    return told("verify", "--file", file, *words)
+    return run_command("verify", "--file", file, *words)
 
 
 def test_an_invalid_line_is_tampering_and_an_invalid_file_is_not(tmp_path: Path, export: list[str]) -> None:
@@ -247,18 +247,18 @@ def test_file_takes_no_run_id(tmp_path: Path, export: list[str]) -> None:
 
 def test_a_run_id_is_printed_on_one_line(path: Path) -> None:
     for bad in ("", " ", "a\nb", "\x1b[2J"):
-        assert told("fork", "whole", "--at", 3, "--as", bad, "--store", path).exit_code == 2
+        assert run_command("fork", "whole", "--at", 3, "--as", bad, "--store", path).exit_code == 2
     forge(path, "UPDATE run SET run_id = 'a' || char(10) || char(27) || 'b' WHERE run_id = 'whole'")
     for words in (["runs"], ["verify"], ["replay"]):
-        shown = told(*words, "--store", path).stdout
+        shown = run_command(*words, "--store", path).stdout
         assert "\x1b" not in shown
         assert len(shown.splitlines()) == 3
 
 
 def test_replay_as_json(path: Path) -> None:
-    reports = [json.loads(line) for line in told("replay", "--json", "--store", path).stdout.splitlines()]
+    reports = [json.loads(line) for line in run_command("replay", "--json", "--store", path).stdout.splitlines()]
     assert [(each["run_id"], each["seq"]) for each in reports] == [("first", None), ("whole", None), ("waits", None)]
-    result = told("replay", "whole", "--json", "--guardrails", '{"max_iterations": 1}', "--store", path)
+    result = run_command("replay", "whole", "--json", "--guardrails", '{"max_iterations": 1}', "--store", path)
     elsewhere = json.loads(result.stdout)
     assert result.exit_code == 1
     assert elsewhere["instead"] == "pre_step.iteration_limit -> recover"
@@ -266,11 +266,11 @@ def test_replay_as_json(path: Path) -> None:
 
 def test_a_field_without_a_number_is_wrong_usage(path: Path) -> None:
     for field in ("²", "x", "0", "99", ""):
-        assert told("redact", "whole", field, "--store", path).exit_code == 2
+        assert run_command("redact", "whole", field, "--store", path).exit_code == 2
 
 
 def test_show_prints_the_calls_of_the_model(path: Path) -> None:
-    shown = told("show", "whole", "--store", path).stdout
+    shown = run_command("show", "whole", "--store", path).stdout
     assert 'add {"a": 1, "b": 2}' in shown
     assert "all done" in shown
 
@@ -279,7 +279,7 @@ def test_show_prints_the_calls_of_the_model(path: Path) -> None:
 
 
 def test_a_fork_with_another_parent_hash_is_found(path: Path) -> None:
-    told("fork", "whole", "--at", 6, "--as", "forked", "--store", path)
+    run_command("fork", "whole", "--at", 6, "--as", "forked", "--store", path)
     assert "forked" not in found(path, code=4)
     store = SqliteStore(path)
     (first, *_), others = store.records("forked"), store.records("first")
@@ -308,10 +308,10 @@ def test_redact_warns_if_another_program_still_reads_the_file(path: Path, monkey
     reader = sqlite3.connect(path, isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT count(*) FROM journal").fetchone()
-    result = told("redact", "whole", "4", "--store", path)
+    result = run_command("redact", "whole", "4", "--store", path)
     assert (result.exit_code, result.stdout) == (0, "1 value deleted\n")
     assert "another program has the store open" in result.stderr
     reader.execute("COMMIT")
     reader.close()
-    result = told("redact", "whole", "1", "--store", path)
+    result = run_command("redact", "whole", "1", "--store", path)
     assert (result.exit_code, result.stderr) == (0, "")

@@ -38,25 +38,25 @@ def head_of(rows: list[SealedRecord]) -> Head:
 
 def found(rows: list[SealedRecord], head: Head | None = None) -> int:
     """The record that our verifier names; the independent one finds what does not need the head too."""
-    told = verify("sample", rows, head)
-    assert told.code == TAMPERED, told
-    assert told.run_id == "sample"
-    assert told.reason
+    report = verify("sample", rows, head)
+    assert report.code == TAMPERED, report
+    assert report.run_id == "sample"
+    assert report.reason
     if head is None:
-        assert independent(rows) is not None, told
-    return told.seq
+        assert independent(rows) is not None, report
+    return report.seq
 
 
 def test_an_untouched_journal_is_good(whole):
-    told = verify("sample", whole, head_of(whole))
-    assert (told.code, told.records, told.open) == (GOOD, len(whole), ())
+    report = verify("sample", whole, head_of(whole))
+    assert (report.code, report.records, report.open) == (GOOD, len(whole), ())
     assert independent(whole) is None
 
 
 def test_a_waiting_run_is_good_and_open():
     store, _ = waiting_run()
-    told = verify("sample", store.records("sample"), store.head("sample"))
-    assert (told.code, told.open) == (OPEN, ("waits for a human reply (approval)",))
+    report = verify("sample", store.records("sample"), store.head("sample"))
+    assert (report.code, report.open) == (OPEN, ("waits for a human reply (approval)",))
 
 
 def test_every_edit_of_a_body_is_found_at_its_record(whole):
@@ -99,9 +99,9 @@ def test_truncation_is_found_with_the_head_or_a_checkpoint(whole):
         cut = whole[:length]
         assert found(cut, head_of(whole)) == length
         sealed = {len(whole): whole[-1].hash}
-        told = verify("sample", cut, head_of(cut), sealed)
-        assert told.code == TAMPERED
-        assert "was truncated" in told.reason
+        report = verify("sample", cut, head_of(cut), sealed)
+        assert report.code == TAMPERED
+        assert "was truncated" in report.reason
 
 
 def test_a_rewritten_journal_is_found_with_a_checkpoint(whole):
@@ -109,9 +109,9 @@ def test_a_rewritten_journal_is_found_with_a_checkpoint(whole):
     edited = whole[place]._replace(body=whole[place].body.replace('"name":"scripted"', '"name":"another"'))
     forged = reseal([*whole[:place], edited, *whole[place + 1 :]], place)
     assert verify("sample", forged, head_of(forged)).code == GOOD  # nothing inside can tell
-    told = verify("sample", forged, head_of(forged), {len(whole): whole[-1].hash})
-    assert (told.code, told.seq) == (TAMPERED, len(whole))
-    assert "was rewritten" in told.reason
+    report = verify("sample", forged, head_of(forged), {len(whole): whole[-1].hash})
+    assert (report.code, report.seq) == (TAMPERED, len(whole))
+    assert "was rewritten" in report.reason
 
 
 def rewritten(whole: list[SealedRecord], kind: str, old: str, new: str, nth: int = 0) -> tuple[list[SealedRecord], int]:
@@ -145,9 +145,9 @@ def rewritten(whole: list[SealedRecord], kind: str, old: str, new: str, nth: int
 )
 def test_an_illegal_history_is_found_despite_valid_hashes(whole, kind, old, new, words):
     forged, _ = rewritten(whole, kind, old, new)
-    told = verify("sample", forged, head_of(forged))
-    assert told.code == TAMPERED
-    assert words in told.reason
+    report = verify("sample", forged, head_of(forged))
+    assert report.code == TAMPERED
+    assert words in report.reason
 
 
 def test_a_missing_transition_is_found_despite_valid_hashes(whole):
@@ -166,19 +166,19 @@ def test_a_changed_or_missing_hidden_value_is_found(whole):
         if not row.hidden:
             assert found_at(whole, place, '[["00","x"]]') == place + 1
             continue
-        kept = json.loads(row.hidden)
-        for n, (salt, value) in enumerate(kept):
-            changed = [*kept[:n], [salt, "other" if value != "other" else "x"], *kept[n + 1 :]]
+        hidden_values = json.loads(row.hidden)
+        for n, (salt, value) in enumerate(hidden_values):
+            changed = [*hidden_values[:n], [salt, "other" if value != "other" else "x"], *hidden_values[n + 1 :]]
             assert found_at(whole, place, json.dumps(changed, separators=(",", ":"))) == place + 1
-            gone = [*kept[:n], None, *kept[n + 1 :]]
+            gone = [*hidden_values[:n], None, *hidden_values[n + 1 :]]
             assert found_at(whole, place, json.dumps(gone, separators=(",", ":"), ensure_ascii=False)) == place + 1
         assert verify("sample", [*whole[:place], row._replace(hidden=""), *whole[place + 1 :]]).seq == place + 1
 
 
 def found_at(whole: list[SealedRecord], place: int, hidden: str) -> int:
-    told = verify("sample", [*whole[:place], whole[place]._replace(hidden=hidden), *whole[place + 1 :]])
-    assert told.code == TAMPERED
-    return told.seq
+    report = verify("sample", [*whole[:place], whole[place]._replace(hidden=hidden), *whole[place + 1 :]])
+    assert report.code == TAMPERED
+    return report.seq
 
 
 # -- redaction ----------------------------------------------------------------------------------------
@@ -202,8 +202,8 @@ def test_a_redacted_value_is_gone_and_the_journal_is_good(tmp_path, kind, state)
     rows = store.records("sample")
     assert not any("contents of a" in r.body + r.hidden for r in rows[: int(field)])
     assert json.loads(rows[-1].body)["by"] == "the officer"
-    told = verify("sample", rows, store.head("sample"))
-    assert told.code == (GOOD if state == "finished" else OPEN)
+    report = verify("sample", rows, store.head("sample"))
+    assert report.code == (GOOD if state == "finished" else OPEN)
     assert independent(rows) is None
     assert (store.head("sample").status, store.head("sample").owner) == (before, None)
     with pytest.raises(JournalError, match="has no hidden value"):
@@ -219,9 +219,9 @@ def test_an_interrupted_redaction_is_reported(whole):
     forged = [*whole]
     body = f'{{"epoch":3,"field":"1","kind":"redaction","of":1,"places":[0],"seq":{len(whole) + 1},"ts":1}}'
     forged = reseal([*whole, SealedRecord(len(whole) + 1, body, "")], len(whole))
-    told = verify("sample", forged)
-    assert told.code == OPEN
-    assert "still there" in told.open[0]
+    report = verify("sample", forged)
+    assert report.code == OPEN
+    assert "still there" in report.open[0]
 
 
 def test_a_redaction_of_nothing_changes_nothing():

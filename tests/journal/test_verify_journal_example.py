@@ -79,10 +79,10 @@ def forged(rows: list[SealedRecord], kind: str, old: str, new: str) -> tuple[lis
 def test_an_illegal_history_is_found_despite_valid_hashes(whole, kind, old, new, words):
     rows, at = forged(whole, kind, old, new)
     assert verify("sample", rows).code == TAMPERED
-    told = independent(rows)
-    assert told is not None
-    assert words in told
-    assert int(re.findall(r"\d+", told)[0]) >= at
+    run_example = independent(rows)
+    assert run_example is not None
+    assert words in run_example
+    assert int(re.findall(r"\d+", run_example)[0]) >= at
 
 
 def test_recomputing_hashes_alone_hides_nothing(whole):
@@ -141,22 +141,22 @@ def test_it_is_a_command(whole, tmp_path):
     file.write_text("".join(export_lines(whole)), encoding="utf-8")
     note.write_text(f'x/runs\n1\nroot\n{len(whole)} {"0" * 64} "sample"\n\n\u2014 x y\n', encoding="utf-8")
 
-    def told(*words: Any) -> tuple[int, str]:
+    def run_example(*words: Any) -> tuple[int, str]:
         done = subprocess.run([sys.executable, EXAMPLE, *words], capture_output=True, text=True, check=False)
         return done.returncode, done.stdout
 
-    assert told(file) == (0, "good\n")
-    assert told() == (1, "")  # it says how it is used
+    assert run_example(file) == (0, "good\n")
+    assert run_example() == (1, "")  # it says how it is used
     cut = tmp_path / "cut.jsonl"
     cut.write_text("".join(export_lines(whole[:-1])), encoding="utf-8")
-    code, said = told(cut)
-    assert (code, "has not finished" in said) == (0, True)
+    code, printed = run_example(cut)
+    assert (code, "has not finished" in printed) == (0, True)
     cut.write_bytes("".join(export_lines(whole)).encode().replace(b"scripted", b"scr\xffpted", 1))
-    code, said = told(cut)
-    assert (code, said.startswith("record 3: ")) == (1, True)
-    code, said = told(file, note)
+    code, printed = run_example(cut)
+    assert (code, printed.startswith("record 3: ")) == (1, True)
+    code, printed = run_example(file, note)
     assert code == 1
-    assert "the checkpoint has another one" in said
+    assert "the checkpoint has another one" in printed
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
