@@ -76,11 +76,11 @@ if TYPE_CHECKING:
     from agentfsm.loop.messages import FinishReason, Image, Message, Reply, Role, ToolCall, ToolResult, Usage
     from agentfsm.loop.model import Model, ModelRequest, ToolSpec
     from agentfsm.loop.outcomes import StateResult
-    from agentfsm.loop.policy import DefaultPolicy, RecoveryPolicy
     from agentfsm.loop.presets import Preset
+    from agentfsm.loop.recovery_policy import DefaultPolicy, RecoveryPolicy
     from agentfsm.loop.state import RunState
     from agentfsm.loop.suspension import SuspensionRecord
-    from agentfsm.loop.table import LOOP
+    from agentfsm.loop.transition_table import LOOP
     from agentfsm.machine.engine import Decision, Machine
     from agentfsm.machine.graph import Graph, State, StateSpec, Transition
     from agentfsm.runtime.approval import Allow, Deny, Edit, GiveUp, ItDidNotRun, ItRan
@@ -239,11 +239,11 @@ if not TYPE_CHECKING:
             "agentfsm.loop.messages": "FinishReason Image Message Reply Role ToolCall ToolResult Usage",
             "agentfsm.loop.model": "Model ModelRequest ToolSpec",
             "agentfsm.loop.outcomes": "StateResult",
-            "agentfsm.loop.policy": "DefaultPolicy RecoveryPolicy",
+            "agentfsm.loop.recovery_policy": "DefaultPolicy RecoveryPolicy",
             "agentfsm.loop.presets": "Preset",
             "agentfsm.loop.state": "RunState",
             "agentfsm.loop.suspension": "SuspensionRecord",
-            "agentfsm.loop.table": "LOOP",
+            "agentfsm.loop.transition_table": "LOOP",
             "agentfsm.machine.engine": "Decision Machine",
             "agentfsm.machine.graph": "Graph State StateSpec Transition",
             "agentfsm.runtime.approval": "Allow Deny Edit GiveUp ItDidNotRun ItRan",

@@ -19,7 +19,7 @@ from agentfsm import diagrams as diagrams_kit
 from agentfsm import testing as testing_kit
 from agentfsm.analysis.loop_assumptions import loop_assumptions
 from agentfsm.diagrams.promela import promela_model
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.testing import ScriptedModel, invariants, strategies
 
 ROOT = Path(agentfsm.__file__).parent

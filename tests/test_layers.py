@@ -121,7 +121,7 @@ def tree(module: str) -> ast.Module:
 @pytest.mark.parametrize("module", PURE)
 def test_a_pure_module_imports_nothing_that_does_io(module):
     found = {i.imported.split(".")[0] for i in IMPORTS if i.importer == module}
-    assert found & OUTSIDE <= ({"random"} if module == "agentfsm.loop.policy" else set())
+    assert found & OUTSIDE <= ({"random"} if module == "agentfsm.loop.recovery_policy" else set())
     third_party = found - set(sys.stdlib_module_names) - {"agentfsm"}
     assert third_party <= {"pydantic", "pydantic_core", "transitions"}
 
@@ -136,7 +136,7 @@ def test_a_pure_module_awaits_nothing_and_opens_nothing(module):
 
 def test_the_only_randomness_in_the_loop_has_a_seed():
     drawn = [
-        node for node in ast.walk(tree("agentfsm.loop.policy"))
+        node for node in ast.walk(tree("agentfsm.loop.recovery_policy"))
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("random.")
     ]  # fmt: skip
     assert [ast.unparse(node.func) for node in drawn] == ["random.Random"]

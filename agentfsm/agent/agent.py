@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from agentfsm.loop.guardrails import AgentGuardrails, Behavior
     from agentfsm.loop.messages import Message
     from agentfsm.loop.model import Model
-    from agentfsm.loop.policy import RecoveryPolicy
     from agentfsm.loop.presets import Preset
+    from agentfsm.loop.recovery_policy import RecoveryPolicy
     from agentfsm.loop.suspension import SuspensionRecord
     from agentfsm.machine.graph import Graph
     from agentfsm.runtime.approval import HumanInput

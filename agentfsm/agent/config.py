@@ -11,11 +11,11 @@ from pydantic import TypeAdapter
 
 from agentfsm.errors import ConfigurationError, GraphError
 from agentfsm.loop.canonical_json import canonical_json
-from agentfsm.loop.envelope import envelope_instructions
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
+from agentfsm.loop.json_envelope import envelope_instructions
 from agentfsm.loop.model import Model, ToolSpec, secrets_of
-from agentfsm.loop.policy import RecoveryPolicy
 from agentfsm.loop.presets import PRESETS, Preset
+from agentfsm.loop.recovery_policy import RecoveryPolicy
 from agentfsm.machine.engine import Machine
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.context import AgentConfig, Effect

@@ -10,7 +10,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from agentfsm.analysis.acceleration import (
+from agentfsm.analysis.assumptions import Assumptions
+from agentfsm.analysis.counter_acceleration import (
     AcceleratedGraph,
     Cost,
     CounterShift,
@@ -20,7 +21,6 @@ from agentfsm.analysis.acceleration import (
     elementwise_max,
     max_summary,
 )
-from agentfsm.analysis.assumptions import Assumptions
 from agentfsm.analysis.state_space import BreadthFirstSearch, Configuration, StateSpace
 from agentfsm.machine.graph import Graph, State, Transition
 

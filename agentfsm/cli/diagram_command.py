@@ -22,7 +22,7 @@ from agentfsm.diagrams.style import Theme
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.records import Record, read_records
 from agentfsm.loop.presets import PRESETS
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.graph import Graph
 
 __all__ = [

@@ -22,7 +22,7 @@ __all__ = ["diff"]
 
 _EXAMPLES = """\b
 Examples:
-  agentfsm diff agentfsm.loop.table:LOOP my_graphs.py:GRAPH
+  agentfsm diff agentfsm.loop.transition_table:LOOP my_graphs.py:GRAPH
   agentfsm diff standard strict                         two presets
   agentfsm diff old/graphs.py:GRAPH new/graphs.py:GRAPH --output difference.svg
   agentfsm diff 3f9c0a1b2c3d4e5f my_graphs.py:GRAPH     the graph of a run, and today's

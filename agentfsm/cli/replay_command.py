@@ -21,8 +21,8 @@ from agentfsm.journal.store import Store, consistent_read
 from agentfsm.journal.verification import TAMPERED, UNVERIFIABLE
 from agentfsm.journal.verification import verify as verify_run
 from agentfsm.loop.guardrails import AgentGuardrails
-from agentfsm.loop.policy import RecoveryPolicy
 from agentfsm.loop.presets import PRESETS
+from agentfsm.loop.recovery_policy import RecoveryPolicy
 from agentfsm.machine.graph import Graph
 
 __all__ = ["replay"]

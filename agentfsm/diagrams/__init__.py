@@ -2,7 +2,7 @@
 
 ::
 
-    from agentfsm.loop.table import LOOP
+    from agentfsm.loop.transition_table import LOOP
     from agentfsm.diagrams import Coverage, diagram, write
 
     print(diagram(LOOP, "text"))
@@ -177,7 +177,7 @@ def write_all(graph: Graph, folder: str | Path, formats: Iterable[str] = COMMITT
 
     The files in ``diagrams/`` are written, and updated, by::
 
-        from agentfsm.loop.table import LOOP
+        from agentfsm.loop.transition_table import LOOP
         from agentfsm.diagrams import write_all
 
         write_all(LOOP, "diagrams")

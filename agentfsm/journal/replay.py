@@ -27,7 +27,7 @@ from agentfsm.journal.records import (
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.messages import ToolResult
 from agentfsm.loop.outcomes import Cancelled, Outcome, RecoveryDecided
-from agentfsm.loop.policy import RecoveryPolicy, decide_recovery
+from agentfsm.loop.recovery_policy import RecoveryPolicy, decide_recovery
 from agentfsm.loop.reducer import on_outcome, on_transition
 from agentfsm.loop.state import PendingRequest, RunState, load_state
 from agentfsm.machine.engine import Decision, Machine

@@ -1,7 +1,7 @@
 """Failure kinds, one row each: what the loop does about a kind and says about it. Also the ``Failure`` value.
 
 To add a kind, add a row to ``FailureKind``, a detector to ``agentfsm.loop.detectors`` and a row to ``LOOP`` in
-``agentfsm.loop.table``. Everything else (recovery policy, reducer, prompts, tools, journal) reads the row.
+``agentfsm.loop.transition_table``. Everything else (recovery policy, reducer, prompts, tools, journal) reads the row.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from types import MappingProxyType
 
 from agentfsm.loop.failures import MODEL_MISTAKE_KINDS, Action, FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
-from agentfsm.loop.policy import DefaultPolicy, RecoveryPolicy
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.recovery_policy import DefaultPolicy, RecoveryPolicy
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.graph import Graph
 
 __all__ = ["BREAKER", "FEEDBACK", "FUNNEL", "PRESETS", "STANDARD", "STRICT", "Preset"]

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from agentfsm.models.anthropic import AnthropicMessages
     from agentfsm.models.limits import ConcurrencyLimit, RateLimit
     from agentfsm.models.model_registry import resolve
+    from agentfsm.models.model_wrappers import FallbackModel, Limited, Price, Priced
     from agentfsm.models.ollama import OllamaChat
     from agentfsm.models.openai_chat import OpenAIChat
     from agentfsm.models.openai_responses import OpenAIResponses
     from agentfsm.models.settings import ModelSettings
-    from agentfsm.models.wrappers import FallbackModel, Limited, Price, Priced
 
 __all__ = [
     "AnthropicMessages",
@@ -47,6 +47,6 @@ if not TYPE_CHECKING:
             "agentfsm.models.openai_chat": "OpenAIChat",
             "agentfsm.models.openai_responses": "OpenAIResponses",
             "agentfsm.models.settings": "ModelSettings",
-            "agentfsm.models.wrappers": "FallbackModel Limited Price Priced",
+            "agentfsm.models.model_wrappers": "FallbackModel Limited Price Priced",
         },
     )

@@ -2,9 +2,12 @@
 
 The first rule that applies wins:
 
-1. an error text for a prompt that is too long, or status 413: ``ContextOverflowError``
+1. status 413, or an error text for a prompt that is too long (except with 401, 403, 404 and 429):
+   ``ContextOverflowError``
 2. status 408, 409, 425, 429 or 5xx: ``TransientProviderError``
 3. everything else: ``ProviderError``
+
+``agentfsm.runtime.model_call`` turns the error into the ``Failure`` of the error's ``kind``.
 
 Error texts are shown to people and stored in journals. They say what failed and what to do, and quote the provider's
 message without the API key and without any part of the prompt, because servers echo both.

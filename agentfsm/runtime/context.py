@@ -19,7 +19,7 @@ from agentfsm.loop.events import Ending, Event, RunWarning
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.messages import ToolResult
 from agentfsm.loop.model import Model, ToolSpec
-from agentfsm.loop.policy import RecoveryPolicy
+from agentfsm.loop.recovery_policy import RecoveryPolicy
 from agentfsm.loop.state import RunState, SuspendedSubRun
 from agentfsm.machine.engine import Machine
 from agentfsm.runtime.hooks import INFO_EVENTS, Hook, Observer, log_event, logger

@@ -14,11 +14,11 @@ from typing import Any
 
 from pydantic_core import to_json, to_jsonable_python
 
-from agentfsm.loop.envelope import parse_envelope, parse_json
 from agentfsm.loop.failures import describe_exception
+from agentfsm.loop.json_envelope import parse_envelope, parse_json
 from agentfsm.loop.messages import Message
 from agentfsm.loop.outcomes import Outcome, PreStepDone, ReplyParsed, StateResult
-from agentfsm.loop.policy import decide_recovery
+from agentfsm.loop.recovery_policy import decide_recovery
 from agentfsm.loop.state import RunState
 from agentfsm.machine.graph import State
 from agentfsm.runtime.context import Context, Effect, reraise_cancellation

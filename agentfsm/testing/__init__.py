@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from agentfsm.testing.fakes import FakeClock, RecordingModel, ScriptedModel, ScriptExhaustedError, call
     from agentfsm.testing.guard_examples import GuardExamples
     from agentfsm.testing.guard_priority import GuardConflict, check_priority, guard_conflicts
-    from agentfsm.testing.path_drivers import (
+    from agentfsm.testing.path_generation import Path, Paths, paths
+    from agentfsm.testing.path_runner import (
         PathDivergence,
         PathDivergenceError,
         PathRun,
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
         force,
         force_async,
     )
-    from agentfsm.testing.path_generation import Path, Paths, paths
     from agentfsm.testing.path_to_scenario import NoExampleError
     from agentfsm.testing.simulation import (
         DISMISSED,
@@ -75,7 +75,7 @@ if not TYPE_CHECKING:
             "agentfsm.testing.fakes": "FakeClock RecordingModel ScriptExhaustedError ScriptedModel call",
             "agentfsm.testing.guard_examples": "GuardExamples",
             "agentfsm.testing.guard_priority": "GuardConflict check_priority guard_conflicts",
-            "agentfsm.testing.path_drivers": (
+            "agentfsm.testing.path_runner": (
                 "PathDivergence PathDivergenceError PathRun WitnessDriver default_agent force force_async"
             ),
             "agentfsm.testing.path_generation": "Path Paths paths",

@@ -188,7 +188,7 @@ def row_lines(graph: Graph, module: ModuleType | None = None) -> dict[str, tuple
     names = dict.fromkeys(
         name for t in graph if t.guard is not None and (name := getattr(t.guard, "__module__", None)) is not None
     )
-    modules = [module, *(sys.modules.get(name) for name in names), sys.modules.get("agentfsm.loop.table")]
+    modules = [module, *(sys.modules.get(name) for name in names), sys.modules.get("agentfsm.loop.transition_table")]
     lines: dict[str, tuple[str, int]] = {}
     for each in dict.fromkeys(m for m in modules if m is not None):
         for matches, line in _row_calls(each):

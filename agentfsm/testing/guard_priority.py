@@ -15,8 +15,8 @@ from agentfsm.loop.guardrails import Behavior
 from agentfsm.loop.guards import calls_pending
 from agentfsm.loop.messages import FinishReason, Message, Reply
 from agentfsm.machine.graph import Graph, State, Transition
-from agentfsm.testing.path_drivers import PathRun, WitnessDriver
 from agentfsm.testing.path_generation import Path, shortest_run_to_end, small_guardrails, state_space_for
+from agentfsm.testing.path_runner import PathRun, WitnessDriver
 
 __all__ = ["GuardConflict", "check_priority", "guard_conflicts"]
 

@@ -2,7 +2,7 @@
 
 A model reply is written before it is judged, and a batch of calls before any of them runs, so what a row needs is often
 decided several moves earlier. The path is read reply by reply: first what happens to the whole batch of tool calls,
-then the reply that makes those calls.
+then the reply that makes those calls. ``agentfsm.testing.path_runner`` plays the scenario to the real loop.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # agentfsm is only imported where it is used: every pytest run loads this plugin.
 
 REPORT_FILES = {"term": "", "json": "fsm-coverage.json", "lcov": "fsm-coverage.lcov", "svg": "fsm-coverage.svg"}
-DEFAULT_GRAPH = "agentfsm.loop.table:LOOP"
+DEFAULT_GRAPH = "agentfsm.loop.transition_table:LOOP"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -24,7 +24,7 @@ from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.messages import Reply, Usage
 from agentfsm.loop.model import ModelRequest
 from agentfsm.loop.outcomes import StateResult
-from agentfsm.loop.policy import RecoveryPolicy
+from agentfsm.loop.recovery_policy import RecoveryPolicy
 from agentfsm.loop.state import RunState
 from agentfsm.machine.engine import Decision, Machine, Steppable
 from agentfsm.machine.graph import Graph, State

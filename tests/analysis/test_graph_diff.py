@@ -11,7 +11,7 @@ import pytest
 from agentfsm.analysis import diff, graph_from_table
 from agentfsm.errors import ConfigurationError, GraphError
 from agentfsm.loop.presets import PRESETS, STRICT
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.graph import Graph, StateSpec, Transition
 from tests.helpers.graphs import random_graph_with_assumptions, unasked_guard
 

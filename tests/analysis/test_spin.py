@@ -16,8 +16,8 @@ from agentfsm.analysis import (
     GuardAssumption,
     Property,
     Update,
-    acceleration,
     analyse,
+    counter_acceleration,
     iff,
     loop_assumptions,
     must_pass,
@@ -31,7 +31,7 @@ from agentfsm.analysis.state_space import StateSpace
 from agentfsm.diagrams.promela import promela_model
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.presets import PRESETS
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.graph import Graph, StateSpec, Transition
 from agentfsm.testing import paths
 from agentfsm.testing.path_generation import small_guardrails
@@ -71,7 +71,7 @@ def compare(case: SpinCase, found: SpinResult) -> int:
         assert longest == found.longest, name
     for large in (1, 100):  # almost every counter is folded, or none: the result is the same
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(acceleration, "FOLDING_THRESHOLD", large)
+            patch.setattr(counter_acceleration, "FOLDING_THRESHOLD", large)
             other = compute_bounds(case.graph, case.assumptions)
             assert replace(other, longest=()) == replace(most, longest=()), name
     properties = [must_pass(a, through=b, when=c) for a, b, c in case.passes]

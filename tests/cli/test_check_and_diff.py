@@ -15,7 +15,7 @@ from tests.cli.conftest import Cli
 
 MINE = """
 from dataclasses import replace
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.loop.detectors import policy_violation
 from agentfsm.machine.graph import Transition
 
@@ -141,7 +141,7 @@ def test_exact_fails_on_row_differences_alone(cli: Cli, tmp_path: Path) -> None:
     """Swapping two error rows leads to the same state by another row, so the decision differs and is reported."""
     (tmp_path / "two.py").write_text(
         "from dataclasses import replace\n"
-        "from agentfsm.loop.table import LOOP\n"
+        "from agentfsm.loop.transition_table import LOOP\n"
         "SAME = replace(LOOP, transitions=tuple(sorted(LOOP, key=lambda t: t.source)))\n"
     )
     assert cli("diff", "two.py:LOOP", "two.py:SAME", "--exact").exit_code == 0

@@ -144,7 +144,7 @@ def test_a_store_without_interrupted_runs_is_reported(cli: Cli, folder: Path) ->
 
 def test_a_run_of_another_graph_is_skipped_and_named(cli: Cli, folder: Path) -> None:
     interrupted_id = start_run(
-        cli, folder, "--graph", "graphs.py:NO_TOOLS", "--graph", "agentfsm.loop.table:LOOP", interrupted=True
+        cli, folder, "--graph", "graphs.py:NO_TOOLS", "--graph", "agentfsm.loop.transition_table:LOOP", interrupted=True
     )
     result, _ = resume(cli, "--graph", "graphs.py:LONGER")
     assert result.exit_code == 1

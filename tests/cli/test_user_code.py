@@ -85,7 +85,7 @@ def test_a_file_that_is_not_python_is_refused() -> None:
 
 def test_a_graph_is_loaded_from_a_module_a_file_or_its_owner() -> None:
     Path("mine.py").write_text("from agentfsm import LOOP as MINE\nclass Holder:\n    inner = MINE")
-    assert load_graph("agentfsm.loop.table:LOOP") is LOOP
+    assert load_graph("agentfsm.loop.transition_table:LOOP") is LOOP
     assert load_graph("agentfsm.loop.presets:STRICT") is STRICT.graph
     assert load_graph("mine:MINE") is LOOP
     assert load_graph("mine.py:MINE") is LOOP
@@ -99,8 +99,8 @@ def test_a_graph_is_loaded_from_a_module_a_file_or_its_owner() -> None:
         (":LOOP", "not of the form MODULE:GRAPH"),
         ("agentfsm:", "not of the form MODULE:GRAPH"),
         ("no_such.module:G", "no module 'no_such.module'"),
-        ("agentfsm.loop.table:POOL", "has no 'POOL'; it has: LOOP"),
-        ("agentfsm.loop.table:State", "not a graph; it has: LOOP"),
+        ("agentfsm.loop.transition_table:POOL", "has no 'POOL'; it has: LOOP"),
+        ("agentfsm.loop.transition_table:State", "not a graph; it has: LOOP"),
         ("broken.py:G", "broken.py, line 2: GraphError: a.never"),
         ("needs:G", "No module named 'no_such_module'"),
     ],

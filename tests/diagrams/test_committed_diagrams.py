@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentfsm.diagrams import COMMITTED_FORMATS, FORMATS, diagram
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from tests.helpers.generated_docs import FOLDER, PICTURES
 
 
@@ -14,7 +14,7 @@ def test_the_committed_diagrams_of_the_loop_are_up_to_date(form: str) -> None:
     path = FOLDER / f"loop{FORMATS[form].suffixes[0]}"
     assert path.read_bytes() == diagram(LOOP, form).encode(), (
         f"{path.name} is out of date; update it: "
-        'python -c "from agentfsm.loop.table import LOOP; from agentfsm.diagrams import write_all; '
+        'python -c "from agentfsm.loop.transition_table import LOOP; from agentfsm.diagrams import write_all; '
         "write_all(LOOP, 'diagrams')\""
     )
 

@@ -16,7 +16,7 @@ import pytest
 
 from agentfsm.diagrams import FORMATS, Coverage, Format, RunPath, diagram, image, write, write_all
 from agentfsm.errors import ConfigurationError, GraphError
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine import Graph
 from tests.helpers.graphs import (
     ODD_NAMES_GRAPH,
@@ -274,7 +274,7 @@ def test_graphviz_accepts_the_dot(graph: Graph) -> None:
 def test_text_formats_are_the_same_bytes_under_any_hash_seed() -> None:
     program = (
         "import hashlib\n"
-        "from agentfsm.loop.table import LOOP\n"
+        "from agentfsm.loop.transition_table import LOOP\n"
         "from agentfsm.diagrams import FORMATS, Coverage, RunPath, diagram\n"
         "from tests.helpers.graphs import extended_loop\n"
         "texts = [diagram(g, f) for g in (LOOP, extended_loop()) for f in FORMATS if not FORMATS[f].image]\n"

@@ -14,7 +14,7 @@ import pytest
 
 from agentfsm.diagrams import Coverage, diagram, image, write
 from agentfsm.errors import ConfigurationError
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine import Graph
 from tests.helpers.graphs import ODD_NAMES_GRAPH, SMALL_GRAPH, extended_loop
 
@@ -57,7 +57,7 @@ def test_the_error_without_the_graphviz_package_names_it(monkeypatch: pytest.Mon
 
 def test_text_formats_do_not_import_graphviz() -> None:
     program = (
-        "import sys; from agentfsm.diagrams import FORMATS, diagram; from agentfsm.loop.table import LOOP\n"
+        "import sys; from agentfsm.diagrams import FORMATS, diagram; from agentfsm.loop.transition_table import LOOP\n"
         "for form in FORMATS:\n    if not FORMATS[form].image: diagram(LOOP, form)\n"
         "assert 'graphviz' not in sys.modules"
     )

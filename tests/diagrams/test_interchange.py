@@ -14,7 +14,7 @@ import pytest
 from agentfsm.diagrams import diagram
 from agentfsm.errors import NoTransitionError
 from agentfsm.loop.presets import PRESETS
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine import Graph, Machine, Transition
 from tests.helpers.graphs import SMALL_GRAPH, extended_loop
 from tests.helpers.npm_servers import install_package, require_node

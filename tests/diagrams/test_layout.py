@@ -11,7 +11,7 @@ from agentfsm.diagrams import Counterexample, Coverage, DiffOverlay, Overlay, Ru
 from agentfsm.diagrams.box import Label, text_width, truncate, wrap_words
 from agentfsm.diagrams.layout import Layout, PlacedBox, compute_layout
 from agentfsm.diagrams.view import View, build_view
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine import Graph, StateSpec, Transition
 from tests.helpers.graphs import SMALL_GRAPH, all_graphs, extended_loop, never_guard, random_graph
 

@@ -12,7 +12,7 @@ from agentfsm.diagrams import FORMATS, Counterexample, Coverage, DiffOverlay, Ho
 from agentfsm.diagrams.layout import compute_layout
 from agentfsm.diagrams.view import TableRow, View, build_view
 from agentfsm.errors import GraphError
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine import Graph, StateSpec, Transition
 from agentfsm.testing import ScriptedModel
 from tests.helpers.graphs import SMALL_GRAPH, never_guard

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agentfsm.diagrams import Coverage, DiffOverlay, RunPath, diagram
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from tests.helpers.graphs import ODD_NAMES_GRAPH, SINGLE_STATE_GRAPH, SMALL_GRAPH, extended_loop, random_graph
 from tests.helpers.npm_servers import install_package
 

@@ -10,7 +10,7 @@ from typing import Any
 from agentfsm.analysis import Assumptions, Counter, GuardAssumption, Update, iff, loop_assumptions
 from agentfsm.errors import GraphError
 from agentfsm.loop.guardrails import AgentGuardrails
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.graph import Graph, StateSpec, Transition
 
 LOOP_TABLE = """

@@ -27,7 +27,7 @@ from agentfsm.loop.messages import FinishReason, Message, Reply, ToolCall, ToolR
 from agentfsm.loop.model import ModelRequest
 from agentfsm.loop.reducer import on_transition
 from agentfsm.loop.state import CallState, RunState
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.engine import Decision
 from agentfsm.runtime.run import Run
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call

@@ -12,7 +12,7 @@ from agentfsm.journal.journal_writer import owner_name
 from agentfsm.journal.load import load_stored_run
 from agentfsm.journal.store import consistent_read
 from agentfsm.journal.verification import OPEN, TAMPERED, verify
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.testing import ScriptedModel, call
 from tests.helpers.journal_scenarios import finished_run
 

@@ -12,7 +12,7 @@ from agentfsm.loop import guards
 from agentfsm.loop.failures import Action, FailureKind
 from agentfsm.loop.messages import ToolCall, Usage
 from agentfsm.loop.state import CallState, HumanReply, PendingRequest, RunState
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from tests.helpers.scenarios import failed_result, make_call, make_failure, make_reply, make_run, pending_calls
 
 K = FailureKind

@@ -8,7 +8,7 @@ import pytest
 
 from agentfsm.loop import events as e
 from agentfsm.loop.failures import Action
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.engine import Decision
 from tests.helpers.scenarios import make_failure
 

@@ -8,9 +8,9 @@ import pytest
 
 from agentfsm.loop.failures import Action, FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
-from agentfsm.loop.policy import DefaultPolicy
 from agentfsm.loop.presets import PRESETS, Preset
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.recovery_policy import DefaultPolicy
+from agentfsm.loop.transition_table import LOOP
 
 K = FailureKind
 MODEL_ERRORS = {K.output_malformed, K.unknown_tool, K.invalid_arguments, K.tool_error}

@@ -17,7 +17,7 @@ from agentfsm.errors import NoTransitionError, RunError
 from agentfsm.loop.failures import Failure, FailureKind
 from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.state import RunState
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.engine import Decision, Machine
 from agentfsm.machine.graph import Graph, State, StateSpec, Transition
 
@@ -299,7 +299,7 @@ def test_a_state_read_back_from_json_is_as_good_as_the_enum():
 
 def test_equal_graphs_of_equal_runs_decide_alike_in_any_process():
     code = (
-        "from agentfsm.loop.table import LOOP\n"
+        "from agentfsm.loop.transition_table import LOOP\n"
         "from agentfsm.loop.state import RunState\n"
         "from agentfsm.machine.engine import Machine\n"
         "machine, run = Machine(LOOP), RunState('r')\n"

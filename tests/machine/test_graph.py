@@ -10,7 +10,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from agentfsm.errors import GraphError
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.graph import Graph, State, StateSpec, Transition
 
 

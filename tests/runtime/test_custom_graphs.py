@@ -26,7 +26,7 @@ from agentfsm import (
     hook,
     tool,
 )
-from agentfsm.loop.policy import DefaultPolicy
+from agentfsm.loop.recovery_policy import DefaultPolicy
 from agentfsm.loop.state import RunState
 from agentfsm.testing import call
 from tests.helpers.scenarios import (

@@ -49,7 +49,7 @@ from agentfsm.journal.sqlite import SqliteStore
 from agentfsm.journal.store import Lease
 from agentfsm.journal.verification import GOOD, verify
 from agentfsm.loop.state import dump_state
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.runtime.tools import BudgetShare
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
 from tests.helpers.provider_rules import check_transcript

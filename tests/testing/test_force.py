@@ -10,7 +10,7 @@ import pytest
 from agentfsm import Agent, Handoff, PartialRunSummary, RunCancelled, RunCompleted, hook, observer
 from agentfsm.errors import RunError
 from agentfsm.loop.events import Transitioned, UserInputRequested
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.graph import Transition
 from agentfsm.runtime.host import Host
 from agentfsm.testing import FakeClock, Path, ScriptedModel, default_agent, force, paths

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.graph import Graph
 from agentfsm.testing import GuardConflict, Path, WitnessDriver, check_priority, guard_conflicts, paths
 from tests.helpers.graphs import reference_loop

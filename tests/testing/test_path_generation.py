@@ -12,7 +12,7 @@ from agentfsm.analysis import Assumptions, GuardAssumption
 from agentfsm.errors import ConfigurationError
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.presets import PRESETS
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.graph import Graph, StateSpec, Transition
 from agentfsm.testing import paths
 from tests.helpers.graphs import loop_rows
@@ -153,7 +153,7 @@ def test_there_are_four_criteria() -> None:
 
 def test_the_list_is_the_same_under_any_hash_seed() -> None:
     code = (
-        "from agentfsm.testing import paths; from agentfsm.loop.table import LOOP;"
+        "from agentfsm.testing import paths; from agentfsm.loop.transition_table import LOOP;"
         "p = paths(LOOP); print(*p, *p.infeasible, sep='\\n')"
     )
     texts = {

@@ -12,16 +12,16 @@ import pytest
 
 # Everything that the inner runs import is imported here: pytester forgets what they import first.
 from agentfsm import diagrams, testing
-from agentfsm.loop import table
-from agentfsm.testing import coverage, path_drivers, pytest_plugin
+from agentfsm.loop import transition_table
+from agentfsm.testing import coverage, path_runner, pytest_plugin
 
 pytest_plugins = ["pytester"]
 
-PRELOADED = (coverage, diagrams.diagram, path_drivers, *(getattr(testing, name) for name in testing.__all__))
+PRELOADED = (coverage, diagrams.diagram, path_runner, *(getattr(testing, name) for name in testing.__all__))
 
 SMALL = '''
 from agentfsm.loop.guards import aborted, cancelled
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.graph import Graph, StateSpec, Transition as Row
 
 
@@ -215,7 +215,7 @@ def test_genhtml_shows_an_uncovered_row_as_an_uncovered_line(project: pytest.Pyt
 def test_infeasible_rows_are_left_out_of_the_report(project: pytest.Pytester) -> None:
     """A text is the answer in the standard preset, and its control tools are not registered."""
     run(project, "--fsm-graph=agentfsm.loop.presets:STANDARD", "--fsm-report=lcov", "--fsm-report=json")
-    source = Path(table.__file__).read_text().splitlines()
+    source = Path(transition_table.__file__).read_text().splitlines()
     lines = re.findall(r"^DA:(\d+),", (project.path / "fsm-coverage.lcov").read_text(), re.M)
     shown = " ".join(source[int(line) - 1] for line in lines)
     assert "declared_done" in shown

@@ -12,7 +12,7 @@ from hypothesis.errors import NoSuchExample
 
 from agentfsm import Agent, AgentGuardrails, tool
 from agentfsm.loop.presets import PRESETS
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.testing import ModelTurn, Scenario, ScriptedModel, SideEvent, Simulator, call, default_agent
 from agentfsm.testing import invariants as must
 from agentfsm.testing.strategies import AgentStateMachine, arguments, scenarios

@@ -8,7 +8,7 @@ from agentfsm import Agent, Failure, FailureKind, tool
 from agentfsm.journal.verification import verify
 from agentfsm.loop.detectors import Example, detector
 from agentfsm.loop.presets import PRESETS
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.graph import Transition
 from agentfsm.testing import (
     GuardExamples,

@@ -8,7 +8,7 @@ import pytest
 
 from agentfsm.loop.failures import LIMIT_KINDS, Action, Failure, FailureKind
 from agentfsm.loop.outcomes import RecoveryDecided
-from agentfsm.loop.policy import DefaultPolicy, RecoveryPolicy, decide_recovery
+from agentfsm.loop.recovery_policy import DefaultPolicy, RecoveryPolicy, decide_recovery
 from agentfsm.loop.state import CallState, RunState
 from tests.helpers.scenarios import failed_result, make_call, make_failure, make_run
 

@@ -7,7 +7,7 @@ import graphlib
 import pytest
 
 from agentfsm.loop.presets import PRESETS
-from agentfsm.loop.table import LOOP
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.graph import Graph
 
 GRAPHS = {name: preset.graph for name, preset in PRESETS.items()}

@@ -1,4 +1,4 @@
-"""Drivers that make an agent follow a path: ``WitnessDriver`` by examples and real guards, ``force`` by overriding the guards."""
+"""Run a path as a test: ``WitnessDriver`` plays examples to the real guards, ``force`` overrides the guards."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 from agentfsm.agent import Agent
 from agentfsm.errors import AgentfsmError, RunError
 from agentfsm.loop.detectors import Example
-from agentfsm.loop.envelope import parse_json
 from agentfsm.loop.events import UserInputRequested
 from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.guardrails import Behavior
+from agentfsm.loop.json_envelope import parse_json
 from agentfsm.loop.presets import Preset
 from agentfsm.loop.state import RunState
 from agentfsm.machine.engine import Decision, Machine, Steppable

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfsm.loop.envelope import envelope_instructions, parse_envelope, parse_json
+from agentfsm.loop.json_envelope import envelope_instructions, parse_envelope, parse_json
 from agentfsm.loop.messages import ToolCall
 from agentfsm.loop.model import ToolSpec
 from agentfsm.loop.outcomes import ReplyParsed
