@@ -30,6 +30,7 @@ _SORTED_ASCII = _encoder(sort_keys=True, ensure_ascii=True)
 _IN_ORDER = _encoder(ensure_ascii=False)
 # Without the check for cycles it is a fifth faster; a cycle ends in RecursionError.
 _UNCHECKED = _encoder(sort_keys=True, ensure_ascii=False, check_circular=False)
+_encode_string = json.encoder.encode_basestring
 
 
 def canonical_json(value: object, *, ensure_ascii: bool = False) -> str:
@@ -66,7 +67,7 @@ def encode(value: Any) -> str:
         ValueError: The value contains itself, or is nested too deeply.
     """
     if type(value) is str and (value.isascii() or not _has_lone_surrogate(value)):
-        return _UNCHECKED.encode(value)
+        return _encode_string(value)
     try:
         text = _UNCHECKED.encode(value)
     except (TypeError, ValueError):
@@ -95,7 +96,7 @@ def _needs_tags(value: Any, text: str) -> bool:
     # outside the strings.
     if text[:1] not in "{[" or ("$" in text and '"$' in text) or (not text.isascii() and _beyond_bmp(text)):
         return True
-    if type(value) is dict and _STR_ONLY.issuperset(map(type, cast("dict[str, object]", value).values())):
+    if value.__class__ is dict and _STR_ONLY.issuperset(map(type, value.values())):
         return False  # only strings, as in many tool arguments: no numbers
     outside = text if "\\" in text and '\\"' in text else "".join(text.split('"')[::2])
     return _NUMBER.search(outside) is not None

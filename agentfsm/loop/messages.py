@@ -139,8 +139,15 @@ class FinishReason(StrEnum):
     REFUSAL = "refusal"
 
 
+class _SignatureSlot:
+    """Keeps a call's signature beside its fields, which alone are compared and stored."""
+
+    __slots__ = ("_signature",)
+    _signature: str
+
+
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolCall(_SignatureSlot):
     """A model's request to run a tool.
 
     Attributes:
@@ -165,10 +172,17 @@ class ToolCall:
             ValueError: They contain NaN, an infinity or themselves.
             RecursionError: They are nested too deeply.
         """
+        try:
+            return self._signature
+        except AttributeError:  # computed on first use: a call is looked up several times
+            pass
         arguments: Mapping[str, Any] = self.arguments
         if "_ui_message" in arguments or arguments.__class__ is not dict:
             arguments = {k: v for k, v in arguments.items() if k != "_ui_message"}
-        return f"{self.name}:{hashlib.sha256(canonical_json(arguments, ensure_ascii=True).encode()).hexdigest()[:8]}"
+        digest = hashlib.sha256(canonical_json(arguments, ensure_ascii=True).encode()).hexdigest()
+        signature = f"{self.name}:{digest[:8]}"
+        object.__setattr__(self, "_signature", signature)  # the fields are frozen, this is none of them
+        return signature
 
 
 @dataclass(frozen=True, slots=True)
