@@ -19,7 +19,8 @@ TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 RECIPES = ("detector", "failure kind", "provider", "wire", "store", "diagram format", "tool source", "command")
 
 _STEP = re.compile(
-    r"^(?P<verb>Create|At the end of|In) `(?P<path>[^`]+)`(?:, (?P<place>after|before) the line `(?P<line>[^`]+)`)?:\n\n"
+    r"^(?P<verb>Create|At the end of|In) `(?P<path>[^`]+)`"
+    r"(?:, (?P<place>after|before) the line `(?P<line>[^`]+)`)?:\n\n"
     r"```\w*\n(?P<block>.*?)^```$",
     re.M | re.S,
 )

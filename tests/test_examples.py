@@ -56,9 +56,9 @@ edit.otherwise -> terminal
 Answer: Paris.
 """,
     "structured_output": """\
-Feedback to the model: Your last message could not be read: the answer does not have the required format (people: input \
-should be a valid integer, unable to parse string as an integer). Send it again in the required form, as valid JSON \
-and nothing else.
+Feedback to the model: Your last message could not be read: the answer does not have the required format (people: \
+input should be a valid integer, unable to parse string as an integer). Send it again in the required form, as valid \
+JSON and nothing else.
 Town(name='Paris', people=2113705)
 The guard that caught it: output_malformed
 """,

@@ -30,6 +30,8 @@ from agentfsm.runtime.tools import BudgetShare, Tool, as_tool, secret_arguments
 
 __all__ = ["SubRun", "SubagentFactory", "cap_guardrails", "subagent_tool"]
 
+_FULL_SHARE = BudgetShare()
+
 
 def subagent_tool(name: str, description: str, config: AgentConfig) -> Tool:
     """A tool whose calls are answered by runs of another agent.
@@ -244,8 +246,10 @@ def _result_text(outcome: Ending) -> str:
 
 
 def cap_guardrails(
-    own: AgentGuardrails, parent: RunState, share: BudgetShare = BudgetShare()
-) -> AgentGuardrails | None:  # BudgetShare is frozen
+    own: AgentGuardrails,
+    parent: RunState,
+    share: BudgetShare = _FULL_SHARE,
+) -> AgentGuardrails | None:
     """A sub-agent's limits, capped by what is left of the calling run's; None if nothing is left.
 
     Each of model calls, active time, tokens and USD is the smaller of the two. Tokens, USD and time spent by the

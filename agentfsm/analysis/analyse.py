@@ -143,7 +143,8 @@ def analyse(
 
     ::
 
-        analysis = analyse(LOOP, must_pass("call_llm", through="pre_step"), guardrails=AgentGuardrails(max_iterations=8))
+        limits = AgentGuardrails(max_iterations=8)
+        analysis = analyse(LOOP, must_pass("call_llm", through="pre_step"), guardrails=limits)
         assert analysis.ok
         print(analysis.bounds.model_calls)  # 8
 
@@ -189,7 +190,7 @@ def analyse(
 
 
 def _check_one_row_taken(graph: Graph) -> Verdict:
-    """Each state needs a row without a guard. Rows are evaluated in order, so each is one case: the first that holds."""
+    """Each state needs a row without a guard. Rows are evaluated in order: each is one case, the first that holds."""
     cases = sum(len(graph.rows(s.name)) for s in graph.states)
     text = "in every state, whatever the guards return, exactly one row is taken"
     stuck = [

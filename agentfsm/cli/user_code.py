@@ -60,7 +60,8 @@ def load_graph_and_owner(name: str) -> tuple[Graph, object]:
     source, colon, attribute = name.rpartition(":")
     if not colon or not source or not attribute:
         raise ConfigurationError(
-            f"{name!r} is not of the form MODULE:GRAPH; write agentfsm.loop.transition_table:LOOP, or my_graphs.py:GRAPH"
+            f"{name!r} is not of the form MODULE:GRAPH;"
+            " write agentfsm.loop.transition_table:LOOP, or my_graphs.py:GRAPH"
         )
     module = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
     value: object = module

@@ -135,9 +135,11 @@ def _segment(segment: Segment, *, thick: bool) -> Iterator[str]:
         points[-1] = point_toward(points[-1], points[-2], ARROW_LENGTH - 1)
     classes = _class_attribute("line", segment.kind, "thick" if thick else None, dim=segment.dim)
     tip = escape_xml("\n".join(segment.ids))
-    yield f'<path {classes} data-edge="{escape_xml(" ".join(segment.ids))}" d="{_path(points)}"><title>{tip}</title></path>'
+    ids = escape_xml(" ".join(segment.ids))
+    yield f'<path {classes} data-edge="{ids}" d="{_path(points)}"><title>{tip}</title></path>'
     if segment.arrow:
-        yield f'<path {_class_attribute("arrow", segment.kind, dim=segment.dim)} d="{_arrow_head(points[-1], segment.points[-1])}"/>'
+        classes = _class_attribute("arrow", segment.kind, dim=segment.dim)
+        yield f'<path {classes} d="{_arrow_head(points[-1], segment.points[-1])}"/>'
 
 
 def _path(points: Sequence[Point]) -> str:

@@ -156,7 +156,8 @@ def _markdown(view: View) -> Iterator[str]:
     yield "| state | what it does |"
     yield "| --- | --- |"
     for box in view.boxes:
-        yield f"| {_strikethrough(f'`{box.name}`', box.mark == 'removed')} | {_escape_markdown('; '.join(_state_notes(view, box)))} |"
+        name = _strikethrough(f"`{box.name}`", box.mark == "removed")
+        yield f"| {name} | {_escape_markdown('; '.join(_state_notes(view, box)))} |"
     yield ""
     tagged = view.overlaid
     yield "| from | n | guard | to | spends |" + (" |" if tagged else "")

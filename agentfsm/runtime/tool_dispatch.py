@@ -54,7 +54,7 @@ async def run_calls(context: Context) -> Outcome:
     if context.recorder.sink is not None:  # one commit for all calls that run together
         await context.recorder.commit()
     if len(ready) == 1:
-        await _run_one(context, *ready[0], attempts[0], _budget_share(context, ready), timeout=context.timeout)
+        await _run_one(context, *ready[0], attempts[0], _budget_share(context, ready), timer=context.timeout)
     elif ready:
         await _run_parallel(context, ready, attempts)
     results = tuple(context.completed_results)
@@ -176,16 +176,16 @@ async def _run_parallel(context: Context, ready: list[_ReadyCall], attempts: lis
             other calls.
     """
     share = _budget_share(context, ready)
-    timeouts = [Timeout() for _ in ready]
+    timers = [Timeout() for _ in ready]
     try:
         async with asyncio.TaskGroup() as group:
-            for call, attempt, timeout in zip(ready, attempts, timeouts, strict=True):
-                group.create_task(_run_one(context, *call, attempt, share, timeout=timeout))
+            for call, attempt, timer in zip(ready, attempts, timers, strict=True):
+                group.create_task(_run_one(context, *call, attempt, share, timer=timer))
     except BaseExceptionGroup as errors:  # as a single call would raise it
         raise errors.exceptions[0] from None
     finally:
-        for timeout in timeouts:
-            timeout.close()
+        for timer in timers:
+            timer.close()
 
 
 async def _run_one(
@@ -196,23 +196,23 @@ async def _run_one(
     attempt: int,
     share: BudgetShare,
     *,
-    timeout: Timeout,
+    timer: Timeout,
 ) -> None:
     run = context.run
     call_state.started = True  # set before it runs: if it is interrupted from here on, it is in doubt
     if context.builds_events:
         context.emit(ToolStarted, call=call_state.call)
     tool_context = _tool_context(run, call_state, attempt) if tool.takes_context else None
-    limit = timeout.start(tool.timeout or run.guardrails.tool_timeout_s)
+    timer.start(tool.timeout or run.guardrails.tool_timeout_s)
     if tool.delegate is None:
-        result = cast("ToolResult", await run_call(call_state.call, tool, arguments, tool_context, limit))
+        result = cast("ToolResult", await run_call(call_state.call, tool, arguments, tool_context, timer))
     else:
         answer = await _delegate(
             context,
             call_state,
             tool,
             arguments,
-            limit,
+            timer,
             tool.delegate(run, context.config.host, call_state, attempt, share),
         )
         if isinstance(answer, SuspendedSubRun):
@@ -223,9 +223,7 @@ async def _run_one(
         result = _validate_output(context, call_state.call, result)
     if tool.control is None:
         context.recorder.record_result(_effect_id(run, call_state), result)
-        if (
-            timeout is not context.timeout
-        ):  # other calls of the batch still run: do not wait for them to store this result
+        if timer is not context.timeout:  # other calls of the batch still run: do not wait for them to store it
             context.recorder.push()
     _complete_call(context, result)
 
@@ -235,13 +233,13 @@ async def _delegate(
     call_state: CallState,
     tool: Tool,
     arguments: dict[str, Any],
-    timeout: Timeout,
+    timer: Timeout,
     delegation: Delegation,
 ) -> ToolResult | SuspendedSubRun:
     """The result of a call that a sub-agent's run answers, with that run's usage, even if it is cancelled."""
     call = call_state.call
     try:
-        answer = await run_call(call, tool, arguments, None, timeout, delegation)
+        answer = await run_call(call, tool, arguments, None, timer, delegation)
     except asyncio.CancelledError:
         cancelled = ToolResult(call.id, call.name, prompts.NOT_RUN_TEXTS["cancelled"], "cut_off")
         context.completed_results.append(replace(cancelled, run_id=delegation.run_id, usage=delegation.usage))

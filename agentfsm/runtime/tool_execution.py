@@ -34,7 +34,8 @@ def to_model_content(value: Any) -> tuple[str, tuple[Image, ...]]:
     """The text and the images for a value that a tool returned.
 
     A string is used unchanged, and None becomes ``done``. An ``Image`` is sent as an image with a placeholder in the
-    text; so is each ``Image`` in a list or tuple, between its other items. Anything else becomes JSON, or ``str(value)``.
+    text; so is each ``Image`` in a list or tuple, between its other items. Anything else becomes JSON, or
+    ``str(value)``.
 
     Args:
         value: The value.
@@ -111,7 +112,7 @@ async def run_call(
     tool: Tool,
     arguments: dict[str, Any],
     context: ToolContext | None,
-    timeout: Timeout,
+    timer: Timeout,
     delegation: Delegation | None = None,
 ) -> ToolResult | SuspendedSubRun:
     """Run one call. Any exception of the tool becomes a failed result; only cancellation is raised.
@@ -121,7 +122,7 @@ async def run_call(
         tool: Its tool.
         arguments: Its validated arguments.
         context: The tool's first argument, if it takes a ``ToolContext``.
-        timeout: The started time limit. A plain function that times out is abandoned: its thread continues,
+        timer: The started time limit. A plain function that times out is abandoned: its thread continues,
             and its return value is discarded.
         delegation: Answers the call instead of the function, for a sub-agent.
 
@@ -134,7 +135,7 @@ async def run_call(
         JournalError: A sub-agent's journal cannot be read.
     """
     try:
-        with timeout:
+        with timer:
             if delegation is not None:
                 return await delegation.execute(arguments)
             if tool.is_async:
@@ -151,7 +152,7 @@ async def run_call(
                     value = [each async for each in value]
         return _success_result(call, tool, value)
     except TimeoutError as error:
-        text = f"timed out after {timeout.seconds:g} s" if timeout.expired else describe_exception(error)
+        text = f"timed out after {timer.seconds:g} s" if timer.expired else describe_exception(error)
         return failed_result(call, FailureKind.tool_error, text, "TimeoutError", tool)
     except asyncio.CancelledError as error:
         if being_cancelled():
@@ -194,7 +195,7 @@ def _success_result(call: ToolCall, tool: Tool, value: Any) -> ToolResult:
 
 
 def _ending_value(call: ToolCall, tool: Tool, value: Any) -> Any:
-    """The output of a call that ends the run, as JSON; for ``return_done``, its validated argument as the model gave it."""
+    """The output of a call that ends the run, as JSON; for ``return_done``, its argument as the model gave it."""
     if tool.control == "done" and "output" in call.arguments:
         return call.arguments["output"]
     return to_jsonable_python(value, fallback=str, bytes_mode="base64", inf_nan_mode="null")

@@ -35,8 +35,8 @@ class CoverageCounts:
         true: How often each guard was true, by row id.
         false: How often each guard was false, by row id.
         walks: How often states were visited consecutively, by their names; up to ``max_walk_length`` transitions.
-        max_walk_length: The length of the longest walks that are counted, in transitions: 0 to count none, the number of
-            states of the graph for prime paths.
+        max_walk_length: The length of the longest walks that are counted, in transitions: 0 to count none, the number
+            of states of the graph for prime paths.
     """
 
     windows: Counter[tuple[str, ...]] = field(default_factory=Counter[tuple[str, ...]])

@@ -1,7 +1,8 @@
 """Path generation: a small, deterministic set of runs that covers a graph by a coverage criterion.
 
 Paths are found in the state space (the graph with what is known of its guards), so each of them can happen. What no
-run can cover is listed with the reason. Guardrails are small (``SMALL_GUARDRAILS``), so that paths to a limit stay short.
+run can cover is listed with the reason. Guardrails are small (``SMALL_GUARDRAILS``), so that paths to a limit stay
+short.
 """
 
 from __future__ import annotations
@@ -309,8 +310,8 @@ class Paths(Sequence[Path]):
         moves = sum(len(p.rows) for p in self.items)
         covered = self.required - len(self.infeasible)
         return (
-            f"{self.graph.name}: {len(self.items)} runs of {moves} moves cover {covered} of {self.required} {self.cover};"
-            f" {len(self.infeasible)} cannot happen"
+            f"{self.graph.name}: {len(self.items)} runs of {moves} moves cover"
+            f" {covered} of {self.required} {self.cover}; {len(self.infeasible)} cannot happen"
         )
 
 

@@ -1,8 +1,8 @@
 """The pytest plugin: tests that are parametrized with the paths of a graph, and a coverage report for the graph.
 
 A test that takes ``fsm_path`` runs once for each path of a graph (by default ``LOOP``; ``--fsm-graph`` and
-``@pytest.mark.fsm(graph=...)`` choose another). With ``--fsm-report`` or ``--fsm-fail-under``, every transition that a run
-takes in that graph is counted, in all tests and all pytest-xdist workers, except those of ``force``::
+``@pytest.mark.fsm(graph=...)`` choose another). With ``--fsm-report`` or ``--fsm-fail-under``, every transition that a
+run takes in that graph is counted, in all tests and all pytest-xdist workers, except those of ``force``::
 
     @pytest.mark.fsm(graph=my_agent)
     def test_every_path(fsm_path):
@@ -135,7 +135,7 @@ class _CoverageReporter:
         self._restore_machine = self._instrument_machine()
 
     def _instrument_machine(self) -> Any:
-        """Count every step that any machine makes in the graph, until pytest ends. Returns a function that undoes it."""
+        """Count each step that any machine makes in the graph, until pytest ends; returns a function that undoes it."""
         from agentfsm.machine.engine import Decision, Machine, Steppable
 
         original, counts, fingerprint = Machine.step, self._counts, self._graph.fingerprint

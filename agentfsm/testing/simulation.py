@@ -294,7 +294,7 @@ class Simulation:
         return self._run
 
     def _release_lease(self) -> None:
-        """Collect the crashed run, whose lease blocks the resumption; the youngest generation first, which is cheapest."""
+        """Collect the crashed run, whose lease blocks the resumption; the youngest generation first: the cheapest."""
         for generation in range(3):
             head = self.result.store.head(SIMULATION_RUN_ID)
             if head is None or head.owner is None:

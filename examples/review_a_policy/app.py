@@ -1,8 +1,8 @@
 """The app under review: a support agent that may refund money, and its policy.
 
-Two rules protect the money. A refund above 100 needs approval: the tool declares that. A reply that asks for a refund of
-more than 500 is not dispatched at all, but handed off to a human: that is a detector, and its row in the table is what a
-reviewer reviews.
+Two rules protect the money. A refund above 100 needs approval: the tool declares that. A reply that asks for a refund
+of more than 500 is not dispatched at all, but handed off to a human: that is a detector, and its row in the table is
+what a reviewer reviews.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ GRAPH: Graph = replace(LOOP.with_detector("post_llm", too_much, before="tool_cal
 """The reviewed table: the detector is evaluated before any call is dispatched."""
 
 HURRIED: Graph = replace(LOOP.with_detector("post_llm", too_much), name="refunds")
-"""The same table after a careless change: without ``before="tool_calls"``, the row comes after ``tool_calls``. This is a
-deliberate bug. The graph is valid and has all its edges, but it pays whatever the model asks for."""
+"""The same table after a careless change: without ``before="tool_calls"``, the row comes after ``tool_calls``. This is
+a deliberate bug. The graph is valid and has all its edges, but it pays whatever the model asks for."""
 
 
 def support(model: str | Model, graph: Graph = GRAPH) -> Agent:

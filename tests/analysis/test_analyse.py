@@ -189,8 +189,8 @@ def test_a_user_guard_with_a_known_name_is_free() -> None:
 
 def test_an_analysis_is_the_same_under_any_hash_seed_and_converts_to_json() -> None:
     code = (
-        "import json; from agentfsm.analysis import analyse, must_pass; from agentfsm.loop.transition_table import LOOP;"
-        "from agentfsm.loop.guardrails import AgentGuardrails;"
+        "import json; from agentfsm.analysis import analyse, must_pass;"
+        "from agentfsm.loop.transition_table import LOOP; from agentfsm.loop.guardrails import AgentGuardrails;"
         "a = analyse(LOOP, must_pass('terminal', through='call_llm'), guardrails=AgentGuardrails(max_iterations=3));"
         "print(json.dumps(a.to_dict()), a.bounds.longest, a)"
     )

@@ -1,4 +1,4 @@
-"""The cost of the journal: ``python -m tests.benchmarks.journal_benchmark`` prints ratios, which are more stable than times.
+"""The cost of the journal: ``python -m tests.benchmarks.journal_benchmark`` prints ratios, more stable than times.
 
 The baseline of a stored run is a loop written by hand that makes the same calls, checks the arguments and keeps
 time limits too, appends the same text to SQLite and commits as often, at the same ``synchronous`` level.

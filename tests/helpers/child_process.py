@@ -11,7 +11,7 @@ from typing import Any
 
 
 def child_environment() -> dict[str, str]:
-    """The environment for a child: without coverage, which doubles its time, without pytest, and with TMPDIR in memory."""
+    """The environment for a child: without coverage, which doubles its time, or pytest, and with TMPDIR in memory."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("COVERAGE_", "PYTEST_"))}
     return env | ({"TMPDIR": "/dev/shm"} if Path("/dev/shm").is_dir() else {})
 

@@ -1,14 +1,14 @@
 """Kills a run with SIGKILL at every point that it passes, resumes it in another process, and compares.
 
-The points are before, within and after every commit, after every acknowledgement, and around every model call and every
-tool's side effect. A first, uninterrupted process counts them; then a process is killed at each of them.
+The points are before, within and after every commit, after every acknowledgement, and around every model call and
+every tool's side effect. A first, uninterrupted process counts them; then a process is killed at each of them.
 
-Each process works on a real file. Starting an interpreter takes longer than a whole run, so processes are forked from one
-that has imported everything and has no thread, no event loop and no connection; ``fresh`` starts interpreters, to show
-that forking hides nothing.
+Each process works on a real file. Starting an interpreter takes longer than a whole run, so processes are forked from
+one that has imported everything and has no thread, no event loop and no connection; ``fresh`` starts interpreters, to
+show that forking hides nothing.
 
-Run as ``python -m tests.helpers.crash_injection matrix [STEP]``, ``histories SEED COUNT`` or ``fresh``; prints what it did
-as JSON.
+Run as ``python -m tests.helpers.crash_injection matrix [STEP]``, ``histories SEED COUNT`` or ``fresh``; prints what it
+did as JSON.
 """
 
 from __future__ import annotations

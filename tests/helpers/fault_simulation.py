@@ -60,7 +60,7 @@ SIDE_EFFECTS = {
 """The side effects of each finished run. A fork and its parent share the first ones; each has the rest itself."""
 
 ABANDONED: list[Any] = []
-"""Tasks of crashed processes: if they were collected, their ``finally`` blocks would run, unlike in a killed process."""
+"""Tasks of crashed processes: if collected, they would run their ``finally`` blocks, unlike a killed process."""
 
 
 class Crash(Exception):

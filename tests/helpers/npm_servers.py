@@ -42,7 +42,7 @@ def require_node() -> str:
 
 
 def install_package(name: str, version: str, only: str = "") -> Path:
-    """The folder of an npm package without dependencies, or one file of it; skips the test if it cannot be installed."""
+    """The folder of an npm package without dependencies, or one file of it; skips the test if that fails."""
     npm, tar = _require_program("npm", name), _require_program("tar", name)
     commands = [
         [npm, "pack", "--silent", "--pack-destination", ".", f"{name}@{version}"],
@@ -70,7 +70,8 @@ def _require_program(program: str, needed_by: str) -> str:
 def _install_once(name: str, commands: list[list[str]]) -> Path:
     """The cache folder of a package, filled by commands that run in it if it does not exist; or skips the test.
 
-    The commands run in a temporary folder that is renamed at the end: other test processes may install the same package.
+    The commands run in a temporary folder that is renamed at the end: other test processes may install the same
+    package.
     """
     cache = Path(os.environ.get("AGENTFSM_TEST_CACHE") or Path.home() / ".cache" / "agentfsm-tests")
     folder = cache / name

@@ -1,7 +1,7 @@
 """Trials: processes that compete for one run, owners that are suspended, and disks without space.
 
-Run as ``python -m tests.helpers.store_contention race ROUNDS``, ``frozen``, ``fenced``, ``file-limit`` or ``small-disk``; prints
-what it did as JSON.
+Run as ``python -m tests.helpers.store_contention race ROUNDS``, ``frozen``, ``fenced``, ``file-limit`` or
+``small-disk``; prints what it did as JSON.
 """
 
 from __future__ import annotations

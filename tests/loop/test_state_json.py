@@ -76,8 +76,8 @@ def runs(
     return st.builds(
         RunState,
         run_id=text, session_id=text, state=text, guardrails=limits, behavior=rules,
-        messages=st.lists(messages, max_size=3), deferred_messages=st.lists(messages, max_size=1), reply=st.none() | replies,
-        malformed=st.none() | text, batch=st.lists(entries, max_size=2), answer=values,
+        messages=st.lists(messages, max_size=3), deferred_messages=st.lists(messages, max_size=1),
+        reply=st.none() | replies, malformed=st.none() | text, batch=st.lists(entries, max_size=2), answer=values,
         steps=COUNTS, iterations=COUNTS, model_calls=COUNTS, usage=usages, elapsed_s=SECONDS, silence_s=SECONDS,
         final_turn=st.sampled_from(["", "now", "used"]), continues=COUNTS, failure=st.none() | failures,
         action=st.none() | st.sampled_from(Action), retry_calls=st.booleans(),
@@ -87,8 +87,9 @@ def runs(
         call_failures=st.dictionaries(st.sampled_from(FailureKind), failures, max_size=2),
         recent_calls=st.lists(text, max_size=3), error_key=st.none() | st.tuples(text, text, text, text),
         error_streak=COUNTS, denials=COUNTS, pending_request=st.none() | waits,
-        human_reply=st.none() | st.builds(HumanReply, text, text, objects), ending=st.none() | text, ending_value=values,
-        cancelled=st.none() | text, aborted=st.none() | failures, expired=st.booleans(), state_results=objects,
+        human_reply=st.none() | st.builds(HumanReply, text, text, objects),
+        ending=st.none() | text, ending_value=values, cancelled=st.none() | text,
+        aborted=st.none() | failures, expired=st.booleans(), state_results=objects,
     )  # fmt: skip
 
 
