@@ -21,8 +21,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from importlib import import_module
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 from agentfsm.errors import GraphError
 
@@ -34,6 +35,14 @@ Guard = Callable[[Any], object]
 
 OTHERWISE = "otherwise"
 """The name of a transition that has no guard."""
+
+_READERS = {"diagram": "agentfsm.diagrams", "analyse": "agentfsm.analysis"}
+"""The packages behind two methods of a graph: they import this module, so it names them and loads them on first use."""
+
+
+def _reader(name: str) -> Callable[..., Any]:
+    """A function of a package that reads graphs."""
+    return cast("Callable[..., Any]", getattr(import_module(_READERS[name]), name))
 
 
 class State(StrEnum):
@@ -200,9 +209,7 @@ class Graph:
         Raises:
             ConfigurationError: There is no such format.
         """
-        from agentfsm.diagrams import diagram  # upward and lazy: diagrams read graphs, and most programs draw none
-
-        return diagram(self, format)
+        return cast("str", _reader("diagram")(self, format))
 
     def analyse(self, *properties: Any, guardrails: Any = None) -> Any:
         """What can be proved about the graph, as an ``agentfsm.analysis.Analysis``.
@@ -213,9 +220,7 @@ class Graph:
             *properties: Properties to prove: ``must_pass(...)``, ``never_after(...)``.
             guardrails: The ``AgentGuardrails`` of its runs; defaults to ``AgentGuardrails()``.
         """
-        from agentfsm.analysis import analyse  # upward and lazy: analysis reads graphs, and most programs prove nothing
-
-        return analyse(self, *properties, guardrails=guardrails)
+        return _reader("analyse")(self, *properties, guardrails=guardrails)
 
     # Each of the following returns a new, checked graph; this one never changes.
 
