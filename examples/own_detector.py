@@ -1,4 +1,4 @@
-"""A detector of your own: a pure function that reports a failure, as one more row of the table.
+"""Your own detector: a pure function that reports a failure, as one more row of the table.
 
 Shows: with_detector, the position of the new row, and how the loop recovers from the failure.
 """

@@ -1,6 +1,6 @@
-"""A state of your own: every answer is checked before the run ends.
+"""Your own state: every answer is checked before the run ends.
 
-Shows: with_state, an effect of your own, its result in ``run.state_results``, and a guard that reads it.
+Shows: with_state, your own effect, its result in ``run.state_results``, and a guard that reads it.
 """
 
 from agentfsm import LOOP, Agent, Message, RunState, State, StateResult, StateSpec, Transition

@@ -221,11 +221,11 @@ class Agent:
         requires_approval: ApprovalRequirement = False,
         parallel: bool = False,
     ) -> Tool:
-        """This agent as a tool of another agent: each call is a run of its own, on the host of the calling run.
+        """This agent as a tool of another agent: each call is a separate run, on the host of the calling run.
 
         A sub-agent's run is limited to what is left of the calling run's budgets, and its usage is charged to the
         calling run. Cancelling the calling run cancels it. When it waits for a human, the calling run waits too and
-        asks the same question. If the host has a store, an interrupted call is made again and continues where the
+        asks the same question. If the host has a store, an interrupted call is repeated and continues where the
         sub-agent's own journal ends.
 
         Args:

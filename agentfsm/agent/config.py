@@ -215,8 +215,8 @@ def _collect_tools(tools: Iterable[Callable[..., Any]], behavior: Behavior, outp
     """The agent's own tools and the control tools of its preset, by name.
 
     Raises:
-        ConfigurationError: A tool of its own has the name of a control tool.
-        ToolDefinitionError: Two of its own have the same name, or one cannot be described to a model.
+        ConfigurationError: One of the agent's tools has the name of a control tool.
+        ToolDefinitionError: Two of the agent's tools have the same name, or one cannot be described to a model.
     """
     own = tools_by_name(tools)
     control: Mapping[str, Tool] = control_tools(output_type) if behavior.control_tools else {}

@@ -150,10 +150,10 @@ def analyse(
 
     Args:
         graph: The graph.
-        *properties: Properties of your own, from ``must_pass`` and ``never_after``.
+        *properties: Your own properties, from ``must_pass`` and ``never_after``.
         guardrails: The limits; by default those of ``AgentGuardrails()``.
         behavior: The behavior of the preset; None proves what holds for every behavior.
-        assumptions: Assumptions about guards and counters of your own.
+        assumptions: Assumptions about your own guards and counters.
         calls_per_reply: The maximum number of tool calls in a reply; bounds on tool calls depend on it.
 
     Returns:

@@ -1,7 +1,7 @@
 """The assumptions about LOOP: its counters, and one entry for each of its guards that is not free.
 
 What policies, tools, hooks and people do is left free, so what is proved about a graph holds for all of them.
-Assumptions are matched by guard function: a guard of your own with the same name is free until you declare it.
+Assumptions are matched by guard function: a user-defined guard with the same name is free until it is declared.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def _read_tools(folder: Path) -> list[Tool]:
 
     @tool(idempotent=True, parallel=True)
     def search_text(text: str, pattern: str) -> list[str]:
-        """Where a text occurs, as "path:line"; the first 50 matches.
+        """Where a string occurs, as "path:line"; the first 50 matches.
 
         Args:
             text: The text to look for.

@@ -125,7 +125,7 @@ class RecordWriter:
             f'{{"epoch":{self.epoch},"kind":"transition","out":{out},"seq":{self.seq},'
             f'{cached[1]},"ts":{int(time * 1000)}{us}}}'
         )
-        return self._scrub(text) if repeated is None else text  # a repeated outcome has no text of the user's
+        return self._scrub(text) if repeated is None else text  # a repeated outcome has no user text
 
     def _write_intent(self, entry: JournalEntry) -> str:
         _, time, eid, name, attempt, policy = entry

@@ -126,7 +126,7 @@ class CommitmentWriter:
             return encode(value)
         try:
             text = encode(value)
-        except TypeError:  # a value of the user's that JSON cannot represent: the closest JSON
+        except TypeError:  # a user-supplied value that JSON cannot represent: the closest JSON
             text = encode(to_jsonable_python(value, fallback=str, inf_nan_mode="constants"))
         if self._secrets is not None:
             text = self._secrets.scrub(text)

@@ -30,7 +30,7 @@ class Example:
     """One external event. Give what matters; everything else succeeds without incident.
 
     Attributes:
-        reply: The model's previous reply: a text, a ``Reply``, or an exception to raise.
+        reply: The model's previous reply: a string, a ``Reply``, or an exception to raise.
         call: A tool call in that reply.
         times: How many times the reply makes that call; the calls run in parallel.
         result: What the tool returns; an exception is raised.
@@ -39,12 +39,12 @@ class Example:
         tokens: Tokens of the previous reply.
         cost_usd: Cost of the previous reply in USD.
         action: What the policy decides.
-        answer: A person's answer: a text, ``Allow()``, ``ItRan()``...
+        answer: A person's answer: a string, ``Allow()``, ``ItRan()``...
         needs_approval: Whether a hook requires approval of the call.
         crash: Whether the process dies as the call begins, and the run is resumed from its store.
         cancel: Whether the run is cancelled.
         abort: Whether a hook aborts the run.
-        state_result: What the effect of a state of your own returns.
+        state_result: What the effect of a user-defined state returns.
     """
 
     reply: Any = None

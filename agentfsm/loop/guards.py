@@ -112,5 +112,5 @@ def doubt_settled(run: RunState) -> bool:
 
 
 def replied(run: RunState) -> bool:
-    """A person answered with a text."""
+    """A person replied with text."""
     return run.human_reply is not None and run.human_reply.kind == "text"

@@ -111,7 +111,7 @@ class Expired:
 
 @dataclass(frozen=True, slots=True)
 class StateResult:
-    """A state of your own: the value that its effect returned (JSON), and messages to append to the transcript."""
+    """A user-defined state: the value that its effect returned (JSON), and messages to append to the transcript."""
 
     value: Any = None
     messages: tuple[Message, ...] = field(default=())

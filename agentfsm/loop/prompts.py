@@ -169,7 +169,7 @@ def render_messages(run: RunState) -> Transcript:
         parts.append(FINAL_TURN)
     if run.lessons_learned:
         parts.append(lessons_block(run.lessons_learned))
-    if not parts and head and head[-1].role is Role.ASSISTANT:  # after a state of the user's own
+    if not parts and head and head[-1].role is Role.ASSISTANT:  # after a user-defined state
         parts.append(CONTINUE)
     if not parts:
         return Transcript(head, len(head))

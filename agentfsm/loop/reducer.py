@@ -114,7 +114,7 @@ def on_transition(run: RunState, decision: Decision, final: bool = False) -> Non
     on_leave = _ON_LEAVE.get(row.source)
     if on_leave is not None:
         on_leave(run, row.target)
-    elif run.human_reply is not None:  # a waiting state of the user's own
+    elif run.human_reply is not None:  # a user-defined waiting state
         _on_leave_suspended(run, row.target)
     if row.target == PRE_STEP:
         run.steps += 1
@@ -190,7 +190,7 @@ UNELIDED_MESSAGES = 4
 
 
 _TEXT_REQUESTS = frozenset({"question", "limit"})
-"""A sub-agent's requests that need a text: the parent then waits as it does for a question of its own."""
+"""A sub-agent's requests that need a text reply: the parent then waits as it does for its own question."""
 
 
 def on_outcome(run: RunState, outcome: o.Outcome | None, duration_s: float = 0.0, silence_s: float = 0.0) -> None:

@@ -145,7 +145,7 @@ class RunState:
         guardrails: Its limits.
         behavior: Its behavior switches.
         messages: The transcript; append-only.
-        deferred_messages: Messages from states of your own, appended once every call of the batch has a result.
+        deferred_messages: Messages from user-defined states, appended once every call of the batch has a result.
         reply: The model's last reply.
         malformed: Why that reply could not be parsed, or None.
         batch: The calls of that reply.
@@ -179,7 +179,7 @@ class RunState:
         cancelled: The reason of a cancellation, or None.
         aborted: The failure that aborted the run, or None.
         expired: Whether the deadline for an answer has passed.
-        state_results: What the effects of your own states returned, by state; JSON.
+        state_results: What the effects of user-defined states returned, by state; JSON.
     """
 
     run_id: str

@@ -187,8 +187,8 @@ _ACCEPTED_REPLIES = {
 }
 
 _REPLY_HINTS = {
-    "question": "reply with a text",
-    "limit": "reply with a text that says how to continue",
+    "question": "reply with a string",
+    "limit": "reply with a string that says how to continue",
     "approval": "reply with Allow(), Deny(reason) or Edit(arguments)",
     "in_doubt": "reply with ItRan(result), ItDidNotRun() or GiveUp()",
 }

@@ -1,9 +1,11 @@
 """``LOOP``: the default transition table. It is the whole control flow; nothing else moves a run.
 
-In each state the rows are evaluated from top to bottom, and the first whose guard holds is taken. A row without a guard
-always holds, so a run can never be stuck. Every model call passes through ``pre_step`` and spends a step; every other
-cycle spends a pending call or a tool retry, or waits for human input. So every run ends or waits within a bound that
-follows from its guardrails.
+In each state the rows are evaluated from top to bottom, and the first whose guard holds is taken. Every state except
+``suspended`` and ``terminal`` ends with a row without a guard, so a run cannot get stuck in it. A suspended run waits
+until one of its guards holds, and ``terminal`` is the end.
+
+Every model call passes through ``pre_step`` and spends a step; every other cycle spends a pending call or a tool retry,
+or waits for human input. So every run ends or waits within a bound that follows from its guardrails.
 """
 
 from __future__ import annotations

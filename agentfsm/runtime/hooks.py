@@ -1,8 +1,8 @@
 """Hooks that run before a state's effect, observers of events, and the logging of events.
 
 A hook can stop a run; an observer cannot. Log lines contain ids, names, kinds and counts, never text of users,
-models or tools. INFO has the start and end of a run, DEBUG each transition and call, WARNING what failed without
-failing the run.
+models or tools. The start and end of a run are logged as INFO, each transition and call as DEBUG, and what failed
+without failing the run as WARNING.
 """
 
 from __future__ import annotations

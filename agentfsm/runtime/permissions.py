@@ -8,8 +8,8 @@
     )])
 
 Rules see the arguments the tool will get: validated and converted, with defaults filled in, including any edits
-made by a human. Strings are matched as they are: a path is not resolved, a command is not parsed. So allow what is
-known to be safe and leave the rest to ``otherwise``; a deny list is never complete.
+made by a human. Patterns are matched against the raw string; paths are not resolved and commands are not parsed. So
+allow what is known to be safe, and let ``otherwise`` cover the rest: a deny list is never complete.
 """
 
 from __future__ import annotations

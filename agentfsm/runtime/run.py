@@ -30,7 +30,7 @@ class Run:
     A run does nothing until it is awaited or iterated, and advances only meanwhile. If the caller stops iterating,
     the run pauses after the current effect; the caller can iterate it again, await it, or end it with ``aclose``
     (``async with`` does that). Only one task of one event loop can use it at a time; ``asyncio.gather`` and
-    ``asyncio.ensure_future`` run it in a task of its own.
+    ``asyncio.ensure_future`` run it in its own task.
     """
 
     def __init__(self, config: AgentConfig, run_state: RunState, request: RunRequest) -> None:

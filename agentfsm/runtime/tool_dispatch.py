@@ -137,7 +137,7 @@ def _effect_id(run: RunState, call_state: CallState) -> str:
 
 
 def _repeatable(context: Context, tool: Tool) -> bool:
-    """Whether an interrupted call may be made again: with a store, a sub-agent continues where its own journal ends."""
+    """Whether an interrupted call may be repeated: with a store, a sub-agent continues where its own journal ends."""
     return tool.idempotent or (tool.delegate is not None and context.config.host.store is not None)
 
 

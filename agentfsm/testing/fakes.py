@@ -71,7 +71,7 @@ class ScriptedModel:
     """A model that replies from a script, one entry per call, without a network.
 
     Args:
-        script: The entries: a text; a tool call or a list of them; a ``Message`` or a ``Reply``; an exception, which
+        script: The entries: a string; a tool call or a list of them; a ``Message`` or a ``Reply``; an exception, which
             is raised; or a function of the request's messages (plain or async) that returns one of these.
         name: The model's name in events.
 

@@ -1,4 +1,4 @@
-"""Examples that make each guard of the loop hold (or not hold), and the lookup of examples for guards of your own."""
+"""Examples that make each guard of the loop hold (or not hold), and the lookup of examples for your own guards."""
 
 from __future__ import annotations
 

@@ -357,7 +357,7 @@ def paths(
         guardrails: The limits of the runs; by default small ones, which keep paths to a limit short.
         behavior: The behavior of the runs, if ``graph`` is a graph; None allows any.
         structured: Whether the agent has an output type, if ``graph`` is not an agent; None allows both.
-        assumptions: What is known about guards of your own.
+        assumptions: What is known about your own guards.
 
     Raises:
         ConfigurationError: The criterion is unknown, the assumptions name something that does not exist, or ``graph``

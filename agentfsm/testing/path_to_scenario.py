@@ -82,7 +82,7 @@ def last_result_failed(planned: PlannedCall) -> bool:
 
 
 def unique_error(error: BaseException, number: int) -> BaseException:
-    """A copy of an error with a text of its own: equal errors would make ``repeated_error`` fire."""
+    """A copy of an error with its own message: equal errors would make ``repeated_error`` fire."""
     other = copy.copy(error)
     other.args = (f"{error} ({number})",)
     return other

@@ -77,7 +77,7 @@ class ModelTurn:
     """One call of the model.
 
     Attributes:
-        entry: What the model returns, as an entry of a ``ScriptedModel``: a text, tool calls, a ``Reply``, an
+        entry: What the model returns, as an entry of a ``ScriptedModel``: a string, tool calls, a ``Reply``, an
             exception to raise...
         tokens: Tokens used, in addition to those that the entry reports.
         cost_usd: What the call costs, in USD, in addition to what the entry reports.
@@ -99,7 +99,7 @@ class SideEvent:
         abort: Whether a hook aborts the run.
         needs_approval: Whether a hook requires approval of the tool calls that are due.
         crash: Whether the process dies when a tool starts; the run is then resumed from its store.
-        state_result: For a state of your own: the result to use in place of its effect's.
+        state_result: For a user-defined state: the result to use in place of its effect's.
     """
 
     duration_s: float = 0.0
