@@ -104,6 +104,14 @@ def test_functions_and_classes_stay_small(path: Path):
     assert (long, crowded, set(wide) - MANY_PARAMETERS) == ([], [], set())
 
 
+def test_no_two_modules_export_a_class_of_the_same_name():
+    exported = Counter(
+        node.name for tree in TREES.values() for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )  # fmt: skip
+    assert [name for name, count in exported.items() if count > 1] == []
+
+
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_no_former_name_is_left(path: Path):
     assert path.stem not in FORMER_MODULES

@@ -35,7 +35,7 @@ LAYERS = {
 """What each layer may import beside itself: when it loads, inside functions, and for types. The layers that are not
 here put the others together for somebody, and may import all of them."""
 
-PUBLIC = {"agentfsm", "__main__", "cli", "testing", "viewer"}
+PUBLIC = {"agentfsm", "__main__", "cli", "testing"}
 
 LAZY_IN_AGENT = {"journal", "models", "diagrams"}
 """What the agent puts together but loads only when it is used: a run in a store, a model by name, a diagram."""
@@ -84,7 +84,7 @@ def test_the_agent_loads_adapters_only_when_they_are_used():
 def test_nothing_imports_the_command_line():
     wrong = [
         (i.importer, i.imported) for i in OURS
-        if layer(i.imported) in ("cli", "viewer") and layer(i.importer) not in (layer(i.imported), "__main__")
+        if layer(i.imported) == "cli" and layer(i.importer) not in (layer(i.imported), "__main__")
     ]  # fmt: skip
     assert wrong == []
 
@@ -226,7 +226,7 @@ def test_an_unknown_name_is_an_attribute_error():
         _ = agentfsm.Nobody
 
 
-NEED_AN_EXTRA = {"cli", "integrations", "viewer"}
+NEED_AN_EXTRA = {"cli", "integrations"}
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if layer(m) not in NEED_AN_EXTRA])

@@ -155,7 +155,7 @@ _EXPECTED_TYPES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "memory": ("an object with recall() and remember()", lambda v: v is None or _has_methods(v, "recall", "remember")),
     "host": ("a Host", lambda v: v is None or isinstance(v, Host)),
 }
-"""For each argument: what it must be, in words and as a test."""
+"""For each argument: its expected type, as text and as a predicate."""
 
 
 def _has_methods(value: object, *methods: str) -> bool:

@@ -192,7 +192,7 @@ def _resume_from_record(
     store = config.host.store
     if store is None or store.head(record.run_id) is None:
         if request.to:
-            raise HumanReplyError("the run is not in a store, so there is no record that 'to' could name: leave it out")
+            raise HumanReplyError("'to' names a record of a stored run, and this run is not in a store: omit it")
         return Run(config, run_state, run_request)
     loaded = load_run(config, record.run_id)
     if loaded.suspension_id != record.record_id:

@@ -1,6 +1,6 @@
 """Bounds on the length of a run: the longest stretch between two waits, and the most model and tool calls.
 
-The result is the same as over the full state space; see ``acceleration`` for how that is kept small.
+The result is the same as over the full state space; see ``counter_acceleration`` for how that is kept small.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = ["Bounds", "compute_bounds", "max_path_cost"]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How long a run can get, whatever happens outside. None means unbounded.
+    """How long a run can get, for any behavior of model, tools and people. None means unbounded.
 
     Attributes:
         moves: Moves between two waits (or from the start, or to the end).
         model_calls: Model calls between two waits.
         tool_calls: Tool calls between two waits.
-        model_calls_in_all: Model calls of a whole run, however often a person lets it continue.
+        model_calls_in_all: Model calls of a whole run, including all extensions by a person.
         tool_calls_in_all: Tool calls of a whole run.
         longest: The places of the rows of a run that ends with a longest stretch between two waits.
         reachable_rows: The places of the rows that some run takes, judged by the budget counters alone.
@@ -53,7 +53,7 @@ class Bounds:
 def compute_bounds(graph: Graph, assumptions: Assumptions) -> Bounds:
     """The bounds of a graph's runs, computed over the counters that are declared as budgets.
 
-    If moves are unbounded, nothing in these counters keeps a run from continuing forever without waiting.
+    If moves are unbounded, these counters do not bound the run.
     """
     space = StateSpace(graph, assumptions, [c.name for c in assumptions.counters if c.budget])
     try:

@@ -394,7 +394,7 @@ Examples:
 def demo(ctx: click.Context, folder: Path | None, out: Path, yes: bool, model: str | None, as_json: bool) -> None:
     """Watch a complete run: which modules of FOLDER are too long? It needs no API key and no network.
 
-    FOLDER defaults to the source code of agentfsm. The run asks you a question and for an approval; without a
+    FOLDER defaults to the source code of agentfsm. The run asks you a question and requests an approval; without a
     terminal, the demo answers itself. At the end it prints the table of all transitions, the answer, and the path
     of a diagram of the run.
     """

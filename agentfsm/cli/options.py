@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SECRET_VARIABLE",
-    "AgentOptions",
+    "AgentCliOptions",
     "CommandFunction",
     "ReportOptions",
     "agent_options",
@@ -64,7 +64,7 @@ def collect_options(
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgentOptions:
+class AgentCliOptions:
     """The options that define the agent; ``agent_options`` declares them."""
 
     model: str
@@ -186,10 +186,10 @@ def _build_host(path: Path | None, *, persist: bool, required: bool) -> Host:
 
 
 def agent_options(command: CommandFunction) -> CommandFunction:
-    """Add the options of ``AgentOptions`` to a command, which gets them as ``agent_opts``."""
+    """Add the options of ``AgentCliOptions`` to a command, which gets them as ``agent_opts``."""
     path = click.Path(dir_okay=False)
     return collect_options(
-        AgentOptions,
+        AgentCliOptions,
         "agent_opts",
         [
             click.option(

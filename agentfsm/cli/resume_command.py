@@ -15,7 +15,7 @@ from agentfsm.agent.resume import require_store
 from agentfsm.cli.console import CliConsole, open_console, shorten
 from agentfsm.cli.local_store import complete_run_id, default_store_path
 from agentfsm.cli.options import (
-    AgentOptions,
+    AgentCliOptions,
     CommandFunction,
     ReportOptions,
     agent_options,
@@ -83,7 +83,7 @@ class _ResumeSummary:
     skipped: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def resume_all(agent: Agent, agent_opts: AgentOptions, report_opts: ReportOptions) -> int:
+def resume_all(agent: Agent, agent_opts: AgentCliOptions, report_opts: ReportOptions) -> int:
     """Resume every interrupted run of the agent's store, one after the other, and return the exit code.
 
     A sub-agent's run is resumed by the run that called it.
@@ -146,7 +146,7 @@ def _pending_requests(store: Store, skipped: dict[str, str]) -> list[StoredReque
     return requests
 
 
-def _print_summary(summary: _ResumeSummary, console: CliConsole, agent_opts: AgentOptions) -> None:
+def _print_summary(summary: _ResumeSummary, console: CliConsole, agent_opts: AgentCliOptions) -> None:
     for run_id, why in summary.skipped.items():
         console.err.print(Text(f"run {run_id} was not resumed: {shorten(why, 2000)}"), soft_wrap=True)
     for request in summary.waiting:
@@ -322,7 +322,7 @@ def resume(
     run_or_record: str | None,
     reply_opts: _ReplyOptions,
     migration_opts: _MigrationOptions,
-    agent_opts: AgentOptions,
+    agent_opts: AgentCliOptions,
     report_opts: ReportOptions,
 ) -> None:
     """Resume RUN, with REPLY if it waits for one; without a REPLY, you are asked at the terminal.
@@ -334,7 +334,7 @@ def resume(
     For a question, REPLY is the answer. For an approval it is: allow, deny, "deny REASON", or the new arguments
     as a JSON object. For a call that may or may not have run: ran, "ran RESULT", did-not-run, or give-up.
 
-    Give the same model, tools and other options as for the run; neither store nor record holds them.
+    Give the same model, tools and other options as for the run; they are not saved with the run.
 
     Exit codes: 0 success, or no run was interrupted; 1 a run did not complete or could not be resumed; 2 wrong
     usage; 3 a run waits for a person; 130 interrupted.
@@ -356,7 +356,7 @@ def resume(
     ctx.exit(drive_and_report(agent, reply_opts.resume_run(agent, run_or_record), agent_opts, report_opts))
 
 
-def _build_agent_with_store(agent_opts: AgentOptions, run_id: str | None) -> Agent:
+def _build_agent_with_store(agent_opts: AgentCliOptions, run_id: str | None) -> Agent:
     """The agent, on a store that exists; a mistyped path must not create an empty one.
 
     Raises:

@@ -21,7 +21,7 @@ from agentfsm.cli.console import CliConsole, open_console
 from agentfsm.cli.diagram_command import require_run_diagram_format, write_run_diagram
 from agentfsm.cli.options import (
     SECRET_VARIABLE,
-    AgentOptions,
+    AgentCliOptions,
     ReportOptions,
     agent_options,
     report_options,
@@ -123,7 +123,7 @@ def _cancel_on_signal(run: Run, received: list[int]) -> Generator[None]:
         restore()
 
 
-def drive_and_report(agent: Agent, run: Run, agent_opts: AgentOptions, report_opts: ReportOptions) -> int:
+def drive_and_report(agent: Agent, run: Run, agent_opts: AgentCliOptions, report_opts: ReportOptions) -> int:
     """Drive a run to its end or suspension, report it, and return the exit code.
 
     Raises:
@@ -185,7 +185,7 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def _print_suspended_hint(
-    console: CliConsole, report: RunReport, request: UserInputRequested, agent_opts: AgentOptions
+    console: CliConsole, report: RunReport, request: UserInputRequested, agent_opts: AgentCliOptions
 ) -> None:
     """Print how to resume the run; a run without store and record prints its record on stdout."""
     record = report.files.get("record")
@@ -203,7 +203,7 @@ def _print_suspended_hint(
 
 
 def print_resume_hint(
-    console: CliConsole, run_or_record: str, kind: str, digest: str, agent_opts: AgentOptions
+    console: CliConsole, run_or_record: str, kind: str, digest: str, agent_opts: AgentCliOptions
 ) -> None:
     """Print the command that resumes a run, and the valid replies.
 
@@ -238,7 +238,7 @@ Examples:
 @agent_options
 @report_options
 @click.pass_context
-def run(ctx: click.Context, prompt: str, agent_opts: AgentOptions, report_opts: ReportOptions) -> None:
+def run(ctx: click.Context, prompt: str, agent_opts: AgentCliOptions, report_opts: ReportOptions) -> None:
     """Run an agent on PROMPT ("-" reads it from stdin).
 
     The answer goes to stdout, everything else to stderr. At a terminal, you are asked for approvals and

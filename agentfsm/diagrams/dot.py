@@ -121,7 +121,7 @@ def _ranks(view: View, routes: tuple[Route, ...]) -> dict[str, int]:
 def _edge(joined: list[Route], rank: dict[str, int], p: Palette) -> str:
     """One line for all rows of a state with one target; it leaves at the largest group of them.
 
-    Graphviz keeps a line short only if it runs down, so a line upwards is declared, and drawn, backwards.
+    Graphviz keeps a line short only if it runs down, so an edge that goes up is declared in reverse.
     """
     route = max(joined, key=lambda w: len(w.rows))
     source, target = (quote_dot(name) for name in route.pair)

@@ -134,7 +134,7 @@ class RehydratedRun:
         row, target = self._current_names(body["transition"], body["to"])
         source = row.rpartition(".")[0]
         if source != run.state:
-            raise JournalError(f"it leaves {source!r}, and the run is in {run.state!r}")
+            raise JournalError(f"the transition starts in {source!r}, but the run is in {run.state!r}")
         outcome = self._choose_outcome(self._reader.read(body["out"]))
         self._reader.results = {}
         elapsed_us, silence_us = body.get("us", (0, 0))

@@ -15,7 +15,6 @@ What is checked:
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from agentfsm.errors import JournalError, StoreError, UnknownRunError
 from agentfsm.journal.hash_chain import HashChainVerifier, InvalidRecordError
 from agentfsm.journal.records import FORMAT_VERSION, MIGRATION_BASES, RenameMap, SealedRecord, is_kind, read_line
 from agentfsm.journal.store import Head, Store, consistent_read
+from agentfsm.machine.graph import table_fingerprint
 
 __all__ = [
     "GOOD",
@@ -175,7 +175,7 @@ class HistoryVerifier:
 
     def _pin_graph(self, graph: Data) -> None:
         table = {"states": graph["states"], "transitions": graph["transitions"]}
-        if hashlib.sha256(json.dumps(table, separators=(",", ":")).encode()).hexdigest() != graph["fingerprint"]:
+        if table_fingerprint(table) != graph["fingerprint"]:
             raise InvalidRecordError("the pinned graph does not match its fingerprint")
         self._fingerprint = graph["fingerprint"]
         self._states = frozenset(name for name, _, _, _ in graph["states"])
@@ -413,7 +413,7 @@ def _check_fork_parent(store: Store, first_record: SealedRecord) -> str:
     except StoreError:  # the parent is in another store, or cannot be read: its own verification reports that
         return ""
     except (LookupError, TypeError, ValueError):
-        return "it does not say what it was forked from"
+        return "the source of the fork is not recorded"
     if records and records[0].hash == parent_hash:
         return ""
     return f"it was forked from record {seq} of run {run_id}, and that record has another hash"

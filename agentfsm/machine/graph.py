@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -27,7 +27,7 @@ from typing import Any, cast
 
 from agentfsm.errors import GraphError
 
-__all__ = ["OTHERWISE", "Graph", "Guard", "State", "StateSpec", "Transition", "check_graph"]
+__all__ = ["OTHERWISE", "Graph", "Guard", "State", "StateSpec", "Transition", "check_graph", "table_fingerprint"]
 
 
 Guard = Callable[[Any], object]
@@ -38,6 +38,11 @@ OTHERWISE = "otherwise"
 
 _READERS = {"diagram": "agentfsm.diagrams", "analyse": "agentfsm.analysis"}
 """The packages behind two methods of a graph: they import this module, so it names them and loads them on first use."""
+
+
+def table_fingerprint(table: Mapping[str, Any]) -> str:
+    """SHA-256 (hex) of a table as JSON data: ``Graph.table``, or what a journal pinned of it."""
+    return hashlib.sha256(json.dumps(table, separators=(",", ":")).encode()).hexdigest()
 
 
 def _reader(name: str) -> Callable[..., Any]:
@@ -189,7 +194,7 @@ class Graph:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the table: states, guard names, targets and order, but not the guards' code."""
-        return hashlib.sha256(json.dumps(self.table, separators=(",", ":")).encode()).hexdigest()
+        return table_fingerprint(self.table)
 
     @cached_property
     def table(self) -> dict[str, list[list[Any]]]:
@@ -450,7 +455,7 @@ def _check_cycles(graph: Graph) -> None:
                 raise GraphError(
                     f"closes a cycle that spends nothing and never waits: {' -> '.join(loop)}",
                     transition.id,
-                    "declare what it uses up with spends=..., or lead it through a state that spends",
+                    "declare it with spends=..., or route it through a state that spends",
                 )
             if transition.target not in done:
                 on_path.append(transition)

@@ -68,7 +68,7 @@ _FINISH_REASONS = {
 
 
 class AnthropicMessages(HttpModel):
-    """A model behind Anthropic's messages API (``anthropic:...``); the API key is in ``ANTHROPIC_API_KEY``.
+    """A client of Anthropic's messages API (``anthropic:...``); the API key is in ``ANTHROPIC_API_KEY``.
 
     Arguments and errors are those of ``HttpModel``.
     """

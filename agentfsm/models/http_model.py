@@ -41,7 +41,7 @@ __all__ = ["HttpModel"]
 
 
 class HttpModel(ABC):
-    """A model behind an HTTP API; each wire is a subclass.
+    """A client of a model's HTTP API; each wire is a subclass.
 
     Args:
         model: The model's name at its provider.

@@ -72,7 +72,7 @@ _ABORTED_REASONS = ("abort", "error")
 
 
 class OpenAIChat(HttpModel):
-    """A model behind a chat completions API.
+    """A client of a chat completions API.
 
     ::
 

@@ -51,7 +51,7 @@ Without storage an item is identified by its encrypted content. An item with an 
 
 
 class OpenAIResponses(HttpModel):
-    """A model behind a responses API (``openai-responses:gpt-5-mini``); the API key is in ``OPENAI_API_KEY``.
+    """A client of a responses API (``openai-responses:gpt-5-mini``); the API key is in ``OPENAI_API_KEY``.
 
     Arguments and errors are those of ``HttpModel``.
     """

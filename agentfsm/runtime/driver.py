@@ -292,7 +292,7 @@ class Driver:
         return cast("Outcome | None", await outcome if isawaitable(outcome) else outcome)
 
     async def _await_effect(self, state: str, coroutine: Coroutine[Any, Any, Outcome | None]) -> Outcome | None:
-        """Await an effect, which ``cancel`` cancels the way ``asyncio.timeout`` does at its deadline.
+        """Await an effect, which ``cancel`` cancels as ``asyncio.timeout`` would at its deadline.
 
         Any exception of user code becomes an outcome; only a cancellation of the task itself is raised.
 

@@ -27,7 +27,7 @@ __all__ = ["Run", "start_run"]
 class Run:
     """One run of an agent: await it for its result, or iterate it for its events and await it afterwards.
 
-    A run does nothing until it is awaited or iterated, and advances only meanwhile. If the caller stops iterating,
+    A run does nothing until it is awaited or iterated, and advances only while it is. If the caller stops iterating,
     the run pauses after the current effect; the caller can iterate it again, await it, or end it with ``aclose``
     (``async with`` does that). Only one task of one event loop can use it at a time; ``asyncio.gather`` and
     ``asyncio.ensure_future`` run it in its own task.

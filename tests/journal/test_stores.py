@@ -152,8 +152,9 @@ def test_a_closed_store_is_one_file_that_can_be_copied_or_read_in_a_read_only_fo
     assert not (folder / "runs.db-wal").exists()
     with SqliteStore(shutil.copy(folder / "runs.db", tmp_path / "copy.db")) as copy:
         assert [head.run_id for head in copy.heads()] == ["a"]
+    # Path.as_uri imports urllib on first use, and a Python in root's home cannot be read after setuid.
     code = (
-        "import os, sys; from agentfsm.journal.sqlite import SqliteStore\n"
+        "import os, sys, urllib.request; from agentfsm.journal.sqlite import SqliteStore\n"
         "os.setuid(65534) if os.getuid() == 0 else None\n"
         "with SqliteStore(sys.argv[1]) as store: print(len(store.records('a')))"
     )
