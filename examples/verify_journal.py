@@ -11,22 +11,22 @@ import sys
 from pathlib import Path
 
 
-def dumps(value):
+def dumps(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
-def sha256(data, text):
+def sha256(data: bytes, text: str) -> str:
     return hashlib.sha256(data + text.encode()).hexdigest()
 
 
-def require(good, problem):
+def require(good: object, problem: str) -> None:
     if not good:
         raise ValueError(problem)
 
 
-def verify(lines, checkpoint=""):
-    hashes, missing, redacted, started, ended, table = ["00" * 32], set(), set(), set(), set(), {}
-    epoch, finished, state, fingerprint, request = 0, False, None, None, None
+def verify(lines: list[str], checkpoint: str = "") -> str | None:
+    hashes, redacted, started, ended = ["00" * 32], set[tuple[int, int]](), set[str](), set[str]()
+    table, epoch, finished, state, fingerprint, request = dict[str, tuple[str, str, str]](), 0, False, None, None, None
     for number, line in enumerate(lines, 1):
         try:
             record, kind = (entry := json.loads(line))["record"], entry["record"]["kind"]
@@ -35,15 +35,15 @@ def verify(lines, checkpoint=""):
             hashes.append(sha256(b"\0" + bytes.fromhex(hashes[-1]), dumps(record)))
             require((hashes[-1], number) == (entry["hash"], record["seq"]), "its hash or its number does not match")
             for place, digest in re.findall(r'\{"#":\[(\d+),"([0-9a-f]{64})"\]\}', dumps(record)):
-                salt, value = entry["hidden"][int(place)] or (None, missing.add((number, int(place))))
-                require(salt is None or sha256(bytes.fromhex(salt), dumps(value)) == digest, "a value was changed")
+                pair = entry["hidden"][int(place)]  # a salt and a value; null if the value is gone
+                require(not pair or sha256(bytes.fromhex(pair[0]), dumps(*pair[1:])) == digest, "a value was changed")
             redacted |= {(record["of"], place) for place in record.get("places", ())}
             ignored, acquired = kind in ("redaction", "checkpoint"), kind.startswith("run.") and kind != "run.finished"
             require(ignored or not finished, "the run had finished")
             require(epoch == record["epoch"] or (epoch < record["epoch"] and (ignored or acquired)), "wrong epoch")
             epoch, finished = record["epoch"], finished or kind == "run.finished"
             if "graph" in record:  # the table under which the run continues; its fingerprint is its hash
-                graph, places, table = record["graph"], {}, {}
+                graph, places, table = record["graph"], dict[str, int](), {}
                 text = json.dumps({k: graph[k] for k in ("states", "transitions")}, separators=(",", ":"))
                 require(sha256(b"", text) == graph["fingerprint"], "the graph was changed")
                 require(record.get("from") == fingerprint, "the run was on another graph")
@@ -55,13 +55,14 @@ def verify(lines, checkpoint=""):
                 row, ((_, out),) = (state, state := record["to"], record["tried"]), record["out"].items()
                 require(table.get(record["transition"]) == row, f"{record['transition']} is not allowed in {row[0]}")
                 require(ended >= {r for r in out.get("results", ()) if isinstance(r, str)}, "a result is missing")
-            eid = {record["eid"]} if kind.startswith("effect.") else set()
+            eid = {record["eid"]} if kind.startswith("effect.") else set[str]()
             require(kind != "effect.result" or eid <= started, "the effect was not started, or has a result already")
             started, ended = (started | eid, ended) if kind == "effect.intent" else (started - eid, ended | eid)
             require(kind != "run.resumed" or record.get("to", request) == request, "it replies to another request")
             request = {"run.suspended": {"seq": number, "hash": hashes[-1]}, "run.resumed": None}.get(kind, request)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             return f"record {number}: {error}"
+    missing = {(n, i) for n, t in enumerate(lines, 1) for i, h in enumerate(json.loads(t)["hidden"]) if not h}
     problems = [f"record {of}: a value is gone, and was not redacted" for of, _ in sorted(missing - redacted)]
     heads = {json.loads(run): (int(n), h) for n, h, run in re.findall(r'(?m)^(\d+) (\w{64}) (".*")$', checkpoint)}
     seq, digest = heads.get(json.loads(lines[0])["record"].get("run"), (0, ""))

@@ -11,10 +11,14 @@ import pytest
 from app import APPROVAL_ABOVE, GRAPH, HURRIED, MAX_REFUND, support
 from hypothesis import given, settings
 
+from agentfsm import Handoff, UserInputRequested
 from agentfsm.analysis import analyse, diff, never_after
+from agentfsm.machine import Guard
 from agentfsm.testing import (
     Example,
+    Path,
     PathDivergenceError,
+    Scenario,
     ScriptedModel,
     Simulator,
     WitnessDriver,
@@ -26,18 +30,18 @@ from agentfsm.testing import (
 from agentfsm.testing.strategies import scenarios
 
 AGENT = support(ScriptedModel())
-EXAMPLES = {"tool_calls": Example(call=call("look_up", order="A-1"))}
+EXAMPLES: dict[Guard | str, Example] = {"tool_calls": Example(call=call("look_up", order="A-1"))}
 WITNESS = WitnessDriver(AGENT, examples=EXAMPLES)
 
 
 @pytest.mark.fsm(graph=AGENT)
-def test_the_real_loop_takes_every_path(fsm_path) -> None:
+def test_the_real_loop_takes_every_path(fsm_path: Path) -> None:
     """The examples of the guards on a path make up its scenario: model replies, tool results, human replies, time."""
     WITNESS.run(fsm_path).check()
 
 
 @pytest.mark.fsm(graph=AGENT, cover="transitions")
-def test_on_every_path_the_run_ends(fsm_path) -> None:
+def test_on_every_path_the_run_ends(fsm_path: Path) -> None:
     """With the guards overridden: this is how to run your own user interface or hooks on every path."""
     assert force(AGENT, fsm_path).run_result.state == "terminal"
 
@@ -59,7 +63,7 @@ def test_the_policy_is_proved() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(scenarios(AGENT, max_turns=3))
-def test_no_refund_without_approval(scenario) -> None:
+def test_no_refund_without_approval(scenario: Scenario) -> None:
     result = Simulator(AGENT).run_sync(scenario)
     for started in result.started_tools:
         if started.tool == "refund":
@@ -93,10 +97,10 @@ def test_a_path_shows_the_bug() -> None:
 def test_a_run_shows_the_bug() -> None:
     """The refund of 501 is no longer refused; only the approval stands between the model and the money."""
     model = ScriptedModel([call("refund", order="A-1", amount=501)])
-    assert (
-        support(model, GRAPH).run_sync("Give me 501 back").outcome.rationale
-        == f"no refund may be more than {MAX_REFUND}"
-    )
+    outcome = support(model, GRAPH).run_sync("Give me 501 back").outcome
+    assert isinstance(outcome, Handoff)
+    assert outcome.rationale == f"no refund may be more than {MAX_REFUND}"
     model = ScriptedModel([call("refund", order="A-1", amount=501)])
     outcome = support(model, HURRIED).run_sync("Give me 501 back").outcome
+    assert isinstance(outcome, UserInputRequested)
     assert (outcome.kind, outcome.tool) == ("approval", "refund")

@@ -23,11 +23,12 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest import mock
 
 from agentfsm import Agent, AgentGuardrails, Host, Message, ModelRequest, Reply, SqliteStore, ToolCall, tool
 from agentfsm.journal.replay import rehydrate
@@ -155,7 +156,7 @@ def compare_stored_with_by_hand(
     clock = time.perf_counter if level == "full" else time.process_time
     asyncio.run(run_stored(store, 2, "warm"))
     asyncio.run(run_by_hand(db, 2))
-    mine, theirs = [], []
+    mine, theirs = list[float](), list[float]()
     for n in range(rounds):
         mine.append(asyncio.run(run_stored(store, steps, f"run{n}", clock)))
         theirs.append(asyncio.run(run_by_hand(db, steps, clock, in_thread=in_thread)))
@@ -167,7 +168,7 @@ def compare_stored_with_by_hand(
 
 def bytes_a_step(folder: Path, first: int, last: int) -> tuple[float, float]:
     """The file size per step in bytes, and relative to that of the hand-written loop."""
-    sizes = {}
+    sizes: dict[int, int] = {}
     for steps in (first, last):
         path = folder / f"size{steps}.db"
         store = SqliteStore(path, synchronous="normal")
@@ -193,7 +194,8 @@ def group_commit(folder: Path, runs: int, steps: int) -> float:
         begun = time.perf_counter()
         await asyncio.gather(*(one_agent.run("go", run_id=f"{name}{n}") for n in range(count)))
         took = time.perf_counter() - begun
-        return sum(store.head(f"{name}{n}").seq for n in range(count)) / took  # type: ignore[union-attr]
+        heads = [store.head(f"{name}{n}") for n in range(count)]
+        return sum(head.seq for head in heads if head is not None) / took
 
     asyncio.run(many(1, "warm"))
     one = max(asyncio.run(many(1, f"one{n}")) for n in range(3))
@@ -204,27 +206,24 @@ def group_commit(folder: Path, runs: int, steps: int) -> float:
 
 
 @contextmanager
-def slow_disk() -> Iterator[None]:
+def slow_disk() -> Generator[None]:
     """Every commit sleeps for ``DISK_S`` instead of waiting for the disk: in C, without the GIL."""
     connect, lib = sqlite3.connect, ctypes.CDLL(_sqlite3.__file__)
     sleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
 
     def slow(*args: Any, **settings: Any) -> sqlite3.Connection:
-        db = connect(*args, **settings)
+        db: sqlite3.Connection = connect(*args, **settings)
         handle = ctypes.c_void_p.from_address(id(db) + object.__basicsize__)  # what a connection holds first
         lib.sqlite3_commit_hook(handle, sleep, ctypes.c_void_p(int(DISK_S * 1e6)))
         return db
 
-    sqlite3.connect = slow  # type: ignore[assignment]
-    try:
+    with mock.patch.object(sqlite3, "connect", slow):
         yield
-    finally:
-        sqlite3.connect = connect
 
 
 def flush_s(folder: Path) -> float:
     """The time this disk takes to make 4 KB durable, in seconds."""
-    took = []
+    took: list[float] = []
     with (folder / "flush").open("wb", buffering=0) as file:
         for _ in range(50):
             file.write(bytes(4096))
@@ -236,7 +235,7 @@ def flush_s(folder: Path) -> float:
 
 def best(work: Callable[[], Any], rounds: int = 5) -> tuple[Any, float]:
     """The result of some work, and its least CPU time in seconds."""
-    took, came = [], None
+    took, came = list[float](), None
     for _ in range(rounds):
         begun = time.process_time()
         came = work()

@@ -10,6 +10,7 @@ import json
 import time
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import httpx
@@ -38,7 +39,7 @@ def events(wire: str) -> tuple[str, str, str]:
             chunk = 'data: {{"choices":[{{"index":0,"delta":{{"content":{}}},"finish_reason":{}}}]}}\n\n'
             return "", chunk.format(piece, "null"), chunk.format('""', '"stop"') + "data: [DONE]\n\n"
         case "openai-responses":
-            item = {"type": "message", "id": "m", "role": "assistant", "content": []}
+            item: dict[str, Any] = {"type": "message", "id": "m", "role": "assistant", "content": []}
             begin = {"type": "response.output_item.added", "output_index": 0, "item": item}
             delta = f'data: {{"type":"response.output_text.delta","output_index":0,"delta":{piece}}}\n\n'
             end = {"type": "response.completed", "response": {"status": "completed"}}
@@ -115,8 +116,8 @@ def bench_stream() -> None:
         f"{'wire':>18} {'2.5 MB':>8} {'10 MB':>8} {'time':>8} {'us a piece':>11} {'peak':>8} {'peak':>8} {'memory':>8}"
     )
     for wire in WIRES:
-        times = [seconds_of(lambda wire=wire, size=size: stream(wire, size)) for size in (small, large)]
-        peaks = [megabytes_of(lambda wire=wire, size=size: stream(wire, size)) for size in (small, large)]
+        times = [seconds_of(partial(stream, wire, size)) for size in (small, large)]
+        peaks = [megabytes_of(partial(stream, wire, size)) for size in (small, large)]
         print(
             f"{wire:>18} {times[0]:>6.2f} s {times[1]:>6.2f} s {'x':>4}{times[1] / times[0]:>4.1f}"
             f" {times[1] / large * len(PIECE) * 1e6:>11.1f}"

@@ -14,7 +14,6 @@ did as JSON.
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
 import itertools
 import json
@@ -28,14 +27,17 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from agentfsm import SqliteStore, UserInputRequested
 from agentfsm.journal.fork import fork
-from agentfsm.journal.records import read_records
+from agentfsm.journal.records import Record, SealedRecord, read_records
 from agentfsm.journal.replay import rehydrate, replay
+from agentfsm.journal.store import Lease, Status
 from agentfsm.journal.verification import GOOD, OPEN, verify
 from tests.helpers.journal_scenarios import (
     CHANGES,
@@ -59,13 +61,13 @@ class AnnouncingStore(SqliteStore):
 
     world: CrashWorld
 
-    def append(self, lease: Any, rows: Any, status: Any) -> Any:
-        done = asyncio.ensure_future(super().append(lease, rows, status))
+    def append(self, lease: Lease, records: Sequence[SealedRecord], status: Status) -> asyncio.Future[None]:
+        done = asyncio.ensure_future(super().append(lease, records, status))
 
         def told(of: asyncio.Future[None]) -> None:
             if not of.cancelled() and of.exception() is None:
-                if rows and lease.run_id == RUN:
-                    self.world.write("acked", f"{rows[-1].seq} {rows[-1].hash}")
+                if records and lease.run_id == RUN:
+                    self.world.write("acked", f"{records[-1].seq} {records[-1].hash}")
                 self.world.passing("acknowledged")
 
         done.add_done_callback(told)
@@ -128,6 +130,7 @@ async def run_to_end(world: CrashWorld, scenario: str, both: tuple[Any, Any], st
         result = await begins.run("go", run_id=run_id)
     elif head.status == "suspended":
         waits = rehydrate(store.records(run_id)).run.pending_request
+        assert waits is not None
         result = await goes_on.resume(run_id, human_reply(world, run_id, waits.kind, waits.tool, waits.arguments))
     elif head.status == "running":
         old = (
@@ -144,7 +147,7 @@ async def run_to_end(world: CrashWorld, scenario: str, both: tuple[Any, Any], st
         result = await goes_on.resume(run_id, human_reply(world, run_id, asked.kind, asked.tool, asked.arguments))
 
 
-def recorded_changes(kept: Any) -> list[Any]:
+def recorded_changes(kept: Iterable[Record]) -> list[Record]:
     """The records of graph migrations."""
     return [r for r in kept if r.kind == "run.migrated"]
 
@@ -153,7 +156,7 @@ def run_in_process(folder: Path, scenario: str, kill_at: int | str, outside: int
     """One process's share of a run, in this process, which cannot be used for anything else afterwards."""
     world = CrashWorld(folder, kill_at, outside)
     AnnouncingConnection.world = world
-    sqlite3.connect = functools.partial(sqlite3.connect, factory=AnnouncingConnection)
+    mock.patch.object(sqlite3, "connect", partial(sqlite3.connect, factory=AnnouncingConnection)).start()
     asyncio.run(run_life(world, scenario))
     world.write("points", json.dumps(world.names))
 
@@ -180,8 +183,8 @@ def run_forked(work: Any) -> int:
         try:
             work()
             code = 0
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
+        except BaseException as error:
+            sys.excepthook(type(error), error, error.__traceback__)
         finally:
             sys.stderr.flush()
             os._exit(code)
@@ -409,8 +412,10 @@ def main(arguments: list[str]) -> None:
         return
     warm_up()
     match arguments:
-        case ["matrix", *step]:
-            told = crash_matrix(*map(int, step))
+        case ["matrix"]:
+            told = crash_matrix()
+        case ["matrix", step]:
+            told = crash_matrix(int(step))
         case ["histories", seed, count]:
             told = random_histories(int(seed), int(count))
         case ["fresh"]:

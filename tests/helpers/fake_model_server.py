@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -86,13 +86,13 @@ def _responses_output(said: ModelOutput, *, empty: bool = False) -> list[dict[st
         summary = [{"type": "summary_text", "text": said.thought}]
         items.append({"type": "reasoning", "id": "rs_1", "summary": summary, "encrypted_content": "sealed"})
     if said.text:
-        part = {"type": "output_text", "text": said.text, "annotations": []}
+        part: dict[str, Any] = {"type": "output_text", "text": said.text, "annotations": []}
         items.append({"type": "message", "id": "msg_1", "role": "assistant", "content": [part], "status": "completed"})
     for place, (call_id, name, arguments) in enumerate(said.calls):
         call = {"type": "function_call", "id": f"fc_{place}", "call_id": call_id, "name": name, "status": "completed"}
         items.append(call | {"arguments": json.dumps(arguments)})
     if empty:
-        blank = {"summary": [], "content": [], "arguments": "", "encrypted_content": None}
+        blank: dict[str, Any] = {"summary": [], "content": [], "arguments": "", "encrypted_content": None}
         items = [item | {k: v for k, v in blank.items() if k in item} for item in items]
     return items
 
@@ -118,7 +118,8 @@ def _responses_whole(said: ModelOutput) -> dict[str, Any]:
 
 def _responses_events(said: ModelOutput, cut: Splitter) -> Events:
     response = _responses_whole(said)
-    begun = response | {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    blanks: dict[str, Any] = {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    begun = response | blanks
     events: Events = [{"type": "response.created", "response": begun}]
     for index, (item, blank) in enumerate(zip(response["output"], _responses_output(said, empty=True), strict=True)):
         at = {"output_index": index, "item_id": item["id"]}
@@ -168,13 +169,12 @@ def _messages_whole(said: ModelOutput) -> dict[str, Any]:
 
 
 def _messages_events(said: ModelOutput, cut: Splitter) -> Events:
-    begun = _messages_whole(said) | {"content": [], "stop_reason": None}
+    begun: dict[str, Any] = _messages_whole(said) | {"content": [], "stop_reason": None}
     begun["usage"] = _messages_usage(said) | {"output_tokens": 1}
+    empty: dict[str, Any] = {"thinking": "", "signature": "", "text": "", "input": {}}
     events: Events = [{"type": "message_start", "message": begun}, {"type": "ping"}]
     for index, block in enumerate(_messages_blocks(said)):
-        blank = block | {
-            k: v for k, v in {"thinking": "", "signature": "", "text": "", "input": {}}.items() if k in block
-        }
+        blank = block | {k: v for k, v in empty.items() if k in block}
         events.append({"type": "content_block_start", "index": index, "content_block": blank})
         deltas: list[dict[str, Any]]
         match block["type"]:
@@ -336,7 +336,7 @@ class FakeModelServer:
 
 
 @contextmanager
-def fake_model_server(*replies: ServerReply, hang: bool = False) -> Iterator[FakeModelServer]:
+def fake_model_server(*replies: ServerReply, hang: bool = False) -> Generator[FakeModelServer]:
     """A server that gives the responses of a script, one per request; the last one is repeated.
 
     Args:
@@ -371,7 +371,7 @@ def fake_model_server(*replies: ServerReply, hang: bool = False) -> Iterator[Fak
             self.end_headers()
             self.wfile.write(content)
 
-        def log_message(self, *args: object) -> None:
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name in the base class
             """Log nothing: the tests check the output of the command line."""
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

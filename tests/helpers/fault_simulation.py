@@ -39,7 +39,9 @@ from agentfsm import (
     UserInputRequested,
 )
 from agentfsm.journal.fork import fork
+from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.replay import rehydrate, replay
+from agentfsm.journal.store import Lease, Status
 from agentfsm.journal.verification import GOOD, verify
 from agentfsm.loop.presets import PRESETS
 from agentfsm.testing import FakeClock
@@ -85,10 +87,10 @@ class SlowStore(MemoryStore):
         self.draw, self.no_room, self.deadly = draw, no_room, deadly
         self.queue: list[tuple[Any, ...]] = []
 
-    def append(self, lease: Any, rows: Sequence[Any], status: Any) -> asyncio.Future[None]:
+    def append(self, lease: Lease, records: Sequence[SealedRecord], status: Status) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        self.queue.append((lease, tuple(rows), status, done))
+        self.queue.append((lease, tuple(records), status, done))
         self._later(loop, self.draw.randrange(3))
         return done
 
@@ -319,6 +321,10 @@ def _check_run(run_id: str, scenario: str, world: SimulatedWorld, store: SlowSto
         assert times == 1 or name in journal_scenarios.IDEMPOTENT_TOOLS, f"{name} {key} ran {times} times"
 
 
+def _ignore(*_: object) -> None:
+    """An exception handler of an event loop that does nothing."""
+
+
 def _run_life(runs: dict[str, tuple[str, SimulatedWorld]], store: SlowStore, clock: FakeClock) -> bool:
     """One simulated process; returns whether it finished."""
     loop = asyncio.new_event_loop()
@@ -331,11 +337,13 @@ def _run_life(runs: dict[str, tuple[str, SimulatedWorld]], store: SlowStore, clo
         except RuntimeError as error:
             if "stopped" not in str(error):
                 raise
-            loop.set_exception_handler(lambda *_: None)  # abandoned tasks are not reported
-            for task in asyncio.all_tasks(loop) | set(tasks):
-                task._log_destroy_pending = False  # they are dropped on purpose
-                task.done() and not task.cancelled() and task.exception()
-                ABANDONED.append(task)
+            loop.set_exception_handler(_ignore)  # abandoned tasks are not reported
+            abandoned: set[Any] = asyncio.all_tasks(loop) | set(tasks)
+            for dropped in abandoned:
+                dropped._log_destroy_pending = False  # they are dropped on purpose
+                if dropped.done() and not dropped.cancelled():
+                    dropped.exception()
+                ABANDONED.append(dropped)
             return False
         for task in tasks:
             task.result()
@@ -355,8 +363,8 @@ def main(first: int, count: int) -> None:
             digest.update(history.encode())
         sys.stdout.write(json.dumps({"histories": count, **told, "digest": digest.hexdigest()}))
         code = 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

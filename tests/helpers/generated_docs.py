@@ -109,8 +109,8 @@ def run_picture() -> str:
 
     looked: list[str] = []
     busy = TransientProviderError("529, overloaded")
-    script = [busy, call("look_up", order="A-1"), call("refund", order="A-1", amount=20)]
-    agent = Agent(ScriptedModel(script), tools=[look_up, refund], host=Host(clock=FakeClock()))
+    model = ScriptedModel([busy, call("look_up", order="A-1"), call("refund", order="A-1", amount=20)])
+    agent = Agent(model, tools=[look_up, refund], host=Host(clock=FakeClock()))
     return agent.run_sync("Give me 20 back for A-1.").diagram()
 
 

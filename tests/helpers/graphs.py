@@ -46,10 +46,12 @@ LOOP_SPENDS = {"post_tool.calls_pending": "a pending call", "recover.retry_tool"
 
 def loop_rows() -> list[tuple[str, str, str]]:
     """The hand-written rows as (state, guard, target), in order."""
-    found = []
+    found: list[tuple[str, str, str]] = []
     for line in LOOP_TABLE.strip().splitlines():
         state, _, entries = line.partition(": ")
-        found += [(state, *entry.split(">")) for entry in entries.split()]
+        for entry in entries.split():
+            guard, target = entry.split(">")
+            found.append((state, guard, target))
     return found
 
 
@@ -226,7 +228,7 @@ def _random_counted_graph(dice: random.Random, seed: int) -> Graph | None:
 
 def _random_assumptions(dice: random.Random, graph: Graph) -> Assumptions:
     counters = [_random_counter(dice, name, graph) for name in COUNTER_NAMES]
-    known = []
+    known: list[GuardAssumption] = []
     for row in graph:
         if row.guard is None or dice.random() < 0.45:
             continue
@@ -239,7 +241,7 @@ def _random_assumptions(dice: random.Random, graph: Graph) -> Assumptions:
 
 def _random_counter(dice: random.Random, name: str, graph: Graph) -> Counter:
     limit = dice.choice([1, 2, 3, 5])
-    changes = []
+    changes: list[Update] = []
     for _ in range(dice.randint(1, 4)):
         row = dice.choice(graph.transitions)
         on = dice.choice([row.id, f"{row.source}.*", f"* -> {row.target}"])

@@ -28,7 +28,7 @@ class Import:
 
 def modules() -> dict[str, Path]:
     """Every module of the package by its name."""
-    found = {}
+    found: dict[str, Path] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
@@ -66,8 +66,8 @@ def _imports_of(tree: ast.AST, name: str, path: Path, known: dict[str, Path]) ->
                 walk(child, when)
         else:
             inner = "later" if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) else when
-            for child in ast.iter_child_nodes(node):
-                walk(child, inner if when == "now" else when)
+            for part in ast.iter_child_nodes(node):
+                walk(part, inner if when == "now" else when)
 
     walk(tree, "now")
     return found

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from agentfsm import (
     LOOP,
@@ -34,6 +34,7 @@ from agentfsm import (
     Role,
     RunState,
     StateSpec,
+    ToolCall,
     ToolContext,
     TransientProviderError,
     Transition,
@@ -146,9 +147,13 @@ def no_once(run: RunState) -> Failure | None:
     return Failure(kind=FailureKind.capability_gap, explanation="not once") if calls else None
 
 
+def _count_messages(run: RunState) -> int:
+    return len(run.messages)
+
+
 def _loop_with_reviewer(state: str, guard: Any) -> Graph:
     """The loop with a custom state before all tools, and a custom guard."""
-    spec, leaves = StateSpec(state, effect=lambda run: len(run.messages)), [Transition(state, None, "dispatch_tool")]
+    spec, leaves = StateSpec(state, effect=_count_messages), [Transition(state, None, "dispatch_tool")]
     graph = LOOP.with_state(spec, leaves, entered_by="post_llm.tool_calls")
     return graph.with_detector("post_llm", guard, before="no_progress")
 
@@ -248,7 +253,7 @@ class TranscriptModel:
     async def reply(self, request: Any) -> Reply:
         self.world.passing("before the model")
         said = sum(m.role is Role.ASSISTANT for m in request.messages)
-        entry = self.script[said]
+        entry: tuple[Any, ...] | list[ToolCall] | ToolCall | str = self.script[said]
         if isinstance(entry, tuple):  # fails until the transcript mentions each failure
             *errors, entry = entry
             for error in errors:
@@ -257,10 +262,8 @@ class TranscriptModel:
         self.world.passing("after the model")
         if isinstance(entry, str):
             return Reply(Message.assistant(entry))
-        calls = tuple(
-            type(c)(f"call{said}_{n}", c.name, c.arguments)
-            for n, c in enumerate(entry if isinstance(entry, list) else [entry])
-        )
+        wanted = cast("list[ToolCall]", entry if isinstance(entry, list) else [entry])
+        calls = tuple(ToolCall(f"call{said}_{n}", c.name, c.arguments) for n, c in enumerate(wanted))
         return Reply(Message.assistant("", calls), FinishReason.TOOL_CALLS)
 
 
@@ -299,20 +302,17 @@ def tool_functions(world: CrashWorld) -> list[Any]:
     return [once, again, beside, beside_once, careful, flaky]
 
 
+_TOOL_OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"idempotent": True},
+    {"idempotent": True, "parallel": True},
+    {"parallel": True},
+    {"requires_approval": True},
+    {"idempotent": True, "retryable": True},
+]
 TOOL_DECLARATIONS = [
     tool(**options)(function)
-    for function, options in zip(
-        tool_functions(CrashWorld(Path())),
-        [
-            {},
-            {"idempotent": True},
-            {"idempotent": True, "parallel": True},
-            {"parallel": True},
-            {"requires_approval": True},
-            {"idempotent": True, "retryable": True},
-        ],
-        strict=True,
-    )
+    for function, options in zip(tool_functions(CrashWorld(Path())), _TOOL_OPTIONS, strict=True)
 ]
 """The tools, without a world: building them from functions takes longer than a whole run."""
 

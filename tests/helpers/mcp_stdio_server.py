@@ -1,6 +1,6 @@
 """An MCP server over stdio, with only the standard library, that misbehaves on demand.
 
-    python fake_server.py FOLDER
+    python mcp_stdio_server.py FOLDER
 
 It writes every message that it gets to ``FOLDER/log.jsonl``, and takes the descriptions of its tools from
 ``FOLDER/descriptions.json``, read anew whenever it is asked for its list; null leaves a tool out. While there is a file
@@ -11,10 +11,11 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(sys.argv[-1])
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
-ECHO = {
+ECHO: dict[str, Any] = {
     "type": "object",
     "properties": {
         "text": {"type": "string", "minLength": 1, "x-note": "kept"},
@@ -24,8 +25,8 @@ ECHO = {
     "additionalProperties": False,
     "$defs": {"times": {"type": "integer", "minimum": 1}},
 }
-NOTHING = {"type": "object", "properties": {}}
-TOOLS = {
+NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
+TOOLS: dict[str, dict[str, Any]] = {
     "echo": ECHO,
     "die": NOTHING,
     "hang": NOTHING,
@@ -38,22 +39,22 @@ TOOLS = {
 }
 
 
-def send(message: dict) -> None:
+def send(message: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
     sys.stdout.flush()
 
 
-def text_content(words: str) -> dict:
+def text_content(words: str) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": words}]}
 
 
-def tools() -> list[dict]:
+def tools() -> list[dict[str, Any]]:
     said = json.loads((FOLDER / "descriptions.json").read_text())
     every = [{"name": n, "description": said.get(n, f"Does {n}."), "inputSchema": s} for n, s in TOOLS.items()]
     return [t for t in every if t["description"] is not None]
 
 
-def call(name: str, arguments: dict) -> dict | None:
+def call(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
     match name:
         case "echo":
             return text_content(" ".join([arguments["text"]] * arguments.get("times", 1)))
@@ -79,15 +80,16 @@ def call(name: str, arguments: dict) -> dict | None:
             return text_content("told")
         case "pid":
             return text_content(str(os.getpid()))
-    return text_content(f"did {name}")
+        case _:
+            return text_content(f"did {name}")
 
 
-def respond(message: dict) -> dict | None:
+def respond(message: dict[str, Any]) -> dict[str, Any] | None:
     """The response to a request: a result, an error, or None for none."""
-    params = message.get("params") or {}
+    params: dict[str, Any] = message.get("params") or {}
     match message["method"]:
         case "initialize":
-            result = {
+            result: dict[str, Any] = {
                 "protocolVersion": params["protocolVersion"],
                 "capabilities": {"tools": {"listChanged": True}},
                 "serverInfo": {"name": "fake", "version": "1"},

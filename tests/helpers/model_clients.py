@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -32,7 +32,8 @@ GOOD_BODIES: dict[str, dict[str, Any]] = {
     "ollama": {"message": {"role": "assistant", "content": "hello"}, "done": True, "done_reason": "stop"},
 }
 WIRES = sorted(GOOD_BODIES)
-MODEL_CLASSES = {
+AnyModel = OpenAIChat | OpenAIResponses | AnthropicMessages | OllamaChat
+MODEL_CLASSES: dict[str, type[AnyModel]] = {
     "openai": OpenAIChat,
     "responses": OpenAIResponses,
     "anthropic": AnthropicMessages,
@@ -40,7 +41,6 @@ MODEL_CLASSES = {
 }
 
 Handler = Callable[[httpx.Request], httpx.Response]
-AnyModel = OpenAIChat | OpenAIResponses | AnthropicMessages | OllamaChat
 
 
 def build_model(
@@ -180,7 +180,7 @@ class ScriptedStream:
                 if isinstance(entry, Exception):
                     raise entry
                 if callable(entry):
-                    await entry()
+                    await cast("Awaitable[object]", entry())
                 else:
                     yield entry
         finally:

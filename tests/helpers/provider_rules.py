@@ -90,9 +90,9 @@ def request_errors(wire: str, body: dict[str, Any]) -> list[str]:
 
 
 def _type_errors(wire: str, body: dict[str, Any]) -> list[str]:
-    import jsonschema
+    import jsonschema  # type: ignore[import-untyped]  # it has no types, and types-jsonschema is not installed
 
-    validator = jsonschema.Draft202012Validator(_request_schema(wire))
+    validator: Any = jsonschema.Draft202012Validator(_request_schema(wire))
     return [f"{'.'.join(map(str, e.absolute_path))}: {e.message[:300]}" for e in validator.iter_errors(body)]
 
 
@@ -129,13 +129,13 @@ def _request_schema(wire: str) -> dict[str, Any]:
     return schema
 
 
-def _forbid_extra_fields(node: Any) -> None:
+def _forbid_extra_fields(node: dict[str, Any] | list[Any] | str | float | None) -> None:
     """Allow no fields except those in the types."""
     if isinstance(node, list):
         for item in node:
             _forbid_extra_fields(item)
     elif isinstance(node, dict):
-        if "properties" in node and isinstance(node["properties"], dict):
+        if isinstance(node.get("properties"), dict):
             node.setdefault("additionalProperties", False)
         for item in node.values():
             _forbid_extra_fields(item)

@@ -73,7 +73,11 @@ __all__ = [
 
 
 def make_run(
-    state: str = "pre_step", *, limits: dict[str, Any] | None = None, behavior: Any = None, **fields: Any
+    state: str = "pre_step",
+    *,
+    limits: dict[str, Any] | None = None,
+    behavior: dict[str, Any] | None = None,
+    **fields: Any,
 ) -> RunState:
     """A run in a state, with some limits, behavior and fields set."""
     guardrails = AgentGuardrails(**(limits or {}))
@@ -165,7 +169,8 @@ LOOK_SCRIPT = (call("look", where="here"), "done")
 
 def with_scripted_run(use: Callable[[Run], Awaitable[Any]], *script: Any, **config: Any) -> Any:
     """What ``use`` returns for a scripted run; the model's requests and the final transcript are checked."""
-    agent, model = scripted_agent(*(script or LOOK_SCRIPT), **{"tools": [look], **config})
+    options: dict[str, Any] = {"tools": [look], **config}
+    agent, model = scripted_agent(*(script or LOOK_SCRIPT), **options)
 
     async def scene() -> Any:
         run = agent.run("go")

@@ -33,8 +33,8 @@ class SpinCase:
 
     graph: Graph
     assumptions: Assumptions
-    passes: list[tuple[str, str, str]] = field(default_factory=list)
-    nevers: list[tuple[str, str, str]] = field(default_factory=list)
+    passes: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
+    nevers: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
 
 
 @dataclass

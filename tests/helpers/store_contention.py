@@ -202,7 +202,7 @@ def small_disk() -> dict[str, Any]:
         inside, ballast = temporary_folder(), here / "ballast"
         (inside / "runs.db").symlink_to(here / "runs.db")  # the other files of the world are outside
         ballast.write_bytes(bytes((1 << 20) - (left << 10)))
-        error = _run_without_space(inside, whole, lambda: None, lambda b=ballast: b.unlink(missing_ok=True))
+        error = _run_without_space(inside, whole, lambda: None, functools.partial(ballast.unlink, missing_ok=True))
         for path in here.iterdir():
             path.unlink()
         shutil.rmtree(inside)

@@ -15,7 +15,6 @@ import termios
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 TIMEOUT_S = 60.0
@@ -130,9 +129,7 @@ class TerminalProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()

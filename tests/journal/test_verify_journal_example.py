@@ -128,6 +128,15 @@ def test_a_checkpoint_finds_truncated_and_rewritten_journals(whole, tmp_path):
     assert str(independent(whole, other)).startswith("record 0: the checkpoint has another one")  # not this run
 
 
+@pytest.mark.parametrize("changed", ['[null,"other"]', '["","other"]', '["00","other",1]', '"other"', "7", "true"])
+def test_a_hidden_value_without_its_salt_is_found(whole, changed):
+    place = next(n for n, row in enumerate(whole) if row.hidden)
+    values = json.loads(whole[place].hidden)
+    hidden = json.dumps([json.loads(changed), *values[1:]], separators=(",", ":"), ensure_ascii=False)
+    rows = [*whole[:place], whole[place]._replace(hidden=hidden), *whole[place + 1 :]]
+    assert str(independent(rows)).startswith(f"record {place + 1}: ")
+
+
 def test_an_added_hidden_value_is_found(whole):
     for place, more in ((0, '["00",1]'), (0, "null"), (2, '["00",1]')):
         hidden = whole[place].hidden
