@@ -170,22 +170,22 @@ MUTANTS = (
     Mutant(
         "no epoch check",
         "agentfsm/journal/sqlite/sqlite_store.py",
-        "AND epoch = ?6 AND seq",
-        "AND ?6 > 0 AND seq",
+        "AND epoch = ? AND seq",
+        "AND ? > 0 AND seq",
         STORES,
     ),
     Mutant(
         "no head check",
         "agentfsm/journal/sqlite/sqlite_store.py",
-        "seq + 1 = coalesce(?7, seq + 1)",
-        "0 < coalesce(?7, 1)",
+        "seq + 1 = coalesce(?, seq + 1)",
+        "0 < coalesce(?, 1)",
         STORES,
     ),
     Mutant(
         "lease reopens a finished run",
         "agentfsm/journal/sqlite/sqlite_store.py",
-        "(status <> 'finished' OR ?3 = 'finished')",
-        "?3 <> ''",
+        "(status <> 'finished' OR ? = 'finished')",
+        "? <> ''",
         STORES,
     ),
     Mutant(

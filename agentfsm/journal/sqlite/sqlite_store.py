@@ -71,10 +71,10 @@ def release_lease(db: sqlite3.Connection, key: LeaseKey) -> None:
 
 
 _UPDATE_RUN = (
-    "UPDATE run SET seq = coalesce(?1, seq), hash = coalesce(?2, hash), status = ?3,"
-    " owner = CASE WHEN ?3 = 'running' THEN owner END"
-    " WHERE id = ?4 AND run_id = ?5 AND epoch = ?6 AND seq + 1 = coalesce(?7, seq + 1) AND owner IS NOT NULL"
-    " AND (status <> 'finished' OR ?3 = 'finished')"
+    "UPDATE run SET seq = coalesce(?, seq), hash = coalesce(?, hash), status = ?,"
+    " owner = CASE WHEN ? = 'running' THEN owner END"
+    " WHERE id = ? AND run_id = ? AND epoch = ? AND seq + 1 = coalesce(?, seq + 1) AND owner IS NOT NULL"
+    " AND (status <> 'finished' OR ? = 'finished')"
 )
 _SELECT_RECORDS = (  # cast to text, because a flipped bit on the disk may change the type of a value
     "SELECT key - ?, coalesce(CAST(body AS TEXT), ''), lower(hex(hash)), coalesce(CAST(hidden AS TEXT), '')"
@@ -92,7 +92,9 @@ def insert_records(db: sqlite3.Connection, key: LeaseKey, records: Sequence[Seal
     """
     hashes = [bytes.fromhex(record.hash) for record in records]
     first, last, last_hash = (records[0].seq, records[-1].seq, hashes[-1]) if records else (None, None, None)
-    updated = db.execute(_UPDATE_RUN, (last, last_hash, status, key.run_rowid, key.run_id, key.epoch, first))
+    updated = db.execute(
+        _UPDATE_RUN, (last, last_hash, status, status, key.run_rowid, key.run_id, key.epoch, first, status)
+    )
     if updated.rowcount != 1:
         raise _stale_error(db, key)
     high = key.run_rowid << 32
