@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from pydantic import TypeAdapter
 
 from agentfsm.agent import Agent
 from agentfsm.analysis import Analysis, Property, analyse, must_pass, never_after
 from agentfsm.analysis.loop_assumptions import CALLS_PER_REPLY
+from agentfsm.cli.options import change_guardrails, guardrails_option
 from agentfsm.cli.user_code import load_graph_and_owner
 from agentfsm.diagrams import Counterexample, write
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
@@ -34,7 +34,7 @@ Examples:
 @click.command(epilog=_EXAMPLES)
 @click.argument("graph", required=False, metavar="[MODULE:GRAPH]")
 @click.option("--preset", type=click.Choice(list(PRESETS)), help="A preset's graph, behavior and limits.")
-@click.option("-g", "--guardrails", "limits", metavar="NAME=VALUE", multiple=True, help="Change a limit; repeatable.")
+@guardrails_option
 @click.option(
     "--calls-per-reply",
     type=click.IntRange(1),
@@ -59,7 +59,7 @@ def check(
     ctx: click.Context,
     graph: str | None,
     preset: str | None,
-    limits: tuple[str, ...],
+    limits: dict[str, Any],
     calls_per_reply: int,
     must_pass: tuple[str, ...],
     never_after: tuple[str, ...],
@@ -81,7 +81,7 @@ def check(
     analysis = analyse(
         loaded,
         *_build_properties(must_pass, never_after),
-        guardrails=_override_guardrails(guardrails, limits),
+        guardrails=change_guardrails(guardrails, limits),
         behavior=behavior,
         calls_per_reply=calls_per_reply,
     )
@@ -102,16 +102,6 @@ def _load_inputs(graph: str | None, preset: str | None) -> tuple[Graph, AgentGua
             return loaded, owner.guardrails, owner.behavior
         case _:
             return loaded, AgentGuardrails(), None
-
-
-def _override_guardrails(guardrails: AgentGuardrails, limits: tuple[str, ...]) -> AgentGuardrails:
-    overrides: dict[str, Any] = {}
-    for limit in limits:
-        name, equals, value = limit.partition("=")
-        if not equals:
-            raise click.UsageError(f"--guardrails {limit}: write it as NAME=VALUE, as in max_iterations=8")
-        overrides[name.strip()] = None if value.strip() in ("none", "None") else value.strip()
-    return TypeAdapter(AgentGuardrails).validate_python({**guardrails.model_dump(), **overrides})
 
 
 def _build_properties(must_pass_texts: tuple[str, ...], never_after_texts: tuple[str, ...]) -> list[Property]:

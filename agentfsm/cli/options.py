@@ -1,9 +1,9 @@
-"""The command-line options that ``run`` and ``resume`` share, and the agent and host built from them."""
+"""The command-line options that several commands share, and the agent and host built from them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from agentfsm.cli.console import parse_json_object
 from agentfsm.cli.local_store import default_store_path, open_store_for_writing
 from agentfsm.cli.user_code import load_graph, load_tools
 from agentfsm.errors import ConfigurationError, StoreError, StoreFormatError
@@ -27,7 +28,9 @@ __all__ = [
     "CommandFunction",
     "ReportOptions",
     "agent_options",
+    "change_guardrails",
     "collect_options",
+    "guardrails_option",
     "report_options",
     "require_secret",
     "signing_secret",
@@ -61,6 +64,46 @@ def collect_options(
         return decorated
 
     return decorate
+
+
+def guardrails_option(command: CommandFunction) -> CommandFunction:
+    """Add ``--guardrails``, repeatable, to a command, which gets the changed limits by name as ``limits``."""
+    return click.option(
+        "-g",
+        "--guardrails",
+        "limits",
+        metavar="NAME=VALUE",
+        multiple=True,
+        callback=_parse_limits,
+        help="Change a limit: max_iterations=5, or '{\"max_iterations\": 5}'; repeatable.",
+    )(command)
+
+
+def _parse_limits(ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
+    limits: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if name.strip().isidentifier() and equals:
+            limits[name.strip()] = None if value.strip() in ("none", "None", "null") else value.strip()
+            continue
+        try:
+            limits.update(parse_json_object(text))
+        except ValueError:
+            raise click.BadParameter(
+                f"{text!r} is neither NAME=VALUE, as in max_iterations=8, nor a JSON object, as in "
+                "'{\"max_iterations\": 8}'"
+            ) from None
+    return limits
+
+
+def change_guardrails(guardrails: AgentGuardrails | Mapping[str, Any], limits: Mapping[str, Any]) -> AgentGuardrails:
+    """Guardrails, or those that a journal recorded, with the limits of ``--guardrails`` changed.
+
+    Raises:
+        pydantic.ValidationError: There is no such limit, or a value is out of range.
+    """
+    before = guardrails.model_dump() if isinstance(guardrails, AgentGuardrails) else guardrails
+    return AgentGuardrails.model_validate({**before, **limits})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,9 @@ from typing import Any
 
 import click
 
-from agentfsm.cli.console import parse_json_object, single_line
+from agentfsm.cli.console import single_line
 from agentfsm.cli.local_store import complete_run_id, open_existing_store, store_option
+from agentfsm.cli.options import change_guardrails, guardrails_option
 from agentfsm.cli.user_code import load_graph, preset_graph
 from agentfsm.errors import JournalError, StoreError, UnknownRunError
 from agentfsm.journal.records import SealedRecord, is_kind, open_record
@@ -20,7 +21,6 @@ from agentfsm.journal.replay import replay as replay_run
 from agentfsm.journal.store import Store, consistent_read
 from agentfsm.journal.verification import TAMPERED, UNVERIFIABLE
 from agentfsm.journal.verification import verify as verify_run
-from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.recovery_policy import RecoveryPolicy
 from agentfsm.machine.graph import Graph
@@ -31,7 +31,7 @@ _EXAMPLES = """\b
 Examples:
   agentfsm replay                          every run, unchanged
   agentfsm replay 3f9c0a1b2c3d4e5f --policy strict
-  agentfsm replay --guardrails '{"max_iterations": 5}'
+  agentfsm replay --guardrails max_iterations=5
   agentfsm replay --graph my_graphs.py:MINE
 """
 
@@ -42,9 +42,7 @@ Examples:
 @click.option(
     "--policy", "policy_name", metavar="PRESET", type=click.Choice(sorted(PRESETS)), help="Another policy: a preset's."
 )
-@click.option(
-    "--guardrails", metavar="JSON", help="Limits to change: '{\"max_iterations\": 5}'; the others stay as recorded."
-)
+@guardrails_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per run.")
 @store_option
 @click.pass_context
@@ -53,7 +51,7 @@ def replay(
     run_ids: tuple[str, ...],
     graph_name: str | None,
     policy_name: str | None,
-    guardrails: str | None,
+    limits: dict[str, Any],
     as_json: bool,
     path: Path | None,
 ) -> None:
@@ -66,7 +64,6 @@ def replay(
     store = open_existing_store(path)
     policy = None if policy_name is None else PRESETS[policy_name].policy
     graph = load_graph(graph_name) if graph_name else None
-    limits = None if guardrails is None else _parse_limits(guardrails)
     failed = False
     for run_id in run_ids or tuple(h.run_id for h in store.heads() if h.seq):
         result = _replay_run(store, run_id, graph, policy, limits, named=bool(run_ids))
@@ -84,7 +81,7 @@ def _replay_run(
     run_id: str,
     graph: Graph | None,
     policy: RecoveryPolicy | None,
-    limits: dict[str, Any] | None,
+    limits: dict[str, Any],
     *,
     named: bool,
 ) -> Replay | str:
@@ -96,10 +93,7 @@ def _replay_run(
         report = verify_run(run_id, rows, head)
         if report.code in (TAMPERED, UNVERIFIABLE):
             return f"record {report.seq}: {report.reason}"
-        guardrails = None
-        if limits is not None:
-            recorded = open_record(rows[0]).get("guardrails", {})
-            guardrails = AgentGuardrails.model_validate({**recorded, **limits})
+        guardrails = change_guardrails(open_record(rows[0]).get("guardrails", {}), limits) if limits else None
         return replay_run(rows, graph or _recorded_graph(rows), policy=policy, guardrails=guardrails)
     except (JournalError, StoreError) as error:
         if named and isinstance(error, UnknownRunError):
@@ -126,10 +120,3 @@ def _recorded_graph(rows: Sequence[SealedRecord]) -> Graph:
     if graph is None:
         raise JournalError("no preset has its graph: name the graph with --graph")
     return graph
-
-
-def _parse_limits(text: str) -> dict[str, Any]:
-    try:
-        return parse_json_object(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{text!r} is {error}", param_hint="--guardrails") from None
