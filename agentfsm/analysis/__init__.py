@@ -1,7 +1,8 @@
 """Model checking of a graph: properties that hold for every run, bounds on a run's length, graph diffs."""
 
 from agentfsm.analysis.analyse import Analysis, DeadTransition, Verdict, analyse
-from agentfsm.analysis.assumptions import Assumptions, Counter, GuardAssumption, Update, iff
+from agentfsm.analysis.analysis_limits import AnalysisLimits
+from agentfsm.analysis.assumptions import Assumptions, GuardAssumption, Update, Variable, iff
 from agentfsm.analysis.bounds import Bounds
 from agentfsm.analysis.graph_diff import DecisionChange, GraphDiff, MovedRow, diff, graph_from_table
 from agentfsm.analysis.loop_assumptions import loop_assumptions
@@ -9,9 +10,9 @@ from agentfsm.analysis.model_checker import Property, must_pass, never_after
 
 __all__ = [
     "Analysis",
+    "AnalysisLimits",
     "Assumptions",
     "Bounds",
-    "Counter",
     "DeadTransition",
     "DecisionChange",
     "GraphDiff",
@@ -19,6 +20,7 @@ __all__ = [
     "MovedRow",
     "Property",
     "Update",
+    "Variable",
     "Verdict",
     "analyse",
     "diff",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product as combinations
 from typing import Any
 
-from agentfsm.analysis.assumptions import Assumptions
+from agentfsm.analysis.analysis_limits import AnalysisLimitError, AnalysisLimits, Meter
+from agentfsm.analysis.assumptions import Assumptions, GuardAssumption
 from agentfsm.analysis.bounds import Bounds, compute_bounds
 from agentfsm.analysis.loop_assumptions import CALLS_PER_REPLY, loop_assumptions
 from agentfsm.analysis.model_checker import ModelChecker, Property, Trace, find_lasso, row_ids
@@ -16,9 +18,6 @@ from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.machine.graph import Graph
 
 __all__ = ["Analysis", "DeadTransition", "Verdict", "analyse"]
-
-MAX_CONFIGURATIONS = 300_000
-"""A property that can only be decided by visiting every configuration is left open beyond this many."""
 
 MAX_TRACE_ROWS = 5_000
 """A longest run with more moves than this is not replayed under all assumptions."""
@@ -34,6 +33,7 @@ class Verdict:
         detail: More about the result.
         path: If it does not hold, the ids of the rows of the shortest run that violates it.
         loop: The ids of rows that can then repeat forever.
+        assumptions: If it holds, what it depends on beyond the table itself.
     """
 
     text: str
@@ -41,10 +41,12 @@ class Verdict:
     detail: str = ""
     path: tuple[str, ...] = ()
     loop: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         word = {True: "holds", False: "BROKEN", None: "open"}[self.holds]
         lines = [f"{word:7} {self.text}" + (f" ({self.detail})" if self.detail else "")]
+        lines += [f"        if {assumption}" for assumption in self.assumptions]
         if self.path:
             lines.append("        by: " + ", ".join(self.path))
         if self.loop:
@@ -76,6 +78,7 @@ class Analysis:
         exact: Whether a run of that length is possible under all assumptions; otherwise the bounds may be too high.
         dead: The rows that no run takes under these guardrails.
         calls_per_reply: The assumed maximum number of tool calls in a reply.
+        explored: How many configurations and moves were visited.
     """
 
     graph: Graph
@@ -84,6 +87,7 @@ class Analysis:
     exact: bool
     dead: tuple[DeadTransition, ...]
     calls_per_reply: int
+    explored: int = 0
 
     @property
     def ok(self) -> bool:
@@ -92,7 +96,8 @@ class Analysis:
 
     def to_dict(self) -> dict[str, Any]:
         """The analysis as JSON-compatible data."""
-        numbers = {k: v for k, v in asdict(self.bounds).items() if k not in ("longest", "reachable_rows")}
+        names = ("moves", "model_calls", "tool_calls", "model_calls_in_all", "tool_calls_in_all", "limit")
+        numbers = {name: getattr(self.bounds, name) for name in names}
         return {
             "graph": self.graph.name,
             "fingerprint": self.graph.fingerprint,
@@ -100,6 +105,7 @@ class Analysis:
             "verdicts": [asdict(v) for v in self.verdicts],
             "bounds": {**numbers, "exact": self.exact, "calls_per_reply": self.calls_per_reply},
             "dead": [asdict(d) for d in self.dead],
+            "explored": self.explored,
         }
 
     def __str__(self) -> str:
@@ -110,6 +116,9 @@ class Analysis:
         for verdict in self.verdicts:
             yield f"  {verdict}".replace("\n", "\n  ")
         b, or_less = self.bounds, "" if self.exact else " (or less)"
+        if b.limit:
+            yield f"  bounds: open ({b.limit})"
+            return
         yield (
             f"  between two waits: {_bound_text(b.moves, 'moves')}, {_bound_text(b.model_calls, 'model calls')}, "
             f"{_bound_text(b.tool_calls, 'tool calls')}{or_less}, where a reply makes at most {self.calls_per_reply}"
@@ -134,6 +143,7 @@ def analyse(
     behavior: Behavior | None = None,
     assumptions: Assumptions | None = None,
     calls_per_reply: int = CALLS_PER_REPLY,
+    limits: AnalysisLimits | None = None,
 ) -> Analysis:
     """Model-check a graph, over its states and bounded counters.
 
@@ -155,6 +165,7 @@ def analyse(
         behavior: The behavior of the preset; None proves what holds for every behavior.
         assumptions: Assumptions about your own guards and counters.
         calls_per_reply: The maximum number of tool calls in a reply; bounds on tool calls depend on it.
+        limits: How much it may explore; what it cannot decide within these limits is left open.
 
     Returns:
         A verdict for each property, the bounds, and the rows that no run takes.
@@ -164,35 +175,72 @@ def analyse(
     """
     all_assumptions = loop_assumptions(guardrails or AgentGuardrails(), behavior, calls_per_reply=calls_per_reply)
     all_assumptions += assumptions or Assumptions()
-    checker = ModelChecker(graph, all_assumptions)
-    bounds = compute_bounds(graph, all_assumptions)
-    termination = _check_termination(checker, bounds)
-    replayed = 0 < len(bounds.longest) <= MAX_TRACE_ROWS
-    exact = not replayed or checker.is_feasible(Trace(bounds.longest))
-    dead = tuple(_dead_transitions(checker.full, bounds.reachable_rows))
-    return Analysis(
-        graph,
-        (
-            _check_one_row_taken(graph),
-            _check_shadowing(checker, dead),
-            termination,
-            _check_end_reachable(checker),
-            *_check_properties(checker, properties),
-        ),
-        bounds,
-        exact,
-        dead,
-        calls_per_reply,
-    )
+    meter = Meter(limits or AnalysisLimits())
+    checker = ModelChecker(graph, all_assumptions, meter)
+    bounds = _bounds(graph, all_assumptions, meter)
+    dead = () if bounds.limit else tuple(_dead_transitions(checker.full, bounds.reachable_rows))
+    checks: list[tuple[str, Callable[[str], Verdict]]] = [
+        (ONE_ROW_TAKEN, lambda text: _check_one_row_taken(graph, text)),
+        (NOT_SHADOWED, lambda text: _check_shadowing(checker, dead, text)),
+        (TERMINATES, lambda text: _check_termination(checker, bounds, text)),
+        (END_REACHABLE, lambda text: _check_end_reachable(checker, text)),
+        *((each.text, partial(_check_property, checker, each)) for each in properties),
+    ]
+    verdicts = tuple(_decide(checker, meter, check, text) for text, check in checks)
+    exact = _is_exact(checker, bounds, meter)
+    return Analysis(graph, verdicts, bounds, exact, dead, calls_per_reply, meter.visited)
+
+
+ONE_ROW_TAKEN = "in every state, whatever the guards return, exactly one row is taken"
+NOT_SHADOWED = "no row is shadowed by an earlier row"
+TERMINATES = "every run ends, or waits for a person"
+END_REACHABLE = "from everywhere, the end can still be reached"
+
+BOUNDS_SHARE = 0.5
+"""The share of the time limit that bounds may take."""
+
+VERDICT_SHARE = 0.5
+"""The share of the remaining time that each verdict may take."""
+
+
+def _bounds(graph: Graph, assumptions: Assumptions, meter: Meter) -> Bounds:
+    with meter.search(BOUNDS_SHARE):
+        try:
+            return compute_bounds(graph, assumptions, meter)
+        except AnalysisLimitError as error:
+            return Bounds(None, None, None, None, None, limit=str(error))
+
+
+def _decide(checker: ModelChecker, meter: Meter, check: Callable[[str], Verdict], text: str) -> Verdict:
+    with meter.search(VERDICT_SHARE):
+        try:
+            return check(text)
+        except AnalysisLimitError as error:
+            checker.forget()
+            return Verdict(text, None, str(error))
+
+
+def _is_exact(checker: ModelChecker, bounds: Bounds, meter: Meter) -> bool:
+    if not 0 < len(bounds.longest) <= MAX_TRACE_ROWS:
+        return not bounds.longest
+    with meter.search(VERDICT_SHARE):
+        try:
+            return checker.is_feasible(Trace(bounds.longest))
+        except AnalysisLimitError:
+            return False
+
+
+def _texts(assumptions: Iterable[GuardAssumption]) -> tuple[str, ...]:
+    """Assumptions in words, each once."""
+    return tuple(dict.fromkeys(each.text for each in assumptions))
 
 
 # -- built-in properties ------------------------------------------------------------------------------
 
 
-def _check_one_row_taken(graph: Graph) -> Verdict:
+def _check_one_row_taken(graph: Graph, text: str) -> Verdict:
     """Each state needs a row without a guard. Rows are evaluated in order: each is one case, the first that holds."""
     cases = sum(len(graph.rows(s.name)) for s in graph.states)
-    text = "in every state, whatever the guards return, exactly one row is taken"
     stuck = [
         s.name
         for s in graph.states
@@ -208,7 +256,7 @@ def _dead_transitions(space: StateSpace, reachable: frozenset[int]) -> Iterator[
         yield DeadTransition(row.transition.id, why or "an earlier row always holds first")
 
 
-def _check_shadowing(checker: ModelChecker, dead: tuple[DeadTransition, ...]) -> Verdict:
+def _check_shadowing(checker: ModelChecker, dead: tuple[DeadTransition, ...], text: str) -> Verdict:
     """A row is shadowed if, whatever the counters, an earlier row must hold whenever it can hold."""
     suspects = {d.row for d in dead}
     shadowed = [
@@ -217,7 +265,6 @@ def _check_shadowing(checker: ModelChecker, dead: tuple[DeadTransition, ...]) ->
         for place, row in enumerate(state)
         if row.transition.id in suspects and _is_shadowed(checker.full, row, state[:place])
     ]
-    text = "no row is shadowed by an earlier row"
     return Verdict(text, not shadowed, f"shadowed: {', '.join(shadowed)}" if shadowed else "")
 
 
@@ -229,15 +276,22 @@ def _is_shadowed(space: StateSpace, row: CompiledRow, earlier: Iterable[Compiled
     ranges = [range(c.limit + 1) if c.name in reads else (0,) for c in space.counters]
     state = space.state_index[row.transition.source]
     configs: Iterator[Configuration] = ((state, *values) for values in combinations(*ranges))
-    possible = [c for c in configs if row.may(c)]
-    return bool(possible) and all(any(each.must(c) for each in earlier) for c in possible)
+    possible = 0
+    for config in configs:
+        space.meter.count()
+        if row.may(config):
+            possible += 1
+            if not any(each.must(config) for each in earlier):
+                return False
+    return possible > 0
 
 
-def _check_termination(checker: ModelChecker, bounds: Bounds) -> Verdict:
-    text = "every run ends, or waits for a person"
-    trace = find_lasso(checker) if bounds.moves is None else None
+def _check_termination(checker: ModelChecker, bounds: Bounds, text: str) -> Verdict:
+    if bounds.moves is not None:
+        return Verdict(text, True, assumptions=_texts(bounds.assumptions))
+    trace = find_lasso(checker)
     if trace is None:
-        return Verdict(text, True)
+        return Verdict(text, True, assumptions=_texts(checker.used))
     verdict = _violated(checker.graph, text, trace)
     transitions = [checker.graph.transitions[row] for row in trace.loop]
     spent = {checker.graph.spec(t.target).spends for t in transitions} | {t.spends for t in transitions}
@@ -249,23 +303,22 @@ def _violated(graph: Graph, text: str, trace: Trace) -> Verdict:
     return Verdict(text, False, path=row_ids(graph, trace.rows), loop=row_ids(graph, trace.loop))
 
 
-def _check_properties(checker: ModelChecker, properties: Iterable[Property]) -> Iterator[Verdict]:
-    for each in properties:
-        trace = checker.find_violation(each)
-        yield Verdict(each.text, True) if trace is None else _violated(checker.graph, each.text, trace)
+def _check_property(checker: ModelChecker, each: Property, text: str) -> Verdict:
+    trace = checker.find_violation(each)
+    if trace is None:
+        return Verdict(text, True, assumptions=_texts(checker.used))
+    return _violated(checker.graph, text, trace)
 
 
-def _check_end_reachable(checker: ModelChecker) -> Verdict:
+def _check_end_reachable(checker: ModelChecker, text: str = END_REACHABLE) -> Verdict:
     """Decided from rows that can always be taken, or else by visiting every configuration."""
-    text = "from everywhere, the end can still be reached"
     space = checker.full
     if not set(range(len(space.rows))) - _states_sure_to_end(space):
         return Verdict(text, True)
-    search = BreadthFirstSearch(space.initial, space.moves)
+    space.take_used()
+    search = BreadthFirstSearch(space.initial, space.moves, space.meter)
     predecessors: dict[Configuration, list[Configuration]] = {}
     for config in search:
-        if len(search) > MAX_CONFIGURATIONS:
-            return Verdict(text, None, f"more than {MAX_CONFIGURATIONS:,} configurations")
         for _, after in space.moves(config):
             predecessors.setdefault(after, []).append(config)
     ending = {config for config in search.nodes if config[0] in space.finals}
@@ -276,7 +329,9 @@ def _check_end_reachable(checker: ModelChecker) -> Verdict:
                 ending.add(before)
                 todo.append(before)
     stuck = sorted(search.nodes - ending)
-    return Verdict(text, not stuck, f"not from {space.describe(stuck[0])}" if stuck else "")
+    if stuck:
+        return Verdict(text, False, f"not from {space.describe(stuck[0])}")
+    return Verdict(text, True, assumptions=_texts(space.take_used()))
 
 
 def _states_sure_to_end(space: StateSpace) -> set[int]:

@@ -20,10 +20,10 @@ __all__ = [
     "Assumptions",
     "Comparison",
     "Condition",
-    "Counter",
     "GuardAssumption",
     "NumericCondition",
     "Update",
+    "Variable",
     "iff",
     "parse_condition",
 ]
@@ -103,7 +103,7 @@ def _row_pattern(on: str) -> re.Pattern[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Counter:
+class Variable:
     """A bounded number, or one of several labels, that is part of the state of a run.
 
     Attributes:
@@ -165,6 +165,15 @@ class GuardAssumption:
     must: str = "never"
     why: str = ""
 
+    @property
+    def text(self) -> str:
+        """The assumption in words: its guard and the reason, or its conditions."""
+        name = self.guard if isinstance(self.guard, str) else str(getattr(self.guard, "__name__", self.guard))
+        if self.why:
+            return f"{name}: {self.why}"
+        may, must = f"may hold where {self.may}", f"must hold where {self.must}"
+        return f"{name} " + (must if self.may == "always" else may if self.must == "never" else f"{may}, {must}")
+
     def applies_to(self, row: Transition) -> bool:
         """Whether it applies to a row."""
         if isinstance(self.guard, str):
@@ -189,9 +198,9 @@ class Assumptions:
         ConfigurationError: A counter is declared twice.
     """
 
-    counters: tuple[Counter, ...] = ()
+    counters: tuple[Variable, ...] = ()
     guards: tuple[GuardAssumption, ...] = ()
-    _by_name: dict[str, Counter] = field(init=False, repr=False, compare=False, default_factory=dict[str, Counter])
+    _by_name: dict[str, Variable] = field(init=False, repr=False, compare=False, default_factory=dict[str, Variable])
 
     def __post_init__(self) -> None:
         for counter in self.counters:
@@ -213,14 +222,14 @@ class Assumptions:
             for value in (value for change in counter.updates for value in change.to):
                 counter.value(value)
 
-    def counter(self, name: str) -> Counter:
+    def counter(self, name: str) -> Variable:
         """The counter with a name.
 
         Raises:
             ConfigurationError: There is none.
         """
         if name not in self._by_name:
-            raise ConfigurationError(f"there is no counter {name!r}: declare it with Counter({name!r}, ...)")
+            raise ConfigurationError(f"there is no counter {name!r}: declare it with Variable({name!r}, ...)")
         return self._by_name[name]
 
     # -- as plain data, for exports (``agentfsm.diagrams.promela.CounterModel``) ---------------------------

@@ -10,7 +10,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from agentfsm.analysis.assumptions import Assumptions
+from agentfsm.analysis.analysis_limits import Meter
+from agentfsm.analysis.assumptions import Assumptions, GuardAssumption
 from agentfsm.analysis.counter_acceleration import (
     AcceleratedGraph,
     Cost,
@@ -39,6 +40,8 @@ class Bounds:
         tool_calls_in_all: Tool calls of a whole run.
         longest: The places of the rows of a run that ends with a longest stretch between two waits.
         reachable_rows: The places of the rows that some run takes, judged by the budget counters alone.
+        assumptions: What the bounds depend on.
+        limit: If they could not be computed, the limit of the analysis that was reached.
     """
 
     moves: int | None
@@ -48,18 +51,30 @@ class Bounds:
     tool_calls_in_all: int | None
     longest: tuple[int, ...] = ()
     reachable_rows: frozenset[int] = frozenset()
+    assumptions: tuple[GuardAssumption, ...] = ()
+    limit: str = ""
 
 
-def compute_bounds(graph: Graph, assumptions: Assumptions) -> Bounds:
+def compute_bounds(graph: Graph, assumptions: Assumptions, meter: Meter | None = None) -> Bounds:
     """The bounds of a graph's runs, computed over the counters that are declared as budgets.
 
     If moves are unbounded, these counters do not bound the run.
+
+    Args:
+        graph: The graph.
+        assumptions: Its counters, and what is assumed about its guards.
+        meter: Counts the configurations that are visited.
+
+    Raises:
+        AnalysisLimitError: The meter's limit is reached.
     """
-    space = StateSpace(graph, assumptions, [c.name for c in assumptions.counters if c.budget])
+    space = StateSpace(graph, assumptions, [c.name for c in assumptions.counters if c.budget], meter)
     try:
         bounds = _BoundsComputation(space, count_model_calls=True, count_tool_calls=True).result()
     except UnboundedError:
-        return Bounds(None, None, None, None, None, reachable_rows=_reachable_rows(StateSpace(graph, assumptions, ())))
+        rows = _reachable_rows(StateSpace(graph, assumptions, (), meter))
+        return Bounds(None, None, None, None, None, reachable_rows=rows, assumptions=space.take_used())
+    bounds = replace(bounds, assumptions=space.take_used())
     if bounds.model_calls_in_all is not None:
         return bounds
     # one of the two may be bounded
@@ -70,7 +85,7 @@ def compute_bounds(graph: Graph, assumptions: Assumptions) -> Bounds:
 
 def _reachable_rows(space: StateSpace) -> frozenset[int]:
     """The rows that some run takes in a state space."""
-    search = BreadthFirstSearch(space.initial, space.moves)
+    search = BreadthFirstSearch(space.initial, space.moves, space.meter)
     return frozenset(row for config in search for row, _ in space.moves(config))
 
 
@@ -81,6 +96,9 @@ def _row_cost(row: Transition) -> Cost:
 
 
 ZERO_COST: Cost = (0, 0, 0)
+
+EDGES_PER_CONFIGURATION = 2
+"""So many edges between hubs take as much memory as a configuration."""
 
 _HubConfiguration = tuple[int, ...]
 """The index of a hub, then the values of the large counters."""
@@ -218,6 +236,7 @@ class _BoundsComputation:
         while todo:
             here = todo.popleft()
             edges[here] = [(successor, successor.apply_shift(here)) for successor in self._successors(here)]
+            self._accelerated.space.meter.count(1 + len(edges[here]) // EDGES_PER_CONFIGURATION)
             for successor, after in edges[here]:
                 if successor.with_waits is not None and successor.hub >= 0 and after not in predecessors:
                     predecessors[after] = (here, successor.with_waits.rows)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product as combinations
 
-from agentfsm.analysis.assumptions import Condition, Counter, parse_condition
+from agentfsm.analysis.assumptions import Condition, GuardAssumption, Variable, parse_condition
 from agentfsm.analysis.state_space import CompiledRow, Configuration, StateSpace
 
 __all__ = [
@@ -30,6 +30,9 @@ __all__ = [
     "max_summary",
 ]
 
+
+ROWS_PER_CONFIGURATION = 20
+"""A path of so many rows takes as much memory as a configuration."""
 
 FOLDING_THRESHOLD = 4
 """A counter with a larger limit is *folded* (kept out of the nodes), unless its values are labels."""
@@ -189,18 +192,18 @@ class AcceleratedGraph:
                 if key_of not in distinct or constraints[step.row] < constraints[distinct[key_of].row]:
                     distinct[key_of] = step
             moves = self._moves[key] = tuple(distinct.values())
+            self.space.meter.count(1 + len(moves))
         return moves
 
     def _compute_moves(self, config: Configuration) -> Iterator[CostedMove]:
-        for row in self.space.rows[config[0]]:
-            if row.may(config):
-                cost = self._row_cost(row.place)
-                options = [self._row_shifts(row, i, config) for i in self.large]
-                shifts = [tuple(shift) for shift in combinations(*options)]
-                for node in dict.fromkeys(self.fold(after)[0] for after in self.space.successors(row, config)):
-                    yield from (CostedMove(row.place, node, shift, cost) for shift in shifts)
-            if row.must(config):
-                return
+        used: list[GuardAssumption] = []
+        for row in self.space.possible_rows(config, used):
+            cost = self._row_cost(row.place)
+            options = [self._row_shifts(row, i, config) for i in self.large]
+            shifts = [tuple(shift) for shift in combinations(*options)]
+            for node in dict.fromkeys(self.fold(after)[0] for after in self.space.successors(row, config)):
+                yield from (CostedMove(row.place, node, shift, cost) for shift in shifts)
+        self.space.note_used(used)
 
     def _row_shifts(self, row: CompiledRow, slot: int, config: Configuration) -> list[int]:
         for changed, _, changes in row.updates:
@@ -222,6 +225,7 @@ class AcceleratedGraph:
 
         Raises:
             UnboundedError: A path from the node reaches neither.
+        AnalysisLimitError: The meter's limit is reached.
         """
         if node not in self._summaries:
             self._summarize(node, frozenset())
@@ -242,7 +246,8 @@ class AcceleratedGraph:
                 self._summarize(step.node, above | {node})
                 first = PathSummary(step.node, step.shift, step.cost, (step.row,))
                 segments += [self.join(first, each) for each in self._summaries[step.node]]
-        self._summaries[node] = _best_summaries(segments)
+        best = self._summaries[node] = _best_summaries(segments)
+        self.space.meter.count(sum(1 + len(each.rows) // ROWS_PER_CONFIGURATION for each in best))
 
     def join(self, first: PathSummary, second: PathSummary) -> PathSummary:
         """Two segments, one after the other, as one."""
@@ -269,6 +274,7 @@ class AcceleratedGraph:
                 old = reached.get(then)
                 if old is None:
                     old = ReachedNode((*reached[here].rows, step.row), (0, 0, 0), None)
+                    self.space.meter.count(1 + len(old.rows) // ROWS_PER_CONFIGURATION)
                     todo.append(then)
                 if waits:
                     before = old.cost_after_wait
@@ -286,6 +292,7 @@ class AcceleratedGraph:
         most: dict[tuple[Configuration, CounterShift], Cost] = {start: (0, 0, 0)}
         for _ in range(len(nodes) + 1):
             changed = False
+            self.space.meter.count()
             for here, then, cost in edges:
                 if here not in most:
                     continue
@@ -300,7 +307,7 @@ class AcceleratedGraph:
         return nodes
 
 
-def _is_foldable(counter: Counter) -> bool:
+def _is_foldable(counter: Variable) -> bool:
     """Whether a counter is large, and its changes compose: it is only increased or set."""
     return (
         counter.limit > FOLDING_THRESHOLD and not counter.labels and all(change.add >= 0 for change in counter.updates)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agentfsm.analysis.assumptions import Assumptions, Counter, GuardAssumption, Update, iff
+from agentfsm.analysis.assumptions import Assumptions, GuardAssumption, Update, Variable, iff
 from agentfsm.loop import detectors as d
 from agentfsm.loop import guards
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
@@ -31,12 +31,12 @@ _ABOUT_LABELS = (
 )
 
 
-def budget_counters(g: AgentGuardrails, calls: int) -> tuple[Counter, ...]:
+def budget_counters(g: AgentGuardrails, calls: int) -> tuple[Variable, ...]:
     """The counters on which the length of a run depends. A search prefers those declared first."""
     limits = "about == iteration_limit or about == time_limit or about == other_limit"
     return (
-        Counter("steps", g.step_limit + 1, (Update("* -> pre_step", 1),), start=1),
-        Counter(
+        Variable("steps", g.step_limit + 1, (Update("* -> pre_step", 1),), start=1),
+        Variable(
             "calls",
             calls,
             (
@@ -54,7 +54,7 @@ def budget_counters(g: AgentGuardrails, calls: int) -> tuple[Counter, ...]:
                 Update("dispatch_tool.otherwise", -1),
             ),
         ),
-        Counter(
+        Variable(
             "tool_retries",
             g.max_tool_retries,
             (
@@ -63,13 +63,13 @@ def budget_counters(g: AgentGuardrails, calls: int) -> tuple[Counter, ...]:
                 Update("recover.retry_tool", 1),
             ),
         ),
-        Counter(
+        Variable(
             "iterations",
             g.max_iterations or 0,
             (Update("* -> call_llm", 1), Update("suspended.replied", to=(0,), when="about == iteration_limit")),
         ),
-        Counter("continues", g.max_continues, (Update("suspended.replied", 1, when=limits),)),
-        Counter("about", labels=_ABOUT_LABELS, updates=_ABOUT_UPDATES),
+        Variable("continues", g.max_continues, (Update("suspended.replied", 1, when=limits),)),
+        Variable("about", labels=_ABOUT_LABELS, updates=_ABOUT_UPDATES),
     )
 
 
@@ -91,13 +91,13 @@ _ABOUT_UPDATES = (
 )
 
 
-def mode_counters(calls: int) -> tuple[Counter, ...]:
+def mode_counters(calls: int) -> tuple[Variable, ...]:
     """The counters that decide which moves are possible, but not how many."""
     return tuple(
         replace(counter, budget=False)
         for counter in (
             # tokens and cost: spent by a reply, noticed at the next check, never refunded
-            Counter(
+            Variable(
                 "fresh",
                 updates=(
                     *(Update(f"call_llm.{x}") for x in ("transient_provider", "provider_error", "context_overflow")),
@@ -105,9 +105,9 @@ def mode_counters(calls: int) -> tuple[Counter, ...]:
                     *(Update(f"pre_step.{x}", to=(0,)) for x in ("cost_limit", "no_progress", "otherwise")),
                 ),
             ),
-            Counter("tokens", updates=(Update("*.token_limit", to=(1,)),)),
-            Counter("cost", updates=(Update("*.cost_limit", to=(1,)),)),
-            Counter(
+            Variable("tokens", updates=(Update("*.token_limit", to=(1,)),)),
+            Variable("cost", updates=(Update("*.cost_limit", to=(1,)),)),
+            Variable(
                 "late",
                 updates=(
                     Update("*.time_limit", to=(1,)),
@@ -115,7 +115,7 @@ def mode_counters(calls: int) -> tuple[Counter, ...]:
                 ),
             ),
             # the current batch, and the next call in it
-            Counter(
+            Variable(
                 "ran",
                 calls,
                 (
@@ -123,17 +123,17 @@ def mode_counters(calls: int) -> tuple[Counter, ...]:
                     Update("dispatch_tool.otherwise", 1),
                 ),
             ),
-            Counter("asked", updates=(*_reset_on(_ENDS_BATCH), Update("dispatch_tool.approval_required", to=(1,)))),
-            Counter("doubted", updates=(*_reset_on(_ENDS_BATCH), Update("dispatch_tool.in_doubt", to=(1,)))),
-            Counter("allowed", updates=(*_reset_on(_ENDS_CALL), Update("suspended.approval_decided", to=(1,)))),
-            Counter(
+            Variable("asked", updates=(*_reset_on(_ENDS_BATCH), Update("dispatch_tool.approval_required", to=(1,)))),
+            Variable("doubted", updates=(*_reset_on(_ENDS_BATCH), Update("dispatch_tool.in_doubt", to=(1,)))),
+            Variable("allowed", updates=(*_reset_on(_ENDS_CALL), Update("suspended.approval_decided", to=(1,)))),
+            Variable(
                 "gated",
                 updates=(
                     *_reset_on((*_ENDS_CALL, "dispatch_tool.in_doubt")),
                     Update("dispatch_tool.approval_required", to=(1,)),
                 ),
             ),
-            Counter(  # approvals for one call after another, which happens only for calls that run in parallel
+            Variable(  # approvals for one call after another, which happens only for calls that run in parallel
                 "together",
                 updates=(
                     *_reset_on(_ENDS_CALL),
@@ -141,8 +141,8 @@ def mode_counters(calls: int) -> tuple[Counter, ...]:
                 ),
             ),
             # the effects of earlier replies
-            Counter("errors", updates=(*_ERROR_UPDATES,)),
-            Counter(
+            Variable("errors", updates=(*_ERROR_UPDATES,)),
+            Variable(
                 "repeatable",
                 updates=(
                     Update("post_llm.tool_calls", to=(1,)),

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from agentfsm.analysis.assumptions import Assumptions
+from agentfsm.analysis.analysis_limits import Meter
+from agentfsm.analysis.assumptions import Assumptions, GuardAssumption
 from agentfsm.analysis.state_space import BreadthFirstSearch, Configuration, StateSpace
 from agentfsm.errors import ConfigurationError
 from agentfsm.machine.graph import Graph
@@ -147,21 +148,28 @@ class ModelChecker:
     Args:
         graph: The graph.
         assumptions: Its counters, and what is assumed about its guards.
+        meter: Counts the configurations that its searches visit.
 
     Raises:
         ConfigurationError: The assumptions mention a counter or a label that is not declared.
+
+    Attributes:
+        used: What the last proof that nothing was found (``refine``) depends on.
     """
 
-    def __init__(self, graph: Graph, assumptions: Assumptions) -> None:
+    def __init__(self, graph: Graph, assumptions: Assumptions, meter: Meter | None = None) -> None:
         self.graph = graph
-        self.full = StateSpace(graph, assumptions)
+        self.meter = meter or Meter()
+        self.full = StateSpace(graph, assumptions, meter=self.meter)
+        self.used: tuple[GuardAssumption, ...] = ()
+        self._table = StateSpace(graph, Assumptions(), meter=self.meter)
         self._projections: dict[frozenset[str], StateSpace] = {frozenset(self.full.counter_names): self.full}
 
     def projection(self, only: Iterable[str]) -> StateSpace:
         """The state space over some of the counters."""
         key = frozenset(only)
         if key not in self._projections:
-            self._projections[key] = StateSpace(self.graph, self.full.assumptions, key)
+            self._projections[key] = StateSpace(self.graph, self.full.assumptions, key, self.meter)
         return self._projections[key]
 
     def find_violation(self, checked_property: Property) -> Trace | None:
@@ -185,12 +193,33 @@ class ModelChecker:
             find: A search over a state space. If it finds nothing in one, it must find nothing in one with
                 more counters.
         """
+        self.used = ()
+        if find(self._table) is None:  # the table alone rules it out, whatever the guards do
+            return None
         followed: frozenset[str] = frozenset()
         while True:
-            trace = find(self.projection(followed))
-            if trace is None or self.is_feasible(trace):
+            space = self.projection(followed)
+            space.take_used()
+            before = self.meter.visited
+            trace = find(space)
+            if trace is None:
+                few = self.meter.visited - before <= MAX_CONFIGURATIONS_TO_REPEAT
+                self.used = self._needed(find, followed, space.take_used()) if few else space.take_used()
+                return None
+            if self.is_feasible(trace):
                 return trace
             followed |= self._refuting_counters(trace, followed)
+
+    def _needed(
+        self, find: Callable[[StateSpace], Trace | None], followed: frozenset[str], used: tuple[GuardAssumption, ...]
+    ) -> tuple[GuardAssumption, ...]:
+        """Of the assumptions that a proof used, those without which it fails."""
+        needed = list(used)
+        for each in used:
+            fewer = Assumptions(self.full.assumptions.counters, tuple(k for k in needed if k is not each))
+            if find(StateSpace(self.graph, fewer, followed, self.meter)) is None:
+                needed.remove(each)
+        return tuple(needed)
 
     def _refuting_counters(self, trace: Trace, followed: frozenset[str]) -> frozenset[str]:
         """The first declared counter that alone rules out a run; if no single one does, all of them."""
@@ -198,6 +227,11 @@ class ModelChecker:
             if name not in followed and not is_feasible_in(self.projection(followed | {name}), trace):
                 return frozenset({name})
         return frozenset(self.full.counter_names)
+
+    def forget(self) -> None:
+        """Free the memory of all searches so far."""
+        for space in self._projections.values():
+            space.forget()
 
     def is_feasible(self, trace: Trace) -> bool:
         """Whether a run is possible under all assumptions, with its loop repeated forever."""
@@ -224,6 +258,7 @@ def is_feasible_in(space: StateSpace, trace: Trace, start: Iterable[Configuratio
 
 
 def _after_row(space: StateSpace, configurations: set[Configuration], place: int) -> set[Configuration]:
+    space.meter.count()
     return {after for config in configurations for row, after in space.moves(config) if row == place}
 
 
@@ -244,7 +279,7 @@ def shortest_path_to(
         for row, after in sorted(space.moves(node[0]), key=lambda move: constraints[move[0]]):  # the freest first
             yield row, (after, step(node[1], row))
 
-    search = BreadthFirstSearch((space.initial, state), moves)
+    search = BreadthFirstSearch((space.initial, state), moves, space.meter)
     for node in islice(search, 1, None):
         if node[1] == goal:
             return search.rows_to(node)
@@ -256,11 +291,17 @@ def row_ids(graph: Graph, rows: Sequence[int]) -> tuple[str, ...]:
     return tuple(graph.transitions[row].id for row in rows)
 
 
+MAX_CONFIGURATIONS_TO_REPEAT = 5_000
+"""A proof that visited no more is repeated without each of its assumptions, to find those that it needs."""
+
 MAX_STEM_CONFIGURATIONS = 20_000
 """How many configurations are tried as the start of a simple loop, before the general search."""
 
 MAX_SIMPLE_CYCLES = 2_000
 """How many simple loops are tried."""
+
+MAX_SIMPLE_PATHS = 20_000
+"""How many paths are followed to find simple loops."""
 
 
 def find_lasso(checker: ModelChecker) -> Trace | None:
@@ -285,7 +326,7 @@ def _simple_lasso(checker: ModelChecker) -> Trace | None:
         for place, row in enumerate(loop):
             rotations.setdefault(_source_state(space, row), []).append((*loop[place:], *loop[:place]))
     best: Trace | None = None
-    search = BreadthFirstSearch(space.initial, space.moves)
+    search = BreadthFirstSearch(space.initial, space.moves, space.meter)
     for config in islice(search, MAX_STEM_CONFIGURATIONS):
         stem = search.rows_to(config)
         for loop in rotations.get(config[0], ()):
@@ -313,8 +354,9 @@ def _survives_each_counter(checker: ModelChecker, loop: tuple[int, ...]) -> bool
 
 
 def _simple_cycles(space: StateSpace) -> Iterator[tuple[int, ...]]:
-    """Every loop of rows that visits no state twice and none that waits, once each, shortest first."""
+    """Loops of rows that visit no state twice and none that waits, once each, shortest first; perhaps not all."""
     resting = space.waits | space.finals
+    followed = 0
     for first in range(len(space.rows)):
         todo: deque[tuple[int, tuple[int, ...], frozenset[int]]] = deque()
         if first not in resting:
@@ -325,6 +367,9 @@ def _simple_cycles(space: StateSpace) -> Iterator[tuple[int, ...]]:
                 if row.target == first:
                     yield (*rows, row.place)
                 elif row.target > first and row.target not in seen and row.target not in resting:
+                    followed += 1
+                    if followed > MAX_SIMPLE_PATHS:
+                        return
                     todo.append((row.target, (*rows, row.place), seen | {row.target}))
 
 
@@ -333,7 +378,7 @@ def _simple_cycles(space: StateSpace) -> Iterator[tuple[int, ...]]:
 
 def _shortest_lasso(space: StateSpace) -> Trace | None:
     """The shortest run with a loop that passes through no wait; None if there is none."""
-    search = BreadthFirstSearch(space.initial, space.moves)
+    search = BreadthFirstSearch(space.initial, space.moves, space.meter)
     order = list(search)
     resting = space.waits | space.finals
     inner = {c: [m for m in space.moves(c) if m[1][0] not in resting] for c in order if c[0] not in resting}
@@ -345,17 +390,20 @@ def _shortest_lasso(space: StateSpace) -> Trace | None:
         stem = search.rows_to(config)
         if best is not None and len(stem) >= len(best.rows) + len(best.loop):
             break
-        loop = _shortest_cycle(inner, cyclic, config)
+        loop = _shortest_cycle(inner, cyclic, config, space.meter)
         if loop and (best is None or len(stem) + len(loop) < len(best.rows) + len(best.loop)):
             best = Trace(stem, loop)
     return best
 
 
 def _shortest_cycle(
-    moves: dict[Configuration, list[tuple[int, Configuration]]], cyclic: set[Configuration], start: Configuration
+    moves: dict[Configuration, list[tuple[int, Configuration]]],
+    cyclic: set[Configuration],
+    start: Configuration,
+    meter: Meter,
 ) -> tuple[int, ...]:
     """The shortest cycle through a configuration."""
-    search = BreadthFirstSearch(start, lambda config: [move for move in moves[config] if move[1] in cyclic])
+    search = BreadthFirstSearch(start, lambda config: [move for move in moves[config] if move[1] in cyclic], meter)
     for config in search:
         for row, after in moves[config]:
             if after == start:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
+from agentfsm.analysis.analysis_limits import Meter
 from agentfsm.analysis.assumptions import Assumptions, Condition, GuardAssumption, Update, parse_condition
 from agentfsm.machine.graph import Graph, Transition
 
@@ -67,9 +68,11 @@ class CompiledRow:
         mays = [parse_condition(k.may) for k in assumptions]
         musts = [parse_condition(k.must) for k in assumptions]
         self.reads = {test.counter for each in (*mays, *musts) for tests in each for test in tests}
-        self._may_predicates = tuple(space.compile_condition(space.weaken(each)) for each in mays)
-        self._predicate_of = dict(zip(assumptions, self._may_predicates, strict=True))
-        self._must_predicates = tuple(space.compile_condition(space.strengthen(each)) for each in musts)
+        compiled = [(k, space.compile_condition(space.weaken(may))) for k, may in zip(assumptions, mays, strict=True)]
+        self._predicate_of = dict(compiled)
+        self._limiting = tuple((k, check) for k, check in compiled if check is not _always)
+        decided = [(k, space.compile_condition(space.strengthen(m))) for k, m in zip(assumptions, musts, strict=True)]
+        self._deciding = tuple((k, check) for k, check in decided if check is not _never)
         self.always = transition.guard is None
         changing = sum(any(c.applies_to(transition) for c in counter.updates) for counter in space.assumptions.counters)
         self.constraint_count = changing + len(assumptions)
@@ -77,7 +80,21 @@ class CompiledRow:
 
     def may(self, config: Configuration) -> bool:
         """Whether its guard can hold in a configuration."""
-        return all(check(config) for check in self._may_predicates)
+        return self.ruled_out_by(config) is None
+
+    def ruled_out_by(self, config: Configuration) -> GuardAssumption | None:
+        """The first assumption by which its guard cannot hold in a configuration; None if it can."""
+        for assumption, allows in self._limiting:
+            if not allows(config):
+                return assumption
+        return None
+
+    def decided_by(self, config: Configuration) -> GuardAssumption | None:
+        """The first assumption by which its guard must hold in a configuration; None if there is none."""
+        for assumption, decides in self._deciding:
+            if decides(config):
+                return assumption
+        return None
 
     def allowed_by(self, assumption: GuardAssumption, config: Configuration) -> bool:
         """Whether one of its assumptions allows its guard to hold in a configuration."""
@@ -85,7 +102,7 @@ class CompiledRow:
 
     def must(self, config: Configuration) -> bool:
         """Whether its guard certainly holds in a configuration."""
-        return self.always or any(check(config) for check in self._must_predicates)
+        return self.always or self.decided_by(config) is not None
 
 
 class StateSpace:
@@ -95,6 +112,7 @@ class StateSpace:
         graph: The graph.
         assumptions: Its counters, and what is assumed about its guards.
         only: The names of the counters to follow; all of them by default.
+        meter: Counts the configurations that are visited.
 
     Raises:
         ConfigurationError: The assumptions mention a counter or a label that is not declared.
@@ -110,8 +128,12 @@ class StateSpace:
         finals: The places of the final states.
     """
 
-    def __init__(self, graph: Graph, assumptions: Assumptions, only: Iterable[str] | None = None) -> None:
+    def __init__(
+        self, graph: Graph, assumptions: Assumptions, only: Iterable[str] | None = None, meter: Meter | None = None
+    ) -> None:
         assumptions.check()
+        self.meter = meter or Meter()
+        self._used: dict[int, GuardAssumption] = {}
         self.graph = graph
         self.assumptions = assumptions
         followed = {c.name for c in assumptions.counters} if only is None else set(only)
@@ -131,7 +153,7 @@ class StateSpace:
         )
         self.constraint_counts = {row.place: row.constraint_count for rows in self.rows for row in rows}
         self.initial: Configuration = (0, *(c.start for c in self.counters))
-        self._moves: dict[Configuration, tuple[Move, ...]] = {}
+        self._moves: dict[Configuration, tuple[tuple[Move, ...], tuple[GuardAssumption, ...]]] = {}
 
     # -- compiling assumptions ------------------------------------------------------------------------
 
@@ -182,27 +204,70 @@ class StateSpace:
     # -- moving ---------------------------------------------------------------------------------------
 
     def moves(self, config: Configuration) -> tuple[Move, ...]:
-        """Every move out of a configuration, in the order of the table."""
-        moves = self._moves.get(config)
-        if moves is None:
-            moves = self._moves[config] = tuple(self._compute_moves(config))
-        return moves
+        """Every move out of a configuration, in the order of the table.
 
-    def _compute_moves(self, config: Configuration) -> Iterable[Move]:
+        Raises:
+            AnalysisLimitError: The meter's limit is reached.
+        """
+        known = self._moves.get(config)
+        if known is None:
+            moves, used = self._compute_moves(config)
+            known = self._moves[config] = (tuple(moves), tuple(used))
+            self.meter.count(1 + len(moves))
+        for assumption in known[1]:
+            self._used[id(assumption)] = assumption
+        return known[0]
+
+    def _compute_moves(self, config: Configuration) -> tuple[list[Move], list[GuardAssumption]]:
+        moves: list[Move] = []
+        used: list[GuardAssumption] = []
+        for row in self.possible_rows(config, used):
+            moves += [(row.place, after) for after in self.successors(row, config)]
+        return moves, used
+
+    def possible_rows(self, config: Configuration, used: list[GuardAssumption]) -> Iterator[CompiledRow]:
+        """The rows that may be taken in a configuration; appends to ``used`` the assumptions that rule out others."""
         for row in self.rows[config[0]]:
-            if row.may(config):
-                for after in self.successors(row, config):
-                    yield row.place, after
-            if row.must(config):
+            ruled_out_by = row.ruled_out_by(config)
+            if ruled_out_by is None:
+                yield row
+            else:
+                used.append(ruled_out_by)
+            if row.always:
                 return
+            decided_by = row.decided_by(config)
+            if decided_by is not None:
+                used.append(decided_by)
+                return
+
+    def note_used(self, assumptions: Iterable[GuardAssumption]) -> None:
+        """Add to the assumptions that ``take_used`` returns."""
+        for assumption in assumptions:
+            self._used[id(assumption)] = assumption
+
+    def take_used(self) -> tuple[GuardAssumption, ...]:
+        """The assumptions on which the moves asked for since the last call depend."""
+        used = tuple(k for k in self.assumptions.guards if id(k) in self._used)
+        self._used.clear()
+        return used
+
+    def forget(self) -> None:
+        """Free the memory of all moves computed so far."""
+        self._moves.clear()
 
     def successors(self, row: CompiledRow, config: Configuration) -> list[Configuration]:
         """The configurations to which a row leads, whether or not its guard can hold."""
-        results = [(row.target, *config[1:])]
+        first = list(config)
+        first[0] = row.target
+        results = [first]
         for slot, limit, changes in row.updates:
             values = _updated_values(config, slot, limit, changes)
-            results = [(*r[:slot], value, *r[slot + 1 :]) for value in values for r in results]
-        return results
+            if len(values) == 1:
+                for each in results:
+                    each[slot] = values[0]
+            else:
+                results = [[*r[:slot], value, *r[slot + 1 :]] for value in values for r in results]
+        return [tuple(each) for each in results]
 
     def describe(self, config: Configuration) -> str:
         """A configuration as text: ``call_llm (steps=3, calls=0)``."""
@@ -232,11 +297,13 @@ class BreadthFirstSearch(Generic[N]):
     Args:
         start: The first node.
         moves: The moves out of a node, as pairs of the place of a row and the next node.
+        meter: Counts the nodes.
     """
 
-    def __init__(self, start: N, moves: Callable[[N], Iterable[tuple[int, N]]]) -> None:
+    def __init__(self, start: N, moves: Callable[[N], Iterable[tuple[int, N]]], meter: Meter | None = None) -> None:
         self._start = start
         self._moves = moves
+        self._meter = meter or Meter()
         self._predecessors: dict[N, tuple[N, int] | None] = {start: None}
 
     def __iter__(self) -> Iterator[N]:
@@ -247,6 +314,7 @@ class BreadthFirstSearch(Generic[N]):
             for row, after in self._moves(node):
                 if after not in self._predecessors:
                     self._predecessors[after] = (node, row)
+                    self._meter.count()
                     yield after
                     todo.append(after)
 

@@ -12,9 +12,9 @@ import pytest
 from agentfsm.analysis import (
     Analysis,
     Assumptions,
-    Counter,
     GuardAssumption,
     Update,
+    Variable,
     analyse,
     iff,
     must_pass,
@@ -141,7 +141,7 @@ def test_a_shadowed_row_is_named() -> None:
         (StateSpec("a", spends="a step"), StateSpec("end", final=True)),
         (Transition("a", low, "end"), Transition("a", high, "end"), Transition("a", None, "a")),
     )
-    count = Counter("n", 9, (Update("* -> a", 1),))
+    count = Variable("n", 9, (Update("* -> a", 1),))
     assumptions = Assumptions((count,), (iff(low, "n >= 2"), iff(high, "n >= 5")))
     found = analyse(graph, assumptions=assumptions)
     assert [d.row for d in found.dead] == ["a.high"]
@@ -155,7 +155,7 @@ def test_a_run_that_can_no_longer_end_is_found() -> None:
         (StateSpec("a"), StateSpec("b", waits=True), StateSpec("end", final=True)),
         (Transition("a", stuck, "b"), Transition("a", None, "end"), Transition("b", unasked_guard("released"), "a")),
     )
-    tried = Counter("tried", 1, (Update("b.released", to=(1,)),))
+    tried = Variable("tried", 1, (Update("b.released", to=(1,)),))
     found = analyse(graph, assumptions=Assumptions((tried,), (iff(stuck, "tried == 1 or tried == 0"),)))
     (verdict,) = [v for v in found.verdicts if v.text == "from everywhere, the end can still be reached"]
     assert verdict.holds is False
@@ -175,7 +175,7 @@ def test_spending_without_a_counter_is_no_proof() -> None:
     assert set(verdict.loop) == {"review.otherwise", "post_tool.reviewable"}
     assert verdict.detail == "it spends 'a review', but no counter bounds that"
     bounded = Assumptions(
-        (Counter("reviews", 2, (Update("* -> review", 1), Update("* -> pre_step", to=(0,)))),),
+        (Variable("reviews", 2, (Update("* -> review", 1), Update("* -> pre_step", to=(0,)))),),
         (iff("reviewable", "reviews < 2"),),
     )
     assert analyse(loose, assumptions=bounded, guardrails=FEW).ok
@@ -212,11 +212,11 @@ def test_assumptions_with_unknown_names_are_rejected() -> None:
     with pytest.raises(ConfigurationError, match="'>= 2' is not a condition"):
         analyse(LOOP, assumptions=Assumptions((), (iff("tool_error", ">= 2"),)), guardrails=FEW)
     with pytest.raises(ConfigurationError, match="declared twice"):
-        analyse(LOOP, assumptions=Assumptions((Counter("steps", 3),)), guardrails=FEW)
+        analyse(LOOP, assumptions=Assumptions((Variable("steps", 3),)), guardrails=FEW)
     with pytest.raises(ConfigurationError, match="no value 'red'"):
-        Assumptions((Counter("light", labels=("green",), updates=(Update("*", to=("red",)),)),)).check()
+        Assumptions((Variable("light", labels=("green",), updates=(Update("*", to=("red",)),)),)).check()
     with pytest.raises(ConfigurationError, match="outside 0 to 2"):
-        Counter("n", 2, start=3)
+        Variable("n", 2, start=3)
 
 
 def test_an_analysis_converts_to_text() -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from agentfsm.analysis import (
     Assumptions,
-    Counter,
     GuardAssumption,
     Property,
     Update,
+    Variable,
     analyse,
     counter_acceleration,
     iff,
@@ -73,7 +73,7 @@ def compare(case: SpinCase, found: SpinResult) -> int:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(counter_acceleration, "FOLDING_THRESHOLD", large)
             other = compute_bounds(case.graph, case.assumptions)
-            assert replace(other, longest=()) == replace(most, longest=()), name
+            assert replace(other, longest=(), assumptions=()) == replace(most, longest=(), assumptions=()), name
     properties = [must_pass(a, through=b, when=c) for a, b, c in case.passes]
     properties += [never_after(a, b, until=c) for a, b, c in case.nevers]
     broken = {i for i, p in enumerate(properties) if checker.find_violation(p) is not None}
@@ -190,7 +190,7 @@ def test_both_find_states_from_which_the_end_cannot_be_reached(tmp_path: Path) -
         ),
         "yard",
     )
-    used = Counter("used", 3, (Update("yard.door", 1),))
+    used = Variable("used", 3, (Update("yard.door", 1),))
     assumptions = Assumptions((used,), (iff(door, "used < 2"), iff(ring, "used >= 3")))
     open_forever = Assumptions((used,), (iff(ring, "used >= 3"),))
     found = explore([SpinCase(graph, assumptions), SpinCase(graph, open_forever)], tmp_path)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from agentfsm.analysis import Assumptions, Counter, GuardAssumption, Update, iff, loop_assumptions
+from agentfsm.analysis import Assumptions, GuardAssumption, Update, Variable, iff, loop_assumptions
 from agentfsm.errors import GraphError
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.transition_table import LOOP
@@ -239,7 +239,7 @@ def _random_assumptions(dice: random.Random, graph: Graph) -> Assumptions:
     return Assumptions(tuple(counters), tuple(known))
 
 
-def _random_counter(dice: random.Random, name: str, graph: Graph) -> Counter:
+def _random_counter(dice: random.Random, name: str, graph: Graph) -> Variable:
     limit = dice.choice([1, 2, 3, 5])
     changes: list[Update] = []
     for _ in range(dice.randint(1, 4)):
@@ -251,7 +251,7 @@ def _random_counter(dice: random.Random, name: str, graph: Graph) -> Counter:
         else:
             values = tuple(sorted({dice.randint(0, limit) for _ in range(dice.randint(1, 2))}))
             changes.append(Update(on, to=values, when=when))
-    return Counter(name, limit, tuple(changes), start=dice.randint(0, limit) if dice.random() < 0.3 else 0)
+    return Variable(name, limit, tuple(changes), start=dice.randint(0, limit) if dice.random() < 0.3 else 0)
 
 
 def _random_condition(dice: random.Random) -> str:
@@ -292,7 +292,7 @@ def endless_retry(*, resets: bool) -> tuple[Graph, Assumptions]:
         "resetting" if resets else "counting",
     )
     reset = (Update("ask.otherwise", to=(0,)),) if resets else ()
-    attempts = Counter("attempts", 3, (*reset, Update("* -> recover", 1)))
+    attempts = Variable("attempts", 3, (*reset, Update("* -> recover", 1)))
     return graph, Assumptions((attempts,), (iff(spent, "attempts >= 3"),))
 
 
@@ -303,3 +303,17 @@ def retry_bypassing_budget() -> tuple[Graph, Assumptions]:
     ]
     graph = replace(LOOP, transitions=tuple(rows), name="dodging")
     return graph, loop_assumptions(AgentGuardrails(max_iterations=2, max_steps=4, max_continues=1), calls_per_reply=2)
+
+
+def pipeline(stages: int) -> Graph:
+    """A pipeline: each stage may skip one or two others, and the last may start a new round."""
+    states = [StateSpec(f"s{i}", spends="a round" if i == 0 else "") for i in range(stages)]
+    rows: list[Transition] = []
+    for i in range(stages - 1):
+        rows += [Transition(f"s{i}", unasked_guard(f"skip{i}_{d}"), f"s{i + d}") for d in (3, 2) if i + d < stages]
+        rows.append(Transition(f"s{i}", None, f"s{i + 1}"))
+    rows += [
+        Transition(f"s{stages - 1}", unasked_guard("again"), "s0"),
+        Transition(f"s{stages - 1}", None, "end"),
+    ]
+    return Graph((*states, StateSpec("end", final=True)), tuple(rows), "pipeline")

@@ -1,0 +1,68 @@
+"""Limits on an analysis: what it cannot decide within them is open, with what it explored, and it takes no longer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+from agentfsm.analysis import AnalysisLimits, analyse, must_pass
+from agentfsm.analysis.analysis_limits import AnalysisLimitError, Meter
+from agentfsm.errors import ConfigurationError
+from agentfsm.loop.transition_table import LOOP
+from tests.helpers.graphs import pipeline
+
+
+def ticking_clock(seconds_per_reading: float) -> Callable[[], float]:
+    """A clock that is later each time it is read."""
+    readings = count()
+    return lambda: next(readings) * seconds_per_reading
+
+
+def test_what_cannot_be_decided_within_the_limits_is_open_with_what_was_explored() -> None:
+    found = analyse(LOOP, must_pass("call_llm", through="pre_step"), limits=AnalysisLimits(max_configurations=3))
+    opened = [v for v in found.verdicts if v.holds is None]
+    assert [v.text for v in opened] == ["every run ends, or waits for a person", "call_llm only after pre_step"]
+    assert all(v.detail == "explored 3 configurations, which is the limit" for v in opened)
+    assert not found.ok
+    assert "bounds: open (explored 3 configurations, which is the limit)" in str(found)
+    assert found.to_dict()["bounds"]["limit"] == "explored 3 configurations, which is the limit"
+
+
+def test_an_analysis_stops_at_its_time_limit() -> None:
+    limits = AnalysisLimits(max_seconds=10, clock=ticking_clock(6))
+    found = analyse(LOOP, limits=limits)
+    (verdict,) = [v for v in found.verdicts if v.holds is None]
+    assert verdict.text == "every run ends, or waits for a person"
+    assert "until its time was up" in verdict.detail
+    assert found.explored < analyse(LOOP).explored
+
+
+@pytest.mark.parametrize("stages", [20, 34, 50])
+def test_a_pipeline_whose_stages_can_be_skipped_is_decided(stages: int) -> None:
+    """It has more simple loops than could be listed: each stage may skip one or two others."""
+    found = analyse(pipeline(stages))
+    assert [v.text for v in found.verdicts if v.holds is None] == []
+    assert found.explored < 200_000
+
+
+def test_a_search_counts_what_it_visits_and_each_search_has_its_own_count() -> None:
+    meter = Meter(AnalysisLimits(max_configurations=10))
+    for _ in range(2):
+        with meter.search():
+            meter.count(10)
+            with pytest.raises(AnalysisLimitError):
+                meter.count()
+    assert meter.visited == 22
+
+
+def test_a_meter_without_limits_never_stops() -> None:
+    meter = Meter()
+    meter.count(10**9)
+    assert meter.visited == 10**9
+
+
+def test_limits_must_be_greater_than_zero() -> None:
+    with pytest.raises(ConfigurationError, match="max_seconds must be greater than 0, not 0"):
+        AnalysisLimits(max_seconds=0)
