@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from agentfsm.loop.detectors import Example, detector
     from agentfsm.testing.fakes import FakeClock, RecordingModel, ScriptedModel, ScriptExhaustedError, call
     from agentfsm.testing.guard_examples import GuardExamples
-    from agentfsm.testing.guard_priority import GuardConflict, check_priority, guard_conflicts
+    from agentfsm.testing.guard_priority import (
+        GuardConflict,
+        check_priority,
+        check_priority_async,
+        guard_conflicts,
+    )
     from agentfsm.testing.path_generation import Path, Paths, paths
     from agentfsm.testing.path_runner import (
         PathDivergence,
@@ -59,6 +64,7 @@ __all__ = [
     "WitnessDriver",
     "call",
     "check_priority",
+    "check_priority_async",
     "default_agent",
     "detector",
     "force",
@@ -74,7 +80,7 @@ if not TYPE_CHECKING:
             "agentfsm.loop.detectors": "Example detector",
             "agentfsm.testing.fakes": "FakeClock RecordingModel ScriptExhaustedError ScriptedModel call",
             "agentfsm.testing.guard_examples": "GuardExamples",
-            "agentfsm.testing.guard_priority": "GuardConflict check_priority guard_conflicts",
+            "agentfsm.testing.guard_priority": "GuardConflict check_priority check_priority_async guard_conflicts",
             "agentfsm.testing.path_runner": (
                 "PathDivergence PathDivergenceError PathRun WitnessDriver default_agent force force_async"
             ),

@@ -87,7 +87,7 @@ class GuardExampleSet:
         self,
         guardrails: AgentGuardrails,
         behavior: Behavior,
-        own: Mapping[Guard | str, GuardExamples | Example] | None = None,
+        own: Mapping[Any, GuardExamples | Example] | None = None,
         output: Any = 1,
     ) -> None:
         self._own = {key: GuardExamples((e,)) if isinstance(e, Example) else e for key, e in (own or {}).items()}

@@ -17,8 +17,9 @@ from agentfsm.loop.messages import FinishReason, Message, Reply
 from agentfsm.machine.graph import Graph, State, Transition
 from agentfsm.testing.path_generation import Path, shortest_run_to_end, small_guardrails, state_space_for
 from agentfsm.testing.path_runner import PathRun, WitnessDriver
+from agentfsm.testing.simulation import run_in_own_loop
 
-__all__ = ["GuardConflict", "check_priority", "guard_conflicts"]
+__all__ = ["GuardConflict", "check_priority", "check_priority_async", "guard_conflicts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,11 @@ def guard_conflicts(graph: Graph, behavior: Behavior | None = None) -> list[Guar
 
 
 def check_priority(driver: WitnessDriver, conflict: GuardConflict) -> PathRun | None:
+    """The run in which both guards of a conflict are true; in an async test, await ``check_priority_async`` instead."""
+    return run_in_own_loop(check_priority_async(driver, conflict), "await check_priority_async(driver, conflict)")
+
+
+async def check_priority_async(driver: WitnessDriver, conflict: GuardConflict) -> PathRun | None:
     """The run in which both guards of a conflict are true; None if no examples make both true.
 
     Every combination of the two guards' examples is tried, in the real loop, until both guards are true. Whether the
@@ -90,7 +96,7 @@ def check_priority(driver: WitnessDriver, conflict: GuardConflict) -> PathRun | 
     for example in first_examples.fires_on:
         for rival_example in rival_examples.fires_on:
             for overrides in _example_overrides(conflict, example, rival_example):
-                path_run = driver.run(
+                path_run = await driver.run_async(
                     conflict.path,
                     overrides=overrides,
                     probe_moves=frozenset((conflict.move_index,)),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from agentfsm.loop.json_envelope import parse_json
 from agentfsm.loop.presets import Preset
 from agentfsm.loop.state import RunState
 from agentfsm.machine.engine import Decision, Machine, Steppable
-from agentfsm.machine.graph import Graph, Guard, State, Transition
+from agentfsm.machine.graph import Graph, State, Transition
 from agentfsm.runtime.approval import Allow, HumanInput, ItDidNotRun
 from agentfsm.runtime.result import RunResult
 from agentfsm.runtime.run import Run
@@ -25,7 +24,7 @@ from agentfsm.testing.fakes import ScriptedModel
 from agentfsm.testing.guard_examples import DEFAULT_TOOLS, GuardExamples, GuardExampleSet
 from agentfsm.testing.path_generation import Path, shortest_run_through, small_guardrails, state_space_for
 from agentfsm.testing.path_to_scenario import scenario_for_path
-from agentfsm.testing.simulation import Scenario, SimulationResult, Simulator
+from agentfsm.testing.simulation import GuardError, Scenario, SimulationResult, Simulator, run_in_own_loop
 
 __all__ = ["PathDivergence", "PathDivergenceError", "PathRun", "WitnessDriver", "default_agent", "force", "force_async"]
 
@@ -153,7 +152,7 @@ class WitnessDriver:
 
     Args:
         agent: The agent; or a graph, which is then run by ``default_agent(graph)``.
-        examples: Examples of guards, by guard, guard name or row id. They take precedence over declared ones.
+        examples: Examples of guards, by guard, guard name or row id; they take precedence over declared ones.
         final_answer: A final answer of the model that the agent accepts.
     """
 
@@ -161,7 +160,7 @@ class WitnessDriver:
         self,
         agent: Agent | Graph,
         *,
-        examples: Mapping[Guard | str, GuardExamples | Example] | None = None,
+        examples: Mapping[Any, GuardExamples | Example] | None = None,
         final_answer: Any = None,
     ) -> None:
         own = default_agent(agent) if isinstance(agent, Graph) else agent
@@ -180,7 +179,30 @@ class WitnessDriver:
         probe_moves: frozenset[int] = frozenset(),
         extra_call: bool = False,
     ) -> PathRun:
-        """The run of a path, in an event loop of its own.
+        """The run of a path, in an event loop of its own; in an async test, await ``run_async`` instead.
+
+        Arguments and errors as for ``run_async``; and:
+
+        Raises:
+            RunError: An event loop is running in this thread.
+        """
+        work = self.run_async(path, overrides=overrides, probe_moves=probe_moves, extra_call=extra_call)
+        return run_in_own_loop(work, "await driver.run_async(path)")
+
+    async def run_async(
+        self,
+        path: Path,
+        *,
+        overrides: Mapping[int, Example] | None = None,
+        probe_moves: frozenset[int] = frozenset(),
+        extra_call: bool = False,
+    ) -> PathRun:
+        """The run of a path. A driver makes one run at a time.
+
+        ::
+
+            async def test_every_path(fsm_path):
+                (await WitnessDriver(AGENT).run_async(fsm_path)).check()
 
         Args:
             path: The path.
@@ -193,7 +215,7 @@ class WitnessDriver:
             agentfsm.testing.path_to_scenario.NoExampleError: A guard has no example.
         """
         scenario = self.scenario_for(path, overrides=overrides, extra_call=extra_call)
-        result = self._simulator.run_sync(scenario, probe_moves=probe_moves, max_moves=len(path.rows) + 1)
+        result = await self._simulator.run(scenario, probe_moves=probe_moves, max_moves=len(path.rows) + 1)
         divergence = find_divergence(path, result.decisions)
         if divergence is not None and not self._is_feasible(path):
             divergence = replace(divergence, hint=INFEASIBLE_PATH_HINT)
@@ -213,15 +235,39 @@ class WitnessDriver:
         return bool(reached)
 
     def check_examples(self) -> int:
+        """Evaluate every guard on each of its examples, in an event loop of its own; see ``check_examples_async``."""
+        return run_in_own_loop(self.check_examples_async(), "await driver.check_examples_async()")
+
+    async def check_examples_async(self) -> int:
         """Evaluate every guard on each of its examples, in a run of the real loop that reaches the guard's row.
 
         Returns:
             The number of examples checked.
 
         Raises:
-            AssertionError: A guard is false for an example in ``fires_on``, or true for one in ``silent_on``.
+            AssertionError: A guard is false for an example in ``fires_on``, or true for one in ``silent_on``, or it
+                raises.
         """
         checked = 0
+        for path, index in self._paths_to_guards():
+            row = path.rows[index]
+            examples = self.examples_for(path).for_transition(row)
+            if examples is None:
+                continue
+            for expected, group in ((True, examples.fires_on), (False, examples.silent_on)):
+                for number, example in enumerate(group, 1):
+                    path_run = await self.run_async(path, overrides={index: example}, probe_moves=frozenset((index,)))
+                    checked += 1
+                    answer = path_run.simulation_result.guard_results.get((index, row.id))
+                    if isinstance(answer, GuardError):
+                        raise AssertionError(f"{row.id} raises on example {number}: {example}") from answer.error
+                    if bool(answer) is not expected:
+                        text = "does not fire on its example" if expected else "fires on its silent example"
+                        raise AssertionError(f"{row.id} {text} {number}: {example}")
+        return checked
+
+    def _paths_to_guards(self) -> Iterator[tuple[Path, int]]:
+        """For each row with a guard, a shortest path that takes it, and the row's index in that path."""
         behavior = self._agent.behavior
         guardrails = small_guardrails(behavior)
         structured = self._agent.config.output_adapter is not None
@@ -233,18 +279,7 @@ class WitnessDriver:
             rows, index = run_through
             if row.source not in (State.DISPATCH_TOOL, State.POST_TOOL):  # later rows must not change the reply
                 rows = rows[: index + 1]
-            path = Path(0, rows, 1, guardrails, behavior)
-            examples = self.examples_for(path).for_transition(row)
-            if examples is None:
-                continue
-            for expected, group in ((True, examples.fires_on), (False, examples.silent_on)):
-                for number, example in enumerate(group, 1):
-                    path_run = self.run(path, overrides={index: example}, probe_moves=frozenset((index,)))
-                    checked += 1
-                    if bool(path_run.simulation_result.guard_results.get((index, row.id))) is not expected:
-                        text = "does not fire on its example" if expected else "fires on its silent example"
-                        raise AssertionError(f"{row.id} {text} {number}: {example}")
-        return checked
+            yield Path(0, rows, 1, guardrails, behavior), index
 
     def examples_for(self, path: Path) -> GuardExampleSet:
         """The examples from which the scenario of a path is built."""
@@ -282,9 +317,10 @@ def force(agent: Agent, path: Path, prompt: str = "go") -> PathRun:
             assert force(my_agent, path).run_result.state == "terminal"
 
     Raises:
-        RunError: The path is not a path of the agent's graph, or does not lead to an end.
+        RunError: The path is not a path of the agent's graph, or does not lead to an end; or an event loop is running
+            in this thread.
     """
-    return asyncio.run(force_async(agent, path, prompt))
+    return run_in_own_loop(force_async(agent, path, prompt), "await force_async(agent, path)")
 
 
 async def force_async(agent: Agent, path: Path, prompt: str = "go") -> PathRun:

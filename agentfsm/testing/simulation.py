@@ -12,10 +12,10 @@ import gc
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import isawaitable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from agentfsm.agent import Agent
-from agentfsm.errors import HumanReplyError, NoTransitionError
+from agentfsm.errors import HumanReplyError, NoTransitionError, RunError
 from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.loop.detectors import DEFAULT_RESULT
 from agentfsm.loop.events import Event, ToolStarted, Transitioned
@@ -27,7 +27,7 @@ from agentfsm.loop.outcomes import StateResult
 from agentfsm.loop.recovery_policy import RecoveryPolicy
 from agentfsm.loop.state import RunState
 from agentfsm.machine.engine import Decision, Machine, Steppable
-from agentfsm.machine.graph import Graph, State
+from agentfsm.machine.graph import Graph, Guard, State
 from agentfsm.runtime.context import Context, Effect
 from agentfsm.runtime.hooks import AbortRun, AskApproval, Hook, HookContext, HookDecision, Observer
 from agentfsm.runtime.host import Host
@@ -43,6 +43,7 @@ __all__ = [
     "NO_SIDE_EVENT",
     "SIMULATION_RUN_ID",
     "Cursor",
+    "GuardError",
     "ModelTurn",
     "MoveLimitError",
     "Scenario",
@@ -52,7 +53,11 @@ __all__ = [
     "SimulationResult",
     "Simulator",
     "StartedTool",
+    "run_in_own_loop",
 ]
+
+
+T = TypeVar("T")
 
 
 class _NoReply:
@@ -170,6 +175,20 @@ class StartedTool:
     approved: bool
 
 
+@dataclass(frozen=True, slots=True)
+class GuardError:
+    """In place of a guard's answer: the guard raised. It is false, as a guard that raises does not hold.
+
+    Attributes:
+        error: The exception.
+    """
+
+    error: Exception
+
+    def __bool__(self) -> bool:
+        return False
+
+
 @dataclass
 class SimulationResult:
     """The result of running a scenario.
@@ -178,7 +197,8 @@ class SimulationResult:
         decisions: Every transition taken, across suspensions and crashes.
         run_results: The result at each suspension and at the end. The last one is missing if the run was abandoned.
         started_tools: Every tool execution that was started, in order.
-        guard_results: Results of the probed guards, by the number of transitions taken before and the row id.
+        guard_results: Results of the probed guards, by the number of transitions taken before and the row id; a
+            ``GuardError`` if the guard raised.
         clock: The clock, at the time the run stopped.
         store: The store that holds the run's journal.
     """
@@ -368,8 +388,13 @@ class Simulator:
     def run_sync(
         self, scenario: Scenario, *, probe_moves: frozenset[int] = frozenset(), max_moves: int = MAX_MOVES
     ) -> SimulationResult:
-        """The result of a scenario, run to its end in an event loop of its own; see ``run``."""
-        return asyncio.run(self.run(scenario, probe_moves=probe_moves, max_moves=max_moves))
+        """The result of a scenario, run to its end in an event loop of its own; see ``run``.
+
+        Raises:
+            RunError: An event loop is running in this thread; await ``run`` there.
+        """
+        work = self.run(scenario, probe_moves=probe_moves, max_moves=max_moves)
+        return run_in_own_loop(work, "await simulator.run(...)")
 
     async def run(
         self, scenario: Scenario, *, probe_moves: frozenset[int] = frozenset(), max_moves: int = MAX_MOVES
@@ -427,7 +452,7 @@ class Simulator:
         if cursor.move_count in cursor.probe_moves:
             for row in machine.graph.rows(run.state):
                 if row.guard is not None:
-                    cursor.result.guard_results[cursor.move_count, row.id] = row.guard(run)
+                    cursor.result.guard_results[cursor.move_count, row.id] = _probe(row.guard, run)
         decision = Machine.step(machine, run)
         cursor.result.decisions.append(decision)
         cursor.result.clock.advance(cursor.side_event.idle_s)
@@ -477,6 +502,32 @@ class Simulator:
         action: Action | None = _next_or(cursor.scenario.recovery_actions, cursor.recoveries, None)
         cursor.recoveries += 1
         return action or own.decide(failure, state)
+
+
+def run_in_own_loop(work: Coroutine[Any, Any, T], instead: str) -> T:
+    """The result of a coroutine, run in an event loop of its own.
+
+    Args:
+        work: The coroutine.
+        instead: What to write where an event loop is running.
+
+    Raises:
+        RunError: An event loop is running in this thread.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    work.close()
+    raise RunError(f"an event loop is running here, as in an async test: write '{instead}'")
+
+
+def _probe(guard: Guard, run: Steppable) -> object:
+    """What a guard answers, before its state's rows are evaluated in order."""
+    try:
+        return guard(run)
+    except Exception as error:  # of a row that may not be reached: a row before it holds
+        return GuardError(error)
 
 
 def _next_or(entries: Sequence[Any], used: int, default: Any) -> Any:

@@ -14,6 +14,7 @@ import pytest
 from agentfsm import diagrams, testing
 from agentfsm.loop import transition_table
 from agentfsm.testing import coverage, path_runner, pytest_plugin
+from agentfsm.testing.coverage_reporter import REPORT_FILES
 
 pytest_plugins = ["pytester"]
 
@@ -110,6 +111,40 @@ def test_the_report_lists_what_was_not_covered(project: pytest.Pytester) -> None
     assert re.search(r"transitions +1 of 4 +25.0 %\n +never: pre_step.sunny\n", text)
     assert re.search(r"pairs +0 of 4 +0.0 %", text)
     assert "never: pre_step.sunny (never true)" in text
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_without_an_option_the_report_is_about_the_graph_that_tests_are_marked_with(
+    project: pytest.Pytester, workers: int
+) -> None:
+    arguments = ["-n", str(workers)] if workers else []
+    text = run(project, "--fsm-report=term", "--fsm-fail-under=26", *arguments).stdout.str()
+    assert "coverage of graph 'small'" in text
+    assert re.search(r"transitions +1 of 4 +25.0 %\n", text)
+    assert "FAIL: 0.0 % of the pairs were covered, less than 26 %" in text
+    assert "coverage of graph 'loop'" not in text
+
+
+def test_each_graph_that_tests_are_marked_with_has_a_report_of_its_own(project: pytest.Pytester) -> None:
+    project.makepyfile(
+        test_two=TESTS
+        + """
+from dataclasses import replace
+
+OTHER = replace(GRAPH, name="other", transitions=(*GRAPH.transitions[:2], *GRAPH.transitions[3:]))
+
+
+@pytest.mark.fsm(OTHER, cover="transitions")
+def test_other(fsm_path):
+    WitnessDriver(OTHER).run(fsm_path).check()
+"""
+    )
+    text = run(project, "--fsm-report=term", "--fsm-report=json", "test_two.py").stdout.str()
+    assert re.search(r"graph 'small' -+\ntransitions +1 of 4 ", text)
+    assert re.search(r"graph 'other' -+\ntransitions +3 of 3 ", text)
+    for name, covered in (("small", 1), ("other", 3)):
+        data = json.loads((project.path / f"fsm-coverage-{name}.json").read_text())
+        assert (data["graph"], data["shares"][0]["covered"]) == (name, covered)
 
 
 ROUNDS = """
@@ -236,7 +271,7 @@ def test_reports_are_the_same_under_any_hash_seed(project: pytest.Pytester, monk
         test_loop="from agentfsm import LOOP\nfrom agentfsm.testing import WitnessDriver\n"
         "def test_it(fsm_path):\n    WitnessDriver(LOOP).run(fsm_path).check()\n"
     )
-    forms = [f"--fsm-report={form}" for form in pytest_plugin.REPORT_FILES]
+    forms = [f"--fsm-report={form}" for form in REPORT_FILES]
     found: set[tuple[str, ...]] = set()
     for seed in ("0", "1", "4242"):
         monkeypatch.setenv("PYTHONHASHSEED", seed)
@@ -245,7 +280,7 @@ def test_reports_are_the_same_under_any_hash_seed(project: pytest.Pytester, monk
             .stdout.str()
             .partition("- coverage of")[2]
         )
-        files = [(project.path / name).read_text() for name in pytest_plugin.REPORT_FILES.values() if name]
+        files = [(project.path / name).read_text() for name in REPORT_FILES.values() if name]
         found.add((told.rpartition("=")[0].rpartition("\n")[0], *files))
     assert len(found) == 1
 

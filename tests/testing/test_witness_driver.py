@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any
+
 import pytest
 
-from agentfsm import Agent, Failure, FailureKind, tool
+from agentfsm import Agent, Failure, FailureKind, RunError, tool
 from agentfsm.journal.verification import verify
 from agentfsm.loop.detectors import Example, detector
+from agentfsm.loop.outcomes import StateResult
 from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.transition_table import LOOP
-from agentfsm.machine.graph import Transition
+from agentfsm.machine.graph import StateSpec, Transition
 from agentfsm.testing import (
     GuardExamples,
     NoExampleError,
     PathDivergenceError,
+    Scenario,
     ScriptedModel,
+    Simulator,
     WitnessDriver,
     call,
+    check_priority,
+    check_priority_async,
     default_agent,
+    force,
+    guard_conflicts,
     paths,
 )
 from agentfsm.testing.path_generation import Path, small_guardrails
@@ -174,3 +187,71 @@ def test_a_path_that_is_too_short_or_too_long_is_a_divergence() -> None:
     clash = WitnessDriver(LOOP).run(more).divergence
     assert clash is not None
     assert clash.actual == ""
+
+
+# -- examples that raise, and async tests --------------------------------------------------------------
+
+
+def edit(run):
+    return StateResult("good")
+
+
+def too_long(run):
+    return run.state_results["edit"] == "too long"
+
+
+EDITED = LOOP.with_state(
+    StateSpec("edit", effect=edit),
+    [Transition("edit", too_long, "pre_step"), Transition("edit", None, "terminal")],
+    entered_by="post_llm.otherwise",
+)
+
+
+def test_examples_of_the_other_rows_are_checked_where_a_guard_raises_without_its_effect() -> None:
+    """A run that is aborted in ``edit`` has no result of it, so ``too_long`` cannot be asked there."""
+    examples = {"too_long": GuardExamples((Example(state_result="too long"),), (Example(state_result="good"),))}
+    assert WitnessDriver(EDITED, examples=examples).check_examples() > 50
+
+
+def test_an_example_on_which_its_guard_raises_is_found() -> None:
+    examples = {"too_long": GuardExamples((Example(state_result="too long"),), (Example(abort=True),))}
+    with pytest.raises(AssertionError, match=r"edit.too_long raises on example 1: Example\(.*abort=True") as found:
+        WitnessDriver(EDITED, examples=examples).check_examples()
+    assert isinstance(found.value.__cause__, KeyError)
+
+
+def in_an_event_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """What a plugin for async tests does."""
+
+    @wraps(test)
+    def run() -> None:
+        asyncio.run(test())
+
+    return run
+
+
+@in_an_event_loop
+async def test_paths_examples_and_priorities_run_in_an_async_test() -> None:
+    driver = WitnessDriver(paying())
+    path = paths(paying(), "transitions")[0]
+    assert (await driver.run_async(path)).check().run_result.state == "terminal"
+    assert await driver.check_examples_async() > 50
+    path_run = await check_priority_async(driver, guard_conflicts(PAYING)[0])
+    assert path_run is not None
+    assert path_run.divergence is None
+
+
+@in_an_event_loop
+async def test_what_has_a_loop_of_its_own_says_what_to_await_in_an_async_test() -> None:
+    driver = WitnessDriver(paying())
+    path = paths(paying(), "transitions")[0]
+    inside: list[tuple[Callable[[], object], str]] = [
+        (lambda: driver.run(path), "await driver.run_async(path)"),
+        (driver.check_examples, "await driver.check_examples_async()"),
+        (lambda: force(paying(), path), "await force_async(agent, path)"),
+        (lambda: check_priority(driver, guard_conflicts(PAYING)[0]), "await check_priority_async(driver, conflict)"),
+        (lambda: Simulator(paying()).run_sync(Scenario()), "await simulator.run(...)"),
+    ]
+    for run, instead in inside:
+        with pytest.raises(RunError, match=re.escape(instead)):
+            run()
