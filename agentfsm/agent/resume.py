@@ -137,6 +137,7 @@ def resume_run(config: AgentConfig, record: SuspensionRecord | str, request: Res
         return _resume_from_store(config, str(record), request)
     parsed = parse_record(record)
     state = open_suspended_state(config, parsed)
+    _require_calling_run(state)
     run_request = RunRequest(suspension_record=parsed, reply=request.to_human_reply(parsed.kind))
     return _resume_from_record(config, parsed, state, run_request, request)
 
@@ -156,16 +157,31 @@ def dismiss_run(config: AgentConfig, record: SuspensionRecord | str, reason: str
     """
     if is_run_id(record):
         loaded = load_run(config, str(record))
+        _require_calling_run(loaded.run)
         return Run(config, loaded.run, RunRequest(dismiss_reason=reason, resume_point=loaded.resume_point))
     parsed = parse_record(record)
     state = open_suspended_state(config, parsed, allow_expired=True)
+    _require_calling_run(state)
     return _resume_from_record(
         config, parsed, state, RunRequest(suspension_record=parsed, dismiss_reason=reason), ResumeRequest(None)
     )
 
 
+def _require_calling_run(state: RunState) -> None:
+    """Refuse a sub-agent's run: only its calling run has the budgets and the permissions that apply to it.
+
+    Raises:
+        RunError: The run is a sub-agent's.
+    """
+    if state.parent is not None:
+        raise RunError(
+            f"run {state.run_id!r} is a sub-agent's run, called by run {state.parent[0]!r}: resume or dismiss that one"
+        )
+
+
 def _resume_from_store(config: AgentConfig, run_id: str, request: ResumeRequest) -> Run:
     loaded = load_run(config, run_id)
+    _require_calling_run(loaded.run)
     expires = loaded.resume_point.expires_at
     if loaded.suspension_id is None:
         if request.human_input is not None:

@@ -1,16 +1,16 @@
 """An agent as a tool: each call is a run of the sub-agent, within the remaining budget of the calling run.
 
-The calling run provides the host, caps the sub-agent's limits by what is left of its own, and is charged for what
-the sub-agent uses. Cancelling it, or its timeout, cancels the sub-agent. When the sub-agent waits for a human, the
-calling run waits too and asks the same question; its signed record contains the sub-agent's, so one answer resumes
-both, in any process.
+The calling run provides the host and its permission policies, caps the sub-agent's limits by what is left of its own
+whenever the sub-agent starts or continues, and is charged for what the sub-agent uses. Cancelling it, or its timeout,
+cancels the sub-agent. When the sub-agent waits for a human, the calling run waits too and asks the same question; its
+signed record contains the sub-agent's, so one answer resumes both, in any process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic_core import to_json
 
@@ -18,19 +18,25 @@ from agentfsm.agent.config import with_host
 from agentfsm.agent.resume import load_run, open_suspended_state, parse_record
 from agentfsm.errors import SuspensionRecordError, ToolError
 from agentfsm.loop.events import Ending, Handoff, PartialRunSummary, RunCancelled, RunCompleted, UserInputRequested
+from agentfsm.loop.failures import FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.messages import ToolResult, Usage
 from agentfsm.loop.state import CallState, HumanReply, PendingRequest, RunState, SuspendedSubRun
+from agentfsm.loop.suspension import SuspensionRecord
+from agentfsm.machine.graph import State
 from agentfsm.runtime.context import AgentConfig
 from agentfsm.runtime.driver import RunRequest
-from agentfsm.runtime.host import Host
+from agentfsm.runtime.hooks import Hook
 from agentfsm.runtime.result import ending_event
-from agentfsm.runtime.run import Run, start_run
-from agentfsm.runtime.tools import BudgetShare, Tool, as_tool, secret_arguments
+from agentfsm.runtime.run import Run, count_model_requests, start_run
+from agentfsm.runtime.tools import CallingRun, Tool, as_tool, secret_arguments
 
-__all__ = ["SubRun", "SubagentFactory", "cap_guardrails", "subagent_tool"]
+if TYPE_CHECKING:
+    from agentfsm.journal.load import LoadedRun
 
-_FULL_SHARE = BudgetShare()
+__all__ = ["Spent", "SubRun", "SubagentFactory", "cap_guardrails", "subagent_tool"]
+
+DISPATCH = State.DISPATCH_TOOL
 
 
 def subagent_tool(name: str, description: str, config: AgentConfig) -> Tool:
@@ -54,8 +60,8 @@ def subagent_tool(name: str, description: str, config: AgentConfig) -> Tool:
         "conversation is known there.\n"
     )
 
-    def delegate(run: RunState, host: Host, call_state: CallState, attempt: int, share: BudgetShare) -> SubRun:
-        return SubRun(run, factory.on_host(host), call_state, attempt, share)
+    def delegate(caller: CallingRun, call_state: CallState, attempt: int) -> SubRun:
+        return SubRun(caller, factory.under(caller), call_state, attempt)
 
     return replace(as_tool(delegated, name=name), delegate=delegate)
 
@@ -70,9 +76,13 @@ class SubagentFactory:
 
     config: AgentConfig
 
-    def on_host(self, host: Host) -> SubagentFactory:
-        """The same sub-agent on the host of a calling run."""
-        return SubagentFactory(with_host(self.config, host))
+    def under(self, caller: CallingRun) -> SubagentFactory:
+        """The same sub-agent on the host of a calling run and under its permission policies."""
+        config = with_host(self.config, caller.host)
+        if caller.permissions:
+            above = (Hook(DISPATCH, each, fail_open=False, name="permissions") for each in caller.permissions)
+            config = replace(config, hooks={**config.hooks, DISPATCH: (*above, *config.hooks.get(DISPATCH, ()))})
+        return SubagentFactory(config)
 
     def start(
         self, guardrails: AgentGuardrails, task: str, run_id: str, session_id: str, parent: tuple[str, str]
@@ -89,27 +99,21 @@ class SubagentFactory:
         config = replace(self.config, guardrails=guardrails)
         return start_run(config, task, session_id=session_id, run_id=run_id, parent=parent)
 
-    def resume(self, suspended: SuspendedSubRun, human_reply: HumanReply) -> Run:
-        """A run that was suspended inside its caller's record, resumed with a human's reply.
+    def open(self, suspended: SuspendedSubRun) -> tuple[SuspensionRecord, RunState]:
+        """A run that was suspended inside its caller's record.
 
         Raises:
             SuspensionRecordError: It cannot be resumed.
         """
         record = parse_record(suspended.record)
         # Expired records are accepted: the calling run decides how long a reply is valid.
-        state = open_suspended_state(self.config, record, allow_expired=True)
-        return Run(self.config, state, RunRequest(suspension_record=record, reply=human_reply))
+        return record, open_suspended_state(self.config, record, allow_expired=True)
 
-    def load(self, run_id: str, suspension_id: str, human_reply: HumanReply | None) -> Run | RunState | None:
-        """A run from the host's store.
+    def load(self, run_id: str) -> LoadedRun | RunState | None:
+        """A run from the host's store: the final state of one that has ended, or None if the store does not have it.
 
         Args:
             run_id: Its id.
-            suspension_id: The suspension that the reply answers, or an empty string.
-            human_reply: The reply, or None.
-
-        Returns:
-            A run that continues, the final state of one that has ended, or None if the store does not have it.
         """
         store = self.config.host.store
         head = None if store is None else store.head(run_id)
@@ -119,31 +123,25 @@ class SubagentFactory:
             from agentfsm.journal.replay import rehydrate  # only needed for runs in a store
 
             return rehydrate(store.records(run_id)).run
-        loaded = load_run(self.config, run_id)
-        answers = loaded.suspension_id is not None and loaded.suspension_id == suspension_id
-        request = RunRequest(reply=human_reply if answers else None, resume_point=loaded.resume_point)
-        return Run(self.config, loaded.run, request)
+        return load_run(self.config, run_id)
 
 
 class SubRun:
     """One tool call that is answered by a sub-agent's run.
 
     Args:
-        parent: The calling run.
-        factory: The sub-agent, on the calling run's host.
+        caller: The calling run.
+        factory: The sub-agent, under the calling run.
         call_state: The call.
         attempt: Which attempt at the call this is, from 1.
-        share: Its share of the calling run's remaining budget.
     """
 
-    def __init__(
-        self, parent: RunState, factory: SubagentFactory, call_state: CallState, attempt: int, share: BudgetShare
-    ) -> None:
-        self._parent, self._factory, self._call_state = parent, factory, call_state
-        self._attempt, self._share = attempt, share
+    def __init__(self, caller: CallingRun, factory: SubagentFactory, call_state: CallState, attempt: int) -> None:
+        self._caller, self._factory, self._call_state, self._attempt = caller, factory, call_state, attempt
         self._stored = factory.config.host.store is not None
+        self._run: Run | None = None
         self._state: RunState | None = None
-        self._usage_before = Usage() if call_state.held is None else call_state.held.spent
+        self._model_calls_before = 0  # made before this object, and not charged to the calling run yet
 
     @property
     def run_id(self) -> str:
@@ -153,7 +151,13 @@ class SubRun:
     @property
     def usage(self) -> Usage:
         """What the run has used since this call started or resumed it."""
-        return Usage() if self._state is None else _usage_since(self._state.usage, self._usage_before)
+        held = self._call_state.held
+        return Usage() if self._state is None else _usage_since(self._state.usage, held.spent if held else Usage())
+
+    @property
+    def model_calls(self) -> int:
+        """How many model calls were made for the run since then, the one that was cut off included."""
+        return self._model_calls_before + (0 if self._run is None else count_model_requests(self._run))
 
     async def execute(self, arguments: Mapping[str, Any]) -> ToolResult | SuspendedSubRun:
         """The result of the sub-agent's run; or the suspended run, if it waits for a human.
@@ -167,38 +171,56 @@ class SubRun:
             text = "Not run: nothing is left of the budget of this run for a sub-agent."
             return ToolResult(call.id, call.name, text, "skipped")
         if isinstance(run, RunState):  # it had ended before this process loaded it from the store
-            self._state = run
+            self._note_progress(run)
             kind, fields = ending_event(run)
             return ToolResult(call.id, call.name, _result_text(kind(run_id=run.run_id, seq=0, time=0.0, **fields)))
-        self._state = run.run_state
+        self._run, self._state = run, run.run_state
         outcome = (await run).outcome
         if isinstance(outcome, UserInputRequested):
             return self._suspended(outcome, run.run_state)
         return ToolResult(call.id, call.name, _result_text(outcome))
 
     def _open_run(self, task: str) -> Run | RunState | None:
-        """The run: new, resumed or already over; None if there is no budget left for one."""
-        parent, factory, suspended, answer = self._parent, self._factory, self._call_state.held, self._call_state.answer
-        run_id = self._run_id_for_call() if suspended is None else suspended.run_id
-        stored = factory.load(run_id, "" if suspended is None else suspended.suspension, answer)
-        if stored is not None:
-            return stored
-        if suspended is not None and answer is not None:
+        """The run: new, continued or already over; None if there is no budget left for one."""
+        factory, held, reply = self._factory, self._call_state.held, self._call_state.answer
+        run_id = self._run_id_for_call() if held is None else held.run_id
+        loaded = factory.load(run_id)
+        if isinstance(loaded, RunState):
+            return loaded
+        if loaded is not None:
+            answered = held is not None and held.suspension == loaded.suspension_id
+            request = RunRequest(reply=reply if answered else None, resume_point=loaded.resume_point)
+            return self._continue(loaded.run, request)
+        if held is not None and reply is not None:
             try:
-                return factory.resume(suspended, answer)
+                record, state = factory.open(held)
             except SuspensionRecordError as error:
                 raise ToolError(f"the sub-agent's run cannot be resumed: {error}") from error
-        limits = cap_guardrails(factory.config.guardrails, parent, self._share)
+            return self._continue(state, RunRequest(suspension_record=record, reply=reply))
+        limits = cap_guardrails(factory.config.guardrails, self._caller)
         if limits is None:
             return None
+        parent = self._caller.run
         return factory.start(limits, task, run_id, parent.session_id, (parent.run_id, self._call_state.call.id))
+
+    def _continue(self, state: RunState, request: RunRequest) -> Run | None:
+        """A run that continues within what is left now; None if a person extends a budget of which nothing is left."""
+        self._note_progress(state)
+        factory, uncharged = self._factory, Spent(self._model_calls_before, self.usage)
+        limits = cap_guardrails(factory.config.guardrails, self._caller, state, uncharged, request.reply)
+        return None if limits is None else Run(factory.config, state, replace(request, guardrails=limits))
+
+    def _note_progress(self, state: RunState) -> None:
+        held = self._call_state.held
+        self._state = state
+        self._model_calls_before = state.model_calls - (0 if held is None else held.total_model_calls)
 
     def _run_id_for_call(self) -> str:
         """An id derived from the call; with a store it is the same for every attempt, so that one continues another."""
-        parent = self._parent
+        parent = self._caller.run
         index = next(i for i, c in enumerate(parent.batch) if c is self._call_state)
         retry = f".{self._attempt}" if self._attempt > 1 and not self._stored else ""
-        return f"{parent.run_id}-{parent.model_calls}.{index}{retry}"
+        return f"{parent.run_id}-{parent.turns}.{index}{retry}"
 
     def _suspended(self, request: UserInputRequested, run: RunState) -> SuspendedSubRun:
         call = self._call_state.call
@@ -216,7 +238,14 @@ class SubRun:
         )
         record = request.suspension_record
         return SuspendedSubRun(
-            run.run_id, waiting, record.record_id, "" if self._stored else record.to_json(), self.usage, run.usage
+            run.run_id,
+            waiting,
+            record.record_id,
+            "" if self._stored else record.to_json(),
+            self.usage,
+            run.usage,
+            self.model_calls,
+            run.model_calls,
         )
 
 
@@ -245,40 +274,86 @@ def _result_text(outcome: Ending) -> str:
             raise ToolError("the sub-agent did not finish")
 
 
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a sub-agent's run has used that the calling run has not been charged for yet."""
+
+    model_calls: int = 0
+    usage: Usage = field(default_factory=Usage)
+
+
+class _Budget(NamedTuple):
+    """One budget of a calling run and of its sub-agent's run.
+
+    Attributes:
+        name: The field of ``AgentGuardrails``.
+        limit: The calling run's limit; None for none.
+        spent: What the calling run has spent of it, and what it will be charged for.
+        counted: How far the counter of the sub-agent's run stands.
+        shared_by: How many sub-agents share what is left.
+    """
+
+    name: str
+    limit: float | None
+    spent: float
+    counted: float
+    shared_by: int
+
+
+def _budgets(caller: CallingRun, state: RunState, uncharged: Spent) -> tuple[_Budget, ...]:
+    run, share = caller.run, caller.share
+    limits, n = run.guardrails, share.shared_by
+    usage, used = run.usage + share.uncharged + uncharged.usage, state.usage
+    model_calls = run.iterations + share.uncharged_model_calls + uncharged.model_calls
+    return (
+        _Budget("max_iterations", limits.max_iterations, model_calls, state.iterations, n),
+        _Budget("max_steps", limits.step_limit, run.steps, state.steps, n),
+        _Budget("max_tokens", limits.max_tokens, usage.total_tokens, used.total_tokens, n),
+        _Budget("max_cost_usd", limits.max_cost_usd, usage.cost_usd, used.cost_usd, n),
+        _Budget("max_execution_time_s", limits.max_execution_time_s, run.elapsed_s, state.elapsed_s, 1),
+    )
+
+
+_EXTENDED_BY_REPLY = {
+    FailureKind.iteration_limit: "max_iterations",
+    FailureKind.time_limit: "max_execution_time_s",
+}
+"""The budgets whose counter a person's reply sets to zero."""
+
+
 def cap_guardrails(
     own: AgentGuardrails,
-    parent: RunState,
-    share: BudgetShare = _FULL_SHARE,
+    caller: CallingRun,
+    state: RunState | None = None,
+    uncharged: Spent | None = None,
+    reply: HumanReply | None = None,
 ) -> AgentGuardrails | None:
     """A sub-agent's limits, capped by what is left of the calling run's; None if nothing is left.
 
-    Each of model calls, active time, tokens and USD is the smaller of the two. Tokens, USD and time spent by the
-    sub-agent count as spent by the calling run too; model calls do not. Sub-agents that start together get equal
-    shares of tokens and USD, so all of them together stay within what is left, except for the one reply by which
-    each may exceed its share. Time is not divided, because it passes for all of them at once.
+    Each of model calls, steps, active time, tokens and USD is the smaller of the two. Sub-agents that start or
+    continue together get equal shares, so all of them together stay within what is left; of tokens and USD each may
+    exceed its share by one reply. Time is not divided, because it passes for all of them at once.
 
     Args:
         own: The sub-agent's own limits.
-        parent: The calling run.
-        share: The share of the remaining budget.
+        caller: The calling run.
+        state: A run of the sub-agent that continues, or None for a new one.
+        uncharged: What that run has used that the calling run has not been charged for.
+        reply: The person's reply with which it continues, or None.
     """
-    limits = parent.guardrails
-    spent = parent.usage + share.uncharged
-    budgets = {
-        "max_iterations": (limits.max_iterations, parent.iterations, 1),
-        "max_execution_time_s": (limits.max_execution_time_s, parent.elapsed_s, 1),
-        "max_tokens": (limits.max_tokens, spent.total_tokens, share.shared_by),
-        "max_cost_usd": (limits.max_cost_usd, spent.cost_usd, share.shared_by),
-    }
-    update: dict[str, Any] = {"validity_s": max(own.validity_s, limits.validity_s)}
-    for name, (limit, used, shared_by) in budgets.items():
-        if limit is None:
+    request = None if state is None or reply is None or reply.kind != "text" else state.pending_request
+    extended = None if request is None or request.failure_kind is None else _EXTENDED_BY_REPLY.get(request.failure_kind)
+    update: dict[str, Any] = {"validity_s": max(own.validity_s, caller.run.guardrails.validity_s)}
+    for budget in _budgets(caller, state or RunState(""), uncharged or Spent()):
+        if budget.limit is None:
             continue
-        remaining = limit - used
-        if shared_by > 1:
-            remaining = remaining // shared_by if isinstance(remaining, int) else remaining / shared_by
-        if remaining <= 0:
+        left = budget.limit - budget.spent
+        if budget.shared_by > 1:
+            left = left // budget.shared_by if isinstance(left, int) else left / budget.shared_by
+        if left <= 0 and (state is None or budget.name == extended):
             return None
-        own_limit = getattr(own, name)
-        update[name] = remaining if own_limit is None else min(own_limit, remaining)
+        cap = max(left, 0) + (0 if budget.name == extended else budget.counted)
+        cap = cap or 1  # a limit is never zero: the run that continues is at its end without another model call
+        own_limit = own.step_limit if budget.name == "max_steps" else getattr(own, budget.name)
+        update[budget.name] = cap if own_limit is None else min(own_limit, cap)
     return own.model_copy(update=update)

@@ -160,7 +160,7 @@ class _SpanRecorder:
             "gen_ai.request.model": traced.model,
             "gen_ai.request.max_tokens": cap,
             "agentfsm.state": str(context.state),
-            "agentfsm.model_call": context.run.model_calls + 1,
+            "agentfsm.model_call": context.run.turns + 1,
             "gen_ai.input.messages": messages_json(render_messages(context.run)) if self._content else None,
         }
         traced.chat = self._start_child_span(traced, f"chat {traced.model}", attributes, client=True)

@@ -113,6 +113,7 @@ class RehydratedRun:
         self.created, self.graph = body, body["graph"]
         if "state" in body:
             self._run = load_state(body["state"])
+            self._set_guardrails(body)  # a sub-agent's limits change when it continues
             return
         self._run = load_state(
             {
@@ -179,6 +180,11 @@ class RehydratedRun:
 
     def _resume(self, body: Data) -> None:
         self.suspension = self.request_ref = None
+        if "guardrails" in body:
+            self._set_guardrails(body)
+
+    def _set_guardrails(self, body: Data) -> None:
+        self.run.guardrails = AgentGuardrails.model_validate(body["guardrails"])
 
     def _migrate(self, body: Data) -> None:
         names, self.graph = RenameMap.from_record(body), body["graph"]
@@ -282,6 +288,10 @@ class _ReplayRun(RehydratedRun):
             self.run.guardrails = self._guardrails
         if self._evaluating_guards:
             self._rename_run()
+
+    def _set_guardrails(self, body: Data) -> None:
+        if self._guardrails is None:
+            super()._set_guardrails(body)
 
     def _migrate(self, body: Data) -> None:
         if self._evaluating_guards and self.seq + 1 > self._since:

@@ -326,6 +326,7 @@ class ToolResult:
         retryable: Whether the call may be run again unchanged (its tool is idempotent and retryable).
         run_id: For the call of a sub-agent, the last run that worked on it, or an empty string.
         usage: For the call of a sub-agent, usage of its model calls since the call began or was resumed; else None.
+        model_calls: For the call of a sub-agent, how many model calls these were.
         images: Images that the model gets with ``content``, which has a placeholder for each.
     """
 
@@ -341,3 +342,4 @@ class ToolResult:
     run_id: str = ""
     usage: Usage | None = None
     images: tuple[Image, ...] = ()
+    model_calls: int = 0

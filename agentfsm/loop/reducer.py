@@ -15,7 +15,7 @@ from agentfsm.loop import prompts
 from agentfsm.loop.failures import LIMIT_KINDS, OUTPUT_KINDS, PROVIDER_KINDS, TOOL_KINDS, Action, Failure, FailureKind
 from agentfsm.loop.messages import Message, Role, ToolResult, Usage
 from agentfsm.loop.state import CallState, PendingRequest, RunState
-from agentfsm.loop.tool_batch import append_tool_results, is_final_text, record_result
+from agentfsm.loop.tool_batch import append_tool_results, charge, is_final_text, record_result
 from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import State
 
@@ -239,6 +239,7 @@ def _on_model_call_failed(run: RunState, outcome: o.ModelCallFailed) -> None:
 def _count_model_call(run: RunState) -> None:
     run.iterations += 1
     run.model_calls += 1
+    run.turns += 1
     run.silence_s = 0.0
     if run.final_turn == "now":
         run.final_turn = "used"
@@ -266,7 +267,7 @@ def _on_call_blocked(run: RunState, outcome: o.CallBlocked) -> None:
     _record_results(run, outcome.results)
     calls = {c.call.id: c for c in run.batch}
     for sub_run in outcome.held:
-        run.usage += sub_run.usage
+        charge(run, sub_run.usage, sub_run.model_calls)
         if sub_run.waiting.call_id in calls:
             call = calls[sub_run.waiting.call_id]
             call.held, call.answer, call.started = sub_run, None, False

@@ -106,6 +106,8 @@ class SuspendedSubRun:
         record: The signed suspension record of that run as JSON text; empty if a store has the run.
         usage: Usage of its model calls since the call began or was resumed.
         spent: Total usage of its model calls.
+        model_calls: How many model calls it made since the call began or was resumed.
+        total_model_calls: How many model calls it has made.
     """
 
     run_id: str
@@ -114,6 +116,8 @@ class SuspendedSubRun:
     record: str = ""
     usage: Usage = field(default_factory=Usage)
     spent: Usage = field(default_factory=Usage)
+    model_calls: int = 0
+    total_model_calls: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +155,10 @@ class RunState:
         batch: The calls of that reply.
         answer: The final answer that was parsed from that reply, or None.
         steps: How many times ``pre_step`` was entered.
-        iterations: Model calls since the run began or a person last extended that budget.
-        model_calls: Total model calls.
+        iterations: Model calls made for the run since it began or a person last extended that budget.
+        model_calls: All model calls made for the run: by ``call_llm``, by sub-agents and by the effects of
+            user-defined states.
+        turns: How many of them ``call_llm`` made; the ids of effects begin with it.
         usage: Tokens and USD of all model calls.
         elapsed_s: Seconds of active time since the run began or a person last extended that budget.
         silence_s: The longest silence between two phases since the last model call, in seconds.
@@ -197,6 +203,7 @@ class RunState:
     steps: int = 0
     iterations: int = 0
     model_calls: int = 0
+    turns: int = 0
     usage: Usage = field(default_factory=Usage)
     elapsed_s: float = 0.0
     silence_s: float = 0.0
@@ -301,4 +308,6 @@ def load_state(data: dict[str, Any]) -> RunState:
     Raises:
         pydantic.ValidationError: The data is not the state of a run.
     """
-    return _state_adapter().validate_python({_FIELD_NAMES.get(name, name): value for name, value in data.items()})
+    fields = {_FIELD_NAMES.get(name, name): value for name, value in data.items()}
+    fields.setdefault("turns", fields.get("model_calls", 0))  # earlier releases counted only these
+    return _state_adapter().validate_python(fields)

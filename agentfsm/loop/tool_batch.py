@@ -6,10 +6,18 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from agentfsm.loop import prompts
-from agentfsm.loop.messages import FinishReason, Message, Role, ToolResult
+from agentfsm.loop.messages import FinishReason, Message, Role, ToolResult, Usage
 from agentfsm.loop.state import PendingRequest, RunState
 
-__all__ = ["append_tool_results", "is_final_text", "record_result"]
+__all__ = ["append_tool_results", "charge", "is_final_text", "record_result"]
+
+
+def charge(run: RunState, usage: Usage | None, model_calls: int) -> None:
+    """Charge a run for model calls that were made for it outside ``call_llm``."""
+    if usage is not None:
+        run.usage += usage
+    run.model_calls += model_calls
+    run.iterations += model_calls
 
 
 def record_result(run: RunState, result: ToolResult) -> None:
@@ -22,7 +30,7 @@ def record_result(run: RunState, result: ToolResult) -> None:
     call.started = False
     call.held = call.answer = None
     if result.usage is not None:
-        run.usage += result.usage
+        charge(run, result.usage, result.model_calls)
     if result.ending == "ask":  # its result is the person's reply
         run.ending = "ask"
         run.pending_request = PendingRequest(

@@ -193,6 +193,7 @@ class Context:
         model_cache: What the model caches between its requests in this run.
         completed_results: Results of calls that have ended while others of their batch still run.
         suspended_subruns: Sub-agents' runs that were suspended in the meantime, by the id of their call.
+        model_requests: How many model calls were started for the run since this object was made, by sub-agents too.
         recorder: Collects the run's journal entries.
         visited_before_resume: The states that the run had left before it was loaded from a store.
     """
@@ -203,6 +204,7 @@ class Context:
         self.prompt = prompt
         self.completed_results: list[ToolResult] = []
         self.suspended_subruns: dict[str, SuspendedSubRun] = {}
+        self.model_requests = 0
         self.recorder = Recorder(config.host.clock)
         self.has_listeners = bool(config.observers)
         self._logs_info = logger.isEnabledFor(logging.INFO)

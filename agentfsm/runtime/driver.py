@@ -22,6 +22,7 @@ from typing import Any, cast
 from agentfsm.errors import JournalError, NoTransitionError, StoreError, SuspensionUsedError
 from agentfsm.loop.events import Ending, ModelReplied, RecoveryStarted, RunResumed, RunStarted, Transitioned
 from agentfsm.loop.failures import Action, Failure, FailureKind, describe_exception
+from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.outcomes import (
     Aborted,
     Cancelled,
@@ -54,6 +55,7 @@ class RunRequest:
         reply: The human's reply, or None.
         dismiss_reason: Why the run is to end without a reply, or None.
         resume_point: The run's position in the host's store, if it was loaded from there.
+        guardrails: The limits under which it continues; None for those that it had.
     """
 
     prompt: str = ""
@@ -61,6 +63,7 @@ class RunRequest:
     reply: HumanReply | None = None
     dismiss_reason: str | None = None
     resume_point: ResumePoint | None = None
+    guardrails: AgentGuardrails | None = None
 
     @property
     def expires_at(self) -> float | None:
@@ -93,10 +96,11 @@ def resume_details(request: RunRequest) -> dict[str, Any]:
     resume_point = request.resume_point
     if resume_point is None:
         return {}
+    limits = {} if request.guardrails is None else {"guardrails": request.guardrails.model_dump(mode="json")}
     if request.reply is None or resume_point.request_ref is None:
-        return {"from": resume_point.kind}
+        return {"from": resume_point.kind, **limits}
     seq, digest = resume_point.request_ref
-    return {"from": resume_point.kind, "to": {"seq": seq, "hash": digest}}
+    return {"from": resume_point.kind, "to": {"seq": seq, "hash": digest}, **limits}
 
 
 def would_transition(machine: Machine, run: RunState, outcome: Outcome) -> bool:
@@ -234,6 +238,7 @@ class Driver:
     async def _open_run(self) -> None:
         config, run, request, recorder = self._config, self._run, self._request, self.context.recorder
         record, resume_point = request.suspension_record, request.resume_point
+        run.guardrails = request.guardrails or run.guardrails
         waits = config.effects.get(run.state) is None and run.state not in self._final_states
         if waits and (request.reply is not None or request.dismiss_reason is not None):
             require_transition(config.machine, run, self._external_outcome())

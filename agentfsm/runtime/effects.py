@@ -85,7 +85,7 @@ def parse_reply(context: Context) -> Outcome:
 def _parse_text(context: Context, text: str) -> ReplyParsed:
     run = context.run
     if run.behavior.envelope:
-        parsed = parse_envelope(text, f"call_{run.model_calls}")
+        parsed = parse_envelope(text, f"call_{run.turns}")
         if parsed.calls or parsed.malformed is not None or context.config.output_adapter is None:
             return parsed
         return _parse_structured(context, str(parsed.answer))

@@ -37,7 +37,7 @@ _PROVIDER_KINDS_BY_NAME = {kind.value: kind for kind in PROVIDER_KINDS}
 async def call_model(context: Context) -> Outcome:
     """The effect of ``call_llm``: make one model call, within its timeout."""
     run, config, recorder = context.run, context.config, context.recorder
-    recorder.record_intent(str(run.model_calls + 1), config.model.name, "again")
+    recorder.record_intent(str(run.turns + 1), config.model.name, "again")
     if recorder.sink is not None:
         await recorder.commit()
     limit = run.guardrails.llm_timeout_s
@@ -146,6 +146,7 @@ async def request_reply(context: Context, request: ModelRequest) -> Reply:
 
 
 def _reply_coroutine(context: Context, model: Model, request: ModelRequest) -> Coroutine[Any, Any, Reply]:
+    context.model_requests += 1
     if context.has_listeners and can_stream(model):
         return _stream_reply(context, model.stream(request), model.name, request.heartbeat_s)
     return model.reply(request)

@@ -21,7 +21,7 @@ from agentfsm.runtime.result import RunResult
 if TYPE_CHECKING:
     from agentfsm.journal.records import Record
 
-__all__ = ["Run", "start_run"]
+__all__ = ["Run", "count_model_requests", "start_run"]
 
 
 class Run:
@@ -177,6 +177,11 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+def count_model_requests(run: Run) -> int:
+    """How many model calls this object has started for its run, those of sub-agents and of cut-off calls included."""
+    return run._driver.context.model_requests  # pyright: ignore[reportPrivateUsage]  # a method too many for Run
 
 
 class _ExclusiveUse:

@@ -15,10 +15,12 @@ from agentfsm.loop.failures import FailureKind
 from agentfsm.loop.messages import ToolCall, ToolResult, Usage, is_secret_placeholder
 from agentfsm.loop.outcomes import CallBlocked, Outcome, ToolsRan
 from agentfsm.loop.state import CallState, PendingRequest, RunState, SuspendedSubRun
+from agentfsm.machine.graph import State
 from agentfsm.runtime.approval import check_approval
 from agentfsm.runtime.context import Context, Timeout
+from agentfsm.runtime.permissions import PermissionPolicy
 from agentfsm.runtime.tool_execution import failed_result, run_call, validate_call
-from agentfsm.runtime.tools import BudgetShare, Delegation, Tool, ToolContext, describe_validation_error
+from agentfsm.runtime.tools import BudgetShare, CallingRun, Delegation, Tool, ToolContext, describe_validation_error
 
 __all__ = ["run_calls"]
 
@@ -133,7 +135,7 @@ def _effect_id(run: RunState, call_state: CallState) -> str:
     """The id of a call's effect: the number of the model call that requested it, and its index in that reply."""
     batch = run.batch
     index = 0 if batch[0] is call_state else next(i for i, c in enumerate(batch) if c is call_state)
-    return f"{run.model_calls}.{index}"
+    return f"{run.turns}.{index}"
 
 
 def _repeatable(context: Context, tool: Tool) -> bool:
@@ -165,7 +167,16 @@ def _budget_share(context: Context, ready: list[_ReadyCall]) -> BudgetShare:
         shared_by += tool.delegate is not None
     if not shared_by:
         return _FULL_SHARE
-    return BudgetShare(shared_by, sum((r.usage for r in context.completed_results if r.usage is not None), Usage()))
+    ended = [r for r in context.completed_results if r.usage is not None]
+    usage = sum((r.usage for r in ended if r.usage is not None), Usage())
+    return BudgetShare(shared_by, usage, sum(r.model_calls for r in ended))
+
+
+def _caller(context: Context, share: BudgetShare) -> CallingRun:
+    """The run as a sub-agent's caller."""
+    hooks = context.config.hooks.get(State.DISPATCH_TOOL, ())
+    policies = tuple(hook.function for hook in hooks if isinstance(hook.function, PermissionPolicy))
+    return CallingRun(context.run, context.config.host, share, policies)
 
 
 async def _run_parallel(context: Context, ready: list[_ReadyCall], attempts: list[int]) -> None:
@@ -213,7 +224,7 @@ async def _run_one(
             tool,
             arguments,
             timer,
-            tool.delegate(run, context.config.host, call_state, attempt, share),
+            tool.delegate(_caller(context, share), call_state, attempt),
         )
         if isinstance(answer, SuspendedSubRun):
             context.suspended_subruns[call_state.call.id] = answer
@@ -242,13 +253,18 @@ async def _delegate(
         answer = await run_call(call, tool, arguments, None, timer, delegation)
     except asyncio.CancelledError:
         cancelled = ToolResult(call.id, call.name, prompts.NOT_RUN_TEXTS["cancelled"], "cut_off")
-        context.completed_results.append(replace(cancelled, run_id=delegation.run_id, usage=delegation.usage))
+        context.completed_results.append(_charged(context, cancelled, delegation))
         raise
-    return (
-        answer
-        if isinstance(answer, SuspendedSubRun)
-        else replace(answer, run_id=delegation.run_id, usage=delegation.usage)
-    )
+    if isinstance(answer, SuspendedSubRun):
+        context.model_requests += answer.model_calls
+        return answer
+    return _charged(context, answer, delegation)
+
+
+def _charged(context: Context, result: ToolResult, delegation: Delegation) -> ToolResult:
+    """A sub-agent's result with what its run used."""
+    context.model_requests += delegation.model_calls
+    return replace(result, run_id=delegation.run_id, usage=delegation.usage, model_calls=delegation.model_calls)
 
 
 def _validate_output(context: Context, call: ToolCall, result: ToolResult) -> ToolResult:

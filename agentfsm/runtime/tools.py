@@ -25,6 +25,7 @@ from agentfsm.runtime.tool_schema import describe_function
 __all__ = [
     "ApprovalRequirement",
     "BudgetShare",
+    "CallingRun",
     "Delegation",
     "Tool",
     "ToolContext",
@@ -79,6 +80,11 @@ class Delegation(Protocol):
         """What that run has used since this call started or resumed it."""
         ...
 
+    @property
+    def model_calls(self) -> int:
+        """How many model calls were made for that run since then, the one that was cut off included."""
+        ...
+
     async def execute(self, arguments: Mapping[str, Any]) -> ToolResult | SuspendedSubRun:
         """The call's result; or the suspended run, if it waits for a human.
 
@@ -98,10 +104,29 @@ class BudgetShare:
     Attributes:
         shared_by: How many sub-agents start together; each gets an equal share.
         uncharged: What other calls of the batch have used that the run has not been charged for yet.
+        uncharged_model_calls: How many model calls these have made.
     """
 
     shared_by: int = 1
     uncharged: Usage = field(default_factory=Usage)
+    uncharged_model_calls: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CallingRun:
+    """The run that calls a sub-agent, and what it imposes on the sub-agent's run.
+
+    Attributes:
+        run: The run.
+        host: Its host.
+        share: The sub-agent's share of what is left of its budgets.
+        permissions: Its permission policies: they decide about the sub-agent's calls too.
+    """
+
+    run: RunState
+    host: Host
+    share: BudgetShare
+    permissions: tuple[Callable[[Any], Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,8 +147,7 @@ class Tool:
         control: For control tools: ``ask``, ``done`` or ``unable``.
         is_async: Whether the function is a coroutine function; a plain one runs in a thread.
         secret: Names of arguments that are never journaled.
-        delegate: For a sub-agent: starts or resumes its run, given the calling run, its host, the call, the
-            attempt and the budget share.
+        delegate: For a sub-agent: starts or resumes its run, given the caller, the call and the attempt.
 
     Raises:
         ToolDefinitionError: ``requires_approval`` is neither a bool nor a plain function.
@@ -142,7 +166,7 @@ class Tool:
     control: str | None = None
     is_async: bool = field(default=False)
     secret: frozenset[str] = frozenset()
-    delegate: Callable[[RunState, Host, CallState, int, BudgetShare], Delegation] | None = None
+    delegate: Callable[[CallingRun, CallState, int], Delegation] | None = None
 
     def __post_init__(self) -> None:
         rule: object = self.requires_approval

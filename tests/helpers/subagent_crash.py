@@ -96,6 +96,7 @@ def print_result(result: RunResult) -> None:
     asked = result.outcome if isinstance(result.outcome, UserInputRequested) else None
     told = {
         "output": result.output,
+        "model_calls": result.run_state.model_calls,
         "outcome": type(result.outcome).__name__,
         "asked": None if asked is None else [asked.kind, asked.asker, asked.tool],
         "acted": len((FOLDER / "acted").read_text()) if (FOLDER / "acted").exists() else 0,

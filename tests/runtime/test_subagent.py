@@ -17,10 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentfsm import (
+    Action,
     Agent,
     AgentGuardrails,
     Allow,
     ContextOverflowError,
+    DefaultPolicy,
     Deny,
     Edit,
     Event,
@@ -31,6 +33,7 @@ from agentfsm import (
     PartialRunSummary,
     Reply,
     RunCancelled,
+    RunError,
     RunResult,
     RunState,
     ToolDefinitionError,
@@ -38,19 +41,24 @@ from agentfsm import (
     ToolFinished,
     Usage,
     UserInputRequested,
+    allow,
+    deny,
     observer,
+    permissions,
     tool,
 )
+from agentfsm import ask as ask_first
 from agentfsm.agent.subagent import cap_guardrails
 from agentfsm.errors import StoreError
 from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.journal.replay import rehydrate, replay
 from agentfsm.journal.sqlite import SqliteStore
 from agentfsm.journal.store import Lease
-from agentfsm.journal.verification import GOOD, verify
+from agentfsm.journal.verification import GOOD, OPEN, verify
 from agentfsm.loop.state import dump_state
+from agentfsm.loop.tool_batch import charge
 from agentfsm.loop.transition_table import LOOP
-from agentfsm.runtime.tools import BudgetShare
+from agentfsm.runtime.tools import BudgetShare, CallingRun
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
 from tests.helpers.provider_rules import check_transcript
 
@@ -326,42 +334,48 @@ def test_each_of_those_that_run_together_has_an_equal_share() -> None:
     assert result.usage.total_tokens == 100
 
 
+def calling_run(share: BudgetShare | None = None, iterations: int = 0, **fields: Any) -> CallingRun:
+    run = RunState("r", **fields)
+    charge(run, None, iterations)
+    return CallingRun(run, Host(), share or BudgetShare())
+
+
 def test_results_that_came_before_the_process_died_are_counted_among_what_is_spent() -> None:
-    given_limits = cap_guardrails(
-        AgentGuardrails(),
-        RunState("r", guardrails=AgentGuardrails(max_tokens=100, max_cost_usd=1.0), usage=Usage(10, cost_usd=0.1)),
-        BudgetShare(2, Usage(50, cost_usd=0.5)),
-    )
+    limits = AgentGuardrails(max_iterations=30, max_tokens=100, max_cost_usd=1.0)
+    share = BudgetShare(2, Usage(50, cost_usd=0.5), 9)
+    caller = calling_run(share, 1, guardrails=limits, usage=Usage(10, cost_usd=0.1))
+    given_limits = cap_guardrails(AgentGuardrails(), caller)
     assert given_limits is not None
     assert given_limits.max_tokens == 20
     assert given_limits.max_cost_usd == pytest.approx(0.2)
-    assert given_limits.max_iterations == 50  # its model calls are its own, and time passes for all at once
-    assert given_limits.max_execution_time_s == 300
+    assert given_limits.max_iterations == 10  # 30 - 1 - 9, for two
+    assert given_limits.max_execution_time_s == 300  # time passes for both at once
 
 
 def test_too_little_for_all_is_nothing_for_each() -> None:
-    run = RunState("r", guardrails=AgentGuardrails(max_tokens=12), usage=Usage(10))
-    assert cap_guardrails(AgentGuardrails(), run, BudgetShare(3)) is None
+    caller = calling_run(BudgetShare(3), guardrails=AgentGuardrails(max_tokens=12), usage=Usage(10))
+    assert cap_guardrails(AgentGuardrails(), caller) is None
 
 
 optional = st.one_of(st.none(), st.integers(1, 50))
 
 
 @given(
-    own=st.tuples(st.integers(1, 50), optional, optional, optional),
-    limits=st.tuples(st.integers(1, 50), optional, optional, optional),
-    spent=st.tuples(*[st.integers(0, 60)] * 4),
+    own=st.tuples(st.integers(1, 50), optional, optional, optional, st.integers(1, 300)),
+    limits=st.tuples(st.integers(1, 50), optional, optional, optional, st.integers(1, 300)),
+    spent=st.tuples(*[st.integers(0, 60)] * 5),
 )
 def test_each_limit_is_the_smaller_of_its_own_and_what_is_left(own: Any, limits: Any, spent: Any) -> None:
-    names = ("max_iterations", "max_execution_time_s", "max_tokens", "max_cost_usd")
-    run = RunState(
-        "r",
+    names = ("max_iterations", "max_execution_time_s", "max_tokens", "max_cost_usd", "max_steps")
+    caller = calling_run(
+        None,
+        spent[0],
         guardrails=AgentGuardrails(**dict(zip(names, limits, strict=True))),
-        iterations=spent[0],
         elapsed_s=spent[1],
         usage=Usage(spent[2], 0, 0, spent[3]),
+        steps=spent[4],
     )
-    given_limits = cap_guardrails(AgentGuardrails(**dict(zip(names, own, strict=True))), run)
+    given_limits = cap_guardrails(AgentGuardrails(**dict(zip(names, own, strict=True))), caller)
     left = [None if limit is None else limit - gone for limit, gone in zip(limits, spent, strict=True)]
     if any(x is not None and x <= 0 for x in left):
         assert given_limits is None
@@ -370,6 +384,207 @@ def test_each_limit_is_the_smaller_of_its_own_and_what_is_left(own: Any, limits:
     for name, mine, theirs in zip(names, own, left, strict=True):
         expected = min((x for x in (mine, theirs) if x is not None), default=None)
         assert getattr(given_limits, name) == expected
+
+
+def chatting(tools: Any = (), **limits: Any) -> Agent:
+    """A sub-agent that calls its tool again and again, with an argument of its own each time."""
+    steps = iter(range(10_000))
+
+    def again(_: Any) -> Reply:
+        return calling(call("note", text=str(next(steps))))
+
+    return Agent(ScriptedModel([again] * 500), tools=[note, *tools], guardrails=AgentGuardrails(**limits))
+
+
+def delegating(times: int) -> ScriptedModel:
+    """The model of a run that calls a sub-agent again and again."""
+    return ScriptedModel([call("h", task=str(n)) for n in range(times)])
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 10])
+def test_every_model_call_of_a_sub_agent_counts_towards_max_iterations(limit: int) -> None:
+    helper, model = chatting(on_limit="stop"), delegating(20)
+    rest = AgentGuardrails(max_iterations=limit, on_limit="stop")
+    result = Agent(model, tools=[helper.as_tool("h", "Helps.")], guardrails=rest).run_sync("go")
+    made = model.calls + helper.model.calls  # type: ignore[attr-defined]
+    assert made == limit
+    assert (result.run_state.model_calls, result.run_state.iterations) == (limit, limit)
+    assert isinstance(result.outcome, PartialRunSummary)
+    assert result.outcome.failure is not None
+    assert result.outcome.failure.kind is FailureKind.iteration_limit
+    check_end(result)
+
+
+def test_sub_agents_that_run_together_share_the_model_calls_that_are_left() -> None:
+    """Five of them, each of which would make a hundred: of ten calls one is made above, so each may make one."""
+    helpers = [chatting(on_limit="stop", max_iterations=100) for _ in range(5)]
+    tools = [each.as_tool(f"h{i}", "Helps.", parallel=True) for i, each in enumerate(helpers)]
+    model = ScriptedModel([calling(*(call(f"h{i}", task="x") for i in range(5))), "ok"])
+    result = Agent(model, tools=tools, guardrails=AgentGuardrails(max_iterations=10, on_limit="stop")).run_sync("go")
+    assert [each.model.calls for each in helpers] == [1] * 5  # type: ignore[attr-defined]
+    assert result.run_state.model_calls == 7
+    assert result.output == "ok"
+
+
+def test_the_model_calls_of_a_sub_agents_sub_agent_count_too() -> None:
+    low, middle, top = chatting(on_limit="stop"), delegating(20), delegating(20)
+    rest = AgentGuardrails(on_limit="stop")
+    mid = Agent(middle, tools=[low.as_tool("h", "Helps.")], guardrails=rest)
+    limits = AgentGuardrails(max_iterations=10, on_limit="stop")
+    result = Agent(top, tools=[mid.as_tool("h", "Passes on.")], guardrails=limits).run_sync("go")
+    assert top.calls + middle.calls + low.model.calls == 10  # type: ignore[attr-defined]
+    assert result.run_state.model_calls == 10
+
+
+def test_a_sub_agents_own_limit_applies_where_it_is_lower() -> None:
+    helper = chatting(on_limit="stop", max_iterations=3)
+    agent = Agent(ScriptedModel([call("h", task="x"), "ok"]), tools=[helper.as_tool("h", "Helps.")])
+    assert agent.run_sync("go").run_state.model_calls == 5
+    assert helper.model.calls == 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("end", ["fails", "times out"])
+def test_the_model_calls_of_a_sub_agent_that_did_not_finish_are_charged(end: str) -> None:
+    async def main() -> None:
+        then: Any = ContextOverflowError("long") if end == "fails" else hanging(asyncio.Event())
+        policy = DefaultPolicy(actions={FailureKind.context_overflow: Action.handoff})
+        helper = Agent(ScriptedModel([call("note", text="a"), then]), tools=[note], policy=policy)
+        model = ScriptedModel([call("h", task="x"), "ok"])
+        result = await Agent(model, tools=[helper.as_tool("h", "Helps.", timeout=0.05)]).run("go")
+        assert result.ok
+        assert result.run_state.model_calls == 4  # two of its own, and two below, the one that was cut off included
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_sub_agents_model_calls_are_charged() -> None:
+    async def main() -> None:
+        reached = asyncio.Event()
+        helper = Agent(ScriptedModel([call("note", text="a"), hanging(reached)]), tools=[note])
+        run = Agent(ScriptedModel([call("h", task="x")]), tools=[helper.as_tool("h", "Helps.")]).run("go")
+        task = asyncio.create_task(_awaited(run))
+        await reached.wait()
+        run.cancel()
+        assert (await task).run_state.model_calls == 3
+
+    asyncio.run(main())
+
+
+def test_a_persons_yes_to_a_sub_agent_extends_it_only_by_what_the_calling_run_has_left(host: Host) -> None:
+    """Of 8 model calls 1 is made above and 3 below; then 3 more, and the last one is left for the calling run."""
+    helper_model = chatting().model
+    above = ScriptedModel([call("h", task="x"), last])
+
+    def make() -> Agent:
+        helper = Agent(helper_model, tools=[note], guardrails=AgentGuardrails(max_iterations=3))
+        limits = AgentGuardrails(max_iterations=8)
+        return Agent(above, tools=[helper.as_tool("h", "Helps.")], host=host, guardrails=limits)
+
+    by_id = host.store is not None
+    first = asyncio.run(_awaited(make().run("go")))
+    assert first.run_state.iterations == 4
+    second = resumed(make(), first, "go on", by_id)
+    assert second.run_state.iterations == 7
+    third = resumed(make(), second, "go on", by_id)
+    assert third.run_state.iterations == 8
+    assert helper_model.calls == 7  # type: ignore[attr-defined]
+    assert isinstance(third.outcome, UserInputRequested)
+    assert third.outcome.asker == "h"
+    fourth = resumed(make(), third, "go on", by_id)  # nothing is left: the calling run asks for itself
+    assert helper_model.calls == 7  # type: ignore[attr-defined]
+    assert isinstance(fourth.outcome, UserInputRequested)
+    assert fourth.outcome.asker == ""
+    assert fourth.outcome.originating_failure_kind is FailureKind.iteration_limit
+    assert resumed(make(), fourth, "go on", by_id).ok
+
+
+def test_the_journal_of_a_sub_agent_that_was_extended_gives_its_state_and_its_moves_back() -> None:
+    store = MemoryStore()
+    model = chatting().model
+    above = ScriptedModel([call("h", task="x"), last])
+
+    def make() -> Agent:
+        helper = Agent(model, tools=[note], guardrails=AgentGuardrails(max_iterations=3))
+        limits = AgentGuardrails(max_iterations=6)
+        host = Host(secret=SECRET, store=store)
+        return Agent(above, tools=[helper.as_tool("h", "Helps.")], host=host, guardrails=limits)
+
+    first = asyncio.run(_awaited(make().run("go", run_id="top")))
+    second = resumed(make(), first, "go on", by_id=True)
+    assert dump_state(rehydrate(store.records("top")).run) == dump_state(second.run_state)
+    for head in store.heads():
+        rows = store.records(head.run_id)
+        assert verify(head.run_id, rows, head).code in (GOOD, OPEN)
+        assert replay(rows, LOOP).same
+    (below,) = [h.run_id for h in store.heads() if h.run_id != "top"]
+    assert rehydrate(store.records(below)).run.guardrails.max_iterations == 2  # 6 - 4: what was left at the reply
+
+
+def test_a_sub_agents_run_cannot_be_resumed_past_its_calling_run() -> None:
+    store = MemoryStore()
+    host = Host(secret=SECRET, store=store)
+    helper = Agent(asking(answered), preset="funnel", host=host)
+    agent = Agent(ScriptedModel([call("h", task="x")]), tools=[helper.as_tool("h", "Helps.")], host=host)
+    asyncio.run(_awaited(agent.run("go", run_id="top")))
+    (below,) = [h.run_id for h in store.heads() if h.run_id != "top"]
+    with pytest.raises(RunError, match="'top'"):
+        helper.resume(below, "a")
+
+
+# -- permissions --------------------------------------------------------------------------------------------
+
+
+def shell(command: str) -> str:
+    """Run a command."""
+    done.append(command)
+    return f"ran {command}"
+
+
+def helped(depth: int, rules: Any, below: Any = (), host: Host | None = None, make_model: Any = None) -> Agent:
+    """An agent with permission rules whose sub-agent, at some depth, has a shell."""
+    script = make_model or ScriptedModel([call("shell", command="rm"), last])
+    agent = Agent(script, tools=[shell], hooks=[permissions(*below, otherwise="allow")] if below else [])
+    for level in range(depth):
+        tools, hooks = [agent.as_tool("h", "Helps.")], [permissions(*rules, otherwise="allow")]
+        top = level == depth - 1
+        model = ScriptedModel([call("h", task="x"), last])
+        agent = Agent(model, tools=tools, hooks=hooks if top else [], host=host if top else None)
+    return agent
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_what_the_calling_runs_permissions_deny_is_denied_to_sub_agents_at_every_depth(depth: int) -> None:
+    result = helped(depth, [deny("shell", reason="no shell here")], below=[allow("shell")]).run_sync("go")
+    assert done == []
+    assert result.output == "Denied: no shell here"
+    check_end(result)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_the_calling_runs_permissions_ask_about_is_asked_for_sub_agents_too(host: Host, depth: int) -> None:
+    agent = helped(depth, [ask_first("shell", reason="May it?")], below=[allow("shell")], host=host)
+    first = asyncio.run(_awaited(agent.run("go")))
+    assert isinstance(first.outcome, UserInputRequested)
+    assert (first.outcome.kind, first.outcome.tool, first.outcome.question) == ("approval", "shell", "May it?")
+    assert done == []
+    result = resumed(agent, first, Allow(), by_id=host.store is not None)
+    assert done == ["rm"]
+    assert result.output == "ran rm"
+
+
+def test_an_edit_that_the_calling_runs_permissions_deny_does_not_run_below(host: Host) -> None:
+    rules = [deny("shell", where={"command": "sudo *"}, reason="no sudo"), ask_first("shell")]
+    agent = helped(1, rules, host=host)
+    first = asyncio.run(_awaited(agent.run("go")))
+    result = resumed(agent, first, Edit({"command": "sudo rm"}), by_id=host.store is not None)
+    assert done == []
+    assert "no sudo" in result.output
+
+
+def test_the_sub_agents_own_permissions_apply_too() -> None:
+    result = helped(1, [allow("shell")], below=[deny("shell", reason="not here")]).run_sync("go")
+    assert done == []
+    assert result.output == "Denied: not here"
 
 
 def test_time_that_a_sub_agent_takes_is_time_of_the_calling_run() -> None:
@@ -777,6 +992,7 @@ def test_an_interrupted_sub_agent_continues_where_its_own_journal_ends(
     told = step(tmp_path, where, 2)
     assert told["output"] == "above: below: done 1"
     assert (told["acted"], told["thought"]) == (acted, thought)
+    assert told["model_calls"] == 4  # two above, and two below that have ended
     store = SqliteStore(tmp_path / "runs.db")
     reports = [verify(head.run_id, store.records(head.run_id), head) for head in store.heads()]
     store.close()
