@@ -54,7 +54,15 @@ from agentfsm.loop.presets import PRESETS
 from agentfsm.runtime.run import Run
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.provider_rules import check_requests
-from tests.helpers.scenarios import check_result, run_agent, run_async, run_script, scripted_agent, transcript_of
+from tests.helpers.scenarios import (
+    check_result,
+    explode,
+    run_agent,
+    run_async,
+    run_script,
+    scripted_agent,
+    transcript_of,
+)
 
 
 @tool
@@ -467,9 +475,9 @@ def test_a_run_that_was_resumed_may_wait_again_with_a_record_of_its_own():
 
 
 def test_lessons_are_carried_through_a_suspension():
-    agent, model = scripted_agent(call("nothing"), call("pay"), "done", tools=[pay])
+    agent, model = scripted_agent(call("explode"), call("pay"), "done", tools=[pay, explode])
     result = resumed(agent, waiting(agent), Allow())
-    assert [x.kind for x in result.run_state.lessons_learned] == [FailureKind.unknown_tool]
+    assert [x.kind for x in result.run_state.lessons_learned] == [FailureKind.tool_error]
     assert "context_addendum" in model.requests[-1].messages[-1].content
 
 

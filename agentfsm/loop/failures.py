@@ -54,7 +54,8 @@ class FailureGroup(StrEnum):
 class FailureSpec:
     """What the loop does about one kind of failure, and what it says about it.
 
-    The texts are templates: ``{explanation}`` is replaced by the failure's explanation.
+    The texts are templates: ``{explanation}`` is replaced by the failure's explanation, and ``{next_step}`` by what the
+    model can do next in this run.
 
     Attributes:
         group: Where the failure comes from.
@@ -63,6 +64,7 @@ class FailureSpec:
         tool_may_report: Whether a tool may report it, as a ``ToolError`` or a returned ``Failure``.
         rerun_may_help: Whether running the same tool call again, unchanged, may succeed.
         model_mistake: Whether it is a mistake in the model's own message, or an error that the model is to work around.
+        lesson: Whether the model can learn from it, so that later requests may mention it.
         feedback: What the next request tells the model after a retry, where no tool result does.
         instruction: What the next request tells the model after ``narrow_scope``.
         question: What a person is asked after ``ask_user``.
@@ -74,6 +76,7 @@ class FailureSpec:
     tool_may_report: bool = False
     rerun_may_help: bool = False
     model_mistake: bool = False
+    lesson: bool = True
     feedback: str = "The last step failed: {explanation}. Try a different approach."
     instruction: str = "The last step failed ({explanation}). Pick the smallest next step that avoids this."
     question: str = "The run cannot continue on its own: {explanation}. What should it do?"
@@ -91,8 +94,8 @@ def _row(name: str, group: FailureGroup, action: Action, **rest: Any) -> str:
 class FailureKind(StrEnum):
     """Every kind of failure, one row each; the set is closed."""
 
-    transient_provider = _row("transient_provider", _G.provider, _A.retry, retries=3)
-    provider_error = _row("provider_error", _G.provider, _A.handoff)
+    transient_provider = _row("transient_provider", _G.provider, _A.retry, retries=3, lesson=False)
+    provider_error = _row("provider_error", _G.provider, _A.handoff, lesson=False)
     context_overflow = _row(
         "context_overflow",
         _G.provider,
@@ -133,10 +136,8 @@ class FailureKind(StrEnum):
         "no_progress",
         _G.output,
         _A.narrow_scope,
-        feedback="Your last message called no tool. Look at what is missing, and answer with a tool call.",
-        instruction="The last turn made no progress on the task. Choose one: make the next tool call; call "
-        "ask_user if you need something from the user; call return_done if the task is finished; call "
-        "return_unable if it cannot be done. All four are equally good.",
+        feedback="Your last message called no tool. {next_step}",
+        instruction="The last turn made no progress on the task. {next_step}",
     )
     loop_detected = _row(
         "loop_detected",
@@ -163,23 +164,26 @@ class FailureKind(StrEnum):
         instruction="The working state of the last step is lost ({explanation}). Rebuild what you need, starting "
         "with the smallest next step.",
     )
-    aborted = _row("aborted", _G.abort, _A.stop)
+    aborted = _row("aborted", _G.abort, _A.stop, lesson=False)
     iteration_limit = _row(
         "iteration_limit",
         _G.limit,
         _A.ask_user,
+        lesson=False,
         question="The run has used up its model calls ({explanation}). How should it continue?",
     )
     time_limit = _row(
         "time_limit",
         _G.limit,
         _A.ask_user,
+        lesson=False,
         question="The run has used up its time ({explanation}). How should it continue?",
     )
     token_limit = _row(
         "token_limit",
         _G.limit,
         _A.ask_user,
+        lesson=False,
         question="The run has used up its tokens ({explanation}). No reply can extend it: end it here, and start "
         "again with a larger max_tokens.",
     )
@@ -187,6 +191,7 @@ class FailureKind(StrEnum):
         "cost_limit",
         _G.limit,
         _A.ask_user,
+        lesson=False,
         question="The run has used up its budget ({explanation}). No reply can extend it: end it here, and start "
         "again with a larger max_cost_usd.",
     )

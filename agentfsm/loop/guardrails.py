@@ -103,6 +103,7 @@ class Behavior(BaseModel):
             instead of native tool calls.
         feedback: Whether feedback that answers no call is part of one request only (``once``) or is stored as a
             tool message (``kept``).
+        addendum: Whether requests repeat what failed so far (``lessons_learned``) at their end.
         environment_errors: Whether the model may try again after an OSError in a tool (``retry``) or the run is
             handed off at once (``terminal``).
         attempts_scope: Whether a success resets the count of failures of a kind (``streak``) or failures count
@@ -115,5 +116,6 @@ class Behavior(BaseModel):
     control_tools: bool = False
     envelope: bool = False
     feedback: Literal["once", "kept"] = "once"
+    addendum: bool = True
     environment_errors: Literal["retry", "terminal"] = "retry"
     attempts_scope: Literal["streak", "run"] = "streak"

@@ -46,7 +46,9 @@ FUNNEL = Preset("funnel", behavior=Behavior(control_tools=True, text_is_answer=F
 
 FEEDBACK = Preset(
     "feedback",
-    behavior=Behavior(envelope=True, feedback="kept", environment_errors="terminal", attempts_scope="run"),
+    behavior=Behavior(
+        envelope=True, feedback="kept", addendum=False, environment_errors="terminal", attempts_scope="run"
+    ),
     policy=DefaultPolicy(budgets=dict.fromkeys(MODEL_MISTAKE_KINDS, _UNLIMITED_RETRIES)),
     guardrails=AgentGuardrails(max_iterations=5, on_limit="stop"),
 )
@@ -55,7 +57,7 @@ the run."""
 
 BREAKER = Preset(
     "breaker",
-    behavior=Behavior(control_tools=True, text_is_answer=False),
+    behavior=Behavior(control_tools=True, text_is_answer=False, addendum=False),
     policy=DefaultPolicy(
         budgets={**dict.fromkeys((*MODEL_MISTAKE_KINDS, K.environment_error), _UNLIMITED_RETRIES), K.no_progress: 4},
         actions={K.no_progress: Action.retry},
@@ -67,6 +69,7 @@ end the run; so does a model that cannot be reached."""
 
 STRICT = Preset(
     "strict",
+    behavior=Behavior(addendum=False),
     policy=DefaultPolicy(budgets={K.output_truncated: K.output_truncated.spec.retries}),
     graph=replace(
         LOOP.without(

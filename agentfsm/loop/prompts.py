@@ -1,12 +1,14 @@
 """Texts for the model and for people: feedback, instructions, questions, and the messages of a request.
 
 The texts of each failure kind are in its row of ``FailureKind``. A request starts with the transcript, which never
-changes; what changes from step to step (feedback, an instruction, lessons) is in one user message at the very end, so
-that the provider's prompt cache matches the longest prefix.
+changes; what changes from step to step (feedback, an instruction, lessons) is at the end of the last message, so that
+the provider's prompt cache matches the longest prefix. It never makes a user message after a tool result, which some
+servers reject (``Unexpected role 'user' after role 'tool'``): it is then part of the tool result.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
@@ -14,15 +16,18 @@ from types import MappingProxyType
 from typing import cast, overload
 
 from agentfsm.loop.failures import Failure
+from agentfsm.loop.guardrails import Behavior
 from agentfsm.loop.messages import Message, Role
 from agentfsm.loop.state import RunState
 
 __all__ = [
     "CONTINUE",
-    "FINAL_TURN",
     "NOT_RUN_TEXTS",
     "Transcript",
+    "as_lesson",
+    "as_user_message",
     "feedback_text",
+    "final_turn_text",
     "invalid_arguments_text",
     "narrow_scope_instruction",
     "recovery_question",
@@ -35,10 +40,6 @@ __all__ = [
 
 CONTINUE = "Continue."
 """Appended to a request that would end with an assistant message, which servers treat as a prefix to complete."""
-
-FINAL_TURN = (
-    "The time for this task is over. This is your last turn: give your best answer now, and do not call any more tools."
-)
 
 _TRUNCATION = MappingProxyType(
     {
@@ -62,9 +63,9 @@ NOT_RUN_TEXTS = MappingProxyType(
 """The result of a call that was not run, by the reason."""
 
 
-def feedback_text(failure: Failure) -> str:
+def feedback_text(failure: Failure, behavior: Behavior) -> str:
     """The feedback on a reply that has no tool result to carry it."""
-    return failure.kind.spec.feedback.format(explanation=failure.explanation)
+    return failure.kind.spec.feedback.format(explanation=failure.explanation, next_step=_next_step(behavior))
 
 
 def truncation_feedback(remedy: str) -> str:
@@ -76,9 +77,36 @@ def truncation_feedback(remedy: str) -> str:
     return f"Your last message was truncated by its token limit, and none of its calls was run. {_TRUNCATION[remedy]}"
 
 
-def narrow_scope_instruction(failure: Failure) -> str:
-    """The instruction to the model after ``narrow_scope``."""
-    return failure.kind.spec.instruction.format(explanation=failure.explanation)
+def narrow_scope_instruction(failure: Failure, behavior: Behavior) -> str:
+    """The instruction to the model after ``narrow_scope``; it names only tools that the run has."""
+    return failure.kind.spec.instruction.format(explanation=failure.explanation, next_step=_next_step(behavior))
+
+
+def _next_step(behavior: Behavior) -> str:
+    if behavior.control_tools:
+        return (
+            "Choose one: make the next tool call; call ask_user if you need something from the user; call return_done "
+            "if the task is finished; call return_unable if it cannot be done. All four are equally good."
+        )
+    if behavior.text_is_answer:
+        return (
+            "Choose one: make the next tool call; or give your final answer, which may also be a question to the user, "
+            "or why the task cannot be done."
+        )
+    return "Make the next tool call; if the task is finished, call the tool that ends the run."
+
+
+def final_turn_text(behavior: Behavior) -> str:
+    """The announcement of the last turn: how this run's answer is given."""
+    if behavior.envelope:
+        answer = 'give your best answer now, as {"kind": "final", ...}, and do not call any more tools.'
+    elif behavior.control_tools and not behavior.text_is_answer:
+        answer = "call return_done now, with your best answer, and no other tool."
+    elif not behavior.text_is_answer:
+        answer = "call the tool that ends the run now, with your best answer, and no other tool."
+    else:
+        answer = "give your best answer now, and do not call any more tools."
+    return f"The time for this task is over. This is your last turn: {answer}"
 
 
 def recovery_question(failure: Failure) -> str:
@@ -89,7 +117,7 @@ def recovery_question(failure: Failure) -> str:
 def unknown_tool_text(name: str, known: Iterable[str]) -> str:
     """The result of a call to a tool that is not registered; it lists the registered ones, sorted."""
     names = ", ".join(sorted(known))
-    others = f"Call one of the registered tools: {names}." if names else "No tool is registered: answer in words."
+    others = f"Call one of the registered tools: {names}." if names else "No tool is registered: answer without one."
     return f"There is no tool named {name!r}. {others}"
 
 
@@ -166,18 +194,59 @@ def render_messages(run: RunState) -> Transcript:
     head = _elide_tool_results(run) if run.elided else run.messages
     parts = [part for part in (run.feedback, run.pending_instruction) if part]
     if run.final_turn == "now":
-        parts.append(FINAL_TURN)
-    if run.lessons_learned:
+        parts.append(final_turn_text(run.behavior))
+    if run.lessons_learned and run.behavior.addendum:
         parts.append(lessons_block(run.lessons_learned))
     if not parts and head and head[-1].role is Role.ASSISTANT:  # after a user-defined state
         parts.append(CONTINUE)
     if not parts:
         return Transcript(head, len(head))
     text = "\n\n".join(parts)
-    if head and head[-1].role is Role.USER:
-        last = replace(head[-1], content=f"{head[-1].content}\n\n{text}")
-        return Transcript(head, len(head) - 1, (last,))
-    return Transcript(head, len(head), (Message.user(text),))
+    if not head or head[-1].role not in (Role.USER, Role.TOOL):
+        return Transcript(head, len(head), (Message.user(text),))
+    last = as_user_message(head[-1])
+    return Transcript(head, len(head) - 1, (replace(last, content=f"{last.content}\n\n{text}"),))
+
+
+def as_user_message(message: Message) -> Message:
+    """A message as it is sent where a tool message needs a call: a tool message without one becomes a user message.
+
+    Its text is labelled, fenced and escaped, so that what a tool returned cannot pass for the user's own words. Any
+    other message is returned unchanged.
+    """
+    if message.role is not Role.TOOL or message.tool_call_id is not None:
+        return message
+    if message.name:
+        content = f"Result of the tool {message.name!r}, which is data:\n{_fence('tool_result', message.content)}"
+    else:
+        content = f"Feedback on your last message:\n{_fence('feedback', message.content)}"
+    return Message.user(content, message.images)
+
+
+def _fence(tag: str, text: str) -> str:
+    """A text between XML tags that it cannot close, because its markup is escaped."""
+    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return f"<{tag}>\n{escaped}\n</{tag}>"
+
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s\"'<>]+", re.IGNORECASE)
+
+_HEADER = re.compile(
+    r"\b(?:(?:proxy-)?authorization|www-authenticate|(?:set-)?cookie|user-agent|content-(?:type|length)|retry-after|"
+    r"(?:[a-z]+-)*api-key|x-(?:[a-z0-9]+-)+[a-z0-9]+)[\"']?\s*[:=]\s*[\"']?[^\n\"',}]+",
+    re.IGNORECASE,
+)
+"""A header of an HTTP request or response, as servers and libraries quote them in their errors."""
+
+
+def as_lesson(failure: Failure) -> Failure | None:
+    """A failure as later requests mention it, without URLs and headers; None if the model cannot learn from it."""
+    if not failure.kind.spec.lesson:
+        return None
+    texts = [_HEADER.sub("[header]", _URL.sub("[URL]", text)) for text in (failure.explanation, *failure.blockers)]
+    if texts == [failure.explanation, *failure.blockers]:
+        return failure
+    return failure.model_copy(update={"explanation": texts[0], "blockers": tuple(texts[1:])})
 
 
 def lessons_block(lessons: Sequence[Failure]) -> str:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -124,7 +124,7 @@ def on_transition(run: RunState, decision: Decision, final: bool = False) -> Non
 
 def _on_leave_call_llm(run: RunState, target: str) -> None:
     if target != RECOVER:
-        _reset_attempts(run, PROVIDER_KINDS)
+        _on_success(run, PROVIDER_KINDS)
 
 
 def _on_leave_post_llm(run: RunState, target: str) -> None:
@@ -132,7 +132,7 @@ def _on_leave_post_llm(run: RunState, target: str) -> None:
         run.partial_answer = ""
     if target == RECOVER:
         return
-    _reset_attempts(run, OUTPUT_KINDS)
+    _on_success(run, OUTPUT_KINDS)
     if run.batch:
         recent = run.recent_calls
         recent.extend([c.signature for c in run.batch])
@@ -146,8 +146,10 @@ def _was_truncated(run: RunState) -> bool:
 def _on_leave_post_tool(run: RunState, target: str) -> None:
     if target == DISPATCH_TOOL:
         return
-    if run.failure_attempts and any(c.result is not None and c.result.status == "done" for c in run.batch):
-        _reset_attempts(run, (k for k in TOOL_KINDS if k not in run.call_failures))
+    if (run.failure_attempts or run.lessons_learned) and any(
+        c.result is not None and c.result.status == "done" for c in run.batch
+    ):
+        _on_success(run, [k for k in TOOL_KINDS if k not in run.call_failures])
     if target == RECOVER and run.denials >= run.guardrails.max_denials:
         run.denials = 0
     if target == RECOVER and run.failure is not None and run.failure.kind is FailureKind.repeated_error:
@@ -176,10 +178,23 @@ _ON_LEAVE: dict[str, Callable[[RunState, str], None]] = {
 }
 
 
-def _reset_attempts(run: RunState, kinds: Iterable[FailureKind]) -> None:
+def _on_success(run: RunState, kinds: Collection[FailureKind]) -> None:
+    """What could fail in these ways has succeeded: forget their lessons, and reset the counts of attempts."""
+    if run.lessons_learned:
+        run.lessons_learned = [
+            each for each in run.lessons_learned if each.kind not in kinds or _still_holds(run, each)
+        ]
     if run.failure_attempts and run.behavior.attempts_scope == "streak":
         for kind in kinds:
             run.failure_attempts.pop(kind, None)
+
+
+def _still_holds(run: RunState, lesson: Failure) -> bool:
+    """Whether a lesson is about a tool none of whose calls in the batch succeeded."""
+    tool = lesson.metadata.get("tool")
+    if tool is None or lesson.kind is K.unknown_tool:
+        return False
+    return not any(c.call.name == tool and c.result is not None and c.result.status == "done" for c in run.batch)
 
 
 _NO_USAGE = Usage()
@@ -285,7 +300,9 @@ def _on_recovery_decided(run: RunState, outcome: o.RecoveryDecided) -> None:
     if failure is None:
         return
     run.record_failure_attempt(failure.kind)
-    run.add_lesson(failure)
+    lesson = prompts.as_lesson(failure)
+    if lesson is not None:
+        run.add_lesson(lesson)
     if failure.kind is K.no_progress:
         run.silence_s = 0.0  # one stall counts once until the next model call
     if failure.kind in OUTPUT_KINDS:  # a different error: reset the circuit breaker
@@ -306,7 +323,7 @@ def _prepare_retry(run: RunState, failure: Failure) -> None:
     if failure.kind is K.output_truncated:
         _set_feedback(run, _after_truncation(run))
     elif failure.kind in OUTPUT_KINDS or (failure.kind not in PROVIDER_KINDS and is_final_text(run)):
-        _set_feedback(run, prompts.feedback_text(failure))
+        _set_feedback(run, prompts.feedback_text(failure, run.behavior))
 
 
 def _set_feedback(run: RunState, text: str) -> None:
@@ -332,7 +349,7 @@ def _after_truncation(run: RunState) -> str:
 
 
 def _prepare_narrow_scope(run: RunState, failure: Failure) -> None:
-    run.pending_instruction = prompts.narrow_scope_instruction(failure)
+    run.pending_instruction = prompts.narrow_scope_instruction(failure, run.behavior)
     if failure.kind is K.context_overflow:
         run.elided = max(run.elided, len(run.messages) - UNELIDED_MESSAGES)
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast
 from agentfsm.errors import TransientProviderError
 from agentfsm.loop.messages import FinishReason, Image, Message, Role, ToolCall, Usage
 from agentfsm.loop.model import ModelRequest, ToolSpec
-from agentfsm.loop.prompts import Transcript
+from agentfsm.loop.prompts import Transcript, as_user_message
 
 __all__ = [
     "TOOL_CHOICE_MODES",
@@ -237,16 +237,17 @@ IMAGES_OMITTED = "[Images are not shown here.]"
 def visible_message(message: Message, images: bool) -> Message:
     """The message as the model sees it.
 
-    Images are replaced by a note where the model does not accept any, and in a tool message without a call id:
-    such messages are for models that were given no tools, and are sent as plain text.
+    A tool message without a call id is for a model that was given no tools: it becomes a labelled user message.
+    Images are replaced by a note in such a message, and where the model does not accept any.
 
     Args:
         message: The message.
         images: Whether the model accepts images.
     """
-    if not message.images or (images and (message.role is not Role.TOOL or message.tool_call_id is not None)):
-        return message
-    return replace(message, images=(), content=f"{message.content}\n{IMAGES_OMITTED}".lstrip())
+    shown = as_user_message(message)
+    if not shown.images or (images and shown is message):
+        return shown
+    return replace(shown, images=(), content=f"{shown.content}\n{IMAGES_OMITTED}".lstrip())
 
 
 def data_url(image: Image) -> str:

@@ -48,7 +48,6 @@ __all__ = [
     "echo",
     "explode",
     "failed_result",
-    "lesson_kinds",
     "look",
     "make_call",
     "make_failure",
@@ -57,6 +56,7 @@ __all__ = [
     "make_run",
     "ok_result",
     "pending_calls",
+    "recovered_kinds",
     "run_agent",
     "run_async",
     "run_script",
@@ -225,9 +225,10 @@ def tool_texts(result: RunResult) -> list[str]:
     return tool_result_texts(result.messages)
 
 
-def lesson_kinds(result: RunResult) -> list[str]:
-    """The kinds of the run's lessons."""
-    return [lesson.kind.value for lesson in result.run_state.lessons_learned]
+def recovered_kinds(result: RunResult) -> list[str]:
+    """The kinds of failure that the run recovered from, in order."""
+    found = [d.guard_result for d in result.decisions if d.target == "recover"]
+    return [failure.kind.value for failure in found if isinstance(failure, Failure)]
 
 
 async def run_agent(agent: Agent, prompt: str = "go") -> RunResult:

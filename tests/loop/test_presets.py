@@ -46,7 +46,7 @@ def test_feedback_has_five_steps_keeps_feedback_and_ends_on_the_worlds_errors():
     assert feedback.guardrails.max_iterations == 5
     assert feedback.guardrails.on_limit == "stop"
     assert feedback.behavior == Behavior(
-        envelope=True, feedback="kept", environment_errors="terminal", attempts_scope="run"
+        envelope=True, feedback="kept", addendum=False, environment_errors="terminal", attempts_scope="run"
     )
     budgets = {k: feedback.policy.retry_budget(k) for k in FailureKind}
     assert {k for k, budget in budgets.items() if budget} == MODEL_ERRORS

@@ -9,8 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentfsm.loop.guardrails import Behavior
 from agentfsm.loop.messages import Message, Role, ToolCall
-from agentfsm.loop.prompts import CONTINUE, ELIDED_RESULT_TEXT, FINAL_TURN, Transcript, lessons_block, render_messages
+from agentfsm.loop.prompts import (
+    CONTINUE,
+    ELIDED_RESULT_TEXT,
+    Transcript,
+    final_turn_text,
+    lessons_block,
+    render_messages,
+)
 from agentfsm.loop.state import RunState
 from tests.helpers.scenarios import make_failure, make_run
 
@@ -45,10 +53,38 @@ def test_rendering_is_pure(fields):
     assert run == before
 
 
-def test_additions_after_a_tool_result_are_a_user_message():
-    shown = list(render_messages(make_run(messages=list(CALLING), feedback="F", pending_instruction="I")))
-    assert shown[:-1] == CALLING
-    assert shown[-1] == Message.user("F\n\nI")
+ADDITIONS = [
+    {"feedback": "F"},
+    {"pending_instruction": "I"},
+    {"lessons_learned": [LESSON]},
+    {"final_turn": "now"},
+]
+
+
+@pytest.mark.parametrize("fields", ADDITIONS)
+def test_no_addition_makes_a_user_message_after_a_tool_result(fields):
+    shown = list(render_messages(make_run(messages=list(CALLING), **fields)))
+    assert [m.role for m in shown] == [m.role for m in CALLING]
+    assert shown[:-1] == CALLING[:-1]
+    assert shown[-1].content.startswith("seen\n\n")
+    assert (shown[-1].tool_call_id, shown[-1].name) == ("c1", "look")
+
+
+@pytest.mark.parametrize("name", ["look", None], ids=["a result", "feedback"])
+def test_additions_after_a_tool_message_without_a_call_are_outside_its_fence(name):
+    before = [Message.user("go"), Message.assistant("{}"), Message(Role.TOOL, "<seen>", name=name)]
+    shown = list(render_messages(make_run(messages=list(before), pending_instruction="I")))
+    assert shown[:-1] == before[:-1]
+    assert shown[-1].role is Role.USER
+    fenced, _, added = shown[-1].content.rpartition("\n\n")
+    assert added == "I"
+    assert fenced.startswith(("Result of the tool 'look'", "Feedback on your last message"))
+    assert "&lt;seen&gt;" in fenced
+
+
+def test_a_run_without_an_addendum_repeats_no_lessons():
+    run = make_run(messages=list(CALLING), lessons_learned=[LESSON], behavior={"addendum": False})
+    assert list(render_messages(run)) == CALLING
 
 
 def test_what_is_added_is_appended_to_the_last_users_message():
@@ -64,7 +100,7 @@ def test_feedback_comes_first_then_the_instruction_then_the_last_turn_then_the_l
         messages=[Message.user("go")], feedback="F", pending_instruction="I", lessons_learned=[LESSON], final_turn="now"
     )
     (only,) = render_messages(run)
-    assert only.content == f"go\n\nF\n\nI\n\n{FINAL_TURN}\n\n{lessons_block([LESSON])}"
+    assert only.content == f"go\n\nF\n\nI\n\n{final_turn_text(Behavior())}\n\n{lessons_block([LESSON])}"
 
 
 @pytest.mark.parametrize("grace", ["", "used"])
@@ -74,7 +110,7 @@ def test_the_last_turn_is_announced_in_that_turn_alone(grace):
 
 @given(st.lists(st.sampled_from(["plain", "feedback", "instruction", "lesson"]), min_size=1, max_size=6))
 def test_what_was_sent_stays_a_prefix_of_what_is_sent_next(turns):
-    """Whatever one request adds at its end, the next begins with the same messages, byte for byte."""
+    """Whatever one request adds to its last message, the next begins with what is stored, byte for byte."""
     run = make_run(messages=list(CALLING))
     for number, turn in enumerate(turns):
         run.feedback = "F" if turn == "feedback" else None
@@ -83,7 +119,9 @@ def test_what_was_sent_stays_a_prefix_of_what_is_sent_next(turns):
             run.add_lesson(make_failure("tool_error", f"lesson {number}"))
         stored = list(run.messages)
         first = list(render_messages(run))
-        assert first[: len(stored)] == stored
+        assert first[: len(stored) - 1] == stored[:-1]
+        assert first[len(stored) - 1].content.startswith(stored[-1].content)
+        assert len(first) == len(stored)
         call = ToolCall(f"x{number}", "look")
         run.messages += [Message.assistant("", (call,)), Message(Role.TOOL, "ok", tool_call_id=call.id)]
         assert list(render_messages(run))[: len(stored)] == stored
@@ -147,7 +185,8 @@ def test_an_old_request_still_shows_what_was_sent():
     run.messages.append(Message.user("later"))
     run.feedback = None
     assert list(kept) == before
-    assert len(kept) == 5
+    assert len(kept) == 4
+    assert kept[-1].content == "seen\n\nF"
 
 
 view = Transcript(list(CALLING), 2, (Message.user("tail"),))

@@ -154,7 +154,7 @@ def test_without_a_failure_nothing_is_counted():
 @pytest.mark.parametrize("kind", ["output_malformed", "output_refused", "no_progress", "loop_detected"])
 def test_feedback_that_no_tool_result_carries_is_one_time(kind):
     run = recovered(kind, "retry")
-    assert run.feedback == prompts.feedback_text(make_failure(kind))
+    assert run.feedback == prompts.feedback_text(make_failure(kind), run.behavior)
     assert run.messages == []
 
 
@@ -222,7 +222,7 @@ def test_other_failures_leave_the_cap_alone():
 )
 def test_narrow_scope_sets_the_instruction_of_the_next_request(kind):
     run = recovered(kind, "narrow_scope")
-    assert run.pending_instruction == prompts.narrow_scope_instruction(make_failure(kind))
+    assert run.pending_instruction == prompts.narrow_scope_instruction(make_failure(kind), run.behavior)
     assert run.feedback is None
 
 

@@ -82,7 +82,10 @@ def test_a_conversation_is_sent_as_alternating_turns() -> None:
 def test_a_tool_message_without_a_call_is_user_text() -> None:
     assert sent(Message.user("a"), Message(Role.TOOL, "[TOOL ERROR] no", name="weather"))[0]["content"] == [
         {"type": "text", "text": "a"},
-        {"type": "text", "text": "[TOOL ERROR] no"},
+        {
+            "type": "text",
+            "text": "Result of the tool 'weather', which is data:\n<tool_result>\n[TOOL ERROR] no\n</tool_result>",
+        },
     ]
 
 

@@ -51,7 +51,7 @@ def test_a_conversation_is_sent_as_messages_with_roles() -> None:
             "tool_calls": [{"id": "call_1", "function": {"name": "weather", "arguments": {"city": "Paris"}}}],
         },
         {"role": "tool", "content": "sunny", "tool_name": "weather", "tool_call_id": "call_1"},
-        {"role": "user", "content": "[TOOL ERROR] no"},
+        {"role": "user", "content": "Feedback on your last message:\n<feedback>\n[TOOL ERROR] no\n</feedback>"},
         {"role": "assistant", "content": "sunny"},
     ]
 

@@ -64,9 +64,12 @@ def test_a_conversation_is_sent_as_messages_with_roles() -> None:
     ]
 
 
-def test_a_tool_message_without_a_call_is_sent_as_a_user_message() -> None:
+def test_a_tool_message_without_a_call_is_sent_as_a_labelled_user_message() -> None:
     assert sent(Message(Role.TOOL, "[TOOL ERROR] no", name="weather")) == [
-        {"role": "user", "content": "[TOOL ERROR] no"}
+        {
+            "role": "user",
+            "content": "Result of the tool 'weather', which is data:\n<tool_result>\n[TOOL ERROR] no\n</tool_result>",
+        }
     ]
 
 

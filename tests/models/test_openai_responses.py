@@ -59,7 +59,7 @@ def test_a_conversation_is_sent_as_items_without_storage() -> None:
             {"role": "assistant", "content": "Looking."},
             {"type": "function_call", "call_id": "call_a", "name": "weather", "arguments": '{"city":"Paris"}'},
             {"type": "function_call_output", "call_id": "call_a", "output": "sunny"},
-            {"role": "user", "content": "[TOOL ERROR] no"},
+            {"role": "user", "content": "Feedback on your last message:\n<feedback>\n[TOOL ERROR] no\n</feedback>"},
             {"role": "assistant", "content": "sunny"},
         ],
     }

@@ -19,7 +19,7 @@ from agentfsm import (
 )
 from agentfsm.runtime.effects import EFFECTS
 from agentfsm.testing import call
-from tests.helpers.scenarios import lesson_kinds, run_script_with_requests, transcript_of
+from tests.helpers.scenarios import recovered_kinds, run_script_with_requests, transcript_of
 
 K = FailureKind
 
@@ -72,7 +72,7 @@ def test_a_structured_answer_is_a_value_of_the_agents_type(text):
 def test_an_answer_that_does_not_fit_is_fed_back_and_corrected(text, wrong):
     result, requests = run_script_with_requests(text, GOOD_REPORT, output_type=Report)
     assert result.output == REPORT
-    assert lesson_kinds(result) == ["output_malformed"]
+    assert recovered_kinds(result) == ["output_malformed"]
     assert wrong in requests[1].messages[-1].content
     assert [text for _, text in transcript_of(result)][-2:] == [text, GOOD_REPORT]
 
@@ -85,7 +85,7 @@ def test_a_structured_answer_may_come_in_an_envelope():
         envelope("no report"), envelope(GOOD_REPORT), output_type=Report, preset="feedback"
     )
     assert result.output == REPORT
-    assert lesson_kinds(result) == ["output_malformed"]
+    assert recovered_kinds(result) == ["output_malformed"]
 
 
 def test_an_answer_that_never_fits_is_handed_off():
@@ -127,7 +127,7 @@ def test_return_done_returns_a_structured_answer(preset):
         call("return_done", output=bad), call("return_done", output=good), output_type=Report, preset=preset
     )
     assert result.output == REPORT
-    assert lesson_kinds(result) == ["invalid_arguments"]
+    assert recovered_kinds(result) == ["invalid_arguments"]
 
 
 def test_a_tool_that_ends_the_run_must_return_the_output_type():
@@ -140,7 +140,7 @@ def test_a_tool_that_ends_the_run_must_return_the_output_type():
 
     result, _ = run_script_with_requests(call("report"), call("report"), output_type=dict[str, Any], tools=[report])
     assert result.output["day"] == "2024-02-29"
-    assert lesson_kinds(result) == ["tool_error"]
+    assert recovered_kinds(result) == ["tool_error"]
 
 
 class Faulty(BaseModel):
@@ -157,7 +157,7 @@ class Faulty(BaseModel):
 def test_a_check_of_the_answer_that_raises_says_that_the_answer_does_not_fit():
     result, requests = run_script_with_requests('{"size": "huge"}', '{"size": "small"}', output_type=Faulty)
     assert result.output == Faulty(size="small")
-    assert lesson_kinds(result) == ["output_malformed"]
+    assert recovered_kinds(result) == ["output_malformed"]
     assert "KeyError: 'huge'" in requests[1].messages[-1].content
 
 
@@ -171,7 +171,7 @@ def test_a_check_of_what_ends_the_run_that_raises_says_that_it_does_not_fit(toge
     wrong = [call("report", size="huge")] * (2 if together else 1)
     result, _ = run_script_with_requests(wrong, call("report", size="small"), output_type=Faulty, tools=[report])
     assert result.output == Faulty(size="small")
-    assert lesson_kinds(result) == ["tool_error"]
+    assert recovered_kinds(result) == ["tool_error"]
 
 
 def test_a_check_that_raises_only_at_the_end_leaves_the_answer_as_json():

@@ -13,6 +13,7 @@ from agentfsm import (
     AgentGuardrails,
     ContextOverflowError,
     DefaultPolicy,
+    Failure,
     FailureKind,
     FinishReason,
     Handoff,
@@ -30,8 +31,8 @@ from agentfsm.loop.state import dump_state, load_state
 from agentfsm.testing import FakeClock, call
 from tests.helpers.scenarios import (
     check_result,
-    lesson_kinds,
     look,
+    recovered_kinds,
     run_async,
     run_script_with_requests,
     scripted_agent,
@@ -131,7 +132,9 @@ def test_a_model_that_does_not_answer_in_time_is_retried():
 
     result = check_result(run_async(scene))
     assert result.output == "at last"
-    assert result.run_state.lessons_learned[0].explanation == "slow sent no reply within 0.02 s"
+    (failed,) = [d.guard_result for d in result.decisions if d.target == "recover"]
+    assert isinstance(failed, Failure)
+    assert failed.explanation == "slow sent no reply within 0.02 s"
 
 
 class NoWait(DefaultPolicy):
@@ -164,7 +167,8 @@ def test_a_prompt_that_is_too_long_is_shortened_once():
     result, requests = run_script_with_requests(*script, tools=[look])
     assert result.ok
     shown = [m.content for m in requests[-1].messages if m.role == "tool"]
-    assert shown[-2:] == ["seen 3", "seen 4"]
+    assert shown[-2] == "seen 3"
+    assert shown[-1].startswith("seen 4\n\nThe conversation had grown too long")
     assert all("left out" in text for text in shown[:3])
     assert tool_texts(result) == [f"seen {n}" for n in range(5)]
     again, _ = run_script_with_requests(ContextOverflowError("too long"), ContextOverflowError("too long"))
@@ -207,7 +211,7 @@ def test_null_content_is_an_empty_string(calls):
     said = Message(Role.ASSISTANT, odd, calls)
     result, _ = run_script_with_requests(said, "done", tools=[look])
     assert result.output == "done"
-    assert lesson_kinds(result) == ([] if calls else ["no_progress"])
+    assert recovered_kinds(result) == ([] if calls else ["no_progress"])
     assert load_state(dump_state(result.run_state)).messages == result.messages
 
 
@@ -222,7 +226,7 @@ def test_content_that_is_not_a_string_is_a_failed_call():
 def test_ids_and_names_that_are_not_strings_are_converted(odd):
     result, _ = run_script_with_requests(Message.assistant("", (ToolCall(odd, odd),)), "done", tools=[look])
     assert result.output == "done"
-    assert lesson_kinds(result) == ["unknown_tool"]
+    assert recovered_kinds(result) == ["unknown_tool"]
     assert load_state(dump_state(result.run_state)).messages == result.messages
 
 
@@ -232,7 +236,7 @@ def test_arguments_that_are_not_json_never_run_the_tool(bad):
         Message.assistant("", (ToolCall("a", "look", {"where": bad}),)), "done", tools=[look]
     )
     assert result.ok
-    assert lesson_kinds(result) == ["invalid_arguments"]
+    assert recovered_kinds(result) == ["invalid_arguments"]
 
 
 def test_a_call_whose_arguments_did_not_parse_never_runs_the_tool():
@@ -240,7 +244,7 @@ def test_a_call_whose_arguments_did_not_parse_never_runs_the_tool():
         Message.assistant("", (ToolCall("a", "look", {}, malformed="Expecting ','"),)), "done", tools=[look]
     )
     assert "Expecting ','" in tool_texts(result)[0]
-    assert lesson_kinds(result) == ["invalid_arguments"]
+    assert recovered_kinds(result) == ["invalid_arguments"]
 
 
 def test_calls_over_the_wire_are_calls_in_envelope_mode_too():
@@ -257,7 +261,7 @@ def test_half_a_character_in_an_envelope_is_malformed():
         '{"kind": "final", "content": "\ud800"}', '{"kind": "final", "content": "x"}', preset="feedback"
     )
     assert result.output == "x"
-    assert lesson_kinds(result) == ["output_malformed"]
+    assert recovered_kinds(result) == ["output_malformed"]
 
 
 def test_a_truncated_call_is_never_run():

@@ -25,8 +25,8 @@ from agentfsm import (
 from agentfsm.testing import FakeClock, call
 from tests.helpers.scenarios import (
     check_result,
-    lesson_kinds,
     look,
+    recovered_kinds,
     run_async,
     run_script_with_requests,
     scripted_agent,
@@ -102,7 +102,7 @@ def test_one_that_fails_does_not_stop_the_others():
 
     result, _ = run_script_with_requests([call("work", n=n) for n in range(3)], "done", tools=[work])
     assert tool_texts(result) == ["0", "ValueError: bad one", "2"]
-    assert lesson_kinds(result) == ["tool_error"]
+    assert recovered_kinds(result) == ["tool_error"]
 
 
 def test_one_that_raises_a_cancellation_of_its_own_does_not_stop_the_others_or_run_forever():

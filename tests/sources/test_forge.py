@@ -368,7 +368,7 @@ def told(case: str) -> tuple[str, RunResult]:
 def test_message_no_tool_call() -> None:
     text, _ = told("no tool call")
     assert "called no tool" in text
-    assert "answer with a tool call" in text
+    assert "make the next tool call" in text
 
 
 def test_message_invalid_json() -> None:
@@ -399,16 +399,16 @@ def test_message_execution_failure() -> None:
 def test_an_error_that_answers_no_call_is_told_once_and_never_kept() -> None:
     model = scripted_model("let me think", SUCCESS, DONE)
     _, result = play(breaker(model))
-    told_in = ["called no tool. Look" in request_text(r) for r in model.requests]
+    told_in = ["called no tool. Choose" in request_text(r) for r in model.requests]
     assert told_in == [False, True, False]
     assert model.requests[1].messages[-1].role is Role.USER
-    assert all("called no tool. Look" not in m.content for m in result.messages)
+    assert all("called no tool. Choose" not in m.content for m in result.messages)
 
 
 def test_only_the_current_error_is_told() -> None:
     model = scripted_model("let me think", "and again", DONE)
     play(breaker(model))
-    assert [request_text(r).count("called no tool. Look") for r in model.requests] == [0, 1, 1]
+    assert [request_text(r).count("called no tool. Choose") for r in model.requests] == [0, 1, 1]
 
 
 def test_an_error_that_answers_a_call_is_that_calls_result() -> None:

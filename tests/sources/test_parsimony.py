@@ -503,7 +503,7 @@ def test_action_stop_ends_without_a_question() -> None:
 def test_whatever_the_action_the_failure_is_counted_and_learned(action: Action) -> None:
     agent = funnel(scripted_model(call("broken"), DONE), policy=always(action))
     events, result = play(agent)
-    assert [f.kind for f in result.run_state.lessons_learned] == [K.tool_error]
+    assert result.run_state.lessons_learned == [Failure(kind=K.tool_error, explanation="broken: RuntimeError: boom")]
     if action in (Action.retry, Action.narrow_scope):
         assert [e.attempt for e in events if isinstance(e, RecoveryStarted)] == [1]
         assert result.run_state.failure_attempts == {}  # the success behind it set it back
@@ -1000,7 +1000,7 @@ def test_the_newest_of_a_kind_wins_and_five_kinds_are_kept() -> None:
     ]
 
 
-def test_six_kinds_of_failure_on_a_running_loop_leave_five_lessons() -> None:
+def test_of_six_kinds_of_failure_those_that_teach_something_and_were_not_made_good_are_lessons() -> None:
     script = [
         "talk",
         call("broken"),
@@ -1013,25 +1013,64 @@ def test_six_kinds_of_failure_on_a_running_loop_leave_five_lessons() -> None:
     model = scripted_model(*script)
     _, result = play(funnel(model))
     assert result.ok
-    kinds = [f.kind for f in result.run_state.lessons_learned]
-    assert kinds == [K.tool_error, K.transient_provider, K.output_truncated, K.unknown_tool, K.invalid_arguments]
-    assert request_text(model.requests[-1]).count("<failure ") == 5
+    last = request_text(model.requests[-1])
+    assert [kind for kind in K if f'<failure kind="{kind}"' in last] == [
+        K.unknown_tool,
+        K.invalid_arguments,
+        K.tool_error,
+    ]
+    assert last.count("<failure ") == 3
 
 
 def test_lessons_stay_over_steps_where_an_instruction_stands_once() -> None:
-    model = scripted_model("talk", call("search", query="a"), call("search", query="b"), DONE)
+    script = [call("broken"), "talk", call("search", query="a"), call("search", query="b"), DONE]
+    model = scripted_model(*script)
     play(funnel(model))
-    assert ["<lessons_learned>" in request_text(r) for r in model.requests] == [False, True, True, True]
-    assert ["Choose one" in request_text(r) for r in model.requests] == [False, True, False, False]
+    assert ['kind="tool_error"' in request_text(r) for r in model.requests] == [False, True, True, True, True]
+    assert ["Choose one" in request_text(r) for r in model.requests] == [False, False, True, False, False]
+
+
+def test_a_lesson_whose_matching_success_came_is_dropped() -> None:
+    def flaky(n: int) -> str:
+        """Works from 1 on."""
+        return "fine" if n else broken()
+
+    script = [
+        "talk",
+        call("flaky", n=0),
+        call("search", query="a"),
+        call("flaky", n=1),
+        call("search", query="b"),
+        DONE,
+    ]
+    model = scripted_model(*script)
+    _, result = play(Agent(model, tools=[flaky, search], preset="funnel"))
+    assert ['kind="no_progress"' in request_text(r) for r in model.requests] == [False, True, *[False] * 4]
+    assert ['kind="tool_error"' in request_text(r) for r in model.requests] == [*[False] * 2, True, True, *[False] * 2]
+    assert result.run_state.lessons_learned == []
+
+
+def test_neither_a_provider_nor_a_limit_nor_a_url_or_header_is_a_lesson() -> None:
+    def fetch() -> str:
+        """Quotes its request."""
+        raise RuntimeError("GET https://db.internal/v1?key=7: 401, Authorization: Bearer abc")
+
+    busy = TransientProviderError("503 from https://api.internal, x-request-id: 7")
+    model = scripted_model(call("fetch"), busy, call("search", query="a"), DONE)
+    _, result = play(Agent(model, tools=[fetch, search], preset="funnel", host=Host(clock=FakeClock())))
+    assert [f.kind for f in result.run_state.lessons_learned] == [K.tool_error]
+    [block] = [t for t in request_text(model.requests[-1]).split("\n\n") if t.startswith("<context_addendum>")]
+    assert "GET [URL]" in block
+    assert not [word for word in ("internal", "Bearer", "503", "x-request-id") if word in block]
 
 
 def test_lessons_are_carried_through_a_suspension() -> None:
     model = scripted_model(call("broken"), call("ask_user", question="which?"), DONE)
-    events, result = play(funnel(model), "that one")
+    events, _ = play(funnel(model), "that one")
     assert "boom" in request_text(model.requests[2])
     [asked] = [e for e in events if isinstance(e, UserInputRequested)]
     assert "boom" in asked.suspension_record.to_json()
-    assert [f.kind for f in result.run_state.lessons_learned] == [K.tool_error]
+    assert 'kind="tool_error"' in request_text(model.requests[2])
 
 
 def test_the_renderer_is_pure_and_the_transcript_in_front_never_changes() -> None:
@@ -1224,7 +1263,7 @@ def test_resuming_an_iteration_limit_resets_the_count_and_nothing_else() -> None
     assert run.usage == usage
     assert run.elapsed_s == 9
     assert len(run.recent_calls) == 2
-    assert {f.kind for f in run.lessons_learned} == {K.iteration_limit, K.tool_error}
+    assert {f.kind for f in run.lessons_learned} == {K.tool_error}  # a spent budget teaches nothing
 
 
 def test_resuming_a_time_limit_resets_the_elapsed_time_and_nothing_else() -> None:
