@@ -1,0 +1,290 @@
+"""Whether two guards or effects have the same code, in one process or against a digest that was written to a file.
+
+Compared are the instructions, the constants and the defaults of a function, what its closure holds, and what it uses
+of its module: constants, and the code of your own functions and classes, however deep. Names, comments, docstrings,
+annotations and lines do not count. Code of the standard library, of installed packages and of this package is compared
+by name, unless it is the guard itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import dis
+import functools
+import hashlib
+import inspect
+import sys
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from textwrap import dedent
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, cast
+
+from pydantic import BaseModel
+
+__all__ = ["DigestOnly", "code_digest", "same_code"]
+
+Body = Callable[[FunctionType], object]
+
+_MAX_DEPTH = 12
+"""How deep the values that a function uses are compared; data of this depth is no constant."""
+
+_LOCAL_NAMES = frozenset(dis.haslocal)
+_JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), type(...))
+
+
+class DigestOnly:
+    """A guard or an effect of which only its name and perhaps the digest of its code are known.
+
+    Args:
+        name: Its name.
+        digest: What ``code_digest`` returned for it; empty if that is not known.
+
+    Attributes:
+        digest: The digest.
+    """
+
+    def __init__(self, name: str, digest: str = "") -> None:
+        self.__name__ = name
+        self.digest = digest
+
+    def __call__(self, run: object) -> bool:
+        """Cannot be evaluated.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError(f"{self.__name__!r} is known by its name only and cannot be evaluated")
+
+
+def same_code(old: object, new: object) -> bool | None:
+    """Whether two functions do the same, as far as their code says; None if the code of one is not known.
+
+    Args:
+        old: A guard or an effect.
+        new: Another one, or the same.
+    """
+    if old is new:
+        return True
+    if isinstance(old, DigestOnly) or isinstance(new, DigestOnly):
+        digests = code_digest(old), code_digest(new)
+        return None if "" in digests else digests[0] == digests[1]
+    return _Description(_instructions).of(old) == _Description(_instructions).of(new)
+
+
+def code_digest(function: object) -> str:
+    """A digest of a function's source, which is the same in every version of Python; empty if there is no source.
+
+    Args:
+        function: A guard or an effect.
+    """
+    if isinstance(function, DigestOnly):
+        return function.digest
+    try:
+        described = _Description(_syntax).of(function)
+    except (OSError, TypeError, SyntaxError, LookupError):
+        return ""
+    return hashlib.sha256(repr(described).encode()).hexdigest()[:16]
+
+
+class _Description:
+    """Turns a function, and what it uses, into nested tuples that are equal for equal code.
+
+    Args:
+        body: What a function's own code is described by.
+    """
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+        self._places: dict[int, int] = {}
+        self._package = ""
+
+    def of(self, value: object) -> object:
+        """The description of a guard or an effect."""
+        target = value if isinstance(value, (FunctionType, type)) else type(value)
+        self._package = _package(target)
+        if _is_plain_object(value):
+            return self._object(value, 0)
+        return self._value(value, 0)
+
+    def _object(self, value: object, depth: int) -> object:
+        return ("object", self._value(type(value), depth), self._mapping(_state(value), depth))
+
+    def _value(self, value: object, depth: int) -> object:
+        if isinstance(value, Enum):
+            return ("enum", type(value).__qualname__, value.name)
+        if isinstance(value, _PLAIN):
+            return (type(value).__name__, repr(value))
+        if isinstance(value, ModuleType):
+            return ("module", value.__name__)
+        if depth > _MAX_DEPTH:
+            return ("too deep", type(value).__qualname__)
+        if isinstance(value, (FunctionType, MethodType, functools.partial, type)):
+            return self._code(value, depth)
+        if isinstance(value, (tuple, list)):
+            items = cast("tuple[object, ...]", value)
+            return (type(items).__name__, tuple(self._value(item, depth + 1) for item in items))
+        if isinstance(value, (set, frozenset)):
+            members = cast("frozenset[object]", value)
+            return (type(members).__name__, tuple(sorted(repr(self._value(item, depth + 1)) for item in members)))
+        if isinstance(value, Mapping):
+            return ("mapping", self._mapping(cast("Mapping[object, object]", value), depth))
+        if dataclasses.is_dataclass(value) or isinstance(value, BaseModel):
+            return ("data", type(value).__qualname__, self._mapping(_state(value), depth))
+        return (type(value).__module__ if not self._is_followed(type(value)) else "", type(value).__qualname__)
+
+    def _mapping(self, values: Mapping[Any, object], depth: int) -> object:
+        return tuple((repr(key), self._value(value, depth + 1)) for key, value in values.items())
+
+    def _code(self, value: Any, depth: int) -> object:
+        """The description of something that has code."""
+        if isinstance(value, MethodType):
+            return ("method", self._value(value.__func__, depth), self._object(value.__self__, depth))
+        if isinstance(value, functools.partial):
+            parts = cast("functools.partial[object]", value)
+            return ("partial", *(self._value(part, depth + 1) for part in (parts.func, parts.args, parts.keywords)))
+        if depth and not self._is_followed(value):
+            return ("named", value.__module__, value.__qualname__)
+        if id(value) in self._places:  # it uses itself, or was described already
+            return ("see", self._places[id(value)])
+        self._places[id(value)] = len(self._places)
+        if isinstance(value, type):
+            members = {n: m for n, m in vars(value).items() if isinstance(m, FunctionType)}
+            return ("class", value.__qualname__, self._mapping(members, depth))
+        function = cast("FunctionType", value)
+        defaults = (function.__defaults__ or (), function.__kwdefaults__ or {})
+        return (
+            "function",
+            self._body(function),
+            tuple(self._value(part, depth + 1) for part in defaults),
+            tuple(self._cell(cell, depth) for cell in function.__closure__ or ()),
+            tuple((name, self._value(used, depth + 1)) for name, used in sorted(_used_globals(function))),
+        )
+
+    def _cell(self, cell: Any, depth: int) -> object:
+        try:
+            return self._value(cell.cell_contents, depth + 1)
+        except ValueError:  # the cell is empty: the variable has no value yet
+            return ("empty",)
+
+    def _is_followed(self, value: Any) -> bool:
+        """Whether code is compared itself, and not by its name: your own code is."""
+        package = _package(value)
+        if package == self._package:
+            return True
+        if package == "agentfsm" or package in sys.stdlib_module_names:
+            return False
+        module = sys.modules.get(value.__module__)
+        return "site-packages" not in str(getattr(module, "__file__", "site-packages"))
+
+
+def _package(value: Any) -> str:
+    return str(value.__module__).partition(".")[0]
+
+
+def _is_plain_object(value: object) -> bool:
+    """Whether a guard is an object with ``__call__``: neither a function, a method, a partial nor a class."""
+    return callable(value) and not isinstance(value, (FunctionType, MethodType, functools.partial, type))
+
+
+def _state(value: object) -> dict[str, object]:
+    """What an object holds, without names and documentation."""
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    values = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})
+    return {name: held for name, held in sorted(values.items()) if not (name.startswith("__") and name.endswith("__"))}
+
+
+def _used_globals(function: FunctionType) -> Iterator[tuple[str, object]]:
+    """What a function uses of its module, by name, and of your own modules that it names."""
+    found: dict[str, object] = {}
+    for code in _nested(function.__code__):
+        module: ModuleType | None = None
+        name = ""
+        for step in dis.get_instructions(code):
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval in function.__globals__:
+                name = str(step.argval)
+                value = found[name] = function.__globals__[name]
+                module = value if isinstance(value, ModuleType) else None
+                continue
+            if module is not None and step.opname in ("LOAD_ATTR", "LOAD_METHOD") and hasattr(module, step.argval):
+                found[f"{name}.{step.argval}"] = getattr(module, step.argval)
+            module = None
+    yield from found.items()
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)
+
+
+def _instructions(function: FunctionType) -> object:
+    """A function's instructions, with what they refer to; without what only says where a line begins."""
+    return _code_object(function.__code__)
+
+
+def _code_object(code: CodeType) -> object:
+    bytecode = dis.Bytecode(code)
+    steps = [s for s in bytecode if s.opname not in ("NOP", "EXTENDED_ARG", "CACHE", "RESUME")]
+    offsets = [step.offset for step in steps]
+    local_names: dict[object, int] = {}
+    described: list[object] = []
+    for step in steps:
+        argument: object = step.argval
+        if isinstance(argument, CodeType):
+            argument = _code_object(argument)
+        elif step.opcode in _JUMPS:
+            argument = bisect_left(offsets, step.argval)
+        elif step.opcode in _LOCAL_NAMES:
+            argument = local_names.setdefault(argument, len(local_names))
+        described.append((step.opname, _constant(argument)))
+    handlers = tuple(
+        (bisect_left(offsets, h.start), bisect_left(offsets, h.end), bisect_left(offsets, h.target), h.depth)
+        for h in cast("list[Any]", getattr(bytecode, "exception_entries", ()))
+    )
+    flags = code.co_flags & (inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    return (code.co_argcount, code.co_kwonlyargcount, flags, tuple(described), handlers)
+
+
+def _constant(value: object) -> object:
+    """A constant with its type: 1, 1.0 and True are equal, and not the same."""
+    if isinstance(value, (tuple, frozenset)):
+        members = [_constant(item) for item in cast("tuple[object, ...]", value)]
+        if isinstance(value, frozenset):
+            return ("frozenset", tuple(sorted(members, key=repr)))
+        return ("tuple", tuple(members))
+    return (type(value).__name__, repr(value))
+
+
+def _syntax(function: FunctionType) -> object:
+    """A function's syntax tree as nested tuples.
+
+    Raises:
+        OSError: There is no source.
+        SyntaxError: The source cannot be read by itself, as that of a lambda.
+    """
+    tree = ast.parse(dedent(inspect.getsource(function.__code__)))
+    node = tree.body[0]
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        raise SyntaxError(f"{function.__qualname__} is not defined by a statement")
+    body = node.body
+    if (
+        isinstance(body[0], ast.Expr)
+        and isinstance(body[0].value, ast.Constant)
+        and isinstance(body[0].value.value, str)
+    ):
+        body = body[1:]
+    return (type(node).__name__, _tree(node.args), tuple(_tree(statement) for statement in body))
+
+
+def _tree(node: object) -> object:
+    if isinstance(node, list):
+        return tuple(_tree(item) for item in cast("list[object]", node))
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = ((name, getattr(node, name, None)) for name in node._fields if name not in ("annotation", "ctx", "kind"))
+    return (type(node).__name__, *((name, _tree(value)) for name, value in fields if value not in (None, [])))
