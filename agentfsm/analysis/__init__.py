@@ -4,7 +4,17 @@ from agentfsm.analysis.analyse import Analysis, DeadTransition, Verdict, analyse
 from agentfsm.analysis.analysis_limits import AnalysisLimits
 from agentfsm.analysis.assumptions import Assumptions, GuardAssumption, Update, Variable, iff
 from agentfsm.analysis.bounds import Bounds
-from agentfsm.analysis.graph_diff import DecisionChange, GraphDiff, MovedRow, diff, graph_from_table
+from agentfsm.analysis.graph_diff import (
+    DecisionChange,
+    DeclarationChange,
+    GraphDiff,
+    MovedRow,
+    Renamed,
+    diff,
+    format_reviewed,
+    graph_from_table,
+    reviewed_table,
+)
 from agentfsm.analysis.loop_assumptions import loop_assumptions
 from agentfsm.analysis.model_checker import Property, must_pass, never_after
 
@@ -15,18 +25,22 @@ __all__ = [
     "Bounds",
     "DeadTransition",
     "DecisionChange",
+    "DeclarationChange",
     "GraphDiff",
     "GuardAssumption",
     "MovedRow",
     "Property",
+    "Renamed",
     "Update",
     "Variable",
     "Verdict",
     "analyse",
     "diff",
+    "format_reviewed",
     "graph_from_table",
     "iff",
     "loop_assumptions",
     "must_pass",
     "never_after",
+    "reviewed_table",
 ]

@@ -2,7 +2,7 @@
 
 Compared are the instructions, the constants and the defaults of a function, what its closure holds, and what it uses
 of its module: constants, and the code of your own functions and classes, however deep. Names, comments, docstrings,
-annotations and lines do not count. Code of the standard library, of installed packages and of this package is compared
+annotations and lines do not count, and a function that only passes its arguments on is the one that it calls. Code of the standard library, of installed packages and of this package is compared
 by name, unless it is the guard itself.
 """
 
@@ -104,6 +104,7 @@ class _Description:
 
     def of(self, value: object) -> object:
         """The description of a guard or an effect."""
+        value = _without_wrapper(value)
         target = value if isinstance(value, (FunctionType, type)) else type(value)
         self._package = _package(target)
         if _is_plain_object(value):
@@ -119,7 +120,7 @@ class _Description:
         if isinstance(value, _PLAIN):
             return (type(value).__name__, repr(value))
         if isinstance(value, ModuleType):
-            return ("module", value.__name__)
+            return ("module", "" if self._is_followed(value) else value.__name__)
         if depth > _MAX_DEPTH:
             return ("too deep", type(value).__qualname__)
         if isinstance(value, (FunctionType, MethodType, functools.partial, type)):
@@ -177,12 +178,12 @@ class _Description:
             return True
         if package == "agentfsm" or package in sys.stdlib_module_names:
             return False
-        module = sys.modules.get(value.__module__)
+        module = value if isinstance(value, ModuleType) else sys.modules.get(value.__module__)
         return "site-packages" not in str(getattr(module, "__file__", "site-packages"))
 
 
 def _package(value: Any) -> str:
-    return str(value.__module__).partition(".")[0]
+    return str(value.__name__ if isinstance(value, ModuleType) else value.__module__).partition(".")[0]
 
 
 def _is_plain_object(value: object) -> bool:
@@ -260,6 +261,34 @@ def _constant(value: object) -> object:
     return (type(value).__name__, repr(value))
 
 
+def _without_wrapper(value: object) -> object:
+    """A function that only passes its arguments on to another one does what that one does."""
+    for _ in range(_MAX_DEPTH):
+        if not isinstance(value, FunctionType) or value.__closure__ or value.__defaults__ or value.__kwdefaults__:
+            break
+        try:
+            node = _definition(value)
+        except (OSError, TypeError, SyntaxError, LookupError):
+            break
+        match _statements(node) if isinstance(node, ast.FunctionDef) else []:
+            case [ast.Return(value=ast.Call(func=ast.Name() | ast.Attribute() as called, args=passed, keywords=[]))]:
+                pass
+            case _:
+                break
+        own = value.__code__.co_varnames[: value.__code__.co_argcount]
+        if (
+            [n.id if isinstance(n, ast.Name) else "" for n in passed] != list(own)
+            or node.args.vararg
+            or node.args.kwarg
+        ):
+            break
+        target = dict(_used_globals(value)).get(ast.unparse(called))
+        if not isinstance(target, FunctionType):
+            break
+        value = target
+    return value
+
+
 def _syntax(function: FunctionType) -> object:
     """A function's syntax tree as nested tuples.
 
@@ -267,18 +296,24 @@ def _syntax(function: FunctionType) -> object:
         OSError: There is no source.
         SyntaxError: The source cannot be read by itself, as that of a lambda.
     """
-    tree = ast.parse(dedent(inspect.getsource(function.__code__)))
-    node = tree.body[0]
+    node = _definition(function)
+    return (type(node).__name__, _tree(node.args), tuple(_tree(statement) for statement in _statements(node)))
+
+
+def _definition(function: FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef:
+    node = ast.parse(dedent(inspect.getsource(function.__code__))).body[0]
     if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         raise SyntaxError(f"{function.__qualname__} is not defined by a statement")
-    body = node.body
-    if (
-        isinstance(body[0], ast.Expr)
-        and isinstance(body[0].value, ast.Constant)
-        and isinstance(body[0].value.value, str)
-    ):
-        body = body[1:]
-    return (type(node).__name__, _tree(node.args), tuple(_tree(statement) for statement in body))
+    return node
+
+
+def _statements(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:
+    """The body of a function without its docstring."""
+    match node.body:
+        case [ast.Expr(value=ast.Constant(value=str())), *rest]:
+            return rest
+        case _:
+            return node.body
 
 
 def _tree(node: object) -> object:

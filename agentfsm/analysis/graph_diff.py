@@ -1,19 +1,75 @@
-"""The diff of two graphs: in their rows, and in what they decide.
+"""The diff of two graphs: in what they declare, in the code of guards and effects, and in what they decide.
 
 Two graphs with the same rows in another order are different programs. So the whole truth table is compared
-too: for every combination of guard results in a state, which row each graph takes.
+too: for every combination of guard results in a state, which row each graph takes. Combinations that cannot occur,
+because the source of two guards says that they exclude each other, do not count.
+
+A state or a guard with a new name is recognized by its rows and its code, and is one change. The rest is compared
+under the new names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
+from typing import Any, NamedTuple, cast
 
+from agentfsm.analysis.code_comparison import DigestOnly, code_digest, same_code
+from agentfsm.analysis.exclusive_guards import Required, required_values
 from agentfsm.errors import ConfigurationError
-from agentfsm.machine.graph import OTHERWISE, Graph, StateSpec, Transition
+from agentfsm.machine.graph import OTHERWISE, Graph, Guard, State, StateSpec, Transition
 
-__all__ = ["DecisionChange", "GraphDiff", "MovedRow", "diff", "graph_from_table"]
+__all__ = [
+    "DecisionChange",
+    "DeclarationChange",
+    "GraphDiff",
+    "MovedRow",
+    "Renamed",
+    "diff",
+    "format_reviewed",
+    "graph_from_table",
+    "reviewed_table",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """A state or a guard that has a new name.
+
+    Attributes:
+        what: ``state`` or ``guard``.
+        old: Its old name.
+        new: Its new name.
+    """
+
+    what: str
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.old} is now {self.new}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeclarationChange:
+    """Something that is declared differently about a state, a row or a counter.
+
+    Attributes:
+        name: The state, the id of the row, or the counter.
+        what: What is declared: ``waits``, ``spends``, ``ends``, ``limit``...
+        old: The old value as text; empty for none.
+        new: The new value as text.
+    """
+
+    name: str
+    what: str
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.what} {self.new or 'nothing'}, was {self.old or 'nothing'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +97,9 @@ class DecisionChange:
         unless: The guards that do not hold.
         old: The row that the old table takes, as ``guard -> target``; empty if it takes none.
         new: The row that the new table takes.
-        cases: How many rows of the state's truth table this covers.
-        of: How many rows the truth table has.
+        cases: How many rows of the state's truth table this covers, of those that can occur.
+        of: How many rows of the truth table can occur.
+        leads_elsewhere: Whether the run goes to another state, or ends in another way.
     """
 
     state: str
@@ -52,6 +109,7 @@ class DecisionChange:
     new: str
     cases: int
     of: int
+    leads_elsewhere: bool = True
 
     def __str__(self) -> str:
         where = f"where {' and '.join(self.where)} hold" if self.where else "where no guard holds"
@@ -62,37 +120,56 @@ class DecisionChange:
 
 @dataclass(frozen=True, slots=True)
 class GraphDiff:
-    """How a new graph differs from an old one.
+    """How a new graph differs from an old one. States and guards have their new names, except in ``removed``.
 
     Attributes:
+        initial: The old and the new initial state, if a run starts elsewhere; else None.
+        renamed: States and guards that have a new name and are otherwise the same.
         states_added: States that are new.
         states_removed: States that were removed.
-        states_changed: States that are declared differently (what they spend, whether they wait or end).
+        states_changed: What states declare differently: whether they wait or end, what they spend...
+        counters_changed: Counters that are new, that were removed, or that have another limit.
         added: Rows that are new, as ``id -> target``.
         removed: Rows that were removed.
         retargeted: Rows with another target: id, old target, new target.
+        rows_changed: What rows declare differently: how the run ends, what they spend...
+        guards_changed: Rows whose guard has another code, by id.
+        effects_changed: States whose effect is another one, or has another code.
         moved: Rows at another place in their state.
-        decisions: Where the tables decide differently, by state.
+        decisions: Where the tables decide differently, the changes that lead elsewhere first. It is supposed that
+            guards with another code answer as before.
+        not_compared: Rows and states whose code is not known on both sides.
     """
 
+    initial: tuple[str, str] | None = None
+    renamed: tuple[Renamed, ...] = ()
     states_added: tuple[str, ...] = ()
     states_removed: tuple[str, ...] = ()
-    states_changed: tuple[str, ...] = ()
+    states_changed: tuple[DeclarationChange, ...] = ()
+    counters_changed: tuple[DeclarationChange, ...] = ()
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     retargeted: tuple[tuple[str, str, str], ...] = ()
+    rows_changed: tuple[DeclarationChange, ...] = ()
+    guards_changed: tuple[str, ...] = ()
+    effects_changed: tuple[str, ...] = ()
     moved: tuple[MovedRow, ...] = ()
     decisions: tuple[DecisionChange, ...] = field(default=())
+    not_compared: tuple[str, ...] = ()
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs."""
-        return self == GraphDiff()
+        """Whether nothing differs of what could be compared."""
+        return replace(self, not_compared=()) == GraphDiff()
 
     @property
     def behaves_alike(self) -> bool:
-        """Whether both tables make the same decisions, whatever the guards return."""
-        return not (self.decisions or self.states_added or self.states_removed or self.states_changed)
+        """Whether runs of both do the same, whatever the guards return, as far as could be compared."""
+        return replace(self, renamed=(), moved=(), not_compared=(), **self._idle_rows()) == GraphDiff()
+
+    def _idle_rows(self) -> dict[str, Any]:
+        """Rows that are new, removed or retargeted change nothing by themselves: the decisions say what they do."""
+        return {"added": (), "removed": (), "retargeted": ()}
 
     def to_dict(self) -> dict[str, Any]:
         """The diff as JSON-compatible data."""
@@ -104,27 +181,48 @@ class GraphDiff:
     def _lines(self) -> Iterator[str]:
         if self.same:
             yield "the two tables are the same"
-            return
+        else:
+            yield from self._declaration_lines()
+            yield from self._decision_lines()
+        if self.not_compared:
+            count = len(self.not_compared)
+            yield f"not compared: the code of {count} guard{'s' if count > 1 else ''} or effects, known by name only"
+
+    def _declaration_lines(self) -> Iterator[str]:
+        if self.initial is not None:
+            yield f"~ runs start in {self.initial[1]}, not in {self.initial[0]}"
+        yield from (f"~ {each}" for each in self.renamed)
         for sign, names in (("+ state", self.states_added), ("- state", self.states_removed)):
             yield from (f"{sign} {name}" for name in names)
-        yield from (f"~ state {name} is declared differently" for name in self.states_changed)
+        yield from (f"~ state {each}" for each in self.states_changed)
+        yield from (f"~ state {name}: changed code of its effect" for name in self.effects_changed)
+        yield from (f"~ counter {each}" for each in self.counters_changed)
         yield from (f"+ {row}" for row in self.added)
         yield from (f"- {row}" for row in self.removed)
         yield from (f"~ {row} -> {new}, was -> {old}" for row, old, new in self.retargeted)
+        yield from (f"~ {each}" for each in self.rows_changed)
+        yield from (f"~ {row}: changed code of its guard" for row in self.guards_changed)
         yield from (f"~ {m.row} is evaluated at place {m.new}, was at {m.old}" for m in self.moved)
+
+    def _decision_lines(self) -> Iterator[str]:
         if not self.decisions:
-            yield "every decision stays the same, whatever the guards return"
+            if self.behaves_alike:
+                yield "every decision stays the same, whatever the guards return"
+            else:
+                yield "what runs do changes as listed; for equal results of the guards, the same rows are taken"
             return
         total = sum(d.cases for d in self.decisions)
         every = sum({d.state: d.of for d in self.decisions}.values())
         yield f"decisions that change ({total:,} of {every:,} rows of the truth tables of these states):"
-        yield from (f"  {d}" for d in self.decisions)
+        yield from (f"  {d}" for d in self.decisions if d.leads_elsewhere)
+        rest = [d for d in self.decisions if not d.leads_elsewhere]
+        if rest:
+            yield f"by another row to the same state ({sum(d.cases for d in rest):,} of them):"
+            yield from (f"  {d}" for d in rest)
 
 
 def diff(old: Graph, new: Graph) -> GraphDiff:
-    """How a graph differs from another, in its rows and in its decisions.
-
-    Guards are compared by name; their code is not compared.
+    """How a graph differs from another: in its declaration, in the code of guards and effects, in its decisions.
 
     ::
 
@@ -136,33 +234,237 @@ def diff(old: Graph, new: Graph) -> GraphDiff:
         old: The old graph.
         new: The new graph.
     """
-    before, after = {s.name: s for s in old.states}, {s.name: s for s in new.states}
-    common = [name for name in before if name in after]
-    rows_before, rows_after = {t.id: t for t in old}, {t.id: t for t in new}
-    changed = [n for n in common if _declaration(old, before[n]) != _declaration(new, after[n])]
+    before, after = _table(old), _table(new)
+    states = _renamed_states(before, after)
+    before = _with_states(before, states)
+    guards = _renamed_guards(before, after)
+    before = _with_guards(before, guards)
+    common = [name for name in before.states if name in after.states]
+    rows_before, rows_after = _rows_by_id(before), _rows_by_id(after)
+    kept = [i for i in rows_before if i in rows_after]
+    codes = {i: _same_guard(rows_before[i], rows_after[i]) for i in kept}
+    effects = {n: _same_effect(before.states[n].effect, after.states[n].effect) for n in common}
+    compared = {**codes, **effects}
     return GraphDiff(
-        tuple(n for n in after if n not in before),
-        tuple(n for n in before if n not in after),
-        tuple(changed),
-        tuple(str(t) for i, t in rows_after.items() if i not in rows_before),
-        tuple(str(t) for i, t in rows_before.items() if i not in rows_after),
-        tuple(
-            (i, str(t.target), str(rows_after[i].target))
-            for i, t in rows_before.items()
-            if i in rows_after and rows_after[i].target != t.target
+        initial=None if before.initial == after.initial else (before.initial, after.initial),
+        renamed=tuple(
+            Renamed(what, a, b) for what, names in (("state", states), ("guard", guards)) for a, b in names.items()
         ),
-        tuple(moved for name in common for moved in _moved_rows(old, new, name)),
-        tuple(each for name in common for each in _decisions(name, old.rows(name), new.rows(name))),
+        states_added=tuple(n for n in after.states if n not in before.states),
+        states_removed=tuple(n for n in before.states if n not in after.states),
+        states_changed=tuple(c for n in common for c in _changes(n, before.states[n], after.states[n])),
+        counters_changed=tuple(_counter_changes(before.counters, after.counters)),
+        added=tuple(str(row) for i, row in rows_after.items() if i not in rows_before),
+        removed=tuple(str(row) for i, row in rows_before.items() if i not in rows_after),
+        retargeted=tuple(
+            (i, rows_before[i].target, rows_after[i].target)
+            for i in kept
+            if rows_before[i].target != rows_after[i].target
+        ),
+        rows_changed=tuple(c for i in kept for c in _changes(i, rows_before[i].declared, rows_after[i].declared)),
+        guards_changed=tuple(i for i, same in codes.items() if same is False),
+        effects_changed=tuple(n for n, same in effects.items() if same is False),
+        moved=tuple(moved for n in common for moved in _moved_rows(before.rows[n], after.rows[n])),
+        decisions=_ranked(d for n in common for d in _decisions(n, before, after)),
+        not_compared=tuple(name for name, same in compared.items() if same is None),
     )
 
 
-def _declaration(graph: Graph, spec: StateSpec) -> tuple[object, ...]:
-    return (spec.waits, spec.final, bool(spec.spends), graph.initial == spec.name)
+# -- tables under other names -------------------------------------------------------------------------
 
 
-def _moved_rows(old: Graph, new: Graph, state: str) -> Iterator[MovedRow]:
+class _Row(NamedTuple):
+    """A row, whose guard may go by another name than that of its function."""
+
+    source: str
+    name: str
+    target: str
+    declared: Transition
+
+    @property
+    def id(self) -> str:
+        return f"{self.source}.{self.name}"
+
+    @property
+    def guard(self) -> Guard | None:
+        return self.declared.guard
+
+    @property
+    def ends(self) -> str:
+        return str(getattr(self.declared, "ends", ""))
+
+    def __str__(self) -> str:
+        return f"{self.id} -> {self.target}"
+
+
+class _Table(NamedTuple):
+    states: Mapping[str, StateSpec]
+    rows: Mapping[str, Sequence[_Row]]
+    initial: str
+    counters: Mapping[str, object]
+
+
+def _table(graph: Graph) -> _Table:
+    return _Table(
+        {str(s.name): s for s in graph.states},
+        {
+            str(s.name): [_Row(str(t.source), t.name, str(t.target), t) for t in graph.rows(s.name)]
+            for s in graph.states
+        },
+        str(graph.initial),
+        {c.name: c.limit for c in getattr(graph, "counters", ())},
+    )
+
+
+def _rows_by_id(table: _Table) -> dict[str, _Row]:
+    return {row.id: row for rows in table.rows.values() for row in rows}
+
+
+def _with_states(table: _Table, names: Mapping[str, str]) -> _Table:
+    def new(name: str) -> str:
+        return names.get(name, name)
+
+    return table._replace(
+        states={new(name): spec for name, spec in table.states.items()},
+        rows={
+            new(name): [row._replace(source=new(row.source), target=new(row.target)) for row in rows]
+            for name, rows in table.rows.items()
+        },
+        initial=new(table.initial),
+    )
+
+
+def _with_guards(table: _Table, names: Mapping[str, str]) -> _Table:
+    rows = {n: [row._replace(name=names.get(row.name, row.name)) for row in rows] for n, rows in table.rows.items()}
+    return table._replace(rows=rows)
+
+
+def _renamed_states(old: _Table, new: _Table) -> dict[str, str]:
+    """States that have a new name, and the same declaration, the same effect and the same rows in and out."""
+    gone = [name for name in old.states if name not in new.states]
+    come = [name for name in new.states if name not in old.states]
+    names: dict[str, str] = {}
+    for name in gone:
+        alike = [n for n in come if n not in names.values() and _similar_states(old, name, new, n)]
+        if alike:
+            names[name] = alike[0]
+    while names:  # with all these names in place, what was similar must be equal
+        renamed = _with_states(old, names)
+        wrong = [name for name, other in names.items() if not _equal_states(renamed, new, other)]
+        if not wrong:
+            break
+        names = {name: other for name, other in names.items() if name not in wrong}
+    return names
+
+
+def _similar_states(old: _Table, name: str, new: _Table, other: str) -> bool:
+    """Whether two states may be one, before it is known which names are new."""
+    if not _same_declaration(old.states[name], new.states[other]):
+        return False
+    pairs = zip(old.rows[name], new.rows[other], strict=False)
+    return len(old.rows[name]) == len(new.rows[other]) and all(
+        (a.target == b.target or a.target not in new.states) and _same_row(a, b) for a, b in pairs
+    )
+
+
+def _equal_states(old: _Table, new: _Table, name: str) -> bool:
+    """Whether the rows of a state lead to the same states in both tables, and rows of one other state lead to it."""
+    targets = [[row.target for row in table.rows[name]] for table in (old, new)]
+    sources = [{r.source for rows in table.rows.values() for r in rows if r.target == name} for table in (old, new)]
+    return targets[0] == targets[1] and (not sources[0] or bool(sources[0] & sources[1]))
+
+
+def _same_row(a: _Row, b: _Row) -> bool:
+    return (a.name == b.name or _same_guard(a, b) is True) and not list(_changes("", a.declared, b.declared))
+
+
+def _same_declaration(a: StateSpec, b: StateSpec) -> bool:
+    return not list(_changes("", a, b)) and _same_effect(a.effect, b.effect) is not False
+
+
+def _renamed_guards(old: _Table, new: _Table) -> dict[str, str]:
+    """Guards that have a new name and the same code; of several that do the same, those with the same rows first."""
+    gone, come = _rows_by_guard(old, new), _rows_by_guard(new, old)
+    names: dict[str, str] = {}
+    for same_place in (True, False):
+        for name, rows in gone.items():
+            if name in names:
+                continue
+            alike = [
+                other
+                for other, others in come.items()
+                if other not in names.values()
+                and same_code(rows[0].guard, others[0].guard) is True
+                and (not same_place or _places(rows) == _places(others))
+            ]
+            if len(alike) == 1 or (alike and same_place):
+                names[name] = alike[0]
+    return names
+
+
+def _rows_by_guard(table: _Table, other: _Table) -> dict[str, list[_Row]]:
+    """The rows of each guard whose name the other table does not have."""
+    known = {row.name for rows in other.rows.values() for row in rows}
+    found: dict[str, list[_Row]] = {}
+    for rows in table.rows.values():
+        for row in rows:
+            if row.guard is not None and row.name not in known:
+                found.setdefault(row.name, []).append(row)
+    return found
+
+
+def _places(rows: Sequence[_Row]) -> list[tuple[str, str]]:
+    return sorted((row.source, row.target) for row in rows)
+
+
+# -- what is declared ---------------------------------------------------------------------------------
+
+_COMPARED_OTHERWISE = frozenset({"name", "note", "lane", "effect", "source", "guard", "target"})
+"""Fields that are compared by other means, or that only a picture shows."""
+
+
+def _changes(name: str, old: StateSpec | Transition, new: StateSpec | Transition) -> Iterator[DeclarationChange]:
+    """What two states or rows declare differently."""
+    for each in fields(old):
+        if each.name not in _COMPARED_OTHERWISE:
+            values = _text(getattr(old, each.name)), _text(getattr(new, each.name))
+            if values[0] != values[1]:
+                yield DeclarationChange(name, each.name, *values)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return " and ".join(sorted(map(str, cast("tuple[object, ...]", value))))
+    return str(value)
+
+
+def _counter_changes(old: Mapping[str, object], new: Mapping[str, object]) -> Iterator[DeclarationChange]:
+    for name in {**old, **new}:
+        limits = str(old.get(name, "")), str(new.get(name, ""))
+        if limits[0] != limits[1]:
+            yield DeclarationChange(name, "limit", *limits)
+
+
+def _same_guard(old: _Row, new: _Row) -> bool | None:
+    if old.guard is None or new.guard is None:
+        return old.guard is new.guard
+    return same_code(old.guard, new.guard)
+
+
+def _same_effect(old: object, new: object) -> bool | None:
+    if old is None or new is None or not (callable(old) and callable(new)):
+        return old == new
+    return same_code(old, new)
+
+
+# -- what is decided ----------------------------------------------------------------------------------
+
+
+def _moved_rows(old: Sequence[_Row], new: Sequence[_Row]) -> Iterator[MovedRow]:
     """The smallest set of rows that must have moved so that the others kept their order."""
-    before, after = ([t.id for t in graph.rows(state)] for graph in (old, new))
+    before, after = [t.id for t in old], [t.id for t in new]
     common = [i for i in before if i in after]
     unmoved = _longest_common([i for i in after if i in before], common)
     for i in common:
@@ -190,32 +492,37 @@ def _longest_common(a: list[str], b: list[str]) -> set[str]:
     return common
 
 
-def _decisions(state: str, old: tuple[Transition, ...], new: tuple[Transition, ...]) -> Iterator[DecisionChange]:
+def _decisions(state: str, old: _Table, new: _Table) -> Iterator[DecisionChange]:
     """Each pair of different rows that the two tables take for the same guard results.
 
     A table takes a row if the row's guard holds and none before it does. So two rows can be taken for the same
-    results unless one needs a guard to hold that must not hold for the other.
+    results unless one needs a guard to hold that must not hold for the other, or that the other excludes.
     """
-    order = list(dict.fromkeys(t.name for t in (*old, *new) if t.guard is not None))
-    for first, holds, fails in _first_match_cases(old):
-        for second, holds_too, fails_too in _first_match_cases(new):
+    before, after = old.rows[state], new.rows[state]
+    if [_decided(row) for row in before] == [_decided(row) for row in after]:
+        return
+    exclusive = _exclusive_names(before, after)
+    order = frozenset(exclusive)
+    every = _count(order, exclusive)
+    for first, holds, fails in _first_match_cases(before):
+        for second, holds_too, fails_too in _first_match_cases(after):
             true, false = holds | holds_too, fails | fails_too
-            if true & false or _row_text(first) == _row_text(second):
+            if true & false or _decided(first) == _decided(second) or any(exclusive[n] & true for n in true):
                 continue
+            excluded = frozenset[str]().union(*(exclusive[n] for n in true))
             yield DecisionChange(
-                str(state),
-                tuple(n for n in order if n in true),
-                tuple(n for n in order if n in false),
-                _row_text(first),
-                _row_text(second),
-                2 ** (len(order) - len(true | false)),
-                2 ** len(order),
+                state,
+                tuple(n for n in exclusive if n in true),
+                tuple(n for n in exclusive if n in false),
+                _row_text(first, second),
+                _row_text(second, first),
+                _count(order - true - false - excluded, exclusive),
+                every,
+                _destination(first) != _destination(second),
             )
 
 
-def _first_match_cases(
-    rows: tuple[Transition, ...],
-) -> Iterator[tuple[Transition | None, frozenset[str], frozenset[str]]]:
+def _first_match_cases(rows: Sequence[_Row]) -> Iterator[tuple[_Row | None, frozenset[str], frozenset[str]]]:
     """Each row that can be taken, with the guards that then hold and those that do not; None for no row."""
     earlier: list[str] = []
     for row in rows:
@@ -226,15 +533,101 @@ def _first_match_cases(
     yield None, frozenset(), frozenset(earlier)
 
 
-def _row_text(row: Transition | None) -> str:
-    return "" if row is None else f"{row.name} -> {row.target}"
+def _exclusive_names(before: Sequence[_Row], after: Sequence[_Row]) -> dict[str, frozenset[str]]:
+    """Each guard of a state, in order, with those that can never hold together with it."""
+    guards: dict[str, list[Required]] = {}
+    for row in (*before, *after):
+        if row.guard is not None:
+            guards.setdefault(row.name, []).append(required_values(row.guard))
+    known = {name: [required for required in each if required] for name, each in guards.items()}
+    return {
+        name: frozenset(
+            other
+            for other, theirs in known.items()
+            if mine and theirs and other != name and all(_disjoint(a, b) for a in mine for b in theirs)
+        )
+        for name, mine in known.items()
+    }
+
+
+def _disjoint(a: Required, b: Required) -> bool:
+    return any(path in b and a[path].isdisjoint(b[path]) for path in a)
+
+
+def _count(names: frozenset[str], exclusive: Mapping[str, Collection[str]]) -> int:
+    """How many combinations of results of some guards can occur."""
+
+    @cache
+    def count(left: frozenset[str]) -> int:
+        linked = next((name for name in sorted(left) if left & frozenset(exclusive[name])), None)
+        if linked is None:
+            return 1 << len(left)
+        return count(left - {linked}) + count(left - {linked} - frozenset(exclusive[linked]))
+
+    return count(names)
+
+
+def _ranked(decisions: Iterator[DecisionChange]) -> tuple[DecisionChange, ...]:
+    """The changes that lead elsewhere first."""
+    return tuple(sorted(decisions, key=lambda each: not each.leads_elsewhere))
+
+
+def _decided(row: _Row | None) -> tuple[str, str, str] | None:
+    return None if row is None else (row.name, row.target, row.ends)
+
+
+def _destination(row: _Row | None) -> tuple[str, str] | None:
+    return None if row is None else (row.target, row.ends)
+
+
+def _row_text(row: _Row | None, other: _Row | None) -> str:
+    """A row as text, with its ending where only that tells it from another one."""
+    if row is None:
+        return ""
+    ends = f" ({row.ends})" if other is not None and row.target == other.target and row.ends != other.ends else ""
+    return f"{row.name} -> {row.target}{ends}"
+
+
+# -- tables as data -----------------------------------------------------------------------------------
+
+
+def reviewed_table(graph: Graph) -> dict[str, Any]:
+    """A graph as JSON-compatible data to keep in a file: its table, and digests of the code of guards and effects.
+
+    ``graph_from_table`` reads it, and ``diff`` then compares the code as well. The digests come from the source, so
+    they are the same in every version of Python; code without source has none.
+
+    Args:
+        graph: The graph.
+    """
+    guards = {row.id: code_digest(row.guard) for row in graph if row.guard is not None}
+    effects = {str(s.name): code_digest(s.effect) for s in graph.states if callable(s.effect)}
+    return {"name": graph.name, **graph.table, "code": {"guards": guards, "effects": effects}}
+
+
+def format_reviewed(graph: Graph) -> str:
+    """``reviewed_table`` as JSON text with a line for each state and row, so that a change of it is easy to read.
+
+    Args:
+        graph: The graph.
+    """
+    parts: list[str] = []
+    for key, value in reviewed_table(graph).items():
+        if isinstance(value, str):
+            parts.append(f"{json.dumps(key)}: {json.dumps(value)}")
+        elif isinstance(value, list):
+            lines = ",\n".join(f"  {json.dumps(item)}" for item in cast("list[object]", value))
+            parts.append(f"{json.dumps(key)}: [\n{lines}\n ]" if lines else f"{json.dumps(key)}: []")
+        else:
+            parts.append(f"{json.dumps(key)}: " + json.dumps(value, indent=2).replace("\n", "\n "))
+    return "{\n " + ",\n ".join(parts) + "\n}\n"
 
 
 def graph_from_table(table: Mapping[str, Any], name: str = "") -> Graph:
     """The graph of a table as data (``graph.table``, or the one in a run's journal), with guards by name only.
 
     Args:
-        table: ``{"states": [[name, waits, final, spends]...], "transitions": [[source, guard, target, spends]...]}``.
+        table: What ``graph.table`` or ``reviewed_table`` returned.
         name: The name of the graph; by default the table's own.
 
     Raises:
@@ -242,23 +635,24 @@ def graph_from_table(table: Mapping[str, Any], name: str = "") -> Graph:
         GraphError: The table breaks a rule of graphs.
     """
     try:
-        states = tuple(StateSpec(str(n), waits=bool(w), final=bool(f), spends=str(s)) for n, w, f, s in table["states"])
+        code = table.get("code", {"guards": {}, "effects": {}})
+        guards, effects = dict(code["guards"]), dict(code["effects"])
+        states = tuple(
+            StateSpec(str(n), waits=bool(w), final=bool(f), spends=str(s), effect=_named_effect(n, w or f, effects))
+            for n, w, f, s in table["states"]
+        )
         rows = tuple(
-            Transition(
-                str(source), None if guard == OTHERWISE else _unknown_guard(str(guard)), str(target), spends=str(spends)
-            )
+            Transition(str(source), _named_guard(source, guard, guards), str(target), spends=str(spends))
             for source, guard, target, spends in table["transitions"]
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigurationError(f"this is not the table of a graph: {type(error).__name__}: {error}") from error
     return Graph(states, rows, name or str(table.get("name", "graph")))
 
 
-def _unknown_guard(name: str) -> Any:
-    """A guard of which only the name is known."""
+def _named_guard(source: object, name: object, digests: Mapping[str, str]) -> Guard | None:
+    return None if name == OTHERWISE else DigestOnly(str(name), str(digests.get(f"{source}.{name}", "")))
 
-    def unknown(run: object) -> bool:
-        raise ConfigurationError(f"the guard {name!r} is known by name only and cannot be evaluated")
 
-    unknown.__name__ = name
-    return unknown
+def _named_effect(state: object, idle: object, digests: Mapping[str, str]) -> Callable[..., Any] | None:
+    return None if idle or state in set(State) else DigestOnly(str(state), str(digests.get(str(state), "")))

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from agentfsm.analysis import diff as diff_graphs
-from agentfsm.analysis import graph_from_table
+from agentfsm.analysis import format_reviewed, graph_from_table
 from agentfsm.cli.diagram_command import graph_of_run, load_records
 from agentfsm.cli.local_store import store_option
 from agentfsm.cli.user_code import load_graph
@@ -26,14 +26,16 @@ Examples:
   agentfsm diff standard strict                         two presets
   agentfsm diff old/graphs.py:GRAPH new/graphs.py:GRAPH --output difference.svg
   agentfsm diff 3f9c0a1b2c3d4e5f my_graphs.py:GRAPH     the graph of a run, and today's
-  agentfsm diff reviewed.json my_graphs.py:GRAPH        for CI: are the decisions the same?
+  agentfsm diff reviewed.json my_graphs.py:GRAPH        for CI: does it behave as reviewed?
+  agentfsm diff reviewed.json my_graphs.py:GRAPH --update
 """
 
 
 @click.command(epilog=_EXAMPLES)
 @click.argument("old")
 @click.argument("new")
-@click.option("--exact", is_flag=True, help="Exit 1 for any difference, even if all decisions are the same.")
+@click.option("--exact", is_flag=True, help="Exit 1 for any difference, even if no behavior changes.")
+@click.option("--update", is_flag=True, help="Show the difference, then write NEW to the file OLD, and exit 0.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "-o",
@@ -45,24 +47,47 @@ Examples:
 @store_option
 @click.pass_context
 def diff(
-    ctx: click.Context, old: str, new: str, exact: bool, as_json: bool, output: Path | None, path: Path | None
+    ctx: click.Context,
+    old: str,
+    new: str,
+    exact: bool,
+    update: bool,
+    as_json: bool,
+    output: Path | None,
+    path: Path | None,
 ) -> None:
     """Compare the graph NEW with the graph OLD.
 
-    Each is MODULE:GRAPH, FILE.py:GRAPH, the name of a preset, a JSON file (written with
-    json.dumps(graph.table)), or the id of a run, whose journal pins its graph. Rows are compared, and decisions
-    over the whole truth table: swapping two rows keeps every edge, but can let a call through that needed
-    approval.
+    Each is MODULE:GRAPH, FILE.py:GRAPH, the name of a preset, a JSON file (written with --update, or with
+    json.dumps(graph.table)), or the id of a run, whose journal pins its graph. Compared are what states, rows and
+    counters declare, the code of guards and effects where both are known, and the decisions over the whole truth
+    table: swapping two rows keeps every edge, but can let a call through that needed approval. A state or guard
+    with a new name is one change.
 
-    Exit codes: 0 the decisions are the same, 1 they differ, 2 wrong usage.
+    Exit codes: 0 the behavior is the same, 1 it differs, 2 wrong usage.
     """
-    before, after = _load_any_graph(old, path), _load_any_graph(new, path)
+    if update and not old.endswith(".json"):
+        raise click.UsageError(f"--update writes a JSON file, and {old!r} is none: name it NAME.json")
+    after = _load_any_graph(new, path)
+    if update and not Path(old).exists():
+        _write_reviewed(after, Path(old))
+        return
+    before = _load_any_graph(old, path)
     difference = diff_graphs(before, after)
     click.echo(json.dumps(difference.to_dict(), indent=1) if as_json else str(difference))
     if output is not None:
-        write(after, output, overlay=DiffOverlay(before, [str(each) for each in difference.decisions]))
+        elsewhere = [str(each) for each in difference.decisions if each.leads_elsewhere]
+        write(after, output, overlay=DiffOverlay(before, elsewhere, len(difference.decisions) - len(elsewhere)))
         click.echo(output, err=True)
+    if update:
+        _write_reviewed(after, Path(old))
+        return
     ctx.exit(0 if difference.same or (difference.behaves_alike and not exact) else 1)
+
+
+def _write_reviewed(graph: Graph, path: Path) -> None:
+    path.write_text(format_reviewed(graph), encoding="utf-8")
+    click.echo(path, err=True)
 
 
 def _load_any_graph(name: str, store: Path | None) -> Graph:

@@ -150,17 +150,20 @@ class DiffOverlay:
 
     ::
 
-        changed = [str(each) for each in agentfsm.analysis.diff(reviewed, mine).decisions]
-        write(mine, "difference.svg", overlay=DiffOverlay(reviewed, changed))
+        changes = agentfsm.analysis.diff(reviewed, mine).decisions
+        elsewhere = [str(each) for each in changes if each.leads_elsewhere]
+        write(mine, "difference.svg", overlay=DiffOverlay(reviewed, elsewhere, len(changes) - len(elsewhere)))
 
     Attributes:
         before: The older graph.
-        decisions: The decisions that change, as text; the first is shown. The diagram shows rows, but two rows
-            that merely change places can change what a run does.
+        decisions: The decisions that change and lead elsewhere, as text; the first is shown, the others are counted.
+            The diagram shows rows, but two rows that merely change places can change what a run does.
+        minor: How many decisions change, but lead to the same state.
     """
 
     before: Graph
     decisions: Sequence[str] = ()
+    minor: int = 0
 
     def apply_to(self, view: View) -> View:
         """The view with removed rows and states put back, struck through, and each change marked."""
@@ -177,6 +180,8 @@ class DiffOverlay:
         if self.decisions:
             more = f" (and {len(self.decisions) - 1} decisions more)" if len(self.decisions) > 1 else ""
             caption += f"; {shorten(self.decisions[0], MAX_CHANGE_LENGTH, placeholder='...')}{more}"
+        if self.minor:
+            caption += f"; {self.minor} decision{'s' if self.minor > 1 else ''} by another row to the same state"
         return replace(view, boxes=order_boxes(boxes), caption=caption, overlaid=True)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
-from agentfsm.analysis import diff, graph_from_table
+from agentfsm.analysis import diff, graph_from_table, reviewed_table
 from agentfsm.errors import ConfigurationError, GraphError
+from agentfsm.loop import detectors
 from agentfsm.loop.presets import PRESETS, STRICT
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.graph import Graph, StateSpec, Transition
@@ -87,13 +89,221 @@ def test_states_that_are_added_removed_or_declared_differently() -> None:
     assert not found.behaves_alike
     assert diff(more, LOOP).states_removed == ("review",)
     waiting = replace(FIRST, states=tuple(replace(s, waits=True) if s.name == "go" else s for s in FIRST.states))
-    assert diff(FIRST, waiting).states_changed == ("go",)
+    assert [str(each) for each in diff(FIRST, waiting).states_changed] == ["go: waits yes, was no"]
 
 
 def test_the_diff_of_the_loop_and_strict_is_reported() -> None:
     text = str(diff(LOOP, STRICT.graph))
     assert "- post_tool.tool_error -> recover" in text
     assert "post_tool, where tool_error holds: was tool_error -> recover, is otherwise -> pre_step" in text
+
+
+def swapped(graph: Graph, one: str, other: str) -> Graph:
+    """The graph with two rows in each other's place."""
+    rows = list(graph.transitions)
+    i, j = ([row.id for row in rows].index(each) for each in (one, other))
+    rows[i], rows[j] = rows[j], rows[i]
+    return replace(graph, transitions=tuple(rows))
+
+
+def with_guard(graph: Graph, row: str, guard: Any) -> Graph:
+    return replace(graph, transitions=tuple(replace(t, guard=guard) if t.id == row else t for t in graph))
+
+
+def with_new_state_name(graph: Graph, old: str, new: str) -> Graph:
+    def name(state: str) -> str:
+        return new if state == old else state
+
+    return replace(
+        graph,
+        states=tuple(replace(s, name=name(s.name)) for s in graph.states),
+        transitions=tuple(replace(t, source=name(t.source), target=name(t.target)) for t in graph),
+    )
+
+
+def audit_log(run: Any) -> None:
+    """Writes nothing."""
+
+
+def audit_aloud(run: Any) -> str:
+    return "audited"
+
+
+AUDITED = LOOP.with_state(
+    StateSpec("audit", effect=audit_log),
+    [Transition("audit", None, "post_tool")],
+    entered_by="dispatch_tool.otherwise",
+)
+
+
+def my_truncated(run: Any) -> object:
+    """Another name for the same."""
+    return detectors.output_truncated(run)
+
+
+def output_truncated(run: Any) -> None:
+    """The name of one of the loop's guards, and the opposite code."""
+
+
+def test_a_guard_of_equal_name_and_other_code_is_reported() -> None:
+    found = diff(LOOP, with_guard(LOOP, "post_llm.output_truncated", output_truncated))
+    assert found.guards_changed == ("post_llm.output_truncated",)
+    assert not found.behaves_alike
+    assert "~ post_llm.output_truncated: changed code of its guard" in str(found)
+    assert "every decision stays the same" not in str(found)
+
+
+def test_a_guard_with_a_new_name_is_one_change_and_changes_no_decision() -> None:
+    found = diff(LOOP, with_guard(LOOP, "post_llm.output_truncated", my_truncated))
+    assert str(found) == (
+        "~ guard output_truncated is now my_truncated\nevery decision stays the same, whatever the guards return"
+    )
+    assert found.behaves_alike
+    assert not found.same
+
+
+def test_a_changed_effect_is_reported_by_its_code() -> None:
+    again = replace(AUDITED, states=tuple(replace(s) for s in AUDITED.states))
+    assert diff(AUDITED, again).same
+    louder = replace(
+        AUDITED, states=tuple(replace(s, effect=audit_aloud) if s.name == "audit" else s for s in AUDITED.states)
+    )
+    found = diff(AUDITED, louder)
+    assert found.effects_changed == ("audit",)
+    assert not found.behaves_alike
+    assert "~ state audit: changed code of its effect" in str(found)
+
+
+def test_a_state_with_a_new_name_is_one_change() -> None:
+    found = diff(AUDITED, with_new_state_name(AUDITED, "audit", "review"))
+    assert str(found) == "~ state audit is now review\nevery decision stays the same, whatever the guards return"
+    assert found.behaves_alike
+
+
+def test_two_states_and_a_guard_with_new_names_are_three_changes() -> None:
+    old = AUDITED.with_state(
+        StateSpec("file", effect=audit_aloud), [Transition("file", None, "audit")], entered_by="dispatch_tool.otherwise"
+    )
+    new = with_new_state_name(with_new_state_name(old, "audit", "review"), "file", "archive")
+    new = with_guard(new, "post_llm.output_truncated", my_truncated)
+    found = diff(old, new)
+    assert {str(each) for each in found.renamed} == {
+        "state audit is now review",
+        "state file is now archive",
+        "guard output_truncated is now my_truncated",
+    }
+    assert found.behaves_alike
+
+
+def test_a_state_with_a_new_name_and_other_rows_or_another_effect_is_not_taken_for_the_old_one() -> None:
+    other_effect = replace(
+        AUDITED, states=tuple(replace(s, effect=audit_aloud) if s.name == "audit" else s for s in AUDITED.states)
+    )
+    other_row = AUDITED.with_transition(Transition("audit", RISKY, "recover"))
+    for changed in (other_effect, other_row):
+        found = diff(AUDITED, with_new_state_name(changed, "audit", "review"))
+        assert (found.states_removed, found.states_added) == (("audit",), ("review",))
+        assert not found.behaves_alike
+
+
+def test_a_changed_wait_is_named_and_is_a_change_of_behavior() -> None:
+    waiting = replace(AUDITED, states=tuple(replace(s, waits=True) if s.name == "audit" else s for s in AUDITED.states))
+    found = diff(AUDITED, waiting)
+    assert "~ state audit: waits yes, was no" in str(found)
+    assert "every decision stays the same" not in str(found)
+    assert not found.behaves_alike
+
+
+def test_another_initial_state_is_named() -> None:
+    elsewhere = replace(LOOP, states=tuple(sorted(LOOP.states, key=lambda s: s.name != "call_llm")))
+    found = diff(LOOP, elsewhere)
+    assert found.initial == ("pre_step", "call_llm")
+    assert str(found).splitlines()[0] == "~ runs start in call_llm, not in pre_step"
+    assert not found.behaves_alike
+
+
+def test_what_only_a_picture_shows_is_no_change() -> None:
+    drawn = replace(
+        AUDITED,
+        states=tuple(replace(s, note="another", lane="left") if s.name == "audit" else s for s in AUDITED.states),
+    )
+    assert diff(AUDITED, drawn).same
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("call_llm.transient_provider", "call_llm.provider_error"),
+        ("recover.ask_user", "recover.stop"),
+        ("post_tool.declared_done", "post_tool.declared_unable"),
+        ("dispatch_tool.approval_required", "dispatch_tool.in_doubt"),
+    ],
+)
+def test_exclusive_guards_that_are_swapped_change_no_decision(one: str, other: str) -> None:
+    found = diff(LOOP, swapped(LOOP, one, other))
+    assert found.moved
+    assert found.decisions == ()
+    assert found.behaves_alike
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("suspended.approval_decided", "suspended.replied"),
+        ("post_tool.policy_violation", "post_tool.calls_pending"),
+        ("post_tool.unknown_tool", "post_tool.tool_error"),
+    ],
+)
+def test_guards_that_can_hold_together_change_decisions_when_they_are_swapped(one: str, other: str) -> None:
+    found = diff(LOOP, swapped(LOOP, one, other))
+    assert found.decisions
+    assert not found.behaves_alike
+
+
+def test_only_combinations_that_can_occur_are_counted() -> None:
+    """Of LOOP's recover, cancelled, aborted and retry_tool are free, and at most one of the three actions holds."""
+    found = diff(LOOP, LOOP.without("recover.stop"))
+    (changed,) = [d for d in found.decisions if d.where == ("stop",)]
+    assert changed.of == 2**3 * 4
+    assert sum(d.cases for d in found.decisions) == 2  # neither cancelled nor aborted, stop, and retry_tool or not
+
+
+def test_changes_that_lead_elsewhere_come_first_and_none_is_left_out() -> None:
+    new = swapped(LOOP, "post_tool.unknown_tool", "post_tool.tool_error")
+    new = swapped(new, "post_tool.calls_pending", "post_tool.repeated_error")
+    found = diff(LOOP, new)
+    order = [d.leads_elsewhere for d in found.decisions]
+    assert order == sorted(order, reverse=True)
+    assert {True, False} == set(order)
+    lines = str(found).splitlines()
+    heading = next(i for i, line in enumerate(lines) if line.startswith("by another row to the same state"))
+    above, below = lines[:heading], lines[heading + 1 :]
+    assert any("was calls_pending -> dispatch_tool, is repeated_error -> recover" in line for line in above)
+    assert all(line.count("-> recover") == 2 for line in below)
+    assert len(found.decisions) == sum(", where " in line for line in lines)
+
+
+def test_a_table_with_digests_shows_changed_code_and_one_without_says_that_it_cannot() -> None:
+    changed = with_guard(LOOP, "post_llm.output_truncated", output_truncated)
+    reviewed = graph_from_table(json.loads(json.dumps(reviewed_table(LOOP))))
+    assert diff(reviewed, LOOP).same
+    assert diff(reviewed, LOOP).not_compared == ()
+    assert diff(reviewed, changed).guards_changed == ("post_llm.output_truncated",)
+    bare = diff(graph_from_table(LOOP.table), changed)
+    assert bare.same
+    assert "post_llm.output_truncated" in bare.not_compared
+    assert "not compared: the code of " in str(bare)
+    louder = replace(
+        AUDITED, states=tuple(replace(s, effect=audit_aloud) if s.name == "audit" else s for s in AUDITED.states)
+    )
+    assert diff(graph_from_table(reviewed_table(AUDITED)), louder).effects_changed == ("audit",)
+    assert "audit" in diff(graph_from_table(AUDITED.table), louder).not_compared
+
+
+def test_a_state_with_a_new_name_is_recognized_by_a_reviewed_table_too() -> None:
+    reviewed = graph_from_table(reviewed_table(AUDITED))
+    found = diff(reviewed, with_new_state_name(AUDITED, "audit", "review"))
+    assert [str(each) for each in found.renamed] == ["state audit is now review"]
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -153,3 +153,41 @@ def test_check_and_diff_have_help(cli: Cli) -> None:
         assert "Examples:" in text
         assert "Exit codes:" in text
         assert command in cli("--help").stdout
+
+
+EDITED = MINE.replace("return False", "return bool(run.batch)")
+
+
+def test_update_keeps_a_reviewed_table_with_which_later_code_is_compared(cli: Cli, mine: str, tmp_path: Path) -> None:
+    assert cli("diff", "reviewed.json", f"{mine}:ASKS", "--update").exit_code == 0
+    same = cli("diff", "reviewed.json", f"{mine}:ASKS")
+    assert (same.exit_code, same.stdout) == (0, "the two tables are the same\n")
+    (tmp_path / "edited.py").write_text(EDITED)
+    changed = cli("diff", "reviewed.json", "edited.py:ASKS")
+    assert changed.exit_code == 1
+    assert "~ post_llm.needs_approval: changed code of its guard" in changed.stdout
+    updated = cli("diff", "reviewed.json", "edited.py:ASKS", "--update")
+    assert updated.exit_code == 0
+    assert "changed code of its guard" in updated.stdout
+    assert cli("diff", "reviewed.json", "edited.py:ASKS").exit_code == 0
+
+
+def test_a_reviewed_table_has_a_line_for_each_row_so_that_its_own_change_can_be_reviewed(
+    cli: Cli, mine: str, tmp_path: Path
+) -> None:
+    cli("diff", "reviewed.json", f"{mine}:ASKS", "--update")
+    lines = (tmp_path / "reviewed.json").read_text().splitlines()
+    assert sum(line.startswith('  ["post_llm", "needs_approval", "suspended"') for line in lines) == 1
+
+
+def test_update_writes_json_files_only(cli: Cli, mine: str) -> None:
+    result = cli("diff", "strict", f"{mine}:ASKS", "--update")
+    assert result.exit_code == 2
+    assert "--update writes a JSON file, and 'strict' is none" in result.stderr
+
+
+def test_a_table_without_code_says_that_the_code_was_not_compared(cli: Cli, mine: str, tmp_path: Path) -> None:
+    (tmp_path / "reviewed.json").write_text(json.dumps(LOOP.table))
+    result = cli("diff", "reviewed.json", "standard")
+    assert result.exit_code == 0
+    assert "not compared: the code of" in result.stdout

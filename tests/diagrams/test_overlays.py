@@ -94,6 +94,8 @@ def test_a_diff_says_which_decision_changes() -> None:
     told = ["work, where again holds: was this -> that, is that -> this", "a second", "a third"]
     caption = DiffOverlay(SMALL_GRAPH, told).apply_to(build_view(SMALL_GRAPH)).caption
     assert caption == f"difference: none; {told[0]} (and 2 decisions more)"
+    minor = DiffOverlay(SMALL_GRAPH, told[:1], 9).apply_to(build_view(SMALL_GRAPH)).caption
+    assert minor == f"difference: none; {told[0]}; 9 decisions by another row to the same state"
     long = DiffOverlay(SMALL_GRAPH, ["word " * 100]).apply_to(build_view(SMALL_GRAPH)).caption
     assert len(long) < 170
     assert long.endswith("...")
