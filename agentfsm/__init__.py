@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         ModelError,
         NoTransitionError,
         ProviderError,
+        ReadOnlyError,
         RunError,
         RunExistsError,
         StaleHumanReplyError,
@@ -78,7 +79,7 @@ if TYPE_CHECKING:
     from agentfsm.loop.outcomes import StateResult
     from agentfsm.loop.presets import Preset
     from agentfsm.loop.recovery_policy import DefaultPolicy, RecoveryPolicy
-    from agentfsm.loop.state import RunState
+    from agentfsm.loop.state import RunState, RunView
     from agentfsm.loop.suspension import SuspensionRecord
     from agentfsm.loop.transition_table import LOOP
     from agentfsm.machine.engine import Decision, Machine
@@ -146,6 +147,7 @@ __all__ = [
     "PartialRunSummary",
     "Preset",
     "ProviderError",
+    "ReadOnlyError",
     "ReasoningDelta",
     "Record",
     "RecoveryPolicy",
@@ -162,6 +164,7 @@ __all__ = [
     "RunResumed",
     "RunStarted",
     "RunState",
+    "RunView",
     "RunWarning",
     "SkipCall",
     "SqliteStore",
@@ -218,8 +221,8 @@ if not TYPE_CHECKING:
             "agentfsm.errors": (
                 "AgentfsmError BlankHumanReplyError ConfigurationError ContextOverflowError GraphError "
                 "HumanReplyError JournalError JournalGraphError MissingExtraError MissingKeyError ModelError "
-                "NoTransitionError ProviderError RunError RunExistsError StaleHumanReplyError StaleLease StoreError "
-                "StoreFormatError StoreFullError StoreLockedError SuspensionExpiredError SuspensionFormatError "
+                "NoTransitionError ProviderError ReadOnlyError RunError RunExistsError StaleHumanReplyError StaleLease "
+                "StoreError StoreFormatError StoreFullError StoreLockedError SuspensionExpiredError SuspensionFormatError "
                 "SuspensionGraphError SuspensionRecordError SuspensionTamperedError SuspensionUsedError "
                 "ToolDefinitionError ToolError TransientProviderError UnknownModelError UnknownRunError"
             ),
@@ -241,7 +244,7 @@ if not TYPE_CHECKING:
             "agentfsm.loop.outcomes": "StateResult",
             "agentfsm.loop.recovery_policy": "DefaultPolicy RecoveryPolicy",
             "agentfsm.loop.presets": "Preset",
-            "agentfsm.loop.state": "RunState",
+            "agentfsm.loop.state": "RunState RunView",
             "agentfsm.loop.suspension": "SuspensionRecord",
             "agentfsm.loop.transition_table": "LOOP",
             "agentfsm.machine.engine": "Decision Machine",

@@ -11,6 +11,7 @@
     |   +-- MissingExtraError       an optional package is not installed
     +-- RunError                    a method does not fit the state of the run
     |   +-- NoTransitionError       no row of the table applies; the run is unchanged
+    +-- ReadOnlyError               user code tried to change a run; it is unchanged, and ends as aborted
     +-- SuspensionRecordError       a suspension record cannot be resumed; the run is unchanged
     |   +-- SuspensionFormatError   not a suspension record, or one of another version
     |   +-- SuspensionTamperedError its signature does not match
@@ -52,6 +53,7 @@ __all__ = [
     "ModelError",
     "NoTransitionError",
     "ProviderError",
+    "ReadOnlyError",
     "RunError",
     "RunExistsError",
     "StaleHumanReplyError",
@@ -122,6 +124,13 @@ class RunError(AgentfsmError):
 
 class NoTransitionError(RunError):
     """No row of the table applies to the run in its state; the run is unchanged."""
+
+
+class ReadOnlyError(AgentfsmError, AttributeError, TypeError):
+    """User code tried to change a run, or a value that belongs to one. Nothing was changed.
+
+    A run whose hook, guard, policy or effect tries it ends as aborted, even if that code handles the error.
+    """
 
 
 class SuspensionRecordError(AgentfsmError):

@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
+from agentfsm.loop.read_only import FrozenDict
+
 __all__ = ["MAX_INT", "canonical_json", "decode", "encode"]
 
 MAX_INT = 2**53 - 1
@@ -96,7 +98,7 @@ def _needs_tags(value: Any, text: str) -> bool:
     # outside the strings.
     if text[:1] not in "{[" or ("$" in text and '"$' in text) or (not text.isascii() and _beyond_bmp(text)):
         return True
-    if value.__class__ is dict and _STR_ONLY.issuperset(map(type, value.values())):
+    if (value.__class__ is dict or value.__class__ is FrozenDict) and _STR_ONLY.issuperset(map(type, value.values())):
         return False  # only strings, as in many tool arguments: no numbers
     outside = text if "\\" in text and '\\"' in text else "".join(text.split('"')[::2])
     return _NUMBER.search(outside) is not None

@@ -14,6 +14,8 @@ from typing import Any, cast
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import to_jsonable_python
 
+from agentfsm.loop.read_only import FrozenDict, freeze, read_only
+
 __all__ = [
     "LIMIT_KINDS",
     "MODEL_MISTAKE_KINDS",
@@ -225,6 +227,7 @@ MODEL_MISTAKE_KINDS = tuple(k for k in FailureKind if k.spec.model_mistake)
 """The kinds that the presets ``feedback`` and ``breaker`` return to the model with no retry budget of their own."""
 
 
+@read_only
 class Failure(BaseModel):
     """One failure that a detector found: immutable, hashable, and unchanged by a round trip through JSON.
 
@@ -247,7 +250,7 @@ class Failure(BaseModel):
     blockers: tuple[str, ...] = ()
     suggested_action: Action = Field(default_factory=lambda data: data["kind"].spec.action)
     partial_data: Any = None
-    metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
+    metadata: dict[str, Any] = Field(default_factory=FrozenDict)
 
     @field_validator("suggested_action", mode="before")
     @classmethod
@@ -266,7 +269,11 @@ class Failure(BaseModel):
     @classmethod
     def _to_json(cls, value: Any) -> Any:
         value = _replace_surrogates(value)
-        return to_jsonable_python(value, fallback=repr, bytes_mode="base64", inf_nan_mode="null")
+        return freeze(to_jsonable_python(value, fallback=repr, bytes_mode="base64", inf_nan_mode="null"))
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Failure:
+        """The failure with other fields, as in pydantic: they are not validated, but frozen."""
+        return super().model_copy(update={name: freeze(value) for name, value in (update or {}).items()})
 
     def _identity(self) -> tuple[FailureKind, str, tuple[str, ...]]:
         return (self.kind, self.explanation, self.blockers)

@@ -10,13 +10,15 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from itertools import chain, islice
+from typing import Any, cast, overload
 
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.failures import Failure
+from agentfsm.loop.read_only import FrozenDict, RefusesListChanges, freeze_field, read_only
 
 __all__ = [
     "MEDIA_TYPES",
@@ -27,6 +29,7 @@ __all__ = [
     "Role",
     "ToolCall",
     "ToolResult",
+    "Transcript",
     "Usage",
     "is_secret_placeholder",
     "secret_placeholder",
@@ -64,6 +67,7 @@ https://platform.openai.com/docs/guides/images-vision
 """
 
 
+@read_only
 @dataclass(frozen=True, slots=True)
 class Image:
     """An image.
@@ -146,6 +150,7 @@ class _SignatureSlot:
     _signature: str
 
 
+@read_only
 @dataclass(frozen=True, slots=True)
 class ToolCall(_SignatureSlot):
     """A model's request to run a tool.
@@ -153,15 +158,18 @@ class ToolCall(_SignatureSlot):
     Attributes:
         id: The call's id, unique in its message.
         name: The tool's name.
-        arguments: The arguments, a JSON object.
+        arguments: The arguments, a JSON object; frozen, as the calls of a run cannot be changed.
         malformed: Why the arguments that the model sent are not a JSON object, or None. If set, ``arguments`` is
             empty and the tool is never run.
     """
 
     id: str
     name: str
-    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    arguments: Mapping[str, Any] = field(default_factory=FrozenDict)
     malformed: str | None = None
+
+    def __post_init__(self) -> None:
+        freeze_field(self, "arguments")
 
     @property
     def signature(self) -> str:
@@ -177,7 +185,7 @@ class ToolCall(_SignatureSlot):
         except AttributeError:  # computed on first use: a call is looked up several times
             pass
         arguments: Mapping[str, Any] = self.arguments
-        if "_ui_message" in arguments or arguments.__class__ is not dict:
+        if "_ui_message" in arguments or arguments.__class__ is not FrozenDict:
             arguments = {k: v for k, v in arguments.items() if k != "_ui_message"}
         digest = hashlib.sha256(canonical_json(arguments, ensure_ascii=True).encode()).hexdigest()
         signature = f"{self.name}:{digest[:8]}"
@@ -185,6 +193,7 @@ class ToolCall(_SignatureSlot):
         return signature
 
 
+@read_only
 @dataclass(frozen=True, slots=True)
 class Message:
     """One entry of a transcript.
@@ -210,6 +219,13 @@ class Message:
     extra: Mapping[str, Any] | None = None
     images: tuple[Image, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.extra is not None:
+            freeze_field(self, "extra")
+        if self.tool_calls.__class__ is not tuple or self.images.__class__ is not tuple:  # for untyped callers
+            object.__setattr__(self, "tool_calls", tuple(self.tool_calls))
+            object.__setattr__(self, "images", tuple(self.images))
+
     @classmethod
     def system(cls, content: str) -> Message:
         """A system message: instructions."""
@@ -224,6 +240,72 @@ class Message:
     def assistant(cls, content: str = "", tool_calls: tuple[ToolCall, ...] = ()) -> Message:
         """An assistant message."""
         return cls(Role.ASSISTANT, content, tuple(tool_calls))
+
+
+class Transcript(RefusesListChanges, Sequence[Message]):
+    """An immutable view of the first messages of an append-only list, followed by a few more.
+
+    It needs no copy of the conversation, and later messages do not show in it.
+    """
+
+    __slots__ = ("_head", "_stop", "_tail")
+
+    def __init__(self, head: list[Message], stop: int, tail: tuple[Message, ...] = ()) -> None:
+        self._head, self._stop, self._tail = head, stop, tail
+
+    @property
+    def tail(self) -> tuple[Message, ...]:
+        """The messages after those of the list, in this request only."""
+        return self._tail
+
+    @property
+    def stable_count(self) -> int:
+        """How many messages, from the first, are the same in every later request."""
+        return self._stop
+
+    def continues(self, earlier: Transcript) -> bool:
+        """Whether it begins with the stable messages of an earlier one of the same conversation."""
+        return self._head is earlier._head and self._stop >= earlier._stop
+
+    def __len__(self) -> int:
+        return self._stop + len(self._tail)
+
+    def __iter__(self) -> Iterator[Message]:
+        return chain(islice(self._head, self._stop), self._tail)
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | list[Message]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        position = index + len(self) if index < 0 else index
+        if not 0 <= position < len(self):
+            raise IndexError(index)
+        return self._head[position] if position < self._stop else self._tail[position - self._stop]
+
+    def __add__(self, more: list[Message]) -> list[Message]:
+        return [*self, *more]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (Transcript, list)):
+            return NotImplemented
+        return list(self) == list(cast("Sequence[Message]", other))
+
+    __hash__ = None  # type: ignore[assignment]  # a view of a list, compared by content
+
+    def __copy__(self) -> list[Message]:
+        return list(self)
+
+    def __deepcopy__(self, memo: object) -> list[Message]:
+        return list(self)  # messages cannot be changed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Transcript, (list(self), len(self))
+
+    def __repr__(self) -> str:
+        return f"Transcript({list(self)!r})"
 
 
 def with_missing_results(messages: Iterable[Message]) -> list[Message]:
@@ -251,6 +333,7 @@ def with_missing_results(messages: Iterable[Message]) -> list[Message]:
     return complete
 
 
+@read_only
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What model calls consumed, in tokens and USD.
@@ -290,6 +373,7 @@ class Usage:
         )
 
 
+@read_only
 @dataclass(frozen=True, slots=True)
 class Reply:
     """One complete reply of a model.
@@ -309,6 +393,7 @@ class Reply:
     model: str = ""
 
 
+@read_only
 @dataclass(frozen=True, slots=True)
 class ToolResult:
     """The result of one tool call.
@@ -343,3 +428,7 @@ class ToolResult:
     usage: Usage | None = None
     images: tuple[Image, ...] = ()
     model_calls: int = 0
+
+    def __post_init__(self) -> None:
+        if self.value is not None:
+            freeze_field(self, "value")

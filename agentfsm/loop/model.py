@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from agentfsm.loop.messages import Message, Reply
+from agentfsm.loop.read_only import freeze_field, read_only
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
@@ -35,6 +36,7 @@ __all__ = [
 ]
 
 
+@read_only
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
     """The description of a tool for a model.
@@ -48,6 +50,9 @@ class ToolSpec:
     name: str
     description: str
     parameters: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        freeze_field(self, "parameters")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from agentfsm.loop.failures import Action, Failure
 from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult
+from agentfsm.loop.read_only import freeze_field, read_only
 from agentfsm.loop.state import HumanReply, PendingRequest, SuspendedSubRun
 
 __all__ = [
@@ -51,6 +52,7 @@ class ModelCallFailed:
     failure: Failure
 
 
+@read_only
 @dataclass(frozen=True, slots=True)
 class ReplyParsed:
     """``post_llm``: the contents of the reply: tool calls, or an answer, or why it cannot be parsed."""
@@ -58,6 +60,9 @@ class ReplyParsed:
     calls: tuple[ToolCall, ...] = ()
     answer: Any = None
     malformed: str | None = None
+
+    def __post_init__(self) -> None:
+        freeze_field(self, "answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +114,16 @@ class Expired:
     """``suspended``: the deadline for an answer has passed."""
 
 
+@read_only
 @dataclass(frozen=True, slots=True)
 class StateResult:
     """A user-defined state: the value that its effect returned (JSON), and messages to append to the transcript."""
 
     value: Any = None
     messages: tuple[Message, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        freeze_field(self, "value")
 
 
 @dataclass(frozen=True, slots=True)

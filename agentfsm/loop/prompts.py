@@ -9,21 +9,18 @@ servers reject (``Unexpected role 'user' after role 'tool'``): it is then part o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import chain, islice
 from types import MappingProxyType
-from typing import cast, overload
 
 from agentfsm.loop.failures import Failure
 from agentfsm.loop.guardrails import Behavior
-from agentfsm.loop.messages import Message, Role
+from agentfsm.loop.messages import Message, Role, Transcript
 from agentfsm.loop.state import RunState
 
 __all__ = [
     "CONTINUE",
     "NOT_RUN_TEXTS",
-    "Transcript",
     "as_lesson",
     "as_user_message",
     "feedback_text",
@@ -132,61 +129,6 @@ def repeated_call_note(count: int) -> str:
 
 
 ELIDED_RESULT_TEXT = "[An older tool result, left out because the conversation had grown too long.]"
-
-
-class Transcript(Sequence[Message]):
-    """An immutable view of the first messages of an append-only list, followed by a few more.
-
-    A request needs no copy of the conversation, and an old request still shows what was sent.
-    """
-
-    __slots__ = ("_head", "_stop", "_tail")
-
-    def __init__(self, head: list[Message], stop: int, tail: tuple[Message, ...] = ()) -> None:
-        self._head, self._stop, self._tail = head, stop, tail
-
-    @property
-    def head(self) -> list[Message]:
-        """The append-only list; read the first ``stable_count`` messages, and do not change it."""
-        return self._head
-
-    @property
-    def tail(self) -> tuple[Message, ...]:
-        """The messages after it, in this request only."""
-        return self._tail
-
-    @property
-    def stable_count(self) -> int:
-        """How many messages, from the first, are the same in every later request."""
-        return self._stop
-
-    def __len__(self) -> int:
-        return self._stop + len(self._tail)
-
-    def __iter__(self) -> Iterator[Message]:
-        return chain(islice(self._head, self._stop), self._tail)
-
-    @overload
-    def __getitem__(self, index: int) -> Message: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Message]: ...
-    def __getitem__(self, index: int | slice) -> Message | list[Message]:
-        if isinstance(index, slice):
-            return list(self)[index]
-        position = index + len(self) if index < 0 else index
-        if not 0 <= position < len(self):
-            raise IndexError(index)
-        return self._head[position] if position < self._stop else self._tail[position - self._stop]
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, (Transcript, list)):
-            return NotImplemented
-        return list(self) == list(cast("Sequence[Message]", other))
-
-    __hash__ = None  # type: ignore[assignment]  # a view of a list, compared by content
-
-    def __repr__(self) -> str:
-        return f"Transcript({list(self)!r})"
 
 
 def render_messages(run: RunState) -> Transcript:

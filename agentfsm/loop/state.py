@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any
+from operator import attrgetter, itemgetter
+from typing import Any, NoReturn, TypeVar, dataclass_transform
 
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
@@ -19,7 +20,8 @@ from pydantic_core import to_jsonable_python
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.failures import Action, Failure, FailureKind, describe_exception
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
-from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult, Usage
+from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult, Transcript, Usage
+from agentfsm.loop.read_only import FrozenDict, FrozenList, freeze, freeze_field, read_only, refuse_change, user_code
 from agentfsm.machine.graph import State
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "HumanReply",
     "PendingRequest",
     "RunState",
+    "RunView",
     "SuspendedSubRun",
     "dump_state",
     "load_state",
@@ -67,6 +70,7 @@ class CallState:
     answer: HumanReply | None = None
 
 
+@read_only
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
     """What a suspended run waits for.
@@ -90,11 +94,15 @@ class PendingRequest:
     choices: tuple[str, ...] = ()
     call_id: str | None = None
     tool: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    arguments: Mapping[str, Any] = field(default_factory=FrozenDict)
     failure_kind: FailureKind | None = None
     asker: str = ""
 
+    def __post_init__(self) -> None:
+        freeze_field(self, "arguments")
 
+
+@read_only
 @dataclass(frozen=True, slots=True)
 class SuspendedSubRun:
     """A sub-agent's run that waits for a person; the call that it works on waits with it.
@@ -120,6 +128,7 @@ class SuspendedSubRun:
     total_model_calls: int = 0
 
 
+@read_only
 @dataclass(frozen=True, slots=True)
 class HumanReply:
     """A person's answer, as the run records it.
@@ -133,13 +142,28 @@ class HumanReply:
 
     kind: str
     text: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    arguments: Mapping[str, Any] = field(default_factory=FrozenDict)
     by: str = ""
+
+    def __post_init__(self) -> None:
+        freeze_field(self, "arguments")
+
+
+class _HiddenSlots:
+    """What is neither compared nor stored: attempts of user code to change a run, and the field values of a view."""
+
+    __slots__ = ("_change_attempts", "_values")
+    _change_attempts: list[str]
+    _values: tuple[Any, ...]
+
+
+_set_attempts: Callable[[_HiddenSlots, list[str]], None] = _HiddenSlots.__dict__["_change_attempts"].__set__
+_set_values: Callable[[_HiddenSlots, tuple[Any, ...]], None] = _HiddenSlots.__dict__["_values"].__set__
 
 
 @dataclass(slots=True)
-class RunState:
-    """The whole state of one run, as plain data.
+class RunState(_HiddenSlots):
+    """The whole state of one run, as plain data. Only the loop has it; user code gets its ``RunView``.
 
     Attributes:
         run_id: The run's id.
@@ -234,6 +258,19 @@ class RunState:
     expired: bool = False
     state_results: dict[str, Any] = field(default_factory=dict[str, Any])
 
+    def view(self) -> RunView:
+        """What user code may see of the run as it is now."""
+        return _make_view(self)
+
+    @property
+    def change_attempts(self) -> list[str]:
+        """What user code has tried to change, and who; the run ends as aborted if there is anything."""
+        try:
+            return self._change_attempts
+        except AttributeError:
+            _set_attempts(self, [])
+            return self._change_attempts
+
     @property
     def done(self) -> bool:
         """Whether the run has ended."""
@@ -266,6 +303,141 @@ class RunState:
                 explanation=text,
                 metadata={"by": by, "error_class": type(error).__name__},
             )
+
+
+_T = TypeVar("_T")
+
+
+@dataclass_transform(frozen_default=True)
+def _with_read_only_fields(cls: type[_T]) -> type[_T]:
+    """Make a property of each field of a ``RunState``, and of each method that changes one a refusal."""
+    for index, name in enumerate(_FIELD_ORDER):
+        setattr(cls, name, property(_getter(index), doc=f"``{name}`` of the run, when the view was made."))
+    return cls
+
+
+def _getter(index: int) -> Callable[[Any], Any]:
+    get = itemgetter(index)
+    return lambda view: get(view._values)
+
+
+_FIELD_ORDER = tuple(each.name for each in fields(RunState))
+_values_of = attrgetter(*_FIELD_ORDER)
+_new = object.__new__
+
+
+@_with_read_only_fields  # pyright: ignore[reportGeneralTypeIssues]  # it is frozen, and a run is not
+class RunView(RunState):  # type: ignore[misc]  # it is frozen, and a run is not
+    """An immutable snapshot of a run, which guards, hooks, policies and effects receive.
+
+    It has the attributes of ``RunState`` as they were when the view was made, and never changes. An attempt to change
+    it raises ``ReadOnlyError``, and ends the run as aborted.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, **changes: Any) -> None:
+        """A view with other values, as ``dataclasses.replace`` makes it."""
+        _set_values(self, _values_of(RunState(**changes)))
+        _set_attempts(self, [])
+
+    def ask(self, role: str, function: Callable[..., _T], *arguments: Any) -> _T:
+        """What a function of the user's returns for this view.
+
+        Args:
+            role: What the function is, such as ``guard``; its name is added.
+            function: The function.
+            arguments: Its arguments after the view.
+
+        Raises:
+            ReadOnlyError: User code has tried to change the run, even if it has handled that error.
+        """
+        with user_code(role, function, self.change_attempts):
+            return function(self, *arguments)
+
+    def view(self) -> RunView:
+        """The view itself."""
+        return self
+
+    def record_failure_attempt(self, kind: FailureKind) -> NoReturn:
+        """Refused: a view cannot be changed.
+
+        Raises:
+            ReadOnlyError: Always.
+        """
+        refuse_change("count a failure", self.change_attempts)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        refuse_change(f"set {name!r} of the run", self.change_attempts)
+
+    def __delattr__(self, name: str) -> NoReturn:
+        refuse_change(f"delete {name!r} of the run", self.change_attempts)
+
+    def __copy__(self) -> RunView:
+        return self
+
+    def __deepcopy__(self, memo: object) -> RunView:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore_view, (self._values,)
+
+
+class _CallView(CallState):
+    """A call of the batch as user code sees it."""
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        refuse_change(f"set {name!r} of a call of the batch")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        refuse_change(f"delete {name!r} of a call of the batch")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _call_view, (CallState(*_call_values(self)),)
+
+    def __copy__(self) -> _CallView:
+        return self
+
+    def __deepcopy__(self, memo: object) -> _CallView:
+        return self
+
+
+_CALL_SETTERS = tuple(CallState.__dict__[each.name].__set__ for each in fields(CallState))
+_call_values = attrgetter(*(each.name for each in fields(CallState)))
+_NO_ITEMS, _NO_ENTRIES = FrozenList(), FrozenDict()
+_MESSAGES, _BATCH = _FIELD_ORDER.index("messages"), _FIELD_ORDER.index("batch")
+_LISTS = tuple(
+    i for i, f in enumerate(fields(RunState)) if str(f.type).startswith("list") and i not in (_MESSAGES, _BATCH)
+)
+_DICTS = tuple(i for i, f in enumerate(fields(RunState)) if str(f.type).startswith("dict"))
+
+
+def _make_view(run: RunState) -> RunView:
+    """A snapshot in constant time, however long the transcript is: messages are only ever appended."""
+    values = list(_values_of(run))
+    for index in _LISTS:
+        values[index] = FrozenList(values[index]) if values[index] else _NO_ITEMS
+    for index in _DICTS:
+        values[index] = FrozenDict(values[index]) if values[index] else _NO_ENTRIES
+    values[_MESSAGES] = Transcript(run.messages, len(run.messages))
+    values[_BATCH] = FrozenList(map(_call_view, run.batch)) if run.batch else _NO_ITEMS
+    view = _new(RunView)
+    _set_values(view, tuple(values))
+    _set_attempts(view, run.change_attempts)
+    return view
+
+
+def _call_view(call: CallState) -> CallState:
+    view = _new(_CallView)
+    for set_field, value in zip(_CALL_SETTERS, _call_values(call), strict=True):
+        set_field(view, value)
+    return view
+
+
+def _restore_view(values: tuple[Any, ...]) -> RunView:
+    return RunView(**dict(zip(_FIELD_ORDER, values, strict=True)))
 
 
 _STORED_NAMES = {
@@ -310,4 +482,7 @@ def load_state(data: dict[str, Any]) -> RunState:
     """
     fields = {_FIELD_NAMES.get(name, name): value for name, value in data.items()}
     fields.setdefault("turns", fields.get("model_calls", 0))  # earlier releases counted only these
-    return _state_adapter().validate_python(fields)
+    run = _state_adapter().validate_python(fields)
+    run.answer, run.ending_value = freeze(run.answer), freeze(run.ending_value)
+    run.state_results = {name: freeze(value) for name, value in run.state_results.items()}
+    return run

@@ -13,9 +13,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from agentfsm.errors import ConfigurationError, ProviderError
-from agentfsm.loop.messages import FinishReason, Message, Reply, Role, ToolCall, Usage
+from agentfsm.loop.messages import FinishReason, Message, Reply, Role, ToolCall, Transcript, Usage
 from agentfsm.loop.model import ModelRequest, ReasoningChunk, StreamChunk, TextChunk, ToolCallChunk
-from agentfsm.loop.prompts import Transcript
 from agentfsm.models.http_model import HttpModel
 from agentfsm.models.settings import ModelSettings
 from agentfsm.models.stream_reader import StreamAccumulator, TextAccumulator

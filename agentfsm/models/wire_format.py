@@ -18,9 +18,9 @@ from math import isfinite
 from typing import Any, Protocol, cast
 
 from agentfsm.errors import TransientProviderError
-from agentfsm.loop.messages import FinishReason, Image, Message, Role, ToolCall, Usage
+from agentfsm.loop.messages import FinishReason, Image, Message, Role, ToolCall, Transcript, Usage
 from agentfsm.loop.model import ModelRequest, ToolSpec
-from agentfsm.loop.prompts import Transcript, as_user_message
+from agentfsm.loop.prompts import as_user_message
 
 __all__ = [
     "TOOL_CHOICE_MODES",
@@ -455,25 +455,25 @@ class RequestCache:
         call_ids: The ids of their tool calls.
     """
 
-    def __init__(self, messages: list[Message], encoder: MessageEncoder) -> None:
+    def __init__(self, transcript: Transcript, encoder: MessageEncoder) -> None:
         self.encoder = encoder
         self.system: list[Message] = []
         self.call_ids: set[str] = set()
-        self._messages = messages
+        self._encoded = transcript
         self._encoded_count = 0
 
     def is_prefix_of(self, transcript: Transcript) -> bool:
         """Whether a transcript begins with the messages that are encoded here."""
-        return transcript.head is self._messages and transcript.stable_count >= self._encoded_count
+        return transcript.continues(self._encoded)
 
     def extend(self, transcript: Transcript) -> None:
         """Encode the stable messages of a transcript that are not encoded yet."""
-        for message in self._messages[self._encoded_count : transcript.stable_count]:
+        for message in transcript[self._encoded_count : transcript.stable_count]:
             self.encoder.add(message)
             if message.role is Role.SYSTEM:
                 self.system.append(message)
             self.call_ids.update(call.id for call in message.tool_calls)
-        self._encoded_count = transcript.stable_count
+        self._encoded, self._encoded_count = transcript, transcript.stable_count
 
 
 def cached_encoding(
@@ -490,7 +490,7 @@ def cached_encoding(
     transcript = messages if isinstance(messages, Transcript) else Transcript(list(messages), len(messages))
     cached = request.cache.get(key)
     if not isinstance(cached, RequestCache) or not cached.is_prefix_of(transcript):
-        cached = request.cache[key] = RequestCache(transcript.head, new_encoder())
+        cached = request.cache[key] = RequestCache(transcript, new_encoder())
     cached.extend(transcript)
     return cached, list(transcript.tail)
 

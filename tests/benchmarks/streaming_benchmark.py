@@ -16,8 +16,7 @@ from typing import Any
 import httpx
 
 from agentfsm import Agent, AgentGuardrails, Message, ModelRequest, ToolSpec, tool
-from agentfsm.loop.messages import Reply, Role, ToolCall
-from agentfsm.loop.prompts import Transcript
+from agentfsm.loop.messages import Reply, Role, ToolCall, Transcript
 from agentfsm.models import AnthropicMessages, OllamaChat, OpenAIChat, OpenAIResponses
 from agentfsm.models.http_client import HttpOptions
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from agentfsm.errors import ModelError, ToolError
+from agentfsm.errors import ModelError, ReadOnlyError, ToolError
 from agentfsm.loop.failures import LIMIT_KINDS, PROVIDER_KINDS, TOOL_REPORTABLE_KINDS, Action, Failure, FailureKind
 
 BY_HAND = {
@@ -127,7 +127,7 @@ def test_a_failure_is_not_equal_to_anything_else():
 
 def test_a_failure_cannot_be_changed():
     failure = Failure(kind="tool_error", explanation="x")
-    with pytest.raises(ValidationError):
+    with pytest.raises(ReadOnlyError):
         failure.explanation = "y"  # type: ignore[misc]
 
 

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm.loop.guardrails import Behavior
-from agentfsm.loop.messages import Message, Role, ToolCall
+from agentfsm.loop.messages import Message, Role, ToolCall, Transcript
 from agentfsm.loop.prompts import (
     CONTINUE,
     ELIDED_RESULT_TEXT,
-    Transcript,
     final_turn_text,
     lessons_block,
     render_messages,

@@ -12,9 +12,8 @@ import pytest
 
 from agentfsm import Agent, Image, RunCompleted
 from agentfsm.errors import ProviderError
-from agentfsm.loop.messages import Message, Role, ToolCall
+from agentfsm.loop.messages import Message, Role, ToolCall, Transcript
 from agentfsm.loop.model import ModelRequest
-from agentfsm.loop.prompts import Transcript
 from agentfsm.models import ModelSettings
 from tests.helpers.fake_model_server import ModelOutput, whole_body
 from tests.helpers.model_clients import MODEL_CLASSES, WEATHER, WIRES, build_model, request_error, respond_with

@@ -12,9 +12,8 @@ import pytest
 
 from agentfsm import Agent, AgentGuardrails, tool
 from agentfsm.errors import ConfigurationError
-from agentfsm.loop.messages import Message, Role, ToolCall
+from agentfsm.loop.messages import Message, Role, ToolCall, Transcript
 from agentfsm.loop.model import ModelRequest
-from agentfsm.loop.prompts import Transcript
 from agentfsm.models import AnthropicMessages, ModelSettings, OllamaChat, OpenAIChat, OpenAIResponses
 from agentfsm.models.anthropic import encode
 from agentfsm.models.http_client import HttpOptions

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentfsm.loop.messages import Image, Message, Role, ToolCall
+from agentfsm.loop.messages import Image, Message, Role, ToolCall, Transcript
 from agentfsm.loop.model import ModelRequest
-from agentfsm.loop.prompts import Transcript
 from agentfsm.models import ModelSettings
 from agentfsm.models.wire_format import dumps
 from tests.helpers.model_clients import MODEL_CLASSES, WEATHER, WIRES, AnyModel
