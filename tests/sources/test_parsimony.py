@@ -322,7 +322,7 @@ def test_block_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_failure_never_changes() -> None:
     failure = Failure(kind=K.tool_error, explanation="x")
-    with pytest.raises(ValueError, match="frozen"):
+    with pytest.raises(AttributeError, match="read-only"):
         failure.explanation = "y"  # type: ignore[misc]
 
 
