@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from agentfsm.loop.model import Model, ModelRequest, ToolSpec
     from agentfsm.loop.outcomes import StateResult
     from agentfsm.loop.presets import Preset
-    from agentfsm.loop.recovery_policy import DefaultPolicy, RecoveryPolicy
+    from agentfsm.loop.recovery_policy import DefaultPolicy, Recovery, RecoveryPolicy
     from agentfsm.loop.state import RunState, RunView
     from agentfsm.loop.suspension import SuspensionRecord
     from agentfsm.loop.transition_table import LOOP
@@ -150,6 +150,7 @@ __all__ = [
     "ReadOnlyError",
     "ReasoningDelta",
     "Record",
+    "Recovery",
     "RecoveryPolicy",
     "RecoveryStarted",
     "Reply",
@@ -242,7 +243,7 @@ if not TYPE_CHECKING:
             "agentfsm.loop.messages": "FinishReason Image Message Reply Role ToolCall ToolResult Usage",
             "agentfsm.loop.model": "Model ModelRequest ToolSpec",
             "agentfsm.loop.outcomes": "StateResult",
-            "agentfsm.loop.recovery_policy": "DefaultPolicy RecoveryPolicy",
+            "agentfsm.loop.recovery_policy": "DefaultPolicy Recovery RecoveryPolicy",
             "agentfsm.loop.presets": "Preset",
             "agentfsm.loop.state": "RunState RunView",
             "agentfsm.loop.suspension": "SuspensionRecord",

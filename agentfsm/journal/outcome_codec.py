@@ -171,6 +171,7 @@ HIDDEN_FIELDS = frozenset(
         "ending_value",
         "explanation",
         "extra",
+        "instruction",
         "malformed",
         "metadata",
         "partial_data",

@@ -1,12 +1,13 @@
 """The JSON envelope: tool calling for models without native tool calls.
 
 The model answers with one object and nothing else: ``{"kind": "final", "content": ...}`` or
-``{"kind": "tool_call", "tool_name": ..., "arguments": {...}}``. A Markdown code fence around it is tolerated, since
-models like to add one.
+``{"kind": "tool_call", "tool_name": ..., "arguments": {...}}``. A Markdown code fence around it is tolerated, and so is
+prose around that fence, since models like to add both.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable
 from typing import Any, cast
@@ -20,11 +21,12 @@ from agentfsm.loop.outcomes import ReplyParsed
 
 __all__ = ["envelope_instructions", "parse_envelope", "parse_json"]
 
+_OPENING = re.compile(r"\A```[A-Za-z]*\Z")
 _FENCE = re.compile(r"\A\s*```[A-Za-z]*\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
 
 
 def parse_json(text: str) -> Any:
-    """The JSON value of a text, with or without a Markdown fence around it.
+    """The JSON value of a text, or of the only Markdown code fence in it that holds JSON.
 
     Raises:
         ValueError: The text is not JSON; the message says where.
@@ -34,10 +36,34 @@ def parse_json(text: str) -> Any:
     except TypeError:
         raise ValueError("it contains half a character (a lone surrogate)") from None
     except ValueError:
-        fenced = _FENCE.match(text)
-        if fenced is None:
+        whole = _FENCE.match(text)
+        values = _decode_fenced([whole.group(1)] if whole is not None else _fenced_blocks(text))
+        if len(values) != 1:
             raise
-    return _decode_json(fenced.group(1))
+    return values[0]
+
+
+def _decode_fenced(blocks: Iterable[str]) -> list[Any]:
+    values: list[Any] = []
+    for block in blocks:
+        with contextlib.suppress(TypeError, ValueError):
+            values.append(_decode_json(block))
+    return values
+
+
+def _fenced_blocks(text: str) -> list[str]:
+    """The contents of the Markdown code fences in a text."""
+    blocks: list[str] = []
+    lines = text.split("\n")
+    start: int | None = None
+    for number, line in enumerate(lines):
+        mark = line.strip()
+        if start is None:
+            start = number + 1 if _OPENING.match(mark) else None
+        elif mark == "```":
+            blocks.append("\n".join(lines[start:number]))
+            start = None
+    return blocks
 
 
 def _decode_json(text: str) -> Any:

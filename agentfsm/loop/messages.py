@@ -204,7 +204,7 @@ class Message:
         tool_calls: The calls of an assistant message.
         tool_call_id: For a tool message, the call that it answers. None for a tool message that answers no
             native call (envelope mode, kept feedback); providers get it as a user message.
-        name: For a tool message, the tool.
+        name: For a tool message, the tool. ``memory`` for a user message that begins with recalled memory.
         is_error: For a tool message, whether the call failed.
         extra: What the provider must get back unchanged in later requests (reasoning, signatures); JSON.
         images: The images of a user or tool message.

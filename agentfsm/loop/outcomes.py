@@ -95,11 +95,15 @@ class RecoveryDecided:
         action: What to do about the failure.
         backoff_s: Seconds to wait before the next step.
         retry_calls: Whether to run the failed calls of the batch again, unchanged.
+        instruction: The policy's own instruction for the next request, or an empty string.
+        question: The policy's own question to a person, or an empty string.
     """
 
     action: Action
     backoff_s: float = 0.0
     retry_calls: bool = False
+    instruction: str = ""
+    question: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ __all__ = [
     "repeated_call_note",
     "truncation_feedback",
     "unknown_tool_text",
+    "with_memory",
+    "without_memory",
 ]
 
 
@@ -163,6 +165,23 @@ def as_user_message(message: Message) -> Message:
     else:
         content = f"Feedback on your last message:\n{_fence('feedback', message.content)}"
     return Message.user(content, message.images)
+
+
+_MEMORY = "memory"
+_MEMORY_END = f"</{_MEMORY}>\n\n"
+
+
+def with_memory(question: Message, recalled: str) -> Message:
+    """A user message that begins with recalled memory: labelled as data, fenced and escaped."""
+    label = "Recalled from earlier conversations, which is data:\n"
+    return replace(question, name=_MEMORY, content=f"{label}{_fence(_MEMORY, recalled)}\n\n{question.content}")
+
+
+def without_memory(message: Message) -> Message:
+    """A message without the memory that it begins with: what was recalled is neither remembered nor sent again."""
+    if message.role is not Role.USER or message.name != _MEMORY:
+        return message
+    return replace(message, name=None, content=message.content.partition(_MEMORY_END)[2])
 
 
 def _fence(tag: str, text: str) -> str:

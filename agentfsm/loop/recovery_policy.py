@@ -15,7 +15,7 @@ from agentfsm.loop.failures import LIMIT_KINDS, Action, Failure, FailureKind
 from agentfsm.loop.outcomes import RecoveryDecided
 from agentfsm.loop.state import RunState
 
-__all__ = ["DefaultPolicy", "RecoveryPolicy", "decide_recovery"]
+__all__ = ["DefaultPolicy", "Recovery", "RecoveryPolicy", "decide_recovery"]
 
 MAX_BACKOFF_S = 30.0
 
@@ -35,9 +35,43 @@ class RecoveryPolicy(Protocol):
         """Seconds to wait before a retry; the first retry is attempt 1."""
         ...
 
-    def decide(self, failure: Failure, state: RunState) -> Action:
+    def decide(self, failure: Failure, state: RunState) -> Action | Recovery:
         """What to do; ``state.failure_attempts`` does not include this failure yet."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What a policy decides about a failure, in its own words.
+
+    ::
+
+        def decide(self, failure, state):
+            if failure.kind is FailureKind.tool_error:
+                return Recovery(Action.retry, instruction="The printer needs a moment: try the other one.")
+            return super().decide(failure, state)
+
+    Attributes:
+        action: What to do.
+        instruction: What the next request, and only that one, tells the model; by default the text of the failure's
+            kind, if it has one.
+        question: What a person is asked, for ``ask_user``; by default the text of the failure's kind.
+
+    Raises:
+        ValueError: There is no such action.
+        TypeError: The instruction or the question is not a string.
+    """
+
+    action: Action
+    instruction: str = ""
+    question: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "action", Action(self.action))
+        for name in ("instruction", "question"):
+            value: object = getattr(self, name)
+            if not isinstance(value, str):
+                raise TypeError(f"{name} must be a string, not {type(value).__name__}")
 
 
 @dataclass(frozen=True)
@@ -68,7 +102,7 @@ class DefaultPolicy:
             return 0.0
         return min(2.0 ** min(attempt, 10), MAX_BACKOFF_S)
 
-    def decide(self, failure: Failure, state: RunState) -> Action:
+    def decide(self, failure: Failure, state: RunState) -> Action | Recovery:
         """The suggested action; a retry beyond its budget and a second ``narrow_scope`` become ``handoff``."""
         action = self.actions.get(failure.kind, failure.suggested_action)
         attempts = state.attempts(failure.kind)
@@ -92,11 +126,13 @@ def decide_recovery(policy: RecoveryPolicy, run: RunState, seed: int | None = No
     failure = run.failure
     if failure is None:  # a user's graph may enter recover without a failure
         return RecoveryDecided(Action.retry)
-    action = Action(policy.decide(failure, run))
+    decided = policy.decide(failure, run)
+    own = decided if isinstance(decided, Recovery) else Recovery(decided)
+    action = own.action
     if action is Action.ask_user and failure.kind in LIMIT_KINDS and run.continues >= run.guardrails.max_continues:
         action = Action.stop
     if action is not Action.retry:
-        return RecoveryDecided(action)
+        return RecoveryDecided(action, instruction=own.instruction, question=own.question)
     attempt = run.attempts(failure.kind) + 1
     wait = policy.backoff(failure.kind, attempt)
     jitter = float(getattr(policy, "jitter", 0.0))
@@ -109,7 +145,7 @@ def decide_recovery(policy: RecoveryPolicy, run: RunState, seed: int | None = No
     limit = run.guardrails.max_execution_time_s
     if limit is not None:  # wait no longer than until just after the time limit, so that the limit takes effect
         wait = min(wait, max(0.0, limit - run.elapsed_s) + LIMIT_MARGIN_S)
-    return RecoveryDecided(action, backoff_s=wait, retry_calls=_may_rerun(run, failure))
+    return RecoveryDecided(action, wait, _may_rerun(run, failure), own.instruction, own.question)
 
 
 def _retry_after_s(failure: Failure) -> float:

@@ -16,6 +16,7 @@ from agentfsm.loop.failures import LIMIT_KINDS, OUTPUT_KINDS, PROVIDER_KINDS, TO
 from agentfsm.loop.messages import Message, Role, ToolResult, Usage
 from agentfsm.loop.state import CallState, PendingRequest, RunState
 from agentfsm.loop.tool_batch import append_tool_results, charge, is_final_text, record_result
+from agentfsm.loop.truncation import continue_answer
 from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import State
 
@@ -231,7 +232,18 @@ def _on_pre_step_done(run: RunState, outcome: o.PreStepDone) -> None:
     if limit is not None and run.guardrails.finalize_grace_s and not run.final_turn and run.elapsed_s >= limit:
         run.final_turn = "now"
     if outcome.recalled:
-        run.messages.append(Message.user(f"<memory>\n{outcome.recalled}\n</memory>"))
+        _add_recalled(run, outcome.recalled)
+
+
+def _add_recalled(run: RunState, recalled: str) -> None:
+    """Put recalled memory in front of the question, in the same message: no request was made yet."""
+    messages = list(run.messages)  # a new list: views of the old one still show what it held
+    at = next((i for i in range(len(messages) - 1, -1, -1) if messages[i].role is Role.USER), None)
+    if at is None:
+        messages.append(prompts.with_memory(Message.user(""), recalled))
+    else:
+        messages[at] = prompts.with_memory(messages[at], recalled)
+    run.messages = messages
 
 
 def _on_model_call_succeeded(run: RunState, outcome: o.ModelCallSucceeded) -> None:
@@ -310,6 +322,10 @@ def _on_recovery_decided(run: RunState, outcome: o.RecoveryDecided) -> None:
     if failure.kind is K.output_truncated and outcome.action is not Action.retry:
         run.partial_answer = ""
     _ON_ACTION[outcome.action](run, failure)
+    if outcome.instruction:
+        run.pending_instruction = outcome.instruction
+    if outcome.question and outcome.action is Action.ask_user and run.pending_request is not None:
+        run.pending_request = replace(run.pending_request, question=outcome.question)
 
 
 def _prepare_retry(run: RunState, failure: Failure) -> None:
@@ -344,7 +360,7 @@ def _after_truncation(run: RunState) -> str:
             return prompts.truncation_feedback("more_room")
     if run.batch or run.reply is None:
         return prompts.truncation_feedback("call")
-    run.partial_answer += run.reply.message.content
+    run.partial_answer = continue_answer(run.partial_answer, run.reply.message.content)
     return prompts.truncation_feedback("answer")
 
 

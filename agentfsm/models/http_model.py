@@ -257,12 +257,13 @@ class HttpModel(ABC):
 def _mark_truncated(reply: Reply, cap: int | None) -> Reply:
     """The reply, with finish reason ``LENGTH`` if it was truncated, whatever its server says.
 
-    Some servers close a call that reached the limit with ``{}``, or leave it at ``{``, and report it as finished.
-    Executing it would do something that the model never requested
-    (https://github.com/LibreChat-AI/agents/pull/280).
+    An answer that used up the limit is truncated. So is a call without arguments: some servers close one that
+    reached the limit with ``{}``, or leave it at ``{``, and report it as finished. Executing it would do something
+    that the model never requested (https://github.com/LibreChat-AI/agents/pull/280).
     """
     calls = reply.message.tool_calls
     spent = cap is not None and reply.usage.output_tokens >= cap
-    if spent and reply.finish_reason is FinishReason.TOOL_CALLS and any(not call.arguments for call in calls):
+    cut_call = reply.finish_reason is FinishReason.TOOL_CALLS and any(not call.arguments for call in calls)
+    if spent and (cut_call or reply.finish_reason is FinishReason.STOP):
         return replace(reply, finish_reason=FinishReason.LENGTH)
     return reply

@@ -20,6 +20,7 @@ from agentfsm.loop.messages import Message
 from agentfsm.loop.outcomes import Outcome, PreStepDone, ReplyParsed, StateResult
 from agentfsm.loop.recovery_policy import decide_recovery
 from agentfsm.loop.state import RunState
+from agentfsm.loop.truncation import continue_answer
 from agentfsm.machine.graph import State
 from agentfsm.runtime.context import Context, Effect, reraise_cancellation
 from agentfsm.runtime.model_call import call_model
@@ -76,10 +77,11 @@ def parse_reply(context: Context) -> Outcome:
     if reply.message.tool_calls:
         return ReplyParsed(calls=reply.message.tool_calls)
     text = reply.message.content
-    if not run.partial_answer or text.startswith(run.partial_answer):
+    if not run.partial_answer:
         return _parse_text(context, text)
-    joined = _parse_text(context, run.partial_answer + text)  # the rest of a truncated answer
-    return joined if joined.malformed is None else _parse_text(context, text)  # or the answer repeated in full
+    answer = continue_answer(run.partial_answer, text)
+    joined = _parse_text(context, answer)
+    return joined if joined.malformed is None or answer == text else _parse_text(context, text)
 
 
 def _parse_text(context: Context, text: str) -> ReplyParsed:

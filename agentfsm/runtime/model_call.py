@@ -11,7 +11,7 @@ from typing import Any
 from agentfsm.errors import ModelError, TransientProviderError
 from agentfsm.loop.events import ReasoningDelta, ReplyRestarted, TextDelta, ToolCallDelta
 from agentfsm.loop.failures import PROVIDER_KINDS, Failure, FailureKind, describe_exception
-from agentfsm.loop.messages import Reply, ToolCall
+from agentfsm.loop.messages import FinishReason, Reply, ToolCall
 from agentfsm.loop.model import (
     KeepAlive,
     Model,
@@ -55,7 +55,7 @@ async def call_model(context: Context) -> Outcome:
     try:
         reply = await request_reply(context, request)
         _warn_if_unpriced(context, reply)
-        return ModelCallSucceeded(_normalize_reply(reply, context.call_ids))
+        return ModelCallSucceeded(_normalize_reply(_mark_truncated(reply, request), context.call_ids))
     except TimeoutError:
         return _model_call_failed(
             FailureKind.transient_provider, f"{config.model.name} sent no reply within {limit:g} s"
@@ -77,6 +77,14 @@ def _warn_if_unpriced(context: Context, reply: Reply) -> None:
     run = context.run
     if reply.usage.unpriced_tokens and run.guardrails.max_cost_usd is not None and not run.usage.unpriced_tokens:
         context.warn(f"the price of {context.config.model.name} is unknown: max_cost_usd does not count its tokens")
+
+
+def _mark_truncated(reply: Reply, request: ModelRequest) -> Reply:
+    """The reply, with finish reason ``LENGTH`` if it is an answer that used up its tokens, whatever the model says."""
+    cap = request.max_output_tokens
+    if cap is None or reply.usage.output_tokens < cap or reply.finish_reason is not FinishReason.STOP:
+        return reply
+    return replace(reply, finish_reason=FinishReason.LENGTH)
 
 
 def _model_call_failed(kind: FailureKind, text: str, error: ModelError | None = None) -> ModelCallFailed:

@@ -12,6 +12,7 @@ from pydantic_core import to_json
 from agentfsm.loop.events import Ending, Handoff, PartialRunSummary, RunCancelled, RunCompleted, UserInputRequested
 from agentfsm.loop.failures import Action, Failure, describe_exception
 from agentfsm.loop.messages import Message, Usage
+from agentfsm.loop.prompts import without_memory
 from agentfsm.loop.state import PendingRequest, RunState
 from agentfsm.loop.suspension import sign_record
 from agentfsm.machine.engine import Decision
@@ -40,7 +41,7 @@ async def run_final_hooks(context: Context, final: bool) -> None:
     if config.memory is not None and final:
         try:
             with context.timeout.start(run.guardrails.tool_timeout_s):
-                await config.memory.remember(run.messages)
+                await config.memory.remember([without_memory(message) for message in run.messages])
         except (Exception, asyncio.CancelledError) as error:
             reraise_cancellation(error)
             kind, text = type(error).__name__, "memory could not store the run"

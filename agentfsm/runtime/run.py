@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from agentfsm.errors import RunError
 from agentfsm.loop.events import Event
 from agentfsm.loop.messages import Message, Role, with_missing_results
+from agentfsm.loop.prompts import without_memory
 from agentfsm.loop.state import RunState
 from agentfsm.machine.engine import Decision
 from agentfsm.runtime.context import AgentConfig, being_cancelled
@@ -248,7 +249,7 @@ def start_run(
 
 
 def _normalize_history(history: Iterable[Message]) -> list[Message]:
-    """An earlier transcript without its system prompt, with a result for each call."""
+    """An earlier transcript without its system prompt and recalled memory, with a result for each call."""
     messages = list(history)
     for each in messages:
         if not isinstance(each, Message):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers
@@ -256,4 +257,4 @@ def _normalize_history(history: Iterable[Message]) -> list[Message]:
                 "message_history is a list of Message, as result.messages is (or Message.user('...')), "
                 f"and contains {type(each).__name__}"
             )
-    return with_missing_results(m for m in messages if m.role is not Role.SYSTEM)
+    return with_missing_results(without_memory(m) for m in messages if m.role is not Role.SYSTEM)

@@ -196,8 +196,8 @@ def _success_result(call: ToolCall, tool: Tool, value: Any) -> ToolResult:
 
 def _ending_value(call: ToolCall, tool: Tool, value: Any) -> Any:
     """The output of a call that ends the run, as JSON; for ``return_done``, its argument as the model gave it."""
-    if tool.control == "done" and "output" in call.arguments:
-        return call.arguments["output"]
+    if tool.control == "done":
+        return next(iter(call.arguments.values()))
     return to_jsonable_python(value, fallback=str, bytes_mode="base64", inf_nan_mode="null")
 
 

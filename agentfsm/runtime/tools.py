@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
-from typing import Any, Protocol, overload
+from typing import Annotated, Any, Protocol, overload
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AfterValidator, AliasChoices, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
 from agentfsm.errors import ToolDefinitionError
@@ -336,7 +336,20 @@ def secret_arguments(tools: Mapping[str, Tool]) -> dict[str, frozenset[str]]:
     return {t.name: t.secret for t in tools.values() if t.secret}
 
 
-def ask_user(question: str, context: str = "", choices: list[str] | None = None) -> dict[str, Any]:
+def _not_blank(value: Any) -> Any:
+    if isinstance(value, str) and not value.strip():
+        raise ValueError("must not be blank")
+    return value
+
+
+_Text = Annotated[str, AfterValidator(_not_blank)]
+"""A text that says something."""
+
+_OUTPUT_NAMES = AliasChoices("output", "summary")
+"""What a model may call the argument of ``return_done``; it is told the first."""
+
+
+def ask_user(question: _Text, context: str = "", choices: list[str] | None = None) -> dict[str, Any]:
     """Ask the user something that you need to know in order to go on. The answer is this call's result.
 
     Args:
@@ -347,7 +360,7 @@ def ask_user(question: str, context: str = "", choices: list[str] | None = None)
     return {"question": question, "context": context, "choices": choices or []}
 
 
-def return_done(output: str) -> Any:
+def return_done(output: Annotated[_Text, Field(validation_alias=_OUTPUT_NAMES)]) -> Any:
     """Finish: the task is done.
 
     Args:
@@ -357,7 +370,7 @@ def return_done(output: str) -> Any:
 
 
 def return_unable(
-    rationale: str, blockers: list[str] | None = None, suggested_next_steps: list[str] | None = None
+    rationale: _Text, blockers: list[str] | None = None, suggested_next_steps: list[str] | None = None
 ) -> dict[str, Any]:
     """Give up: the task cannot be done here. This is a good answer when it is true.
 
@@ -379,14 +392,14 @@ def control_tools(output_type: Any = None) -> Mapping[str, Tool]:
     Args:
         output_type: The type of ``return_done``'s argument; None for text.
     """
-    if output_type is None:
+    if output_type in (None, str):
         return _default_control_tools()
 
     def typed_done(output: Any) -> Any:
         return output
 
     typed_done.__doc__ = return_done.__doc__
-    typed_done.__annotations__["output"] = output_type
+    typed_done.__annotations__["output"] = Annotated[output_type, Field(validation_alias=_OUTPUT_NAMES)]
     return {**_default_control_tools(), "return_done": as_tool(typed_done, name="return_done", control="done")}
 
 

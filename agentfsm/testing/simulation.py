@@ -24,7 +24,7 @@ from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.messages import Reply, Usage
 from agentfsm.loop.model import ModelRequest
 from agentfsm.loop.outcomes import StateResult
-from agentfsm.loop.recovery_policy import RecoveryPolicy
+from agentfsm.loop.recovery_policy import Recovery, RecoveryPolicy
 from agentfsm.loop.state import RunState
 from agentfsm.machine.engine import Decision, Machine, Steppable
 from agentfsm.machine.graph import Graph, Guard, State
@@ -496,7 +496,7 @@ class Simulator:
         reply = await ScriptedModel([turn.entry]).reply(request)
         return replace(reply, usage=reply.usage + Usage(output_tokens=turn.tokens, cost_usd=turn.cost_usd))
 
-    def choose_action(self, failure: Failure, state: RunState, own: RecoveryPolicy) -> Action:
+    def choose_action(self, failure: Failure, state: RunState, own: RecoveryPolicy) -> Action | Recovery:
         """The scenario's next recovery action, or what the agent's own policy decides."""
         cursor = self._cursor
         action: Action | None = _next_or(cursor.scenario.recovery_actions, cursor.recoveries, None)
@@ -582,6 +582,6 @@ class _ScenarioPolicy:
         """The value of the agent's own policy."""
         return self._own.backoff(kind, attempt)
 
-    def decide(self, failure: Failure, state: RunState) -> Action:
+    def decide(self, failure: Failure, state: RunState) -> Action | Recovery:
         """The scenario's next action."""
         return self._simulator.choose_action(failure, state, self._own)

@@ -107,6 +107,34 @@ def test_json_is_parsed_with_and_without_a_fence(value):
     assert parse_json(text) == parse_json(f"```json\n{text}\n```") == value
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'Here is my call:\n```json\n{"a": 1}\n```\nI hope it helps.',
+        'First, some code:\n```python\nprint({})\n```\nThen:\n\n```\n{"a": 1}\n```',
+        '```json\n{"a": 1}\n```\nDone.',
+    ],
+)
+def test_prose_around_the_only_fence_that_holds_json_is_accepted(text):
+    assert parse_json(text) == {"a": 1}
+
+
+def test_a_fence_may_hold_json_with_a_fence_in_a_text():
+    value = {"content": "```py\nx\n```"}
+    assert parse_json(f"See:\n```json\n{json.dumps(value)}\n```\nBye.") == value
+
+
+@pytest.mark.parametrize("text", ["```\n1\n```\n```\n2\n```", 'So: {"a": 1}', "```json\n{\n```", "```json\n{}"])
+def test_it_is_not_guessed_which_json_is_meant(text):
+    with pytest.raises(ValueError, match=r".+"):
+        parse_json(text)
+
+
+def test_a_text_with_very_many_fences_is_read_in_linear_time():
+    with pytest.raises(ValueError, match=r".+"):
+        parse_json("```a\n" * 200_000)
+
+
 NO_NUMBERS = ["NaN", "[Infinity]", "-Infinity", "1e999", '{"a": [-1e400]}', "```\n1e999\n```"]
 
 

@@ -6,11 +6,26 @@ import math
 
 import pytest
 
+from agentfsm import Host, MemoryStore, RunResult, UserInputRequested
+from agentfsm.journal.replay import rehydrate, replay
 from agentfsm.loop.failures import LIMIT_KINDS, Action, Failure, FailureKind
 from agentfsm.loop.outcomes import RecoveryDecided
-from agentfsm.loop.recovery_policy import DefaultPolicy, RecoveryPolicy, decide_recovery
-from agentfsm.loop.state import CallState, RunState
-from tests.helpers.scenarios import failed_result, make_call, make_failure, make_run
+from agentfsm.loop.recovery_policy import DefaultPolicy, Recovery, RecoveryPolicy, decide_recovery
+from agentfsm.loop.state import CallState, RunState, dump_state
+from agentfsm.testing import FakeClock, call
+from tests.helpers.scenarios import (
+    echo,
+    explode,
+    failed_result,
+    make_call,
+    make_failure,
+    make_run,
+    request_text,
+    run_agent,
+    run_async,
+    scripted_agent,
+    truncated_reply,
+)
 
 K = FailureKind
 BUDGETS = {
@@ -194,6 +209,21 @@ def test_a_word_that_is_no_action_is_an_error_of_the_policy(word):
         decide_recovery(Own(word), transient())
 
 
+def test_a_policy_may_use_its_own_words():
+    own = Own(Recovery(Action.ask_user, question="Which printer?"))
+    assert decide_recovery(own, transient()) == RecoveryDecided(Action.ask_user, question="Which printer?")
+    own = Own(Recovery("retry", instruction="Try the other one."), wait=1.5)
+    assert decide_recovery(own, make_run("recover", failure=make_failure("tool_error"))) == RecoveryDecided(
+        Action.retry, backoff_s=1.5, instruction="Try the other one."
+    )
+
+
+@pytest.mark.parametrize("words", [{"instruction": 7}, {"question": None}])
+def test_words_of_a_policy_are_text(words):
+    with pytest.raises(TypeError, match="must be a string"):
+        Recovery(Action.retry, **words)
+
+
 def test_recover_without_a_failure_continues():
     assert decide_recovery(Own("stop"), make_run("recover")) == RecoveryDecided(Action.retry)
 
@@ -261,3 +291,38 @@ def test_calls_are_not_run_again_where_the_run_ends():
     run = failed_batch()
     run.failure_attempts[K.tool_error] = 2
     assert decide_recovery(DefaultPolicy(), run) == RecoveryDecided(Action.handoff)
+
+
+# -- a policy's own words, on a run --------------------------------------------------------------------
+
+
+class Helpful(DefaultPolicy):
+    """Says in its own words what is to be done."""
+
+    def decide(self, failure: Failure, state: RunState) -> Action | Recovery:
+        if failure.kind is K.tool_error:
+            return Recovery(Action.retry, instruction="Use the other printer.")
+        if failure.kind is K.output_truncated:
+            return Recovery(Action.ask_user, question="How long may it be?")
+        return super().decide(failure, state)
+
+
+def test_a_policys_words_reach_the_model_once_and_the_person_and_are_journaled():
+    store = MemoryStore()
+    host = Host(clock=FakeClock(), secret=b"secret", store=store)
+    script = [call("explode"), call("echo", text="a"), truncated_reply(text="too lo"), "done"]
+    agent, model = scripted_agent(*script, tools=[explode, echo], policy=Helpful(), host=host)
+    waiting = run_async(lambda: run_agent(agent))
+    assert ["Use the other printer." in request_text(r) for r in model.requests] == [False, True, False]
+    assert isinstance(waiting.outcome, UserInputRequested)
+    assert waiting.outcome.question == "How long may it be?"
+    rows = store.records(waiting.run_state.run_id)
+    assert not [row for row in rows if "other printer" in row.body]  # a text of a user's, which can be redacted
+    assert dump_state(rehydrate(rows).run) == dump_state(waiting.run_state)
+    assert replay(rows, agent.graph).same
+    assert replay(rows, agent.graph, policy=Helpful()).same
+
+    async def answered() -> RunResult:
+        return await agent.resume(waiting.run_state.run_id, "Short.")
+
+    assert run_async(answered).output == "done"

@@ -53,14 +53,11 @@ def test_a_back_off_is_over_once_it_was_waited_for():
     assert run.backoff_s == 0
 
 
-def test_what_a_memory_recalls_is_a_message_of_its_own():
-    run = make_run(messages=[Message.user("hi")])
+def test_what_a_memory_recalls_stands_before_the_question_in_the_same_message():
+    run = make_run(messages=[Message.system("be good"), Message.user("hi")])
     on_outcome(run, o.PreStepDone("you like tea"))
-    assert run.messages[0] == Message.user("hi")
-    assert run.messages[1].role is Role.USER
-    assert "you like tea" in run.messages[1].content
-    on_outcome(run, o.PreStepDone(""))
-    assert len(run.messages) == 2
+    assert run.messages == [Message.system("be good"), prompts.with_memory(Message.user("hi"), "you like tea")]
+    assert prompts.without_memory(run.messages[1]) == Message.user("hi")
 
 
 @pytest.mark.parametrize(

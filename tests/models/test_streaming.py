@@ -580,6 +580,20 @@ def test_a_call_cut_at_the_token_limit_is_truncated_even_if_the_server_reports_i
 
 
 @pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize(("tokens", "truncated"), [(499, False), (500, True)])
+def test_an_answer_that_used_up_the_limit_is_truncated_even_if_the_server_reports_it_complete(
+    wire: str, streamed: bool, tokens: int, truncated: bool
+) -> None:
+    model_output = ModelOutput("The answer is fo", "", (), reply_tokens=tokens)
+    body = json.dumps(whole_body(wire, model_output))
+    sent = encode_events(wire, stream_events(wire, model_output))
+    model = streaming_model(wire, sent) if streamed else build_model(wire, lambda _: httpx.Response(200, text=body))
+    reply = request_stream(model)[1] if streamed else asyncio.run(model.reply(TOOL_REQUEST))
+    assert reply.finish_reason is (FinishReason.LENGTH if truncated else FinishReason.STOP)
+
+
+@pytest.mark.parametrize("wire", WIRES)
 def test_a_call_below_the_cap_is_not_truncated(wire: str) -> None:
     model_output = ModelOutput("", "", (("c1", "now", {}),), reply_tokens=499)
     assert (

@@ -389,6 +389,30 @@ def test_return_done_takes_the_agents_output_type():
         done.arguments({"output": "Rome"})
 
 
+@pytest.mark.parametrize("blank", ["", " \n\t"])
+@pytest.mark.parametrize(
+    ("name", "argument"), [("ask_user", "question"), ("return_done", "output"), ("return_unable", "rationale")]
+)
+def test_a_control_tool_that_says_nothing_is_refused(name, argument, blank):
+    found = control_tools()[name]
+    assert found.arguments({argument: "words"})
+    with pytest.raises(ValidationError) as refused:
+        found.arguments({argument: blank})
+    assert problems(refused.value) == [f"{argument}: value error, must not be blank"]
+
+
+@pytest.mark.parametrize(
+    ("output_type", "value", "made"),
+    [(None, "all", "all"), (str, "all", "all"), (Place, {"city": "Rome"}, Place(city="Rome"))],
+)
+def test_the_argument_of_return_done_may_also_be_called_summary(output_type, value, made):
+    done = control_tools(output_type)["return_done"]
+    assert done.arguments({"summary": value}) == done.arguments({"output": value}) == {"output": made}
+    assert list(done.spec.parameters["properties"]) == ["output"]  # the model is told one name
+    with pytest.raises(ValidationError):
+        done.arguments({"output": value, "summary": value})
+
+
 def test_tools_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         tool(weather).timeout = 3  # type: ignore[misc]

@@ -22,6 +22,7 @@ from agentfsm import (
     RunState,
     ToolCall,
     TransientProviderError,
+    Usage,
     UserInputRequested,
 )
 from tests.helpers.scenarios import check_result, look, run_async, run_script, run_script_with_requests, scripted_agent
@@ -42,6 +43,26 @@ def test_a_truncated_answer_that_is_continued_is_the_complete_output() -> None:
 
 def test_an_answer_that_is_repeated_in_full_is_not_joined() -> None:
     assert run_script(cut("Once upon"), "Once upon a time.").output == "Once upon a time."
+
+
+def test_an_answer_that_is_started_again_in_other_words_is_not_joined() -> None:
+    assert run_script(cut("The answer is fo"), "Sorry. It is 42.").output == "Sorry. It is 42."
+
+
+def test_an_answer_that_used_up_its_cap_is_truncated_whatever_the_model_says() -> None:
+    limits = AgentGuardrails(max_output_tokens=9, max_output_tokens_limit=9)
+    full = Reply(Message.assistant("Once upon"), FinishReason.STOP, Usage(output_tokens=9))
+    result, requests = run_script_with_requests(full, " a time.", guardrails=limits)
+    assert (result.output, len(requests)) == ("Once upon a time.", 2)
+    short = Reply(Message.assistant("Once upon"), FinishReason.STOP, Usage(output_tokens=8))
+    assert run_script(short, guardrails=limits).output == "Once upon"
+
+
+def test_a_call_that_used_up_its_cap_is_complete_if_its_arguments_are() -> None:
+    call = ToolCall("c1", "look", {"where": "here"})
+    full = Reply(Message.assistant("", (call,)), FinishReason.TOOL_CALLS, Usage(output_tokens=9))
+    limits = AgentGuardrails(max_output_tokens=9)
+    assert run_script(full, "done", guardrails=limits, tools=[look]).output == "done"
 
 
 def test_with_more_room_the_answer_is_repeated_and_is_the_only_output() -> None:

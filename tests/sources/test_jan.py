@@ -294,7 +294,7 @@ def test_memory_that_works_reaches_the_model_and_gets_the_transcript() -> None:
     model = scripted_model(ANSWER)
     _, result = play(strict(model, memory=memory))
     assert "before" in request_text(model.requests[0])
-    assert memory.kept == result.messages
+    assert memory.kept == [Message.user("what is new?"), *result.messages[1:]]
 
 
 def test_events_nobody_receives_change_nothing() -> None:

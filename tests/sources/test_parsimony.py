@@ -30,6 +30,7 @@ from agentfsm import (
     Message,
     ModelRequest,
     PartialRunSummary,
+    Recovery,
     RecoveryPolicy,
     RecoveryStarted,
     Reply,
@@ -706,7 +707,7 @@ def test_the_policy_sees_the_attempts_before_this_one() -> None:
     seen: list[tuple[FailureKind, int]] = []
 
     class Watching(DefaultPolicy):
-        def decide(self, failure: Failure, state: RunState) -> Action:
+        def decide(self, failure: Failure, state: RunState) -> Action | Recovery:
             seen.append((failure.kind, state.attempts(failure.kind)))
             return super().decide(failure, state)
 
