@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from agentfsm.loop.read_only import read_only
+
 __all__ = ["AgentGuardrails", "Behavior"]
 
 
@@ -15,6 +17,7 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 STEPS_WITHOUT_ITERATION_LIMIT = 10_000
 
 
+@read_only
 class AgentGuardrails(BaseModel):
     """The limits of a run. Zero, negative numbers and NaN are rejected; the error names the field.
 
@@ -93,6 +96,7 @@ class AgentGuardrails(BaseModel):
         return STEPS_WITHOUT_ITERATION_LIMIT if self.max_iterations is None else 4 * self.max_iterations
 
 
+@read_only
 class Behavior(BaseModel):
     """Switches for what published agent loops do differently; each preset has one.
 

@@ -21,6 +21,7 @@ __all__ = [
     "FrozenList",
     "RefusesListChanges",
     "code_name",
+    "contains_objects",
     "freeze",
     "read_only",
     "refuse_change",
@@ -193,6 +194,19 @@ def freeze(value: Any) -> Any:
     return tuple(map(freeze, value)) if kind is tuple else value
 
 
+_VALUES = frozenset({str, int, float, bool, type(None)})
+
+
+def contains_objects(frozen: Any) -> bool:
+    """Whether a frozen value contains an object that ``freeze`` cannot make read-only."""
+    kind = frozen.__class__
+    if kind is FrozenDict:
+        return any(item.__class__ not in _VALUES and contains_objects(item) for item in frozen.values())
+    if kind is FrozenList or kind is tuple:
+        return any(item.__class__ not in _VALUES and contains_objects(item) for item in frozen)
+    return kind not in _VALUES
+
+
 def freeze_field(self: object, name: str) -> None:
     """Freeze a field of a frozen dataclass, in its ``__post_init__``. A value that contains itself stays as it is."""
     value = getattr(self, name)
@@ -211,11 +225,11 @@ def thaw(value: Any) -> Any:
 
 
 def _refuse_set(self: object, name: str, value: object) -> NoReturn:
-    refuse_change(f"set {name!r} of a {type(self).__name__}")
+    refuse_change(f"set {name!r} of {type(self).__name__}")
 
 
 def _refuse_delete(self: object, name: str) -> NoReturn:
-    refuse_change(f"delete {name!r} of a {type(self).__name__}")
+    refuse_change(f"delete {name!r} of {type(self).__name__}")
 
 
 def _itself(self: _T, memo: object) -> _T:

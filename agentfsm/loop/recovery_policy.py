@@ -13,7 +13,8 @@ from typing import Protocol, runtime_checkable
 
 from agentfsm.loop.failures import LIMIT_KINDS, Action, Failure, FailureKind
 from agentfsm.loop.outcomes import RecoveryDecided
-from agentfsm.loop.state import RunState
+from agentfsm.loop.read_only import user_code
+from agentfsm.loop.state import RunState, RunView
 
 __all__ = ["DefaultPolicy", "Recovery", "RecoveryPolicy", "decide_recovery"]
 
@@ -35,8 +36,8 @@ class RecoveryPolicy(Protocol):
         """Seconds to wait before a retry; the first retry is attempt 1."""
         ...
 
-    def decide(self, failure: Failure, state: RunState) -> Action | Recovery:
-        """What to do; ``state.failure_attempts`` does not include this failure yet."""
+    def decide(self, failure: Failure, state: RunView) -> Action | Recovery:
+        """What to do; ``state.failure_attempts`` does not include this failure yet. Nothing of it can be changed."""
         ...
 
 
@@ -122,11 +123,12 @@ def decide_recovery(policy: RecoveryPolicy, run: RunState, seed: int | None = No
 
     Raises:
         ValueError: The policy's backoff is not a finite number.
+        ReadOnlyError: The policy tried to change the run.
     """
     failure = run.failure
     if failure is None:  # a user's graph may enter recover without a failure
         return RecoveryDecided(Action.retry)
-    decided = policy.decide(failure, run)
+    decided = _ask_policy(policy, failure, run)
     own = decided if isinstance(decided, Recovery) else Recovery(decided)
     action = own.action
     if action is Action.ask_user and failure.kind in LIMIT_KINDS and run.continues >= run.guardrails.max_continues:
@@ -146,6 +148,13 @@ def decide_recovery(policy: RecoveryPolicy, run: RunState, seed: int | None = No
     if limit is not None:  # wait no longer than until just after the time limit, so that the limit takes effect
         wait = min(wait, max(0.0, limit - run.elapsed_s) + LIMIT_MARGIN_S)
     return RecoveryDecided(action, wait, _may_rerun(run, failure), own.instruction, own.question)
+
+
+def _ask_policy(policy: RecoveryPolicy, failure: Failure, run: RunState) -> Action | Recovery:
+    if type(policy) is DefaultPolicy:  # ours, which changes nothing
+        return policy.decide(failure, run)
+    with user_code("policy", policy.decide, run.change_attempts):
+        return policy.decide(failure, run.view())
 
 
 def _retry_after_s(failure: Failure) -> float:

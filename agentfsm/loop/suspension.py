@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from typing import Any
+from typing import Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from agentfsm.errors import (
     BlankHumanReplyError,
@@ -22,6 +22,7 @@ from agentfsm.errors import (
 )
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.failures import FailureKind
+from agentfsm.loop.read_only import freeze
 from agentfsm.loop.state import HumanReply, RunState, dump_state, load_state
 
 __all__ = ["RECORD_VERSION", "SuspensionRecord", "check_human_reply", "open_record", "sign_record"]
@@ -68,6 +69,11 @@ class SuspensionRecord(BaseModel):
     graph: str
     state: dict[str, Any] = Field(repr=False)
     signature: str = Field(repr=False)
+
+    @field_validator("arguments", "state")
+    @classmethod
+    def _freeze(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return cast("dict[str, Any]", freeze(value))
 
     def to_json(self) -> str:
         """The record as JSON text."""

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import isawaitable
 from typing import Any
 
-from agentfsm.errors import HumanReplyError
+from agentfsm.errors import HumanReplyError, ReadOnlyError
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.failures import describe_exception
-from agentfsm.loop.messages import ToolResult
+from agentfsm.loop.messages import ToolCall, ToolResult
+from agentfsm.loop.read_only import contains_objects, freeze, user_code
 from agentfsm.loop.state import CallState, HumanReply, PendingRequest
 from agentfsm.machine.graph import State
 from agentfsm.runtime.context import Context, reraise_cancellation
@@ -117,21 +118,21 @@ class HookAbortError(Exception):
 
 
 async def run_hooks(
-    context: Context, state: str, hook_context: HookContext | None = None, *, after_end: bool = False
+    context: Context, state: str, make_context: Callable[[], HookContext] | None = None, *, after_end: bool = False
 ) -> list[HookDecision]:
     """Run the hooks of a state, in order.
 
     Args:
         context: The run.
         state: The state.
-        hook_context: What the hooks see; by default the state and the run.
+        make_context: Makes what a hook sees; by default the state and the run.
         after_end: Whether it is too late to stop the run: then every hook runs, and an abort is only a warning.
 
     Returns:
         What each of them returned.
 
     Raises:
-        HookAbortError: A hook aborted the run, or raised an exception and has ``fail_open=False``.
+        HookAbortError: A hook aborted the run, tried to change it, or raised and has ``fail_open=False``.
     """
     decisions: list[HookDecision] = []
     for each in context.config.hooks.get(state, ()):
@@ -140,22 +141,27 @@ async def run_hooks(
                 continue
             context.once_hooks_run.add(id(each))
         try:
-            decisions.append(await _run_hook(context, each, hook_context or HookContext(state, context.run)))
+            hook_context = HookContext(state, context.view()) if make_context is None else make_context()
+            decisions.append(await _run_hook(context, each, hook_context))
         except HookAbortError as error:
             if not after_end:
                 raise
             context.warn("a hook aborted the run, but it has already ended", str(error))
+            context.run.change_attempts.clear()
     return decisions
 
 
 async def _run_hook(context: Context, hook: Hook, hook_context: HookContext) -> HookDecision:
     try:
-        value = hook.function(hook_context)
-        decision = await value if isawaitable(value) else value
+        with user_code("hook", hook.function, context.run.change_attempts):
+            value = hook.function(hook_context)
+            decision = await value if isawaitable(value) else value
         allowed = AbortRun if hook_context.call is None else HookDecision
         if decision is not None and not isinstance(decision, allowed):  # pyright: ignore[reportUnnecessaryIsInstance]
             where = "here" if hook_context.call is None else "for a call"
             raise TypeError(f"{decision!r} is not a valid hook decision {where}")
+    except ReadOnlyError as error:
+        raise HookAbortError(str(error)) from error
     except (Exception, asyncio.CancelledError) as error:
         reraise_cancellation(error)
         text = f"hook {hook.name} raised {describe_exception(error)}"
@@ -183,16 +189,23 @@ async def check_approval(
         None if it may run; its result if it was skipped or denied; or the approval request for a human.
 
     Raises:
-        HookAbortError: A hook aborted the run.
+        HookAbortError: A hook aborted the run, or tried to change it.
+        ReadOnlyError: ``requires_approval`` tried to change the run.
     """
-    call = call_state.call
+    call, rule = call_state.call, tool.requires_approval
     question = ""
-    needs_approval = (
-        tool.requires_approval if isinstance(tool.requires_approval, bool) else tool.requires_approval(arguments)
-    )
+    if isinstance(rule, bool):
+        needs_approval = rule
+    else:
+        with user_code("requires_approval", rule, context.run.change_attempts):
+            needs_approval = rule(_shown_arguments(tool, call, arguments))
     if context.config.hooks.get(State.DISPATCH_TOOL):
-        hook_context = HookContext(State.DISPATCH_TOOL, context.run, call, tool, arguments)
-        for decision in await run_hooks(context, State.DISPATCH_TOOL, hook_context):
+
+        def make_context() -> HookContext:
+            shown = _shown_arguments(tool, call, arguments)
+            return HookContext(State.DISPATCH_TOOL, context.view(), call, tool, shown)
+
+        for decision in await run_hooks(context, State.DISPATCH_TOOL, make_context):
             if isinstance(decision, SkipCall):
                 return ToolResult(call.id, call.name, f"Not run: {decision.reason}", status="skipped")
             if isinstance(decision, DenyCall):
@@ -205,6 +218,16 @@ async def check_approval(
             question or f"May {call.name!r} run with these arguments?",
             call_id=call.id,
             tool=call.name,
-            arguments=dict(call.arguments),
+            arguments=call.arguments,
         )
     return None
+
+
+def _shown_arguments(tool: Tool, call: ToolCall, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A call's validated arguments, as user code that decides about it sees them.
+
+    They are frozen. Objects of other types than JSON's cannot be, so each function gets objects of its own: what it does
+    to them shows neither in what the next one sees nor in what the tool gets.
+    """
+    shown: Mapping[str, Any] = freeze(arguments)
+    return freeze(tool.arguments(call.arguments)) if contains_objects(shown) else shown

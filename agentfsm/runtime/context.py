@@ -20,7 +20,7 @@ from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.messages import ToolResult
 from agentfsm.loop.model import Model, ToolSpec
 from agentfsm.loop.recovery_policy import RecoveryPolicy
-from agentfsm.loop.state import RunState, SuspendedSubRun
+from agentfsm.loop.state import RunState, RunView, SuspendedSubRun
 from agentfsm.machine.engine import Machine
 from agentfsm.runtime.hooks import INFO_EVENTS, Hook, Observer, log_event, logger
 from agentfsm.runtime.host import Host, Memory
@@ -196,6 +196,7 @@ class Context:
         model_requests: How many model calls were started for the run since this object was made, by sub-agents too.
         recorder: Collects the run's journal entries.
         visited_before_resume: The states that the run had left before it was loaded from a store.
+        seen: What user code sees of the run in its current state, once there was any to see it.
     """
 
     def __init__(self, config: AgentConfig, run: RunState, prompt: str = "") -> None:
@@ -214,9 +215,16 @@ class Context:
         self.visited_before_resume: frozenset[str] = frozenset()
         self.call_ids = {c.id for m in run.messages for c in m.tool_calls}
         self.model_cache: dict[object, object] = {}
+        self.seen: RunView | None = None
         self.timeout = Timeout()
         self._seq = 0
         self._listener: Callable[[Event], None] | None = None
+
+    def view(self) -> RunView:
+        """What user code may see of the run; made once for each state that the run enters."""
+        if self.seen is None:
+            self.seen = self.run.view()
+        return self.seen
 
     def set_listener(self, listener: Callable[[Event], None]) -> None:
         """Send every event from now on to a consumer.

@@ -19,7 +19,7 @@ from inspect import isawaitable
 from types import CoroutineType
 from typing import Any, cast
 
-from agentfsm.errors import JournalError, NoTransitionError, StoreError, SuspensionUsedError
+from agentfsm.errors import JournalError, NoTransitionError, ReadOnlyError, StoreError, SuspensionUsedError
 from agentfsm.loop.events import Ending, ModelReplied, RecoveryStarted, RunResumed, RunStarted, Transitioned
 from agentfsm.loop.failures import Action, Failure, FailureKind, describe_exception
 from agentfsm.loop.guardrails import AgentGuardrails
@@ -156,6 +156,7 @@ class Driver:
         self._now = config.host.clock.monotonic
         self._step = config.machine.step
         self._record_transition = self.context.recorder.record_transition
+        self._change_attempts = run.change_attempts
         self._final_states = frozenset(s.name for s in config.machine.graph.states if s.final)
         self._started = False
         self._idle_since = 0.0
@@ -385,15 +386,20 @@ class Driver:
             cancel = self._cancel_reason
             on_outcome(run, Cancelled(cancel))
         aborted = run.aborted
+        if self._change_attempts:  # of user code that has handled the error, or that runs in a task of its own
+            run.abort("user code", ReadOnlyError(self._change_attempts[0]))
         decision = self._step(run)
         self.decisions.append(decision)
         raised = run.aborted if run.aborted is not aborted else None  # a guard raised while it was evaluated
+        if self._change_attempts:
+            self._change_attempts.clear()
         self._record_transition(outcome, cancel, elapsed_us, idle_us, decision, raised)
         if context.builds_events:
             emitted = self._now()
             _emit_transition(context, outcome, decision)
             self._idle_since += self._now() - emitted  # the time that observers take is not idle time
         on_transition(run, decision, decision.transition.target in self._final_states)
+        context.seen = None
 
     async def _drain_cancelled(self) -> None:
         """After the task was cancelled: take transitions to the end without running any effect."""

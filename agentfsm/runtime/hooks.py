@@ -28,7 +28,8 @@ from agentfsm.loop.events import (
 )
 from agentfsm.loop.failures import FailureKind
 from agentfsm.loop.messages import ToolCall
-from agentfsm.loop.state import RunState
+from agentfsm.loop.read_only import read_only
+from agentfsm.loop.state import RunView
 from agentfsm.machine.graph import State
 from agentfsm.runtime.tools import Tool
 
@@ -81,20 +82,22 @@ HookDecision = AbortRun | SkipCall | DenyCall | AskApproval | None
 """What a hook returns; None to continue. At states other than ``dispatch_tool``, only None and ``AbortRun``."""
 
 
+@read_only
 @dataclass(frozen=True, slots=True)
 class HookContext:
-    """What a hook sees.
+    """What a hook sees. It cannot change any of it: an attempt ends the run as aborted.
 
     Attributes:
         state: The state whose effect is about to run.
-        run: Everything the run knows. Read it, do not change it.
+        run: Everything the run knows at this moment.
         call: At ``dispatch_tool``, the call that is about to run, as the model made it; else None.
         tool: At ``dispatch_tool``, its tool; else None.
-        arguments: At ``dispatch_tool``, what the tool will get: validated, converted, defaults filled in.
+        arguments: At ``dispatch_tool``, what the tool will get: validated, converted, defaults filled in. The tool
+            gets a copy of its own.
     """
 
     state: str
-    run: RunState
+    run: RunView
     call: ToolCall | None = None
     tool: Tool | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])

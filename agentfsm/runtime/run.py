@@ -51,17 +51,21 @@ class Run:
     @property
     def run_id(self) -> str:
         """The run's id."""
-        return self.run_state.run_id
+        return self._driver.context.run.run_id
 
     @property
     def state(self) -> str:
         """The name of the state that the run is in, such as ``call_llm``, ``suspended`` or ``terminal``."""
-        return self.run_state.state
+        return self._driver.context.run.state
 
     @property
     def run_state(self) -> RunState:
-        """Everything the run knows at this moment: transcript, usage, counters. Read it, do not change it."""
-        return self._driver.context.run
+        """Everything the run knows at this moment: transcript, usage, counters.
+
+        Until the run is finished this is a ``RunView``: a snapshot that cannot be changed.
+        """
+        run = self._driver.context.run
+        return run if self.finished else run.view()
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -183,6 +187,11 @@ class Run:
 def count_model_requests(run: Run) -> int:
     """How many model calls this object has started for its run, those of sub-agents and of cut-off calls included."""
     return run._driver.context.model_requests  # pyright: ignore[reportPrivateUsage]  # a method too many for Run
+
+
+def live_state(run: Run) -> RunState:
+    """The state of a run itself, which changes as the run advances. Only the loop may change it."""
+    return run._driver.context.run  # pyright: ignore[reportPrivateUsage]
 
 
 class _ExclusiveUse:

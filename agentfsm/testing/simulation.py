@@ -25,14 +25,14 @@ from agentfsm.loop.messages import Reply, Usage
 from agentfsm.loop.model import ModelRequest
 from agentfsm.loop.outcomes import StateResult
 from agentfsm.loop.recovery_policy import Recovery, RecoveryPolicy
-from agentfsm.loop.state import RunState
+from agentfsm.loop.state import RunState, RunView
 from agentfsm.machine.engine import Decision, Machine, Steppable
 from agentfsm.machine.graph import Graph, Guard, State
 from agentfsm.runtime.context import Context, Effect
 from agentfsm.runtime.hooks import AbortRun, AskApproval, Hook, HookContext, HookDecision, Observer
 from agentfsm.runtime.host import Host
 from agentfsm.runtime.result import RunResult
-from agentfsm.runtime.run import Run
+from agentfsm.runtime.run import Run, live_state
 from agentfsm.runtime.tools import Tool
 from agentfsm.testing.fakes import FakeClock, ScriptedModel
 
@@ -266,7 +266,7 @@ class Simulation:
         self._stop_states = {s.name for s in agent.graph.states if s.final or s.waits}
         self.result = cursor.result
         self._run: Run | None = agent.run("play", run_id=SIMULATION_RUN_ID)
-        self._state = self._run.run_state
+        self._state = live_state(self._run)
 
     @property
     def state(self) -> RunState:
@@ -310,7 +310,7 @@ class Simulation:
             await asyncio.sleep(0)  # let appends that were queued before the crash finish
             self._release_lease()
             self._run = self._agent.resume(SIMULATION_RUN_ID)
-        self._cursor.cancel, self._state = self._run.cancel, self._run.run_state
+        self._cursor.cancel, self._state = self._run.cancel, live_state(self._run)
         return self._run
 
     def _release_lease(self) -> None:
@@ -327,7 +327,7 @@ class Simulation:
         if self._agent.graph.spec(result.state).final:
             return False
         self._run = self._resume_or_dismiss(result)
-        self._state = self._run.run_state
+        self._state = live_state(self._run)
         return True
 
     def _resume_or_dismiss(self, result: RunResult) -> Run:
@@ -496,7 +496,7 @@ class Simulator:
         reply = await ScriptedModel([turn.entry]).reply(request)
         return replace(reply, usage=reply.usage + Usage(output_tokens=turn.tokens, cost_usd=turn.cost_usd))
 
-    def choose_action(self, failure: Failure, state: RunState, own: RecoveryPolicy) -> Action | Recovery:
+    def choose_action(self, failure: Failure, state: RunView, own: RecoveryPolicy) -> Action | Recovery:
         """The scenario's next recovery action, or what the agent's own policy decides."""
         cursor = self._cursor
         action: Action | None = _next_or(cursor.scenario.recovery_actions, cursor.recoveries, None)
@@ -582,6 +582,6 @@ class _ScenarioPolicy:
         """The value of the agent's own policy."""
         return self._own.backoff(kind, attempt)
 
-    def decide(self, failure: Failure, state: RunState) -> Action | Recovery:
+    def decide(self, failure: Failure, state: RunView) -> Action | Recovery:
         """The scenario's next action."""
         return self._simulator.choose_action(failure, state, self._own)

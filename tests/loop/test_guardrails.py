@@ -7,6 +7,7 @@ import math
 import pytest
 from pydantic import ValidationError
 
+from agentfsm.errors import ReadOnlyError
 from agentfsm.loop.guardrails import AgentGuardrails
 
 DEFAULTS = {
@@ -87,7 +88,7 @@ def test_a_misspelt_limit_is_refused():
 
 
 def test_limits_cannot_be_changed():
-    with pytest.raises(ValidationError):
+    with pytest.raises(ReadOnlyError):
         AgentGuardrails().max_iterations = 3  # type: ignore[misc]
 
 

@@ -31,7 +31,7 @@ from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.events import Event, RecoveryStarted, RunResumed
 from agentfsm.loop.state import RunState, dump_state, load_state
 from agentfsm.runtime.driver import RunRequest
-from agentfsm.runtime.run import Run
+from agentfsm.runtime.run import Run, live_state
 from agentfsm.testing import FakeClock, call
 from tests.helpers.scenarios import check_result, run_async, run_script, scripted_agent, transcript_of
 
@@ -111,8 +111,8 @@ def cut_off(name: str, ran: list[str], *, idempotent: bool = False) -> tuple[Age
         async for event in run:
             if isinstance(event, Transitioned) and event.target == "dispatch_tool":
                 break
-        run.run_state.batch[0].started = True
-        return load_state(json.loads(canonical_json(dump_state(run.run_state))))
+        live_state(run).batch[0].started = True
+        return load_state(json.loads(canonical_json(dump_state(live_state(run)))))
 
     return scripted_agent("done", tools=[work])[0], run_async(scene)
 
