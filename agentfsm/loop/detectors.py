@@ -7,7 +7,8 @@ own code and add a row to the table. The examples are external events after whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -220,15 +221,26 @@ def output_malformed(run: RunState) -> Failure | None:
 
 
 def loop_detected(run: RunState) -> Failure | None:
-    """A call of the reply would be the ``loop_hard_threshold``-th equal call among the last ``loop_window``."""
+    """A call would be the ``loop_hard_threshold``-th among the last ``loop_window`` that are equal.
+
+    Equal calls have equal results, too, unless the preset counts calls alone: running the tests again after each edit
+    is no loop.
+    """
     if not run.batch:
         return None
     window, limit = run.guardrails.loop_window, run.guardrails.loop_hard_threshold
     calls = [*run.recent_calls, *[c.signature for c in run.batch]]
+    if len(run.batch) == 1:
+        suspects = {calls[-1]} if calls.count(calls[-1]) >= limit else frozenset[str]()
+    else:
+        suspects = {signature for signature, count in Counter(calls).items() if count >= limit}
+    if not suspects:
+        return None
+    results = run.recent_results if run.behavior.repeats == "results" else []
     for index in range(len(run.recent_calls), len(calls)):
-        if calls.count(calls[index]) < limit:
+        if calls[index] not in suspects:
             continue
-        count = calls[max(0, index + 1 - window) : index + 1].count(calls[index])
+        count = _count_equal(calls, results, index, window)
         if count >= limit:
             tool = calls[index].rpartition(":")[0]
             return Failure(
@@ -237,6 +249,17 @@ def loop_detected(run: RunState) -> Failure | None:
                 metadata={"signature": calls[index], "count": count},
             )
     return None
+
+
+def _count_equal(calls: list[str], results: Sequence[str], index: int, window: int) -> int:
+    """How many of the last calls up to one are equal to it and had the newest known result, or an unknown one."""
+    digests = [
+        results[i] if i < len(results) else ""
+        for i in range(max(0, index + 1 - window), index + 1)
+        if calls[i] == calls[index]
+    ]
+    newest = next((digest for digest in reversed(digests) if digest), "")
+    return sum(digest in ("", newest) for digest in digests)
 
 
 # -- post_tool: the results of the batch ----------------------------------------------------------------

@@ -38,8 +38,8 @@ class AgentGuardrails(BaseModel):
         llm_timeout_s: Timeout of one model call in seconds.
         stream_heartbeat_s: Seconds of silence after which a streamed reply counts as dropped.
         stall_threshold_s: Seconds of silence between two phases after which the run counts as stalled.
-        loop_soft_threshold: From this number of equal calls on, the result warns the model.
-        loop_hard_threshold: At this number of equal calls, the call is not run: ``loop_detected``.
+        loop_soft_threshold: From this number of equal calls with equal results on, the result warns the model.
+        loop_hard_threshold: At this number of equal calls with equal results, the call is not run: ``loop_detected``.
         loop_window: How many of the last calls are checked for repeats.
         repeated_error_threshold: Consecutive equal tool errors that open the circuit breaker.
         max_denials: Consecutive denied calls that are a ``policy_violation``.
@@ -108,6 +108,8 @@ class Behavior(BaseModel):
         feedback: Whether feedback that answers no call is part of one request only (``once``) or is stored as a
             tool message (``kept``).
         addendum: Whether requests repeat what failed so far (``lessons_learned``) at their end.
+        repeats: Whether the loop guard counts calls as equal only if their results were equal too (``results``), and
+            warns the model; or counts the calls alone, and logs a warning (``calls``).
         environment_errors: Whether the model may try again after an OSError in a tool (``retry``) or the run is
             handed off at once (``terminal``).
         attempts_scope: Whether a success resets the count of failures of a kind (``streak``) or failures count
@@ -121,5 +123,6 @@ class Behavior(BaseModel):
     envelope: bool = False
     feedback: Literal["once", "kept"] = "once"
     addendum: bool = True
+    repeats: Literal["results", "calls"] = "results"
     environment_errors: Literal["retry", "terminal"] = "retry"
     attempts_scope: Literal["streak", "run"] = "streak"

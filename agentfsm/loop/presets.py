@@ -41,7 +41,7 @@ _UNLIMITED_RETRIES = 1_000_000
 STANDARD = Preset("standard")
 """The default: the full recovery policy, and a text reply is the answer."""
 
-FUNNEL = Preset("funnel", behavior=Behavior(control_tools=True, text_is_answer=False))
+FUNNEL = Preset("funnel", behavior=Behavior(control_tools=True, text_is_answer=False, repeats="calls"))
 """parsimony-agents: control tools are registered, and a text reply is ``no_progress``."""
 
 FEEDBACK = Preset(

@@ -126,8 +126,8 @@ def invalid_arguments_text(tool: str, problems: Iterable[str]) -> str:
 
 
 def repeated_call_note(count: int) -> str:
-    """A note for the result of a call that was made before."""
-    return f"[Note: this exact call has now been made {count} times. Its result will not change by repeating it.]"
+    """A note for the result of a call that was made before, and had the same result."""
+    return f"[Note: this exact call has now been made {count} times with this same result.]"
 
 
 ELIDED_RESULT_TEXT = "[An older tool result, left out because the conversation had grown too long.]"

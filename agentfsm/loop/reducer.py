@@ -56,6 +56,7 @@ def on_human_answer(run: RunState, outcome: o.HumanAnswered) -> None:
         run.elapsed_s, run.final_turn = 0.0, ""
     elif request.failure_kind is FailureKind.loop_detected:
         run.recent_calls.clear()
+        run.recent_results.clear()
 
 
 def _on_allow(run: RunState, call: CallState) -> None:
@@ -135,9 +136,10 @@ def _on_leave_post_llm(run: RunState, target: str) -> None:
         return
     _on_success(run, OUTPUT_KINDS)
     if run.batch:
-        recent = run.recent_calls
+        recent, results, window = run.recent_calls, run.recent_results, run.guardrails.loop_window
         recent.extend([c.signature for c in run.batch])
-        del recent[: -run.guardrails.loop_window]
+        results.extend([""] * (len(recent) - len(results)))
+        del recent[:-window], results[:-window]
 
 
 def _was_truncated(run: RunState) -> bool:

@@ -201,6 +201,7 @@ class RunState(_HiddenSlots):
         backoff_s: Seconds to wait before the next step.
         call_failures: The first failure of each kind in the current batch.
         recent_calls: Signatures of the last calls, oldest first.
+        recent_results: A digest of the result of each of them; an empty string, or missing, where it is not known.
         error_key: The key of the last tool error; ``error_streak`` counts its consecutive occurrences.
         denials: Denials in a row.
         pending_request: What a suspended run waits for, or None.
@@ -246,6 +247,7 @@ class RunState(_HiddenSlots):
     backoff_s: float = 0.0
     call_failures: dict[FailureKind, Failure] = field(default_factory=dict[FailureKind, Failure])
     recent_calls: list[str] = field(default_factory=list[str])
+    recent_results: list[str] = field(default_factory=list[str])
     error_key: tuple[str, str, str, str] | None = None
     error_streak: int = 0
     denials: int = 0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, cast
 
 from agentfsm.loop import prompts
 from agentfsm.loop.messages import FinishReason, Message, Role, ToolResult, Usage
-from agentfsm.loop.state import PendingRequest, RunState
+from agentfsm.loop.state import CallState, PendingRequest, RunState
 
 __all__ = ["append_tool_results", "charge", "is_final_text", "record_result"]
 
@@ -71,14 +72,15 @@ def append_tool_results(run: RunState) -> None:
     """Append one result for every call of the batch to the transcript, and close the batch."""
     if not run.batch:
         return
+    _note_results(run)
     native = run.reply is not None and bool(run.reply.message.tool_calls)  # else the calls came in an envelope
     for call in run.batch:
         result = call.result or ToolResult(call.call.id, call.call.name, _skip_reason(run), status="skipped")
         content = result.content
         if call.edited:
             content += "\n[Note: a person changed the arguments of this call.]"
-        if result.status in ("done", "failed"):
-            count = run.recent_calls.count(call.signature)
+        if result.status in ("done", "failed") and run.behavior.repeats == "results":
+            count = _count_repeats(run, call)
             if count >= run.guardrails.loop_soft_threshold:
                 content += "\n" + prompts.repeated_call_note(count)
         run.messages.append(
@@ -96,6 +98,31 @@ def append_tool_results(run: RunState) -> None:
     if run.deferred_messages:
         run.messages.extend(run.deferred_messages)
         run.deferred_messages = []
+
+
+def _note_results(run: RunState) -> None:
+    """Store digests of the batch's results beside its signatures, which are the last of the recent calls."""
+    calls, results = run.recent_calls, run.recent_results
+    results.extend([""] * (len(calls) - len(results)))  # of a run that was stored before results were compared
+    for place, call in zip(range(len(calls) - 1, -1, -1), reversed(run.batch), strict=False):
+        if call.result is not None and call.result.status != "skipped" and calls[place] == call.signature:
+            results[place] = _digest(call.result)
+
+
+def _digest(result: ToolResult) -> str:
+    text = result.content.encode("utf-8", "surrogatepass")
+    if result.images:
+        text += "".join(image.data for image in result.images).encode()
+    return hashlib.sha256(text).hexdigest()[:8]
+
+
+def _count_repeats(run: RunState, call: CallState) -> int:
+    """How many of the recent calls are equal to one of the batch, and are known to have had the same result."""
+    count = run.recent_calls.count(call.signature)
+    if count < run.guardrails.loop_soft_threshold or call.result is None:
+        return count
+    entry = (call.signature, _digest(call.result))
+    return sum(pair == entry for pair in zip(run.recent_calls, run.recent_results, strict=False))
 
 
 def _skip_reason(run: RunState) -> str:

@@ -112,7 +112,8 @@ def would_transition(machine: Machine, run: RunState, outcome: Outcome) -> bool:
         outcome: The outcome, such as a human's reply.
     """
     trial = copy.copy(run)
-    trial.messages, trial.recent_calls = list(run.messages), list(run.recent_calls)
+    trial.messages = list(run.messages)
+    trial.recent_calls, trial.recent_results = list(run.recent_calls), list(run.recent_results)
     trial.batch = [copy.copy(call) for call in run.batch]
     trial.deferred_messages, trial.state_results = list(run.deferred_messages), dict(run.state_results)
     trial.failure_attempts, trial.call_failures = dict(run.failure_attempts), dict(run.call_failures)

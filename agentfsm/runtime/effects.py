@@ -7,7 +7,8 @@ where it has nothing to await, a plain function.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from inspect import isawaitable
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +17,7 @@ from pydantic_core import to_json, to_jsonable_python
 
 from agentfsm.loop.failures import describe_exception
 from agentfsm.loop.json_envelope import parse_envelope, parse_json
-from agentfsm.loop.messages import Message
+from agentfsm.loop.messages import Message, ToolCall
 from agentfsm.loop.outcomes import Outcome, PreStepDone, ReplyParsed, StateResult
 from agentfsm.loop.recovery_policy import decide_recovery
 from agentfsm.loop.state import RunState
@@ -75,6 +76,8 @@ def parse_reply(context: Context) -> Outcome:
     if reply is None:
         return ReplyParsed()
     if reply.message.tool_calls:
+        if run.behavior.repeats == "calls":
+            _log_repeats(context, reply.message.tool_calls)
         return ReplyParsed(calls=reply.message.tool_calls)
     text = reply.message.content
     if not run.partial_answer:
@@ -82,6 +85,16 @@ def parse_reply(context: Context) -> Outcome:
     answer = continue_answer(run.partial_answer, text)
     joined = _parse_text(context, answer)
     return joined if joined.malformed is None or answer == text else _parse_text(context, text)
+
+
+def _log_repeats(context: Context, calls: Sequence[ToolCall]) -> None:
+    """Warn about a call that was made ``loop_soft_threshold`` times, where the model is not warned itself."""
+    run = context.run
+    signatures = [*run.recent_calls, *(call.signature for call in calls)][-run.guardrails.loop_window :]
+    for signature, count in Counter(signatures).items():
+        if count >= run.guardrails.loop_soft_threshold and any(call.signature == signature for call in calls):
+            text = f"the same call was made {count} times"
+            context.warn(text, f"{text}: {signature.rpartition(':')[0]}")
 
 
 def _parse_text(context: Context, text: str) -> ReplyParsed:

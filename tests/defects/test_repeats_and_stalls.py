@@ -14,6 +14,7 @@ from agentfsm import (
     Host,
     RunResult,
     RunState,
+    RunWarning,
     State,
     ToolStarted,
     TransientProviderError,
@@ -168,3 +169,45 @@ def test_a_run_that_was_left_alone_and_then_awaited_has_not_stalled() -> None:
     result = asyncio.run(scene())
     assert result.output == "x"
     assert not result.run_state.lessons_learned
+
+
+# -- what is no loop, since its results differ ----------------------------------------------------------
+
+
+def edit_and_test(rounds: int, preset: str = "standard") -> tuple[RunResult, list[str]]:
+    """A run that edits and runs the tests, which fail less each time; and what it warns about."""
+    left = rounds
+    warnings: list[str] = []
+
+    def run_tests() -> str:
+        """Runs the tests."""
+        nonlocal left
+        left -= 1
+        return f"{left} failed"
+
+    script = [entry for n in range(rounds) for entry in (call("echo", text=f"edit {n}"), call("run_tests"))]
+    end = call("return_done", output="all pass") if preset == "funnel" else "all pass"
+    watch = observer(lambda e: warnings.append(e.text) if isinstance(e, RunWarning) else None)
+    agent = Agent(scripted_model(*script, end), tools=[echo, run_tests], preset=preset, host=make_host(), hooks=[watch])
+    return agent.run_sync("fix the tests"), warnings
+
+
+def test_tests_that_are_run_again_after_each_edit_are_no_loop() -> None:
+    result, _ = edit_and_test(10)
+    assert result.output == "all pass"
+    assert not [m for m in result.messages if "[Note" in m.content]
+
+
+def test_in_funnel_calls_alone_are_counted_and_the_soft_threshold_only_logs() -> None:
+    result, warnings = edit_and_test(10, "funnel")
+    assert isinstance(result.outcome, UserInputRequested)
+    assert result.outcome.originating_failure_kind is Kind.loop_detected
+    assert not [m for m in result.messages if "[Note" in m.content]
+    assert warnings == [f"the same call was made {n} times: run_tests" for n in range(2, 7)]
+
+
+def test_a_call_that_is_repeated_with_the_same_result_is_warned_about_in_its_result() -> None:
+    model = scripted_model(call("echo", text="a"), call("echo", text="a"), "done")
+    result = Agent(model, tools=[echo], host=make_host()).run_sync("go")
+    told = [m.content for m in result.messages if m.role.value == "tool"]
+    assert told == ["a", "a\n[Note: this exact call has now been made 2 times with this same result.]"]

@@ -10,6 +10,7 @@ import pytest
 from agentfsm.loop import detectors as d
 from agentfsm.loop import guards
 from agentfsm.loop.failures import Action, FailureKind
+from agentfsm.loop.guardrails import Behavior
 from agentfsm.loop.messages import ToolCall, Usage
 from agentfsm.loop.state import CallState, HumanReply, PendingRequest, RunState
 from agentfsm.loop.transition_table import LOOP
@@ -260,6 +261,29 @@ def test_the_window_slides_over_the_reply_itself():
 def test_old_repeats_alone_are_no_loop():
     run = make_run("post_llm", recent_calls=[SAME] * 6, batch=pending_calls(make_call(where="there")))
     assert d.loop_detected(run) is None
+
+
+@pytest.mark.parametrize(
+    ("results", "fires"),
+    [
+        (["a"] * 5, True),
+        (["", "a", "", "a", "a"], True),  # an unknown result counts as equal
+        ([], True),  # as in a run that was stored before results were compared
+        (["a", "b", "c", "d", "e"], False),
+        (["a", "a", "a", "a", "b"], False),  # something has changed since
+        (["b", "a", "a", "a", "a"], False),
+    ],
+)
+def test_only_calls_with_equal_results_are_equal(results, fires):
+    run = looping(5, 1)
+    run.recent_results = results
+    assert bool(d.loop_detected(run)) is fires
+
+
+def test_where_calls_alone_are_counted_their_results_do_not_matter():
+    run = looping(5, 1)
+    run.recent_results, run.behavior = ["a", "b", "c", "d", "e"], Behavior(repeats="calls")
+    assert d.loop_detected(run)
 
 
 def test_the_threshold_is_a_guardrail():

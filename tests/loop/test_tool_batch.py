@@ -172,12 +172,41 @@ def test_a_call_of_a_truncated_message_gets_that_reason():
     assert run.messages[0].content == prompts.NOT_RUN_TEXTS["truncated"]
 
 
-def test_a_call_that_was_made_before_is_warned_about():
+def noted(*results: str, **fields: Any) -> list[str]:
+    """What the results of equal calls, each in a batch of its own, say in the transcript."""
+    run = make_run(**fields)
+    for number, text in enumerate(results):
+        call = make_call(str(number), where="here")
+        run.state, run.reply = "post_llm", make_reply("", call)
+        run.batch = [CallState(call, call.signature)]
+        take_transition(run, "post_llm.tool_calls")
+        run.state, run.batch[0].result = "post_tool", ok_result(call, text)
+        take_transition(run, "post_tool.otherwise")
+    return [m.content for m in run.messages]
+
+
+def test_a_call_that_was_made_before_with_the_same_result_is_warned_about():
+    note = prompts.repeated_call_note
+    assert noted("same", "same", "same") == ["same", f"same\n{note(2)}", f"same\n{note(3)}"]
+    assert noted("one", "two", "one") == ["one", "two", f"one\n{note(2)}"]
+
+
+def test_a_call_whose_result_differs_each_time_is_not_warned_about():
+    assert noted("3 failed", "2 failed", "1 failed") == ["3 failed", "2 failed", "1 failed"]
+
+
+def test_where_calls_alone_are_counted_the_model_is_not_warned():
+    assert noted("same", "same", behavior={"repeats": "calls"}) == ["same", "same"]
+
+
+def test_a_run_that_was_stored_before_results_were_compared_goes_on():
     call = make_call("9", where="here")
     batch = [CallState(call, call.signature, result=ok_result(call, "same"))]
-    run = make_run("post_tool", batch=batch, reply=make_reply("", call), recent_calls=[call.signature] * 2)
+    run = make_run("post_tool", batch=batch, reply=make_reply("", call), recent_calls=["a:1", call.signature])
     take_transition(run, "post_tool.otherwise")
-    assert run.messages[0].content == f"same\n{prompts.repeated_call_note(2)}"
+    assert run.messages[0].content == "same"
+    assert run.recent_results[0] == ""
+    assert len(run.recent_results[1]) == 8
 
 
 def test_a_call_that_was_made_once_is_not_warned_about():
