@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from agentfsm.testing.simulation import (
         DISMISSED,
         EXPIRED,
+        RUN_TOOL,
         ModelTurn,
         Scenario,
         SideEvent,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DISMISSED",
     "EXPIRED",
+    "RUN_TOOL",
     "Example",
     "FakeClock",
     "GuardConflict",
@@ -86,6 +88,8 @@ if not TYPE_CHECKING:
             ),
             "agentfsm.testing.path_generation": "Path Paths paths",
             "agentfsm.testing.path_to_scenario": "NoExampleError",
-            "agentfsm.testing.simulation": "DISMISSED EXPIRED ModelTurn Scenario SideEvent SimulationResult Simulator",
+            "agentfsm.testing.simulation": (
+                "DISMISSED EXPIRED RUN_TOOL ModelTurn Scenario SideEvent SimulationResult Simulator"
+            ),
         },
     )

@@ -17,7 +17,7 @@ from agentfsm.machine.graph import Guard, State, Transition
 from agentfsm.runtime.approval import Allow, ItDidNotRun
 from agentfsm.runtime.tools import Tool, tool
 
-__all__ = ["DEFAULT_TOOLS", "GuardExampleSet", "GuardExamples"]
+__all__ = ["BY_APPROVAL_RULE", "DEFAULT_TOOLS", "GuardExampleSet", "GuardExamples"]
 
 
 @tool
@@ -108,6 +108,9 @@ class GuardExampleSet:
         own = self._own.get(guards.tool_calls) or self._own.get("tool_calls")
         return own.fires_on[0].call if own is not None else None
 
+
+BY_APPROVAL_RULE = Example(needs_approval=True)
+"""The built-in example of ``approval_required``: a hook asks; or an own tool's rule, where paths call own tools."""
 
 HOLDS_BY_HISTORY = GuardExamples((Example(),), ())
 """For a guard that is true because of earlier transitions of its path, so that nothing need happen at its own."""
@@ -203,7 +206,7 @@ def _reply_examples(g: AgentGuardrails) -> dict[Guard | str, GuardExamples]:
 
 def _dispatch_examples() -> dict[Guard | str, GuardExamples]:
     return {
-        guards.approval_required: _examples(Example(needs_approval=True)),
+        guards.approval_required: _examples(BY_APPROVAL_RULE),
         guards.in_doubt: _examples(Example(crash=True)),
     }
 

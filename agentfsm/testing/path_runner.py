@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from agentfsm.agent import Agent
-from agentfsm.errors import AgentfsmError, RunError
-from agentfsm.loop.detectors import Example
+from agentfsm.errors import AgentfsmError, ConfigurationError, RunError
+from agentfsm.loop.detectors import DEFAULT_RESULT, Example
 from agentfsm.loop.events import UserInputRequested
 from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.guardrails import Behavior
+from agentfsm.loop.guards import approval_required
 from agentfsm.loop.json_envelope import parse_json
 from agentfsm.loop.presets import Preset
 from agentfsm.loop.state import RunState
@@ -23,8 +24,17 @@ from agentfsm.runtime.run import Run
 from agentfsm.testing.fakes import ScriptedModel
 from agentfsm.testing.guard_examples import DEFAULT_TOOLS, GuardExamples, GuardExampleSet
 from agentfsm.testing.path_generation import Path, shortest_run_through, small_guardrails, state_space_for
-from agentfsm.testing.path_to_scenario import scenario_for_path
-from agentfsm.testing.simulation import GuardError, Scenario, SimulationResult, Simulator, run_in_own_loop
+from agentfsm.testing.path_to_scenario import enveloped_call, scenario_for_path
+from agentfsm.testing.simulation import (
+    RUN_TOOL,
+    GuardError,
+    ModelTurn,
+    Scenario,
+    SimulationResult,
+    Simulator,
+    run_in_own_loop,
+)
+from agentfsm.testing.tool_calls import OwnCalls
 
 __all__ = ["PathDivergence", "PathDivergenceError", "PathRun", "WitnessDriver", "default_agent", "force", "force_async"]
 
@@ -42,7 +52,7 @@ class PathDivergence:
         expected: The row that the path takes, as ``row id -> target``.
         actual: The row that was taken; empty if the run had ended or was suspended.
         decided_by: The guard that was true first, or the guard that was not true.
-        hint: What may be wrong with the path rather than with the table.
+        hint: What the guard found, or what may be wrong with the path rather than with the table.
     """
 
     move_index: int
@@ -57,6 +67,12 @@ class PathDivergence:
         expected = f"transition {self.move_index + 1} should be {self.expected}"
         return f"{expected}, but it was {actual} (decided by {self.decided_by!r}){hint}"
 
+
+CALLS_CHECKED = 2
+"""For each tool, calls that need approval, and calls that do not, to check."""
+
+MAX_CHECK_MOVES = 50
+"""After so many transitions, a run with one call has shown what it can show."""
 
 INFEASIBLE_PATH_HINT = (
     "no run of this agent can take that path: generate its paths with --fsm-graph=MODULE:AGENT, "
@@ -120,7 +136,9 @@ def find_divergence(path: Path, decisions: list[Decision]) -> PathDivergence | N
             return PathDivergence(index, str(row), "", decisions[-1].guard if decisions else "")
         actual = decisions[index].transition
         if str(actual) != str(row):
-            return PathDivergence(index, str(row), str(actual), actual.name)
+            found = decisions[index].guard_result
+            why = found.explanation if isinstance(found, Failure) else ""
+            return PathDivergence(index, str(row), str(actual), actual.name, why)
     if len(decisions) > len(path.rows):
         actual = decisions[len(path.rows)].transition
         return PathDivergence(len(path.rows), "the end", str(actual), actual.name)
@@ -154,6 +172,13 @@ class WitnessDriver:
         agent: The agent; or a graph, which is then run by ``default_agent(graph)``.
         examples: Examples of guards, by guard, guard name or row id; they take precedence over declared ones.
         final_answer: A final answer of the model that the agent accepts.
+        tools: How much of the agent's own tools takes part. ``scripted``: paths call tools made for the purpose, and a
+            hook requests the approvals. ``checked``: wherever they have the options that a path needs, they call the
+            agent's tools with arguments that fit, so that the approval rules and the validation decide; the results
+            are scripted. ``real``: the functions run as well, wherever the path needs a success.
+
+    Raises:
+        ConfigurationError: ``tools`` is something else.
     """
 
     def __init__(
@@ -162,14 +187,22 @@ class WitnessDriver:
         *,
         examples: Mapping[Any, GuardExamples | Example] | None = None,
         final_answer: Any = None,
+        tools: Literal["scripted", "checked", "real"] = "scripted",
     ) -> None:
+        if tools not in ("scripted", "checked", "real"):
+            raise ConfigurationError(f"tools={tools!r}: choose 'scripted', 'checked' or 'real'")
         own = default_agent(agent) if isinstance(agent, Graph) else agent
-        tools = {**{t.name: t for t in DEFAULT_TOOLS}, **own.config.tools}
-        self._agent = own.with_config(replace(own.config, tools=tools))
+        every_tool = {**{t.name: t for t in DEFAULT_TOOLS}, **own.config.tools}
+        self._agent = own.with_config(replace(own.config, tools=every_tool))
         self._final_answer = final_answer if final_answer is not None else "1"
         self._output = "1" if own.config.output_adapter is None else parse_json(self._final_answer)
         self._examples = dict(examples or {})
         self._simulator = Simulator(self._agent, final_answer=self._final_answer)
+        self._runs_tools = tools == "real"
+        self._own_calls: OwnCalls | None = None
+        if tools != "scripted":
+            named = [e for each in self._examples.values() for e in _every_example(each)]
+            self._own_calls = OwnCalls(own.config.tools, own.graph, named)
 
     def run(
         self,
@@ -219,6 +252,9 @@ class WitnessDriver:
         divergence = find_divergence(path, result.decisions)
         if divergence is not None and not self._is_feasible(path):
             divergence = replace(divergence, hint=INFEASIBLE_PATH_HINT)
+        elif divergence is not None and divergence.decided_by == "aborted" and result.run_results:
+            aborted = result.run_result.run_state.aborted
+            divergence = replace(divergence, hint=aborted.explanation if aborted is not None else "")
         return PathRun(path, scenario, result, divergence)
 
     def _is_feasible(self, path: Path) -> bool:
@@ -266,6 +302,41 @@ class WitnessDriver:
                         raise AssertionError(f"{row.id} {text} {number}: {example}")
         return checked
 
+    def check_tools(self) -> int:
+        """Call each of the agent's own tools, in an event loop of its own; see ``check_tools_async``."""
+        return run_in_own_loop(self.check_tools_async(), "await driver.check_tools_async()")
+
+    async def check_tools_async(self) -> int:
+        """Call each of the agent's own tools in the real loop, with arguments that need approval and with others.
+
+        The approval that a tool's rule, or a hook, requires is granted. With ``tools="real"`` the functions run.
+
+        Returns:
+            The number of calls.
+
+        Raises:
+            AssertionError: The agent did not request approval of a call that needs it, or a call failed.
+            ConfigurationError: The driver was made with ``tools="scripted"``.
+        """
+        if self._own_calls is None:
+            raise ConfigurationError("to check the agent's tools, make the driver with tools='checked' or tools='real'")
+        checked = 0
+        for case in self._own_calls.cases(CALLS_CHECKED):
+            reply = enveloped_call(case.call) if self._agent.behavior.envelope else [case.call]
+            results = (RUN_TOOL,) if self._runs_tools else ()
+            scenario = Scenario((ModelTurn(reply),), results, human_replies=(Allow(),))
+            result = await self._simulator.run(scenario, max_moves=MAX_CHECK_MOVES)
+            checked += 1
+            second = [i for i, d in enumerate(result.decisions) if d.source == State.CALL_LLM][1:2]
+            decisions = result.decisions[: second[0]] if second else result.decisions  # what the call led to
+            if case.required and not any(d.transition.guard is approval_required for d in decisions):
+                raise AssertionError(f"{case} needs approval, which was not requested")
+            failures = (d.guard_result for d in decisions if isinstance(d.guard_result, Failure))
+            failure = next(failures, None)
+            if failure is not None:
+                raise AssertionError(f"{case} failed: {failure.explanation}")
+        return checked
+
     def _paths_to_guards(self) -> Iterator[tuple[Path, int]]:
         """For each row with a guard, a shortest path that takes it, and the row's index in that path."""
         behavior = self._agent.behavior
@@ -293,7 +364,7 @@ class WitnessDriver:
         Raises:
             agentfsm.testing.path_to_scenario.NoExampleError: A guard has no example.
         """
-        return scenario_for_path(
+        scenario = scenario_for_path(
             path,
             self.examples_for(path),
             tools=self._agent.config.tools,
@@ -301,7 +372,16 @@ class WitnessDriver:
             final_answer=self._final_answer,
             overrides=overrides,
             extra_call=extra_call,
+            own_calls=self._own_calls,
         )
+        if not self._runs_tools:
+            return scenario
+        results = tuple(RUN_TOOL if result is DEFAULT_RESULT else result for result in scenario.tool_results)
+        return replace(scenario, tool_results=results)
+
+
+def _every_example(given: GuardExamples | Example) -> tuple[Example, ...]:
+    return (given,) if isinstance(given, Example) else (*given.fires_on, *given.silent_on)
 
 
 _DECLARED_ENDINGS = {"declared_done": "done", "declared_unable": "unable"}

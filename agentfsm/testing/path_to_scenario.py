@@ -8,14 +8,14 @@ then the reply that makes those calls. ``agentfsm.testing.path_runner`` plays th
 from __future__ import annotations
 
 import copy
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentfsm.errors import AgentfsmError
 from agentfsm.loop.canonical_json import canonical_json
-from agentfsm.loop.detectors import DEFAULT_RESULT, Example
+from agentfsm.loop.detectors import DEFAULT_RESULT, Example, invalid_arguments
 from agentfsm.loop.failures import Action
 from agentfsm.loop.guards import approval_required, calls_pending, declared_done, retry_tool
 from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult
@@ -23,17 +23,20 @@ from agentfsm.machine.graph import State, Transition
 from agentfsm.runtime.approval import ItDidNotRun, ItRan
 from agentfsm.runtime.tool_execution import validate_call
 from agentfsm.runtime.tools import Tool
-from agentfsm.testing.guard_examples import GuardExampleSet
+from agentfsm.testing.guard_examples import BY_APPROVAL_RULE, GuardExampleSet
 from agentfsm.testing.path_generation import Path
 from agentfsm.testing.simulation import DISMISSED, EXPIRED, NO_SIDE_EVENT, ModelTurn, Scenario, SideEvent
+from agentfsm.testing.tool_calls import OwnCalls, call_key
 
 __all__ = [
     "CONTROL_TOOLS",
     "BatchPlan",
     "BatchPlanner",
     "NoExampleError",
+    "OwnCallOptions",
     "PlannedCall",
     "PlannedResult",
+    "enveloped_call",
     "last_result_failed",
     "scenario_for_path",
     "unique_error",
@@ -64,6 +67,8 @@ class PlannedCall:
         rerun: Whether the call is executed again, unchanged.
         parallel: Whether it is executed together with other calls.
         executes: Whether it is executed at all; False if it fails before that.
+        crashes: Whether the process dies while it is executed.
+        asked_at: The indexes of the transitions at which its approval is requested, if the call is chosen last.
     """
 
     call: ToolCall | None = None
@@ -74,6 +79,8 @@ class PlannedCall:
     rerun: bool = False
     parallel: bool = False
     executes: bool = True
+    crashes: bool = False
+    asked_at: list[int] = field(default_factory=list[int])
 
 
 def last_result_failed(planned: PlannedCall) -> bool:
@@ -139,9 +146,13 @@ class BatchPlan:
                 planned_call = self._add_call()
                 planned_call.parallel = True
             planned_call.needs_approval = True
-            if example.call is not None:
+            if self._planner.chooses_call(index):
+                planned_call.asked_at.append(index)
+            elif example.call is not None:
                 planned_call.call = example.call
-        elif not (example.crash or example.cancel or example.abort):
+        elif example.crash:
+            planned_call.crashes = True
+        elif not (example.cancel or example.abort):
             self._on_run(index + 1)
 
     def _on_run(self, result_index: int) -> None:
@@ -233,6 +244,21 @@ class BatchPlan:
         return count
 
 
+@dataclass(frozen=True, slots=True)
+class OwnCallOptions:
+    """How a path calls the agent's own tools.
+
+    Attributes:
+        calls: The calls to choose from.
+        offset: Where to begin to choose, so that paths differ.
+        limit: How often one path may make one call.
+    """
+
+    calls: OwnCalls
+    offset: int
+    limit: int
+
+
 class BatchPlanner:
     """Plans the tool calls of each reply along a path.
 
@@ -243,10 +269,14 @@ class BatchPlanner:
         tools: The agent's tools.
         single_call: Whether a reply makes at most one call.
         extra_call: Whether each batch has one call more than the path executes.
+        own_calls: Calls of the agent's own tools; None if the path calls ``DEFAULT_TOOLS``.
+        overridden: The indexes of the transitions whose examples are to be used as they are.
 
     Attributes:
         results: What the tools return, in the order of execution.
         human_replies: By transition index, the human replies that depend on the rows that follow.
+        asked_by_rule: The indexes of the transitions at which a tool's own rule requests approval.
+        asked_by_hook: Those at which a hook does, because the call that an example names does not fit there.
     """
 
     def __init__(
@@ -258,9 +288,16 @@ class BatchPlanner:
         *,
         single_call: bool,
         extra_call: bool = False,
+        own_calls: OwnCallOptions | None = None,
+        overridden: Collection[int] = (),
     ) -> None:
         self._default_call = default_call
+        self._overridden = overridden
         self._extra_call = extra_call
+        self._own_calls = own_calls
+        self._times_called: Counter[str] = Counter()
+        self.asked_by_rule: set[int] = set()
+        self.asked_by_hook: set[int] = set()
         self._tools = tools
         self._rows = rows
         self._examples = examples
@@ -288,9 +325,51 @@ class BatchPlanner:
             planned.append(PlannedCall())
         calls: list[ToolCall] = []
         for planned_call in planned:
+            if planned_call.call is None:
+                self._choose_call(planned_call, alone=len(planned) == 1)
             calls += self._build_calls(planned_call)
         self._last_call = calls[-1]
         return calls
+
+    def _choose_call(self, planned_call: PlannedCall, *, alone: bool) -> None:
+        """Let a planned call be the one that an example names, or one of an own tool with the options that it needs."""
+        # a rule asks before the crash, a hook also after it
+        interrupted = planned_call.crashes and planned_call.needs_approval
+        plain = not (planned_call.rerun or planned_call.parallel or planned_call.times > 1 or interrupted)
+        named = next((c for i in planned_call.asked_at if (c := self.example_at(i).call) is not None), None)
+        if named is not None:
+            if plain:
+                planned_call.call = named
+            else:
+                self.asked_by_hook.update(planned_call.asked_at)
+        elif plain and self._own_calls is not None:
+            self._choose_own_call(planned_call, self._own_calls, alone=alone)
+
+    def _choose_own_call(self, planned_call: PlannedCall, own: OwnCallOptions, *, alone: bool) -> None:
+        fails, waits = last_result_failed(planned_call), bool(planned_call.asked_at)
+        if self._default_call is not None and not waits:
+            return
+        if (fails and self._single_call) or (planned_call.needs_approval and not waits):
+            return  # with one call in a reply, it may have to fail once more in the same way, which is the same call
+
+        def fits(tool: Tool) -> bool:
+            return (alone or not tool.parallel) and not (tool.idempotent and (planned_call.crashes or fails))
+
+        if waits and not own.calls.any_waits:
+            raise NoExampleError(
+                "no call of the agent's own tools requires approval, as far as their rules tell: pass "
+                "examples={'approval_required': Example(call=call(...))}, or Example(needs_approval=True) for a hook's"
+            )
+        call = own.calls.pick(own.offset + self._call_count, fits, self._times_called, own.limit, waits=waits)
+        if call is not None:
+            self._times_called[call_key(call)] += 1
+            planned_call.call = call
+            self.asked_by_rule.update(planned_call.asked_at)
+
+    def chooses_call(self, index: int) -> bool:
+        """Whether the approval at a transition may be of a call that is chosen once the whole batch is planned."""
+        example = self.example_at(index)
+        return index not in self._overridden and (example is BY_APPROVAL_RULE or example.call is not None)
 
     def _unexecuted_calls(self, start: int, until: int) -> list[ToolCall] | None:
         """The calls of a reply none of which is executed; None if one is."""
@@ -386,6 +465,7 @@ def scenario_for_path(
     final_answer: Any,
     overrides: Mapping[int, Example] | None = None,
     extra_call: bool = False,
+    own_calls: OwnCalls | None = None,
 ) -> Scenario:
     """The scenario in which a run takes a path.
 
@@ -397,11 +477,14 @@ def scenario_for_path(
         final_answer: A final answer that the agent accepts.
         overrides: By transition index, the example to use instead of the guard's first one.
         extra_call: Whether each batch has one call more than the path executes.
+        own_calls: Calls of the agent's own tools, to make where no example names a call; None for ``DEFAULT_TOOLS``.
 
     Raises:
-        NoExampleError: A guard has no example.
+        NoExampleError: A guard has no example, or no own tool requires approval where the path asks for it.
     """
-    builder = _ScenarioBuilder(path, examples, overrides or {}, envelope=envelope, final_answer=final_answer)
+    builder = _ScenarioBuilder(
+        path, examples, overrides or {}, envelope=envelope, final_answer=final_answer, own_calls=own_calls
+    )
     return builder.build(tools, extra_call=extra_call)
 
 
@@ -416,8 +499,12 @@ class _ScenarioBuilder:
         *,
         envelope: bool,
         final_answer: Any,
+        own_calls: OwnCalls | None,
     ) -> None:
         self._path = path
+        self._own_calls = own_calls
+        self._own_used: set[str] = set()
+        self._overridden = frozenset(overrides)
         self._rows = path.rows
         self._example_set = example_set
         self._envelope = envelope
@@ -436,7 +523,26 @@ class _ScenarioBuilder:
                 f"{row.id} has no example: declare @detector(fires_on=[Example(...)]) on {row.name!r}, or pass "
                 f"examples={{{row.name!r}: Example(...)}}"
             )
-        return examples.fires_on[0]
+        return self._own_example(row, examples.fires_on[0])
+
+    def _own_example(self, row: Transition, example: Example) -> Example:
+        """An example; one that calls a tool made for the purpose calls an own one instead, if one has what it takes."""
+        if self._own_calls is None or example.call is None or example.call.name not in ("fsm_act", "fsm_finish"):
+            return example
+        # equal errors are ``repeated_error``, and in an envelope that is the same call once more
+        if row.guard is invalid_arguments and row.id not in self._own_used and not self._envelope:
+            self._own_used.add(row.id)
+            return replace(example, call=self._own_calls.invalid_call(self._path.number) or example.call)
+        if row.guard is declared_done:
+            return replace(example, call=self._own_calls.last_call(self._path.number) or example.call)
+        return example
+
+    def _own_call_options(self) -> OwnCallOptions | None:
+        if self._own_calls is None:
+            return None
+        # one call less than makes ``loop_detected`` fire
+        limit = max(1, self._path.guardrails.loop_hard_threshold - 1)
+        return OwnCallOptions(self._own_calls, self._path.number, limit)
 
     def build(self, tools: Mapping[str, Tool], *, extra_call: bool) -> Scenario:
         """The scenario."""
@@ -447,6 +553,8 @@ class _ScenarioBuilder:
             tools,
             single_call=self._envelope,
             extra_call=extra_call,
+            own_calls=self._own_call_options(),
+            overridden=self._overridden,
         )
         actions: list[Action | None] = []
         human_replies: list[Any] = []
@@ -465,6 +573,10 @@ class _ScenarioBuilder:
                 human_replies.append(planner.human_replies.get(index, example.answer))
             if example.tokens or example.cost_usd:
                 self._add_usage(example)
+        for index in planner.asked_by_rule:
+            del self._side_events[index]
+        for index in planner.asked_by_hook:
+            self._side_events[index] = SideEvent(needs_approval=True)
         return Scenario(
             tuple(self._turns),
             tuple(result.value for result in planner.results),
@@ -507,10 +619,7 @@ class _ScenarioBuilder:
         calls = planner.plan(index + 1, until)
         if not calls:
             return ModelTurn(self._enveloped_text(entry))
-        if self._envelope:
-            name, arguments = calls[0].name, dict(calls[0].arguments)
-            return ModelTurn(canonical_json({"kind": "tool_call", "tool_name": name, "arguments": arguments}))
-        return ModelTurn(_with_calls(entry, calls))
+        return ModelTurn(enveloped_call(calls[0]) if self._envelope else _with_calls(entry, calls))
 
     def _enveloped_text(self, entry: Any) -> Any:
         if entry is None:
@@ -526,6 +635,11 @@ def _recovery_action(planner: BatchPlanner, index: int, example: Example) -> Act
         return example.action
     # after a failure of a call that may be executed again, ``retry`` would execute it again
     return Action.narrow_scope if planner.may_rerun(index) else Action.retry
+
+
+def enveloped_call(call: ToolCall) -> str:
+    """A call as the text of a reply in a JSON envelope."""
+    return canonical_json({"kind": "tool_call", "tool_name": call.name, "arguments": dict(call.arguments)})
 
 
 def _with_calls(entry: Any, calls: Sequence[ToolCall]) -> Any:

@@ -1,7 +1,8 @@
 """Simulated runs: a scenario says what the outside world does, and the simulator runs an agent against it.
 
-The simulator replaces the agent's model, tools, policy, clock and store; the graph, guards, hooks and approvals
-are the agent's own. Every run is journaled, and resumed from its journal after each wait and each simulated crash.
+The simulator replaces the agent's model, the functions of its tools, its policy, clock and store; the graph, guards,
+hooks, approval rules and the validation of arguments are the agent's own. Every run is journaled, and resumed from its
+journal after each wait and each simulated crash.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import copy
 import gc
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from inspect import isawaitable
+from inspect import isasyncgen, isawaitable
 from typing import Any, TypeVar, cast
 
 from agentfsm.agent import Agent
@@ -33,7 +34,8 @@ from agentfsm.runtime.hooks import AbortRun, AskApproval, Hook, HookContext, Hoo
 from agentfsm.runtime.host import Host
 from agentfsm.runtime.result import RunResult
 from agentfsm.runtime.run import Run, live_state
-from agentfsm.runtime.tools import Tool
+from agentfsm.runtime.tool_execution import run_in_thread
+from agentfsm.runtime.tools import Tool, ToolContext
 from agentfsm.testing.fakes import FakeClock, ScriptedModel
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "EXPIRED",
     "MAX_MOVES",
     "NO_SIDE_EVENT",
+    "RUN_TOOL",
     "SIMULATION_RUN_ID",
     "Cursor",
     "GuardError",
@@ -60,8 +63,8 @@ __all__ = [
 T = TypeVar("T")
 
 
-class _NoReply:
-    """What happens instead of a human reply."""
+class _Instead:
+    """What happens instead of a human reply or a scripted tool result."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -70,10 +73,13 @@ class _NoReply:
         return self._name
 
 
-DISMISSED = _NoReply("DISMISSED")
+DISMISSED = _Instead("DISMISSED")
 """In place of a human reply: the waiting run is dismissed."""
 
-EXPIRED = _NoReply("EXPIRED")
+RUN_TOOL = _Instead("RUN_TOOL")
+"""In place of a tool result: the tool's own function runs (but for a sub-agent, whose model would be called)."""
+
+EXPIRED = _Instead("EXPIRED")
 """In place of a human reply: no reply arrives before the suspension expires."""
 
 
@@ -126,7 +132,8 @@ class Scenario:
 
     Attributes:
         model_turns: One per model call. By default the model gives a final answer.
-        tool_results: What tools return, one per execution; exceptions are raised. By default tools succeed.
+        tool_results: What tools return, one per execution; exceptions are raised, and for ``RUN_TOOL`` the tool's own
+            function runs. By default tools succeed.
         recovery_actions: Decisions of the recovery policy, one per visit to ``recover``. By default, and for None,
             the agent's own policy decides.
         human_replies: One per suspension: a human reply, ``DISMISSED``, ``EXPIRED``, or a mapping to one of these from
@@ -475,15 +482,17 @@ class Simulator:
         if tool.control is not None:
             return tool
 
-        async def run(**arguments: Any) -> Any:
+        async def run(*context: ToolContext, **arguments: Any) -> Any:
             cursor = self._cursor
             result = _next_or(cursor.scenario.tool_results, cursor.tool_runs, DEFAULT_RESULT)
             cursor.tool_runs += 1
             if isinstance(result, BaseException):
                 raise _copy_error(result)
+            if result is RUN_TOOL:
+                return DEFAULT_RESULT if tool.delegate is not None else await _run_function(tool, context, arguments)
             return result
 
-        return replace(tool, function=run, is_async=True, takes_context=False, delegate=None)
+        return replace(tool, function=run, is_async=True, delegate=None)
 
     async def next_reply(self, request: ModelRequest) -> Reply:
         """The scenario's next model reply."""
@@ -520,6 +529,16 @@ def run_in_own_loop(work: Coroutine[Any, Any, T], instead: str) -> T:
         return asyncio.run(work)
     work.close()
     raise RunError(f"an event loop is running here, as in an async test: write '{instead}'")
+
+
+async def _run_function(tool: Tool, context: Sequence[ToolContext], arguments: dict[str, Any]) -> Any:
+    """What a tool's own function returns; a plain one runs in a thread, as in any run."""
+    if tool.is_async:
+        return await tool.function(*context, **arguments)
+    value = await run_in_thread(tool.function, context[0] if context else None, arguments)
+    if isasyncgen(value):
+        return [each async for each in value]
+    return await value if isawaitable(value) else value
 
 
 def _probe(guard: Guard, run: Steppable) -> object:

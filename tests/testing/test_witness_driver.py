@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import wraps
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from agentfsm import Agent, Failure, FailureKind, RunError, tool
+from agentfsm import Agent, ConfigurationError, Failure, FailureKind, RunError, RunState, ToolContext, tool
 from agentfsm.journal.verification import verify
 from agentfsm.loop.detectors import Example, detector
 from agentfsm.loop.outcomes import StateResult
@@ -20,6 +20,7 @@ from agentfsm.machine.graph import StateSpec, Transition
 from agentfsm.testing import (
     GuardExamples,
     NoExampleError,
+    PathDivergence,
     PathDivergenceError,
     Scenario,
     ScriptedModel,
@@ -255,3 +256,194 @@ async def test_what_has_a_loop_of_its_own_says_what_to_await_in_an_async_test() 
     for run, instead in inside:
         with pytest.raises(RunError, match=re.escape(instead)):
             run()
+
+
+# -- the agent's own tools ------------------------------------------------------------------------------
+
+
+def refund(amount: int) -> str:
+    """Give money back."""
+    return "refunded"
+
+
+def refusing(amount: int) -> str:
+    """Give money back."""
+    raise ValueError("the account is closed")
+
+
+def large(arguments: Mapping[str, Any]) -> bool:
+    return arguments["amount"] > 100
+
+
+@detector(
+    fires_on=[Example(call=call("refund", amount=501))],
+    silent_on=[Example(call=call("refund", amount=500)), Example(reply="It is paid back.")],
+)
+def huge(run: RunState) -> Failure | None:
+    """A reply wants to give back more than 500."""
+    if all(c.call.arguments.get("amount", 0) <= 500 for c in run.batch):
+        return None
+    return Failure(kind=FailureKind.policy_violation, explanation="too much")
+
+
+REFUNDS = LOOP.with_detector("post_llm", huge, before="tool_calls")
+
+
+def refunding(
+    function: Callable[..., Any] = refund, approval: bool | Callable[[Mapping[str, Any]], bool] = large
+) -> Agent:
+    return Agent(ScriptedModel(), tools=[tool(name="refund", requires_approval=approval)(function)], graph=REFUNDS)
+
+
+def divergences(driver: WitnessDriver, agent: Agent, cover: str = "pairs") -> list[PathDivergence]:
+    return [run.divergence for run in (driver.run(path) for path in paths(agent, cover)) if run.divergence is not None]
+
+
+@pytest.mark.parametrize("tools", ["checked", "real"])
+def test_every_path_can_be_taken_with_the_agents_own_tools(tools: Literal["checked", "real"]) -> None:
+    assert divergences(WitnessDriver(refunding(), tools=tools), refunding()) == []
+
+
+def test_own_tools_are_called_with_arguments_below_and_above_their_approval_rule() -> None:
+    driver = WitnessDriver(refunding(), tools="checked")
+    started = [s for path in paths(refunding()) for s in driver.run(path).simulation_result.started_tools]
+    own = [s for s in started if s.tool == "refund"]
+    assert {s.approved for s in own} == {True, False}
+    assert all(s.approved == (s.arguments["amount"] > 100) for s in own)
+
+
+def test_a_removed_approval_rule_is_noticed() -> None:
+    without = refunding(approval=False)
+    with pytest.raises(
+        NoExampleError, match=r"no call of the agent's own tools requires approval.*'approval_required'"
+    ):
+        divergences(WitnessDriver(without, tools="checked"), without)
+    needed = {"approval_required": Example(call=call("refund", amount=101))}
+    assert divergences(WitnessDriver(refunding(), tools="checked", examples=needed), refunding()) == []
+    found = divergences(WitnessDriver(without, tools="checked", examples=needed), without)
+    assert {(each.expected, each.decided_by) for each in found} == {
+        ("dispatch_tool.approval_required -> suspended", "otherwise")
+    }
+
+
+def test_an_approval_rule_that_asks_too_late_is_noticed() -> None:
+    examples = {
+        "approval_required": GuardExamples(
+            (Example(call=call("refund", amount=101)),), (Example(call=call("refund", amount=100)),)
+        )
+    }
+    WitnessDriver(refunding(), tools="checked", examples=examples).check_examples()
+    late = refunding(approval=lambda arguments: arguments["amount"] > 101)
+    with pytest.raises(AssertionError, match="approval_required does not fire on its example 1"):
+        WitnessDriver(late, tools="checked", examples=examples).check_examples()
+    early = refunding(approval=lambda arguments: arguments["amount"] > 99)
+    with pytest.raises(AssertionError, match="approval_required fires on its silent example 1"):
+        WitnessDriver(early, tools="checked", examples=examples).check_examples()
+
+
+def test_a_tool_that_always_raises_is_noticed_where_its_function_runs() -> None:
+    broken = refunding(refusing)
+    assert divergences(WitnessDriver(broken, tools="checked"), broken) == []
+    found = divergences(WitnessDriver(broken, tools="real"), broken)
+    assert {each.decided_by for each in found} == {"tool_error"}
+    assert {each.hint for each in found} == {"refund: ValueError: the account is closed"}
+
+
+def test_arguments_that_a_tool_now_refuses_are_noticed() -> None:
+    def strict(amount: int, order: str) -> str:
+        """Give money back."""
+        return "refunded"
+
+    needed = {"tool_calls": Example(call=call("refund", amount=5))}
+    assert divergences(WitnessDriver(refunding(), tools="checked", examples=needed), refunding()) == []
+    found = divergences(WitnessDriver(refunding(strict), tools="checked", examples=needed), refunding())
+    assert "invalid_arguments" in {each.decided_by for each in found}
+
+
+def test_a_guard_that_raises_on_invalid_arguments_is_noticed() -> None:
+    def careless(run: RunState) -> bool:
+        return any(c.call.arguments["amount"] > 500 for c in run.batch)
+
+    graph = LOOP.with_detector("post_llm", careless, before="tool_calls")
+    agent = Agent(ScriptedModel(), tools=[tool(name="refund", requires_approval=large)(refund)], graph=graph)
+    driver = WitnessDriver(agent, tools="checked", examples={"careless": Example(call=call("refund", amount=501))})
+    assert "post_llm.careless raised KeyError: 'amount'" in {each.hint for each in divergences(driver, agent)}
+
+
+def test_functions_of_own_tools_run_only_on_request_and_get_what_they_declare() -> None:
+    ran: list[str] = []
+
+    @tool(idempotent=True)
+    async def look(context: ToolContext, place: str, deep: bool = False) -> str:
+        """Look somewhere."""
+        assert context.idempotency_key
+        ran.append("look")
+        return place
+
+    @tool(idempotent=True, retryable=True, parallel=True)
+    def fetch(url: str) -> list[str]:
+        """Fetch something."""
+        ran.append("fetch")
+        return [url]
+
+    @tool(requires_approval=True)
+    def wipe(disk: Literal["a", "b"]) -> str:
+        """Wipe a disk."""
+        ran.append("wipe")
+        return disk
+
+    @tool(ends_run=True)
+    def close(ticket: int) -> str:
+        """Close a ticket."""
+        ran.append("close")
+        return "closed"
+
+    modes: tuple[tuple[Literal["scripted", "checked", "real"], set[str]], ...] = (
+        ("scripted", set()),
+        ("checked", set()),
+        ("real", {"look", "fetch", "wipe", "close"}),
+    )
+    for tools, expected in modes:
+        for preset in PRESETS:
+            ran.clear()
+            agent = Agent(ScriptedModel(), tools=[look, fetch, wipe, close], preset=preset)
+            driver = WitnessDriver(agent, tools=tools)
+            assert divergences(driver, agent, "transitions") == [], (tools, preset)
+            if tools != "scripted":  # two calls of each, or one if no argument can vary
+                assert driver.check_tools() == 8, (tools, preset)
+            assert set(ran) == expected, (tools, preset)
+
+
+def test_each_tool_is_called_with_and_without_approval() -> None:
+    assert WitnessDriver(refunding(), tools="real").check_tools() == 4
+    with pytest.raises(AssertionError, match=r"refund\(amount=\d+\) failed: refund: ValueError: the account is closed"):
+        WitnessDriver(refunding(refusing, approval=True), tools="real").check_tools()
+    assert WitnessDriver(refunding(refusing), tools="checked").check_tools() == 4
+    with pytest.raises(ConfigurationError, match="tools='checked' or tools='real'"):
+        WitnessDriver(refunding()).check_tools()
+
+
+def test_a_rule_that_the_table_does_not_follow_is_noticed() -> None:
+    """No call waits: the row comes after one that always holds."""
+
+    def waits(run: RunState) -> bool:
+        return run.pending_request is not None
+
+    graph = LOOP.with_transition(Transition("dispatch_tool", waits, "post_tool"), before="approval_required")
+    agent = Agent(ScriptedModel(), tools=[tool(requires_approval=True)(refund)], graph=graph)
+    with pytest.raises(AssertionError, match=r"refund\(amount=1\) needs approval, which was not requested"):
+        WitnessDriver(agent, tools="checked").check_tools()
+
+
+def test_a_sub_agent_is_never_run() -> None:
+    inner = Agent(ScriptedModel())
+    agent = Agent(ScriptedModel(), tools=[inner.as_tool("inner", "Ask."), refund])
+    needed = {"approval_required": Example(needs_approval=True), "tool_calls": Example(call=call("inner", task="Hi"))}
+    driver = WitnessDriver(agent, tools="real", examples=needed)
+    path = next(p for p in paths(agent, "transitions") if "post_tool.otherwise" in p.ids)
+    driver.run(path).check()
+
+
+def test_an_unknown_way_to_use_tools_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"tools='fake': choose 'scripted', 'checked' or 'real'"):
+        WitnessDriver(LOOP, tools="fake")  # type: ignore[arg-type]
