@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from agentfsm.errors import (
         AgentfsmError,
         BlankHumanReplyError,
+        BudgetSpentError,
         ConfigurationError,
         ContextOverflowError,
         GraphError,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         RunExistsError,
         StaleHumanReplyError,
         StaleLease,
+        StateEffectError,
         StoreError,
         StoreFormatError,
         StoreFullError,
@@ -90,6 +92,7 @@ if TYPE_CHECKING:
     from agentfsm.runtime.permissions import ArgumentMatcher, allow, ask, deny, permissions
     from agentfsm.runtime.result import RunResult
     from agentfsm.runtime.run import Run
+    from agentfsm.runtime.state_context import StateContext
     from agentfsm.runtime.tools import Tool, ToolContext, tool
 
 __version__ = "0.1.0"
@@ -106,6 +109,7 @@ __all__ = [
     "AskApproval",
     "Behavior",
     "BlankHumanReplyError",
+    "BudgetSpentError",
     "Clock",
     "ConfigurationError",
     "ContextOverflowError",
@@ -172,6 +176,8 @@ __all__ = [
     "StaleHumanReplyError",
     "StaleLease",
     "State",
+    "StateContext",
+    "StateEffectError",
     "StateResult",
     "StateSpec",
     "Store",
@@ -220,9 +226,9 @@ if not TYPE_CHECKING:
         {
             "agentfsm.agent": "Agent",
             "agentfsm.errors": (
-                "AgentfsmError BlankHumanReplyError ConfigurationError ContextOverflowError GraphError "
+                "AgentfsmError BlankHumanReplyError BudgetSpentError ConfigurationError ContextOverflowError GraphError "
                 "HumanReplyError JournalError JournalGraphError MissingExtraError MissingKeyError ModelError "
-                "NoTransitionError ProviderError ReadOnlyError RunError RunExistsError StaleHumanReplyError StaleLease "
+                "NoTransitionError ProviderError ReadOnlyError RunError RunExistsError StaleHumanReplyError StaleLease StateEffectError "
                 "StoreError StoreFormatError StoreFullError StoreLockedError SuspensionExpiredError SuspensionFormatError "
                 "SuspensionGraphError SuspensionRecordError SuspensionTamperedError SuspensionUsedError "
                 "ToolDefinitionError ToolError TransientProviderError UnknownModelError UnknownRunError"
@@ -256,6 +262,7 @@ if not TYPE_CHECKING:
             "agentfsm.runtime.permissions": "ArgumentMatcher allow ask deny permissions",
             "agentfsm.runtime.result": "RunResult",
             "agentfsm.runtime.run": "Run",
+            "agentfsm.runtime.state_context": "StateContext",
             "agentfsm.runtime.tools": "Tool ToolContext tool",
         },
     )

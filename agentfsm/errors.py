@@ -11,6 +11,8 @@
     |   +-- MissingExtraError       an optional package is not installed
     +-- RunError                    a method does not fit the state of the run
     |   +-- NoTransitionError       no row of the table applies; the run is unchanged
+    |   +-- BudgetSpentError        nothing is left of a budget for what the effect of a state of yours asks (.kind)
+    |   +-- StateEffectError        the effect of a state of yours called what it may not, or changed while it was away
     +-- ReadOnlyError               user code tried to change a run; it is unchanged, and ends as aborted
     +-- SuspensionRecordError       a suspension record cannot be resumed; the run is unchanged
     |   +-- SuspensionFormatError   not a suspension record, or one of another version
@@ -42,6 +44,7 @@ from __future__ import annotations
 __all__ = [
     "AgentfsmError",
     "BlankHumanReplyError",
+    "BudgetSpentError",
     "ConfigurationError",
     "ContextOverflowError",
     "GraphError",
@@ -58,6 +61,7 @@ __all__ = [
     "RunExistsError",
     "StaleHumanReplyError",
     "StaleLease",
+    "StateEffectError",
     "StoreError",
     "StoreFormatError",
     "StoreFullError",
@@ -124,6 +128,23 @@ class RunError(AgentfsmError):
 
 class NoTransitionError(RunError):
     """No row of the table applies to the run in its state; the run is unchanged."""
+
+
+class BudgetSpentError(RunError):
+    """The effect of a user-defined state asked for more than the run has left. It may catch this and end without it.
+
+    Attributes:
+        kind: The value of the ``FailureKind`` of the limit: ``iteration_limit``, ``time_limit``, ``token_limit`` or
+            ``cost_limit``.
+    """
+
+    def __init__(self, message: str, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class StateEffectError(RunError):
+    """The effect of a user-defined state called what it may not call, or made other calls when it was run again."""
 
 
 class ReadOnlyError(AgentfsmError, AttributeError, TypeError):

@@ -3,15 +3,15 @@
 Shows: with_state, your own effect, its result in ``run.state_results``, and a guard that reads it.
 """
 
-from agentfsm import LOOP, Agent, Message, RunState, State, StateResult, StateSpec, Transition
+from agentfsm import LOOP, Agent, Message, RunState, State, StateContext, StateResult, StateSpec, Transition
 from agentfsm.testing import ScriptedModel
 
 MAX_CHARS = 60
 
 
-def edit(run: RunState) -> StateResult:
+def edit(context: StateContext) -> StateResult:
     """The effect: check the answer. What it returns is then ``run.state_results["edit"]``."""
-    if len(str(run.answer)) <= MAX_CHARS:
+    if len(str(context.run.answer)) <= MAX_CHARS:
         return StateResult("good")
     return StateResult("too long", (Message.user(f"Say it in at most {MAX_CHARS} characters."),))
 

@@ -223,7 +223,7 @@ def test_a_stop_that_leads_elsewhere_than_to_an_end_is_refused():
         return False
 
     graph = LOOP.with_state(
-        StateSpec("extra", effect=lambda run: None),
+        StateSpec("extra", effect=lambda context: None),
         [Transition("extra", aborted, "recover"), Transition("extra", None, "terminal")],
         entered_by="post_llm.otherwise",
     )

@@ -19,10 +19,11 @@ from agentfsm.loop.recovery_policy import RecoveryPolicy
 from agentfsm.machine.engine import Machine
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.context import AgentConfig, Effect
-from agentfsm.runtime.effects import EFFECTS, custom_effect
+from agentfsm.runtime.effects import EFFECTS
 from agentfsm.runtime.hooks import Hook, Observer
 from agentfsm.runtime.host import Host, Memory
 from agentfsm.runtime.recorder import JournalSink, Recorder, ResumePoint
+from agentfsm.runtime.state_context import custom_effect
 from agentfsm.runtime.tools import Tool, control_tools, secret_arguments, tools_by_name
 
 if TYPE_CHECKING:

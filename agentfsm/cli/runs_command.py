@@ -147,6 +147,10 @@ def _describe_record(record: Record, graph: Any) -> str:
             return f"effect {data['eid']} of {data['name']} starts{attempt}"
         case "effect.result":
             out = data["out"]
+            if "reply" in out:
+                return f"effect {data['eid']}: reply: {_preview(out['reply']['message'].get('content'))}"
+            if "name" not in out:
+                return f"effect {data['eid']}: failed: {_preview(out['failure'].get('explanation'))}"
             return f"effect {data['eid']} of {out['name']}: {out.get('status', 'done')}: {_preview(out.get('content'))}"
         case "run.suspended":
             waiting = data["waiting"]

@@ -128,13 +128,20 @@ class RecordWriter:
         return self._scrub(text) if repeated is None else text  # a repeated outcome has no user text
 
     def _write_intent(self, entry: JournalEntry) -> str:
-        _, time, eid, name, attempt, policy = entry
+        _, time, eid, name, attempt, policy, request = entry
         self.seq += 1
+        asked = "" if request is None else f'"request":{self._request_json(name, request)},'
         attempt_field = f'"attempt":{attempt},' if attempt > 1 else ""
         return self._scrub(
             f'{{{attempt_field}"eid":{encode(eid)},"epoch":{self.epoch},"kind":"effect.intent","name":{encode(name)},'
-            f'"policy":{encode(policy)},"seq":{self.seq},"ts":{int(time * 1000)}}}'
+            f'"policy":{encode(policy)},{asked}"seq":{self.seq},"ts":{int(time * 1000)}}}'
         )
+
+    def _request_json(self, name: str, request: Mapping[str, Any]) -> str:
+        """What a call of a user-defined state's effect was given: a tool's arguments, or a model's messages."""
+        if "arguments" in request:
+            return f'{{"arguments":{self._commitments.arguments_json(name, request["arguments"])}}}'
+        return f'{{"messages":{self._commitments.commitment_json(request["messages"])}}}'
 
     def _write_result(self, entry: JournalEntry) -> str:
         _, time, eid, result = entry

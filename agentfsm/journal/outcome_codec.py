@@ -39,6 +39,7 @@ __all__ = [
     "environment_secrets",
     "fields_to_json",
     "load_failure",
+    "load_reply",
     "load_result",
     "to_json",
 ]
@@ -359,8 +360,12 @@ class OutcomeWriter:
         self._tool = request.tool
         return fields_to_json(request, commitments)
 
-    def write_result(self, eid: str, result: ToolResult, commitments: CommitmentWriter) -> str:
+    def write_result(self, eid: str, result: ToolResult | Reply | Failure, commitments: CommitmentWriter) -> str:
         """The result of an effect, as JSON; the outcome that contains it will reference it by the effect's id."""
+        if isinstance(result, Reply):
+            return f'{{"reply":{fields_to_json(result, commitments)}}}'
+        if isinstance(result, Failure):
+            return f'{{"failure":{fields_to_json(result, commitments)}}}'
         self._results[id(result)] = (eid, result)
         return fields_to_json(result, commitments)
 
@@ -399,7 +404,7 @@ class OutcomeWriter:
             text = f'{{"reply":{self._write_human_reply(outcome.reply, commitments)}}}'
         elif (results := getattr(outcome, "results", None)) is not None:
             references = ",".join([self._result_reference(result, commitments) for result in results])
-            text = fields_to_json(outcome, commitments, {"results": f"[{references}]"})
+            text = fields_to_json(outcome, commitments, {"results": f"[{references}]", "calls": ""})
             self._results.clear()
         else:
             if isinstance(outcome, o.ModelCallSucceeded):
@@ -449,6 +454,15 @@ def load_result(data: Data) -> ToolResult:
         JournalError: The data is not valid.
     """
     return cast("ToolResult", _validate(ToolResult, data))
+
+
+def load_reply(data: Data) -> Reply:
+    """A model's reply, from its data in a record.
+
+    Raises:
+        JournalError: The data is not valid.
+    """
+    return cast("Reply", _validate(Reply, data))
 
 
 def load_failure(data: Data) -> Failure:

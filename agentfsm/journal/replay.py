@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from agentfsm.errors import GraphError, JournalError, NoTransitionError
 from agentfsm.journal.hash_chain import GENESIS_HASH
-from agentfsm.journal.outcome_codec import OutcomeReader, load_failure
+from agentfsm.journal.outcome_codec import OutcomeReader, load_failure, load_reply, load_result
 from agentfsm.journal.records import (
     FORMAT_VERSION,
     RenameMap,
@@ -25,11 +25,19 @@ from agentfsm.journal.records import (
     was_redacted,
 )
 from agentfsm.loop.guardrails import AgentGuardrails
-from agentfsm.loop.messages import ToolResult
+from agentfsm.loop.messages import ToolCall, ToolResult
 from agentfsm.loop.outcomes import Cancelled, Outcome, RecoveryDecided
 from agentfsm.loop.recovery_policy import RecoveryPolicy, decide_recovery
 from agentfsm.loop.reducer import on_outcome, on_transition
-from agentfsm.loop.state import PendingRequest, RunState, load_state
+from agentfsm.loop.state import (
+    CallState,
+    PendingRequest,
+    RunState,
+    StateCall,
+    load_state,
+    request_digest,
+    state_call_number,
+)
 from agentfsm.machine.engine import Decision, Machine
 from agentfsm.machine.graph import Graph, Transition
 
@@ -68,6 +76,7 @@ class RehydratedRun:
         self.outcome: Outcome | None = None
         self._run: RunState | None = None
         self._reader = OutcomeReader()
+        self._asked: dict[int, tuple[str, str]] = {}  # the model calls of a user-defined state's effect, by number
 
     @property
     def run(self) -> RunState:
@@ -167,12 +176,45 @@ class RehydratedRun:
     def _intent(self, body: Data) -> None:
         eid = body["eid"]
         self.attempts[eid] = self.attempts.get(eid, 0) + 1
+        if "request" in body:
+            self._start_state_call(eid, body["name"], body["request"])
+            return
         _, dot, place = eid.rpartition(".")
         if dot:  # a tool call, by its place in the batch; if it is interrupted from here on, it is in doubt
             self.run.batch[int(place)].started = True
 
     def _result(self, body: Data) -> None:
-        self._reader.read_result(body["eid"], body["out"])
+        number = state_call_number(body["eid"])
+        if number is None:
+            self._reader.read_result(body["eid"], body["out"])
+        else:
+            self._end_state_call(number, body["out"])
+
+    def _start_state_call(self, eid: str, name: str, request: Data) -> None:
+        """A call of a user-defined state's effect: a tool call that is interrupted from here on is in doubt."""
+        number = state_call_number(eid) or 0
+        ((kind, value),) = request.items()
+        if kind == "messages":
+            self._asked[number] = name, request_digest(value)
+            return
+        call = self.run.state_calls.get(number)
+        if call is None:
+            arguments = ToolCall(eid, name, value)
+            call = StateCall(name, request_digest(value), tool=CallState(arguments, ""))
+            self.run.state_calls[number] = call
+        if call.tool is not None:
+            call.tool.started = True
+
+    def _end_state_call(self, number: int, out: Data) -> None:
+        if "reply" in out or ("failure" in out and "call_id" not in out):
+            reply = load_reply(out["reply"]) if "reply" in out else None
+            failure = load_failure(out["failure"]) if "failure" in out else None
+            self.run.state_calls[number] = StateCall(*self._asked[number], reply, failure)
+            return
+        tool = self.run.state_calls[number].tool
+        if tool is None:
+            raise JournalError(f"call {number} is no tool call")
+        tool.result, tool.started = load_result(out), False
 
     def _suspend(self, body: Data) -> None:
         self.suspension = body

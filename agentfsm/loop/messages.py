@@ -31,6 +31,7 @@ __all__ = [
     "ToolResult",
     "Transcript",
     "Usage",
+    "contains_secret_placeholder",
     "is_secret_placeholder",
     "secret_placeholder",
     "with_missing_results",
@@ -52,6 +53,11 @@ def secret_placeholder(digest: str) -> str:
 def is_secret_placeholder(value: object) -> bool:
     """Whether a value is the placeholder of a redacted secret."""
     return isinstance(value, str) and _SECRET_PLACEHOLDER.fullmatch(value) is not None
+
+
+def contains_secret_placeholder(text: str) -> bool:
+    """Whether a text contains the placeholder of a redacted secret."""
+    return _SECRET_PLACEHOLDER.search(text) is not None
 
 
 MEDIA_TYPES: Mapping[str, re.Pattern[bytes]] = {

@@ -6,18 +6,20 @@ model or tools. An effect with nothing to report returns None.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from agentfsm.loop.failures import Action, Failure
-from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult
+from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult, Usage
 from agentfsm.loop.read_only import freeze_field, read_only
-from agentfsm.loop.state import HumanReply, PendingRequest, SuspendedSubRun
+from agentfsm.loop.state import HumanReply, PendingRequest, StateCall, SuspendedSubRun
 
 __all__ = [
     "Aborted",
     "CallBlocked",
     "Cancelled",
+    "Charge",
     "Expired",
     "HumanAnswered",
     "ModelCallFailed",
@@ -29,6 +31,19 @@ __all__ = [
     "StateResult",
     "ToolsRan",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What the effect of a user-defined state used of the run's budgets.
+
+    Attributes:
+        model_calls: How many model calls it made.
+        usage: What these calls consumed.
+    """
+
+    model_calls: int = 0
+    usage: Usage = field(default_factory=Usage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +89,21 @@ class ToolsRan:
 
 @dataclass(frozen=True, slots=True)
 class CallBlocked:
-    """``dispatch_tool``: a call must wait for a person.
+    """``dispatch_tool``, or a user-defined state that calls tools: a call must wait for a person.
 
     Attributes:
         waiting: The request to the person.
         results: Results of the calls of the batch that have ended or cannot run.
         held: Runs of sub-agents that wait for a person; ``waiting`` is the request of the first.
+        charge: For a user-defined state, what its effect has used since the run was last charged; else None.
+        calls: For a user-defined state, what its effect has called, by number. A journal has these in their records.
     """
 
     waiting: PendingRequest
     results: tuple[ToolResult, ...] = ()
     held: tuple[SuspendedSubRun, ...] = ()
+    charge: Charge | None = None
+    calls: Mapping[int, StateCall] = field(default_factory=dict[int, StateCall])
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +140,17 @@ class Expired:
 @read_only
 @dataclass(frozen=True, slots=True)
 class StateResult:
-    """A user-defined state: the value that its effect returned (JSON), and messages to append to the transcript."""
+    """A user-defined state: what its effect returned.
+
+    Attributes:
+        value: Any JSON value; it becomes ``run.state_results[state]``.
+        messages: Messages to append to the transcript.
+        charge: What the effect used; filled in for it.
+    """
 
     value: Any = None
     messages: tuple[Message, ...] = field(default=())
+    charge: Charge = field(default_factory=Charge)
 
     def __post_init__(self) -> None:
         freeze_field(self, "value")
@@ -132,18 +158,32 @@ class StateResult:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Any state: the run was cancelled; ``results`` are those of the calls that had already ended."""
+    """Any state: the run was cancelled.
+
+    Attributes:
+        reason: Why.
+        results: Those of the calls that had already ended.
+        charge: What the effect of a user-defined state had used.
+    """
 
     reason: str
     results: tuple[ToolResult, ...] = ()
+    charge: Charge | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """Any state: a hook aborted the run, or user code raised."""
+    """Any state: a hook aborted the run, or user code raised.
+
+    Attributes:
+        failure: What happened.
+        results: Those of the calls that had already ended.
+        charge: What the effect of a user-defined state had used.
+    """
 
     failure: Failure
     results: tuple[ToolResult, ...] = ()
+    charge: Charge | None = None
 
 
 Outcome = (

@@ -13,8 +13,8 @@ from typing import Any
 from agentfsm.loop import outcomes as o
 from agentfsm.loop import prompts
 from agentfsm.loop.failures import LIMIT_KINDS, OUTPUT_KINDS, PROVIDER_KINDS, TOOL_KINDS, Action, Failure, FailureKind
-from agentfsm.loop.messages import Message, Role, ToolResult, Usage
-from agentfsm.loop.state import CallState, PendingRequest, RunState
+from agentfsm.loop.messages import Message, Role, ToolCall, ToolResult, Usage
+from agentfsm.loop.state import CallState, PendingRequest, RunState, StateCall, request_digest, state_call_number
 from agentfsm.loop.tool_batch import append_tool_results, charge, is_final_text, record_result
 from agentfsm.loop.truncation import continue_answer
 from agentfsm.machine.engine import Decision
@@ -32,7 +32,7 @@ def on_human_answer(run: RunState, outcome: o.HumanAnswered) -> None:
     request = run.pending_request
     if request is None:
         return
-    call = next((c for c in run.batch if c.call.id == request.call_id), None)
+    call = next((c for c in _open_calls(run) if c.call.id == request.call_id), None)
     if request.asker:
         if call is not None:
             call.answer, run.ending = reply, None
@@ -59,6 +59,18 @@ def on_human_answer(run: RunState, outcome: o.HumanAnswered) -> None:
         run.recent_results.clear()
 
 
+def _open_calls(run: RunState) -> list[CallState]:
+    """The calls that a person may be asked about: those of the batch, and those of a user-defined state's effect."""
+    return [*run.batch, *(each.tool for each in run.state_calls.values() if each.tool is not None)]
+
+
+def _set_result(run: RunState, call: CallState, result: ToolResult) -> None:
+    if any(each is call for each in run.batch):
+        record_result(run, result)
+    else:
+        call.result, call.started = result, False
+
+
 def _on_allow(run: RunState, call: CallState) -> None:
     call.approved = True
 
@@ -76,7 +88,7 @@ def _on_edit(run: RunState, call: CallState) -> None:
 
 def _on_ran(run: RunState, call: CallState) -> None:
     text = run.human_reply.text if run.human_reply is not None else ""
-    record_result(run, ToolResult(call.call.id, call.call.name, text))
+    _set_result(run, call, ToolResult(call.call.id, call.call.name, text))
 
 
 def _on_did_not_run(run: RunState, call: CallState) -> None:
@@ -85,7 +97,7 @@ def _on_did_not_run(run: RunState, call: CallState) -> None:
 
 def _on_give_up(run: RunState, call: CallState) -> None:
     text = "It is not known whether this call ran, and it was given up. Do not repeat it."
-    record_result(run, ToolResult(call.call.id, call.call.name, text, status="skipped"))
+    _set_result(run, call, ToolResult(call.call.id, call.call.name, text, status="skipped"))
 
 
 _ON_CALL_REPLY: dict[str, Callable[[RunState, CallState], None]] = {
@@ -293,6 +305,9 @@ def _record_results(run: RunState, results: Iterable[ToolResult]) -> None:
 
 def _on_call_blocked(run: RunState, outcome: o.CallBlocked) -> None:
     run.backoff_s = 0.0
+    if outcome.charge is not None:
+        _on_state_call_blocked(run, outcome, outcome.charge)
+        return
     _record_results(run, outcome.results)
     calls = {c.call.id: c for c in run.batch}
     for sub_run in outcome.held:
@@ -305,6 +320,20 @@ def _on_call_blocked(run: RunState, outcome: o.CallBlocked) -> None:
     run.pending_request = outcome.waiting
     if run.pending_request.asker and run.pending_request.kind in _TEXT_REQUESTS:
         run.ending = "ask"
+
+
+def _on_state_call_blocked(run: RunState, outcome: o.CallBlocked, used: o.Charge) -> None:
+    """The effect of a user-defined state is run again after the reply, and gets these results in order."""
+    charge(run, used.usage, used.model_calls)
+    run.state_calls.update(outcome.calls)
+    for each in run.state_calls.values():
+        each.charged = True
+    request = run.pending_request = outcome.waiting
+    number = state_call_number(request.call_id or "")
+    if number is not None and number not in run.state_calls:
+        call = ToolCall(request.call_id or "", request.tool, dict(request.arguments))
+        waiting = StateCall(request.tool, request_digest(call.arguments), tool=CallState(call, ""), charged=True)
+        run.state_calls[number] = waiting
 
 
 def _on_recovery_decided(run: RunState, outcome: o.RecoveryDecided) -> None:
@@ -389,15 +418,28 @@ def _on_state_result(run: RunState, outcome: o.StateResult) -> None:
     if outcome.value is not None:
         run.state_results[run.state] = outcome.value
     (run.deferred_messages if run.batch else run.messages).extend(outcome.messages)
+    charge(run, outcome.charge.usage, outcome.charge.model_calls)
+    run.state_visits[run.state] = run.state_visits.get(run.state, 0) + 1
+    run.state_calls = {}
+
+
+def _stop_state(run: RunState, used: o.Charge | None) -> None:
+    """The effect of a user-defined state was cut off."""
+    if used is not None:
+        charge(run, used.usage, used.model_calls)
+    if run.state_calls:
+        run.state_calls = {}
 
 
 def _on_cancelled(run: RunState, outcome: o.Cancelled) -> None:
     _record_results(run, outcome.results)
+    _stop_state(run, outcome.charge)
     run.cancelled = outcome.reason
 
 
 def _on_aborted(run: RunState, outcome: o.Aborted) -> None:
     _record_results(run, outcome.results)
+    _stop_state(run, outcome.charge)
     if run.aborted is None:
         run.aborted = outcome.failure
 

@@ -6,6 +6,7 @@ in another process. Effects never change it: they return an outcome, which ``red
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ from pydantic_core import to_jsonable_python
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.failures import Action, Failure, FailureKind, describe_exception
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
-from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult, Transcript, Usage
+from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult, Transcript, Usage, contains_secret_placeholder
 from agentfsm.loop.read_only import FrozenDict, FrozenList, freeze, freeze_field, read_only, refuse_change, user_code
 from agentfsm.machine.graph import State
 
@@ -31,9 +32,12 @@ __all__ = [
     "PendingRequest",
     "RunState",
     "RunView",
+    "StateCall",
     "SuspendedSubRun",
     "dump_state",
     "load_state",
+    "request_digest",
+    "state_call_number",
 ]
 
 
@@ -68,6 +72,39 @@ class CallState:
     retries: int = 0
     held: SuspendedSubRun | None = None
     answer: HumanReply | None = None
+
+
+@dataclass(slots=True)
+class StateCall:
+    """One call that the effect of a user-defined state made through its ``StateContext``.
+
+    Attributes:
+        name: The model or the tool.
+        digest: SHA-256 (hex) of what it was given; empty if that held a secret, which the journal does not have.
+        reply: A model's reply, or None.
+        failure: Why a model call failed, or None.
+        tool: For a tool call, its state; else None.
+        charged: Whether the run was charged for it.
+    """
+
+    name: str
+    digest: str
+    reply: Reply | None = None
+    failure: Failure | None = None
+    tool: CallState | None = None
+    charged: bool = False
+
+
+def request_digest(request: Any) -> str:
+    """SHA-256 (hex) of what a call was given, as JSON; empty if it holds the placeholder of a secret."""
+    text = canonical_json(request)
+    return "" if contains_secret_placeholder(text) else hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+
+
+def state_call_number(effect_id: str) -> int | None:
+    """The number of a call that the effect of a user-defined state made; None for the id of any other effect."""
+    state, _, number = effect_id.rpartition(":")
+    return int(number) if ":" in state else None
 
 
 @read_only
@@ -211,6 +248,8 @@ class RunState(_HiddenSlots):
         aborted: The failure that aborted the run, or None.
         expired: Whether the deadline for an answer has passed.
         state_results: What the effects of user-defined states returned, by state; JSON.
+        state_calls: What the effect of the current user-defined state has called, while it waits or after a crash.
+        state_visits: How many times the effect of each user-defined state has ended.
     """
 
     run_id: str
@@ -259,6 +298,8 @@ class RunState(_HiddenSlots):
     aborted: Failure | None = None
     expired: bool = False
     state_results: dict[str, Any] = field(default_factory=dict[str, Any])
+    state_calls: dict[int, StateCall] = field(default_factory=dict[int, StateCall])
+    state_visits: dict[str, int] = field(default_factory=dict[str, int])
 
     def view(self) -> RunView:
         """What user code may see of the run as it is now."""
@@ -410,6 +451,7 @@ _CALL_SETTERS = tuple(CallState.__dict__[each.name].__set__ for each in fields(C
 _call_values = attrgetter(*(each.name for each in fields(CallState)))
 _NO_ITEMS, _NO_ENTRIES = FrozenList(), FrozenDict()
 _MESSAGES, _BATCH = _FIELD_ORDER.index("messages"), _FIELD_ORDER.index("batch")
+_STATE_CALLS = _FIELD_ORDER.index("state_calls")
 _LISTS = tuple(
     i for i, f in enumerate(fields(RunState)) if str(f.type).startswith("list") and i not in (_MESSAGES, _BATCH)
 )
@@ -424,6 +466,7 @@ def _make_view(run: RunState) -> RunView:
     for index in _DICTS:
         values[index] = FrozenDict(values[index]) if values[index] else _NO_ENTRIES
     values[_MESSAGES] = Transcript(run.messages, len(run.messages))
+    values[_STATE_CALLS] = _NO_ENTRIES  # records of the run's own: whether a person has approved a call, for one
     values[_BATCH] = FrozenList(map(_call_view, run.batch)) if run.batch else _NO_ITEMS
     view = _new(RunView)
     _set_values(view, tuple(values))

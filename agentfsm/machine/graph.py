@@ -74,8 +74,8 @@ class StateSpec:
         waits: Whether it waits for an external event; such a state needs no transition without a guard.
         final: Whether a run ends in it.
         lane: Its column in diagrams: ``main``, ``left`` (recovery) or ``right`` (waiting).
-        effect: What a user-defined state does: an async or plain function that takes the ``RunState``
-            (``agentfsm.runtime.effects``). The eight states of ``State`` have built-in effects.
+        effect: What a user-defined state does: an async or plain function that takes a ``StateContext``
+            (``agentfsm.runtime.state_context``). The eight states of ``State`` have built-in effects.
     """
 
     name: str

@@ -19,6 +19,7 @@ from agentfsm.loop.events import Ending, Event, RunWarning
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.messages import ToolResult
 from agentfsm.loop.model import Model, ToolSpec
+from agentfsm.loop.outcomes import Charge
 from agentfsm.loop.recovery_policy import RecoveryPolicy
 from agentfsm.loop.state import RunState, RunView, SuspendedSubRun
 from agentfsm.machine.engine import Machine
@@ -195,6 +196,7 @@ class Context:
         suspended_subruns: Sub-agents' runs that were suspended in the meantime, by the id of their call.
         model_requests: How many model calls were started for the run since this object was made, by sub-agents too.
         recorder: Collects the run's journal entries.
+        take_charge: While the effect of a user-defined state runs: returns what it has used, for a run that is cut off.
         visited_before_resume: The states that the run had left before it was loaded from a store.
         seen: What user code sees of the run in its current state, once there was any to see it.
     """
@@ -212,6 +214,7 @@ class Context:
         self.builds_events = self.has_listeners or logger.isEnabledFor(logging.DEBUG)
         self.observer_failures = 0
         self.once_hooks_run: set[int] = set()
+        self.take_charge: Callable[[], Charge] | None = None
         self.visited_before_resume: frozenset[str] = frozenset()
         self.call_ids = {c.id for m in run.messages for c in m.tool_calls}
         self.model_cache: dict[object, object] = {}

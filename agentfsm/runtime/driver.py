@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import isawaitable
 from types import CoroutineType
 from typing import Any, cast
@@ -26,6 +26,7 @@ from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.outcomes import (
     Aborted,
     Cancelled,
+    Charge,
     Expired,
     HumanAnswered,
     ModelCallSucceeded,
@@ -116,6 +117,8 @@ def would_transition(machine: Machine, run: RunState, outcome: Outcome) -> bool:
     trial.recent_calls, trial.recent_results = list(run.recent_calls), list(run.recent_results)
     trial.batch = [copy.copy(call) for call in run.batch]
     trial.deferred_messages, trial.state_results = list(run.deferred_messages), dict(run.state_results)
+    trial.state_visits = dict(run.state_visits)
+    trial.state_calls = {number: replace(call, tool=copy.copy(call.tool)) for number, call in run.state_calls.items()}
     trial.failure_attempts, trial.call_failures = dict(run.failure_attempts), dict(run.call_failures)
     on_outcome(trial, outcome)
     return machine.would_move(trial)
@@ -284,7 +287,7 @@ class Driver:
         if effect is None:
             return self._external_outcome()
         if self._cancel_reason is not None:
-            return Cancelled(self._cancel_reason, tuple(self.context.completed_results))
+            return self._cancelled_outcome()
         if state in config.hooks and state != State.DISPATCH_TOOL:
             return self._run_hooks_and_effect(state, effect)
         try:
@@ -347,14 +350,21 @@ class Driver:
         return Expired() if late and would_transition(machine, self._run, Expired()) else cancelled
 
     def _cancelled_outcome(self) -> Cancelled:
-        return Cancelled(self._cancel_reason or "cancelled", tuple(self.context.completed_results))
+        return Cancelled(
+            self._cancel_reason or "cancelled", tuple(self.context.completed_results), self._unfinished_charge()
+        )
+
+    def _unfinished_charge(self) -> Charge | None:
+        """What the effect of a user-defined state has used that was cut off; once."""
+        take, self.context.take_charge = self.context.take_charge, None
+        return None if take is None else take()
 
     def _exception_outcome(self, state: str, error: BaseException) -> Aborted:
         return self._aborted_outcome(f"the effect of {str(state)!r} raised {describe_exception(error)}", error)
 
     def _aborted_outcome(self, text: str, error: BaseException) -> Aborted:
         failure = Failure(kind=FailureKind.aborted, explanation=text, metadata={"error_class": type(error).__name__})
-        return Aborted(failure, tuple(self.context.completed_results))
+        return Aborted(failure, tuple(self.context.completed_results), self._unfinished_charge())
 
     # -- the step -------------------------------------------------------------------------------------
 

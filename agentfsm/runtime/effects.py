@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from inspect import isawaitable
+from collections.abc import Awaitable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
-from pydantic_core import to_json, to_jsonable_python
+from pydantic_core import to_json
 
 from agentfsm.loop.failures import describe_exception
 from agentfsm.loop.json_envelope import parse_envelope, parse_json
-from agentfsm.loop.messages import Message, ToolCall
-from agentfsm.loop.outcomes import Outcome, PreStepDone, ReplyParsed, StateResult
+from agentfsm.loop.messages import ToolCall
+from agentfsm.loop.outcomes import Outcome, PreStepDone, ReplyParsed
 from agentfsm.loop.recovery_policy import decide_recovery
-from agentfsm.loop.state import RunState
 from agentfsm.loop.truncation import continue_answer
 from agentfsm.machine.graph import State
 from agentfsm.runtime.context import Context, Effect, reraise_cancellation
@@ -28,7 +25,7 @@ from agentfsm.runtime.model_call import call_model
 from agentfsm.runtime.tool_dispatch import run_calls
 from agentfsm.runtime.tools import describe_validation_error
 
-__all__ = ["EFFECTS", "custom_effect"]
+__all__ = ["EFFECTS"]
 
 PRE_STEP_DONE = PreStepDone()
 
@@ -148,31 +145,3 @@ EFFECTS: Mapping[str, Effect] = MappingProxyType(
     }
 )
 """The effects of the declared states; ``suspended`` and ``terminal`` have none."""
-
-
-def custom_effect(function: Callable[[RunState], Any]) -> Effect:
-    """The effect of a user-defined state: its JSON value becomes ``run.state_results[state]``.
-
-    Args:
-        function: Plain or async; takes the ``RunState`` (to read, not to change) and returns None, a JSON
-            value, or ``StateResult(value, messages)`` to add messages to the transcript.
-    """
-
-    async def effect(context: Context) -> Outcome:
-        run, recorder = context.run, context.recorder
-        recorder.record_intent(f"{run.state}:{run.steps}", run.state, "again")
-        if recorder.sink is not None:
-            await recorder.commit()
-        value = function(run)
-        if isawaitable(value):
-            value = await value
-        result = value if isinstance(value, StateResult) else StateResult(value)
-        messages = tuple(result.messages)
-        for each in messages:
-            if not isinstance(each, Message):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers
-                raise TypeError(
-                    f"StateResult(messages=...) takes messages (Message.user('...')), not {type(each).__name__}"
-                )
-        return StateResult(to_jsonable_python(result.value, inf_nan_mode="null"), messages)
-
-    return effect

@@ -28,7 +28,7 @@ from agentfsm.loop.outcomes import ModelCallFailed, ModelCallSucceeded, Outcome
 from agentfsm.loop.prompts import render_messages
 from agentfsm.runtime.context import Context, Timeout, being_cancelled
 
-__all__ = ["call_model"]
+__all__ = ["call_model", "reply_or_failure"]
 
 _PROVIDER_KINDS_BY_NAME = {kind.value: kind for kind in PROVIDER_KINDS}
 """The kinds that a model's error may say of itself; any other word is a ``provider_error``."""
@@ -52,31 +52,48 @@ async def call_model(context: Context) -> Outcome:
         heartbeat_s=run.guardrails.stream_heartbeat_s,
         cache=context.model_cache,
     )
+    answer = await reply_or_failure(context, config.model, request, context.timeout, context.call_ids)
+    return ModelCallFailed(answer) if isinstance(answer, Failure) else ModelCallSucceeded(answer)
+
+
+async def reply_or_failure(
+    context: Context, model: Model, request: ModelRequest, timer: Timeout, call_ids: set[str], *, stream: bool = True
+) -> Reply | Failure:
+    """A model's reply, or the failure that its call ended with.
+
+    Args:
+        context: The run.
+        model: The model.
+        request: The request.
+        timer: Enforces ``request.timeout_s``.
+        call_ids: The ids of earlier calls of the transcript; those of the reply are added.
+        stream: Whether the reply may be streamed to whoever receives the run's events.
+
+    Raises:
+        asyncio.CancelledError: The run is being cancelled.
+    """
     try:
-        reply = await request_reply(context, request)
-        _warn_if_unpriced(context, reply)
-        return ModelCallSucceeded(_normalize_reply(_mark_truncated(reply, request), context.call_ids))
+        reply = await _request_reply(context, model, request, timer, stream)
+        _warn_if_unpriced(context, model, reply)
+        return _normalize_reply(_mark_truncated(reply, request), call_ids)
     except TimeoutError:
-        return _model_call_failed(
-            FailureKind.transient_provider, f"{config.model.name} sent no reply within {limit:g} s"
-        )
+        text = f"{model.name} sent no reply within {request.timeout_s:g} s"
+        return _model_failure(FailureKind.transient_provider, text)
     except ModelError as error:
-        return _model_call_failed(
-            _PROVIDER_KINDS_BY_NAME.get(error.kind, FailureKind.provider_error), str(error), error
-        )
+        return _model_failure(_PROVIDER_KINDS_BY_NAME.get(error.kind, FailureKind.provider_error), str(error), error)
     except asyncio.CancelledError as error:
         if being_cancelled():
             raise
-        return _model_call_failed(FailureKind.provider_error, f"{config.model.name}: {describe_exception(error)}")
+        return _model_failure(FailureKind.provider_error, f"{model.name}: {describe_exception(error)}")
     except Exception as error:
-        return _model_call_failed(FailureKind.provider_error, f"{config.model.name}: {describe_exception(error)}")
+        return _model_failure(FailureKind.provider_error, f"{model.name}: {describe_exception(error)}")
 
 
-def _warn_if_unpriced(context: Context, reply: Reply) -> None:
+def _warn_if_unpriced(context: Context, model: Model, reply: Reply) -> None:
     """Warn once that ``max_cost_usd`` cannot be enforced, if the model's price is unknown."""
     run = context.run
     if reply.usage.unpriced_tokens and run.guardrails.max_cost_usd is not None and not run.usage.unpriced_tokens:
-        context.warn(f"the price of {context.config.model.name} is unknown: max_cost_usd does not count its tokens")
+        context.warn(f"the price of {model.name} is unknown: max_cost_usd does not count its tokens")
 
 
 def _mark_truncated(reply: Reply, request: ModelRequest) -> Reply:
@@ -87,10 +104,10 @@ def _mark_truncated(reply: Reply, request: ModelRequest) -> Reply:
     return replace(reply, finish_reason=FinishReason.LENGTH)
 
 
-def _model_call_failed(kind: FailureKind, text: str, error: ModelError | None = None) -> ModelCallFailed:
+def _model_failure(kind: FailureKind, text: str, error: ModelError | None = None) -> Failure:
     details = {} if error is None else {"retry_after_s": error.retry_after_s, "status": error.status}
     metadata = {k: v for k, v in details.items() if v is not None}
-    return ModelCallFailed(Failure(kind=kind, explanation=text, blockers=(text,), metadata=metadata))
+    return Failure(kind=kind, explanation=text, blockers=(text,), metadata=metadata)
 
 
 def _normalize_reply(reply: Reply, used_ids: set[str]) -> Reply:
@@ -133,29 +150,24 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else "" if value is None else str(value)
 
 
-async def request_reply(context: Context, request: ModelRequest) -> Reply:
+async def _request_reply(context: Context, model: Model, request: ModelRequest, timer: Timeout, stream: bool) -> Reply:
     """The model's reply. If the model has rate or concurrency limits, the timeout starts when they admit the call.
-
-    Args:
-        context: The run.
-        request: The request.
 
     Raises:
         TimeoutError: There was no reply within ``request.timeout_s``.
         agentfsm.errors.ModelError: The call failed.
     """
-    model = context.config.model
     if has_admission(model):
         async with model.admission(request) as admitted:
-            with context.timeout.start(request.timeout_s):
-                return await _reply_coroutine(context, admitted, request)
-    with context.timeout.start(request.timeout_s):
-        return await _reply_coroutine(context, model, request)
+            with timer.start(request.timeout_s):
+                return await _reply_coroutine(context, admitted, request, stream)
+    with timer.start(request.timeout_s):
+        return await _reply_coroutine(context, model, request, stream)
 
 
-def _reply_coroutine(context: Context, model: Model, request: ModelRequest) -> Coroutine[Any, Any, Reply]:
+def _reply_coroutine(context: Context, model: Model, request: ModelRequest, stream: bool) -> Coroutine[Any, Any, Reply]:
     context.model_requests += 1
-    if context.has_listeners and can_stream(model):
+    if stream and context.has_listeners and can_stream(model):
         return _stream_reply(context, model.stream(request), model.name, request.heartbeat_s)
     return model.reply(request)
 

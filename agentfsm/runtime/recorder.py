@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from agentfsm.loop.failures import Failure
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
-from agentfsm.loop.messages import Message, ToolResult
+from agentfsm.loop.messages import Message, Reply, ToolResult
 from agentfsm.loop.model import ToolSpec
 from agentfsm.loop.outcomes import Outcome
 from agentfsm.machine.engine import Decision
@@ -153,27 +153,28 @@ class Recorder:
         """
         self.entries.append(("transition", self._time(), outcome, cancel, elapsed_us, idle_us, decision, aborted))
 
-    def record_intent(self, effect_id: str, name: str, policy: str) -> int:
+    def record_intent(self, effect_id: str, name: str, policy: str, request: Mapping[str, Any] | None = None) -> int:
         """Add an entry: an effect is about to start.
 
         Args:
             effect_id: The effect's id in the run, the same for every attempt.
             name: The name of the model, the tool or the state.
             policy: ``again`` if an interrupted attempt may be repeated, ``once`` if a human must decide.
+            request: For a call of a user-defined state's effect, what is given to it: ``messages`` or ``arguments``.
 
         Returns:
             The number of this attempt, from 1.
         """
         attempt = self._attempts[effect_id] = self._attempts.get(effect_id, 0) + 1
-        self.entries.append(("effect.intent", self._time(), effect_id, name, attempt, policy))
+        self.entries.append(("effect.intent", self._time(), effect_id, name, attempt, policy, request))
         return attempt
 
     def restore_attempts(self, attempts: Mapping[str, int]) -> None:
         """Restore the attempt counts of a run loaded from a store."""
         self._attempts.update(attempts)
 
-    def record_result(self, effect_id: str, result: ToolResult) -> None:
-        """Add an entry: a tool call has its result."""
+    def record_result(self, effect_id: str, result: ToolResult | Reply | Failure) -> None:
+        """Add an entry: a tool call, or a model call of a user-defined state's effect, has its result."""
         self.entries.append(("effect.result", self._time(), effect_id, result))
 
     def push(self) -> None:

@@ -22,7 +22,7 @@ from agentfsm.runtime.permissions import PermissionPolicy
 from agentfsm.runtime.tool_execution import failed_result, run_call, validate_call
 from agentfsm.runtime.tools import BudgetShare, CallingRun, Delegation, Tool, ToolContext, describe_validation_error
 
-__all__ = ["run_calls"]
+__all__ = ["check_call", "is_repeatable", "run_calls"]
 
 _FULL_SHARE = BudgetShare()
 
@@ -45,7 +45,7 @@ async def run_calls(context: Context) -> Outcome:
     for call_state in due:
         if call_state.call.id in earlier:
             continue
-        checked = await _check_call(context, call_state)
+        checked = await check_call(context, call_state)
         if isinstance(checked, PendingRequest):
             return CallBlocked(checked, tuple(context.completed_results))
         if isinstance(checked, ToolResult):
@@ -69,7 +69,7 @@ async def run_calls(context: Context) -> Outcome:
     return CallBlocked(suspended[0].waiting, results, suspended)
 
 
-async def _check_call(
+async def check_call(
     context: Context, call_state: CallState
 ) -> tuple[Tool, dict[str, Any]] | ToolResult | PendingRequest:
     """Whether a call may run.
@@ -86,7 +86,7 @@ async def _check_call(
     if isinstance(checked, ToolResult):
         return checked
     tool, arguments = checked
-    if call_state.started and not _repeatable(context, tool):
+    if call_state.started and not is_repeatable(context, tool):
         return _in_doubt_request(call)
     if call_state.held is not None:  # a suspended sub-agent's call: it was approved before it started
         return call_state.held.waiting if call_state.answer is None else checked
@@ -138,7 +138,7 @@ def _effect_id(run: RunState, call_state: CallState) -> str:
     return f"{run.turns}.{index}"
 
 
-def _repeatable(context: Context, tool: Tool) -> bool:
+def is_repeatable(context: Context, tool: Tool) -> bool:
     """Whether an interrupted call may be repeated: with a store, a sub-agent continues where its own journal ends."""
     return tool.idempotent or (tool.delegate is not None and context.config.host.store is not None)
 
@@ -155,7 +155,7 @@ def _record_intents(context: Context, ready: list[_ReadyCall]) -> list[int]:
         if tool.control is not None:  # control tools have no side effects
             attempts.append(1)
         else:
-            policy = "again" if _repeatable(context, tool) else "once"
+            policy = "again" if is_repeatable(context, tool) else "once"
             attempts.append(recorder.record_intent(_effect_id(context.run, call_state), tool.name, policy))
     return attempts
 

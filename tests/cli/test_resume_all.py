@@ -30,7 +30,7 @@ def no_tools(run: RunState) -> Failure | None:
 
 def reviewing(name):
     return LOOP.with_state(
-        StateSpec(name, effect=lambda run: None), [Transition(name, None, "dispatch_tool")],
+        StateSpec(name, effect=lambda context: None), [Transition(name, None, "dispatch_tool")],
         entered_by="post_llm.tool_calls",
     )
 

@@ -24,6 +24,7 @@ from agentfsm import (
     RunState,
     RunWarning,
     State,
+    StateContext,
     StateResult,
     StateSpec,
     TransientProviderError,
@@ -225,7 +226,7 @@ def test_a_back_off_that_is_no_time_ends_the_run_in_order(seconds: Any) -> None:
 
 
 def test_a_custom_effect_that_raises_ends_the_run_in_order() -> None:
-    def effect(run: RunState) -> StateResult:
+    def effect(context: StateContext) -> StateResult:
         raise Boom("in an effect")
 
     graph = LOOP.with_state(

@@ -33,6 +33,7 @@ from agentfsm import (
     Reply,
     Role,
     RunState,
+    StateContext,
     StateSpec,
     ToolCall,
     ToolContext,
@@ -147,8 +148,8 @@ def no_once(run: RunState) -> Failure | None:
     return Failure(kind=FailureKind.capability_gap, explanation="not once") if calls else None
 
 
-def _count_messages(run: RunState) -> int:
-    return len(run.messages)
+def _count_messages(context: StateContext) -> int:
+    return len(context.run.messages)
 
 
 def _loop_with_reviewer(state: str, guard: Any) -> Graph:

@@ -70,7 +70,7 @@ def test_a_gate_runs_again_before_a_call_that_was_approved():
 
 def test_a_hook_on_a_renamed_state_is_the_same_hook():
     def reviewing(name: str) -> Any:
-        spec = StateSpec(name, effect=lambda run: None)
+        spec = StateSpec(name, effect=lambda context: None)
         return LOOP.with_state(spec, [Transition(name, None, "dispatch_tool")], entered_by="post_llm.tool_calls")
 
     from agentfsm import MemoryStore

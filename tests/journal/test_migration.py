@@ -68,7 +68,7 @@ NO_ADDING = LOOP.with_detector("post_llm", no_adding, before="no_progress")
 
 def reviewing(name: str) -> Graph:
     return LOOP.with_state(
-        StateSpec(name, effect=lambda run: len(run.messages)),
+        StateSpec(name, effect=lambda context: len(context.run.messages)),
         [Transition(name, None, "dispatch_tool")],
         entered_by="post_llm.tool_calls",
     )

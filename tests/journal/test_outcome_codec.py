@@ -90,6 +90,8 @@ def test_every_outcome_round_trips(kind):
     def check(outcome):
         back = trip(OutcomeWriter(), OutcomeReader(), outcome)
         assert type(back) is kind
+        if isinstance(outcome, o.CallBlocked):  # the calls of an effect have records of their own
+            outcome = dataclasses.replace(outcome, calls={})
         assert fields(back) == fields(outcome)
 
     check()

@@ -20,6 +20,7 @@ from agentfsm import (
     RunCancelled,
     RunResult,
     State,
+    StateContext,
     StateResult,
     StateSpec,
     Transition,
@@ -115,12 +116,12 @@ def not_good_yet(run: RunState) -> bool:
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_custom_state_has_its_effect(is_async):
-    def now(run: RunState) -> dict[str, Any]:
-        return {"good": run.answer == "better", "state": run.state}
+    def now(context: StateContext) -> dict[str, Any]:
+        return {"good": context.run.answer == "better", "state": context.state}
 
-    async def soon(run: RunState) -> dict[str, Any]:
+    async def soon(context: StateContext) -> dict[str, Any]:
         await asyncio.sleep(0)
-        return now(run)
+        return now(context)
 
     graph = reviewing(
         soon if is_async else now,
@@ -136,8 +137,8 @@ def test_a_custom_state_has_its_effect(is_async):
 
 
 def test_a_custom_state_may_add_messages():
-    def review(run: RunState) -> StateResult:
-        good = run.model_calls > 1
+    def review(context: StateContext) -> StateResult:
+        good = context.run.model_calls > 1
         return StateResult({"good": good}, () if good else (Message.user("Say it better."),))
 
     graph = reviewing(review, Transition("review", not_good_yet, "pre_step"), Transition("review", None, "terminal"))
@@ -148,7 +149,7 @@ def test_a_custom_state_may_add_messages():
 
 
 def test_a_custom_state_between_a_call_and_its_result_does_not_come_between_them():
-    def note(run: RunState) -> StateResult:
+    def note(context: StateContext) -> StateResult:
         return StateResult(messages=(Message.user("Think about it."),))
 
     for entrance, back in [("post_tool.otherwise", "pre_step"), ("dispatch_tool.otherwise", "post_tool")]:
@@ -161,12 +162,12 @@ def test_a_custom_state_between_a_call_and_its_result_does_not_come_between_them
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_custom_effect_that_raises_aborts_the_run(is_async):
-    def now(run: RunState) -> None:
+    def now(context: StateContext) -> None:
         raise LookupError("no reviewer")
 
-    async def soon(run: RunState) -> None:
+    async def soon(context: StateContext) -> None:
         await asyncio.sleep(0)
-        now(run)
+        now(context)
 
     result = run_script("first", graph=reviewing(soon if is_async else now))
     assert_aborted(result, "the effect of 'review' raised LookupError: no reviewer")
@@ -177,12 +178,12 @@ def test_a_custom_effect_whose_value_is_no_json_aborts_the_run():
     class Odd:
         pass
 
-    assert_aborted(run_script("first", graph=reviewing(lambda run: Odd())), "review")
+    assert_aborted(run_script("first", graph=reviewing(lambda context: Odd())), "review")
 
 
 @pytest.mark.parametrize("odd", [["Say it better."], "better", [None], [{"role": "user"}]])
 def test_a_custom_effect_that_adds_what_is_no_message_aborts_the_run(odd):
-    result = run_script("first", graph=reviewing(lambda run: StateResult(messages=odd)))
+    result = run_script("first", graph=reviewing(lambda context: StateResult(messages=odd)))
     assert_aborted(result, "StateResult(messages=...) takes messages (Message.user('...'))")
     assert transcript_of(result) == [("user", "go"), ("assistant", "first")]
 
@@ -190,7 +191,7 @@ def test_a_custom_effect_that_adds_what_is_no_message_aborts_the_run(odd):
 def test_a_custom_effect_can_be_cancelled():
     started = asyncio.Event()
 
-    async def hang(run: RunState) -> None:
+    async def hang(context: StateContext) -> None:
         started.set()
         await asyncio.Event().wait()
 
@@ -213,7 +214,7 @@ def test_a_custom_effect_can_be_cancelled():
 
 def test_a_hook_may_run_at_a_custom_state():
     seen: list[str] = []
-    run_script("first", graph=reviewing(lambda run: None), hooks=[hook("review")(lambda c: seen.append(c.state))])
+    run_script("first", graph=reviewing(lambda context: None), hooks=[hook("review")(lambda c: seen.append(c.state))])
     assert seen == ["review"]
 
 
