@@ -275,7 +275,7 @@ class EffectCalls:
             call.reply = answer
         else:
             call.failure = answer
-        self._record_result(eid, answer)
+        await self._record_result(eid, answer)
         return answer
 
     async def _wait_to_retry(self, failure: Failure, attempt: int) -> None:
@@ -324,15 +324,16 @@ class EffectCalls:
         if not isinstance(result, ToolResult):
             raise StateEffectError(f"{tool.name!r} is a sub-agent")
         call_state.result, call_state.started = result, False
-        self._record_result(call.id, result)
+        await self._record_result(call.id, result)
         if context.builds_events:
             context.emit(ToolFinished, result=result)
         return result
 
-    def _record_result(self, effect_id: str, result: ToolResult | Reply | Failure) -> None:
+    async def _record_result(self, effect_id: str, result: ToolResult | Reply | Failure) -> None:
+        """Record a result, durably before the effect gets it: after a crash it is not known what the effect did then."""
         if not self._ended:  # else a task that outlived its effect called
             self._context.recorder.record_result(effect_id, result)
-            self._context.recorder.push()
+            await self._context.recorder.commit()
 
     # -- budgets --------------------------------------------------------------------------------------
 

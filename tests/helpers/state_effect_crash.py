@@ -80,8 +80,10 @@ CRITIC = ScriptedModel([critic_reply] * 9)
 
 async def review(context: StateContext) -> list[str]:
     first = await context.ask_model("first", model=CRITIC)
+    crash_at("after the first question")
     looked = await context.call_tool("look", {})
     sent = await context.call_tool("send", {})
+    crash_at("after send")
     second = await context.ask_model("second", model=CRITIC)
     return [first.message.content, looked.content, sent.content, second.message.content]
 

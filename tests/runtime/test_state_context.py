@@ -684,7 +684,7 @@ def check_store(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("where", "asked", "looked"),
-    [("second question", 3, 1), ("in look", 2, 2)],
+    [("after the first question", 2, 1), ("in look", 2, 2), ("after send", 2, 1), ("second question", 3, 1)],
 )
 def test_after_a_crash_what_was_completed_is_not_repeated(tmp_path: Path, where: str, asked: int, looked: int) -> None:
     step(tmp_path, where, 1, code=9)
