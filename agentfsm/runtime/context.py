@@ -220,6 +220,7 @@ class Context:
         self.model_cache: dict[object, object] = {}
         self.seen: RunView | None = None
         self.timeout = Timeout()
+        self._blocked: list[str] = []
         self._seq = 0
         self._listener: Callable[[Event], None] | None = None
 
@@ -262,6 +263,20 @@ class Context:
         """
         logger.warning("run %s: %s", self.run.run_id, text)
         self.emit(RunWarning, text=detail or text)
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.run.run_id
+
+    def note_blocked(self, text: str) -> None:
+        """Keep a warning of the watchdog until the event loop is free; may be called in any thread."""
+        self._blocked.append(text)
+
+    def emit_blocked(self) -> None:
+        """Emit the warnings of the watchdog, which has logged them already."""
+        while self._blocked:
+            self.emit(RunWarning, text=self._blocked.pop(0))
 
     def _deliver(self, event: Event) -> None:
         if self._logs_info:

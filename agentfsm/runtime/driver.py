@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from inspect import isawaitable
 from types import CoroutineType
@@ -42,6 +42,7 @@ from agentfsm.runtime.approval import HookAbortError, run_hooks
 from agentfsm.runtime.context import AgentConfig, Context, Effect, being_cancelled
 from agentfsm.runtime.recorder import ResumePoint, RunHeader
 from agentfsm.runtime.result import ending_event, run_final_hooks, shielded, suspend, typed_output
+from agentfsm.runtime.watchdog import WATCHDOG
 
 __all__ = ["Driver", "RunRequest", "require_transition", "resume_details", "run_header", "would_transition"]
 
@@ -202,13 +203,26 @@ class Driver:
             agentfsm.errors.StoreError: The journal cannot be written; the run must not continue.
         """
         self._owner = self.context.timeout.owner = _current_task()
-        while self.outcome is None:
-            await self._advance()
+        end_watch = self._watch()
+        try:
+            while self.outcome is None:
+                await self._advance()
+        finally:
+            end_watch()
 
     async def advance(self) -> None:
         """Await one effect, apply its outcome and take one transition."""
         self._owner = self.context.timeout.owner = _current_task()
-        await self._advance()
+        end_watch = self._watch()
+        try:
+            await self._advance()
+        finally:
+            end_watch()
+
+    def _watch(self) -> Callable[[], None]:
+        """Let the watchdog watch the event loop, and return what ends that."""
+        limit = self._config.host.watchdog_s
+        return _do_nothing if limit is None else WATCHDOG.watch(self.context, limit)
 
     async def _advance(self) -> None:
         run = self._run
@@ -437,9 +451,14 @@ class Driver:
                 if not final:
                     fields["digest"] = recorder.sink.head
             self.output = typed_output(self.context, fields.get("output"))
+            self.context.emit_blocked()
             self.outcome = cast("Ending", self.context.emit_final(kind, **fields))
             if cancellation is not None:
                 raise cancellation
+
+
+def _do_nothing() -> None:
+    """Nothing is watched."""
 
 
 def _current_task() -> asyncio.Task[Any]:

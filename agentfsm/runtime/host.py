@@ -113,9 +113,11 @@ class Host:
         replay_guard: Remembers which suspension records were used.
         store: Where journals are stored. Without one they stay in memory, and another process cannot
             resume the runs.
+        watchdog_s: Seconds for which code of yours may block the event loop of a run before a warning names it; None
+            for no watchdog.
 
     Raises:
-        ValueError: The secret is empty.
+        ValueError: The secret is empty, or ``watchdog_s`` is not greater than 0.
     """
 
     clock: Clock = field(default_factory=SystemClock)
@@ -123,6 +125,7 @@ class Host:
     seed: int | None = None
     replay_guard: ReplayGuard = field(default_factory=InMemoryReplayGuard)
     store: Store | None = None
+    watchdog_s: float | None = 1.0
 
     def new_id(self) -> str:
         """A fresh random id, 16 hex digits."""
@@ -133,6 +136,8 @@ class Host:
             object.__setattr__(self, "secret", self.secret.encode())
         if not self.secret:
             raise ValueError("secret is empty: anyone could sign a suspension record with it")
+        if self.watchdog_s is not None and not self.watchdog_s > 0:
+            raise ValueError(f"watchdog_s must be greater than 0 seconds, or None, not {self.watchdog_s}")
 
 
 class Memory(Protocol):
