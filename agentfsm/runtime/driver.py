@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from inspect import isawaitable
 from types import CoroutineType
@@ -203,7 +203,7 @@ class Driver:
             agentfsm.errors.StoreError: The journal cannot be written; the run must not continue.
         """
         self._owner = self.context.timeout.owner = _current_task()
-        end_watch = self._watch()
+        end_watch = WATCHDOG.watch(self.context, self._config.host.watchdog_s)
         try:
             while self.outcome is None:
                 await self._advance()
@@ -213,16 +213,11 @@ class Driver:
     async def advance(self) -> None:
         """Await one effect, apply its outcome and take one transition."""
         self._owner = self.context.timeout.owner = _current_task()
-        end_watch = self._watch()
+        end_watch = WATCHDOG.watch(self.context, self._config.host.watchdog_s)
         try:
             await self._advance()
         finally:
             end_watch()
-
-    def _watch(self) -> Callable[[], None]:
-        """Let the watchdog watch the event loop, and return what ends that."""
-        limit = self._config.host.watchdog_s
-        return _do_nothing if limit is None else WATCHDOG.watch(self.context, limit)
 
     async def _advance(self) -> None:
         run = self._run
@@ -455,10 +450,6 @@ class Driver:
             self.outcome = cast("Ending", self.context.emit_final(kind, **fields))
             if cancellation is not None:
                 raise cancellation
-
-
-def _do_nothing() -> None:
-    """Nothing is watched."""
 
 
 def _current_task() -> asyncio.Task[Any]:

@@ -135,16 +135,18 @@ class Watchdog:
         self._thread: threading.Thread | None = None
         self._woken: tuple[float, float] | None = None
 
-    def watch(self, run: WatchedRun, limit_s: float) -> Callable[[], None]:
+    def watch(self, run: WatchedRun, limit_s: float | None) -> Callable[[], None]:
         """Watch the running event loop for a run that advances in the current task.
 
         Args:
             run: The run.
-            limit_s: Seconds for which the loop may be blocked.
+            limit_s: Seconds for which the loop may be blocked; None to watch nothing.
 
         Returns:
             Ends it.
         """
+        if limit_s is None:
+            return _do_nothing
         loop = asyncio.get_running_loop()
         watched = self._loops.get(loop)
         if watched is None:
@@ -230,6 +232,10 @@ class Watchdog:
             run.note_blocked(f"the event loop was blocked for {blocked_s:.1f} s or longer, by {code}")
         names = ", ".join(run.run_id for run in runs)
         logger.warning("run %s: the event loop has been blocked for %.1f s, by %s", names, blocked_s, code)
+
+
+def _do_nothing() -> None:
+    """Nothing is watched."""
 
 
 def _frame_of(thread_id: int) -> FrameType | None:

@@ -107,9 +107,11 @@ def test_a_block_is_reported_once_however_long_it_lasts(log: UntilNamed):
     assert len(log.lines) == 1
 
 
-def test_without_a_limit_nothing_is_watched(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Watchdog, "watch", lambda *a: pytest.fail("it was watched"))
-    run_blocked(lambda: None, watchdog_s=None)
+def test_without_a_limit_nothing_is_watched():
+    watched: list[int] = []
+    run_blocked(lambda: watched.append(len(WATCHDOG._loops)), watchdog_s=None)
+    run_blocked(lambda: watched.append(len(WATCHDOG._loops)))
+    assert watched == [0, 1]
 
 
 @pytest.mark.parametrize("limit", [0, -1, float("nan")])
