@@ -35,6 +35,9 @@ class AgentGuardrails(BaseModel):
         on_limit: What happens when a budget is spent: ``ask_user``, ``stop`` or ``handoff``.
         tool_timeout_s: Timeout of one tool call, and of a memory, in seconds; a tool's own ``timeout`` takes
             precedence.
+        hook_timeout_s: Timeout of one hook in seconds; one that does not return in time counts as having raised.
+        cancel_grace_s: Seconds that a tool, hook, model or memory has to clean up after its timeout or a cancellation.
+            One that is still running then is abandoned: closed where it stands, and the run goes on without it.
         llm_timeout_s: Timeout of one model call in seconds.
         stream_heartbeat_s: Seconds of silence after which a streamed reply counts as dropped.
         stall_threshold_s: Seconds of silence between two phases after which the run counts as stalled.
@@ -63,6 +66,8 @@ class AgentGuardrails(BaseModel):
     max_continues: Annotated[int, Field(ge=0)] = 3
     on_limit: Literal["ask_user", "stop", "handoff"] = "ask_user"
     tool_timeout_s: Seconds = 600
+    hook_timeout_s: Seconds = 60
+    cancel_grace_s: Seconds = 2
     llm_timeout_s: Seconds = 60
     stream_heartbeat_s: Seconds = 20
     stall_threshold_s: Seconds = 30

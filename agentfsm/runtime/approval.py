@@ -19,8 +19,9 @@ from agentfsm.loop.messages import ToolCall, ToolResult
 from agentfsm.loop.read_only import contains_objects, freeze, user_code
 from agentfsm.loop.state import CallState, HumanReply, PendingRequest
 from agentfsm.machine.graph import State
-from agentfsm.runtime.context import Context, reraise_cancellation
+from agentfsm.runtime.context import Context
 from agentfsm.runtime.hooks import AbortRun, AskApproval, DenyCall, Hook, HookContext, HookDecision, SkipCall
+from agentfsm.runtime.timeout import TimeLimitError, reraise_cancellation
 from agentfsm.runtime.tools import Tool
 
 __all__ = [
@@ -155,7 +156,7 @@ async def _run_hook(context: Context, hook: Hook, hook_context: HookContext) -> 
     try:
         with user_code("hook", hook.function, context.run.change_attempts):
             value = hook.function(hook_context)
-            decision = await value if isawaitable(value) else value
+            decision = await context.timeout.run(value, _hook_limit_s(context)) if isawaitable(value) else value
         allowed = AbortRun if hook_context.call is None else HookDecision
         if decision is not None and not isinstance(decision, allowed):  # pyright: ignore[reportUnnecessaryIsInstance]
             where = "here" if hook_context.call is None else "for a call"
@@ -164,14 +165,21 @@ async def _run_hook(context: Context, hook: Hook, hook_context: HookContext) -> 
         raise HookAbortError(str(error)) from error
     except (Exception, asyncio.CancelledError) as error:
         reraise_cancellation(error)
-        text = f"hook {hook.name} raised {describe_exception(error)}"
+        late = isinstance(error, TimeLimitError)
+        text = f"hook {hook.name} {error if late else f'raised {describe_exception(error)}'}"
         if not hook.fail_open:
             raise HookAbortError(text) from error
-        context.warn(f"hook {hook.name} raised {type(error).__name__}", text)
+        context.warn(text if late else f"hook {hook.name} raised {type(error).__name__}", text)
         return None
     if isinstance(decision, AbortRun):
         raise HookAbortError(f"hook {hook.name} aborted the run: {decision.reason}")
     return decision
+
+
+def _hook_limit_s(context: Context) -> float:
+    """Seconds for one hook: until the run's time is up, unless it is up already and the run is coming to its end."""
+    limit, left = context.run.guardrails.hook_timeout_s, context.time_left_s
+    return limit if left is None or left <= 0 else min(limit, left)
 
 
 async def check_approval(

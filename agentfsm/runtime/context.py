@@ -1,8 +1,4 @@
-"""What an effect works with: the agent's configuration, the current run, its events, and a reusable timeout.
-
-``Timeout`` behaves like ``asyncio.timeout`` but keeps one timer scheduled for the whole run: ``asyncio.timeout``
-schedules and cancels one per await, which costs 3 microseconds, twice a step.
-"""
+"""What an effect works with: the agent's configuration, the current run, its events, and its time limits."""
 
 from __future__ import annotations
 
@@ -10,12 +6,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
 from agentfsm.loop.events import Ending, Event, RunWarning
+from agentfsm.loop.failures import describe_exception
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.messages import ToolResult
 from agentfsm.loop.model import Model, ToolSpec
@@ -26,107 +22,18 @@ from agentfsm.machine.engine import Machine
 from agentfsm.runtime.hooks import INFO_EVENTS, Hook, Observer, log_event, logger
 from agentfsm.runtime.host import Host, Memory
 from agentfsm.runtime.recorder import JournalSink, Recorder, ResumePoint
+from agentfsm.runtime.timeout import TimeLimitError, Timeout
 from agentfsm.runtime.tools import Tool
 
 if TYPE_CHECKING:
     from agentfsm.journal.migration import Migration
     from agentfsm.journal.records import Record
 
-__all__ = ["AgentConfig", "Context", "Effect", "Timeout", "being_cancelled", "reraise_cancellation"]
+__all__ = ["AgentConfig", "Context", "Effect"]
 
 
-def being_cancelled() -> bool:
-    """Whether the current task is being cancelled; if not, a ``CancelledError`` is an ordinary error of user code."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def reraise_cancellation(error: BaseException) -> None:
-    """Raise ``error`` again if it cancels the current task; otherwise it is an ordinary error of user code.
-
-    Raises:
-        asyncio.CancelledError: The current task is being cancelled.
-    """
-    if isinstance(error, asyncio.CancelledError) and being_cancelled():
-        raise error
-
-
-class Timeout:
-    """A time limit for one await at a time: ``with timeout.start(seconds): await ...``. It cannot be nested.
-
-    Attributes:
-        owner: The task that enters the block, if it is known in advance; else the current task.
-        seconds: The limit of the current block, in seconds.
-
-    Raises:
-        TimeoutError: From the ``with`` block, when its time is up.
-    """
-
-    def __init__(self) -> None:
-        self.owner: asyncio.Task[Any] | None = None
-        self._task: asyncio.Task[Any] | None = None
-        self._cancelling = 0
-        self._deadline = 0.0
-        self._expired = False
-        self.seconds = 0.0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    def start(self, seconds: float) -> Timeout:
-        """Set the limit of the ``with`` block that follows.
-
-        Args:
-            seconds: The limit in seconds.
-        """
-        self.seconds = seconds
-        return self
-
-    @property
-    def expired(self) -> bool:
-        """Whether the last block ended because its time was up."""
-        return self._expired
-
-    def __enter__(self) -> Timeout:
-        task = self.owner or asyncio.current_task()
-        if task is None or self._task is not None:
-            raise RuntimeError("a Timeout limits one await at a time, inside a task")
-        loop = task.get_loop()
-        self._task, self._cancelling, self._expired = task, task.cancelling(), False
-        self._deadline = deadline = loop.time() + self.seconds
-        if self._timer is None or self._loop is not loop or self._timer.when() > deadline:
-            self._schedule(loop, deadline)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        task, self._task = self._task, None
-        if not self._expired or task is None:
-            return
-        if task.uncancel() <= self._cancelling and kind is not None and issubclass(kind, asyncio.CancelledError):
-            raise TimeoutError from error
-
-    def close(self) -> None:
-        """Cancel the timer, when the run has ended."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _schedule(self, loop: asyncio.AbstractEventLoop, deadline: float) -> None:
-        self.close()
-        self._loop = loop
-        self._timer = loop.call_at(deadline, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        loop, task = self._loop, self._task
-        if task is None or loop is None:
-            return
-        if loop.time() < self._deadline:
-            self._schedule(loop, self._deadline)
-        else:
-            self._expired = True
-            task.cancel()
+def _nothing() -> float:
+    return 0.0
 
 
 Effect = Callable[["Context"], Any]
@@ -199,6 +106,7 @@ class Context:
         take_charge: While the effect of a user-defined state runs: returns what it has used, for a run that is cut off.
         visited_before_resume: The states that the run had left before it was loaded from a store.
         seen: What user code sees of the run in its current state, once there was any to see it.
+        uncharged_s: Returns the seconds that have passed since the run was last charged for its time.
     """
 
     def __init__(self, config: AgentConfig, run: RunState, prompt: str = "") -> None:
@@ -219,7 +127,8 @@ class Context:
         self.call_ids = {c.id for m in run.messages for c in m.tool_calls}
         self.model_cache: dict[object, object] = {}
         self.seen: RunView | None = None
-        self.timeout = Timeout()
+        self.timeout = Timeout(run.guardrails.cancel_grace_s)
+        self.uncharged_s: Callable[[], float] = _nothing
         self._blocked: list[str] = []
         self._seq = 0
         self._listener: Callable[[Event], None] | None = None
@@ -229,6 +138,17 @@ class Context:
         if self.seen is None:
             self.seen = self.run.view()
         return self.seen
+
+    @property
+    def time_left_s(self) -> float | None:
+        """Seconds until the run's time is up, its last turn included; zero or less if it is; None without a limit."""
+        run = self.run
+        limit = run.guardrails.max_execution_time_s
+        if limit is None:
+            return None
+        if run.final_turn:
+            limit += run.guardrails.finalize_grace_s
+        return limit - run.elapsed_s - self.uncharged_s()
 
     def set_listener(self, listener: Callable[[Event], None]) -> None:
         """Send every event from now on to a consumer.
@@ -277,6 +197,19 @@ class Context:
         """Emit the warnings of the watchdog, which has logged them already."""
         while self._blocked:
             self.emit(RunWarning, text=self._blocked.pop(0))
+
+    def warn_memory_failed(self, text: str, error: BaseException, then: str = "") -> None:
+        """Log and emit a warning about a memory that raised or took too long.
+
+        Args:
+            text: What the memory could not do.
+            error: What it raised.
+            then: What the run does about it.
+        """
+        late = isinstance(error, TimeLimitError)
+        kind = "TimeoutError" if late else type(error).__name__
+        detail = f"{kind}: {error}" if late else describe_exception(error)
+        self.warn(f"{text} ({kind}){then}", f"{text} ({detail}){then}")
 
     def _deliver(self, event: Event) -> None:
         if self._logs_info:

@@ -39,9 +39,10 @@ from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.machine.engine import Decision, Machine
 from agentfsm.machine.graph import State
 from agentfsm.runtime.approval import HookAbortError, run_hooks
-from agentfsm.runtime.context import AgentConfig, Context, Effect, being_cancelled
+from agentfsm.runtime.context import AgentConfig, Context, Effect
 from agentfsm.runtime.recorder import ResumePoint, RunHeader
 from agentfsm.runtime.result import ending_event, run_final_hooks, shielded, suspend, typed_output
+from agentfsm.runtime.timeout import being_cancelled
 from agentfsm.runtime.watchdog import WATCHDOG
 
 __all__ = ["Driver", "RunRequest", "require_transition", "resume_details", "run_header", "would_transition"]
@@ -165,6 +166,7 @@ class Driver:
         self._final_states = frozenset(s.name for s in config.machine.graph.states if s.final)
         self._started = False
         self._idle_since = 0.0
+        self.context.uncharged_s = lambda: self._now() - self._idle_since
         self._cancel_reason: str | None = None
         self._owner: asyncio.Task[Any]
         self._task: asyncio.Task[Any] | None = None
@@ -326,7 +328,10 @@ class Driver:
         if self._cancel_reason is not None:  # another thread cancelled the run before there was a task to cancel
             task.get_loop().call_soon(self._cancel_effect, task)
         try:
-            return await coroutine
+            outcome = await coroutine
+            if task.cancelling() > before + self._effect_cancelled:  # the effect suppressed it; it stands all the same
+                raise asyncio.CancelledError
+            return outcome
         except asyncio.CancelledError as error:
             by_us, self._effect_cancelled = self._effect_cancelled, False
             if by_us and task.uncancel() <= before:

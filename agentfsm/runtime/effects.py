@@ -13,15 +13,15 @@ from types import MappingProxyType
 
 from pydantic_core import to_json
 
-from agentfsm.loop.failures import describe_exception
 from agentfsm.loop.json_envelope import parse_envelope, parse_json
 from agentfsm.loop.messages import ToolCall
 from agentfsm.loop.outcomes import Outcome, PreStepDone, ReplyParsed
 from agentfsm.loop.recovery_policy import decide_recovery
 from agentfsm.loop.truncation import continue_answer
 from agentfsm.machine.graph import State
-from agentfsm.runtime.context import Context, Effect, reraise_cancellation
+from agentfsm.runtime.context import Context, Effect
 from agentfsm.runtime.model_call import call_model
+from agentfsm.runtime.timeout import reraise_cancellation
 from agentfsm.runtime.tool_dispatch import run_calls
 from agentfsm.runtime.tools import describe_validation_error
 
@@ -51,12 +51,11 @@ async def _recall(context: Context) -> str:
     if memory is None:
         return ""
     try:
-        with context.timeout.start(context.run.guardrails.tool_timeout_s):
-            return _require_text(await memory.recall(context.prompt))
+        recalled = memory.recall(context.prompt)
+        return _require_text(await context.timeout.run(recalled, context.run.guardrails.tool_timeout_s))
     except (Exception, asyncio.CancelledError) as error:
         reraise_cancellation(error)
-        kind, text, then = type(error).__name__, "memory is unavailable", "continuing without it"
-        context.warn(f"{text} ({kind}); {then}", f"{text} ({describe_exception(error)}); {then}")
+        context.warn_memory_failed("memory is unavailable", error, "; continuing without it")
         return ""
 
 

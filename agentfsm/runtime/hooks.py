@@ -111,7 +111,9 @@ class Hook:
         at: The state. At ``dispatch_tool`` the hook runs once for each call, and again when a call that a human
             approved is about to run: the approval does not replace the hook's, and much may have changed
             meanwhile. At ``terminal`` it runs when the run ends, however it ends.
-        function: Plain or async; returns None to continue, or a decision. Any other value counts as an exception.
+        function: Plain or async; returns None to continue, or a decision. Any other value counts as an exception,
+            and so does an async one that does not return within the guardrails' ``hook_timeout_s``, or before the
+            run's time is up.
         fail_open: Whether an exception is only a warning (True) or aborts the run (False).
         once: Whether it runs only the first time the run reaches the state. A run resumed from a store knows
             which states it has visited; without a store, it is once before and once after each resume.

@@ -26,7 +26,8 @@ from agentfsm.loop.model import (
 )
 from agentfsm.loop.outcomes import ModelCallFailed, ModelCallSucceeded, Outcome
 from agentfsm.loop.prompts import render_messages
-from agentfsm.runtime.context import Context, Timeout, being_cancelled
+from agentfsm.runtime.context import Context
+from agentfsm.runtime.timeout import TimeLimitError, Timeout, being_cancelled
 
 __all__ = ["call_model", "reply_or_failure"]
 
@@ -159,10 +160,8 @@ async def _request_reply(context: Context, model: Model, request: ModelRequest, 
     """
     if has_admission(model):
         async with model.admission(request) as admitted:
-            with timer.start(request.timeout_s):
-                return await _reply_coroutine(context, admitted, request, stream)
-    with timer.start(request.timeout_s):
-        return await _reply_coroutine(context, model, request, stream)
+            return await timer.run(_reply_coroutine(context, admitted, request, stream), request.timeout_s)
+    return await timer.run(_reply_coroutine(context, model, request, stream), request.timeout_s)
 
 
 def _reply_coroutine(context: Context, model: Model, request: ModelRequest, stream: bool) -> Coroutine[Any, Any, Reply]:
@@ -180,17 +179,14 @@ async def _stream_reply(
     The heartbeat timeout starts with the first chunk: until then the model reads the prompt, and the timeout of the
     whole call applies.
     """
-    heartbeat = Timeout()
+    heartbeat = Timeout(context.run.guardrails.cancel_grace_s / 2)  # before the whole call is
     close: Any = getattr(chunks, "aclose", None)
     try:
         chunk = await anext(chunks, None)
         while chunk is not None and not isinstance(chunk, Reply):
             _emit_chunk(context, chunk)
-            with heartbeat.start(heartbeat_s):
-                chunk = await anext(chunks, None)
-    except TimeoutError:
-        if not heartbeat.expired:
-            raise
+            chunk = await heartbeat.run(anext(chunks, None), heartbeat_s)
+    except TimeLimitError:
         raise TransientProviderError(f"{name}: the stream sent nothing for {heartbeat_s:g} s") from None
     finally:
         heartbeat.close()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic_core import to_json
 
 from agentfsm.loop.events import Ending, Handoff, PartialRunSummary, RunCancelled, RunCompleted, UserInputRequested
-from agentfsm.loop.failures import Action, Failure, describe_exception
+from agentfsm.loop.failures import Action, Failure
 from agentfsm.loop.messages import Message, Usage
 from agentfsm.loop.prompts import without_memory
 from agentfsm.loop.state import PendingRequest, RunState
@@ -18,7 +18,8 @@ from agentfsm.loop.suspension import sign_record
 from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.approval import run_hooks
-from agentfsm.runtime.context import Context, reraise_cancellation
+from agentfsm.runtime.context import Context
+from agentfsm.runtime.timeout import reraise_cancellation
 from agentfsm.runtime.tools import describe_validation_error
 
 if TYPE_CHECKING:
@@ -40,12 +41,11 @@ async def run_final_hooks(context: Context, final: bool) -> None:
     await run_hooks(context, run.state, after_end=True)
     if config.memory is not None and final:
         try:
-            with context.timeout.start(run.guardrails.tool_timeout_s):
-                await config.memory.remember([without_memory(message) for message in run.messages])
+            messages = [without_memory(message) for message in run.messages]
+            await context.timeout.run(config.memory.remember(messages), run.guardrails.tool_timeout_s)
         except (Exception, asyncio.CancelledError) as error:
             reraise_cancellation(error)
-            kind, text = type(error).__name__, "memory could not store the run"
-            context.warn(f"{text} ({kind})", f"{text} ({describe_exception(error)})")
+            context.warn_memory_failed("memory could not store the run", error)
 
 
 def typed_output(context: Context, output: Any) -> Any:

@@ -15,9 +15,10 @@ from agentfsm.loop.messages import Message, Role, with_missing_results
 from agentfsm.loop.prompts import without_memory
 from agentfsm.loop.state import RunState
 from agentfsm.machine.engine import Decision
-from agentfsm.runtime.context import AgentConfig, being_cancelled
+from agentfsm.runtime.context import AgentConfig
 from agentfsm.runtime.driver import Driver, RunRequest
 from agentfsm.runtime.result import RunResult
+from agentfsm.runtime.timeout import being_cancelled
 
 if TYPE_CHECKING:
     from agentfsm.journal.records import Record

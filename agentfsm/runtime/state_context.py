@@ -9,6 +9,7 @@ was started and has no end is in doubt, as it is in the loop.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from inspect import isawaitable
@@ -35,9 +36,10 @@ from agentfsm.loop.read_only import user_code
 from agentfsm.loop.recovery_policy import decide_recovery
 from agentfsm.loop.state import CallState, PendingRequest, RunState, RunView, StateCall, request_digest
 from agentfsm.loop.tool_batch import charge
-from agentfsm.runtime.context import Context, Effect, Timeout, being_cancelled
+from agentfsm.runtime.context import Context, Effect
 from agentfsm.runtime.host import Clock
 from agentfsm.runtime.model_call import reply_or_failure
+from agentfsm.runtime.timeout import TimeLimitError, Timeout, being_cancelled
 from agentfsm.runtime.tool_dispatch import check_call, is_repeatable
 from agentfsm.runtime.tool_execution import run_call
 from agentfsm.runtime.tools import Tool, ToolContext
@@ -264,7 +266,7 @@ class EffectCalls:
             heartbeat_s=guardrails.stream_heartbeat_s,
         )
         call = self._calls[number] = StateCall(model.name, request_digest(data))
-        eid, recorder, timer = f"{self.visit}:{number}", context.recorder, Timeout()
+        eid, recorder, timer = f"{self.visit}:{number}", context.recorder, Timeout(guardrails.cancel_grace_s)
         recorder.record_intent(eid, model.name, "again", {"messages": data})
         await recorder.commit()
         try:
@@ -315,14 +317,12 @@ class EffectCalls:
             context.emit(ToolStarted, call=call)
         run, key = context.run, f"{context.run.run_id}:{call.id}"
         tool_context = ToolContext(run.run_id, run.session_id, call.id, key, attempt) if tool.takes_context else None
-        limit, timer = tool.timeout or run.guardrails.tool_timeout_s, Timeout()
+        limit, timer = tool.timeout or run.guardrails.tool_timeout_s, Timeout(run.guardrails.cancel_grace_s)
+        limit = limit if left is None else min(limit, left)
         try:
-            timer.start(limit if left is None else min(limit, left))
-            result = await run_call(call, tool, arguments, tool_context, timer)
+            result = await run_call(call, tool, arguments, tool_context, timer, limit)
         finally:
             timer.close()
-        if not isinstance(result, ToolResult):
-            raise StateEffectError(f"{tool.name!r} is a sub-agent")
         call_state.result, call_state.started = result, False
         await self._record_result(call.id, result)
         if context.builds_events:
@@ -390,17 +390,11 @@ class EffectCalls:
         return value
 
     async def _within_time(self, value: Awaitable[Any]) -> Any:
-        left = self._time_left()
-        if left is None:
-            return await value
-        timer = Timeout()
+        left, limit = self._time_left(), self.run.guardrails.max_execution_time_s
+        timer = Timeout(2 * self.run.guardrails.cancel_grace_s)  # what it awaits in turn is abandoned before it
         try:
-            with timer.start(max(left, 0.0)):
-                return await value
-        except TimeoutError:
-            if not timer.expired:
-                raise
-            limit = self.run.guardrails.max_execution_time_s
+            return await timer.run(value, math.inf if left is None else max(left, 0.0))
+        except TimeLimitError:
             text = f"go on: the run's time ({limit:g} s) was up before it ended"
             raise self._budget_spent(text, FailureKind.time_limit) from None
         finally:

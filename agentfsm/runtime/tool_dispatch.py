@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from pydantic_core import to_json
 
@@ -17,9 +17,10 @@ from agentfsm.loop.outcomes import CallBlocked, Outcome, ToolsRan
 from agentfsm.loop.state import CallState, PendingRequest, RunState, SuspendedSubRun
 from agentfsm.machine.graph import State
 from agentfsm.runtime.approval import check_approval
-from agentfsm.runtime.context import Context, Timeout
+from agentfsm.runtime.context import Context
 from agentfsm.runtime.permissions import PermissionPolicy
-from agentfsm.runtime.tool_execution import failed_result, run_call, validate_call
+from agentfsm.runtime.timeout import Timeout
+from agentfsm.runtime.tool_execution import failed_result, run_call, run_delegation, validate_call
 from agentfsm.runtime.tools import BudgetShare, CallingRun, Delegation, Tool, ToolContext, describe_validation_error
 
 __all__ = ["check_call", "is_repeatable", "run_calls"]
@@ -187,7 +188,7 @@ async def _run_parallel(context: Context, ready: list[_ReadyCall], attempts: lis
             other calls.
     """
     share = _budget_share(context, ready)
-    timers = [Timeout() for _ in ready]
+    timers = [Timeout(context.timeout.grace_s) for _ in ready]
     try:
         async with asyncio.TaskGroup() as group:
             for call, attempt, timer in zip(ready, attempts, timers, strict=True):
@@ -214,16 +215,16 @@ async def _run_one(
     if context.builds_events:
         context.emit(ToolStarted, call=call_state.call)
     tool_context = _tool_context(run, call_state, attempt) if tool.takes_context else None
-    timer.start(tool.timeout or run.guardrails.tool_timeout_s)
+    limit = tool.timeout or run.guardrails.tool_timeout_s
     if tool.delegate is None:
-        result = cast("ToolResult", await run_call(call_state.call, tool, arguments, tool_context, timer))
+        result = await run_call(call_state.call, tool, arguments, tool_context, timer, limit)
     else:
         answer = await _delegate(
             context,
             call_state,
             tool,
             arguments,
-            timer,
+            limit,
             tool.delegate(_caller(context, share), call_state, attempt),
         )
         if isinstance(answer, SuspendedSubRun):
@@ -244,13 +245,13 @@ async def _delegate(
     call_state: CallState,
     tool: Tool,
     arguments: dict[str, Any],
-    timer: Timeout,
+    limit_s: float,
     delegation: Delegation,
 ) -> ToolResult | SuspendedSubRun:
     """The result of a call that a sub-agent's run answers, with that run's usage, even if it is cancelled."""
     call = call_state.call
     try:
-        answer = await run_call(call, tool, arguments, None, timer, delegation)
+        answer = await run_delegation(call, tool, arguments, delegation, limit_s)
     except asyncio.CancelledError:
         cancelled = ToolResult(call.id, call.name, prompts.NOT_RUN_TEXTS["cancelled"], "cut_off")
         context.completed_results.append(_charged(context, cancelled, delegation))

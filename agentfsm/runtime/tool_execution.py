@@ -18,12 +18,13 @@ from agentfsm.loop import prompts
 from agentfsm.loop.failures import TOOL_REPORTABLE_KINDS, Failure, FailureKind, describe_exception
 from agentfsm.loop.messages import Image, ToolCall, ToolResult
 from agentfsm.loop.state import SuspendedSubRun
-from agentfsm.runtime.context import Timeout, being_cancelled
+from agentfsm.runtime.timeout import TimeLimitError, Timeout, reraise_cancellation
 from agentfsm.runtime.tools import Delegation, Tool, ToolContext, problems
 
 __all__ = [
     "failed_result",
     "run_call",
+    "run_delegation",
     "run_in_thread",
     "to_model_content",
     "validate_call",
@@ -113,18 +114,49 @@ async def run_call(
     arguments: dict[str, Any],
     context: ToolContext | None,
     timer: Timeout,
-    delegation: Delegation | None = None,
-) -> ToolResult | SuspendedSubRun:
+    limit_s: float,
+) -> ToolResult:
     """Run one call. Any exception of the tool becomes a failed result; only cancellation is raised.
+
+    A tool that is still running at its time limit is cancelled. One that does not stop then is abandoned: a plain
+    function continues in its thread, and its return value is discarded; an async one is closed where it stands.
 
     Args:
         call: The call.
         tool: Its tool.
         arguments: Its validated arguments.
         context: The tool's first argument, if it takes a ``ToolContext``.
-        timer: The started time limit. A plain function that times out is abandoned: its thread continues,
-            and its return value is discarded.
-        delegation: Answers the call instead of the function, for a sub-agent.
+        timer: Enforces the time limit.
+        limit_s: The time limit in seconds.
+
+    Raises:
+        asyncio.CancelledError: The run is being cancelled.
+    """
+    try:
+        if tool.is_async:
+            waiting = tool.function(context, **arguments) if context is not None else tool.function(**arguments)
+            value = await timer.run(waiting, limit_s)
+        elif tool.control is not None:
+            value = tool.function(**arguments)
+        else:
+            value = await timer.run(_call_plain_function(tool.function, context, arguments), limit_s)
+        return _success_result(call, tool, value)
+    except (Exception, asyncio.CancelledError, SystemExit) as error:
+        reraise_cancellation(error)
+        return _exception_result(call, tool, error)
+
+
+async def run_delegation(
+    call: ToolCall, tool: Tool, arguments: dict[str, Any], delegation: Delegation, limit_s: float
+) -> ToolResult | SuspendedSubRun:
+    """Run one call that a sub-agent answers; its run is cancelled at the time limit, and awaited until it has ended.
+
+    Args:
+        call: The call.
+        tool: Its tool.
+        arguments: Its validated arguments.
+        delegation: The sub-agent's run.
+        limit_s: The time limit in seconds.
 
     Returns:
         The result; or the sub-agent's suspended run, if it waits for a human.
@@ -134,41 +166,33 @@ async def run_call(
         StoreError: A sub-agent's journal cannot be written.
         JournalError: A sub-agent's journal cannot be read.
     """
+    timer = Timeout(grace_s=None)  # everything that its run awaits has a limit and a grace of its own
     try:
-        with timer:
-            if delegation is not None:
-                return await delegation.execute(arguments)
-            if tool.is_async:
-                value = await (
-                    tool.function(context, **arguments) if context is not None else tool.function(**arguments)
-                )
-            elif tool.control is not None:
-                value = tool.function(**arguments)
-            else:
-                value = await run_in_thread(tool.function, context, arguments)
-                if isawaitable(value):  # a plain wrapper around an async function
-                    value = await value
-                elif isasyncgen(value):
-                    value = [each async for each in value]
-        return _success_result(call, tool, value)
-    except TimeoutError as error:
-        text = f"timed out after {timer.seconds:g} s" if timer.expired else describe_exception(error)
-        return failed_result(call, FailureKind.tool_error, text, "TimeoutError", tool)
-    except asyncio.CancelledError as error:
-        if being_cancelled():
-            raise
+        return await timer.run(delegation.execute(arguments), limit_s)
+    except (StoreError, JournalError):
+        raise  # a run that cannot be journaled must not continue
+    except (Exception, asyncio.CancelledError, SystemExit) as error:
+        reraise_cancellation(error)
         return _exception_result(call, tool, error)
-    except (Exception, SystemExit) as error:
-        if delegation is not None and isinstance(error, (StoreError, JournalError)):
-            raise  # a run that cannot be journaled must not continue
-        return _exception_result(call, tool, error)
+    finally:
+        timer.close()
+
+
+async def _call_plain_function(function: Callable[..., Any], context: ToolContext | None, arguments: Any) -> Any:
+    value = await run_in_thread(function, context, arguments)
+    if isawaitable(value):  # a plain wrapper around an async function
+        return await value
+    return [each async for each in value] if isasyncgen(value) else value
 
 
 def _exception_result(call: ToolCall, tool: Tool, error: BaseException) -> ToolResult:
     """The result of a call that raised an exception."""
     if isinstance(error, ToolError):
         return _tool_error_result(call, tool, error)
-    kind = FailureKind.environment_error if isinstance(error, OSError) else FailureKind.tool_error
+    if isinstance(error, TimeLimitError):
+        return failed_result(call, FailureKind.tool_error, str(error), "TimeoutError", tool)
+    environment = isinstance(error, OSError) and not isinstance(error, TimeoutError)  # a TimeoutError is an OSError
+    kind = FailureKind.environment_error if environment else FailureKind.tool_error
     return failed_result(call, kind, describe_exception(error), type(error).__name__, tool)
 
 

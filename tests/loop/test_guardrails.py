@@ -20,6 +20,8 @@ DEFAULTS = {
     "max_continues": 3,
     "on_limit": "ask_user",
     "tool_timeout_s": 600,
+    "hook_timeout_s": 60,
+    "cancel_grace_s": 2,
     "llm_timeout_s": 60,
     "stream_heartbeat_s": 20,
     "stall_threshold_s": 30,

@@ -20,15 +20,19 @@ from agentfsm import (
     Message,
     PartialRunSummary,
     Reply,
+    RunCancelled,
     RunResult,
+    RunWarning,
     TransientProviderError,
     Usage,
     UserInputRequested,
+    hook,
     observer,
     tool,
 )
 from agentfsm.loop.events import ToolStarted
 from agentfsm.loop.state import RunState
+from agentfsm.runtime.run import Run
 from agentfsm.testing import FakeClock, call
 from tests.helpers.scenarios import (
     check_result,
@@ -277,3 +281,201 @@ def test_a_policy_that_always_goes_on_is_stopped_by_the_number_of_steps():
     assert isinstance(result.outcome, PartialRunSummary)
     assert result.decisions[-1].transition.id == "pre_step.runaway"
     assert (result.run_state.steps, result.run_state.model_calls) == (8, 2)
+
+
+# -- code that will not stop ----------------------------------------------------------------------------
+
+
+async def swallow(started: list[str] | None = None) -> None:
+    """Wait for ever, whoever cancels it."""
+    if started is not None:
+        started.append("started")
+    while True:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            continue
+
+
+IMPATIENT = AgentGuardrails(tool_timeout_s=0.01, hook_timeout_s=0.01, llm_timeout_s=0.01, cancel_grace_s=0.01)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_an_async_tool_that_will_not_stop_is_abandoned_and_the_run_goes_on(parallel):
+    @tool(parallel=parallel)
+    async def stubborn(n: int) -> str:
+        await swallow()
+        return "never"
+
+    result = run_script([call("stubborn", n=1), call("stubborn", n=2)], "done", tools=[stubborn], guardrails=IMPATIENT)
+    assert result.output == "done"
+    texts = [m.content for m in result.messages if m.role == "tool"]
+    assert len(texts) == 2
+    assert all(text.startswith("timed out after 0.01 s") and "abandoned" in text for text in texts)
+    assert [x.kind for x in result.run_state.lessons_learned] == ["tool_error"]
+
+
+def test_a_tool_that_is_cancelled_cleans_up_within_the_grace():
+    cleaned: list[str] = []
+
+    @tool
+    async def careful() -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.001)
+            cleaned.append("cleaned")
+        return "never"
+
+    limits = AgentGuardrails(tool_timeout_s=0.01, cancel_grace_s=60)
+    result = run_script(call("careful"), "done", tools=[careful], guardrails=limits)
+    assert (result.output, cleaned) == ("done", ["cleaned"])
+    assert [m.content for m in result.messages if m.role == "tool"] == ["timed out after 0.01 s"]
+
+
+@pytest.mark.parametrize("how", ["cancel", "wait_for", "timeout", "task"])
+@pytest.mark.parametrize("where", ["tool", "parallel tools", "hook", "memory", "model"])
+def test_a_run_that_is_cancelled_ends_whatever_swallows_the_cancellation(how, where):
+    started: list[str] = []
+
+    @tool(parallel=where == "parallel tools")
+    async def stubborn(n: int) -> str:
+        await swallow(started)
+        return "never"
+
+    class Remembering:
+        async def recall(self, prompt: str) -> str:
+            await swallow(started)
+            return ""
+
+        async def remember(self, messages: Any) -> None: ...
+
+    class Deaf:
+        name = "deaf"
+
+        async def reply(self, request: Any) -> Any:
+            await swallow(started)
+
+    script = [call("stubborn", n=1), call("stubborn", n=2)] if "tool" in where else call("look")
+    agent, _ = scripted_agent(
+        script,
+        "done",
+        tools=[stubborn, look],
+        hooks=[hook("dispatch_tool")(lambda context: swallow(started))] if where == "hook" else [],
+        memory=Remembering() if where == "memory" else None,
+        guardrails=AgentGuardrails(cancel_grace_s=0.01),
+    )
+    if where == "model":
+        agent = Agent(Deaf(), guardrails=AgentGuardrails(cancel_grace_s=0.01))
+
+    async def scene() -> Run:
+        run = agent.run("go")
+        if how == "wait_for":
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(run, 0.02)
+        elif how == "timeout":
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.02):
+                    await run
+        else:
+            task = asyncio.ensure_future(run)
+            while not started:
+                await asyncio.sleep(0)
+            if how == "cancel":
+                run.cancel("enough")
+                await task
+            else:
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+        return run
+
+    run = run_async(scene)
+    assert run.finished
+    assert isinstance(check_result(run.result).outcome, RunCancelled)
+    assert started == ["started"] * (2 if where == "parallel tools" else 1)
+
+
+def test_an_effect_that_suppresses_the_cancellation_of_its_task_and_ends_does_not_keep_the_run_alive():
+    started: list[str] = []
+
+    @tool
+    async def deaf() -> str:
+        started.append("started")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "I was not listening"
+        return ""
+
+    agent, model = scripted_agent(call("deaf"), "done", tools=[deaf])
+
+    async def scene() -> Run:
+        run = agent.run("go")
+        task = asyncio.ensure_future(run)
+        while not started:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return run
+
+    result = check_result(run_async(scene).result)
+    assert isinstance(result.outcome, RunCancelled)
+    assert [m.content for m in result.messages if m.role == "tool"] == ["I was not listening"]
+    assert len(model.requests) == 1
+
+
+# -- hooks ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", ["pre_step", "call_llm", "post_llm", "dispatch_tool", "post_tool"])
+@pytest.mark.parametrize("swallows", [False, True])
+def test_a_hook_that_does_not_return_in_time_counts_as_having_raised(state, swallows):
+    async def gate(context: Any) -> None:
+        await (swallow() if swallows else asyncio.Event().wait())
+
+    closed = run_script(
+        call("look"), "done", tools=[look], guardrails=IMPATIENT, hooks=[hook(state, fail_open=False)(gate)]
+    )
+    assert closed.outcome.failure.kind is FailureKind.aborted
+    assert closed.outcome.failure.explanation.startswith("hook gate timed out after 0.01 s")
+
+    warnings: list[str] = []
+    note = observer(lambda e: warnings.append(e.text) if isinstance(e, RunWarning) else None)
+    open_ = run_script(
+        call("look"), "done", tools=[look], guardrails=IMPATIENT, hooks=[hook(state, once=True)(gate), note]
+    )
+    assert open_.output == "done"
+    assert [text.partition(" s")[0] for text in warnings] == ["hook gate timed out after 0.01"]
+
+
+def test_a_hook_at_the_end_of_a_run_has_its_time_limit_too():
+    async def late(context: Any) -> None:
+        await swallow()
+
+    result = run_script("done", guardrails=IMPATIENT, hooks=[hook("terminal", fail_open=False)(late)])
+    assert result.output == "done"
+
+
+def test_a_hook_waits_at_most_until_the_runs_time_is_up():
+    async def gate(context: Any) -> None:
+        await asyncio.Event().wait()
+
+    limits = AgentGuardrails(max_execution_time_s=0.02, hook_timeout_s=3600)
+    result = run_script("done", guardrails=limits, hooks=[hook("post_llm", fail_open=False)(gate)])
+    assert result.outcome.failure.explanation.startswith("hook gate timed out after 0.0")
+
+
+def test_a_hook_for_the_end_of_a_run_whose_time_is_up_still_has_its_own_time():
+    clock, seen = FakeClock(), []
+
+    async def audit(context: Any) -> None:
+        await asyncio.sleep(0)
+        seen.append(context.state)
+
+    limits = AgentGuardrails(max_execution_time_s=10, on_limit="stop")
+    hooks = [hook("recover", fail_open=False)(audit), hook("terminal", fail_open=False)(audit)]
+    result = run_script(ticking(clock, 11, call("look")), clock=clock, tools=[look], guardrails=limits, hooks=hooks)
+    assert result.outcome.failure.kind is FailureKind.time_limit
+    assert seen == ["recover", "terminal"]

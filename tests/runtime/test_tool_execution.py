@@ -14,7 +14,7 @@ from pydantic import AfterValidator
 from agentfsm.errors import ToolError
 from agentfsm.loop.failures import TOOL_REPORTABLE_KINDS, Failure, FailureKind
 from agentfsm.loop.messages import ToolCall, ToolResult
-from agentfsm.runtime.context import Timeout
+from agentfsm.runtime.timeout import Timeout
 from agentfsm.runtime.tool_execution import run_call, run_in_thread, validate_call
 from agentfsm.runtime.tools import Tool, ToolContext, as_tool, tool
 from tests.helpers.scenarios import run_async
@@ -27,7 +27,7 @@ def result_of(function: Any, *, limit: float = 5.0, context: ToolContext | None 
     made: Tool = as_tool(function, name="work")
 
     async def scene() -> ToolResult:
-        return await run_call(CALL, made, arguments, context, Timeout().start(limit))  # type: ignore[return-value]
+        return await run_call(CALL, made, arguments, context, Timeout(), limit)
 
     return run_async(scene)
 
@@ -183,7 +183,7 @@ def test_only_an_idempotent_and_retryable_tools_failure_may_be_retried_unchanged
         raise ValueError
 
     async def scene(made: Tool) -> ToolResult:
-        return await run_call(CALL, made, {}, None, Timeout().start(5))  # type: ignore[return-value]
+        return await run_call(CALL, made, {}, None, Timeout(), 5)
 
     assert not run_async(lambda: scene(as_tool(fail))).retryable
     assert not run_async(lambda: scene(tool(idempotent=True)(fail))).retryable
@@ -196,7 +196,7 @@ def test_only_an_idempotent_and_retryable_tools_failure_may_be_retried_unchanged
 def test_a_tool_that_ends_the_run_says_so_and_has_its_value():
     async def scene() -> ToolResult:
         made = tool(ends_run=True)(lambda_named_work)
-        return await run_call(CALL, made, {}, None, Timeout().start(5))  # type: ignore[return-value]
+        return await run_call(CALL, made, {}, None, Timeout(), 5)
 
     def lambda_named_work() -> dict[str, Any]:
         return {"a": (1, 2)}
@@ -210,7 +210,7 @@ def test_a_tool_that_fails_ends_nothing():
         raise ValueError("x")
 
     async def scene() -> ToolResult:
-        return await run_call(CALL, tool(ends_run=True)(fail), {}, None, Timeout().start(5))  # type: ignore[return-value]
+        return await run_call(CALL, tool(ends_run=True)(fail), {}, None, Timeout(), 5)
 
     assert run_async(scene).ending is None
 
@@ -269,13 +269,13 @@ def test_a_cancellation_from_outside_passes_through():
         await asyncio.Event().wait()
 
     async def scene() -> None:
-        limit = Timeout().start(60)
-        task = asyncio.create_task(run_call(CALL, as_tool(hang), {}, None, limit))  # type: ignore[arg-type]
+        timer = Timeout()
+        task = asyncio.create_task(run_call(CALL, as_tool(hang), {}, None, timer, 60))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        limit.close()
+        timer.close()
 
     run_async(scene)
 

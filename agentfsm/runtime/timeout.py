@@ -1,0 +1,255 @@
+"""``Timeout``: a time limit for whatever a run awaits, which holds even against code that refuses to be cancelled.
+
+It differs from ``asyncio.timeout`` in two ways. One timer is scheduled for the whole run: ``asyncio.timeout`` schedules
+and cancels one per await, which costs 3 microseconds, twice a step. And what is awaited is driven by hand, so that a
+coroutine that swallows its ``CancelledError`` can be abandoned in the end, without a task for each call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Coroutine, Generator
+from contextlib import suppress
+from functools import partial
+from types import CoroutineType, coroutine
+from typing import Any, TypeVar, cast
+
+__all__ = ["TimeLimitError", "Timeout", "being_cancelled", "reraise_cancellation"]
+
+DEFAULT_GRACE_S = 2.0
+
+CLOSE_ATTEMPTS = 100
+"""How many awaits of an abandoned coroutine's cleanup are broken off before it is left as it is."""
+
+T = TypeVar("T")
+
+logger = logging.getLogger("agentfsm")
+
+_unclosable: list[object] = []
+"""Abandoned coroutines that cannot be closed. They never run again, but dropping one would try to close it once more."""
+
+
+def being_cancelled() -> bool:
+    """Whether the current task is being cancelled; if not, a ``CancelledError`` is an ordinary error of user code."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def reraise_cancellation(error: BaseException) -> None:
+    """Raise ``error`` again if it cancels the current task; otherwise it is an ordinary error of user code.
+
+    Raises:
+        asyncio.CancelledError: The current task is being cancelled.
+    """
+    if isinstance(error, asyncio.CancelledError) and being_cancelled():
+        raise error
+
+
+class TimeLimitError(TimeoutError):
+    """What was awaited did not end within its time limit.
+
+    Attributes:
+        seconds: The limit.
+    """
+
+    def __init__(self, seconds: float, how: str) -> None:
+        super().__init__(f"timed out after {seconds:g} s{how}")
+        self.seconds = seconds
+
+
+class Timeout:
+    """A time limit for one await at a time: ``value = await timeout.run(coroutine, seconds)``. It cannot be nested.
+
+    When the time is up, or the task is cancelled, the coroutine is cancelled and has ``grace_s`` to clean up. If it is
+    still not over then, it is abandoned: closed where it stands, and never run again.
+
+    Args:
+        grace_s: Seconds that a cancelled coroutine has to end; None to wait for it however long it takes.
+
+    Attributes:
+        owner: The task that awaits, if it is known in advance; else the current task.
+        grace_s: Seconds that a cancelled coroutine has to end.
+    """
+
+    def __init__(self, grace_s: float | None = DEFAULT_GRACE_S) -> None:
+        self.owner: asyncio.Task[Any] | None = None
+        self.grace_s = grace_s
+        self._expired = self._abandoned = False
+        self._task: asyncio.Task[Any] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._cancelling = 0  # how many cancellations of the task are none of this await's
+        self._requested = 0  # how many are this object's own
+        self._limit = self._deadline = 0.0
+        self._in_grace = False
+
+    @coroutine
+    def run(self, awaitable: Awaitable[T], seconds: float) -> Generator[Any, Any, T]:
+        """Await something for a limited time.
+
+        Args:
+            awaitable: What to await.
+            seconds: The limit in seconds.
+
+        Returns:
+            Its value.
+
+        Raises:
+            TimeLimitError: Its time is up, and it has ended, or was abandoned.
+            asyncio.CancelledError: The task was cancelled, and it has ended, or was abandoned.
+        """
+        steps = cast("Coroutine[Any, Any, T]", awaitable)
+        if type(awaitable) is not CoroutineType:
+            steps = _as_coroutine(awaitable)
+        task = self.owner or asyncio.current_task()
+        if task is None or self._task is not None:
+            steps.close()
+            raise RuntimeError("a Timeout limits one await at a time, inside a task")
+        loop = task.get_loop()
+        limit = loop.time() + seconds
+        self._expired = self._abandoned = False
+        self._task, self._cancelling = task, task.cancelling()
+        try:
+            waiting = steps.send(None)  # a coroutine that never waits needs no timer
+            self._start(loop, limit)
+            while True:
+                error: BaseException | None = None
+                try:
+                    if waiting is None or type(waiting) is asyncio.Future:
+                        yield waiting
+                    else:
+                        yield from self._wait_for(waiting)
+                except GeneratorExit:
+                    _close(steps)
+                    raise
+                except asyncio.CancelledError as cancellation:
+                    error = cancellation
+                    self._start_grace()
+                except BaseException as refused:  # by the task: something that cannot be awaited
+                    error = refused
+                if self._abandoned:
+                    _close(steps)
+                    raise cast("BaseException", error)
+                waiting = steps.send(None) if error is None else steps.throw(error)
+                if self._in_grace and task.cancelling() <= self._cancelling:  # a timeout inside the coroutine: handled
+                    self._end_grace()
+        except StopIteration as stop:
+            return cast("T", stop.value)
+        except asyncio.CancelledError as error:
+            if self._requested and task.cancelling() - self._requested <= self._cancelling:  # nobody else cancels it
+                raise TimeLimitError(seconds, self._describe_abandonment()) from error
+            raise
+        finally:
+            self._task = None
+            if self._requested:
+                self._withdraw(task)
+
+    def close(self) -> None:
+        """Cancel the timer, when the run has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _describe_abandonment(self) -> str:
+        if not self._abandoned or self.grace_s is None:
+            return ""
+        return f": it did not stop within {self.grace_s:g} s of being cancelled, and was abandoned"
+
+    # -- waiting --------------------------------------------------------------------------------------
+
+    def _wait_for(self, what: Any) -> Generator[Any, Any, None]:
+        """Wait for a task, a gather or the like, whose own cancellation may take time or be refused.
+
+        A task that is cancelled cancels what it waits for, and hears nothing until that has ended: so it must not wait
+        for it directly.
+        """
+        inner, loop = cast("asyncio.Future[Any]", what), self._loop
+        if not isinstance(what, asyncio.Future) or what is self._task or inner.get_loop() is not loop or loop is None:
+            yield inner  # the task accepts or refuses it
+            return
+        inner._asyncio_future_blocking = False  # as a task does with what it is given
+        while True:
+            over: asyncio.Future[None] = loop.create_future()
+            wake = partial(_wake, over)
+            inner.add_done_callback(wake)
+            try:
+                yield from over
+            except asyncio.CancelledError:
+                if self._abandoned or not inner.cancel():
+                    raise
+                self._start_grace()
+            else:
+                return
+            finally:
+                inner.remove_done_callback(wake)
+
+    # -- the timer ------------------------------------------------------------------------------------
+
+    def _start(self, loop: asyncio.AbstractEventLoop, limit: float) -> None:
+        self._limit = limit
+        self._in_grace = False
+        self._set_deadline(loop, limit)
+
+    def _start_grace(self) -> None:
+        loop = self._loop
+        if not self._in_grace and self.grace_s is not None and loop is not None:
+            self._in_grace = True
+            self._set_deadline(loop, loop.time() + self.grace_s)
+
+    def _end_grace(self) -> None:
+        if self._loop is not None:
+            self._start(self._loop, self._limit)
+
+    def _set_deadline(self, loop: asyncio.AbstractEventLoop, deadline: float) -> None:
+        """Move the deadline. A timer that fires before it is scheduled again, which is rare."""
+        self._deadline = deadline
+        if self._timer is None or self._loop is not loop or self._timer.when() > deadline:
+            self._schedule(loop, deadline)
+
+    def _schedule(self, loop: asyncio.AbstractEventLoop, deadline: float) -> None:
+        self.close()
+        self._loop = loop
+        self._timer = loop.call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        loop, task = self._loop, self._task
+        if task is None or loop is None:
+            return
+        if loop.time() < self._deadline:
+            self._schedule(loop, self._deadline)
+        elif self._in_grace:
+            self._abandoned = True
+            self._request(task)
+        elif not self._expired:
+            self._expired = True
+            self._request(task)
+
+    def _request(self, task: asyncio.Task[Any]) -> None:
+        self._requested += 1
+        task.cancel()
+
+    def _withdraw(self, task: asyncio.Task[Any]) -> None:
+        while self._requested:
+            self._requested -= 1
+            task.uncancel()
+
+
+def _wake(future: asyncio.Future[None], _: object) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _as_coroutine(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
+def _close(steps: Coroutine[Any, Any, Any]) -> None:
+    """Close a coroutine where it stands; one whose cleanup waits is closed there, too, and so on."""
+    for _ in range(CLOSE_ATTEMPTS):
+        with suppress(Exception, asyncio.CancelledError, SystemExit):  # it waits again, or its cleanup failed
+            steps.close()
+            return
+    _unclosable.append(steps)
+    logger.warning("%s cannot be closed: it is left where it stands", getattr(steps, "__qualname__", "a coroutine"))
