@@ -39,6 +39,7 @@ COMMANDS = {
     "diagram": CommandEntry("diagram_command", "Draw a graph, or check a committed diagram."),
     "check": CommandEntry("check_command", "Prove properties of a graph."),
     "diff": CommandEntry("diff_command", "Compare two graphs: their rows and their decisions."),
+    "paths": CommandEntry("paths_command", "List the paths of a graph, or check a committed list."),
     "completion": CommandEntry("app", "Print a shell completion script."),
     "runs": CommandEntry("runs_command", "List the runs of a store."),
     "show": CommandEntry("runs_command", "Show what happened in a run."),

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         force_async,
     )
     from agentfsm.testing.path_to_scenario import NoExampleError
+    from agentfsm.testing.reviewed_paths import ReviewedPaths
     from agentfsm.testing.simulation import (
         DISMISSED,
         EXPIRED,
@@ -57,6 +58,7 @@ __all__ = [
     "PathRun",
     "Paths",
     "RecordingModel",
+    "ReviewedPaths",
     "Scenario",
     "ScriptExhaustedError",
     "ScriptedModel",
@@ -88,6 +90,7 @@ if not TYPE_CHECKING:
             ),
             "agentfsm.testing.path_generation": "Path Paths paths",
             "agentfsm.testing.path_to_scenario": "NoExampleError",
+            "agentfsm.testing.reviewed_paths": "ReviewedPaths",
             "agentfsm.testing.simulation": (
                 "DISMISSED EXPIRED RUN_TOOL ModelTurn Scenario SideEvent SimulationResult Simulator"
             ),

@@ -10,12 +10,16 @@ graph of ``--fsm-graph``, or else about each graph that a test is marked with::
         WitnessDriver(my_agent).run(fsm_path).check()
 
     # pytest --fsm-graph=my_module:my_agent --fsm-report=term --fsm-fail-under=100
+
+With ``@pytest.mark.fsm(graph=my_agent, paths="paths.json")``, or ``--fsm-paths``, the paths are those of a file that
+``agentfsm paths --output`` wrote: a test fails for each that can no longer happen, and for whatever else changed.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path as FilePath
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +29,8 @@ if TYPE_CHECKING:
     from agentfsm.loop.guardrails import Behavior
     from agentfsm.machine.graph import Graph
     from agentfsm.testing.coverage_reporter import CoveredGraph, GraphCoverageReporter
-    from agentfsm.testing.path_generation import Paths
+    from agentfsm.testing.path_generation import Path, Paths
+    from agentfsm.testing.reviewed_paths import BrokenPath
 
 # agentfsm is only imported where it is used: every pytest run loads this plugin.
 
@@ -39,6 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--fsm-graph", metavar="MODULE:NAME", help=f"a graph, a preset or an agent (default: {DEFAULT_GRAPH})"
     )
+    group.addoption("--fsm-paths", metavar="FILE", help="take the paths from a file that agentfsm paths --output wrote")
     group.addoption(
         "--fsm-cover",
         choices=("transitions", "pairs", "triples", "prime"),
@@ -58,7 +64,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the marker, and count transitions if a report is requested."""
     config.addinivalue_line(
-        "markers", "fsm(graph, cover): the graph whose paths fsm_path takes, and the coverage criterion"
+        "markers",
+        "fsm(graph, cover, paths): the graph whose paths fsm_path takes, the criterion, or a file of paths",
     )
     if config.getoption("--fsm-report") or config.getoption("--fsm-fail-under") is not None:
         from agentfsm.testing.coverage_reporter import GraphCoverageReporter
@@ -89,8 +96,37 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     graph = _marked_graph(marker) if marker is not None else None
     if graph is None:
         graph = _load_graph(metafunc.config)[0]
-    generated = _generate_paths(graph, cover)
-    metafunc.parametrize("fsm_path", list(generated), ids=[path.id for path in generated])
+    file = _paths_file(metafunc, options.get("paths"))
+    found = list(_generate_paths(graph, cover)) if file is None else _read_paths(graph, file)
+    metafunc.parametrize("fsm_path", found, ids=[path.id for path in found])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Fail a test whose path comes from a file that no longer fits the graph."""
+    params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    problem: str = getattr(params.get("fsm_path"), "problem", "")
+    if problem:
+        pytest.fail(problem, pytrace=False)
+
+
+def _paths_file(metafunc: pytest.Metafunc, named: Any) -> FilePath | None:
+    """The file of reviewed paths: the marker's, next to the test, or that of ``--fsm-paths``; None for neither."""
+    if named is not None:
+        return FilePath(metafunc.definition.path.parent, named)
+    option: str | None = metafunc.config.getoption("--fsm-paths")
+    return FilePath(metafunc.config.invocation_params.dir, option) if option else None
+
+
+def _read_paths(source: Any, file: FilePath) -> list[Path | BrokenPath]:
+    from agentfsm.errors import ConfigurationError
+    from agentfsm.testing.reviewed_paths import ReviewedPaths
+
+    _graph_of(source)
+    try:
+        return ReviewedPaths.read(file).resolve(source, file.name)
+    except ConfigurationError as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 def _marked_graph(marker: pytest.Mark) -> Any:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,6 +146,34 @@ def test_other(fsm_path):
     for name, covered in (("small", 1), ("other", 3)):
         data = json.loads((project.path / f"fsm-coverage-{name}.json").read_text())
         assert (data["graph"], data["shares"][0]["covered"]) == (name, covered)
+
+
+REVIEWED = """
+import pytest
+from agentfsm.testing import force, default_agent
+from tables import GRAPH
+
+
+MARK
+def test_path(fsm_path):
+    assert fsm_path.rows
+"""
+
+
+@pytest.mark.parametrize("arguments", [(), ("--fsm-paths=paths.json", "--fsm-graph=tables:GRAPH")])
+def test_reviewed_paths_fail_where_the_graph_has_changed(project: pytest.Pytester, arguments: tuple[str, ...]) -> None:
+    mark = "" if arguments else '@pytest.mark.fsm(graph=GRAPH, paths="paths.json")'
+    project.makepyfile(test_it=REVIEWED.replace("MARK", mark))
+    tables: dict[str, Any] = {}
+    exec(SMALL, tables)
+    (project.path / "paths.json").write_text(testing.ReviewedPaths.generate(tables["GRAPH"]).to_json())
+    run(project, *arguments).assert_outcomes(passed=3)
+    project.makepyfile(tables=SMALL.replace('        Row("pre_step", sunny, "pre_step"),\n', ""))
+    result = run(project, *arguments, "-v")
+    result.assert_outcomes(failed=4)  # every path goes through sunny
+    text = result.stdout.str()
+    assert "test_path[paths.json] FAILED" in text
+    assert "the row pre_step.sunny -> pre_step is gone" in text
 
 
 ROUNDS = """
