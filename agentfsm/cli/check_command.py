@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import click
 from agentfsm.agent import Agent
 from agentfsm.analysis import Analysis, Property, analyse, must_pass, never_after
 from agentfsm.analysis.loop_assumptions import CALLS_PER_REPLY
-from agentfsm.cli.options import change_guardrails, guardrails_option
+from agentfsm.cli.options import CommandFunction, change_guardrails, collect_options, guardrails_option
+from agentfsm.cli.reviewed_file import ReviewOptions, matches_review, review_options
 from agentfsm.cli.user_code import load_graph_and_owner
 from agentfsm.diagrams import Counterexample, write
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
@@ -19,6 +21,28 @@ from agentfsm.loop.presets import PRESETS, Preset
 from agentfsm.machine.graph import Graph
 
 __all__ = ["check"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ReportOptions:
+    """The options that select how the analysis is reported."""
+
+    as_json: bool
+    output: Path | None
+
+
+def _report_options(command: CommandFunction) -> CommandFunction:
+    """Add the options of ``_ReportOptions`` to a command, which gets them as ``report_opts``."""
+    file = click.Path(dir_okay=False, path_type=Path)
+    return collect_options(
+        _ReportOptions,
+        "report_opts",
+        [
+            click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+            click.option("-o", "--output", metavar="PATH", type=file, help="Draw the first counterexample."),
+        ],
+    )(command)
+
 
 _EXAMPLES = """\b
 Examples:
@@ -28,6 +52,7 @@ Examples:
   agentfsm check my_graphs.py:GRAPH --must-pass call_llm:pre_step
   agentfsm check my_graphs.py:GRAPH --must-pass dispatch_tool:approval_required:needs_approval
   agentfsm check --never-after call_llm:suspended --output broken.svg
+  agentfsm check my_agent.py:AGENT --reviewed bounds.json     for CI: the verdicts and bounds that were reviewed?
 """
 
 
@@ -46,14 +71,8 @@ Examples:
     "--must-pass", metavar="TARGET:THROUGH[:WHEN]", multiple=True, help="TARGET is reached only through THROUGH."
 )
 @click.option("--never-after", metavar="EVENT:AFTER[:UNTIL]", multiple=True, help="EVENT never happens after AFTER.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option(
-    "-o",
-    "--output",
-    metavar="PATH",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw the first counterexample.",
-)
+@_report_options
+@review_options("the verdicts and bounds")
 @click.pass_context
 def check(
     ctx: click.Context,
@@ -63,8 +82,8 @@ def check(
     calls_per_reply: int,
     must_pass: tuple[str, ...],
     never_after: tuple[str, ...],
-    as_json: bool,
-    output: Path | None,
+    report_opts: _ReportOptions,
+    review_opts: ReviewOptions,
 ) -> None:
     """Prove properties of a graph: the default loop's, or MODULE:GRAPH (or FILE.py:GRAPH).
 
@@ -73,7 +92,10 @@ def check(
     own with --must-pass and --never-after. The proofs hold for every behavior of the model, the tools, the
     policy and people. A property that does not hold comes with the shortest counterexample.
 
-    Exit codes: 0 every property holds, 1 one does not, 2 wrong usage, 4 one could not be decided.
+    --reviewed compares the verdicts, bounds and unreachable rows with those in a file, and shows what has changed.
+
+    Exit codes: 0 every property holds, 1 one does not or the reviewed file differs, 2 wrong usage, 4 one could not
+    be decided.
     """
     if graph and preset:
         raise click.UsageError("give MODULE:GRAPH or --preset, not both")
@@ -85,10 +107,21 @@ def check(
         behavior=behavior,
         calls_per_reply=calls_per_reply,
     )
-    click.echo(json.dumps(analysis.to_dict(), indent=1) if as_json else str(analysis))
-    if output is not None:
-        _draw_counterexample(analysis, output)
-    ctx.exit(0 if analysis.ok else 1 if any(v.holds is False for v in analysis.verdicts) else 4)
+    click.echo(json.dumps(analysis.to_dict(), indent=1) if report_opts.as_json else str(analysis))
+    if report_opts.output is not None:
+        _draw_counterexample(analysis, report_opts.output)
+    reviewed = matches_review(_format_review(analysis), review_opts)
+    ctx.exit(0 if analysis.ok and reviewed else 1 if not reviewed or _is_broken(analysis) else 4)
+
+
+def _is_broken(analysis: Analysis) -> bool:
+    return any(verdict.holds is False for verdict in analysis.verdicts)
+
+
+def _format_review(analysis: Analysis) -> str:
+    """What a person reviews: the analysis without what says how it was found, or which table it is."""
+    data = {key: value for key, value in analysis.to_dict().items() if key not in ("explored", "fingerprint")}
+    return json.dumps(data, indent=1) + "\n"
 
 
 def _load_inputs(graph: str | None, preset: str | None) -> tuple[Graph, AgentGuardrails, Behavior | None]:

@@ -12,6 +12,7 @@ from agentfsm.analysis import diff as diff_graphs
 from agentfsm.analysis import format_reviewed, graph_from_table
 from agentfsm.cli.diagram_command import graph_of_run, load_records
 from agentfsm.cli.local_store import store_option
+from agentfsm.cli.reviewed_file import write_reviewed
 from agentfsm.cli.user_code import load_graph
 from agentfsm.diagrams import DiffOverlay, write
 from agentfsm.errors import ConfigurationError
@@ -70,7 +71,7 @@ def diff(
         raise click.UsageError(f"--update writes a JSON file, and {old!r} is none: name it NAME.json")
     after = _load_any_graph(new, path)
     if update and not Path(old).exists():
-        _write_reviewed(after, Path(old))
+        write_reviewed(Path(old), format_reviewed(after))
         return
     before = _load_any_graph(old, path)
     difference = diff_graphs(before, after)
@@ -80,14 +81,9 @@ def diff(
         write(after, output, overlay=DiffOverlay(before, elsewhere, len(difference.decisions) - len(elsewhere)))
         click.echo(output, err=True)
     if update:
-        _write_reviewed(after, Path(old))
+        write_reviewed(Path(old), format_reviewed(after))
         return
     ctx.exit(0 if difference.same or (difference.behaves_alike and not exact) else 1)
-
-
-def _write_reviewed(graph: Graph, path: Path) -> None:
-    path.write_text(format_reviewed(graph), encoding="utf-8")
-    click.echo(path, err=True)
 
 
 def _load_any_graph(name: str, store: Path | None) -> Graph:

@@ -191,3 +191,28 @@ def test_a_table_without_code_says_that_the_code_was_not_compared(cli: Cli, mine
     result = cli("diff", "reviewed.json", "standard")
     assert result.exit_code == 0
     assert "not compared: the code of" in result.stdout
+
+
+def test_reviewed_bounds_are_compared_with_a_file_and_the_change_is_shown(cli: Cli, mine: str, tmp_path: Path) -> None:
+    reviewed = ("check", f"{mine}:ASKS", "--reviewed", "reviewed/bounds.json")
+    missing = cli(*reviewed, "-g", "max_iterations=2")
+    assert missing.exit_code == 1
+    assert (
+        "reviewed/bounds.json is missing: review the change, and run the command again with --update" in missing.stderr
+    )
+    assert cli(*reviewed, "-g", "max_iterations=2", "--update").exit_code == 0
+    assert json.loads((tmp_path / "reviewed/bounds.json").read_text())["bounds"]["model_calls"] == 2
+    assert cli(*reviewed, "-g", "max_iterations=2").exit_code == 0
+    changed = cli(*reviewed, "-g", "max_iterations=3")
+    assert changed.exit_code == 1
+    assert '-  "model_calls": 2,' in changed.stdout
+    assert '+  "model_calls": 3,' in changed.stdout
+    assert "differs from what was reviewed" in changed.stderr
+    broken = cli("check", f"{mine}:DODGES", "--reviewed", "reviewed/bounds.json", "--update")
+    assert broken.exit_code == 1
+
+
+def test_update_without_a_reviewed_file_is_wrong_usage(cli: Cli) -> None:
+    result = cli("check", "--update")
+    assert result.exit_code == 2
+    assert "name it with --reviewed" in result.stderr

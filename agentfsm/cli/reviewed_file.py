@@ -1,0 +1,75 @@
+"""Files that a person has reviewed and that are kept with the code: compare one with what is true now, or update it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import unified_diff
+from pathlib import Path
+
+import click
+
+from agentfsm.cli.options import CommandFunction, collect_options
+
+__all__ = ["ReviewOptions", "matches_review", "review_options", "write_reviewed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReviewOptions:
+    """The options ``--reviewed`` and ``--update``; ``review_options`` declares them."""
+
+    reviewed: Path | None
+    update: bool
+
+
+def review_options(what: str) -> Callable[[CommandFunction], CommandFunction]:
+    """Add the options of ``ReviewOptions`` to a command, which gets them as ``review_opts``.
+
+    Args:
+        what: What the file holds, for the help text.
+    """
+    file = click.Path(dir_okay=False, path_type=Path)
+    return collect_options(
+        ReviewOptions,
+        "review_opts",
+        [
+            click.option("--reviewed", type=file, metavar="FILE", help=f"Exit 1 if {what} are not those in FILE."),
+            click.option("--update", is_flag=True, help="Write FILE instead, after a review of the change."),
+        ],
+    )
+
+
+def matches_review(text: str, options: ReviewOptions) -> bool:
+    """Whether the reviewed file says the same; what differs is printed as a unified diff.
+
+    Args:
+        text: What the file would hold now.
+        options: The file; with ``--update`` it is written, and matches.
+
+    Raises:
+        click.UsageError: ``--update`` was given without ``--reviewed``.
+    """
+    if options.reviewed is None:
+        if options.update:
+            raise click.UsageError("--update writes a file: name it with --reviewed")
+        return True
+    path = options.reviewed
+    before = path.read_text(encoding="utf-8") if path.is_file() else ""
+    if before == text:
+        return True
+    lines = unified_diff(before.splitlines(), text.splitlines(), f"{path} (reviewed)", f"{path} (now)", "", "", 2, "")
+    for line in lines:
+        click.echo(line)
+    if options.update:
+        write_reviewed(path, text)
+        return True
+    problem = "differs from what was reviewed" if before else "is missing"
+    click.echo(f"agentfsm: {path} {problem}: review the change, and run the command again with --update", err=True)
+    return False
+
+
+def write_reviewed(path: Path, text: str) -> None:
+    """Write a reviewed file, and its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    click.echo(path, err=True)
