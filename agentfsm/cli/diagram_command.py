@@ -14,6 +14,7 @@ import click
 from agentfsm.analysis import graph_from_table
 from agentfsm.cli.local_store import default_store_path, open_existing_store, store_option
 from agentfsm.cli.options import CommandFunction, collect_options
+from agentfsm.cli.reviewed_file import show_change
 from agentfsm.cli.run_report import RunReport
 from agentfsm.cli.user_code import load_graph, preset_graph
 from agentfsm.diagrams import COMMITTED_FORMATS, FORMATS, Coverage, Overlay, RunPath, format_for_path, image, write
@@ -271,6 +272,13 @@ def _render(diagram_input: _DiagramInput, format_name: str, theme: Theme, *, che
 
 def _check_up_to_date(files: dict[Path, bytes]) -> int:
     stale = [path for path, content in files.items() if not path.is_file() or path.read_bytes() != content]
+    readable = [path for path in stale if path.suffix in _READABLE_SUFFIXES and path.is_file()]
+    for path in sorted(readable, key=lambda path: _READABLE_SUFFIXES.index(path.suffix))[:1]:
+        show_change(path, path.read_text(encoding="utf-8"), files[path].decode())
     for path in stale:
         click.echo(f"agentfsm: {path} {'is out of date' if path.exists() else 'is missing'}: draw it again", err=True)
     return int(bool(stale))
+
+
+_READABLE_SUFFIXES = (".md", ".txt", ".mmd", ".dot")
+"""The formats in which a change of lines is easy to read, the easiest first."""

@@ -98,6 +98,8 @@ def _load_any_graph(name: str, store: Path | None) -> Graph:
 
 
 def _graph_from_json(path: Path) -> Graph:
+    if not path.exists():
+        raise ConfigurationError(f"there is no file {str(path)!r}: write it with agentfsm diff {path} NEW --update")
     try:
         return graph_from_table(json.loads(path.read_text(encoding="utf-8")), path.stem)
     except ValueError as error:

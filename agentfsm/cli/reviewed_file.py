@@ -11,7 +11,7 @@ import click
 
 from agentfsm.cli.options import CommandFunction, collect_options
 
-__all__ = ["ReviewOptions", "matches_review", "review_options", "write_reviewed"]
+__all__ = ["ReviewOptions", "matches_review", "review_options", "show_change", "write_reviewed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,15 +57,20 @@ def matches_review(text: str, options: ReviewOptions) -> bool:
     before = path.read_text(encoding="utf-8") if path.is_file() else ""
     if before == text:
         return True
-    lines = unified_diff(before.splitlines(), text.splitlines(), f"{path} (reviewed)", f"{path} (now)", "", "", 2, "")
-    for line in lines:
-        click.echo(line)
+    show_change(path, before, text)
     if options.update:
         write_reviewed(path, text)
         return True
     problem = "differs from what was reviewed" if before else "is missing"
     click.echo(f"agentfsm: {path} {problem}: review the change, and run the command again with --update", err=True)
     return False
+
+
+def show_change(path: Path, before: str, text: str) -> None:
+    """Print what differs between a reviewed file and what it would hold now, as a unified diff."""
+    lines = unified_diff(before.splitlines(), text.splitlines(), f"{path} (reviewed)", f"{path} (now)", "", "", 2, "")
+    for line in lines:
+        click.echo(line)
 
 
 def write_reviewed(path: Path, text: str) -> None:

@@ -70,6 +70,20 @@ def test_a_folder_gets_the_committed_formats_and_check_compares_them(cli: Cli, t
     assert (tmp_path / "kept" / "loop.dot").read_text() == "digraph {}"
 
 
+def test_a_check_shows_what_has_changed_in_a_format_that_is_easy_to_read(cli: Cli, tmp_path: Path) -> None:
+    cli("diagram", "--output", "kept/")
+    (tmp_path / "kept" / "loop.md").write_text(
+        (tmp_path / "kept" / "loop.md").read_text().replace("tool_calls", "calls")
+    )
+    (tmp_path / "kept" / "loop.svg").write_text("<svg/>")
+    result = cli("diagram", "--output", "kept/", "--check")
+    assert result.exit_code == 1
+    removed = [line for line in result.stdout.splitlines() if line.startswith("-") and "`calls`" in line]
+    added = [line for line in result.stdout.splitlines() if line.startswith("+") and "`tool_calls`" in line]
+    assert (len(removed), len(added)) == (1, 1)
+    assert "<svg" not in result.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
