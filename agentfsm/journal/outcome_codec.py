@@ -360,12 +360,16 @@ class OutcomeWriter:
         self._tool = request.tool
         return fields_to_json(request, commitments)
 
-    def write_result(self, eid: str, result: ToolResult | Reply | Failure, commitments: CommitmentWriter) -> str:
+    def write_result(
+        self, eid: str, result: ToolResult | tuple[Reply | Failure, int], commitments: CommitmentWriter
+    ) -> str:
         """The result of an effect, as JSON; the outcome that contains it will reference it by the effect's id."""
-        if isinstance(result, Reply):
-            return f'{{"reply":{fields_to_json(result, commitments)}}}'
-        if isinstance(result, Failure):
-            return f'{{"failure":{fields_to_json(result, commitments)}}}'
+        if isinstance(result, tuple):  # a model's answer, and how many model calls it took
+            answer, calls = result
+            text = fields_to_json(answer, commitments)
+            if isinstance(answer, Reply):
+                return f'{{"model_calls":{calls},"reply":{text}}}'
+            return f'{{"failure":{text},"model_calls":{calls}}}'
         self._results[id(result)] = (eid, result)
         return fields_to_json(result, commitments)
 

@@ -206,10 +206,12 @@ class RehydratedRun:
             call.tool.started = True
 
     def _end_state_call(self, number: int, out: Data) -> None:
-        if "reply" in out or ("failure" in out and "call_id" not in out):
+        if "call_id" not in out:  # a model call
             reply = load_reply(out["reply"]) if "reply" in out else None
             failure = load_failure(out["failure"]) if "failure" in out else None
-            self.run.state_calls[number] = StateCall(*self._asked[number], reply, failure)
+            self.run.state_calls[number] = StateCall(
+                *self._asked[number], reply, failure, model_calls=out["model_calls"]
+            )
             return
         tool = self.run.state_calls[number].tool
         if tool is None:

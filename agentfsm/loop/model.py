@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pydantic import SecretStr
 
 __all__ = [
+    "CallBudget",
     "KeepAlive",
     "KeyedModel",
     "LimitedModel",
@@ -55,6 +56,30 @@ class ToolSpec:
         freeze_field(self, "parameters")
 
 
+class CallBudget:
+    """How many model calls one request may make. A model that makes one call needs not look at it.
+
+    Args:
+        limit: What is left of the run's ``max_iterations``; None for no limit.
+
+    Attributes:
+        made: How many calls were made; the first is counted already.
+    """
+
+    __slots__ = ("_limit", "made")
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limit
+        self.made = 1
+
+    def spend(self) -> bool:
+        """Count one more call; False if none is left, and then nothing is counted."""
+        if self._limit is not None and self.made >= self._limit:
+            return False
+        self.made += 1
+        return True
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
     """The input of one model call.
@@ -67,6 +92,7 @@ class ModelRequest:
         output_schema: JSON schema of the answer, or None for plain text.
         output_name: A name for that schema.
         heartbeat_s: Seconds of silence in a streamed reply after which it counts as dropped.
+        budget: A model that calls several models, as ``FallbackModel`` does, asks it before each call but the first.
         cache: Shared by all requests of a run. A model may store data for the next request there, under its own key.
     """
 
@@ -77,6 +103,7 @@ class ModelRequest:
     output_schema: Mapping[str, Any] | None = None
     output_name: str = field(default="answer")
     heartbeat_s: float = 20.0
+    budget: CallBudget = field(default_factory=CallBudget, compare=False, repr=False)
     cache: MutableMapping[object, object] = field(default_factory=dict[object, object], compare=False, repr=False)
 
 

@@ -55,16 +55,18 @@ class PreStepDone:
 
 @dataclass(frozen=True, slots=True)
 class ModelCallSucceeded:
-    """``call_llm``: the model replied."""
+    """``call_llm``: the model replied. ``model_calls`` is how many calls that took, with models to fall back to."""
 
     reply: Reply
+    model_calls: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCallFailed:
-    """``call_llm``: the model call failed."""
+    """``call_llm``: the model call failed, or so many calls of several models."""
 
     failure: Failure
+    model_calls: int = 1
 
 
 @read_only

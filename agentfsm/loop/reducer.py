@@ -268,18 +268,18 @@ def _on_model_call_succeeded(run: RunState, outcome: o.ModelCallSucceeded) -> No
     if outcome.reply.usage != _NO_USAGE:
         run.usage += outcome.reply.usage
     run.pending_instruction = run.feedback = None
-    _count_model_call(run)
+    _count_model_call(run, outcome.model_calls)
 
 
 def _on_model_call_failed(run: RunState, outcome: o.ModelCallFailed) -> None:
     run.failure = outcome.failure
     run.reply = None  # already handled; a graph that ignores this failure must not handle it again
-    _count_model_call(run)
+    _count_model_call(run, outcome.model_calls)
 
 
-def _count_model_call(run: RunState) -> None:
-    run.iterations += 1
-    run.model_calls += 1
+def _count_model_call(run: RunState, model_calls: int) -> None:
+    run.iterations += model_calls
+    run.model_calls += model_calls
     run.turns += 1
     run.silence_s = 0.0
     if run.final_turn == "now":

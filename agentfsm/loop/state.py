@@ -84,6 +84,7 @@ class StateCall:
         reply: A model's reply, or None.
         failure: Why a model call failed, or None.
         tool: For a tool call, its state; else None.
+        model_calls: For a model call, how many calls it took, with models to fall back to.
         charged: Whether the run was charged for it.
     """
 
@@ -92,6 +93,7 @@ class StateCall:
     reply: Reply | None = None
     failure: Failure | None = None
     tool: CallState | None = None
+    model_calls: int = 1
     charged: bool = False
 
 
@@ -219,7 +221,7 @@ class RunState(_HiddenSlots):
         iterations: Model calls made for the run since it began or a person last extended that budget.
         model_calls: All model calls made for the run: by ``call_llm``, by sub-agents and by the effects of
             user-defined states.
-        turns: How many of them ``call_llm`` made; the ids of effects begin with it.
+        turns: How many times ``call_llm`` has called the model; the ids of effects begin with it.
         usage: Tokens and USD of all model calls.
         elapsed_s: Seconds of active time since the run began or a person last extended that budget.
         silence_s: The longest silence between two phases since the last model call, in seconds.

@@ -142,7 +142,8 @@ class FallbackModel:
         FallbackModel("anthropic:claude-sonnet-4-6", "openai:gpt-5-mini", "ollama:llama3.2")
 
     ``Reply.model``, and so the journal, names the model that replied. Each model gets an equal share of the
-    remaining time, so that one that hangs leaves time for the others. If a stream is interrupted, the next model
+    remaining time, so that one that hangs leaves time for the others. Each call counts towards the run's
+    ``max_iterations``; with none left, the next model is not called. If a stream is interrupted, the next model
     starts from the beginning, and the run emits ``ReplyRestarted``.
 
     Args:
@@ -189,6 +190,8 @@ class FallbackModel:
         """
         attempts = _Attempts(self.models, self._on, request)
         for model in self.models:
+            if not attempts.may_call_next():
+                break
             share = attempts.request_with_share()
             try:
                 async with asyncio.timeout(share.timeout_s), acquire_turn(model, share) as inner:
@@ -205,6 +208,8 @@ class FallbackModel:
         """
         attempts = _Attempts(self.models, self._on, request)
         for model in self.models:
+            if not attempts.may_call_next():
+                break
             share = attempts.request_with_share()
             until = asyncio.get_running_loop().time() + share.timeout_s
             stream, produced = _stream_model(model, share), False
@@ -244,6 +249,10 @@ class _Attempts:
         self._now = asyncio.get_running_loop().time
         self._deadline = self._now() + request.timeout_s
         self._errors: list[ModelError] = []
+
+    def may_call_next(self) -> bool:
+        """Whether the run has a model call left for the next model; the first one's is counted already."""
+        return not self._errors or self._request.budget.spend()
 
     def request_with_share(self) -> ModelRequest:
         """The request for the next model, with its share of the time."""

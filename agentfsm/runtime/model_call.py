@@ -13,6 +13,7 @@ from agentfsm.loop.events import ReasoningDelta, ReplyRestarted, TextDelta, Tool
 from agentfsm.loop.failures import PROVIDER_KINDS, Failure, FailureKind, describe_exception
 from agentfsm.loop.messages import FinishReason, Reply, ToolCall
 from agentfsm.loop.model import (
+    CallBudget,
     KeepAlive,
     Model,
     ModelRequest,
@@ -44,6 +45,8 @@ async def call_model(context: Context) -> Outcome:
     limit = run.guardrails.llm_timeout_s
     if run.final_turn == "now":
         limit = min(limit, run.guardrails.finalize_grace_s)
+    allowed = run.guardrails.max_iterations
+    budget = CallBudget(None if allowed is None else allowed - run.iterations)
     request = ModelRequest(
         render_messages(run),
         config.tool_specs,
@@ -51,10 +54,13 @@ async def call_model(context: Context) -> Outcome:
         limit,
         config.output_schema,
         heartbeat_s=run.guardrails.stream_heartbeat_s,
+        budget=budget,
         cache=context.model_cache,
     )
     answer = await reply_or_failure(context, config.model, request, context.timeout, context.call_ids)
-    return ModelCallFailed(answer) if isinstance(answer, Failure) else ModelCallSucceeded(answer)
+    if isinstance(answer, Failure):
+        return ModelCallFailed(answer, budget.made)
+    return ModelCallSucceeded(answer, budget.made)
 
 
 async def reply_or_failure(
@@ -88,6 +94,8 @@ async def reply_or_failure(
         return _model_failure(FailureKind.provider_error, f"{model.name}: {describe_exception(error)}")
     except Exception as error:
         return _model_failure(FailureKind.provider_error, f"{model.name}: {describe_exception(error)}")
+    finally:
+        context.model_requests += request.budget.made - 1  # the first was counted when it began
 
 
 def _warn_if_unpriced(context: Context, model: Model, reply: Reply) -> None:

@@ -173,8 +173,14 @@ class Recorder:
         """Restore the attempt counts of a run loaded from a store."""
         self._attempts.update(attempts)
 
-    def record_result(self, effect_id: str, result: ToolResult | Reply | Failure) -> None:
-        """Add an entry: a tool call, or a model call of a user-defined state's effect, has its result."""
+    def record_result(self, effect_id: str, result: ToolResult | tuple[Reply | Failure, int]) -> None:
+        """Add an entry: an effect has its result.
+
+        Args:
+            effect_id: The effect's id.
+            result: That of a tool call; or, for a user-defined state's effect, a model's answer and how many model
+                calls it took.
+        """
         self.entries.append(("effect.result", self._time(), effect_id, result))
 
     def push(self) -> None:

@@ -30,7 +30,7 @@ from agentfsm.loop.events import ToolFinished, ToolStarted
 from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.guards import approval_decided, approval_required, doubt_settled, in_doubt
 from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult, Usage
-from agentfsm.loop.model import Model, ModelRequest
+from agentfsm.loop.model import CallBudget, Model, ModelRequest
 from agentfsm.loop.outcomes import CallBlocked, Charge, Outcome, StateResult
 from agentfsm.loop.read_only import user_code
 from agentfsm.loop.recovery_policy import decide_recovery
@@ -169,7 +169,6 @@ class EffectCalls:
         self.visit = f"{self.state}:{self.run.state_visits.get(self.run.state, 0) + 1}"
         self.request: PendingRequest | None = None
         self._context = context
-        self._started = self.clock.monotonic()
         self._calls = dict(self.run.state_calls)
         self._count = 0
         self._busy = self._ended = False
@@ -198,7 +197,7 @@ class EffectCalls:
 
     async def sleep(self, seconds: float) -> None:
         """Wait, if the run's time allows it."""
-        left = self._time_left()
+        left = self._context.time_left_s
         if left is not None and seconds >= left:
             text = f"wait {seconds:g} s: {max(left, 0):.1f} s of the run's time are left"
             raise self._budget_spent(text, FailureKind.time_limit)
@@ -255,7 +254,7 @@ class EffectCalls:
         if known is not None and (answer := known.reply or known.failure) is not None:
             return answer
         self._require_budget()
-        guardrails, left = context.run.guardrails, self._time_left()
+        guardrails, left = context.run.guardrails, self._context.time_left_s
         limit = guardrails.llm_timeout_s if left is None else min(guardrails.llm_timeout_s, left)
         request = ModelRequest(
             sent,
@@ -264,6 +263,7 @@ class EffectCalls:
             limit,
             options.output_schema,
             heartbeat_s=guardrails.stream_heartbeat_s,
+            budget=self._call_budget(),
         )
         call = self._calls[number] = StateCall(model.name, request_digest(data))
         eid, recorder, timer = f"{self.visit}:{number}", context.recorder, Timeout(guardrails.cancel_grace_s)
@@ -273,11 +273,12 @@ class EffectCalls:
             answer = await reply_or_failure(context, model, request, timer, set(), stream=False)
         finally:
             timer.close()
+            call.model_calls = request.budget.made
         if isinstance(answer, Reply):
             call.reply = answer
         else:
             call.failure = answer
-        await self._record_result(eid, answer)
+        await self._record_result(eid, (answer, call.model_calls))
         return answer
 
     async def _wait_to_retry(self, failure: Failure, attempt: int) -> None:
@@ -293,7 +294,7 @@ class EffectCalls:
         if decision.action is not Action.retry:
             raise _MODEL_ERRORS.get(failure.kind, ProviderError)(failure.explanation)
         if decision.backoff_s and self._count + 1 not in self._calls:
-            left = self._time_left()
+            left = self._context.time_left_s
             if left is not None and decision.backoff_s >= left:
                 text = f"repeat a model call: the back-off outlasts the run's time ({failure.explanation})"
                 raise self._budget_spent(text, FailureKind.time_limit)
@@ -301,7 +302,7 @@ class EffectCalls:
 
     async def _run_tool(self, number: int, call_state: CallState, tool: Tool, arguments: dict[str, Any]) -> ToolResult:
         context, call = self._context, call_state.call
-        recorder, left = context.recorder, self._time_left()
+        recorder, left = context.recorder, self._context.time_left_s
         if left is not None and left <= 0:
             raise self._budget_spent(f"call {tool.name!r}: the run's time is up", FailureKind.time_limit)
         repeatable = is_repeatable(context, tool)
@@ -329,25 +330,19 @@ class EffectCalls:
             context.emit(ToolFinished, result=result)
         return result
 
-    async def _record_result(self, effect_id: str, result: ToolResult | Reply | Failure) -> None:
-        """Record a result, durably before the effect gets it: after a crash it is not known what the effect did then."""
+    async def _record_result(self, effect_id: str, result: ToolResult | tuple[Reply | Failure, int]) -> None:
+        """Record a result, durably before the effect gets it: after a crash nobody knows what the effect did then."""
         if not self._ended:  # else a task that outlived its effect called
             self._context.recorder.record_result(effect_id, result)
             await self._context.recorder.commit()
 
     # -- budgets --------------------------------------------------------------------------------------
 
-    def _time_left(self) -> float | None:
-        """Seconds that are left of the run's time; None without a limit."""
-        run = self._context.run
-        limit = run.guardrails.max_execution_time_s
-        return None if limit is None else limit - run.elapsed_s - (self.clock.monotonic() - self._started)
-
     def _trial(self) -> RunState:
         """The run as it would be if the effect ended now, for the detectors and the policy."""
         trial, used = copy.copy(self._context.run), self.charge()
         charge(trial, used.usage, used.model_calls)
-        trial.elapsed_s += self.clock.monotonic() - self._started
+        trial.elapsed_s += self._context.uncharged_s()
         return trial
 
     def _require_budget(self) -> None:
@@ -357,6 +352,11 @@ class EffectCalls:
             if failure is not None:
                 raise self._budget_spent(f"call a model: {failure.explanation}", failure.kind)
 
+    def _call_budget(self) -> CallBudget:
+        trial = self._trial()
+        limit = trial.guardrails.max_iterations
+        return CallBudget(None if limit is None else limit - trial.iterations)
+
     def _budget_spent(self, text: str, kind: FailureKind) -> BudgetSpentError:
         return BudgetSpentError(f"the effect of {self.state!r} cannot {text}", kind.value)
 
@@ -364,7 +364,7 @@ class EffectCalls:
         """What the effect has used since the run was last charged; a call that was cut off counts."""
         calls = [each for each in self._calls.values() if each.tool is None and not each.charged]
         usage = sum((each.reply.usage for each in calls if each.reply is not None), Usage())
-        return Charge(len(calls), usage)
+        return Charge(sum(each.model_calls for each in calls), usage)
 
     # -- the effect -----------------------------------------------------------------------------------
 
@@ -390,7 +390,7 @@ class EffectCalls:
         return value
 
     async def _within_time(self, value: Awaitable[Any]) -> Any:
-        left, limit = self._time_left(), self.run.guardrails.max_execution_time_s
+        left, limit = self._context.time_left_s, self.run.guardrails.max_execution_time_s
         timer = Timeout(2 * self.run.guardrails.cancel_grace_s)  # what it awaits in turn is abandoned before it
         try:
             return await timer.run(value, math.inf if left is None else max(left, 0.0))

@@ -18,6 +18,7 @@ from agentfsm import (
     RunWarning,
     TextDelta,
     UserInputRequested,
+    observer,
 )
 from agentfsm.errors import (
     ConfigurationError,
@@ -146,6 +147,34 @@ def test_a_run_falls_back_and_its_journal_names_the_model_that_replied() -> None
     ]
     assert isinstance(events[-1], RunCompleted)
     assert answered == "scripted-stream"
+
+
+def failing(times: int) -> ScriptedModel:
+    return ScriptedModel([ProviderError("down")] * times)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_every_call_of_a_fallback_counts_towards_max_iterations(streamed: bool) -> None:
+    models = [failing(9), failing(9), ScriptedModel(["Hello"])]
+    agent = Agent(FallbackModel(*models), hooks=[observer(lambda event: None)] if streamed else [])
+    run = agent.run_sync("go").run_state
+    assert (run.model_calls, run.iterations) == (3, 3)
+
+
+@pytest.mark.parametrize(("allowed", "made"), [(1, [1, 0]), (2, [1, 1]), (3, [2, 1]), (5, [3, 2])])
+def test_a_fallback_makes_no_call_that_the_run_has_not_left(allowed: int, made: list[int]) -> None:
+    models = [ScriptedModel([TransientProviderError("down")] * 9) for _ in range(2)]
+    limits = AgentGuardrails(max_iterations=allowed, on_limit="stop")
+    agent = Agent(FallbackModel(*models), guardrails=limits, host=Host(clock=FakeClock()))
+    assert agent.run_sync("go").run_state.model_calls == allowed
+    assert [model.calls for model in models] == made
+
+
+def test_the_calls_of_fallbacks_within_a_fallback_are_counted_once_each() -> None:
+    models = [failing(9) for _ in range(3)]
+    inner = FallbackModel(models[0], models[1])
+    run = Agent(FallbackModel(inner, models[2], ScriptedModel(["Hello"]))).run_sync("go").run_state
+    assert run.model_calls == 4
 
 
 def test_models_may_be_names_and_invalid_arguments_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

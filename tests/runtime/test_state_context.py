@@ -48,6 +48,7 @@ from agentfsm.journal.sqlite import SqliteStore
 from agentfsm.journal.verification import GOOD, OPEN, verify
 from agentfsm.loop.guards import approval_decided, approval_required, cancelled, doubt_settled, expired, in_doubt
 from agentfsm.loop.state import dump_state
+from agentfsm.models import FallbackModel
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel
 from tests.helpers.child_process import child_environment
 
@@ -189,6 +190,20 @@ def test_max_iterations_bounds_the_model_calls_of_the_loop_and_of_the_effect_tog
     result = Agent(model, graph=graph, guardrails=limits).run_sync("go")
     assert model.calls + critic.calls == limit
     assert result.run_state.model_calls == limit
+
+
+def test_each_model_that_a_fallback_tries_is_a_model_call() -> None:
+    async def review(context: StateContext) -> str:
+        critic = FallbackModel(ScriptedModel([ProviderError("down")] * 9), ScriptedModel(["yes"] * 9))
+        await context.ask_model("?", model=critic)
+        try:
+            return (await context.ask_model("?", model=critic)).message.content
+        except ProviderError:
+            return "no call was left for the second model"
+
+    result = run(review, guardrails=AgentGuardrails(max_iterations=4))
+    assert noted(result) == "no call was left for the second model"
+    assert result.run_state.model_calls == 4
 
 
 SPENT: list[tuple[dict[str, Any], FailureKind, str]] = [
