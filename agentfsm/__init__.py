@@ -226,10 +226,11 @@ if not TYPE_CHECKING:
         {
             "agentfsm.agent": "Agent",
             "agentfsm.errors": (
-                "AgentfsmError BlankHumanReplyError BudgetSpentError ConfigurationError ContextOverflowError GraphError "
-                "HumanReplyError JournalError JournalGraphError MissingExtraError MissingKeyError ModelError "
-                "NoTransitionError ProviderError ReadOnlyError RunError RunExistsError StaleHumanReplyError StaleLease StateEffectError "
-                "StoreError StoreFormatError StoreFullError StoreLockedError SuspensionExpiredError SuspensionFormatError "
+                "AgentfsmError BlankHumanReplyError BudgetSpentError ConfigurationError ContextOverflowError "
+                "GraphError HumanReplyError JournalError JournalGraphError MissingExtraError MissingKeyError "
+                "ModelError NoTransitionError ProviderError ReadOnlyError RunError RunExistsError StaleHumanReplyError "
+                "StaleLease StateEffectError StoreError StoreFormatError StoreFullError StoreLockedError "
+                "SuspensionExpiredError SuspensionFormatError "
                 "SuspensionGraphError SuspensionRecordError SuspensionTamperedError SuspensionUsedError "
                 "ToolDefinitionError ToolError TransientProviderError UnknownModelError UnknownRunError"
             ),

@@ -132,7 +132,8 @@ CHANGES = {
     ),
     "a limit of the agent": (
         "AGENT = Agent(ScriptedModel(),",
-        "from agentfsm import AgentGuardrails\nAGENT = Agent(ScriptedModel(), guardrails=AgentGuardrails(max_iterations=7),",
+        "from agentfsm import AgentGuardrails\n"
+        "AGENT = Agent(ScriptedModel(), guardrails=AgentGuardrails(max_iterations=7),",
         {BOUNDS},
         '+  "model_calls": 7,',
     ),

@@ -2,8 +2,8 @@
 
 Compared are the instructions, the constants and the defaults of a function, what its closure holds, and what it uses
 of its module: constants, and the code of your own functions and classes, however deep. Names, comments, docstrings,
-annotations and lines do not count, and a function that only passes its arguments on is the one that it calls. Code of the standard library, of installed packages and of this package is compared
-by name, unless it is the guard itself.
+annotations and lines do not count, and a function that only passes its arguments on is the one that it calls. Code of
+the standard library, of installed packages and of this package is compared by name, unless it is the guard itself.
 """
 
 from __future__ import annotations

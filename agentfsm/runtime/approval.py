@@ -234,8 +234,8 @@ async def check_approval(
 def _shown_arguments(tool: Tool, call: ToolCall, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """A call's validated arguments, as user code that decides about it sees them.
 
-    They are frozen. Objects of other types than JSON's cannot be, so each function gets objects of its own: what it does
-    to them shows neither in what the next one sees nor in what the tool gets.
+    They are frozen. Objects of other types than JSON's cannot be, so each function gets objects of its own: what it
+    does to them shows neither in what the next one sees nor in what the tool gets.
     """
     shown: Mapping[str, Any] = freeze(arguments)
     return freeze(tool.arguments(call.arguments)) if contains_objects(shown) else shown

@@ -27,7 +27,7 @@ T = TypeVar("T")
 logger = logging.getLogger("agentfsm")
 
 _unclosable: list[object] = []
-"""Abandoned coroutines that cannot be closed. They never run again, but dropping one would try to close it once more."""
+"""Abandoned coroutines that cannot be closed. They never run again, but dropping one would try to close it again."""
 
 
 def being_cancelled() -> bool:

@@ -2,8 +2,8 @@
 
 One daemon thread watches every event loop of the process that advances a run. Twice in a limit it asks each to call it
 back. If a loop has not called back within the limit, the thread finds the code that its thread is executing, and logs
-it; when the loop is free again, the run emits a ``RunWarning``. Nothing happens per move, and a few seconds after the last
-run there is no thread.
+it; when the loop is free again, the run emits a ``RunWarning``. Nothing happens per move, and a few seconds after the
+last run there is no thread.
 
 Time in which the process itself did not run (it was suspended, or starved) does not count: the thread measures how late
 it was woken itself, and whether the process used the processor meanwhile.

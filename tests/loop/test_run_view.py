@@ -71,7 +71,10 @@ CHANGES = {
     "clear the messages": lambda v: v.messages.clear(),
     "clear the batch": lambda v: v.batch.clear(),
     "add a call": lambda v: v.batch.append(v.batch[0]),
-    **{f"set {f.name} of a call": lambda v, n=f.name: setattr(v.batch[0], n, None) for f in dataclasses.fields(CallState)},
+    **{
+        f"set {f.name} of a call": lambda v, n=f.name: setattr(v.batch[0], n, None)
+        for f in dataclasses.fields(CallState)
+    },
     "change arguments": lambda v: v.batch[0].call.arguments.update(where="there"),
     "change nested arguments": lambda v: v.batch[0].call.arguments["deep"]["list"].append(2),
     "set arguments": lambda v: setattr(v.batch[0].call, "arguments", {}),

@@ -1,8 +1,8 @@
 """User code that attacks its run: it changes nothing, it is named, and the run ends in order.
 
 Each attack is a hook, guard, policy, approval rule, observer, memory, model, tool or caller that tries to change a run
-by ordinary Python: setting fields, changing lists, keeping objects, starting tasks. After each the journal verifies, the
-transcript is whole, no gated tool has run without approval, and no budget was exceeded.
+by ordinary Python: setting fields, changing lists, keeping objects, starting tasks. After each the journal verifies,
+the transcript is whole, no gated tool has run without approval, and no budget was exceeded.
 """
 
 from __future__ import annotations
