@@ -137,6 +137,14 @@ def _record_line(record: Record, graph: Any) -> str:
     return f"{record.seq:>5}  {time}  {_describe_record(record, graph)}" + ("  (redacted)" if record.redacted else "")
 
 
+def _describe_request(request: Any) -> str:
+    """What a call of a user-defined state's effect was given: the last message, or the arguments."""
+    if request is None:
+        return ""
+    messages = request.get("messages")
+    return f": {_preview(messages[-1].get('content') if isinstance(messages, list) else request.get('arguments'))}"
+
+
 def _describe_record(record: Record, graph: Any) -> str:
     data = record.data
     match record.kind:
@@ -144,7 +152,7 @@ def _describe_record(record: Record, graph: Any) -> str:
             return _describe_transition(data, graph)
         case "effect.intent":
             attempt = f", attempt {data['attempt']}" if "attempt" in data else ""
-            return f"effect {data['eid']} of {data['name']} starts{attempt}"
+            return f"effect {data['eid']} of {data['name']} starts{attempt}{_describe_request(data.get('request'))}"
         case "effect.result":
             out = data["out"]
             if "reply" in out:

@@ -1,5 +1,7 @@
 """The commands that read a store: what they print, and their exit codes."""
 
+import asyncio
+import contextlib
 import json
 import sqlite3
 import subprocess
@@ -9,8 +11,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from agentfsm import SqliteStore
+from agentfsm import LOOP, Agent, Host, ModelError, ProviderError, SqliteStore, StateSpec, Transition, tool
 from agentfsm.cli.app import app
+from agentfsm.testing import ScriptedModel
 from tests.helpers.journal_scenarios import finished_run, waiting_run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "verify_journal.py"
@@ -23,6 +26,11 @@ def path(tmp_path):
     waiting_run(store, "waits")
     store.close()
     return tmp_path / "runs.db"
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
 
 
 def command(*args, code=0):
@@ -45,6 +53,35 @@ def test_runs(path):
     assert [line.split()[:2] for line in lines] == [["whole", "finished"], ["waits", "suspended"]]
     only = command("runs", "--store", path, "--status", "suspended", "--json")
     assert json.loads(only)["run_id"] == "waits"
+
+
+def test_show_says_what_the_effect_of_a_state_has_called(tmp_path):
+    async def review(context):
+        with contextlib.suppress(ModelError):
+            await context.ask_model("Is it good?", model=ScriptedModel([ProviderError("gone")]))
+        await context.ask_model("Is it bad?")
+        await context.call_tool("add", {"a": 1, "b": 2})
+
+    graph = LOOP.with_state(
+        StateSpec("review", effect=review), [Transition("review", None, "terminal")], entered_by="post_llm.otherwise"
+    )
+    db = SqliteStore(tmp_path / "runs.db")
+    agent = Agent(ScriptedModel(["draft", "no"]), tools=[tool(idempotent=True)(add)], graph=graph, host=Host(store=db))
+
+    async def main():
+        await agent.run("go", run_id="one")
+
+    asyncio.run(main())
+    db.close()
+    text = command("show", "one", "--store", tmp_path / "runs.db")
+    for line in (
+        "effect review:1:1 of scripted starts: Is it good?",
+        "effect review:1:1: failed: gone",
+        "effect review:1:2: reply: no",
+        'effect review:1:3 of add starts: {"a": 1, "b": 2}',
+        "effect review:1:3 of add: done: 3",
+    ):
+        assert line in text
 
 
 def test_show(path):
