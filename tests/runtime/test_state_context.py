@@ -626,6 +626,60 @@ def test_an_effect_cannot_go_on_past_a_call_that_waits(swallow: type[BaseExcepti
     assert done == [5, "b"]
 
 
+async def cut_off_after(records: list[Any], count: int) -> MemoryStore:
+    """A store that has the first records of a run alone, as after a crash."""
+    store = MemoryStore()
+    lease = await store.acquire("one", "a process that died", new=True)
+    await store.append(lease, records[:count], "running")
+    await store.release(lease)
+    return store
+
+
+def test_cut_off_after_any_record_a_run_repeats_no_call_that_had_its_result() -> None:
+    calls: list[str] = []
+
+    def answer(messages: Any) -> Any:
+        text = messages[-1].content
+        calls.append(text)
+        return ProviderError("gone") if text == "b" else said(f"re {text}", 10)
+
+    @tool(idempotent=True)
+    def note(text: str) -> str:
+        """Take a note."""
+        calls.append(text)
+        return f"noted {text}"
+
+    async def review(context: StateContext) -> list[str]:
+        told = [(await context.ask_model("a")).message.content]
+        told.append((await context.call_tool("note", {"text": "n"})).content)
+        with contextlib.suppress(ModelError):
+            await context.ask_model("b")
+        told.append((await context.ask_model("c")).message.content)
+        return told
+
+    def agent(store: MemoryStore) -> Agent:
+        model = ScriptedModel([answer] * 9)
+        return Agent(model, graph=reviewing(review), tools=[note], host=Host(secret=SECRET, store=store))
+
+    whole = MemoryStore()
+    expected = asyncio.run(_awaited(agent(whole).run("go", run_id="one")))
+    assert calls == ["go", "a", "n", "b", "c"]
+    records = whole.records("one")
+    for count in range(1, len(records)):
+        ended = {r.data["eid"] for r in expected.journal[:count] if r.kind == "effect.result"}
+        made = [text for number, text in enumerate(["a", "n", "b", "c"], 1) if f"review:1:{number}" in ended]
+        calls.clear()
+        (unfinished,) = agent(asyncio.run(cut_off_after(records, count))).unfinished_runs()
+        result = asyncio.run(_awaited(unfinished))
+        replied = any(
+            r.kind == "transition" and r.data["transition"] == "call_llm.otherwise" for r in expected.journal[:count]
+        )
+        assert calls == [each for each in ["go", "a", "n", "b", "c"] if each not in [*made, *(["go"] * replied)]]
+        assert noted(result) == ["re a", "noted n", "re c"]
+        assert (result.usage, result.run_state.model_calls) == (expected.usage, 4)
+        assert dump_state(result.run_state)["state_visits"] == {"review": 1}
+
+
 # -- what an effect cannot do -------------------------------------------------------------------------------
 
 
