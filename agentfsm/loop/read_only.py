@@ -9,7 +9,6 @@ swallows the exception.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar, cast
@@ -181,9 +180,10 @@ def freeze(value: Any) -> Any:
         return value
     if kind is dict or isinstance(value, Mapping):
         frozen = FrozenDict(cast("Mapping[str, Any]", value))
-        for name, item in frozen.items():
-            if item.__class__ not in _ATOMS:
-                _set_entry(frozen, name, freeze(item))  # the key exists: the size does not change
+        if not _ATOMS.issuperset(map(type, frozen.values())):
+            for name, item in frozen.items():
+                if item.__class__ not in _ATOMS:
+                    _set_entry(frozen, name, freeze(item))  # the key exists: the size does not change
         return frozen
     if isinstance(value, list):
         items = FrozenList(cast("list[object]", value))
@@ -211,8 +211,10 @@ def freeze_field(self: object, name: str) -> None:
     """Freeze a field of a frozen dataclass, in its ``__post_init__``. A value that contains itself stays as it is."""
     value = getattr(self, name)
     if value.__class__ not in _ATOMS:
-        with suppress(RecursionError):
+        try:  # noqa: SIM105  # ``suppress`` takes longer than freezing
             object.__setattr__(self, name, freeze(value))
+        except RecursionError:
+            pass
 
 
 def thaw(value: Any) -> Any:

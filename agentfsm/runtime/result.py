@@ -13,6 +13,7 @@ from agentfsm.loop.events import Ending, Handoff, PartialRunSummary, RunCancelle
 from agentfsm.loop.failures import Action, Failure
 from agentfsm.loop.messages import Message, Usage
 from agentfsm.loop.prompts import without_memory
+from agentfsm.loop.read_only import thaw
 from agentfsm.loop.state import PendingRequest, RunState
 from agentfsm.loop.suspension import sign_record
 from agentfsm.machine.engine import Decision
@@ -52,12 +53,12 @@ def typed_output(context: Context, output: Any) -> Any:
     """The output as a value of the agent's output type; as JSON data if it cannot be converted."""
     adapter = context.config.output_adapter
     if adapter is None or output is None:
-        return output
+        return thaw(output)
     try:
         return adapter.validate_json(to_json(output))
     except Exception as error:  # the type does not accept its own JSON, or its validator raises
         context.warn("the output is left as JSON", f"the output is left as JSON: {describe_validation_error(error)}")
-        return output
+        return thaw(output)
 
 
 def suspend(context: Context) -> tuple[type[Ending], dict[str, Any]]:

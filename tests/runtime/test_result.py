@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from agentfsm import tool
 from agentfsm.loop.events import Handoff, PartialRunSummary, RunCancelled, RunCompleted
 from agentfsm.loop.failures import Action, Failure
 from agentfsm.loop.messages import Message, Usage
@@ -105,3 +106,15 @@ def test_a_result_without_an_answer_is_not_ok():
 
 def test_a_run_that_recovered_is_a_success():
     assert run_script(call("nothing"), "done").ok
+
+
+def test_an_output_that_is_json_may_be_changed_and_the_run_keeps_its_own():
+    @tool(ends_run=True)
+    def report() -> dict[str, list[int]]:
+        """Report."""
+        return {"totals": [1]}
+
+    result = run_script(call("report"), tools=[report])
+    result.output["totals"].append(2)
+    assert result.output == {"totals": [1, 2]}
+    assert result.run_state.ending_value == {"totals": [1]}
