@@ -560,3 +560,21 @@ def test_hooks_and_migrations_may_come_one_by_one():
 def test_a_history_of_anything_but_messages_is_refused(odd):
     with pytest.raises(RunError, match="message_history is a list of Message"):
         Agent(ScriptedModel(["done"])).run("go", message_history=odd)
+
+
+# -- an agent whose model could never end a run ------------------------------------------------------
+
+
+@tool(ends_run=True)
+def publish(text: str) -> str:
+    """Publish it."""
+    return text
+
+
+def test_a_preset_in_which_no_reply_can_end_a_run_is_refused_when_the_agent_is_built():
+    silent = Preset("silent", Behavior(text_is_answer=False))
+    with pytest.raises(ConfigurationError, match=r"no reply could end a run.*ends_run=True"):
+        scripted_agent("done", preset=silent, tools=[explode])
+    assert scripted_agent("done", preset=silent, tools=[publish])
+    assert scripted_agent("done", preset=Preset("control", Behavior(text_is_answer=False, control_tools=True)))
+    assert scripted_agent("done", preset=Preset("envelopes", Behavior(text_is_answer=False, envelope=True)))

@@ -66,6 +66,7 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
     hooks, preset = tuple(options.hooks), _resolve_preset(options.preset)
     behavior, graph, host = preset.behavior, options.graph or preset.graph, options.host or Host()
     tools = _collect_tools(options.tools, behavior, options.output_type)
+    _check_ending(behavior, tools)
     specs = tuple(t.spec for t in tools.values())
     adapter = None if options.output_type in (None, str) else _make_output_adapter(options.output_type)
     schema = None if adapter is None else adapter.json_schema()
@@ -91,6 +92,7 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
         output_adapter=adapter,
         output_schema=None if behavior.control_tools else schema,
         migrations=_check_migrations(tuple(options.migrations), graph),
+        former_graphs=frozenset() if options.graph is not None else preset.former_graphs,
     )
 
 
@@ -224,6 +226,20 @@ def _collect_tools(tools: Iterable[Callable[..., Any]], behavior: Behavior, outp
     if clash := own.keys() & control.keys():
         raise ConfigurationError(f"{', '.join(sorted(clash))}: the preset already has tools with these names")
     return {**own, **control}
+
+
+def _check_ending(behavior: Behavior, tools: Mapping[str, Tool]) -> None:
+    """Check that some reply of the model can end a run.
+
+    Raises:
+        ConfigurationError: Text is no answer, and no tool ends a run.
+    """
+    answers = behavior.text_is_answer or behavior.envelope
+    if not answers and not any(t.ends_run or t.control in ("done", "unable") for t in tools.values()):
+        raise ConfigurationError(
+            "no reply could end a run: text is not an answer (text_is_answer=False), and no tool ends one. Add a tool "
+            "made with @tool(ends_run=True), or set control_tools=True"
+        )
 
 
 def _system_prompt(

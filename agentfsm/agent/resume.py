@@ -116,8 +116,10 @@ def load_run(config: AgentConfig, run_id: str) -> LoadedRun:
         JournalGraphError: The run belongs to another graph, and no migration accepts it.
     """
     from agentfsm.journal.load import load_stored_run  # only needed for runs in a store
+    from agentfsm.journal.migration import Migration
 
-    return load_stored_run(require_store(config), run_id, config.machine.graph, config.migrations)
+    migrations = (*config.migrations, *map(Migration, sorted(config.former_graphs)))
+    return load_stored_run(require_store(config), run_id, config.machine.graph, migrations)
 
 
 def resume_run(config: AgentConfig, record: SuspensionRecord | str, request: ResumeRequest) -> Run:
@@ -232,6 +234,8 @@ def open_suspended_state(config: AgentConfig, record: SuspensionRecord, allow_ex
     stored = host.store is not None and host.store.head(record.run_id) is not None
     if stored and any(each.matches(record.graph) for each in config.migrations):
         graph = record.graph  # load_run checks from the journal whether the run may change graphs
+    elif record.graph in config.former_graphs:
+        graph = record.graph  # a suspended run of an earlier release, whose wait is the same
     state = open_record(record, graph=graph, secret=host.secret, now=host.clock.time(), allow_expired=allow_expired)
     if host.replay_guard.is_used(record.record_id):
         raise SuspensionUsedError(f"record {record.record_id!r} was already resumed; each record accepts one reply")

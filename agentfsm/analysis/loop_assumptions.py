@@ -334,6 +334,7 @@ def _behavior_guards(behavior: Behavior | None, structured: bool | None) -> tupl
         assumptions.append(GuardAssumption("post_llm.otherwise", may="never", why="a text reply is not an answer here"))
     elif behavior.envelope:
         assumptions.append(GuardAssumption("post_llm.no_progress", may="never", why="an envelope is never empty"))
-    if not behavior.envelope and (structured is False or not behavior.text_is_answer):
+    free_form = structured is False or not behavior.text_is_answer
+    if free_form and not behavior.envelope and behavior.missing_call == "no_progress":
         assumptions.append(iff(d.output_malformed, "never", "replies have no required format here"))
     return tuple(assumptions)

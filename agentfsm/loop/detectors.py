@@ -214,10 +214,14 @@ def output_refused(run: RunState) -> Failure | None:
 
 
 def output_malformed(run: RunState) -> Failure | None:
-    """The envelope or the structured output cannot be parsed or is not valid."""
-    if run.malformed is None:
-        return None
-    return Failure(kind=FailureKind.output_malformed, explanation=run.malformed)
+    """The envelope or the structured output cannot be parsed or is not valid.
+
+    In a graph without rows for a truncated or refused reply, such a reply is malformed too.
+    """
+    if run.malformed is not None:
+        return Failure(kind=FailureKind.output_malformed, explanation=run.malformed)
+    other = output_truncated(run) or output_refused(run)
+    return None if other is None else Failure(kind=FailureKind.output_malformed, explanation=other.explanation)
 
 
 def loop_detected(run: RunState) -> Failure | None:
@@ -286,15 +290,17 @@ def policy_violation(run: RunState) -> Failure | None:
 
 
 def repeated_error(run: RunState) -> Failure | None:
-    """Circuit breaker: the same tool error occurred ``repeated_error_threshold`` times in a row."""
+    """Circuit breaker: the same error occurred in ``repeated_error_threshold`` replies or batches in a row."""
     if run.error_key is None or run.error_streak < run.guardrails.repeated_error_threshold:
         return None
-    _, tool, _, message = run.error_key
-    return Failure(
-        kind=FailureKind.repeated_error,
-        explanation=f"{tool!r} failed {run.error_streak} times in a row in the same way: {message}",
-        blockers=(message,),
-    )
+    kind, tool, _, message = run.error_key
+    if kind != FailureKind.output_malformed:
+        text = f"{tool!r} failed {run.error_streak} times in a row in the same way: {message}"
+    elif output_malformed(run) is not None:
+        text = f"{run.error_streak} replies in a row could not be used in the same way: {message}"
+    else:  # earlier replies could not be used; this one could
+        return None
+    return Failure(kind=FailureKind.repeated_error, explanation=text, blockers=(message,))
 
 
 def ambiguous_input(run: RunState) -> Failure | None:

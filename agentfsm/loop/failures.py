@@ -56,8 +56,8 @@ class FailureGroup(StrEnum):
 class FailureSpec:
     """What the loop does about one kind of failure, and what it says about it.
 
-    The texts are templates: ``{explanation}`` is replaced by the failure's explanation, and ``{next_step}`` by what the
-    model can do next in this run.
+    The texts are templates: ``{explanation}`` is replaced by the failure's explanation, ``{next_step}`` by what the
+    model can do next in this run, and ``{form}`` by the form that its replies must have.
 
     Attributes:
         group: Where the failure comes from.
@@ -115,8 +115,7 @@ class FailureKind(StrEnum):
         _A.retry,
         retries=2,
         model_mistake=True,
-        feedback="Your last message could not be read: {explanation}. Send it again in the required form, as valid "
-        "JSON and nothing else.",
+        feedback="Your last message could not be read: {explanation}. {form}",
     )
     ambiguous_input = _row(
         "ambiguous_input",

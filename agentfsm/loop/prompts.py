@@ -64,7 +64,15 @@ NOT_RUN_TEXTS = MappingProxyType(
 
 def feedback_text(failure: Failure, behavior: Behavior) -> str:
     """The feedback on a reply that has no tool result to carry it."""
-    return failure.kind.spec.feedback.format(explanation=failure.explanation, next_step=_next_step(behavior))
+    return failure.kind.spec.feedback.format(
+        explanation=failure.explanation, next_step=_next_step(behavior), form=_required_form(behavior)
+    )
+
+
+def _required_form(behavior: Behavior) -> str:
+    if behavior.envelope or behavior.text_is_answer:
+        return "Send it again in the required form, as valid JSON and nothing else."
+    return "You must call a tool in your reply."
 
 
 def truncation_feedback(remedy: str) -> str:

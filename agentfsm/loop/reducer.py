@@ -12,10 +12,11 @@ from typing import Any
 
 from agentfsm.loop import outcomes as o
 from agentfsm.loop import prompts
+from agentfsm.loop.detectors import output_malformed
 from agentfsm.loop.failures import LIMIT_KINDS, OUTPUT_KINDS, PROVIDER_KINDS, TOOL_KINDS, Action, Failure, FailureKind
 from agentfsm.loop.messages import Message, Role, ToolCall, ToolResult, Usage
 from agentfsm.loop.state import CallState, PendingRequest, RunState, StateCall, request_digest, state_call_number
-from agentfsm.loop.tool_batch import append_tool_results, charge, is_final_text, record_result
+from agentfsm.loop.tool_batch import append_tool_results, charge, count_error, is_final_text, record_result
 from agentfsm.loop.truncation import continue_answer
 from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import State
@@ -145,6 +146,7 @@ def _on_leave_post_llm(run: RunState, target: str) -> None:
     if run.partial_answer and not (target == RECOVER and _was_truncated(run)):  # it was continued, or is discarded
         run.partial_answer = ""
     if target == RECOVER:
+        _close_breaker(run)
         return
     _on_success(run, OUTPUT_KINDS)
     if run.batch:
@@ -167,7 +169,13 @@ def _on_leave_post_tool(run: RunState, target: str) -> None:
         _on_success(run, [k for k in TOOL_KINDS if k not in run.call_failures])
     if target == RECOVER and run.denials >= run.guardrails.max_denials:
         run.denials = 0
-    if target == RECOVER and run.failure is not None and run.failure.kind is FailureKind.repeated_error:
+    if target == RECOVER:
+        _close_breaker(run)
+
+
+def _close_breaker(run: RunState) -> None:
+    """Begin counting anew once the circuit breaker has opened."""
+    if run.failure is not None and run.failure.kind is FailureKind.repeated_error:
         run.error_key, run.error_streak = None, 0
 
 
@@ -291,6 +299,9 @@ def _on_reply_parsed(run: RunState, outcome: o.ReplyParsed) -> None:
         run.batch = [CallState(call, call.signature) for call in outcome.calls]
     run.answer = outcome.answer
     run.malformed = outcome.malformed
+    unusable = output_malformed(run)
+    if unusable is not None:
+        count_error(run, (unusable.kind.value, "", "", unusable.explanation))
 
 
 def _on_tools_ran(run: RunState, outcome: o.ToolsRan) -> None:
@@ -348,7 +359,7 @@ def _on_recovery_decided(run: RunState, outcome: o.RecoveryDecided) -> None:
         run.add_lesson(lesson)
     if failure.kind is K.no_progress:
         run.silence_s = 0.0  # one stall counts once until the next model call
-    if failure.kind in OUTPUT_KINDS:  # a different error: reset the circuit breaker
+    if failure.kind in OUTPUT_KINDS and output_malformed(run) is None:  # a different error: reset the circuit breaker
         run.error_key, run.error_streak = None, 0
     if failure.kind is K.output_truncated and outcome.action is not Action.retry:
         run.partial_answer = ""

@@ -10,7 +10,13 @@ from agentfsm.loop import prompts
 from agentfsm.loop.messages import FinishReason, Message, Role, ToolResult, Usage
 from agentfsm.loop.state import CallState, PendingRequest, RunState
 
-__all__ = ["append_tool_results", "charge", "is_final_text", "record_result"]
+__all__ = [
+    "append_tool_results",
+    "charge",
+    "count_error",
+    "is_final_text",
+    "record_result",
+]
 
 
 def charge(run: RunState, usage: Usage | None, model_calls: int) -> None:
@@ -43,15 +49,26 @@ def record_result(run: RunState, result: ToolResult) -> None:
         run.denials += 1
     elif result.failure is not None:
         run.denials = 0
-        run.call_failures.setdefault(result.failure.kind, result.failure)
         key = (result.failure.kind.value, result.name, result.error_class, " ".join(result.content.split()))
-        run.error_streak = run.error_streak + 1 if key == run.error_key else 1
-        run.error_key = key
+        if key != run.error_key or not run.call_failures:  # equal errors of one batch are one
+            count_error(run, key)
+        run.call_failures.setdefault(result.failure.kind, result.failure)
     elif result.status == "done":
         run.denials = run.error_streak = 0
         run.error_key = None
         if result.ending is not None:
             run.ending, run.ending_value = result.ending, result.value
+
+
+def count_error(run: RunState, key: tuple[str, str, str, str]) -> None:
+    """Count an error for the circuit breaker; another one starts anew.
+
+    Args:
+        run: The run.
+        key: Its kind, tool, error class and message.
+    """
+    run.error_streak = run.error_streak + 1 if key == run.error_key else 1
+    run.error_key = key
 
 
 def _question_fields(result: ToolResult) -> dict[str, Any]:

@@ -64,6 +64,7 @@ class AgentConfig:
         output_adapter: Validates a structured answer; None for text.
         output_schema: The JSON schema of the answer, or None.
         migrations: Which stored runs of other graphs may be resumed.
+        former_graphs: The fingerprints of the graphs on which earlier releases ran the agent's preset.
     """
 
     machine: Machine
@@ -85,6 +86,7 @@ class AgentConfig:
     output_adapter: TypeAdapter[Any] | None = None
     output_schema: Mapping[str, Any] | None = None
     migrations: tuple[Migration, ...] = ()
+    former_graphs: frozenset[str] = frozenset()
 
 
 class Context:

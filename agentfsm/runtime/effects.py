@@ -101,7 +101,8 @@ def _parse_text(context: Context, text: str) -> ReplyParsed:
             return parsed
         return _parse_structured(context, str(parsed.answer))
     if not run.behavior.text_is_answer:
-        return ReplyParsed()
+        missing = run.behavior.missing_call == "malformed"
+        return ReplyParsed(malformed="it contains no tool call" if missing else None)
     if context.config.output_adapter is None or not text.strip():
         return ReplyParsed(answer=text)
     return _parse_structured(context, text)

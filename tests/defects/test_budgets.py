@@ -160,7 +160,7 @@ def test_an_instruction_survives_a_suspension_and_is_in_one_request() -> None:
 ANSWERS_NO_CALL = {
     "truncated": ("standard", truncated_reply(text="half a"), "Continue exactly where it stopped"),
     "truncated with a call": ("standard", truncated_reply(call("echo", "c1", text="a")), "Make the call again"),
-    "text only": ("breaker", "just talking", "called no tool"),
+    "text only": ("breaker", "just talking", "contains no tool call"),
 }
 
 

@@ -90,6 +90,8 @@ UNANSWERED = {
 @pytest.mark.parametrize("case", UNANSWERED)
 def test_no_request_carries_an_unanswered_call(case: str, preset: str) -> None:
     script, replies = UNANSWERED[case]
+    if case == "a loop" and preset in ("breaker", "strict"):  # no loop is detected there
+        replies = ()
     rules = PRESETS[preset].behavior.model_copy(update={"control_tools": True, "text_is_answer": True})
     model = scripted_model(*script)
     tools = [echo, explode, dangerous, slow, crash]

@@ -9,8 +9,8 @@ import pytest
 from agentfsm.loop.failures import Action, FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.presets import PRESETS, Preset
-from agentfsm.loop.recovery_policy import DefaultPolicy
 from agentfsm.loop.transition_table import LOOP
+from tests.helpers.scenarios import make_failure, make_run
 
 K = FailureKind
 MODEL_ERRORS = {K.output_malformed, K.unknown_tool, K.invalid_arguments, K.tool_error}
@@ -28,17 +28,92 @@ def test_the_presets_cannot_be_changed():
         PRESETS["standard"].name = "x"  # type: ignore[misc]
 
 
-def test_standard_is_every_default():
-    assert PRESETS["standard"] == Preset("standard", Behavior(), DefaultPolicy(), AgentGuardrails(), LOOP)
+TOOL_KINDS = {K.tool_error, K.unknown_tool, K.invalid_arguments, K.environment_error}
+PUBLISHED_BUDGETS = {
+    K.transient_provider: 3,
+    K.output_truncated: 1,
+    K.output_malformed: 2,
+    **dict.fromkeys(TOOL_KINDS, 2),
+}
+LACKED_ROWS: dict[str, set[str]] = {
+    "standard": set(),
+    "funnel": {"post_tool.repeated_error"},
+    "feedback": {
+        "pre_step.no_progress",
+        "post_llm.output_truncated",
+        "post_llm.output_refused",
+        "post_llm.loop_detected",
+        "post_llm.no_progress",
+        "post_tool.repeated_error",
+    },
+    "breaker": {
+        "pre_step.no_progress",
+        "post_llm.output_truncated",
+        "post_llm.output_refused",
+        "post_llm.loop_detected",
+        "post_llm.no_progress",
+    },
+    "strict": {
+        "pre_step.no_progress",
+        "post_llm.loop_detected",
+        "post_llm.no_progress",
+        "post_tool.policy_violation",
+        "post_tool.repeated_error",
+        "post_tool.ambiguous_input",
+        "post_tool.scope_too_large",
+        "post_tool.capability_gap",
+        "post_tool.kernel_invalidated",
+        "post_tool.unknown_tool",
+        "post_tool.invalid_arguments",
+        "post_tool.environment_error",
+        "post_tool.tool_error",
+    },
+}
+ADDED_ROWS = {"breaker": {"post_llm.repeated_error"}}
+
+
+def budgets(name: str) -> dict[FailureKind, int]:
+    """The retry budgets of a preset, without those that are 0."""
+    return {kind: budget for kind in FailureKind if (budget := PRESETS[name].policy.retry_budget(kind))}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_lacks_the_rows_that_contradict_its_source_and_no_others(name):
+    rows, loop = {t.id for t in PRESETS[name].graph}, {t.id for t in LOOP}
+    assert loop - rows == LACKED_ROWS[name]
+    assert rows - loop == ADDED_ROWS.get(name, set())
+    assert PRESETS[name].graph.name == ("loop" if name == "standard" else name)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_rows_for_cancellation_aborts_and_limits_stay(name):
+    rows = {t.id for t in PRESETS[name].graph}
+    for state in ("pre_step", "call_llm", "post_llm", "dispatch_tool", "post_tool", "recover"):
+        assert {f"{state}.cancelled", f"{state}.aborted"} <= rows
+    limits = ("runaway", "iteration_limit", "time_limit", "token_limit", "cost_limit")
+    assert {f"pre_step.{limit}" for limit in limits} <= rows
+
+
+@pytest.mark.parametrize("name", ["feedback", "breaker", "strict"])
+@pytest.mark.parametrize("kind", [K.transient_provider, K.provider_error, K.context_overflow])
+def test_every_failed_model_call_ends_the_run(name, kind):
+    assert PRESETS[name].policy.decide(make_failure(kind.value), make_run()) is Action.handoff
+
+
+def test_standard_is_every_default_with_five_retries_for_each_kind_of_failed_call():
+    standard = PRESETS["standard"]
+    assert (standard.behavior, standard.guardrails, standard.graph) == (Behavior(), AgentGuardrails(), LOOP)
+    assert budgets("standard") == PUBLISHED_BUDGETS | dict.fromkeys(TOOL_KINDS, 5)
     rules = Behavior()
     assert (rules.text_is_answer, rules.control_tools, rules.envelope) == (True, False, False)
     assert (rules.feedback, rules.environment_errors, rules.attempts_scope) == ("once", "retry", "streak")
+    assert (rules.addendum, rules.repeats, rules.missing_call) == (True, "results", "no_progress")
 
 
-def test_funnel_registers_control_tools_and_takes_no_text_for_an_answer():
+def test_funnel_registers_control_tools_takes_no_text_for_an_answer_and_counts_calls_alone():
     funnel = PRESETS["funnel"]
-    assert (funnel.behavior.control_tools, funnel.behavior.text_is_answer) == (True, False)
-    assert dataclasses.replace(funnel, name="standard", behavior=Behavior()) == PRESETS["standard"]
+    assert funnel.behavior == Behavior(control_tools=True, text_is_answer=False, repeats="calls")
+    assert (funnel.guardrails, budgets("funnel")) == (AgentGuardrails(), PUBLISHED_BUDGETS)
 
 
 def test_feedback_has_five_steps_keeps_feedback_and_ends_on_the_worlds_errors():
@@ -48,43 +123,34 @@ def test_feedback_has_five_steps_keeps_feedback_and_ends_on_the_worlds_errors():
     assert feedback.behavior == Behavior(
         envelope=True, feedback="kept", addendum=False, environment_errors="terminal", attempts_scope="run"
     )
-    budgets = {k: feedback.policy.retry_budget(k) for k in FailureKind}
-    assert {k for k, budget in budgets.items() if budget} == MODEL_ERRORS
-    assert all(budgets[k] > 10_000 for k in MODEL_ERRORS)
+    assert budgets("feedback").keys() == MODEL_ERRORS
+    assert all(budget > 10_000 for budget in budgets("feedback").values())
 
 
 def test_breaker_feeds_errors_back_until_five_equal_ones_and_has_no_cap_on_iterations():
     breaker = PRESETS["breaker"]
     assert breaker.guardrails.max_iterations is None
     assert breaker.guardrails.repeated_error_threshold == 5
-    assert breaker.behavior.feedback == "once"
-    assert all(breaker.policy.retry_budget(k) > 10_000 for k in MODEL_ERRORS | {K.environment_error})
-    assert breaker.policy.retry_budget(K.transient_provider) == 0
-    assert isinstance(breaker.policy, DefaultPolicy)
-    assert breaker.policy.actions == {K.no_progress: Action.retry}
+    assert breaker.behavior == Behavior(
+        control_tools=True, text_is_answer=False, missing_call="malformed", addendum=False
+    )
+    assert budgets("breaker").keys() == MODEL_ERRORS | {K.environment_error}
+    assert all(budget > 10_000 for budget in budgets("breaker").values())
 
 
 def test_strict_takes_a_tools_failure_for_conversation_and_a_models_for_the_end():
-    strict = PRESETS["strict"]
-    gone = {t.id for t in LOOP} - {t.id for t in strict.graph}
-    assert gone == {
-        "post_tool.policy_violation",
-        "post_tool.repeated_error",
-        "post_tool.unknown_tool",
-        "post_tool.invalid_arguments",
-        "post_tool.environment_error",
-        "post_tool.tool_error",
-    }
-    assert strict.graph.name == "strict"
-    assert {k for k in FailureKind if strict.policy.retry_budget(k)} == {K.output_truncated}
-
-
-@pytest.mark.parametrize("name", [n for n in PRESETS if n != "strict"])
-def test_every_other_preset_runs_on_the_one_loop(name):
-    assert PRESETS[name].graph is LOOP
+    assert PRESETS["strict"].behavior == Behavior(addendum=False)
+    assert budgets("strict") == {K.output_truncated: 1}
 
 
 def test_a_choice_that_there_is_not_is_refused():
-    for choice in ({"feedback": "loud"}, {"environment_errors": "ignore"}, {"attempts_scope": "day"}, {"mood": 1}):
+    for choice in (
+        {"feedback": "loud"},
+        {"environment_errors": "ignore"},
+        {"attempts_scope": "day"},
+        {"repeats": "never"},
+        {"missing_call": "fine"},
+        {"mood": 1},
+    ):
         with pytest.raises(ValueError, match=next(iter(choice))):
             Behavior(**choice)

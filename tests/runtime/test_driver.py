@@ -110,10 +110,10 @@ def test_a_model_that_returns_something_else_than_a_reply_aborts_or_fails_in_ord
 
 def test_a_guardrail_that_is_spent_by_a_raising_tool_is_no_exception_of_the_run():
     @tool
-    def fail() -> str:
-        raise ValueError("broken")
+    def fail(n: int) -> str:
+        raise ValueError(f"broken {n}")
 
-    result = run_script(*[call("fail")] * 3, tools=[fail])
+    result = run_script(*[call("fail", n=n) for n in range(6)], tools=[fail])
     assert isinstance(result.outcome, Handoff)
     assert result.outcome.failure.kind is FailureKind.tool_error
 

@@ -204,8 +204,8 @@ def test_a_sub_agent_that_fails_is_a_failing_tool(ending: list[Any], part: str) 
 
 
 def test_failing_again_and_again_is_handed_back_with_the_sub_agents_reasons() -> None:
-    unable = call("return_unable", rationale="no map", blockers=["map lost"])
-    helper = Agent(ScriptedModel([unable] * 9), preset="funnel")
+    unable = [call("return_unable", rationale=f"no map {i}", blockers=["map lost"]) for i in range(9)]
+    helper = Agent(ScriptedModel(unable), preset="funnel")
     agent = Agent(ScriptedModel([call("h", task=str(i)) for i in range(9)]), tools=[helper.as_tool("h", "Helps.")])
     result = agent.run_sync("go")
     assert isinstance(result.outcome, Handoff)

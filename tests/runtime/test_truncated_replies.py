@@ -11,12 +11,14 @@ from agentfsm import (
     Action,
     Agent,
     AgentGuardrails,
+    Behavior,
     DefaultPolicy,
     Failure,
     FailureKind,
     FinishReason,
     Handoff,
     Message,
+    Preset,
     Reply,
     RunResult,
     RunState,
@@ -112,7 +114,7 @@ def test_a_structured_answer_may_be_continued_or_repeated(second: str) -> None:
 def test_an_envelope_may_be_continued_or_repeated(again: bool) -> None:
     whole = json.dumps({"kind": "final", "content": "a fox"})
     script = (cut(whole[:20]), whole if again else whole[20:])
-    assert run_script(*script, preset="feedback", policy=DefaultPolicy()).output == "a fox"
+    assert run_script(*script, preset=Preset("envelopes", Behavior(envelope=True))).output == "a fox"
 
 
 def test_a_truncated_call_must_be_made_again_and_is_not_continued() -> None:

@@ -14,7 +14,9 @@ from agentfsm import (
     Action,
     Agent,
     AgentGuardrails,
+    ContextOverflowError,
     FailureKind,
+    FinishReason,
     Handoff,
     Message,
     ModelRequest,
@@ -302,7 +304,7 @@ def test_the_next_turn_sees_the_message_the_attempt_and_the_feedback_as_a_tool_m
     model = scripted_model(entry, FINAL)
     agent(model).run_sync("hi")
     session = session_of(model.requests[1])
-    assert [m.role for m in session[:3]] == [Role.USER, Role.ASSISTANT, Role.TOOL]
+    assert [m.role for m in session] == [Role.USER, Role.ASSISTANT, Role.TOOL]
     assert session[0] == Message.user("hi")
     assert session[1] == Message.assistant(entry)
 
@@ -328,10 +330,51 @@ def test_the_recorder_keeps_each_session_as_it_was_when_the_model_saw_it() -> No
     assert sizes == [0, 1, 2]
 
 
-def test_a_reply_cut_off_in_an_envelope_runs_nothing() -> None:
-    from agentfsm import FinishReason
+UNUSABLE = {
+    "truncated": Reply(Message.assistant('{"kind":"tool_call","tool_name":"stub_echo","argum'), FinishReason.LENGTH),
+    "truncated, and yet an envelope": Reply(Message.assistant(FINAL), FinishReason.LENGTH),
+    "refused": Reply(Message.assistant("I cannot help with that."), FinishReason.REFUSAL),
+    "refused, and yet an envelope": Reply(Message.assistant(FINAL), refusal="I will not."),
+    "filtered": Reply(Message.assistant(""), FinishReason.CONTENT_FILTER),
+    "empty": Reply(Message.assistant("")),
+}
 
-    cut = Reply(Message.assistant('{"kind":"tool_call","tool_name":"stub_echo","argum'), FinishReason.LENGTH)
-    result = agent(scripted_model(cut, FINAL)).run_sync("hi")
-    assert "post_llm: output_truncated -> recover" in transitions_taken(result)
+
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_a_truncated_refused_or_empty_reply_is_malformed_output(case: str) -> None:
+    model = scripted_model(*[UNUSABLE[case]] * 4, FINAL)
+    result = agent(model).run_sync("hi")
+    assert result.output == "recovered"
+    assert result.run_state.failure_attempts == {FailureKind.output_malformed: 4}
+    assert len(model.requests) == 5
     assert "post_llm: tool_calls -> dispatch_tool" not in transitions_taken(result)
+
+
+def test_nothing_but_the_step_limit_stops_a_model_that_repeats_itself() -> None:
+    for entry in (tool_call("explode"), tool_call("stub_echo", '{"text":"a"}'), "garbage"):
+        model = scripted_model(*[entry] * 11, FINAL)
+        assert agent(model, max_steps=12).run_sync("hi").output == "recovered"
+        assert not any("context_addendum" in m.content for r in model.requests for m in r.messages)
+
+
+def test_the_table_has_no_other_backstop() -> None:
+    rows = {t.id for t in Agent(scripted_model(), preset="feedback").graph}
+    assert not rows & {
+        "pre_step.no_progress",
+        "post_llm.output_truncated",
+        "post_llm.output_refused",
+        "post_llm.loop_detected",
+        "post_llm.no_progress",
+        "post_tool.repeated_error",
+    }
+
+
+def test_a_prompt_that_is_too_long_is_a_provider_error_and_ends_the_run() -> None:
+    model = scripted_model(ContextOverflowError("too long"), FINAL)
+    result = agent(model).run_sync("hi")
+    assert isinstance(result.outcome, Handoff)
+    assert len(model.requests) == 1
+
+
+def test_prose_around_a_fenced_envelope_is_accepted() -> None:
+    assert agent(scripted_model(f"Here you are:\n```json\n{FINAL}\n```\nDone!")).run_sync("hi").output == "recovered"

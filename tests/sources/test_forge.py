@@ -16,12 +16,14 @@ from agentfsm import (
     AgentGuardrails,
     ContextOverflowError,
     FailureKind,
+    FinishReason,
     Handoff,
     Host,
     Message,
     PartialRunSummary,
     ProviderError,
     RecoveryStarted,
+    Reply,
     Role,
     RunCancelled,
     RunCompleted,
@@ -174,7 +176,7 @@ def test_the_same_words_from_another_tool_are_another_error() -> None:
 def test_an_error_without_a_call_breaks_the_pattern_too(other: str) -> None:
     script = [*[error("A")] * 4, other, *[error("A")] * 4]
     events, result = play(breaker(scripted_model(*script, DONE)))
-    assert recovered(events) == [K.tool_error] * 4 + [K.no_progress] + [K.tool_error] * 4
+    assert recovered(events) == [K.tool_error] * 4 + [K.output_malformed] + [K.tool_error] * 4
     assert result.output == "finished"
 
 
@@ -182,7 +184,13 @@ def test_an_error_without_a_call_breaks_the_pattern_too(other: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "failing", [TransientProviderError("503"), ProviderError("401"), RuntimeError("no route to host")]
+    "failing",
+    [
+        TransientProviderError("503"),
+        ProviderError("401"),
+        ContextOverflowError("too long"),
+        RuntimeError("no route to host"),
+    ],
 )
 def test_a_failed_call_of_the_model_ends_the_loop(failing: Exception) -> None:
     model = scripted_model(failing, DONE)
@@ -190,13 +198,6 @@ def test_a_failed_call_of_the_model_ends_the_loop(failing: Exception) -> None:
     assert len(model.requests) == 1
     assert not recovered(events)
     assert isinstance(result.outcome, Handoff)
-
-
-def test_a_prompt_that_is_too_long_is_narrowed_once_and_then_ends_the_loop() -> None:
-    model = scripted_model(ContextOverflowError("too long"), ContextOverflowError("too long"), DONE)
-    _, result = play(breaker(model))
-    assert isinstance(result.outcome, Handoff)
-    assert len(model.requests) == 2
 
 
 def test_a_cancelled_context_ends_the_loop() -> None:
@@ -227,7 +228,10 @@ def test_a_cancelled_context_ends_the_loop() -> None:
 
 BAD_JSON = "the arguments are no valid JSON: Expecting ',' delimiter: line 1 column 9"
 RECOVERABLE: dict[str, tuple[Any, FailureKind]] = {
-    "no tool call": ("let me think", K.no_progress),
+    "no tool call": ("let me think", K.output_malformed),
+    "nothing at all": ("", K.output_malformed),
+    "no tool call, truncated": (Reply(Message.assistant("let me"), FinishReason.LENGTH), K.output_malformed),
+    "no tool call, refused": (Reply(Message.assistant("I cannot"), FinishReason.REFUSAL), K.output_malformed),
     "invalid tool call": (ToolCall("c", "calculator", {}, malformed=BAD_JSON), K.invalid_arguments),
     "missing required fields": (call("calculator", a=1), K.invalid_arguments),
     "unknown tool": (call("abacus", a=1), K.unknown_tool),
@@ -287,7 +291,8 @@ def test_the_flow_of_a_call_that_works() -> None:
 @pytest.mark.parametrize(
     ("case", "way"),
     [
-        ("no tool call", ["post_llm: no_progress -> recover"]),
+        ("no tool call", ["post_llm: output_malformed -> recover"]),
+        ("no tool call, truncated", ["post_llm: output_malformed -> recover"]),
         ("invalid tool call", ["post_tool: invalid_arguments -> recover"]),
         ("unknown tool", ["post_tool: unknown_tool -> recover"]),
         ("tool execution failure", ["post_tool: tool_error -> recover"]),
@@ -323,6 +328,35 @@ def test_a_loop_breaking_tool_that_fails_ends_nothing() -> None:
     _, result = play(Agent(model, tools=[submit], preset="breaker"))
     assert result.output == "finished"
     assert len(model.requests) == 2
+
+
+def test_any_success_begins_anew_also_after_replies_without_a_call() -> None:
+    script = [*["text"] * 4, SUCCESS, *["text"] * 4, DONE]
+    assert play(breaker(scripted_model(*script)))[1].output == "finished"
+
+
+def test_five_equal_errors_in_a_row_are_equal_whatever_else_came_before() -> None:
+    script = [call("abacus"), "text", error("A"), *["text"] * 4]
+    model = scripted_model(*script, DONE)
+    assert play(breaker(model))[1].output == "finished"
+    model = scripted_model(*script, "text", DONE)
+    _, result = play(breaker(model))
+    assert isinstance(result.outcome, Handoff)
+    assert result.outcome.failure is not None
+    assert result.outcome.failure.kind is K.repeated_error
+    assert transitions_taken(result)[-2:] == ["post_llm: repeated_error -> recover", "recover: handoff -> terminal"]
+
+
+def test_equal_calls_and_equal_successes_are_no_error() -> None:
+    script = [*[error("A")] * 4, SUCCESS] * 3 + [SUCCESS] * 9
+    assert play(Agent(scripted_model(*script, DONE), tools=[fail, calculator], preset="breaker"))[1].ok
+
+
+def test_an_error_is_never_repeated_after_the_next_request() -> None:
+    model = scripted_model(error("out of paper"), "text", SUCCESS, SUCCESS, DONE)
+    play(breaker(model))
+    assert not any("context_addendum" in m.content for r in model.requests for m in r.messages)
+    assert ["contains no tool call" in request_text(r) for r in model.requests] == [False, False, True, False, False]
 
 
 def test_there_is_no_cap_on_iterations_but_the_breaker_and_the_time() -> None:
@@ -367,8 +401,8 @@ def told(case: str) -> tuple[str, RunResult]:
 
 def test_message_no_tool_call() -> None:
     text, _ = told("no tool call")
-    assert "called no tool" in text
-    assert "make the next tool call" in text
+    assert "it contains no tool call" in text
+    assert "You must call a tool in your reply." in text
 
 
 def test_message_invalid_json() -> None:
@@ -399,16 +433,16 @@ def test_message_execution_failure() -> None:
 def test_an_error_that_answers_no_call_is_told_once_and_never_kept() -> None:
     model = scripted_model("let me think", SUCCESS, DONE)
     _, result = play(breaker(model))
-    told_in = ["called no tool. Choose" in request_text(r) for r in model.requests]
+    told_in = ["contains no tool call. You must" in request_text(r) for r in model.requests]
     assert told_in == [False, True, False]
     assert model.requests[1].messages[-1].role is Role.USER
-    assert all("called no tool. Choose" not in m.content for m in result.messages)
+    assert all("contains no tool call. You must" not in m.content for m in result.messages)
 
 
 def test_only_the_current_error_is_told() -> None:
     model = scripted_model("let me think", "and again", DONE)
     play(breaker(model))
-    assert [request_text(r).count("called no tool. Choose") for r in model.requests] == [0, 1, 1]
+    assert [request_text(r).count("contains no tool call. You must") for r in model.requests] == [0, 1, 1]
 
 
 def test_an_error_that_answers_a_call_is_that_calls_result() -> None:

@@ -37,6 +37,7 @@ from agentfsm import (
     SkipCall,
     State,
     ToolCall,
+    ToolError,
     ToolFinished,
     TransientProviderError,
     UserInputRequested,
@@ -130,9 +131,10 @@ def test_llm_a_failed_call_of_the_model_is_fatal_and_has_no_fallback(case: str) 
     assert not any(isinstance(e, RecoveryStarted) for e in events)
 
 
-def test_llm_a_prompt_that_stays_too_long_is_fatal_too() -> None:
-    model = scripted_model(ContextOverflowError("too long"), ContextOverflowError("too long"), ANSWER)
+def test_llm_a_prompt_that_is_too_long_is_fatal_too() -> None:
+    model = scripted_model(ContextOverflowError("too long"), ANSWER)
     _, result = play(strict(model))
+    assert len(model.requests) == 1
     assert isinstance(result.outcome, Handoff)
     assert result.outcome.failure is not None
     assert result.outcome.failure.kind is K.context_overflow
@@ -205,6 +207,10 @@ def test_the_table_has_no_row_on_which_a_tools_failure_could_end_a_turn() -> Non
         "invalid_arguments",
         "repeated_error",
         "policy_violation",
+        "ambiguous_input",
+        "scope_too_large",
+        "capability_gap",
+        "kernel_invalidated",
     }
 
 
@@ -256,6 +262,26 @@ def test_tools_may_fail_again_and_again(case: str) -> None:
     _, result = play(strict(model, guardrails=limits))
     assert result.output == ANSWER
     assert len(model.requests) == 13
+
+
+def test_nobody_counts_calls_or_silence() -> None:
+    rows = {row.id for row in strict(scripted_model()).graph}
+    assert not rows & {"post_llm.loop_detected", "post_llm.no_progress", "pre_step.no_progress"}
+    model = scripted_model(*[call("search", query="same")] * 30, ANSWER)
+    assert play(strict(model))[1].output == ANSWER
+
+
+@pytest.mark.parametrize("kind", ["ambiguous_input", "scope_too_large", "capability_gap", "kernel_invalidated"])
+def test_what_a_tool_reports_about_the_task_is_conversation_too(kind: str) -> None:
+    @tool
+    def vague() -> str:
+        """Reports a failure of another kind."""
+        raise ToolError("which one?", kind=kind)
+
+    model = scripted_model(call("vague"), ANSWER)
+    _, result = play(strict(model, tools=[vague]))
+    assert tool_result_texts(model.requests[1].messages) == ["which one?"]
+    assert result.output == ANSWER
 
 
 def test_denials_end_no_turn_however_many() -> None:
