@@ -50,8 +50,7 @@ def record_result(run: RunState, result: ToolResult) -> None:
     elif result.failure is not None:
         run.denials = 0
         key = (result.failure.kind.value, result.name, result.error_class, " ".join(result.content.split()))
-        if key != run.error_key or not run.call_failures:  # equal errors of one batch are one
-            count_error(run, key)
+        count_error(run, key)
         run.call_failures.setdefault(result.failure.kind, result.failure)
     elif result.status == "done":
         run.denials = run.error_streak = 0

@@ -61,20 +61,11 @@ def test_the_first_failure_of_each_kind_is_the_batchs():
 
 
 def test_equal_errors_in_a_row_are_counted_whatever_their_spaces():
-    run = make_run()
-    for number, text in enumerate(["no  disk\n", "no disk", "no ink"]):
-        call = make_call(str(number))
-        run.state, run.batch, run.call_failures = "dispatch_tool", pending_calls(call), {}
-        on_outcome(run, o.ToolsRan((failed_result(call, text=text),)))
-        assert run.error_streak == (1, 2, 1)[number]
-    assert run.error_key == ("tool_error", "look", "ValueError", "no ink")
-
-
-def test_equal_errors_of_one_batch_are_one():
     run = make_run("dispatch_tool", batch=pending_calls(ONE, TWO, THREE))
-    on_outcome(run, o.ToolsRan((failed_result(ONE, text="no disk"), failed_result(TWO, text="no disk"))))
-    on_outcome(run, o.ToolsRan((failed_result(THREE, text="no disk"),)))
-    assert (run.error_streak, run.error_key) == (1, ("tool_error", "look", "ValueError", "no disk"))
+    on_outcome(run, o.ToolsRan((failed_result(ONE, text="no  disk\n"), failed_result(TWO, text="no disk"))))
+    assert (run.error_streak, run.error_key) == (2, ("tool_error", "look", "ValueError", "no disk"))
+    on_outcome(run, o.ToolsRan((failed_result(THREE, text="no ink"),)))
+    assert run.error_streak == 1
 
 
 @pytest.mark.parametrize(
