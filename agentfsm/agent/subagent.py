@@ -303,6 +303,7 @@ class _Budget(NamedTuple):
 def _budgets(caller: CallingRun, state: RunState, uncharged: Spent) -> tuple[_Budget, ...]:
     run, share = caller.run, caller.share
     limits, n = run.guardrails, share.shared_by
+    elapsed_s = run.elapsed_s + caller.uncharged_s
     usage, used = run.usage + share.uncharged + uncharged.usage, state.usage
     model_calls = run.iterations + share.uncharged_model_calls + uncharged.model_calls
     return (
@@ -310,7 +311,7 @@ def _budgets(caller: CallingRun, state: RunState, uncharged: Spent) -> tuple[_Bu
         _Budget("max_steps", limits.step_limit, run.steps, state.steps, n),
         _Budget("max_tokens", limits.max_tokens, usage.total_tokens, used.total_tokens, n),
         _Budget("max_cost_usd", limits.max_cost_usd, usage.cost_usd, used.cost_usd, n),
-        _Budget("max_execution_time_s", limits.max_execution_time_s, run.elapsed_s, state.elapsed_s, 1),
+        _Budget("max_execution_time_s", limits.max_execution_time_s, elapsed_s, state.elapsed_s, 1),
     )
 
 

@@ -177,7 +177,7 @@ def _caller(context: Context, share: BudgetShare) -> CallingRun:
     """The run as a sub-agent's caller."""
     hooks = context.config.hooks.get(State.DISPATCH_TOOL, ())
     policies = tuple(hook.function for hook in hooks if isinstance(hook.function, PermissionPolicy))
-    return CallingRun(context.run, context.config.host, share, policies)
+    return CallingRun(context.run, context.config.host, share, context.uncharged_s(), policies)
 
 
 async def _run_parallel(context: Context, ready: list[_ReadyCall], attempts: list[int]) -> None:

@@ -120,12 +120,14 @@ class CallingRun:
         run: The run.
         host: Its host.
         share: The sub-agent's share of what is left of its budgets.
+        uncharged_s: Seconds that have passed since the run was last charged for its time.
         permissions: Its permission policies: they decide about the sub-agent's calls too.
     """
 
     run: RunState
     host: Host
     share: BudgetShare
+    uncharged_s: float = 0.0
     permissions: tuple[Callable[[Any], Any], ...] = ()
 
 

@@ -28,6 +28,7 @@ from agentfsm import (
     Event,
     FailureKind,
     Handoff,
+    HookContext,
     Host,
     Message,
     PartialRunSummary,
@@ -43,6 +44,7 @@ from agentfsm import (
     UserInputRequested,
     allow,
     deny,
+    hook,
     observer,
     permissions,
     tool,
@@ -585,6 +587,34 @@ def test_the_sub_agents_own_permissions_apply_too() -> None:
     result = helped(1, [allow("shell")], below=[deny("shell", reason="not here")]).run_sync("go")
     assert done == []
     assert result.output == "Denied: not here"
+
+
+def test_time_that_has_passed_since_the_batch_began_is_not_left_for_a_sub_agent() -> None:
+    clock = FakeClock()
+
+    @hook("dispatch_tool")
+    def think(_: Any) -> None:
+        clock.advance(20)
+
+    seen: list[float | None] = []
+
+    def look(_: Any) -> str:
+        return "x"
+
+    @hook("call_llm")
+    def note_limit(context: HookContext) -> None:
+        seen.append(context.run.guardrails.max_execution_time_s)
+
+    helper = Agent(ScriptedModel([look]), hooks=[note_limit])
+    agent = Agent(
+        ScriptedModel([call("h", task="a"), "ok"]),
+        tools=[helper.as_tool("h", "Helps.")],
+        hooks=[think],
+        host=Host(clock=clock),
+        guardrails=AgentGuardrails(max_execution_time_s=30),
+    )
+    assert agent.run_sync("go").ok
+    assert seen == [10]
 
 
 def test_time_that_a_sub_agent_takes_is_time_of_the_calling_run() -> None:
