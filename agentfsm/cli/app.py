@@ -40,6 +40,7 @@ COMMANDS = {
     "check": CommandEntry("check_command", "Prove properties of a graph."),
     "diff": CommandEntry("diff_command", "Compare two graphs: their rows and their decisions."),
     "paths": CommandEntry("paths_command", "List the paths of a graph, or check a committed list."),
+    "mutate": CommandEntry("mutate_command", "Run your tests against faulty tables."),
     "completion": CommandEntry("app", "Print a shell completion script."),
     "runs": CommandEntry("runs_command", "List the runs of a store."),
     "show": CommandEntry("runs_command", "Show what happened in a run."),

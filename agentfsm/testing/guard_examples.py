@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from inspect import unwrap
 from typing import Any
 
 from agentfsm.errors import ContextOverflowError, ProviderError, ToolError, TransientProviderError
@@ -101,7 +102,9 @@ class GuardExampleSet:
         declared = getattr(row.guard, "fires_on", None)
         if declared is not None:
             return GuardExamples(tuple(declared), tuple(getattr(row.guard, "silent_on", ())))
-        return self._builtin.get(row.id) or (self._builtin.get(row.guard) if row.guard is not None else GuardExamples())
+        if row.guard is None:
+            return self._builtin.get(row.id) or GuardExamples()
+        return self._builtin.get(row.id) or self._builtin.get(row.guard) or self._builtin.get(unwrap(row.guard))
 
     def default_call(self) -> ToolCall | None:
         """The call that a reply makes by default: that of the examples passed in for ``tool_calls``, if any."""

@@ -78,8 +78,8 @@ def check_priority(driver: WitnessDriver, conflict: GuardConflict) -> PathRun | 
 async def check_priority_async(driver: WitnessDriver, conflict: GuardConflict) -> PathRun | None:
     """The run in which both guards of a conflict are true; None if no examples make both true.
 
-    Every combination of the two guards' examples is tried, in the real loop, until both guards are true. Whether the
-    first row won is for the caller to check: see ``PathRun.divergence``.
+    Every combination of the two guards' examples is tried, and each of these examples alone, in the real loop, until
+    both guards are true. Whether the first row won is for the caller to check: see ``PathRun.divergence``.
 
     Args:
         driver: The driver, for the agent or graph under test.
@@ -93,18 +93,20 @@ async def check_priority_async(driver: WitnessDriver, conflict: GuardConflict) -
     first_examples, rival_examples = examples.for_transition(first), examples.for_transition(rival)
     if first_examples is None or rival_examples is None:
         return None
-    for example in first_examples.fires_on:
-        for rival_example in rival_examples.fires_on:
-            for overrides in _example_overrides(conflict, example, rival_example):
-                path_run = await driver.run_async(
-                    conflict.path,
-                    overrides=overrides,
-                    probe_moves=frozenset((conflict.move_index,)),
-                    extra_call=rival.guard is calls_pending,
-                )
-                results = path_run.simulation_result.guard_results
-                if all(results.get((conflict.move_index, row.id)) for row in (first, rival)):
-                    return path_run
+    index = conflict.move_index
+    pairs = ((a, b) for a in first_examples.fires_on for b in rival_examples.fires_on)
+    together = [overrides for a, b in pairs for overrides in _example_overrides(conflict, a, b)]
+    alone = [{index: each} for each in (*first_examples.fires_on, *rival_examples.fires_on)]
+    for overrides in [*together, *alone]:
+        path_run = await driver.run_async(
+            conflict.path,
+            overrides=overrides,
+            probe_moves=frozenset((index,)),
+            extra_call=rival.guard is calls_pending,
+        )
+        results = path_run.simulation_result.guard_results
+        if all(results.get((index, row.id)) for row in (first, rival)):
+            return path_run
     return None
 
 

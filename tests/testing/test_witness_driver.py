@@ -258,6 +258,14 @@ async def test_what_has_a_loop_of_its_own_says_what_to_await_in_an_async_test() 
             run()
 
 
+def test_two_guards_are_true_at_once_through_the_example_of_one_of_them() -> None:
+    """A reply that wants to pay too much makes a call, so ``tool_calls`` is true as well."""
+    (conflict,) = [c for c in guard_conflicts(PAYING) if c.id == "post_llm.too_much-before-tool_calls"]
+    path_run = check_priority(WitnessDriver(paying()), conflict)
+    assert path_run is not None
+    assert path_run.divergence is None
+
+
 # -- the agent's own tools ------------------------------------------------------------------------------
 
 

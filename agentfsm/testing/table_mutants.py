@@ -1,0 +1,186 @@
+"""Mutants of a table: each with one deliberate fault, to see whether a test suite notices it.
+
+A row is dropped, swapped with the next one or led elsewhere, a guard is negated, or a tool's approval rule is removed.
+``agentfsm mutate`` runs a test suite against each. A mutant is applied to the objects themselves, so that whoever has
+imported them, and every agent made from them, has the mutant.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import update_wrapper
+from itertools import pairwise
+from typing import Any, cast
+
+from agentfsm.agent import Agent
+from agentfsm.errors import ConfigurationError, GraphError
+from agentfsm.loop.failures import Failure, FailureKind
+from agentfsm.loop.presets import Preset
+from agentfsm.machine.engine import Machine
+from agentfsm.machine.graph import Graph, Transition
+from agentfsm.runtime.tools import Tool
+from agentfsm.testing.path_generation import graph_of
+
+__all__ = ["KINDS", "Mutant", "apply_mutant", "mutant_graph", "table_mutants"]
+
+KINDS = ("drop", "swap", "retarget", "negate", "approval")
+"""The kinds of mutants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One fault.
+
+    Attributes:
+        kind: One of ``KINDS``.
+        subject: The id of the row, or the name of the tool.
+        other: For a swap, the id of the other row; for a row led elsewhere, its new target.
+    """
+
+    kind: str
+    subject: str
+    other: str = ""
+
+    @property
+    def id(self) -> str:
+        """A name that stays the same as long as its rows do."""
+        return f"{self.kind}:{self.subject}" + (f",{self.other}" if self.kind == "swap" else "")
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "drop":
+                return f"the row {self.subject} is gone"
+            case "swap":
+                return f"{self.other} is evaluated before {self.subject}"
+            case "retarget":
+                return f"{self.subject} leads to {self.other}" if self.other else f"{self.subject} leads elsewhere"
+            case "negate":
+                return f"{self.subject} holds where it should not, and the reverse"
+            case _:
+                return f"no call of {self.subject} needs approval"
+
+
+def table_mutants(source: Graph | Preset | Agent) -> list[Mutant]:
+    """Every mutant of a graph, a preset or an agent; in the order of the table, and of the agent's tools.
+
+    Raises:
+        ConfigurationError: The source is none of these.
+    """
+    return list(_mutants(source))
+
+
+def _mutants(source: Graph | Preset | Agent) -> Iterator[Mutant]:
+    graph = graph_of(source)[0]
+    for spec in graph.states:
+        rows = graph.rows(spec.name)
+        for row, following in [*pairwise(rows), *((row, None) for row in rows[-1:])]:
+            yield Mutant("drop", row.id)
+            if following is not None:
+                yield Mutant("swap", row.id, following.id)
+            yield Mutant("retarget", row.id, _other_target(graph, row))
+            if row.guard is not None:
+                yield Mutant("negate", row.id)
+    if isinstance(source, Agent):
+        ruled = (tool.name for tool in source.config.tools.values() if tool.requires_approval is not False)
+        yield from (Mutant("approval", name) for name in ruled)
+
+
+def mutant_graph(graph: Graph, mutant: Mutant) -> Graph:
+    """The graph of a mutant.
+
+    Raises:
+        GraphError: The library refuses such a graph.
+    """
+    if mutant.kind == "approval":
+        return graph
+    row = graph.transition(mutant.subject)
+    match mutant.kind:
+        case "drop":
+            table = [t for t in graph if t is not row]
+        case "swap":
+            other = graph.transition(mutant.other)
+            table = [other if t is row else row if t is other else t for t in graph]
+        case "retarget":
+            if not mutant.other:
+                raise GraphError("the row can lead to no other state", row.id)
+            table = [_led_to(graph, row, mutant.other) if t is row else t for t in graph]
+        case _:
+            table = [replace(row, guard=_negated(row)) if t is row else t for t in graph]
+    return replace(graph, transitions=tuple(table))
+
+
+def _other_target(graph: Graph, row: Transition) -> str:
+    """The next state, in the order of the declaration, that the row may lead to instead; empty if there is none."""
+    names = [str(spec.name) for spec in graph.states]
+    here = names.index(row.target)
+    for name in names[here + 1 :] + names[:here]:
+        try:
+            table = tuple(_led_to(graph, row, name) if t is row else t for t in graph)
+            replace(graph, transitions=table)
+        except GraphError:
+            continue
+        return name
+    return ""
+
+
+def _led_to(graph: Graph, row: Transition, target: str) -> Transition:
+    """A row with another target; a row into a final state says how the run ends, and only such a row."""
+    changes: dict[str, Any] = {"target": next(spec.name for spec in graph.states if spec.name == target)}
+    if any(each.name == "ends" for each in fields(row)):
+        final = graph.spec(target).final
+        changes["ends"] = (getattr(row, "ends", "") or "completed") if final else ""
+    return replace(row, **changes)
+
+
+def _negated(row: Transition) -> Callable[[Any], object]:
+    """The opposite of a row's guard; where a detector finds nothing, it finds a failure of its kind."""
+    guard = row.guard
+    assert guard is not None  # noqa: S101  # only rows with a guard have such a mutant
+    detects = row.name in FailureKind.__members__ or "Failure" in str(
+        getattr(guard, "__annotations__", {}).get("return", "")
+    )
+    kind = FailureKind.__members__.get(row.name, FailureKind.tool_error)
+
+    def negated(run: Any) -> object:
+        if guard(run):
+            return None if detects else False
+        return Failure(kind=kind, explanation=f"not {row.name}") if detects else True
+
+    return update_wrapper(negated, guard)
+
+
+def apply_mutant(source: object, mutant: Mutant) -> None:
+    """Change a graph, a preset or an agent, and everything that shares its graph or its tools, into a mutant.
+
+    Args:
+        source: The graph, preset or agent.
+        mutant: The fault.
+
+    Raises:
+        ConfigurationError: The source is none of these, or has no such row or tool.
+        GraphError: The library refuses such a graph.
+    """
+    if not isinstance(source, (Graph, Preset, Agent)):
+        source = getattr(source, "graph", source)
+    graph = graph_of(cast("Graph", source))[0]
+    if mutant.kind == "approval":
+        tool = source.config.tools.get(mutant.subject) if isinstance(source, Agent) else None
+        if tool is None:
+            raise ConfigurationError(f"there is no tool {mutant.subject!r}")
+        for each in _every(Tool):
+            if each.spec is tool.spec:
+                object.__setattr__(each, "requires_approval", False)
+        return
+    changed = mutant_graph(graph, mutant)
+    vars(graph).clear()
+    vars(graph).update(vars(changed))
+    for machine in _every(Machine):
+        if machine.graph is graph:
+            Machine.__init__(machine, graph)
+
+
+def _every(kind: type[Any]) -> list[Any]:
+    """Every object of a type, wherever it is kept."""
+    return [each for each in gc.get_objects() if isinstance(each, kind)]
