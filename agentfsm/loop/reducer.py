@@ -123,6 +123,7 @@ def on_transition(run: RunState, decision: Decision, final: bool = False) -> Non
         decision: The transition taken.
         final: Whether it enters a final state; not needed for ``terminal``.
     """
+    run.keep_views()
     row, guard_result = decision.transition, decision.guard_result
     if isinstance(guard_result, Failure):
         run.failure = guard_result
@@ -240,6 +241,7 @@ def on_outcome(run: RunState, outcome: o.Outcome | None, duration_s: float = 0.0
         duration_s: Seconds that the effect took.
         silence_s: Seconds between the end of the previous effect and the start of this one.
     """
+    run.keep_views()
     if (duration_s or silence_s) and run.state != SUSPENDED:
         run.elapsed_s += duration_s + silence_s
         if silence_s > run.silence_s:

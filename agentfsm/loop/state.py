@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from operator import attrgetter, itemgetter
-from typing import Any, NoReturn, TypeVar, dataclass_transform
+from typing import Any, NoReturn, Self, TypeVar, dataclass_transform
 
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
@@ -188,16 +189,45 @@ class HumanReply:
         freeze_field(self, "arguments")
 
 
-class _HiddenSlots:
-    """What is neither compared nor stored: attempts of user code to change a run, and the field values of a view."""
+class _BatchSnapshot:
+    """The calls of a batch as views show them, copied when somebody first reads them, or just before they change."""
 
-    __slots__ = ("_change_attempts", "_values")
-    _change_attempts: list[str]
+    __slots__ = ("__weakref__", "_calls", "_source")
+
+    def __init__(self, source: list[CallState]) -> None:
+        self._source = source
+        self._calls: FrozenList | None = None
+
+    def read(self) -> FrozenList:
+        if self._calls is None:
+            self._calls = FrozenList(map(_call_view, self._source))
+        return self._calls
+
+
+class _HiddenSlots:
+    """What is neither compared nor stored of a run, and the field values of a view.
+
+    Attributes:
+        change_attempts: What user code has tried to change, and who; the run ends as aborted if there is anything.
+    """
+
+    __slots__ = ("_batch_snapshot", "_values", "change_attempts")
+    change_attempts: list[str]
+    _batch_snapshot: weakref.ref[_BatchSnapshot] | None
     _values: tuple[Any, ...]
 
+    def __new__(cls, *fields: Any, **named_fields: Any) -> Self:
+        new = object.__new__(cls)
+        _set_attempts(new, [])
+        _set_batch_snapshot(new, None)
+        return new
 
-_set_attempts: Callable[[_HiddenSlots, list[str]], None] = _HiddenSlots.__dict__["_change_attempts"].__set__
+
+_set_attempts: Callable[[_HiddenSlots, list[str]], None] = _HiddenSlots.__dict__["change_attempts"].__set__
 _set_values: Callable[[_HiddenSlots, tuple[Any, ...]], None] = _HiddenSlots.__dict__["_values"].__set__
+_set_batch_snapshot: Callable[[_HiddenSlots, weakref.ref[_BatchSnapshot] | None], None] = _HiddenSlots.__dict__[
+    "_batch_snapshot"
+].__set__
 
 
 @dataclass(slots=True)
@@ -307,14 +337,13 @@ class RunState(_HiddenSlots):
         """What user code may see of the run as it is now."""
         return _make_view(self)
 
-    @property
-    def change_attempts(self) -> list[str]:
-        """What user code has tried to change, and who; the run ends as aborted if there is anything."""
-        try:
-            return self._change_attempts
-        except AttributeError:
-            _set_attempts(self, [])
-            return self._change_attempts
+    def keep_views(self) -> None:
+        """Let the views that exist copy what is about to change."""
+        if self._batch_snapshot is not None:
+            snapshot = self._batch_snapshot()
+            _set_batch_snapshot(self, None)
+            if snapshot is not None:
+                snapshot.read()
 
     @property
     def done(self) -> bool:
@@ -357,12 +386,14 @@ _T = TypeVar("_T")
 def _with_read_only_fields(cls: type[_T]) -> type[_T]:
     """Make a property of each field of a ``RunState``, and of each method that changes one a refusal."""
     for index, name in enumerate(_FIELD_ORDER):
-        setattr(cls, name, property(_getter(index), doc=f"``{name}`` of the run, when the view was made."))
+        setattr(cls, name, property(_getter(index, name), doc=f"``{name}`` of the run, when the view was made."))
     return cls
 
 
-def _getter(index: int) -> Callable[[Any], Any]:
+def _getter(index: int, name: str) -> Callable[[Any], Any]:
     get = itemgetter(index)
+    if name == "batch":
+        return lambda view: get(view._values).read()
     return lambda view: get(view._values)
 
 
@@ -383,8 +414,7 @@ class RunView(RunState):  # type: ignore[misc]  # it is frozen, and a run is not
 
     def __init__(self, **changes: Any) -> None:
         """A view with other values, as ``dataclasses.replace`` makes it."""
-        _set_values(self, _values_of(RunState(**changes)))
-        _set_attempts(self, [])
+        _set_values(self, _make_view(RunState(**changes))._values)
 
     def ask(self, role: str, function: Callable[..., _T], *arguments: Any) -> _T:
         """What a function of the user's returns for this view.
@@ -425,7 +455,7 @@ class RunView(RunState):  # type: ignore[misc]  # it is frozen, and a run is not
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore_view, (self._values,)
+        return _restore_view, (tuple(getattr(self, name) for name in _FIELD_ORDER),)
 
 
 class _CallView(CallState):
@@ -461,7 +491,7 @@ _DICTS = tuple(i for i, f in enumerate(fields(RunState)) if str(f.type).startswi
 
 
 def _make_view(run: RunState) -> RunView:
-    """A snapshot in constant time, however long the transcript is: messages are only ever appended."""
+    """A snapshot in constant time: messages are only ever appended, and the batch is copied when it is needed."""
     values = list(_values_of(run))
     for index in _LISTS:
         values[index] = FrozenList(values[index]) if values[index] else _NO_ITEMS
@@ -469,7 +499,11 @@ def _make_view(run: RunState) -> RunView:
         values[index] = FrozenDict(values[index]) if values[index] else _NO_ENTRIES
     values[_MESSAGES] = Transcript(run.messages, len(run.messages))
     values[_STATE_CALLS] = _NO_ENTRIES  # records of the run's own: whether a person has approved a call, for one
-    values[_BATCH] = FrozenList(map(_call_view, run.batch)) if run.batch else _NO_ITEMS
+    snapshot = run._batch_snapshot and run._batch_snapshot()  # pyright: ignore[reportPrivateUsage]
+    if snapshot is None:
+        snapshot = _BatchSnapshot(run.batch)
+        _set_batch_snapshot(run, weakref.ref(snapshot))
+    values[_BATCH] = snapshot
     view = _new(RunView)
     _set_values(view, tuple(values))
     _set_attempts(view, run.change_attempts)

@@ -391,6 +391,7 @@ class Driver:
             idle_s: Idle time before it: seconds since the end of the last effect whose time counted.
         """
         context, run = self.context, self._run
+        context.seen = None
         elapsed_us = idle_us = 0
         if started is not None:
             self._idle_since = ended = self._now()

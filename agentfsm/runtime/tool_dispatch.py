@@ -211,6 +211,8 @@ async def _run_one(
     timer: Timeout,
 ) -> None:
     run = context.run
+    context.seen = None
+    run.keep_views()
     call_state.started = True  # set before it runs: if it is interrupted from here on, it is in doubt
     if context.builds_events:
         context.emit(ToolStarted, call=call_state.call)

@@ -122,6 +122,32 @@ def test_what_the_run_does_later_does_not_show_in_the_view():
     assert run.view().batch[0].result == ok_result(CALL)
 
 
+def test_a_view_copies_the_calls_of_the_batch_only_if_somebody_reads_them():
+    class Counted(CallState):
+        copies = 0
+
+        @property
+        def signature(self) -> str:
+            Counted.copies += 1
+            return "look:1"
+
+        @signature.setter
+        def signature(self, value: str) -> None: ...
+
+    run = make_run("post_tool", batch=[Counted(CALL, "") for _ in range(5)])
+    for _ in range(3):
+        run.view()
+        run.keep_views()
+    assert Counted.copies == 0
+    kept = [run.view(), run.view()]
+    run.keep_views()
+    run.batch[0].approved = True
+    assert [c.approved for c in kept[0].batch] == [False] * 5
+    assert kept[0].batch is kept[1].batch
+    assert Counted.copies == 5
+    assert run.view().batch[0].approved
+
+
 def test_asking_returns_what_the_function_returns():
     assert full_run().view().ask("guard", lambda run, more: (run.state, more), 5) == ("post_tool", 5)
 
