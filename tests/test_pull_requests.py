@@ -115,13 +115,13 @@ def failed(run: Run) -> set[str]:
 
 
 PICTURE, BEHAVIOR = "The picture is the reviewed one", "The agent decides as reviewed"
-BOUNDS = "The proofs and bounds are the reviewed ones"
+BOUNDS, PATHS = "The proofs and bounds are the reviewed ones", "The reviewed paths are still those of the agent"
 
 CHANGES = {
     "the detector is asked too late": (
         ', before="tool_calls")',
         ")",
-        {PICTURE, BEHAVIOR},
+        {PICTURE, BEHAVIOR, PATHS},
         "was too_much -> recover, is tool_calls -> dispatch_tool",
     ),
     "the code of the guard": (
@@ -129,6 +129,12 @@ CHANGES = {
         "LIMIT = 5000",
         {BEHAVIOR},
         "~ post_llm.too_much: changed code of its guard",
+    ),
+    "the approval rule of a tool": (
+        '@tool(requires_approval=lambda arguments: arguments["amount"] > 100)',
+        "@tool",
+        {PATHS},
+        "pay",
     ),
     "a limit of the agent": (
         "AGENT = Agent(ScriptedModel(),",
