@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         ReasoningDelta,
         RecoveryStarted,
         ReplyRestarted,
+        RunAborted,
         RunCancelled,
         RunCompleted,
         RunResumed,
@@ -161,6 +162,7 @@ __all__ = [
     "ReplyRestarted",
     "Role",
     "Run",
+    "RunAborted",
     "RunCancelled",
     "RunCompleted",
     "RunError",
@@ -228,11 +230,11 @@ if not TYPE_CHECKING:
             "agentfsm.errors": (
                 "AgentfsmError BlankHumanReplyError BudgetSpentError ConfigurationError ContextOverflowError "
                 "GraphError HumanReplyError JournalError JournalGraphError MissingExtraError MissingKeyError "
-                "ModelError NoTransitionError ProviderError ReadOnlyError RunError RunExistsError StaleHumanReplyError "
-                "StaleLease StateEffectError StoreError StoreFormatError StoreFullError StoreLockedError "
-                "SuspensionExpiredError SuspensionFormatError "
-                "SuspensionGraphError SuspensionRecordError SuspensionTamperedError SuspensionUsedError "
-                "ToolDefinitionError ToolError TransientProviderError UnknownModelError UnknownRunError"
+                "ModelError NoTransitionError ProviderError ReadOnlyError RunError RunExistsError "
+                "StaleHumanReplyError StaleLease StateEffectError StoreError StoreFormatError StoreFullError "
+                "StoreLockedError SuspensionExpiredError SuspensionFormatError SuspensionGraphError "
+                "SuspensionRecordError SuspensionTamperedError SuspensionUsedError ToolDefinitionError ToolError "
+                "TransientProviderError UnknownModelError UnknownRunError"
             ),
             "agentfsm.journal.memory_store": "MemoryStore",
             "agentfsm.journal.migration": "Migration",
@@ -242,8 +244,8 @@ if not TYPE_CHECKING:
             "agentfsm.loop.detectors": "Example detector",
             "agentfsm.loop.events": (
                 "Event Handoff ModelReplied PartialRunSummary ReasoningDelta RecoveryStarted ReplyRestarted "
-                "RunCancelled RunCompleted RunResumed RunStarted RunWarning TextDelta ToolCallDelta ToolFinished "
-                "ToolStarted Transitioned UserInputRequested"
+                "RunAborted RunCancelled RunCompleted RunResumed RunStarted RunWarning TextDelta ToolCallDelta "
+                "ToolFinished ToolStarted Transitioned UserInputRequested"
             ),
             "agentfsm.loop.failures": "Action Failure FailureKind",
             "agentfsm.loop.guardrails": "AgentGuardrails Behavior",

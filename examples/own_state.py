@@ -23,7 +23,7 @@ def too_long(run: RunState) -> bool:
 
 GRAPH = LOOP.with_state(
     StateSpec("edit", "check the answer", effect=edit),
-    [Transition("edit", too_long, State.PRE_STEP), Transition("edit", None, State.TERMINAL)],
+    [Transition("edit", too_long, State.PRE_STEP), Transition("edit", None, State.TERMINAL, ends="completed")],
     entered_by="post_llm.otherwise",
 )
 

@@ -44,16 +44,20 @@ def verify(lines: list[str], checkpoint: str = "") -> str | None:
             epoch, finished = record["epoch"], finished or kind == "run.finished"
             if "graph" in record:  # the table under which the run continues; its fingerprint is its hash
                 graph, places, table = record["graph"], dict[str, int](), {}
-                text = json.dumps({k: graph[k] for k in ("states", "transitions")}, separators=(",", ":"))
+                parts = {k: graph[k] for k in ("states", "transitions", "counters") if k in graph}
+                text = json.dumps(parts, separators=(",", ":"))
                 require(sha256(b"", text) == graph["fingerprint"], "the graph was changed")
                 require(record.get("from") == fingerprint, "the run was on another graph")
-                for source, guard, target, _ in graph["transitions"]:
-                    places[source] = places.get(source, -1) + 1
-                    table[f"{source}.{guard}"] = (source, target, "0" * places[source] + "1")
+                for source, guard, target, *declared in graph["transitions"]:
+                    place = places[source] = places.get(source, -1) + 1
+                    raised = "|0*e1" if "aborted" in declared else ""  # e: a guard raised, which aborts the run
+                    table[f"{source}.{guard}"] = (source, target, f"0{{{place}}}1{raised}")
                 state, fingerprint = record.get("to") or record.get("at") or graph["states"][0][0], graph["fingerprint"]
             if kind == "transition":  # in each state, the first row whose guard is true, on results of effects
-                row, ((_, out),) = (state, state := record["to"], record["tried"]), record["out"].items()
-                require(table.get(record["transition"]) == row, f"{record['transition']} is not allowed in {row[0]}")
+                (source, target, asked), ((_, out),) = table[record["transition"]], record["out"].items()
+                allowed = (source, target) == (state, record["to"]) and re.fullmatch(asked, record["tried"])
+                require(allowed, f"{record['transition']} is not allowed in {state}")
+                state = record["to"]
                 require(ended >= {r for r in out.get("results", ()) if isinstance(r, str)}, "a result is missing")
             eid = {record["eid"]} if kind.startswith("effect.") else set[str]()
             require(kind != "effect.result" or eid <= started, "the effect was not started, or has a result already")

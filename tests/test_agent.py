@@ -201,11 +201,14 @@ def test_tools_that_are_named_as_the_presets_own_are_refused():
 @pytest.mark.parametrize(
     ("graph", "edge", "rule"),
     [
-        (lambda: LOOP.without("recover.aborted"), "recover", "needs a row 'aborted'"),
-        (lambda: LOOP.without("call_llm.cancelled"), "call_llm", "needs a row 'cancelled'"),
+        (lambda: LOOP.without("recover.aborted"), "recover", "'aborted' must be row 2 of every state"),
+        (lambda: LOOP.without("call_llm.cancelled"), "call_llm", "'cancelled' must be row 1 of every state"),
+        (lambda: replace(LOOP, first=()), "loop", "has the rows 'cancelled' and 'aborted' first"),
         (
             lambda: LOOP.with_state(
-                StateSpec("extra"), [Transition("extra", None, "terminal")], entered_by="post_llm.otherwise"
+                StateSpec("extra"),
+                [Transition("extra", None, "terminal", ends="completed")],
+                entered_by="post_llm.otherwise",
             ),
             "extra",
             "the state has no effect",
@@ -219,16 +222,15 @@ def test_a_graph_that_cannot_run_an_agent_is_refused(graph, edge, rule):
 
 
 def test_a_stop_that_leads_elsewhere_than_to_an_end_is_refused():
-    def aborted(run: object) -> bool:
-        return False
+    rows = [replace(t, target="recover", ends="") if t.id == "post_llm.aborted" else t for t in LOOP]
+    with pytest.raises(GraphError, match="'aborted' must lead to a final state"):
+        replace(LOOP, transitions=rows)
 
-    graph = LOOP.with_state(
-        StateSpec("extra", effect=lambda context: None),
-        [Transition("extra", aborted, "recover"), Transition("extra", None, "terminal")],
-        entered_by="post_llm.otherwise",
-    )
-    with pytest.raises(GraphError, match="needs a row 'aborted' that leads to a final state"):
-        Agent(ScriptedModel(), graph=graph)
+
+def test_a_stop_that_ends_the_run_as_something_else_is_refused():
+    rows = [replace(t, ends="completed") if t.id == "post_llm.aborted" else t for t in LOOP]
+    with pytest.raises(GraphError, match="'aborted' must end the run as aborted"):
+        Agent(ScriptedModel(), graph=replace(LOOP, transitions=rows))
 
 
 def test_a_limit_out_of_range_is_refused_with_its_name():

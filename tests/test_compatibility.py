@@ -108,10 +108,10 @@ def former_graph(preset: str) -> Graph:
     return replace(LOOP.without(*(f"post_tool.{name}" for name in FORMER_STRICT)), name="strict")
 
 
-def decisions(records: list[SealedRecord], preset: str) -> list[list[Any]]:
-    """Each recorded transition with the guards that were evaluated for it, named by the preset's table."""
+def decisions(records: list[SealedRecord]) -> list[list[Any]]:
+    """Each recorded transition with the guards that were evaluated for it, named by the table that the run pinned."""
     guards: dict[str, list[str]] = {}
-    for source, guard, _, _ in former_graph(preset).table["transitions"]:
+    for source, guard, _, _ in open_record(records[0])["graph"]["transitions"]:
         guards.setdefault(str(source), []).append(str(guard))
     rows: list[list[Any]] = []
     for body in map(open_record, records):
@@ -140,7 +140,7 @@ def test_a_journal_verifies_and_replays(store: SqliteStore, run_id: str) -> None
 @pytest.mark.parametrize("run_id", EXPECTED)
 def test_a_journal_gives_the_decisions_messages_and_endings_of_the_old_code(store: SqliteStore, run_id: str) -> None:
     old, records = EXPECTED[run_id], store.records(run_id)
-    assert decisions(records, old["preset"]) == [row for life in old["lives"] for row in life["decisions"]]
+    assert decisions(records) == [row for life in old["lives"] for row in life["decisions"]]
     run = rehydrate(records).run
     last = old["lives"][-1]
     assert run.state == last["state"]

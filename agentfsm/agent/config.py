@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,13 @@ from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.json_envelope import envelope_instructions
 from agentfsm.loop.model import Model, ToolSpec, secrets_of
+from agentfsm.loop.outcomes import JUDGE_RESULTS, PARSE_REPLY, RUN_CALLS
 from agentfsm.loop.presets import PRESETS, Preset
 from agentfsm.loop.recovery_policy import RecoveryPolicy
+from agentfsm.loop.transition_table import BUILT_IN_GUARDS, LOOP
+from agentfsm.machine.declaration import EffectSpec
 from agentfsm.machine.engine import Machine
-from agentfsm.machine.graph import Graph
+from agentfsm.machine.graph import Graph, State
 from agentfsm.runtime.context import AgentConfig, Effect
 from agentfsm.runtime.effects import EFFECTS
 from agentfsm.runtime.hooks import Hook, Observer
@@ -64,16 +67,17 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
     """
     _validate_types(options)
     hooks, preset = tuple(options.hooks), _resolve_preset(options.preset)
-    behavior, graph, host = preset.behavior, options.graph or preset.graph, options.host or Host()
+    behavior, host = preset.behavior, options.host or Host()
     tools = _collect_tools(options.tools, behavior, options.output_type)
     _check_ending(behavior, tools)
+    graph = _check_graph(options.graph or preset.graph, tools)
     specs = tuple(t.spec for t in tools.values())
     adapter = None if options.output_type in (None, str) else _make_output_adapter(options.output_type)
     schema = None if adapter is None else adapter.json_schema()
     instructions = _system_prompt(options.instructions, behavior, specs, schema)
     model = _resolve_model(model)
     return AgentConfig(
-        machine=Machine(graph),
+        machine=Machine(graph, BUILT_IN_GUARDS),
         model=model,
         instructions=instructions,
         guardrails=options.guardrails or preset.guardrails,
@@ -263,30 +267,73 @@ def _output_instructions(schema: dict[str, Any]) -> str:
 
 
 def _effects_by_state(graph: Graph) -> dict[str, Effect]:
-    """The effect of every state that has one.
+    """What runs in each state that does something.
 
     Raises:
-        GraphError: A state has no effect, or no rows to cancel and abort it.
+        GraphError: A state has no effect.
     """
     effects: dict[str, Effect] = {}
     for spec in graph.states:
         if spec.final or spec.waits:
             continue
-        if spec.effect is not None:
+        if isinstance(spec.effect, EffectSpec):
+            effects[spec.name] = EFFECTS[spec.effect]
+        elif spec.effect is not None:
             effects[spec.name] = custom_effect(spec.effect)
-        elif spec.name in EFFECTS:
-            effects[spec.name] = EFFECTS[spec.name]
         else:
             raise GraphError("the state has no effect", spec.name, "declare it with StateSpec(..., effect=function)")
-        targets = {t.name: t.target for t in graph.rows(spec.name)}
-        for stop in ("cancelled", "aborted"):
-            if stop not in targets or not graph.spec(targets[stop]).final:
-                raise GraphError(
-                    f"an agent's state needs a row {stop!r} that leads to a final state",
-                    spec.name,
-                    "add it before the other rows",
-                )
     return effects
+
+
+def _check_graph(graph: Graph, tools: Mapping[str, Tool]) -> Graph:
+    """The graph, after checking that it can run an agent with these tools.
+
+    Raises:
+        GraphError: It cannot; the error says what is missing.
+    """
+    if graph.first != LOOP.first:
+        raise GraphError(
+            "an agent's graph has the rows 'cancelled' and 'aborted' first in every state that is not final",
+            graph.name,
+            "declare it with Graph(..., first=LOOP.first)",
+        )
+    for spec in (each for each in graph.states if not each.final):
+        for row, ending in zip(graph.rows(spec.name), ("cancelled", "aborted"), strict=False):
+            if row.ends != ending:
+                raise GraphError(f"{row.name!r} must end the run as {ending}", row.id)
+    for counter in graph.counters:
+        if (
+            isinstance(counter.limit, str)
+            and not hasattr(AgentGuardrails, counter.limit)
+            and (counter.limit not in AgentGuardrails.model_fields)
+        ):
+            raise GraphError(f"its limit {counter.limit!r} is no field of AgentGuardrails", counter.name)
+    for effect, outcome, tool in _requested_outcomes(tools):
+        for spec in graph.states:
+            if spec.effect is effect and not graph.takes(spec.name, outcome):
+                raise GraphError(
+                    f"the tool {tool!r} may lead to {outcome!r} there, and no row of the state takes that",
+                    spec.name,
+                    f"add the row that LOOP has for it, or leave {tool!r} out",
+                )
+    return graph
+
+
+_CONTROL_OUTCOMES = {"ask": "question_asked", "done": "declared_done", "unable": "declared_unable"}
+
+
+def _requested_outcomes(tools: Mapping[str, Tool]) -> Iterator[tuple[EffectSpec, str, str]]:
+    """What an agent's tools may lead to that a graph may lack rows for: the effect, the outcome and the tool."""
+    for tool in tools.values():
+        yield PARSE_REPLY, "tool_calls", tool.name
+        if tool.control is not None:
+            yield JUDGE_RESULTS, _CONTROL_OUTCOMES[tool.control], tool.name
+        elif tool.ends_run:
+            yield JUDGE_RESULTS, "declared_done", tool.name
+        if tool.requires_approval or tool.secret or tool.delegate is not None:
+            yield RUN_CALLS, "approval_required", tool.name
+        if tool.delegate is not None:
+            yield JUDGE_RESULTS, "question_asked", tool.name
 
 
 def _check_migrations(migrations: Sequence[Migration], graph: Graph) -> tuple[Migration, ...]:
@@ -311,11 +358,14 @@ def _hooks_by_state(hooks: Sequence[Hook | Observer], graph: Graph) -> dict[str,
         GraphError: A hook names a state that the graph does not have.
     """
     by_state: dict[str, tuple[Hook, ...]] = {}
+    dispatching = {spec.name for spec in graph.states if spec.effect is RUN_CALLS}
     for each in hooks:
         if isinstance(each, Observer):
             continue
         if not isinstance(each, Hook):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers
             raise ConfigurationError(f"a hook is made with @hook(...) or @observer, not {type(each).__name__}")
-        graph.spec(each.at)
-        by_state[each.at] = (*by_state.get(each.at, ()), each)
+        # what checks tool calls checks them wherever one is made
+        checks_calls = each.at == State.DISPATCH_TOOL or each.at in dispatching
+        state = State.DISPATCH_TOOL if checks_calls else graph.spec(each.at).name
+        by_state[state] = (*by_state.get(state, ()), each)
     return by_state

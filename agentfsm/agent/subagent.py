@@ -17,7 +17,15 @@ from pydantic_core import to_json
 from agentfsm.agent.config import with_host
 from agentfsm.agent.resume import load_run, open_suspended_state, parse_record
 from agentfsm.errors import SuspensionRecordError, ToolError
-from agentfsm.loop.events import Ending, Handoff, PartialRunSummary, RunCancelled, RunCompleted, UserInputRequested
+from agentfsm.loop.events import (
+    Ending,
+    Handoff,
+    PartialRunSummary,
+    RunAborted,
+    RunCancelled,
+    RunCompleted,
+    UserInputRequested,
+)
 from agentfsm.loop.failures import FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.messages import ToolResult, Usage
@@ -270,6 +278,8 @@ def _result_text(outcome: Ending) -> str:
             raise ToolError(f"the sub-agent stopped early; what is missing is {missing}.{more}")
         case RunCancelled(reason=reason):
             raise ToolError(f"the sub-agent was cancelled: {reason}")
+        case RunAborted(reason=reason):
+            raise ToolError(f"the sub-agent's run was aborted: {reason}")
         case Ending():
             raise ToolError("the sub-agent did not finish")
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentfsm.cli.console import CliConsole, sanitize, shorten
-from agentfsm.loop.events import Handoff, PartialRunSummary, RunCancelled, RunCompleted, UserInputRequested
+from agentfsm.loop.events import Handoff, PartialRunSummary, RunAborted, RunCancelled, RunCompleted, UserInputRequested
 from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import OTHERWISE, Graph, State
 from agentfsm.runtime.result import RunResult
@@ -166,6 +166,8 @@ def _headline(report: RunReport) -> tuple[str, str, list[str]]:
             return "stopped", "red", [f"missing {end.missing}", *learned, *_next_step(end.next_step_plan)]
         case RunCancelled() as end:
             return "cancelled", "red", [end.reason, f"it was in state {_last_state(report)}"]
+        case RunAborted() as end:
+            return "aborted", "red", [end.reason, f"it was in state {_last_state(report)}"]
         case UserInputRequested() as end:
             return "suspended", "cyan", [f"{end.kind}: {end.question}", *_request_details(end)]
         case other:  # an outcome that this version of the command line does not know

@@ -181,7 +181,7 @@ def _describe_record(record: Record, graph: Any) -> str:
 
 def _describe_transition(data: Any, graph: Any) -> str:
     source = data["transition"].rpartition(".")[0]
-    false_guards = [guard for state, guard, _, _ in graph["transitions"] if state == source][: len(data["tried"]) - 1]
+    false_guards = [guard for state, guard, *_ in graph["transitions"] if state == source][: len(data["tried"]) - 1]
     not_taken = f"  not: {', '.join(false_guards)}" if false_guards else ""
     failure = f"  {data['failure']['kind']}: {data['failure'].get('explanation')}" if "failure" in data else ""
     ((kind, outcome),) = data["out"].items()

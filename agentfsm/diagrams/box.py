@@ -7,7 +7,7 @@ All boxes in one column of the page share their column widths, so that rows line
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -241,13 +241,13 @@ def _note_width(box: Box) -> int:
     return text_width(truncate(box.note, FONT_SIZES["note"], MAX_NOTE_WIDTH), FONT_SIZES["note"])
 
 
-def lay_out_box(box: Box, columns: ColumnPositions, ends: Mapping[RowKind, Sequence[str]]) -> BoxContent:
+def lay_out_box(box: Box, columns: ColumnPositions, ends: Sequence[tuple[RowKind, Sequence[str]]]) -> BoxContent:
     """Compute the positions of a box's content.
 
     Args:
         box: The box.
         columns: The column positions.
-        ends: For a final state, the guards that lead to it by kind, listed below its name.
+        ends: For a final state, each ending with the guards that lead to it, listed below its name.
     """
     removed = box.mark == "removed"
     head = [Label(TEXT_INDENT, 21, box.name, "name", box.kind, strikethrough=removed, dim=box.dim)]
@@ -269,10 +269,9 @@ def lay_out_box(box: Box, columns: ColumnPositions, ends: Mapping[RowKind, Seque
                 (row, _row_labels(row, columns, HEAD_HEIGHT + ROW_PADDING + ROW_HEIGHT * len(rows) + BASELINE_OFFSET))
             )
     foot: list[Label] = []
-    for kind, names in ends.items():
-        for line in wrap_words(
-            [*(f"{name}," for name in names[:-1]), *names[-1:]], FONT_SIZES["ends"], columns.width - 2 * TEXT_INDENT
-        ):
+    for kind, (ending, *names) in ends:
+        words = [ending, *(f"{name}," for name in names[:-1]), *names[-1:]]
+        for line in wrap_words(words, FONT_SIZES["ends"], columns.width - 2 * TEXT_INDENT):
             y = HEAD_HEIGHT + ROW_PADDING + ROW_HEIGHT * (len(rows) + len(foot)) + BASELINE_OFFSET
             foot.append(Label(TEXT_INDENT, y, line, "ends", kind, dim=box.dim))
     lines = len(rows) + len(foot)

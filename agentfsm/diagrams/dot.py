@@ -10,7 +10,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 
+from agentfsm.diagrams.box import FONT_SIZES, wrap_words
 from agentfsm.diagrams.edge_routing import COLUMN, Route, Side, choose_routes
+from agentfsm.diagrams.layout import endings
 from agentfsm.diagrams.style import Palette, Theme, escape_xml, palette_for
 from agentfsm.diagrams.view import Box, RowKind, TableRow, View
 from agentfsm.errors import ConfigurationError
@@ -27,6 +29,8 @@ LINE_ATTRIBUTES: dict[RowKind, str] = {
     "stop": "penwidth=1.4",
 }
 """The line style of each kind of row, apart from its color."""
+
+ENDINGS_WIDTH = 230  # pixels: the widest line of the endings in a final state
 
 PNG_DPI = 144  # twice the 72 dpi of the layout, for sharp screens
 
@@ -88,7 +92,7 @@ def _document(view: View, p: Palette, dpi: int | None) -> Iterator[str]:
     yield f'  "" [shape=point, width=0.13, group=spine, color="{p.ink}"]'
     for box in view.boxes:
         yield f"  {quote_dot(box.name)} [{'group=spine, ' if box in view.spine else ''}label=<"
-        yield from _box_table(box, [exits.get((box.name, i)) for i in range(len(box.groups))], p)
+        yield from _box_table(box, [exits.get((box.name, i)) for i in range(len(box.groups))], endings(view, box), p)
         yield "  >]"
     yield f'  "" -> {quote_dot(view.spine[0].name)}:head:n [weight=300, color="{p.ink}"]'
     for above, below in zip(view.spine, view.spine[1:], strict=False):
@@ -141,7 +145,7 @@ def _edge(joined: list[Route], rank: dict[str, int], p: Palette) -> str:
     return f"{tail} -> {head} [{', '.join(attributes)}]"
 
 
-def _box_table(box: Box, exits: list[Side | None], p: Palette) -> Iterator[str]:
+def _box_table(box: Box, exits: list[Side | None], foot: list[tuple[RowKind, list[str]]], p: Palette) -> Iterator[str]:
     color = p.faint if box.dim else p.line[box.kind]
     look = f'BORDER="{4 if box.current else 1}" STYLE="ROUNDED" COLOR="{color}" BGCOLOR="{p.box}"'
     name = _font(_strikethrough(escape_xml(box.name), box.mark == "removed"), color, 14)
@@ -156,6 +160,11 @@ def _box_table(box: Box, exits: list[Side | None], p: Palette) -> Iterator[str]:
             number, guard, tag = _row_cells(row, p)
             cells = (west, number, guard, target, tag, east) if i == 0 else (number, guard, tag)
             yield f"      <TR>{''.join(cells)}</TR>"
+    for kind, (ending, *guards) in foot:
+        words = [ending, *(f"{guard}," for guard in guards[:-1]), *guards[-1:]]
+        lines = wrap_words(words, FONT_SIZES["ends"], ENDINGS_WIDTH)
+        text = '<BR ALIGN="LEFT"/>'.join(_font(escape_xml(line), p.line[kind], FONT_SIZES["ends"]) for line in lines)
+        yield f'      <TR><TD COLSPAN="6" ALIGN="LEFT" BALIGN="LEFT">{text}</TD></TR>'
     yield "    </TABLE>"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentfsm.diagrams.style import Theme, escape_xml
 from agentfsm.diagrams.view import View
-from agentfsm.machine.graph import Graph, StateSpec
+from agentfsm.machine.graph import Graph, StateSpec, Transition
 
 __all__ = ["scxml", "xstate"]
 
@@ -40,18 +40,24 @@ def _scxml(graph: Graph) -> Iterator[str]:
         yield f'  <{element} id="{escape_xml(spec.name)}"{more}>'
         for order, row in enumerate(graph.rows(spec.name), 1):
             cond = "" if row.guard is None else f' cond="{escape_xml(row.name)}"'
-            spends = f' fsm:spends="{escape_xml(row.spends)}"' if row.spends else ""
+            spends = "".join(f' fsm:{name}="{escape_xml(value)}"' for name, value in _declared(row).items())
             ours = f'fsm:order="{order}" fsm:id="{escape_xml(row.id)}"{spends}'
             yield f'    <transition event="step"{cond} target="{escape_xml(row.target)}" {ours}/>'
         yield f"  </{element}>"
     yield "</scxml>"
 
 
+def _declared(row: Transition) -> dict[str, str]:
+    """What a row spends and refills, and how it ends the run."""
+    declared = {"spends": " ".join(row.spends), "refills": " ".join(row.refills), "ends": row.ends}
+    return {name: text for name, text in declared.items() if text}
+
+
 def _state_attributes(spec: StateSpec) -> Iterator[tuple[str, str]]:
     if spec.note:
         yield "note", " ".join(spec.note.split())
     if spec.spends:
-        yield "spends", spec.spends
+        yield "spends", " ".join(spec.spends)
     if spec.waits:
         yield "waits", "true"
 
@@ -71,7 +77,7 @@ def xstate(view: View, theme: Theme = "auto") -> str:
         rows: list[dict[str, Any]] = []
         for order, row in enumerate(graph.rows(spec.name), 1):
             guard = {} if row.guard is None else {"guard": row.name}
-            meta = {"order": order, "id": row.id, **({"spends": row.spends} if row.spends else {})}
+            meta = {"order": order, "id": row.id, **_declared(row)}
             rows.append({**guard, "target": str(row.target), "meta": meta})
         if rows:
             state["on"] = {"step": rows}

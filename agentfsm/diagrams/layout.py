@@ -27,8 +27,18 @@ from agentfsm.diagrams.edge_routing import (
     choose_routes,
 )
 from agentfsm.diagrams.view import Box, RowKind, View
+from agentfsm.machine.declaration import ENDINGS
 
-__all__ = ["ARROW_LENGTH", "BAR_WIDTH", "LEGEND_LINE_LENGTH", "Layout", "LegendLine", "PlacedBox", "compute_layout"]
+__all__ = [
+    "ARROW_LENGTH",
+    "BAR_WIDTH",
+    "LEGEND_LINE_LENGTH",
+    "Layout",
+    "LegendLine",
+    "PlacedBox",
+    "compute_layout",
+    "endings",
+]
 
 FIRST_BOX_Y = 120  # pixels to the first box of the middle column, below title, legend and start mark
 BOX_SPACING = 32  # pixels between two boxes of a column
@@ -115,7 +125,7 @@ def compute_layout(view: View) -> Layout:
     routes = choose_routes(view)
     columns = (view.lane("left"), view.spine, view.lane("right"))
     shapes = [measure_columns(column) for column in columns]
-    tables = {b.name: lay_out_box(b, shapes[COLUMN[b.lane]], _reasons_to_end(view, b)) for b in view.boxes}
+    tables = {b.name: lay_out_box(b, shapes[COLUMN[b.lane]], endings(view, b)) for b in view.boxes}
     heights = place_vertically(view, tables, routes)
     channels = bundle_edges(routes, heights)
     tracks = [assign_tracks(channel) for channel in channels]
@@ -284,14 +294,16 @@ def _transition_ids(joined: Iterable[Route]) -> tuple[str, ...]:
     return tuple(i for route in joined for i in route.ids)
 
 
-def _reasons_to_end(view: View, box: Box) -> dict[RowKind, list[str]]:
-    """The guards that lead to a final state, by kind and without repetition."""
+def endings(view: View, box: Box) -> list[tuple[RowKind, list[str]]]:
+    """How runs end in a final state: each ending with the guards that lead to it, without repetition."""
     if box.lane != "end":
-        return {}
-    ends: dict[RowKind, dict[str, None]] = {"done": {}, "stop": {}}
+        return []
+    ends: dict[tuple[int, str, RowKind], dict[str, None]] = {}
     for row in (r for b in view.boxes for r in b.rows if r.transition.target == box.name and r.mark != "removed"):
-        ends[row.kind][row.transition.id if row.transition.guard is None else row.transition.name] = None
-    return {kind: list(names) for kind, names in ends.items()}
+        ending = row.transition.ends
+        name = row.transition.id if row.transition.guard is None else row.transition.name
+        ends.setdefault((ENDINGS.index(ending), ending, row.kind), {})[name] = None
+    return [(kind, [f"{ending.replace('_', ' ')}:", *names]) for (_, ending, kind), names in sorted(ends.items())]
 
 
 def _legend(view: View) -> tuple[tuple[Label, ...], tuple[LegendLine, ...]]:

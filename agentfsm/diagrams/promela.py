@@ -119,9 +119,9 @@ def _model(graph: Graph, counters: CounterModel | None) -> Iterator[str]:
     for row, option in step_options(graph, model):
         if row.source != source:
             source, spec = row.source, graph.spec(row.source)
-            notes = [spec.name, spec.note, f"spends {spec.spends}" if spec.spends else ""]
+            notes = [spec.name, spec.note, f"spends {', '.join(spec.spends)}" if spec.spends else ""]
             yield f"  /* {'; '.join(_comment(note) for note in notes if note)} */"
-        spends = f", spends {_comment(row.spends)}" if row.spends else ""
+        spends = f", spends {', '.join(row.spends)}" if row.spends else ""
         yield f"  :: {option} /* {orders[id(row)]} {row.id}{spends} */"
     yield "  :: else -> break"
     yield "  od"

@@ -179,9 +179,10 @@ def _box(view: View, placed: PlacedBox) -> Iterator[str]:
 def _row(view: View, row: TableRow, labels: tuple[Label, ...], placed: PlacedBox) -> Iterator[str]:
     edge, x, y = row.transition, placed.x, placed.y
     of = "" if row.mark == "removed" else f" of {len(view.graph.rows(edge.source))}"
-    spends = f", spends {edge.spends}" if edge.spends else ""
+    spends = f", spends {', '.join(edge.spends)}" if edge.spends else ""
+    ends = f", ends the run: {edge.ends.replace('_', ' ')}" if edge.ends else ""
     tag = f" ({row.tag})" if row.tag else ""
-    tip = f"{edge.id} → {edge.target}: row {row.order}{of}{spends}{tag}"
+    tip = f"{edge.id} → {edge.target}: row {row.order}{of}{spends}{ends}{tag}"
     yield f'<g data-edge="{escape_xml(edge.id)}"><title>{escape_xml(tip)}</title>'
     if row.mark:
         top = labels[0].y + y - BASELINE_OFFSET

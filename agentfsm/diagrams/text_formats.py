@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from agentfsm.diagrams.style import Palette, Theme, palette_for
 from agentfsm.diagrams.view import Box, RowKind, TableRow, View
+from agentfsm.machine.graph import StateSpec, Transition
 
 __all__ = ["markdown", "mermaid", "plain_text", "plantuml"]
 
@@ -24,19 +25,32 @@ def _rows_between(boxes: Iterable[Box], *, stops: bool = False) -> list[RowsBetw
         boxes: The states.
         stops: Whether to return the rows that end a run badly, or the others.
     """
-    edges: dict[tuple[str, str, RowKind, bool], list[TableRow]] = {}
+    edges: dict[tuple[str, str, RowKind, bool, str], list[TableRow]] = {}
     for box in boxes:
         for row in (r for r in box.rows if (r.kind == "stop") is stops):
-            key = (box.name, str(row.transition.target), row.kind, row.mark == "removed")
+            key = (box.name, str(row.transition.target), row.kind, row.mark == "removed", row.transition.ends)
             edges.setdefault(key, []).append(row)
-    return [(source, target, rows) for (source, target, _, _), rows in edges.items()]
+    return [(source, target, rows) for (source, target, *_), rows in edges.items()]
 
 
 def _stop_lines(box: Box) -> list[str]:
     """The rows of a state that end a run badly, one line for each target."""
     return [
-        f"{', '.join(_row_text(r) for r in rows)} → {target}" for _, target, rows in _rows_between([box], stops=True)
+        f"{', '.join(_row_text(r) for r in rows)} → {target}{_ending_text(rows[0].transition)}"
+        for _, target, rows in _rows_between([box], stops=True)
     ]
+
+
+def _ending_text(row: Transition) -> str:
+    """How a row ends the run, after the name of its target; empty for a row that does not."""
+    return f" ({row.ends.replace('_', ' ')})" if row.ends else ""
+
+
+def _spends_text(spec: StateSpec | Transition) -> str:
+    """What a state or a row spends and refills."""
+    refills = spec.refills if isinstance(spec, Transition) else ()
+    parts = [", ".join(spec.spends), f"refills {', '.join(refills)}" if refills else ""]
+    return "; ".join(part for part in parts if part)
 
 
 def _row_text(row: TableRow) -> str:
@@ -70,7 +84,7 @@ def _mermaid(view: View, p: Palette) -> Iterator[str]:
         yield f"  {_mermaid_id(box.name)}{opening}{text}{closing}:::{_mermaid_class(box)}"
     edges = _rows_between(view.boxes)
     for source, target, rows in edges:
-        label = "<br/>".join(_row_text(r) for r in rows)
+        label = "<br/>".join(_row_text(r) for r in rows) + _ending_text(rows[0].transition)
         arrow = "-.->" if rows[0].mark == "removed" else _MERMAID_ARROWS[rows[0].kind]
         yield f'  {_mermaid_id(source)} {arrow}|"{label}"| {_mermaid_id(target)}'
     for box_kind in ("happy", "recover", "wait", "stop"):
@@ -135,7 +149,7 @@ def _plantuml(view: View, p: Palette) -> Iterator[str]:
         look = ",".join(
             s for s in (p.faint if _all_dim(rows) else p.line[rows[0].kind], _PLANTUML_LINES[rows[0].kind]) if s
         )
-        label = "\\n".join(_row_text(r) for r in rows)
+        label = "\\n".join(_row_text(r) for r in rows) + _ending_text(rows[0].transition)
         yield f"{source} -[{look}]-> {target} : {label}"
     for box in (b for b in view.boxes if b.spec.final and b.mark != "removed"):
         yield f"{box.name} --> [*]"
@@ -170,8 +184,8 @@ def _markdown(view: View) -> Iterator[str]:
                 f"`{box.name}`",
                 row.label,
                 _strikethrough(guard, gone),
-                _strikethrough(f"`{edge.target}`", gone),
-                _escape_markdown(edge.spends),
+                _strikethrough(f"`{edge.target}`", gone) + _ending_text(edge),
+                _escape_markdown(_spends_text(edge)),
             ]
             yield f"| {' | '.join([*cells, *([row.tag] if tagged else [])])} |".replace("|  |", "| |")
 
@@ -181,7 +195,7 @@ def _state_notes(view: View, box: Box) -> list[str]:
     if box.name == view.graph.initial:
         notes.append("a run starts here")
     if box.spec.spends:
-        notes.append(f"spends {box.spec.spends}")
+        notes.append(f"spends {_spends_text(box.spec)}")
     if box.spec.waits:
         notes.append("waits for an event")
     if box.spec.final:
@@ -210,7 +224,7 @@ def _plain_text(view: View) -> Iterator[str]:
     rows = [r for b in view.boxes for r in b.rows]
     number = max((len(_ascii_label(r)) for r in rows), default=0)
     guard = max((len(r.transition.name) for r in rows), default=0)
-    target = max((len(r.transition.target) for r in rows), default=0)
+    target = max((len(r.transition.target + _ending_text(r.transition)) for r in rows), default=0)
     for box in view.boxes:
         yield ""
         gone = "(gone)" if box.mark == "removed" else ""
@@ -218,8 +232,9 @@ def _plain_text(view: View) -> Iterator[str]:
         yield " ".join(part for part in (box.name, gone, f"- {notes}" if notes else "") if part)
         for row in box.rows:
             edge = row.transition
-            line = f"  {_ascii_label(row):>{number}}  {edge.name:<{guard}}  -> {edge.target:<{target}}"
-            spends = f"  spends {edge.spends}" if edge.spends else ""
+            leads_to = edge.target + _ending_text(edge)
+            line = f"  {_ascii_label(row):>{number}}  {edge.name:<{guard}}  -> {leads_to:<{target}}"
+            spends = f"  spends {_spends_text(edge)}" if edge.spends or edge.refills else ""
             tag = f"  {_ascii(row.tag)}" if row.tag else ""
             yield (line + tag + spends).rstrip()
 

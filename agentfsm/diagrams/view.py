@@ -23,9 +23,6 @@ Lane = Literal["main", "left", "right", "end"]
 RowMark = Literal["", "never", "added", "removed", "moved", "changed"]
 """How an overlay marks a row or a state."""
 
-DECLARED_DONE = "declared_done"
-"""The guard of a run that declares itself done, which like ``otherwise`` is a good way to end."""
-
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
@@ -166,8 +163,7 @@ def view_rows(graph: Graph, state: str, lanes: dict[str, Lane]) -> tuple[TableRo
 def _row_kind(graph: Graph, transition: Transition, lanes: dict[str, Lane]) -> RowKind:
     ends = {lanes[transition.source], lanes[transition.target]}
     if graph.spec(transition.target).final:
-        good = transition.guard is None and lanes[transition.source] == "main"
-        return "done" if good or transition.name == DECLARED_DONE else "stop"
+        return "done" if transition.ends == "completed" else "stop"
     if "right" in ends:
         return "wait"
     return "recover" if "left" in ends else "happy"

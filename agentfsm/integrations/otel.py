@@ -26,6 +26,7 @@ from agentfsm.loop.events import (
     ModelReplied,
     PartialRunSummary,
     RecoveryStarted,
+    RunAborted,
     RunResumed,
     RunStarted,
     ToolFinished,
@@ -244,7 +245,7 @@ class _SpanRecorder:
                 }
             )
         )
-        if isinstance(event, Handoff | PartialRunSummary) and event.failure is not None:
+        if isinstance(event, Handoff | PartialRunSummary | RunAborted) and event.failure is not None:
             mark_failed(span, event.failure.kind.value)
         span.end()
 

@@ -49,9 +49,8 @@ async def fork(store: Store, run_id: str, at_seq: int, new_id: str) -> Rehydrate
     if report.code in (TAMPERED, UNVERIFIABLE):
         raise JournalError(f"run {run_id!r} cannot be forked: record {report.seq}: {report.reason}")
     parent = rehydrate(records[:at_seq])
-    finals = {name for name, _, final, _ in parent.graph["states"] if final}
     run = parent.run
-    if run.state in finals:
+    if parent.table.states[run.state].final:
         raise JournalError(f"run {run_id!r} had ended by record {at_seq}: fork it at an earlier one")
     if parent.unclaimed_results:
         on_outcome(run, ToolsRan(tuple(parent.unclaimed_results.values())))

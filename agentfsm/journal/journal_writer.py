@@ -189,10 +189,18 @@ def _transition_fields(outcomes: OutcomeWriter, entry: JournalEntry, commitments
     return texts
 
 
+_GUARD_DIGITS: Mapping[bool | None, str] = {True: "1", False: "0", None: "e"}
+
+
 def _row_fields(decision: Decision) -> Data:
-    """The transition that was taken; ``tried`` has a digit per evaluated guard, in order: 1 for the one that held."""
+    """The transition that was taken.
+
+    ``tried`` has a character for each guard that was asked, in order: 1 for the one that held, 0 for those that did
+    not, e for one that raised.
+    """
     row = decision.transition
-    return {"to": str(row.target), "transition": row.id, "tried": "0" * (len(decision.tried) - 1) + "1"}
+    tried = "".join([_GUARD_DIGITS[result] for _, result in decision.tried])
+    return {"to": str(row.target), "transition": row.id, "tried": tried}
 
 
 def _suspended_fields(outcomes: OutcomeWriter, entry: JournalEntry, commitments: CommitmentWriter) -> JsonFields:

@@ -17,6 +17,8 @@ from agentfsm.errors import ConfigurationError, GraphError, JournalGraphError
 from agentfsm.journal.records import RenameMap, SealedRecord
 from agentfsm.journal.replay import RehydratedRun, Replay, replay
 from agentfsm.loop.presets import PRESETS
+from agentfsm.loop.stored_table import read_table
+from agentfsm.machine.declaration import StateSpec, Transition
 from agentfsm.machine.graph import Graph
 
 __all__ = ["Migration", "migrate", "pinned_graph_diff"]
@@ -135,7 +137,7 @@ def migrate(
 def _incompatibility(rehydrated: RehydratedRun, graph: Graph, rename_map: RenameMap) -> str:
     """Why the run's current state has no counterpart in a graph; an empty string if it has one."""
     old = rehydrated.run.state
-    kinds = {name: (waits, final) for name, waits, final, _ in rehydrated.graph["states"]}
+    kinds = {name: (spec.waits, spec.final) for name, spec in rehydrated.table.states.items()}
     for name in rename_map.states:
         if name not in kinds:
             return f"the migration renames {name!r}, and the run's graph has no such state"
@@ -183,12 +185,15 @@ def _migration_error(rehydrated: RehydratedRun, graph: Graph, reason: str) -> Jo
     )
 
 
-def pinned_graph_diff(pinned: Mapping[str, list[list[object]]], graph: Graph) -> tuple[str, ...]:
+def pinned_graph_diff(pinned: Mapping[str, Any], graph: Graph) -> tuple[str, ...]:
     """The differences between a pinned table and a graph, one line each."""
+    table = read_table(pinned)
+    rows = [row for spec in graph.states for row in graph.rows(spec.name)]
     lines: list[str] = []
-    for part in ("states", "transitions"):
-        old = [_format_table_row(row) for row in pinned[part]]
-        new = [_format_table_row(row) for row in graph.table[part]]
+    for part, old, new in (
+        ("states", list(map(_format_state, table.states.values())), list(map(_format_state, graph.states))),
+        ("transitions", list(map(_format_row, table.rows.values())), list(map(_format_row, rows))),
+    ):
         lines += [f"- {row}" for row in old if row not in new]
         lines += [f"+ {row}" for row in new if row not in old]
         if not lines and old != new:
@@ -196,9 +201,16 @@ def pinned_graph_diff(pinned: Mapping[str, list[list[object]]], graph: Graph) ->
     return tuple(lines)
 
 
-def _format_table_row(row: list[object]) -> str:
-    if len(row) == 4 and isinstance(row[1], bool):
-        name, waits, final, spends = row
-        return " ".join(str(item) for item in (name, "waits" * bool(waits), "final" * bool(final), spends) if item)
-    source, guard, target, spends = row
-    return f"{source}.{guard} -> {target}" + (f" (spends {spends})" if spends else "")
+def _format_state(spec: StateSpec) -> str:
+    words = (spec.name, "waits" * spec.waits, "final" * spec.final, _format_counters("spends", spec.spends))
+    return " ".join(word for word in words if word)
+
+
+def _format_row(row: Transition) -> str:
+    parts = (row.ends, _format_counters("spends", row.spends), _format_counters("refills", row.refills))
+    details = ", ".join(part for part in parts if part)
+    return str(row) + (f" ({details})" if details else "")
+
+
+def _format_counters(verb: str, names: Sequence[str]) -> str:
+    return f"{verb} {', '.join(names)}" if names else ""

@@ -38,8 +38,11 @@ from agentfsm.loop.state import (
     request_digest,
     state_call_number,
 )
-from agentfsm.machine.engine import Decision, Machine
-from agentfsm.machine.graph import Graph, Transition
+from agentfsm.loop.stored_table import StoredTable, read_table
+from agentfsm.loop.transition_table import BUILT_IN_GUARDS
+from agentfsm.machine.declaration import StateSpec
+from agentfsm.machine.engine import Decision, Machine, spend_counters
+from agentfsm.machine.graph import Graph
 
 __all__ = ["RehydratedRun", "Replay", "rehydrate", "replay"]
 
@@ -56,6 +59,7 @@ class RehydratedRun:
         epoch: The epoch in which it was written.
         created: The body of the first record.
         graph: The pinned table of the graph that the run runs on, with its name and fingerprint.
+        table: The same, as states and rows.
         suspension: The body of the record with which the run was suspended, or None if it is not suspended.
         request_ref: Sequence number and hash of that record, or None.
         finished: Whether the run has finished.
@@ -68,6 +72,7 @@ class RehydratedRun:
         self.seq, self.hash, self.epoch = 0, GENESIS_HASH, 0
         self.created: Data = {}
         self.graph: Data = {}
+        self.table: StoredTable
         self.request_ref: tuple[int, str] | None = None
         self.suspension: Data | None = None
         self.finished = False
@@ -120,6 +125,7 @@ class RehydratedRun:
         if body["form"] != FORMAT_VERSION:
             raise JournalError(f"the journal has format {body['form']}; this release reads format {FORMAT_VERSION}")
         self.created, self.graph = body, body["graph"]
+        self.table = read_table(self.graph)
         if "state" in body:
             self._run = load_state(body["state"])
             self._set_guardrails(body)  # a sub-agent's limits change when it continues
@@ -128,11 +134,11 @@ class RehydratedRun:
             {
                 "run_id": body["run"],
                 "session_id": body.get("session", ""),
-                "state": self.graph["states"][0][0],
+                "state": self.table.initial.name,
                 "guardrails": body["guardrails"],
                 "rules": body["rules"],
                 "messages": body["messages"],
-                "steps": 1,
+                "counters": dict.fromkeys(self.table.initial.spends, 1),
             }
         )
         parent = body.get("parent", {})
@@ -153,8 +159,8 @@ class RehydratedRun:
             on_outcome(run, Cancelled(body["cancel"]))
         if "aborted" in body and run.aborted is None:
             run.aborted = load_failure(body["aborted"])
-        decision, is_final = self._choose_transition(body, row, target)
-        on_transition(run, decision, is_final)
+        decision, states = self._choose_transition(body, row, target)
+        on_transition(run, decision, states)
         self.visited.add(source)
         self.outcome = outcome
 
@@ -166,12 +172,15 @@ class RehydratedRun:
         """The outcome to fold in: the recorded one."""
         return recorded
 
-    def _choose_transition(self, body: Data, row: str, target: str) -> tuple[Decision, bool]:
-        """The transition to make, and whether it ends the run: the recorded one."""
+    def _choose_transition(self, body: Data, row: str, target: str) -> tuple[Decision, Mapping[str, StateSpec]]:
+        """The transition to make, and the declared states: the recorded ones."""
+        transition, states = self.table.rows[row], self.table.states
+        if transition.target != target:
+            raise JournalError(f"{row} leads to {transition.target!r}, not to {target!r}")
         self.run.state = target
+        spend_counters(self.run.counters, transition, states[target])
         failure = load_failure(body["failure"]) if "failure" in body else None
-        is_final = any(name == target and final for name, _, final, _ in self.graph["states"])
-        return Decision(Transition(row.rpartition(".")[0], None, target), (), failure), is_final
+        return Decision(transition, (), failure), states
 
     def _intent(self, body: Data) -> None:
         eid = body["eid"]
@@ -232,6 +241,7 @@ class RehydratedRun:
 
     def _migrate(self, body: Data) -> None:
         names, self.graph = RenameMap.from_record(body), body["graph"]
+        self.table = read_table(self.graph)
         names.rename(self.run)
         self.visited = {names.state(name) for name in self.visited}
 
@@ -340,6 +350,7 @@ class _ReplayRun(RehydratedRun):
     def _migrate(self, body: Data) -> None:
         if self._evaluating_guards and self.seq + 1 > self._since:
             self.graph = body["graph"]
+            self.table = read_table(self.graph)
             del self._rename_maps[0]  # the run has used the new names from the beginning
             return
         super()._migrate(body)
@@ -361,7 +372,7 @@ class _ReplayRun(RehydratedRun):
             return recorded
         return decide_recovery(self._policy, self.run, self.created.get("seed"))
 
-    def _choose_transition(self, body: Data, row: str, target: str) -> tuple[Decision, bool]:
+    def _choose_transition(self, body: Data, row: str, target: str) -> tuple[Decision, Mapping[str, StateSpec]]:
         if not self._evaluating_guards:
             return super()._choose_transition(body, row, target)
         recorded = f"{row} -> {target}"
@@ -373,7 +384,7 @@ class _ReplayRun(RehydratedRun):
         if instead != recorded:
             raise _DivergenceError(recorded, instead)
         self.moves += 1
-        return decision, self._machine.graph.spec(decision.target).final
+        return decision, self._machine.graph.specs
 
 
 def replay(
@@ -403,7 +414,7 @@ def replay(
     since, rename_maps = _renames_to_replay(journal)
     if rename_map is not None:
         rename_maps.append(rename_map)
-    run = _ReplayRun(Machine(graph), policy, guardrails, rename_maps, since)
+    run = _ReplayRun(Machine(graph, BUILT_IN_GUARDS), policy, guardrails, rename_maps, since)
     for record in journal:
         try:
             run.add(record)

@@ -24,6 +24,8 @@ from agentfsm.errors import JournalError, StoreError, UnknownRunError
 from agentfsm.journal.hash_chain import HashChainVerifier, InvalidRecordError
 from agentfsm.journal.records import FORMAT_VERSION, MIGRATION_BASES, RenameMap, SealedRecord, is_kind, read_line
 from agentfsm.journal.store import Head, Store, consistent_read
+from agentfsm.loop.stored_table import StoredTable, read_table
+from agentfsm.machine.declaration import Transition
 from agentfsm.machine.graph import table_fingerprint
 
 __all__ = [
@@ -52,6 +54,16 @@ _EPOCH_START_KINDS = frozenset({"run.created", "run.forked", "run.resumed", "run
 _KINDS_WHILE_SUSPENDED = frozenset({"run.resumed", "run.migrated", *_KINDS_AFTER_END})
 
 
+ENDING_EVENTS = {
+    "completed": "RunCompleted",
+    "handed_off": "Handoff",
+    "partial": "PartialRunSummary",
+    "cancelled": "RunCancelled",
+    "aborted": "RunAborted",
+}
+"""The last event of a run, by what its last row says about the ending."""
+
+
 class UnsupportedFormatError(Exception):
     """The journal has a format that this release does not know."""
 
@@ -75,10 +87,9 @@ class HistoryVerifier:
         self.waiting_for = ""
         self._epoch = 0
         self._fingerprint = ""
-        self._states: frozenset[str] = frozenset()
-        self._finals: frozenset[str] = frozenset()
-        self._waits: frozenset[str] = frozenset()
-        self._transitions_by_id: dict[str, tuple[str, str, str]] = {}
+        self._table: StoredTable
+        # How the last transition ended the run, by its row.
+        self._ended = ""
         # Whether there is a human reply on which the run has not moved yet.
         self._reply_received = False
         # Sequence number and hash of the last ``run.suspended`` record.
@@ -167,40 +178,30 @@ class HistoryVerifier:
         if body["run"] != self.run_id:
             raise InvalidRecordError(f"it belongs to run {body['run']!r}")
         self._pin_graph(body["graph"])
-        self.state = body.get("at") or body["graph"]["states"][0][0]
+        self.state = body.get("at") or self._table.initial.name
         self.status = "running"
-        self._reply_received = (
-            self.state in self._waits
-        )  # resumed from a suspension record: its journal starts with the reply
+        self._reply_received = self._table.states[
+            self.state
+        ].waits  # resumed from a suspension record: its journal starts with the reply
 
     def _pin_graph(self, graph: Data) -> None:
-        table = {"states": graph["states"], "transitions": graph["transitions"]}
+        table: Data = {part: graph[part] for part in ("states", "transitions", "counters") if part in graph}
         if table_fingerprint(table) != graph["fingerprint"]:
             raise InvalidRecordError("the pinned graph does not match its fingerprint")
         self._fingerprint = graph["fingerprint"]
-        self._states = frozenset(name for name, _, _, _ in graph["states"])
-        self._finals = frozenset(name for name, _, final, _ in graph["states"] if final)
-        self._waits = frozenset(name for name, waits, _, _ in graph["states"] if waits)
-        self._transitions_by_id = {}
-        places: dict[str, int] = {}
-        for source, guard, target, _ in graph["transitions"]:
-            place = places[source] = places.get(source, -1) + 1
-            self._transitions_by_id[f"{source}.{guard}"] = (source, target, "0" * place + "1")
+        self._table = read_table(table)
 
     def _transition(self, body: Data) -> None:
         transition = body["transition"]
-        row = self._transitions_by_id.get(transition)
+        row = self._table.rows.get(transition)
         if row is None:
             raise InvalidRecordError(f"{transition} is not a row of the pinned graph")
-        source, target, tried = row
+        source, target = row.source, row.target
         if source != self.state:
             raise InvalidRecordError(f"{transition} is not possible in {self.state!r}")
         if body["to"] != target:
             raise InvalidRecordError(f"{transition} leads to {target!r}, not to {body['to']!r}")
-        if body["tried"] != tried:
-            raise InvalidRecordError(
-                f"{transition} needs the guards {tried} (1: true), and the record has {body['tried']}"
-            )
+        self._verify_guards(row, body["tried"])
         ((kind, outcome),) = body["out"].items()
         if kind == "answered":
             if not self._reply_received:
@@ -214,15 +215,25 @@ class HistoryVerifier:
         if transition.endswith(".doubt_settled") and outcome["reply"]["kind"] == "did_not_run":
             self._retries_allowed += 1
         self._path.add(transition)
-        self.state = target
+        self.state, self._ended = target, row.ends
         if "waiting" in outcome:
             if "held" in outcome:  # the suspended sub-agents stay as they are
                 self._started_effects = {
                     eid: policy for eid, policy in self._started_effects.items() if eid in self._finished_effects
                 }
             return  # interrupted calls stay in doubt
-        if source not in self._waits:
+        if not self._table.states[source].waits:
             self._started_effects, self._finished_effects, self._retries_allowed = {}, set(), 0
+
+    def _verify_guards(self, row: Transition, asked: str) -> None:
+        """Verify that every guard before a row was asked and did not hold, or that one raised and aborted the run."""
+        place = self._table.places[row.id]
+        if asked == "0" * place + "1":
+            return
+        last = max(p for other, p in self._table.places.items() if self._table.rows[other].source == row.source)
+        if row.ends == "aborted" and asked.endswith("e1") and set(asked[:-2]) <= {"0"} and len(asked) - 2 <= last:
+            return
+        raise InvalidRecordError(f"{row.id} needs the guards {'0' * place}1 (1: true), and the record has {asked}")
 
     def _intent(self, body: Data) -> None:
         eid, policy = body["eid"], body["policy"]
@@ -241,7 +252,7 @@ class HistoryVerifier:
         self._finished_effects.add(eid)
 
     def _suspended(self, body: Data) -> None:
-        if self.state not in self._waits:
+        if not self._table.states[self.state].waits:
             raise InvalidRecordError(f"the run is in {self.state!r}, which is not a waiting state")
         self.status, self._migrated_while_suspended = "suspended", False
         self.waiting_for = body["waiting"]["kind"]
@@ -260,21 +271,21 @@ class HistoryVerifier:
             raise InvalidRecordError(f"it migrates from graph {body['from'][:12]}, which is not the run's")
         if body["judged"] not in MIGRATION_BASES:
             raise InvalidRecordError(f"{body['judged']!r} is not a valid basis for a migration")
-        names, waited, old_rows = RenameMap.from_record(body), self.state in self._waits, self._transitions_by_id
+        names, waited, old_rows = RenameMap.from_record(body), self._table.states[self.state].waits, self._table.rows
         self._pin_graph(body["graph"])
         state = names.state(self.state)
-        if state != body["to"] or state not in self._states:
+        if state != body["to"] or state not in self._table.states:
             raise InvalidRecordError(
                 f"it migrates to state {body['to']!r}, which is not the new name of {self.state!r}"
             )
-        if waited != (state in self._waits):
+        if waited != self._table.states[state].waits:
             raise InvalidRecordError(
                 f"it migrates from {self.state!r} to {state!r}, and only one of them waits for a human reply"
             )
         if body["judged"] == "replayed":
             for transition in sorted(self._path):
-                row = self._transitions_by_id.get(names.transition(transition))
-                if row is None or row[1] != names.state(old_rows[transition][1]):
+                row = self._table.rows.get(names.transition(transition))
+                if row is None or row.target != names.state(old_rows[transition].target):
                     raise InvalidRecordError(
                         f"it says that the run's path was replayed on the new graph, which has no row {transition}"
                     )
@@ -284,8 +295,12 @@ class HistoryVerifier:
         self.state, self._migrated_while_suspended = state, self.status == "suspended"
 
     def _finished(self, body: Data) -> None:
-        if self.state not in self._finals:
+        if not self._table.states[self.state].final:
             raise InvalidRecordError(f"the run is in {self.state!r}, which is not a final state")
+        if self._table.names_endings and body["ending"] != ENDING_EVENTS[self._ended]:
+            raise InvalidRecordError(
+                f"it ends as {body['ending']}, and the last row ends it as {ENDING_EVENTS[self._ended]}"
+            )
         self.status = "finished"
 
     def _ignored(self, body: Data) -> None:

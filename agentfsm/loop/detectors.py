@@ -7,7 +7,7 @@ own code and add a row to the table. The examples are external events after whic
 
 from __future__ import annotations
 
-from collections import Counter
+import collections
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.messages import FinishReason, ToolCall
 from agentfsm.loop.state import RunState
+from agentfsm.machine.declaration import Counter, exhausted, takes
 from agentfsm.machine.graph import State
 
-__all__ = ["DEFAULT_RESULT", "Example", "detector"]
+__all__ = ["DEFAULT_RESULT", "ITERATIONS", "STEPS", "Example", "detector"]
 
 
 DEFAULT_RESULT = "fine"
@@ -44,7 +45,7 @@ class Example:
         needs_approval: Whether a hook requires approval of the call.
         crash: Whether the process dies as the call begins, and the run is resumed from its store.
         cancel: Whether the run is cancelled.
-        abort: Whether a hook aborts the run.
+        abort: Whether a hook aborts the run or, in a state that waits, a guard raises.
         state_result: What the effect of a user-defined state returns.
     """
 
@@ -92,14 +93,20 @@ def detector(*, fires_on: Iterable[Example], silent_on: Iterable[Example] = ()) 
     return attach_examples
 
 
+STEPS = Counter("steps", "step_limit")
+"""Spent by each entry to ``pre_step``."""
+
+ITERATIONS = Counter("iterations", "max_iterations")
+"""Spent by each model call, whoever makes it."""
+
+
 # -- pre_step: budgets and stalls --------------------------------------------------------------------
 
 
-def runaway(run: RunState) -> Failure | None:
+@exhausted(STEPS, past=True)
+def runaway(run: RunState) -> Failure:
     """``pre_step`` was entered more than ``max_steps`` times, whatever the policy decided."""
     limit = run.guardrails.step_limit
-    if run.steps <= limit:
-        return None
     return Failure(
         kind=FailureKind.iteration_limit,
         explanation=f"the run took more than {limit} steps without coming to an end",
@@ -112,11 +119,10 @@ def _limit_failure(run: RunState, kind: FailureKind, explanation: str) -> Failur
     return Failure(kind=kind, explanation=explanation, suggested_action=Action(run.guardrails.on_limit))
 
 
-def iteration_limit(run: RunState) -> Failure | None:
+@exhausted(ITERATIONS)
+def iteration_limit(run: RunState) -> Failure:
     """``max_iterations`` model calls were made."""
     limit = run.guardrails.max_iterations
-    if limit is None or run.iterations < limit:
-        return None
     return _limit_failure(run, FailureKind.iteration_limit, f"{run.iterations} of {limit} model calls are used up")
 
 
@@ -176,16 +182,19 @@ def _run_failure(run: RunState, kind: FailureKind) -> Failure | None:
     return run.failure if run.failure is not None and run.failure.kind is kind else None
 
 
+@takes("transient_provider")
 def transient_provider(run: RunState) -> Failure | None:
     """The model call failed, and a retry may succeed."""
     return _run_failure(run, FailureKind.transient_provider)
 
 
+@takes("provider_error")
 def provider_error(run: RunState) -> Failure | None:
     """The model call failed, and a retry cannot help."""
     return _run_failure(run, FailureKind.provider_error)
 
 
+@takes("context_overflow")
 def context_overflow(run: RunState) -> Failure | None:
     """The provider rejected the prompt as too long."""
     return _run_failure(run, FailureKind.context_overflow)
@@ -194,6 +203,7 @@ def context_overflow(run: RunState) -> Failure | None:
 # -- post_llm: the reply ------------------------------------------------------------------------------
 
 
+@takes("output_truncated")
 def output_truncated(run: RunState) -> Failure | None:
     """The reply was truncated by its token limit."""
     if run.reply is None or run.reply.finish_reason is not FinishReason.LENGTH:
@@ -201,6 +211,7 @@ def output_truncated(run: RunState) -> Failure | None:
     return Failure(kind=FailureKind.output_truncated, explanation="the reply was truncated by its token limit")
 
 
+@takes("output_refused")
 def output_refused(run: RunState) -> Failure | None:
     """The model or a content filter refused; the text of the refusal is the blocker."""
     reply = run.reply
@@ -213,6 +224,7 @@ def output_refused(run: RunState) -> Failure | None:
     return Failure(kind=FailureKind.output_refused, explanation="the model refused to answer", blockers=(text.strip(),))
 
 
+@takes("output_malformed", "output_truncated", "output_refused")
 def output_malformed(run: RunState) -> Failure | None:
     """The envelope or the structured output cannot be parsed or is not valid.
 
@@ -237,7 +249,7 @@ def loop_detected(run: RunState) -> Failure | None:
     if len(run.batch) == 1:
         suspects = {calls[-1]} if calls.count(calls[-1]) >= limit else frozenset[str]()
     else:
-        suspects = {signature for signature, count in Counter(calls).items() if count >= limit}
+        suspects = {signature for signature, count in collections.Counter(calls).items() if count >= limit}
     if not suspects:
         return None
     results = run.recent_results if run.behavior.repeats == "results" else []

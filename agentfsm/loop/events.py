@@ -1,7 +1,7 @@
 """Events: what a run reports to its observers, in order; the last one says how the run ended.
 
-The last event is always exactly one of ``RunCompleted``, ``Handoff``, ``PartialRunSummary``, ``RunCancelled`` and
-``UserInputRequested``, which means that the run is suspended, not over.
+The last event is always exactly one of ``RunCompleted``, ``Handoff``, ``PartialRunSummary``, ``RunCancelled``,
+``RunAborted`` and ``UserInputRequested``, which means that the run is suspended, not over.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ __all__ = [
     "ReasoningDelta",
     "RecoveryStarted",
     "ReplyRestarted",
+    "RunAborted",
     "RunCancelled",
     "RunCompleted",
     "RunResumed",
@@ -249,6 +250,19 @@ class PartialRunSummary(Ending):
     missing: str
     learned_facts: tuple[str, ...] = ()
     next_step_plan: str = ""
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunAborted(Ending):
+    """Code of the user's raised, or a hook aborted the run.
+
+    Attributes:
+        reason: What happened, and whose code it was.
+        failure: The same as a failure, with the class of the exception in its metadata.
+    """
+
+    reason: str
     failure: Failure | None = None
 
 

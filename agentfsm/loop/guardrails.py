@@ -46,6 +46,7 @@ class AgentGuardrails(BaseModel):
         loop_window: How many of the last calls are checked for repeats.
         repeated_error_threshold: Consecutive equal tool errors that open the circuit breaker.
         max_denials: Consecutive denied calls that are a ``policy_violation``.
+        max_calls_per_reply: Maximum number of tool calls of one reply that are run.
         max_tool_retries: How many times one call may be run again unchanged (idempotent, retryable tools).
         max_output_tokens: Maximum tokens of one reply; None leaves it to the provider.
         max_output_tokens_limit: Upper bound for that maximum, which is doubled after each truncated reply.
@@ -76,6 +77,7 @@ class AgentGuardrails(BaseModel):
     loop_window: Count = 20
     repeated_error_threshold: Count = 5
     max_denials: Count = 3
+    max_calls_per_reply: Count = 64
     max_tool_retries: Annotated[int, Field(ge=0)] = 1
     max_output_tokens: Count | None = None
     max_output_tokens_limit: Count = 32_768

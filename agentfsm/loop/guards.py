@@ -5,8 +5,11 @@ Guards that also say what failed are in ``detectors``. Guards never change the r
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from agentfsm.loop.failures import Action
 from agentfsm.loop.state import RunState
+from agentfsm.machine.declaration import takes
 
 # -- any state: what stops a run -------------------------------------------------------------------
 
@@ -24,6 +27,7 @@ def aborted(run: RunState) -> bool:
 # -- post_llm: the reply ------------------------------------------------------------------------------
 
 
+@takes("tool_calls")
 def tool_calls(run: RunState) -> bool:
     """The reply calls tools."""
     return bool(run.batch)
@@ -32,11 +36,13 @@ def tool_calls(run: RunState) -> bool:
 # -- dispatch_tool: what must wait for a person -------------------------------------------------------
 
 
+@takes("approval_required")
 def approval_required(run: RunState) -> bool:
     """The next call needs a person's approval."""
     return run.pending_request is not None and run.pending_request.kind == "approval"
 
 
+@takes("in_doubt")
 def in_doubt(run: RunState) -> bool:
     """A call was started before a crash, and it is not known whether it ran."""
     return run.pending_request is not None and run.pending_request.kind == "in_doubt"
@@ -45,16 +51,19 @@ def in_doubt(run: RunState) -> bool:
 # -- post_tool: the results of the batch ----------------------------------------------------------------
 
 
+@takes("declared_done")
 def declared_done(run: RunState) -> bool:
     """``return_done``, or a tool that ends the run, has run."""
     return run.ending == "done"
 
 
+@takes("declared_unable")
 def declared_unable(run: RunState) -> bool:
     """``return_unable`` has run."""
     return run.ending == "unable"
 
 
+@takes("question_asked")
 def question_asked(run: RunState) -> bool:
     """``ask_user`` has run."""
     return run.ending == "ask"
@@ -71,21 +80,25 @@ def calls_pending(run: RunState) -> bool:
 # -- recover: what the policy decided -----------------------------------------------------------------
 
 
+@takes("ask_user")
 def ask_user(run: RunState) -> bool:
     """The policy decided to ask a person."""
     return run.action is Action.ask_user
 
 
+@takes("handoff")
 def handoff(run: RunState) -> bool:
     """The policy decided to hand off the task."""
     return run.action is Action.handoff
 
 
+@takes("stop")
 def stop(run: RunState) -> bool:
     """The policy decided to end the run without asking."""
     return run.action is Action.stop
 
 
+@takes("retry_tool")
 def retry_tool(run: RunState) -> bool:
     """The failed calls are to be run again unchanged: their tools are idempotent and retryable."""
     return run.retry_calls
@@ -114,3 +127,27 @@ def doubt_settled(run: RunState) -> bool:
 def replied(run: RunState) -> bool:
     """A person replied with text."""
     return run.human_reply is not None and run.human_reply.kind == "text"
+
+
+# -- states of your own ------------------------------------------------------------------------------
+
+
+def came_back(outcome: str) -> Callable[[RunState], bool]:
+    """A guard that holds when a state's own effect came back with an outcome that the state declares.
+
+    ::
+
+        StateSpec("review", effect=review, outcomes=("approved", "rejected"))
+        Transition("review", came_back("approved"), "terminal", ends="completed")
+
+    Args:
+        outcome: The outcome; the guard has its name.
+    """
+
+    @takes(outcome)
+    def guard(run: RunState) -> bool:
+        return run.state_outcome == outcome
+
+    guard.__name__ = guard.__qualname__ = outcome
+    guard.__doc__ = f"The state's effect came back with {outcome!r}."
+    return guard

@@ -1,21 +1,33 @@
-"""Outcomes: one small immutable value for each way in which an effect can end.
+"""Effects and their outcomes, as declared: what each state of the loop does, and each way in which that can end.
 
-Everything that is not a pure function enters a run as an outcome, so a run can be replayed from its outcomes without a
-model or tools. An effect with nothing to report returns None.
+Everything that is not a pure function enters a run as an outcome, one small immutable value, so a run can be replayed
+from its outcomes without a model or tools. An effect with nothing to report returns None.
+
+The names in an ``EffectSpec`` are what can come of the effect, as the guards that take it declare
+(``agentfsm.machine.declaration.takes``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from agentfsm.loop.failures import Action, Failure
 from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult, Usage
 from agentfsm.loop.read_only import freeze_field, read_only
 from agentfsm.loop.state import HumanReply, PendingRequest, StateCall, SuspendedSubRun
+from agentfsm.machine.declaration import EffectSpec
 
 __all__ = [
+    "BUILT_IN_EFFECTS",
+    "CALL_MODEL",
+    "CHECK_BUDGETS",
+    "CHOOSE_RECOVERY",
+    "JUDGE_RESULTS",
+    "PARSE_REPLY",
+    "RUN_CALLS",
     "Aborted",
     "CallBlocked",
     "Cancelled",
@@ -31,6 +43,53 @@ __all__ = [
     "StateResult",
     "ToolsRan",
 ]
+
+
+CHECK_BUDGETS = EffectSpec("check_budgets", outcomes=("checked",))
+"""Wait for the backoff and, on the first step, recall memories; the guards check the budgets."""
+
+CALL_MODEL = EffectSpec(
+    "call_model",
+    outcomes=("replied",),
+    exceptional=("transient_provider", "provider_error", "context_overflow"),
+    charges=("iterations",),
+)
+"""Make one model call."""
+
+PARSE_REPLY = EffectSpec(
+    "parse_reply",
+    outcomes=("answer",),
+    exceptional=("output_malformed", "output_truncated", "output_refused"),
+    on_request=("tool_calls",),
+)
+"""Parse the reply into tool calls, an answer, or the reason why it is neither."""
+
+RUN_CALLS = EffectSpec(
+    "run_calls",
+    outcomes=("calls_ran",),
+    exceptional=("in_doubt",),
+    on_request=("approval_required",),
+    charges=("iterations",),
+)
+"""Run the next call of the batch, or all that may run in parallel; a sub-agent's model calls are charged."""
+
+JUDGE_RESULTS = EffectSpec(
+    "judge_results", outcomes=("judged",), on_request=("question_asked", "declared_done", "declared_unable")
+)
+"""Nothing: the results are in the run already, and the guards read them there."""
+
+CHOOSE_RECOVERY = EffectSpec(
+    "choose_recovery",
+    outcomes=("retry", "narrow_scope"),
+    exceptional=("ask_user", "handoff", "stop"),
+    on_request=("retry_tool",),
+)
+"""Let the policy decide what to do about the failure."""
+
+BUILT_IN_EFFECTS = MappingProxyType(
+    {e.name: e for e in (CHECK_BUDGETS, CALL_MODEL, PARSE_REPLY, RUN_CALLS, JUDGE_RESULTS, CHOOSE_RECOVERY)}
+)
+"""The loop's own effects, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +206,13 @@ class StateResult:
     Attributes:
         value: Any JSON value; it becomes ``run.state_results[state]``.
         messages: Messages to append to the transcript.
+        outcome: Which of the outcomes it is that the state declares (``StateSpec.outcomes``), if it declares any.
         charge: What the effect used; filled in for it.
     """
 
     value: Any = None
     messages: tuple[Message, ...] = field(default=())
+    outcome: str = ""
     charge: Charge = field(default_factory=Charge)
 
     def __post_init__(self) -> None:

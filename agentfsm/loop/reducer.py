@@ -6,25 +6,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from agentfsm.loop import outcomes as o
 from agentfsm.loop import prompts
 from agentfsm.loop.detectors import output_malformed
 from agentfsm.loop.failures import LIMIT_KINDS, OUTPUT_KINDS, PROVIDER_KINDS, TOOL_KINDS, Action, Failure, FailureKind
 from agentfsm.loop.messages import Message, Role, ToolCall, ToolResult, Usage
+from agentfsm.loop.outcomes import (
+    CALL_MODEL,
+    CHECK_BUDGETS,
+    CHOOSE_RECOVERY,
+    JUDGE_RESULTS,
+    PARSE_REPLY,
+    RUN_CALLS,
+)
 from agentfsm.loop.state import CallState, PendingRequest, RunState, StateCall, request_digest, state_call_number
 from agentfsm.loop.tool_batch import append_tool_results, charge, count_error, is_final_text, record_result
 from agentfsm.loop.truncation import continue_answer
+from agentfsm.machine.declaration import EffectSpec, StateSpec, Transition
 from agentfsm.machine.engine import Decision
-from agentfsm.machine.graph import State
 
 __all__ = ["on_human_answer", "on_outcome", "on_transition"]
 
 K = FailureKind
-PRE_STEP, CALL_LLM, POST_LLM, DISPATCH_TOOL, POST_TOOL, RECOVER, SUSPENDED, TERMINAL = State
 
 
 def on_human_answer(run: RunState, outcome: o.HumanAnswered) -> None:
@@ -49,13 +56,7 @@ def on_human_answer(run: RunState, outcome: o.HumanAnswered) -> None:
     if call is not None:
         return
     run.messages.append(Message.user(reply.text))
-    if request.failure_kind in LIMIT_KINDS:
-        run.continues += 1
-    if request.failure_kind is FailureKind.iteration_limit:
-        run.iterations = 0
-    elif request.failure_kind is FailureKind.time_limit:
-        run.elapsed_s, run.final_turn = 0.0, ""
-    elif request.failure_kind is FailureKind.loop_detected:
+    if request.failure_kind is FailureKind.loop_detected:
         run.recent_calls.clear()
         run.recent_results.clear()
 
@@ -111,42 +112,46 @@ _ON_CALL_REPLY: dict[str, Callable[[RunState, CallState], None]] = {
 }
 
 
-_CLOSES_BATCH = frozenset({PRE_STEP, CALL_LLM, TERMINAL})
-"""In these states a request is made or the run ends: every call must have a result."""
+_CLOSES_BATCH = frozenset({CHECK_BUDGETS, CALL_MODEL})
+"""States with these effects make a request, or lead to one, so every call must have a result; as where the run ends."""
 
 
-def on_transition(run: RunState, decision: Decision, final: bool = False) -> None:
+def on_transition(run: RunState, decision: Decision, specs: Mapping[str, StateSpec]) -> None:
     """Apply a transition to the run: the failure found, leaving the old state, entering the new one.
+
+    What is done depends on the declared effects of the two states, never on their names.
 
     Args:
         run: The run.
         decision: The transition taken.
-        final: Whether it enters a final state; not needed for ``terminal``.
+        specs: The declared states of the run's graph, by name.
     """
     run.keep_views()
+    run.keep_views()
     row, guard_result = decision.transition, decision.guard_result
+    source, target = specs[row.source], specs[row.target]
     if isinstance(guard_result, Failure):
         run.failure = guard_result
-    on_leave = _ON_LEAVE.get(row.source)
-    if on_leave is not None:
-        on_leave(run, row.target)
-    elif run.human_reply is not None:  # a user-defined waiting state
-        _on_leave_suspended(run, row.target)
-    if row.target == PRE_STEP:
-        run.steps += 1
-    if run.batch and (final or row.target in _CLOSES_BATCH):
+    if source.waits:
+        _on_leave_wait(run, row, target)
+    elif (on_leave := _ON_LEAVE.get(cast("EffectSpec", source.effect))) is not None:
+        on_leave(run, target)
+    if target.final:
+        run.ended = row.ends
+    if run.batch and (target.final or target.effect in _CLOSES_BATCH):
         append_tool_results(run)
 
 
-def _on_leave_call_llm(run: RunState, target: str) -> None:
-    if target != RECOVER:
+def _on_leave_call_model(run: RunState, target: StateSpec) -> None:
+    if target.effect is not CHOOSE_RECOVERY:
         _on_success(run, PROVIDER_KINDS)
 
 
-def _on_leave_post_llm(run: RunState, target: str) -> None:
-    if run.partial_answer and not (target == RECOVER and _was_truncated(run)):  # it was continued, or is discarded
+def _on_leave_parse_reply(run: RunState, target: StateSpec) -> None:
+    recovering = target.effect is CHOOSE_RECOVERY
+    if run.partial_answer and not (recovering and _was_truncated(run)):  # it was continued, or is discarded
         run.partial_answer = ""
-    if target == RECOVER:
+    if recovering:
         _close_breaker(run)
         return
     _on_success(run, OUTPUT_KINDS)
@@ -161,17 +166,18 @@ def _was_truncated(run: RunState) -> bool:
     return run.failure is not None and run.failure.kind is FailureKind.output_truncated
 
 
-def _on_leave_post_tool(run: RunState, target: str) -> None:
-    if target == DISPATCH_TOOL:
+def _on_leave_judge_results(run: RunState, target: StateSpec) -> None:
+    if target.effect is RUN_CALLS:
         return
     if (run.failure_attempts or run.lessons_learned) and any(
         c.result is not None and c.result.status == "done" for c in run.batch
     ):
         _on_success(run, [k for k in TOOL_KINDS if k not in run.call_failures])
-    if target == RECOVER and run.denials >= run.guardrails.max_denials:
+    if target.effect is not CHOOSE_RECOVERY:
+        return
+    if run.denials >= run.guardrails.max_denials:
         run.denials = 0
-    if target == RECOVER:
-        _close_breaker(run)
+    _close_breaker(run)
 
 
 def _close_breaker(run: RunState) -> None:
@@ -180,25 +186,45 @@ def _close_breaker(run: RunState) -> None:
         run.error_key, run.error_streak = None, 0
 
 
-def _on_leave_recover(run: RunState, target: str) -> None:
-    if target in (SUSPENDED, TERMINAL):
+def _on_leave_recovery(run: RunState, target: StateSpec) -> None:
+    if target.waits or target.final:
         return
+    if run.retry_calls and target.effect is RUN_CALLS:
+        for call in run.batch:
+            if call.result is not None and call.result.failure is not None:
+                call.result = None
+                call.retries += 1
+        run.call_failures.clear()
     run.failure = run.action = None
     run.retry_calls = False
 
 
-def _on_leave_suspended(run: RunState, target: str) -> None:
-    if target == TERMINAL:
+def _on_leave_wait(run: RunState, row: Transition, target: StateSpec) -> None:
+    """A run that goes on waiting keeps its request and the answer that it was given."""
+    if target.waits or target.final:
         return
+    if row.extends:
+        _extend_limit(run)
     run.human_reply = run.pending_request = run.failure = run.action = None
 
 
-_ON_LEAVE: dict[str, Callable[[RunState, str], None]] = {
-    CALL_LLM: _on_leave_call_llm,
-    POST_LLM: _on_leave_post_llm,
-    POST_TOOL: _on_leave_post_tool,
-    RECOVER: _on_leave_recover,
-    SUSPENDED: _on_leave_suspended,
+def _extend_limit(run: RunState) -> None:
+    """Grant the limit that the run asked about once more; how often is bounded by ``max_continues``."""
+    kind = run.pending_request.failure_kind if run.pending_request is not None else None
+    if kind not in LIMIT_KINDS:
+        return
+    run.counters["continues"] = run.continues + 1
+    if kind is FailureKind.iteration_limit:
+        run.counters["iterations"] = 0
+    elif kind is FailureKind.time_limit:
+        run.elapsed_s, run.final_turn = 0.0, ""
+
+
+_ON_LEAVE: dict[EffectSpec, Callable[[RunState, StateSpec], None]] = {
+    CALL_MODEL: _on_leave_call_model,
+    PARSE_REPLY: _on_leave_parse_reply,
+    JUDGE_RESULTS: _on_leave_judge_results,
+    CHOOSE_RECOVERY: _on_leave_recovery,
 }
 
 
@@ -223,6 +249,9 @@ def _still_holds(run: RunState, lesson: Failure) -> bool:
 
 _NO_USAGE = Usage()
 
+_FROM_OUTSIDE = frozenset({o.HumanAnswered, o.Expired})
+"""Outcomes of a wait, whose time is never charged."""
+
 
 UNELIDED_MESSAGES = 4
 """How many of the newest messages keep their tool results when a prompt was too long."""
@@ -242,7 +271,7 @@ def on_outcome(run: RunState, outcome: o.Outcome | None, duration_s: float = 0.0
         silence_s: Seconds between the end of the previous effect and the start of this one.
     """
     run.keep_views()
-    if (duration_s or silence_s) and run.state != SUSPENDED:
+    if (duration_s or silence_s) and type(outcome) not in _FROM_OUTSIDE:
         run.elapsed_s += duration_s + silence_s
         if silence_s > run.silence_s:
             run.silence_s = silence_s
@@ -288,7 +317,7 @@ def _on_model_call_failed(run: RunState, outcome: o.ModelCallFailed) -> None:
 
 
 def _count_model_call(run: RunState, model_calls: int) -> None:
-    run.iterations += model_calls
+    run.counters["iterations"] = run.iterations + model_calls
     run.model_calls += model_calls
     run.turns += 1
     run.silence_s = 0.0
@@ -374,11 +403,6 @@ def _on_recovery_decided(run: RunState, outcome: o.RecoveryDecided) -> None:
 
 def _prepare_retry(run: RunState, failure: Failure) -> None:
     if run.retry_calls:
-        for call in run.batch:
-            if call.result is not None and call.result.failure is not None:
-                call.result = None
-                call.retries += 1
-        run.call_failures.clear()
         return
     if failure.kind is K.output_truncated:
         _set_feedback(run, _after_truncation(run))
@@ -430,6 +454,7 @@ def _on_expired(run: RunState, outcome: o.Expired) -> None:
 def _on_state_result(run: RunState, outcome: o.StateResult) -> None:
     if outcome.value is not None:
         run.state_results[run.state] = outcome.value
+    run.state_outcome = outcome.outcome
     (run.deferred_messages if run.batch else run.messages).extend(outcome.messages)
     charge(run, outcome.charge.usage, outcome.charge.model_calls)
     run.state_visits[run.state] = run.state_visits.get(run.state, 0) + 1

@@ -247,8 +247,7 @@ class RunState(_HiddenSlots):
         malformed: Why that reply could not be parsed, or None.
         batch: The calls of that reply.
         answer: The final answer that was parsed from that reply, or None.
-        steps: How many times ``pre_step`` was entered.
-        iterations: Model calls made for the run since it began or a person last extended that budget.
+        counters: How often each counter of the graph was spent since it was last refilled; only the engine changes it.
         model_calls: All model calls made for the run: by ``call_llm``, by sub-agents and by the effects of
             user-defined states.
         turns: How many times ``call_llm`` has called the model; the ids of effects begin with it.
@@ -256,7 +255,6 @@ class RunState(_HiddenSlots):
         elapsed_s: Seconds of active time since the run began or a person last extended that budget.
         silence_s: The longest silence between two phases since the last model call, in seconds.
         final_turn: ``""``, ``now`` during the last turn that ``finalize_grace_s`` grants, then ``used``.
-        continues: How many times a person has extended a spent budget.
         failure: The failure that is being recovered from, or the one that ended the run.
         action: What the policy decided about it.
         retry_calls: Whether that is to run the failed calls of the batch again.
@@ -275,6 +273,7 @@ class RunState(_HiddenSlots):
         denials: Denials in a row.
         pending_request: What a suspended run waits for, or None.
         human_reply: A person's answer that has not been acted on yet, or None.
+        ended: How the run ended, as the row into the final state says; an empty string until then.
         ending: ``done``, ``unable`` or ``ask`` once a tool declared it; ``ending_value`` has its details.
         cancelled: The reason of a cancellation, or None.
         aborted: The failure that aborted the run, or None.
@@ -282,6 +281,7 @@ class RunState(_HiddenSlots):
         state_results: What the effects of user-defined states returned, by state; JSON.
         state_calls: What the effect of the current user-defined state has called, while it waits or after a crash.
         state_visits: How many times the effect of each user-defined state has ended.
+        state_outcome: Which declared outcome the last of these effects came back with, or an empty string.
     """
 
     run_id: str
@@ -296,15 +296,13 @@ class RunState(_HiddenSlots):
     malformed: str | None = None
     batch: list[CallState] = field(default_factory=list[CallState])
     answer: Any = None
-    steps: int = 0
-    iterations: int = 0
+    counters: dict[str, int] = field(default_factory=dict[str, int])
     model_calls: int = 0
     turns: int = 0
     usage: Usage = field(default_factory=Usage)
     elapsed_s: float = 0.0
     silence_s: float = 0.0
     final_turn: str = ""
-    continues: int = 0
     failure: Failure | None = None
     action: Action | None = None
     retry_calls: bool = False
@@ -324,6 +322,7 @@ class RunState(_HiddenSlots):
     denials: int = 0
     pending_request: PendingRequest | None = None
     human_reply: HumanReply | None = None
+    ended: str = ""
     ending: str | None = None
     ending_value: Any = None
     cancelled: str | None = None
@@ -332,6 +331,22 @@ class RunState(_HiddenSlots):
     state_results: dict[str, Any] = field(default_factory=dict[str, Any])
     state_calls: dict[int, StateCall] = field(default_factory=dict[int, StateCall])
     state_visits: dict[str, int] = field(default_factory=dict[str, int])
+    state_outcome: str = ""
+
+    @property
+    def steps(self) -> int:
+        """How many times ``pre_step`` was entered."""
+        return self.counters.get("steps", 0)
+
+    @property
+    def iterations(self) -> int:
+        """Model calls since the run began or a person last extended that budget, whoever made them."""
+        return self.counters.get("iterations", 0)
+
+    @property
+    def continues(self) -> int:
+        """How many times a person has extended a spent budget."""
+        return self.counters.get("continues", 0)
 
     def view(self) -> RunView:
         """What user code may see of the run as it is now."""
@@ -348,7 +363,7 @@ class RunState(_HiddenSlots):
     @property
     def done(self) -> bool:
         """Whether the run has ended."""
-        return self.state == State.TERMINAL
+        return bool(self.ended)
 
     @property
     def last_repeat_counts(self) -> dict[str, int]:
@@ -534,6 +549,9 @@ _STORED_NAMES = {
 
 _FIELD_NAMES = {stored: name for name, stored in _STORED_NAMES.items()}
 
+_FORMER_COUNTERS = ("steps", "iterations", "continues")
+"""Counters that version 0.1.0 stored as fields of their own."""
+
 
 @cache
 def _state_adapter() -> TypeAdapter[RunState]:
@@ -561,7 +579,9 @@ def load_state(data: dict[str, Any]) -> RunState:
     Raises:
         pydantic.ValidationError: The data is not the state of a run.
     """
-    fields = {_FIELD_NAMES.get(name, name): value for name, value in data.items()}
+    fields = {_FIELD_NAMES.get(name, name): value for name, value in data.items() if name not in _FORMER_COUNTERS}
+    if former := {name: data[name] for name in _FORMER_COUNTERS if name in data}:
+        fields["counters"] = {**fields.get("counters", {}), **former}
     fields.setdefault("turns", fields.get("model_calls", 0))  # earlier releases counted only these
     run = _state_adapter().validate_python(fields)
     run.answer, run.ending_value = freeze(run.answer), freeze(run.ending_value)

@@ -24,7 +24,7 @@ def charge(run: RunState, usage: Usage | None, model_calls: int) -> None:
     if usage is not None:
         run.usage += usage
     run.model_calls += model_calls
-    run.iterations += model_calls
+    run.counters["iterations"] = run.iterations + model_calls
 
 
 def record_result(run: RunState, result: ToolResult) -> None:

@@ -5,12 +5,15 @@ In each state the rows are evaluated from top to bottom, and the first whose gua
 until one of its guards holds, and ``terminal`` is the end.
 
 Every model call passes through ``pre_step`` and spends a step; every other cycle spends a pending call or a tool retry,
-or waits for human input. So every run ends or waits within a bound that follows from its guardrails.
+or waits for human input. So every run ends or waits within a bound that follows from its guardrails. Each row into
+``terminal`` says how the run ends.
 """
 
 from __future__ import annotations
 
 from agentfsm.loop.detectors import (
+    ITERATIONS,
+    STEPS,
     ambiguous_input,
     capability_gap,
     context_overflow,
@@ -54,10 +57,19 @@ from agentfsm.loop.guards import (
     stop,
     tool_calls,
 )
+from agentfsm.loop.outcomes import (
+    CALL_MODEL,
+    CHECK_BUDGETS,
+    CHOOSE_RECOVERY,
+    JUDGE_RESULTS,
+    PARSE_REPLY,
+    RUN_CALLS,
+)
+from agentfsm.machine.declaration import Counter
 from agentfsm.machine.graph import Graph, State, StateSpec
 from agentfsm.machine.graph import Transition as Row
 
-__all__ = ["LOOP"]
+__all__ = ["BUILT_IN_GUARDS", "LOOP"]
 
 PRE_STEP, CALL_LLM, POST_LLM, DISPATCH_TOOL, POST_TOOL, RECOVER, SUSPENDED, TERMINAL = State
 
@@ -65,20 +77,28 @@ PRE_STEP, CALL_LLM, POST_LLM, DISPATCH_TOOL, POST_TOOL, RECOVER, SUSPENDED, TERM
 LOOP = Graph(
     name="loop",
     states=(
-        StateSpec(PRE_STEP, "back off, check budgets", spends="a step"),
-        StateSpec(CALL_LLM, "call the model"),
-        StateSpec(POST_LLM, "read the reply"),
-        StateSpec(DISPATCH_TOOL, "run the next call"),
-        StateSpec(POST_TOOL, "judge the batch"),
-        StateSpec(RECOVER, "ask the policy", lane="left"),
+        StateSpec(PRE_STEP, "back off, check budgets", effect=CHECK_BUDGETS, spends="steps"),
+        StateSpec(CALL_LLM, "call the model", effect=CALL_MODEL),
+        StateSpec(POST_LLM, "read the reply", effect=PARSE_REPLY),
+        StateSpec(DISPATCH_TOOL, "run the next call", effect=RUN_CALLS),
+        StateSpec(POST_TOOL, "judge the batch", effect=JUDGE_RESULTS),
+        StateSpec(RECOVER, "ask the policy", effect=CHOOSE_RECOVERY, lane="left"),
         StateSpec(SUSPENDED, "wait for a person", waits=True, lane="right"),
         StateSpec(TERMINAL, "the end", final=True),
     ),
+    counters=(
+        STEPS,
+        ITERATIONS,
+        Counter("pending_calls", "max_calls_per_reply"),
+        Counter("tool_retries", "max_tool_retries"),
+        Counter("continues", "max_continues"),
+    ),
+    first=(cancelled, aborted),
     transitions=(
         #   from           guard               to
-        Row(PRE_STEP,      cancelled,          TERMINAL),
-        Row(PRE_STEP,      aborted,            TERMINAL),
-        Row(PRE_STEP,      runaway,            TERMINAL),
+        Row(PRE_STEP,      cancelled,          TERMINAL, ends="cancelled"),
+        Row(PRE_STEP,      aborted,            TERMINAL, ends="aborted"),
+        Row(PRE_STEP,      runaway,            TERMINAL, ends="partial"),
         Row(PRE_STEP,      iteration_limit,    RECOVER),
         Row(PRE_STEP,      time_limit,         RECOVER),
         Row(PRE_STEP,      token_limit,        RECOVER),
@@ -86,36 +106,37 @@ LOOP = Graph(
         Row(PRE_STEP,      no_progress,        RECOVER),
         Row(PRE_STEP,      None,               CALL_LLM),
 
-        Row(CALL_LLM,      cancelled,          TERMINAL),
-        Row(CALL_LLM,      aborted,            TERMINAL),
+        Row(CALL_LLM,      cancelled,          TERMINAL, ends="cancelled"),
+        Row(CALL_LLM,      aborted,            TERMINAL, ends="aborted"),
         Row(CALL_LLM,      transient_provider, RECOVER),
         Row(CALL_LLM,      provider_error,     RECOVER),
         Row(CALL_LLM,      context_overflow,   RECOVER),
         Row(CALL_LLM,      None,               POST_LLM),
 
-        Row(POST_LLM,      cancelled,          TERMINAL),
-        Row(POST_LLM,      aborted,            TERMINAL),
+        Row(POST_LLM,      cancelled,          TERMINAL, ends="cancelled"),
+        Row(POST_LLM,      aborted,            TERMINAL, ends="aborted"),
         Row(POST_LLM,      output_truncated,   RECOVER),
         Row(POST_LLM,      output_refused,     RECOVER),
         Row(POST_LLM,      output_malformed,   RECOVER),
         Row(POST_LLM,      loop_detected,      RECOVER),
         Row(POST_LLM,      no_progress,        RECOVER),
-        Row(POST_LLM,      tool_calls,         DISPATCH_TOOL),
-        Row(POST_LLM,      None,               TERMINAL),
+        Row(POST_LLM,      tool_calls,         DISPATCH_TOOL, spends="pending_calls",
+                                                              refills=("pending_calls", "tool_retries")),
+        Row(POST_LLM,      None,               TERMINAL, ends="completed"),
 
-        Row(DISPATCH_TOOL, cancelled,          TERMINAL),
-        Row(DISPATCH_TOOL, aborted,            TERMINAL),
+        Row(DISPATCH_TOOL, cancelled,          TERMINAL, ends="cancelled"),
+        Row(DISPATCH_TOOL, aborted,            TERMINAL, ends="aborted"),
         Row(DISPATCH_TOOL, approval_required,  SUSPENDED),
         Row(DISPATCH_TOOL, in_doubt,           SUSPENDED),
         Row(DISPATCH_TOOL, None,               POST_TOOL),
 
-        Row(POST_TOOL,     cancelled,          TERMINAL),
-        Row(POST_TOOL,     aborted,            TERMINAL),
-        Row(POST_TOOL,     declared_done,      TERMINAL),
-        Row(POST_TOOL,     declared_unable,    TERMINAL),
+        Row(POST_TOOL,     cancelled,          TERMINAL, ends="cancelled"),
+        Row(POST_TOOL,     aborted,            TERMINAL, ends="aborted"),
+        Row(POST_TOOL,     declared_done,      TERMINAL, ends="completed"),
+        Row(POST_TOOL,     declared_unable,    TERMINAL, ends="handed_off"),
         Row(POST_TOOL,     question_asked,     SUSPENDED),
         Row(POST_TOOL,     policy_violation,   RECOVER),
-        Row(POST_TOOL,     calls_pending,      DISPATCH_TOOL, spends="a pending call"),
+        Row(POST_TOOL,     calls_pending,      DISPATCH_TOOL, spends="pending_calls"),
         Row(POST_TOOL,     repeated_error,     RECOVER),
         Row(POST_TOOL,     ambiguous_input,    RECOVER),
         Row(POST_TOOL,     scope_too_large,    RECOVER),
@@ -127,19 +148,24 @@ LOOP = Graph(
         Row(POST_TOOL,     tool_error,         RECOVER),
         Row(POST_TOOL,     None,               PRE_STEP),
 
-        Row(RECOVER,       cancelled,          TERMINAL),
-        Row(RECOVER,       aborted,            TERMINAL),
+        Row(RECOVER,       cancelled,          TERMINAL, ends="cancelled"),
+        Row(RECOVER,       aborted,            TERMINAL, ends="aborted"),
         Row(RECOVER,       ask_user,           SUSPENDED),
-        Row(RECOVER,       handoff,            TERMINAL),
-        Row(RECOVER,       stop,               TERMINAL),
-        Row(RECOVER,       retry_tool,         DISPATCH_TOOL, spends="a tool's retry"),
+        Row(RECOVER,       handoff,            TERMINAL, ends="handed_off"),
+        Row(RECOVER,       stop,               TERMINAL, ends="partial"),
+        Row(RECOVER,       retry_tool,         DISPATCH_TOOL, spends=("tool_retries", "pending_calls"),
+                                                              refills="pending_calls"),
         Row(RECOVER,       None,               PRE_STEP),
 
-        Row(SUSPENDED,     cancelled,          TERMINAL),
-        Row(SUSPENDED,     expired,            TERMINAL),
+        Row(SUSPENDED,     cancelled,          TERMINAL, ends="cancelled"),
+        Row(SUSPENDED,     aborted,            TERMINAL, ends="aborted"),
+        Row(SUSPENDED,     expired,            TERMINAL, ends="cancelled"),
         Row(SUSPENDED,     approval_decided,   DISPATCH_TOOL),
         Row(SUSPENDED,     doubt_settled,      DISPATCH_TOOL),
-        Row(SUSPENDED,     replied,            PRE_STEP),
+        Row(SUSPENDED,     replied,            PRE_STEP, extends=True),
     ),
 )
 # fmt: on
+
+BUILT_IN_GUARDS = frozenset(row.guard for row in LOOP if row.guard is not None)
+"""The guards of ``LOOP``, which read the run itself; all others get an immutable view of it."""

@@ -1,32 +1,49 @@
-"""The engine: a graph compiled onto one shared ``transitions.Machine``; ``step`` moves a run and says why.
+"""The engine: a graph compiled onto one shared ``transitions.Machine``, which makes every move of a run.
 
-``transitions`` 0.9.3 is driven through its documented class attributes. Its own ``Event.trigger`` builds an
-``EventData`` and walks eight callback lists per trigger (10 to 20 microseconds), and does not say which guard decided;
-the subclass below evaluates the same ``Transition`` objects in the same order and records the results. There are no
-callbacks, auto-transitions or registered models, so only a row of the table can move a run.
+The rows are ``transitions.Transition`` objects with ``Condition`` objects, and the machine's own ``set_state`` changes
+the state. Of the library's documented extension points three are used: ``condition_cls`` asks a guard and records its
+result, ``transition_cls`` spends what the row declares, and ``event_cls`` asks the rows in order. The methods they
+replace walk eight lists of callbacks in each move (10 to 20 microseconds) and do not say which guard decided. There
+are no callbacks, auto-transitions or registered models, so only a row of the table can move a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import transitions
+from transitions.core import Condition, EventData
 
 from agentfsm.errors import NoTransitionError
-from agentfsm.machine.graph import Graph, Guard, Transition
+from agentfsm.machine.declaration import OTHERWISE, Guard, StateSpec, Transition
+from agentfsm.machine.graph import Graph
 
-__all__ = ["ABORTED", "Decision", "Machine", "Steppable"]
+__all__ = ["Decision", "Machine", "Steppable", "spend_counters"]
 
-ABORTED = "aborted"
-"""The name of the row that is taken when a guard raises."""
+
+M = TypeVar("M", bound=transitions.Machine)
+
+
+class RunSnapshot(Protocol):
+    """What guards that are not built in may see of a run."""
+
+    def ask(self, role: str, function: Callable[..., Any]) -> Any:
+        """What a function returns for this view; an attempt to change the run raises, and names the function."""
+        ...
 
 
 class Steppable(Protocol):
-    """What the engine needs from a run: its state, and a method that records an exception raised by a guard."""
+    """What the engine needs from a run."""
 
     state: str
+    counters: dict[str, int]
+    guardrails: Any
+
+    def view(self) -> RunSnapshot:
+        """An immutable view of the run, for guards that are not built in."""
+        ...
 
     def abort(self, by: str, error: BaseException) -> None:
         """Record that a guard raised; the run's ``aborted`` guard holds from then on."""
@@ -34,17 +51,17 @@ class Steppable(Protocol):
 
 
 class Decision(NamedTuple):
-    """Why a run moved: the transition taken, and each guard that was evaluated with its result.
+    """Why a run moved: the transition taken, and each guard that was asked with its result.
 
     Attributes:
         transition: The row that was taken.
-        tried: Pairs of guard name and result, in the order of evaluation; the last one decided. A guard that
-            raised counts as False.
+        tried: Pairs of guard name and result, in the order in which they were asked; the last one decided. The result
+            is None for a guard that raised, and False for a row whose counter is empty.
         guard_result: What the deciding guard returned, if that is more than True (a ``Failure``); else None.
     """
 
     transition: Transition
-    tried: tuple[tuple[str, bool], ...]
+    tried: tuple[tuple[str, bool | None], ...]
     guard_result: Any = None
 
     @property
@@ -66,87 +83,156 @@ class Decision(NamedTuple):
         return str(self.transition)
 
 
-class _CompiledTransition(transitions.Transition):
-    """A ``transitions`` row with the ``Decision`` that taking it amounts to."""
+def spend_counters(counters: dict[str, int], row: Transition, target: StateSpec) -> None:
+    """Apply what a row and the state that it enters declare to a run's counters: refill, then spend.
 
-    def __init__(self, source: str, dest: str, *callbacks: Any, decision: Decision) -> None:
+    Args:
+        counters: How often each counter was spent; changed in place.
+        row: The row that is taken.
+        target: The state that it enters.
+    """
+    for name in row.refills:
+        counters[name] = 0
+    for name in row.spends:
+        counters[name] = counters.get(name, 0) + 1
+    for name in target.spends:
+        counters[name] = counters.get(name, 0) + 1
+
+
+class _Step:
+    """One move, in the part of the library's ``EventData``: the run, and what has been asked so far."""
+
+    __slots__ = ("guard_result", "model", "row", "tried", "view")
+
+    def __init__(self, model: Steppable) -> None:
+        self.model = model
+        self.tried: list[tuple[str, bool | None]] = []
+        self.guard_result: object = None
+        self.row: _Row | None = None
+        self.view: RunSnapshot | None = None
+
+
+class _GuardCondition(Condition):
+    """A guard, asked with the run itself if it is built in, and with an immutable view of it if it is not."""
+
+    def __init__(self, func: Any, target: bool = True) -> None:
+        super().__init__(func, target)
+        self.guard: Guard = func
+        self.name = str(getattr(func, "__name__", func))
+        self.yes, self.no, self.raised = (self.name, True), (self.name, False), (self.name, None)
+        self.built_in = False
+
+    def check(self, event_data: Any) -> bool:
+        """As in ``transitions``; also records the result."""
+        step: _Step = event_data
+        if self.built_in:
+            result = self.guard(step.model)
+        else:
+            view = step.view
+            if view is None:
+                view = step.view = step.model.view()
+            result = view.ask("guard", self.guard)
+        if not result:
+            step.tried.append(self.no)
+            return False
+        if result is not True:
+            step.guard_result = _require_plain(self.name, result)
+        step.tried.append(self.yes)
+        return True
+
+
+class _Row(transitions.Transition):
+    """A row of the table. It holds if its counters are not empty and its guard holds."""
+
+    condition_cls = _GuardCondition
+
+    def __init__(self, source: str, dest: str, *callbacks: Any, row: Transition, graph: Graph) -> None:
         super().__init__(source, dest, *callbacks)
-        self.decision = decision
+        self.row = row
+        self.target = graph.spec(row.target)
+        self.condition = cast("_GuardCondition | None", self.conditions[0] if self.conditions else None)
+        self.counts = bool(row.spends or row.refills or self.target.spends)
+        self.charged = tuple(c for c in graph.counters if c.name in row.spends and c.name not in row.refills)
+        self.machine: transitions.Machine
+        self.dest_state: transitions.State
+
+    def execute(self, event_data: Any) -> bool:
+        """As in ``transitions``: move the run if the row holds, and return whether it did."""
+        step: _Step = event_data
+        run = step.model
+        for counter in self.charged:
+            if counter.is_empty(run):
+                step.tried.append((self.row.name, False))
+                return False
+        if self.condition is None:
+            step.tried.append(_ALWAYS)
+        elif not self.condition.check(step):
+            return False
+        self.take(step)
+        return True
+
+    def take(self, step: _Step) -> None:
+        """Move the run, and spend what the row declares."""
+        run = step.model
+        if self.counts:
+            spend_counters(run.counters, self.row, self.target)
+        self.machine.set_state(self.dest_state, run)
+        step.row = self
+
+
+_ALWAYS: tuple[str, bool | None] = (OTHERWISE, True)
 
 
 class _StepEvent(transitions.Event):
-    """The machine's only event: evaluate the rows of the run's state in order, and take the first that holds."""
+    """The machine's only event: ask the rows of the run's state in order, and take the first that holds."""
 
     def __init__(self, name: str, machine: transitions.Machine) -> None:
         super().__init__(name, machine)
-        self._rows_by_state: dict[str, list[tuple[Guard | None, Decision]]] = {}
-
-    def add_transition(self, transition: transitions.Transition) -> None:
-        """As in ``transitions``; also lists the guard with its decision."""
-        super().add_transition(transition)
-        if isinstance(transition, _CompiledTransition):
-            decision = transition.decision
-            self._rows_by_state.setdefault(decision.source, []).append((decision.transition.guard, decision))
+        self.rows = cast("Mapping[str, list[_Row]]", self.transitions)
 
     def trigger(self, model: Any, *args: Any, **kwargs: Any) -> bool:
         """As in ``transitions``: move the model, and return whether it moved."""
         return self.decide(model) is not None
 
     def decide(self, run: Steppable) -> Decision | None:
-        """Move a run by the first row whose guard holds; None if there is none.
+        """Move a run by the first row that holds; None if there is none.
 
-        A guard that raises counts as not holding. The exception is recorded on the run, and the other rows are
-        evaluated again from the first, so that the ``aborted`` row is taken (even if its own guard raised).
+        A guard that raises counts as not holding. The exception is recorded on the run, which then takes the row of
+        its state that ends it as aborted, without asking any other guard.
         """
-        rows = self._rows_by_state.get(run.state, ())
-        decision: Decision | None = None
-        try:
-            for guard, decision in rows:
-                if guard is None:
-                    run.state = decision.transition.target
-                    return decision
-                result = guard(run)
-                if result:
-                    decided = decision if result is True else _with_guard_result(decision, result)
-                    run.state = decision.transition.target
-                    return decided
-        except Exception as error:  # guards may be user code: any exception ends the run in an orderly way
-            if decision is None:
-                raise
-            return self._decide_skipping(run, {decision.transition.id: error})
-        return None
-
-    def _decide_skipping(self, run: Steppable, failed_guards: dict[str, Exception]) -> Decision | None:
-        """Decide again, without the guards that raised."""
-        by, error = next(reversed(failed_guards.items()))
-        run.abort(by, error)
-        for guard, decision in self._rows_by_state[run.state]:
-            row = decision.transition
-            if row.id in failed_guards and row.name != ABORTED:
-                continue
+        step = _Step(run)
+        rows = self.rows.get(run.state, ())
+        for each in rows:
             try:
-                result = guard is None or row.id in failed_guards or guard(run)
-                decided = decision if result is True else _with_guard_result(decision, result) if result else None
-            except Exception as another:
-                return self._decide_skipping(run, {**failed_guards, row.id: another})
-            if decided is not None:
-                run.state = row.target
-                return decided
-        return None
+                if each.execute(step):
+                    break
+            except Exception as error:  # guards may be user code: any exception ends the run in an orderly way
+                if each.condition is None:
+                    raise
+                step.tried.append(each.condition.raised)
+                run.abort(each.row.id, error)
+                stop = next((other for other in rows if other.row.ends == "aborted"), None)
+                if stop is not None:
+                    step.tried.append((stop.row.name, True))
+                    stop.take(step)
+                    break
+        if step.row is None:
+            return None
+        return Decision(step.row.row, tuple(step.tried), step.guard_result)
 
 
-def _with_guard_result(decision: Decision, guard_result: object) -> Decision:
-    """A decision with what its guard returned. An awaitable is refused: it would always be truthy."""
+def _require_plain(name: str, guard_result: object) -> object:
+    """What a guard returned. An awaitable is refused: it would always be truthy."""
     if hasattr(type(guard_result), "__await__"):
         if isinstance(guard_result, Coroutine):
             guard_result.close()
-        raise TypeError(f"the guard {decision.guard!r} returned an awaitable: a guard must be a plain function")
-    return decision._replace(guard_result=guard_result)
+        raise TypeError(f"the guard {name!r} returned an awaitable: a guard must be a plain function")
+    return guard_result
 
 
 class _TransitionsMachine(transitions.Machine):
     event_cls = _StepEvent
-    transition_cls = _CompiledTransition
+    transition_cls = _Row
 
 
 class Machine:
@@ -154,14 +240,16 @@ class Machine:
 
     Args:
         graph: The checked graph.
+        built_in: The guards that get the run itself; all others get an immutable view of it (``Steppable.view``).
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, built_in: Collection[Guard] = ()) -> None:
         self.graph = graph
+        trusted = frozenset(guard for guard in built_in if any(row.guard is guard for row in graph.transitions))
         try:
-            step = _cached_step_event(graph)
+            step = _cached_step_event(graph, trusted)
         except TypeError:  # a guard that cannot be hashed
-            step = _build_machine(graph).events["step"]
+            step = _build_machine(graph, trusted).events["step"]
         assert isinstance(step, _StepEvent)  # noqa: S101  # ``_TransitionsMachine.event_cls``
         self._step_event = step
 
@@ -169,7 +257,7 @@ class Machine:
         """Move a run by the first row whose guard holds, and return why. Changes nothing but the run; never awaits.
 
         Args:
-            run: Any object with a ``state`` and what the guards read.
+            run: Any object with a ``state``, counters, and what the guards read.
 
         Raises:
             NoTransitionError: The run is in a final state, or waits for an event that has not happened. The run
@@ -190,35 +278,86 @@ class Machine:
         """
         return self._step_event.decide(trial) is not None
 
-    def to_transitions(self) -> transitions.Machine:
-        """A new ``transitions.Machine`` for the same graph, for that library's tools (``GraphMachine``...)."""
-        return _build_machine(self.graph)
+    def to_transitions(self, machine_class: Callable[..., M] | None = None, model: object = None) -> M:
+        """The graph as a machine of the library's own classes, for its tools.
+
+        A model's trigger is ``step``; its guards get the model, and are asked in the order of the table. What rows
+        spend is not part of it. For a picture by that library::
+
+            from functools import partial
+            from transitions.extensions import GraphMachine
+
+            model = Model()  # any object
+            mermaid = partial(GraphMachine, graph_engine="mermaid", show_conditions=True)
+            Machine(LOOP).to_transitions(mermaid, model)
+            print(model.get_graph().source)
+
+        Args:
+            machine_class: What makes the machine, such as ``GraphMachine`` or a ``partial`` of it with options of
+                its own; by default ``transitions.Machine``.
+            model: The object whose state the machine manages, if any.
+        """
+        make: Any = machine_class or transitions.Machine
+        return cast(
+            "M",
+            make(
+                model=model,
+                states=[{"name": str(spec.name), "final": spec.final} for spec in self.graph.states],
+                initial=str(self.graph.initial),
+                auto_transitions=False,
+                send_event=True,
+                transitions=[
+                    {
+                        "trigger": "step",
+                        "source": str(row.source),
+                        "dest": str(row.target),
+                        "conditions": None if row.guard is None else _as_condition(row.guard),
+                    }
+                    for spec in self.graph.states
+                    for row in self.graph.rows(spec.name)
+                ],
+            ),
+        )
 
 
-def _build_machine(graph: Graph) -> _TransitionsMachine:
+def _as_condition(guard: Guard) -> Callable[[EventData], bool]:
+    """A guard as a condition of the library, which counts a result as true only if it equals True."""
+
+    def condition(event_data: EventData) -> bool:
+        return bool(guard(event_data.model))
+
+    condition.__name__ = str(getattr(guard, "__name__", guard))
+    condition.__doc__ = guard.__doc__
+    return condition
+
+
+def _build_machine(graph: Graph, built_in: Collection[Guard]) -> _TransitionsMachine:
     table = _TransitionsMachine(
         model=None,
         states=[transitions.State(str(spec.name), final=spec.final) for spec in graph.states],
         initial=str(graph.initial),
         auto_transitions=False,
     )
-    for decision in _compile_decisions(graph):
-        row = decision.transition
-        table.add_transition(
-            "step", str(row.source), str(row.target), conditions=cast("Any", row.guard), decision=decision
-        )
+    for spec in graph.states:
+        for row in graph.rows(spec.name):
+            table.add_transition(
+                "step",
+                str(row.source),
+                str(row.target),
+                conditions=cast("Any", row.guard),
+                row=row,
+                graph=graph,
+            )
+    event = cast("_StepEvent", table.events["step"])
+    for each in (row for rows in event.rows.values() for row in rows):
+        each.machine, each.dest_state = table, table.get_state(str(each.row.target))
+        if each.condition is not None:
+            guard = each.condition.guard
+            each.condition.built_in = any(guard is other for other in built_in)  # a guard need not be hashable
     return table
 
 
 @lru_cache(maxsize=16)
-def _cached_step_event(graph: Graph) -> transitions.Event:
+def _cached_step_event(graph: Graph, built_in: frozenset[Guard]) -> transitions.Event:
     """The compiled step event of a graph; cached, since a program has few graphs and many agents."""
-    return _build_machine(graph).events["step"]
-
-
-def _compile_decisions(graph: Graph) -> Iterator[Decision]:
-    """The decision of each row. The first row that holds wins, so every guard before it was False."""
-    for spec in graph.states:
-        rows = graph.rows(spec.name)
-        for index, row in enumerate(rows):
-            yield Decision(row, (*((r.name, False) for r in rows[:index]), (row.name, True)))
+    return _build_machine(graph, built_in).events["step"]

@@ -3,13 +3,17 @@
 A graph is data, and its order is behavior: in each state the transitions are tried in the order in which they are
 declared, and the first whose guard holds is taken. ``check_graph`` runs when a graph is built and reads nothing else:
 
-1. State and guard names are identifiers; no state is declared twice, no guard is used twice in one state.
-2. Every transition joins declared states, and none leaves a final state.
+1. State, guard and counter names are identifiers; no state is declared twice, no guard is used twice in one state.
+2. Every transition joins declared states, and none leaves a final state. A row into a final state says how the run
+   ends, and no other row does.
 3. A guard is a plain function: a coroutine function or a generator would always be truthy.
 4. Every state except a waiting or final one ends with a transition without a guard, so no run is ever stuck;
-   no transition follows it, because it could never be tried.
-5. Every state is reachable, and a final state is reachable from every state.
-6. Every cycle spends something or waits for an external event, so every run ends or waits.
+   no transition follows it, because it could never be tried. That transition spends nothing.
+5. The guards that ``first`` names come first in every state that is not final.
+6. What a state's effect may come back with is taken by a row of that state.
+7. Every state is reachable, and a final state is reachable from every state.
+8. Every counter that is spent is declared. Every cycle spends a counter that is not refilled in the same cycle, or
+   waits for an external event, so every run ends or waits within ``Graph.max_moves`` moves.
 """
 
 from __future__ import annotations
@@ -17,24 +21,31 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from functools import cached_property
 from importlib import import_module
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, cast
 
 from agentfsm.errors import GraphError
+from agentfsm.machine.declaration import (
+    ENDINGS,
+    OTHERWISE,
+    Counter,
+    EffectSpec,
+    Exhausted,
+    Guard,
+    State,
+    StateSpec,
+    Transition,
+    outcomes_taken,
+)
 
 __all__ = ["OTHERWISE", "Graph", "Guard", "State", "StateSpec", "Transition", "check_graph", "table_fingerprint"]
 
-
-Guard = Callable[[Any], object]
-"""A pure, synchronous function of a run; its return value is tested for truth."""
-
-OTHERWISE = "otherwise"
-"""The name of a transition that has no guard."""
 
 _READERS = {"diagram": "agentfsm.diagrams", "analyse": "agentfsm.analysis"}
 """The packages behind two methods of a graph: they import this module, so it names them and loads them on first use."""
@@ -50,78 +61,6 @@ def _reader(name: str) -> Callable[..., Any]:
     return cast("Callable[..., Any]", getattr(import_module(_READERS[name]), name))
 
 
-class State(StrEnum):
-    """The eight declared phases of an agent's loop."""
-
-    PRE_STEP = "pre_step"
-    CALL_LLM = "call_llm"
-    POST_LLM = "post_llm"
-    DISPATCH_TOOL = "dispatch_tool"
-    POST_TOOL = "post_tool"
-    RECOVER = "recover"
-    SUSPENDED = "suspended"
-    TERMINAL = "terminal"
-
-
-@dataclass(frozen=True, slots=True)
-class StateSpec:
-    """One declared state.
-
-    Attributes:
-        name: Its name; a ``State`` or any identifier.
-        note: Its effect in a few words, shown in diagrams.
-        spends: The budget that each visit consumes ("a step"), so that a cycle through the state must end.
-        waits: Whether it waits for an external event; such a state needs no transition without a guard.
-        final: Whether a run ends in it.
-        lane: Its column in diagrams: ``main``, ``left`` (recovery) or ``right`` (waiting).
-        effect: What a user-defined state does: an async or plain function that takes a ``StateContext``
-            (``agentfsm.runtime.state_context``). The eight states of ``State`` have built-in effects.
-    """
-
-    name: str
-    note: str = ""
-    spends: str = ""
-    waits: bool = False
-    final: bool = False
-    lane: str = "main"
-    effect: Callable[..., Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Transition:
-    """One row of the table: from ``source``, if ``guard`` holds, to ``target``.
-
-    Attributes:
-        source: The state that it leaves.
-        guard: The guard, or None for the last row of a state, which always holds.
-        target: The state that it enters.
-        spends: The budget that taking it consumes, in addition to what its states spend ("a pending call").
-    """
-
-    source: str
-    guard: Guard | None
-    target: str
-    spends: str = ""
-
-    @property
-    def name(self) -> str:
-        """The guard's name, or ``otherwise``."""
-        return OTHERWISE if self.guard is None else str(getattr(self.guard, "__name__", self.guard))
-
-    @property
-    def id(self) -> str:
-        """Its identifier in journals, errors and tests: ``source.guard``."""
-        return f"{self.source}.{self.name}"
-
-    def __str__(self) -> str:
-        return f"{self.id} -> {self.target}"
-
-    def __repr__(self) -> str:
-        guard = None if self.guard is None else self.name
-        spends = f", spends={self.spends!r}" if self.spends else ""
-        return f"Transition({str(self.source)!r}, {guard}, {str(self.target)!r}{spends})"
-
-
 @dataclass(frozen=True)
 class Graph:
     """A checked table of transitions, in the order in which their guards are evaluated.
@@ -130,6 +69,8 @@ class Graph:
         states: The declared states; the first is where a run starts.
         transitions: The rows. Their order within one source state is part of the behavior.
         name: Its name in diagrams and journals.
+        counters: The counters that its states and rows may spend.
+        first: The guards that come first, in this order, in every state that is not final.
 
     Raises:
         GraphError: The table breaks a rule; the error names the edge and the rule.
@@ -138,6 +79,9 @@ class Graph:
     states: tuple[StateSpec, ...]
     transitions: tuple[Transition, ...]
     name: str = "graph"
+    counters: tuple[Counter, ...] = ()
+    first: tuple[Guard, ...] = ()
+    _specs: dict[str, StateSpec] = field(init=False, repr=False, compare=False, default_factory=dict[str, "StateSpec"])
     _rows: dict[str, tuple[Transition, ...]] = field(
         init=False, repr=False, compare=False, default_factory=dict[str, tuple["Transition", ...]]
     )
@@ -145,6 +89,9 @@ class Graph:
     def __post_init__(self) -> None:
         object.__setattr__(self, "states", tuple(self.states))
         object.__setattr__(self, "transitions", tuple(self.transitions))
+        object.__setattr__(self, "counters", tuple(self.counters))
+        object.__setattr__(self, "first", tuple(self.first))
+        self._specs.update((spec.name, spec) for spec in self.states)
         for spec in self.states:
             self._rows[spec.name] = tuple(t for t in self.transitions if t.source == spec.name)
         check_graph(self)
@@ -169,9 +116,8 @@ class Graph:
         Raises:
             GraphError: There is no such state.
         """
-        for spec in self.states:
-            if spec.name == state:
-                return spec
+        if state in self._specs:
+            return self._specs[state]
         raise GraphError("there is no such state", state, f"states: {', '.join(s.name for s in self.states)}")
 
     def transition(self, transition_id: str) -> Transition:
@@ -193,16 +139,43 @@ class Graph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of the table: states, guard names, targets and order, but not the guards' code."""
+        """SHA-256 (hex) of the table: states, guard names, targets, order and counters, but not the guards' code."""
         return table_fingerprint(self.table)
 
     @cached_property
     def table(self) -> dict[str, list[list[Any]]]:
         """The table as JSON data, as each run's journal records it; ``fingerprint`` is its hash."""
         return {
-            "states": [[s.name, s.waits, s.final, s.spends] for s in self.states],
-            "transitions": [[t.source, t.name, t.target, t.spends] for s in self.states for t in self._rows[s.name]],
+            "states": [[s.name, s.waits, s.final, list(s.spends), s.effect_name] for s in self.states],
+            "transitions": [
+                [t.source, t.name, t.target, list(t.spends), list(t.refills), t.ends, t.extends]
+                for s in self.states
+                for t in self._rows[s.name]
+            ],
+            "counters": [[c.name, c.limit] for c in self.counters],
         }
+
+    @property
+    def specs(self) -> Mapping[str, StateSpec]:
+        """The declared states by name."""
+        return MappingProxyType(self._specs)
+
+    def takes(self, state: str, outcome: str) -> bool:
+        """Whether a guard of a state takes an outcome."""
+        return outcome in outcomes_taken(self._rows[state])
+
+    def max_moves(self, limit: Callable[[Counter], int | None]) -> int:
+        """The most moves that any run can make between two waits, whatever its guards return.
+
+        It follows from the counters alone and is an upper bound; ``analyse`` finds a closer one.
+
+        Args:
+            limit: The limit of each counter in the run; None for no limit.
+        """
+        by_name = {c.name: limit(c) for c in self.counters}
+        inner = frozenset(s.name for s in self.states if not (s.waits or s.final))
+        edges = [t for t in self.transitions if t.source in inner and t.target in inner]
+        return _longest_walk(self, inner, edges, by_name) + 2
 
     def diagram(self, format: str = "svg") -> str:  # noqa: A002  # the usual name for it
         """The graph as a diagram or in another format; ``agentfsm.diagrams`` has themes, overlays and images.
@@ -242,8 +215,23 @@ class Graph:
         """
         return replace(self, transitions=self._insert_row(transition, before))
 
+    def with_counter(self, counter: Counter) -> Graph:
+        """A graph with one more counter, or with another limit for one that it has.
+
+        Raises:
+            GraphError: Its name is not an identifier.
+        """
+        others = (c for c in self.counters if c.name != counter.name)
+        rows = (
+            replace(t, guard=t.guard.of(counter))
+            if isinstance(t.guard, Exhausted) and t.guard.counter.name == counter.name
+            else t
+            for t in self.transitions
+        )
+        return replace(self, counters=(*others, counter), transitions=tuple(rows))
+
     def with_detector(
-        self, state: str, detector: Guard, *, before: str | None = None, target: str = State.RECOVER
+        self, state: str, detector: Guard, *, before: str | None = None, target: str = State.RECOVER, ends: str = ""
     ) -> Graph:
         """A graph in which a state evaluates one more detector, and goes to ``recover`` when it finds a failure.
 
@@ -252,11 +240,12 @@ class Graph:
             detector: A pure function of the ``RunState`` that returns a ``Failure`` or None.
             before: The guard before which it is evaluated; by default it is evaluated last.
             target: The state that a failure leads to.
+            ends: How the run ends, if that state is final.
 
         Raises:
             GraphError: ``before`` names no row of that state, or the new table breaks a rule.
         """
-        return self.with_transition(Transition(state, detector, target), before=before)
+        return self.with_transition(Transition(state, detector, target, ends=ends), before=before)
 
     def with_state(
         self,
@@ -270,8 +259,8 @@ class Graph:
 
         Args:
             spec: The new state; its ``effect`` is what it does.
-            transitions: The rows that leave it. A state that neither waits nor ends also gets the initial
-                state's rows ``cancelled`` and ``aborted`` first, unless it has its own.
+            transitions: The rows that leave it. A state that is not final also gets the rows of ``first``
+                (``cancelled`` and ``aborted``) in front, as the initial state has them, unless it has its own.
             entered_by: How it is entered: a new transition to it, or the id of an existing one
                 (``"post_llm.otherwise"``), which then leads to the new state.
             before: For a new transition, the guard before which it is evaluated.
@@ -280,13 +269,14 @@ class Graph:
             GraphError: The new table breaks a rule.
         """
         rows = list(transitions)
-        if not (spec.waits or spec.final):
-            own = {t.name for t in rows}
-            stops = [t for t in self.rows(self.initial) if t.name in ("cancelled", "aborted") and t.name not in own]
-            rows = [replace(t, source=spec.name) for t in stops] + rows
+        if not spec.final:
+            inherited = {t.guard: replace(t, source=spec.name) for t in self.rows(self.initial)}
+            stops = {**inherited, **{t.guard: t for t in rows}}
+            rows = [*(stops[guard] for guard in self.first), *(t for t in rows if t.guard not in self.first)]
         if isinstance(entered_by, str):
             old = self.transition(entered_by)
-            table = tuple(replace(t, target=spec.name) if t is old else t for t in self.transitions)
+            entering = replace(old, target=spec.name, ends=old.ends if spec.final else "")
+            table = tuple(entering if t is old else t for t in self.transitions)
         else:
             table = self._insert_row(entered_by, before)
         return replace(self, states=(*self.states, spec), transitions=(*table, *rows))
@@ -335,7 +325,11 @@ def check_graph(graph: Graph) -> None:
         _check_endpoints,
         _check_guards,
         _check_default_rows,
+        _check_first_rows,
+        _check_endings,
+        _check_outcomes,
         _check_reachability,
+        _check_counters,
         _check_cycles,
     ):
         rule(graph)
@@ -440,29 +434,191 @@ def _reachable(
     return reached
 
 
-def _check_cycles(graph: Graph) -> None:
-    """Reject a cycle that neither spends anything nor waits: one in the graph without what spends or waits."""
-    bounded = {s.name for s in graph.states if s.spends or s.waits}
-    free = [t for t in graph.transitions if not t.spends and t.source not in bounded and t.target not in bounded]
-    on_path: list[Transition] = []
-    done: set[str] = set()
-
-    def walk(state: str) -> None:
-        for transition in (t for t in free if t.source == state):
-            path = [t.source for t in on_path] + [state]
-            if transition.target in path:
-                loop = [*path[path.index(transition.target) :], transition.target]
-                raise GraphError(
-                    f"closes a cycle that spends nothing and never waits: {' -> '.join(loop)}",
-                    transition.id,
-                    "declare it with spends=..., or route it through a state that spends",
-                )
-            if transition.target not in done:
-                on_path.append(transition)
-                walk(transition.target)
-                on_path.pop()
-        done.add(state)
-
+def _check_first_rows(graph: Graph) -> None:
     for spec in graph.states:
-        if spec.name not in done:
-            walk(spec.name)
+        if spec.final:
+            continue
+        for place, guard in enumerate(graph.first):
+            name = str(getattr(guard, "__name__", guard))
+            rows = graph.rows(spec.name)
+            if len(rows) <= place or rows[place].guard is not guard:
+                there = next((t for t in rows if t.guard is guard), None)
+                raise GraphError(
+                    f"{name!r} must be row {place + 1} of every state that is not final",
+                    there.id if there is not None else spec.name,
+                    f"rows: {', '.join(t.name for t in rows)}",
+                )
+            if not graph.spec(rows[place].target).final:
+                raise GraphError(f"{name!r} must lead to a final state", rows[place].id)
+
+
+def _check_endings(graph: Graph) -> None:
+    for row in graph.transitions:
+        final = graph.spec(row.target).final
+        if final and row.ends not in ENDINGS:
+            raise GraphError(
+                "a row into a final state must say how the run ends",
+                row.id,
+                f"ends=... is one of {', '.join(ENDINGS)}" + (f", not {row.ends!r}" if row.ends else ""),
+            )
+        if row.ends and not final:
+            raise GraphError(f"it ends the run ({row.ends}) and leads to {row.target!r}, which is not final", row.id)
+
+
+def _check_outcomes(graph: Graph) -> None:
+    """Each outcome of a state's effect must be taken by a row of the state."""
+    for spec in graph.states:
+        taken = outcomes_taken(graph.rows(spec.name))
+        needed = spec.effect.exceptional if isinstance(spec.effect, EffectSpec) else spec.outcomes
+        for outcome in needed:
+            if outcome not in taken:
+                raise GraphError(
+                    f"its effect may come back with {outcome!r}, and no row of the state takes that",
+                    spec.name,
+                    "add a row whose guard takes it",
+                )
+
+
+def _check_counters(graph: Graph) -> None:
+    for counter in graph.counters:
+        if not counter.name.isidentifier():
+            raise GraphError("a counter's name must be an identifier", repr(counter.name))
+        if isinstance(counter.limit, int) and counter.limit < 0:
+            raise GraphError(f"the counter's limit is {counter.limit}; it must be 0 or more", counter.name)
+    _check_unique((c.name for c in graph.counters), "the counter is declared twice")
+    declared = {c.name for c in graph.counters}
+    uses = [(s.name, s.spends) for s in graph.states]
+    uses += [(t.id, (*t.spends, *t.refills)) for t in graph.transitions]
+    for where, names in uses:
+        for name in names:
+            if name not in declared:
+                raise GraphError(
+                    f"it spends or refills {name!r}, which is not a declared counter",
+                    where,
+                    f"declare Counter({name!r}, limit) in Graph(counters=...); declared: {', '.join(sorted(declared))}",
+                )
+    for row in graph.transitions:
+        if row.guard is None and row.spends and not graph.spec(row.source).waits:
+            raise GraphError("a transition without a guard must not spend: a run that cannot would be stuck", row.id)
+        if isinstance(row.guard, Exhausted) and row.guard.counter not in graph.counters:
+            raise GraphError(f"its guard is made from {row.guard.counter}, which is not a declared counter", row.id)
+    for spec in graph.states:
+        for name in spec.spends:
+            if not (spec.waits or spec.final) and not any(_ends_counter(t, name) for t in graph.rows(spec.name)):
+                raise GraphError(
+                    f"it spends {name!r} and has no row for the counter's end",
+                    spec.name,
+                    f"add a row whose guard is made with exhausted({name!r}, past=True)",
+                )
+
+
+def _ends_counter(row: Transition, counter: str) -> bool:
+    return isinstance(row.guard, Exhausted) and row.guard.counter.name == counter
+
+
+def _check_cycles(graph: Graph) -> None:
+    graph.max_moves(lambda counter: 1)
+
+
+def _longest_walk(
+    graph: Graph, states: frozenset[str], edges: Sequence[Transition], limits: Mapping[str, int | None]
+) -> int:
+    """An upper bound on the number of rows that a run can take in a row, all of them among ``edges``.
+
+    A strongly connected part of the graph is left at the latest when what its rows spend is used up. So the rows that
+    spend a counter which no row of the part refills are taken a limited number of times, and what lies between two of
+    them is a walk without these rows, which is bounded in the same way.
+
+    Raises:
+        GraphError: A cycle spends nothing that bounds it.
+    """
+    parts = _strongly_connected(states, edges)
+    total = len(parts) - 1
+    for part in parts:
+        inside = [t for t in edges if t.source in part and t.target in part]
+        if not inside:
+            continue
+        spent = _bounded_rows(graph, part, inside, limits)
+        if not spent:
+            raise _cycle_error(inside)
+        times = sum(spent.values())
+        rest = [t for t in inside if not any(t in rows for rows in spent)]
+        total += times + (times + 1) * _longest_walk(graph, part, rest, limits)
+    return total
+
+
+def _bounded_rows(
+    graph: Graph, part: frozenset[str], inside: Sequence[Transition], limits: Mapping[str, int | None]
+) -> dict[tuple[Transition, ...], int]:
+    """The rows of a part that can be taken a limited number of times, and how often, by the counter that they spend."""
+    bounded: dict[tuple[Transition, ...], int] = {}
+    for counter in graph.counters:
+        name, limit = counter.name, limits[counter.name]
+        if limit is None or any(name in t.refills for t in inside):
+            continue
+        if rows := tuple(t for t in inside if name in t.spends):
+            bounded[rows] = bounded.get(rows, 0) + limit
+        for state in sorted(part):
+            if name in graph.spec(state).spends and _left_at_the_end(graph, state, name, part):
+                entries = tuple(t for t in inside if t.target == state)
+                bounded[entries] = bounded.get(entries, 0) + limit + 1
+    return bounded
+
+
+def _left_at_the_end(graph: Graph, state: str, counter: str, part: frozenset[str]) -> bool:
+    """Whether a run leaves a part of the graph for good when a state finds the counter spent that it spends."""
+    for row in graph.rows(state):
+        if row.target in part:
+            return False
+        if _ends_counter(row, counter):
+            return True
+    return False
+
+
+def _strongly_connected(states: frozenset[str], edges: Iterable[Transition]) -> list[frozenset[str]]:
+    """The strongly connected parts of a graph."""
+    pairs = [(t.source, t.target) for t in edges]
+    after = {state: _reach(state, pairs) for state in states}
+    parts: list[frozenset[str]] = []
+    for state in sorted(states):
+        if not any(state in part for part in parts):
+            parts.append(frozenset(other for other in after[state] if state in after[other]) | {state})
+    return parts
+
+
+def _reach(start: str, pairs: Sequence[tuple[str, str]]) -> set[str]:
+    reached: set[str] = set()
+    todo = [start]
+    while todo:
+        state = todo.pop()
+        more = {b for a, b in pairs if a == state} - reached
+        reached |= more
+        todo += more
+    return reached
+
+
+def _cycle_error(inside: Sequence[Transition]) -> GraphError:
+    """The error about a cycle in a strongly connected part that spends nothing to bound it."""
+    first = inside[0]
+    came_from: dict[str, Transition | None] = {first.target: None}
+    todo = deque([first.target])
+    while todo and first.source not in came_from:
+        state = todo.popleft()
+        for each in inside:
+            if each.source == state and each.target not in came_from:
+                came_from[each.target] = each
+                todo.append(each.target)
+    path: list[Transition] = []
+    row: Transition | None = came_from.get(first.source)
+    while row is not None:
+        path.append(row)
+        row = came_from[row.source]
+    cycle = [first, *reversed(path)]
+    names = " -> ".join([first.source, *(str(t.target) for t in cycle)])
+    spent = sorted({name for t in cycle for name in t.spends})
+    why = f"spends {', '.join(spent)}, which it also refills," if spent else "spends no counter"
+    return GraphError(
+        f"closes a cycle that {why} and never waits: {names}",
+        cycle[-1].id,
+        "give a row of it spends=... with a declared counter, or route it through a state that spends one",
+    )

@@ -3,7 +3,7 @@
     outcome  = await effects[run.state](context)    the only await
     on_outcome(run, outcome)                        pure
     decision = machine.step(run)                    pure, atomic
-    on_transition(run, decision)                    pure
+    on_transition(run, decision, states)            pure
 
 ``RunRequest`` says what the driver starts or resumes. There is no await between evaluating the guards and
 changing the state, so a step is atomic in its event loop, and a cancellation can only arrive inside an effect.
@@ -24,6 +24,8 @@ from agentfsm.loop.events import Ending, ModelReplied, RecoveryStarted, RunResum
 from agentfsm.loop.failures import Action, Failure, FailureKind, describe_exception
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.outcomes import (
+    CHECK_BUDGETS,
+    RUN_CALLS,
     Aborted,
     Cancelled,
     Charge,
@@ -37,7 +39,6 @@ from agentfsm.loop.reducer import on_outcome, on_transition
 from agentfsm.loop.state import HumanReply, RunState
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.machine.engine import Decision, Machine
-from agentfsm.machine.graph import State
 from agentfsm.runtime.approval import HookAbortError, run_hooks
 from agentfsm.runtime.context import AgentConfig, Context, Effect
 from agentfsm.runtime.recorder import ResumePoint, RunHeader
@@ -122,6 +123,7 @@ def would_transition(machine: Machine, run: RunState, outcome: Outcome) -> bool:
     trial.state_visits = dict(run.state_visits)
     trial.state_calls = {number: replace(call, tool=copy.copy(call.tool)) for number, call in run.state_calls.items()}
     trial.failure_attempts, trial.call_failures = dict(run.failure_attempts), dict(run.call_failures)
+    trial.counters = dict(run.counters)
     on_outcome(trial, outcome)
     return machine.would_move(trial)
 
@@ -163,7 +165,7 @@ class Driver:
         self._step = config.machine.step
         self._record_transition = self.context.recorder.record_transition
         self._change_attempts = run.change_attempts
-        self._final_states = frozenset(s.name for s in config.machine.graph.states if s.final)
+        self._states = config.machine.graph.specs
         self._started = False
         self._idle_since = 0.0
         self.context.uncharged_s = lambda: self._now() - self._idle_since
@@ -243,7 +245,7 @@ class Driver:
                 await self._drain_cancelled()
                 raise
             self._apply_outcome(outcome, started, idle_s)
-        elif run.state == State.PRE_STEP:  # its guards read the clock, so its time must be counted
+        elif self._states[run.state].effect is CHECK_BUDGETS:  # its guards read the clock, so its time must be counted
             started = self._now()
             self._apply_outcome(outcome, started, started - self._idle_since)
         else:  # the time of a plain function is negligible; it is counted with the next effect
@@ -255,7 +257,7 @@ class Driver:
         config, run, request, recorder = self._config, self._run, self._request, self.context.recorder
         record, resume_point = request.suspension_record, request.resume_point
         run.guardrails = request.guardrails or run.guardrails
-        waits = config.effects.get(run.state) is None and run.state not in self._final_states
+        waits = self._states[run.state].waits
         if waits and (request.reply is not None or request.dismiss_reason is not None):
             require_transition(config.machine, run, self._external_outcome())
         elif request.dismiss_reason is not None:  # an interrupted run: its effect is not run again
@@ -278,7 +280,7 @@ class Driver:
         if kind is not None:
             self.context.emit(RunResumed, kind=kind, **about)
         else:
-            run.steps += 1
+            run.counters.update(dict.fromkeys(self._states[run.state].spends, 1))
             self.context.emit(RunStarted, prompt=request.prompt, **about)
         self._started = True
         self._idle_since = self._now()
@@ -287,7 +289,7 @@ class Driver:
         """Whether an interrupted run was already at its end, or suspended, so that only its last event is due."""
         request = self._request
         suspended = request.resume_point is not None and request.reply is None and request.dismiss_reason is None
-        return suspended or self._run.state in self._final_states
+        return suspended or self._states[self._run.state].final
 
     # -- the effect -----------------------------------------------------------------------------------
 
@@ -299,7 +301,7 @@ class Driver:
             return self._external_outcome()
         if self._cancel_reason is not None:
             return self._cancelled_outcome()
-        if state in config.hooks and state != State.DISPATCH_TOOL:
+        if state in config.hooks and self._states[state].effect is not RUN_CALLS:
             return self._run_hooks_and_effect(state, effect)
         try:
             return effect(self.context)
@@ -365,7 +367,9 @@ class Driver:
 
     def _cancelled_outcome(self) -> Cancelled:
         return Cancelled(
-            self._cancel_reason or "cancelled", tuple(self.context.completed_results), self._unfinished_charge()
+            "cancelled" if self._cancel_reason is None else self._cancel_reason,
+            tuple(self.context.completed_results),
+            self._unfinished_charge(),
         )
 
     def _unfinished_charge(self) -> Charge | None:
@@ -424,12 +428,12 @@ class Driver:
             emitted = self._now()
             _emit_transition(context, outcome, decision)
             self._idle_since += self._now() - emitted  # the time that observers take is not idle time
-        on_transition(run, decision, decision.transition.target in self._final_states)
+        on_transition(run, decision, self._states)
         context.seen = None
 
     async def _drain_cancelled(self) -> None:
         """After the task was cancelled: take transitions to the end without running any effect."""
-        while self._run.state not in self._final_states:
+        while not self._states[self._run.state].final:
             self._apply_outcome(self._cancelled_outcome(), self._now(), 0.0)
         await self._finish()
 
@@ -437,7 +441,7 @@ class Driver:
 
     async def _finish(self) -> None:
         run = self._run
-        final = run.state in self._final_states
+        final = self._states[run.state].final
         try:
             await run_final_hooks(self.context, final)
         finally:  # a cancellation that arrives here is too late to change how the run ended

@@ -15,10 +15,20 @@ from pydantic_core import to_json
 
 from agentfsm.loop.json_envelope import parse_envelope, parse_json
 from agentfsm.loop.messages import ToolCall
-from agentfsm.loop.outcomes import Outcome, PreStepDone, ReplyParsed
+from agentfsm.loop.outcomes import (
+    CALL_MODEL,
+    CHECK_BUDGETS,
+    CHOOSE_RECOVERY,
+    JUDGE_RESULTS,
+    PARSE_REPLY,
+    RUN_CALLS,
+    Outcome,
+    PreStepDone,
+    ReplyParsed,
+)
 from agentfsm.loop.recovery_policy import decide_recovery
 from agentfsm.loop.truncation import continue_answer
-from agentfsm.machine.graph import State
+from agentfsm.machine.declaration import EffectSpec
 from agentfsm.runtime.context import Context, Effect
 from agentfsm.runtime.model_call import call_model
 from agentfsm.runtime.timeout import reraise_cancellation
@@ -134,14 +144,14 @@ def choose_recovery(context: Context) -> Outcome:
     return decide_recovery(context.config.policy, context.run, context.config.host.seed)
 
 
-EFFECTS: Mapping[str, Effect] = MappingProxyType(
+EFFECTS: Mapping[EffectSpec, Effect] = MappingProxyType(
     {
-        State.PRE_STEP: check_budgets,
-        State.CALL_LLM: call_model,
-        State.POST_LLM: parse_reply,
-        State.DISPATCH_TOOL: run_calls,
-        State.POST_TOOL: no_effect,
-        State.RECOVER: choose_recovery,
+        CHECK_BUDGETS: check_budgets,
+        CALL_MODEL: call_model,
+        PARSE_REPLY: parse_reply,
+        RUN_CALLS: run_calls,
+        JUDGE_RESULTS: no_effect,
+        CHOOSE_RECOVERY: choose_recovery,
     }
 )
-"""The effects of the declared states; ``suspended`` and ``terminal`` have none."""
+"""What runs for each declared effect."""

@@ -8,7 +8,8 @@ from dataclasses import replace
 from operator import is_
 from typing import Any
 
-from agentfsm.errors import ModelError, TransientProviderError
+from agentfsm.errors import ModelError, RunError, TransientProviderError
+from agentfsm.loop.detectors import ITERATIONS
 from agentfsm.loop.events import ReasoningDelta, ReplyRestarted, TextDelta, ToolCallDelta
 from agentfsm.loop.failures import PROVIDER_KINDS, Failure, FailureKind, describe_exception
 from agentfsm.loop.messages import FinishReason, Reply, ToolCall
@@ -39,6 +40,11 @@ _PROVIDER_KINDS_BY_NAME = {kind.value: kind for kind in PROVIDER_KINDS}
 async def call_model(context: Context) -> Outcome:
     """The effect of ``call_llm``: make one model call, within its timeout."""
     run, config, recorder = context.run, context.config, context.recorder
+    if ITERATIONS.is_empty(run):
+        raise RunError(
+            f"all {run.iterations} model calls that max_iterations allows are made, and no row of the graph acts on "
+            "that before the next: add the row iteration_limit of LOOP to a state in front of it"
+        )
     recorder.record_intent(str(run.turns + 1), config.model.name, "again")
     if recorder.sink is not None:
         await recorder.commit()

@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic_core import to_json
 
-from agentfsm.loop.events import Ending, Handoff, PartialRunSummary, RunCancelled, RunCompleted, UserInputRequested
-from agentfsm.loop.failures import Action, Failure
+from agentfsm.loop.events import (
+    Ending,
+    Handoff,
+    PartialRunSummary,
+    RunAborted,
+    RunCancelled,
+    RunCompleted,
+    UserInputRequested,
+)
+from agentfsm.loop.failures import Failure
 from agentfsm.loop.messages import Message, Usage
 from agentfsm.loop.prompts import without_memory
 from agentfsm.loop.read_only import thaw
@@ -109,8 +117,8 @@ class RunResult:
 
     Attributes:
         output: The answer: a string, or a value of the agent's ``output_type``; None if there is none.
-        outcome: The last event: one of ``RunCompleted``, ``Handoff``, ``PartialRunSummary``, ``RunCancelled``
-            and ``UserInputRequested``.
+        outcome: The last event: one of ``RunCompleted``, ``Handoff``, ``PartialRunSummary``, ``RunCancelled``,
+            ``RunAborted`` and ``UserInputRequested``.
         decisions: Every transition taken, in order, with the guards that were evaluated.
         run_state: Everything the run knows: transcript, usage, counters.
         graph: The transition table that it ran on.
@@ -168,22 +176,44 @@ class RunResult:
 
 
 def ending_event(run: RunState) -> tuple[type[Ending], dict[str, Any]]:
-    """The class and the fields of the last event of a run that has reached a final state."""
-    if run.cancelled is not None:
-        return RunCancelled, {"reason": run.cancelled}
-    if run.expired:
-        return RunCancelled, {"reason": "the request expired without a reply"}
-    if run.aborted is not None:
-        return PartialRunSummary, _partial_summary(run, run.aborted)
-    if run.ending == "done":
-        return RunCompleted, {"output": run.ending_value}
+    """The class and the fields of the last event of a run that has reached a final state, as its last row says."""
+    return _ENDING_EVENTS[run.ended](run)
+
+
+def _completed(run: RunState) -> tuple[type[Ending], dict[str, Any]]:
+    return RunCompleted, {"output": run.ending_value if run.ending == "done" else run.answer}
+
+
+def _handed_off(run: RunState) -> tuple[type[Ending], dict[str, Any]]:
     if run.ending == "unable":
         return Handoff, _handoff_by_tool(run)
     if run.failure is not None:
-        if run.action is Action.handoff:
-            return Handoff, _handoff_after_failure(run.failure)
-        return PartialRunSummary, _partial_summary(run, run.failure)
-    return RunCompleted, {"output": run.answer}
+        return Handoff, _handoff_after_failure(run.failure)
+    return Handoff, {"rationale": "the graph hands the task off here"}
+
+
+def _partial(run: RunState) -> tuple[type[Ending], dict[str, Any]]:
+    return PartialRunSummary, _partial_summary(run)
+
+
+def _cancelled(run: RunState) -> tuple[type[Ending], dict[str, Any]]:
+    expired = "the request expired without a reply" if run.expired else "the graph cancels the run here"
+    return RunCancelled, {"reason": expired if run.cancelled is None else run.cancelled}
+
+
+def _aborted(run: RunState) -> tuple[type[Ending], dict[str, Any]]:
+    failure = run.aborted or run.failure
+    reason = "the graph aborts the run here" if failure is None else failure.explanation
+    return RunAborted, {"reason": reason, "failure": failure}
+
+
+_ENDING_EVENTS: Mapping[str, Callable[[RunState], tuple[type[Ending], dict[str, Any]]]] = {
+    "completed": _completed,
+    "handed_off": _handed_off,
+    "partial": _partial,
+    "cancelled": _cancelled,
+    "aborted": _aborted,
+}
 
 
 def _handoff_by_tool(run: RunState) -> dict[str, Any]:
@@ -203,10 +233,11 @@ def _handoff_after_failure(failure: Failure) -> dict[str, Any]:
     }
 
 
-def _partial_summary(run: RunState, failure: Failure) -> dict[str, Any]:
+def _partial_summary(run: RunState) -> dict[str, Any]:
+    failure = run.failure
     return {
-        "missing": f"a final answer: {failure.explanation}",
+        "missing": "a final answer" + ("" if failure is None else f": {failure.explanation}"),
         "learned_facts": tuple(f"{x.kind.value}: {x.explanation}" for x in run.lessons_learned),
-        "next_step_plan": "start again with a larger budget or a smaller task" if run.aborted is None else "",
+        "next_step_plan": "start again with a larger budget or a smaller task",
         "failure": failure,
     }

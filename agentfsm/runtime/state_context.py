@@ -36,6 +36,7 @@ from agentfsm.loop.read_only import user_code
 from agentfsm.loop.recovery_policy import decide_recovery
 from agentfsm.loop.state import CallState, PendingRequest, RunState, RunView, StateCall, request_digest
 from agentfsm.loop.tool_batch import charge
+from agentfsm.machine.declaration import StateSpec
 from agentfsm.runtime.context import Context, Effect
 from agentfsm.runtime.host import Clock
 from agentfsm.runtime.model_call import reply_or_failure
@@ -341,6 +342,7 @@ class EffectCalls:
     def _trial(self) -> RunState:
         """The run as it would be if the effect ended now, for the detectors and the policy."""
         trial, used = copy.copy(self._context.run), self.charge()
+        trial.counters = dict(trial.counters)
         charge(trial, used.usage, used.model_calls)
         trial.elapsed_s += self._context.uncharged_s()
         return trial
@@ -460,19 +462,34 @@ def custom_effect(function: Callable[[StateContext], Any]) -> Effect:
             await recorder.commit()
         context.take_charge = calls.charge
         value = await calls.run_function(function)
-        outcome = calls.blocked(calls.request) if calls.request is not None else _state_result(value, calls.charge())
+        if calls.request is not None:
+            outcome: Outcome = calls.blocked(calls.request)
+        else:
+            declared = context.config.machine.graph.spec(calls.state)
+            outcome = _state_result(value, calls.charge(), declared)
         context.take_charge = None
         return outcome
 
     return effect
 
 
-def _state_result(value: Any, used: Charge) -> StateResult:
+def _state_result(value: Any, used: Charge, declared: StateSpec) -> StateResult:
+    """What the effect of a state returned, as an outcome.
+
+    Raises:
+        StateEffectError: It is not one of the outcomes that the state declares.
+        TypeError: A message is not a message.
+    """
     result = value if isinstance(value, StateResult) else StateResult(value)
+    if result.outcome and result.outcome not in declared.outcomes:
+        names = ", ".join(declared.outcomes) or "none"
+        raise StateEffectError(
+            f"the effect of {str(declared.name)!r} came back with {result.outcome!r}, and the state declares: {names}"
+        )
     messages = tuple(result.messages)
     for each in messages:
         if not isinstance(each, Message):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers
             raise TypeError(
                 f"StateResult(messages=...) takes messages (Message.user('...')), not {type(each).__name__}"
             )
-    return StateResult(to_jsonable_python(result.value, inf_nan_mode="null"), messages, used)
+    return StateResult(to_jsonable_python(result.value, inf_nan_mode="null"), messages, result.outcome, used)

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
+from agentfsm.errors import GraphError
 from agentfsm.loop import prompts
 from agentfsm.loop.events import ToolFinished, ToolStarted
 from agentfsm.loop.failures import FailureKind
@@ -48,6 +49,7 @@ async def run_calls(context: Context) -> Outcome:
             continue
         checked = await check_call(context, call_state)
         if isinstance(checked, PendingRequest):
+            _require_row(context, checked)
             return CallBlocked(checked, tuple(context.completed_results))
         if isinstance(checked, ToolResult):
             _complete_call(context, checked)
@@ -68,6 +70,22 @@ async def run_calls(context: Context) -> Outcome:
         return ToolsRan(results)
     suspended = tuple(context.suspended_subruns[c.call.id] for c in due if c.call.id in context.suspended_subruns)
     return CallBlocked(suspended[0].waiting, results, suspended)
+
+
+def _require_row(context: Context, request: PendingRequest) -> None:
+    """Check that the graph has a row for a call that must wait.
+
+    Raises:
+        GraphError: It has none.
+    """
+    graph, state = context.config.machine.graph, context.run.state
+    outcome = "in_doubt" if request.kind == "in_doubt" else "approval_required"
+    if not graph.takes(state, outcome):
+        raise GraphError(
+            f"the call of {request.tool!r} must wait for a person, and no row of the state takes {outcome!r}",
+            state,
+            f"add the row {outcome!r} that LOOP has",
+        )
 
 
 async def check_call(

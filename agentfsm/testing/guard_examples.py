@@ -119,6 +119,10 @@ HOLDS_BY_HISTORY = GuardExamples((Example(),), ())
 """For a guard that is true because of earlier transitions of its path, so that nothing need happen at its own."""
 
 
+_ANY_ANSWER = {"approval": Allow(), "in_doubt": ItDidNotRun(), "question": "go on", "limit": "go on"}
+"""An answer to whatever a run waits for, by the kind of the request."""
+
+
 def _call(name: str, **arguments: Any) -> ToolCall:
     return ToolCall("", name, arguments)
 
@@ -132,6 +136,7 @@ def _loop_examples(g: AgentGuardrails, behavior: Behavior, output: Any) -> dict[
         guards.cancelled: _examples(Example(cancel=True)),
         f"{State.SUSPENDED}.cancelled": HOLDS_BY_HISTORY,  # the waiting run is dismissed
         guards.aborted: _examples(Example(abort=True)),
+        f"{State.SUSPENDED}.aborted": _examples(Example(abort=True, answer=_ANY_ANSWER)),
         d.runaway: HOLDS_BY_HISTORY,
         d.iteration_limit: HOLDS_BY_HISTORY,
         **_budget_examples(g),

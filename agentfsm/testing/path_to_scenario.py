@@ -196,7 +196,7 @@ class BatchPlan:
 
     def _on_human_reply(self, index: int, row: Transition) -> None:
         planned_call = self._due[-1] if self._due else None
-        if planned_call is None or row.name in ("cancelled", "expired"):
+        if planned_call is None or row.name in ("cancelled", "aborted", "expired"):
             return
         following = self._planner.row_at(index + 1)
         example = self._planner.example_at(index + 1)

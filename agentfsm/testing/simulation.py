@@ -107,7 +107,7 @@ class SideEvent:
         duration_s: How long the state's effect takes, in seconds.
         idle_s: Idle time just before the state, in seconds.
         cancel: Whether the run is cancelled.
-        abort: Whether a hook aborts the run.
+        abort: Whether a hook aborts the run or, in a state that waits, a guard raises.
         needs_approval: Whether a hook requires approval of the tool calls that are due.
         crash: Whether the process dies when a tool starts; the run is then resumed from its store.
         state_result: For a user-defined state: the result to use in place of its effect's.
@@ -456,6 +456,8 @@ class Simulator:
         cursor = self._cursor
         if cursor.move_count >= cursor.max_moves:
             raise MoveLimitError
+        if cursor.side_event.abort and machine.graph.spec(run.state).waits:  # no hook runs here, but guards are asked
+            run.abort("the script", RuntimeError("aborted by the script"))
         if cursor.move_count in cursor.probe_moves:
             for row in machine.graph.rows(run.state):
                 if row.guard is not None:

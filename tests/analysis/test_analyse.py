@@ -139,7 +139,11 @@ def test_a_shadowed_row_is_named() -> None:
     low, high = unasked_guard("low"), unasked_guard("high")
     graph = Graph(
         (StateSpec("a", spends="a step"), StateSpec("end", final=True)),
-        (Transition("a", low, "end"), Transition("a", high, "end"), Transition("a", None, "a")),
+        (
+            Transition("a", low, "end", ends="completed"),
+            Transition("a", high, "end", ends="completed"),
+            Transition("a", None, "a"),
+        ),
     )
     count = Variable("n", 9, (Update("* -> a", 1),))
     assumptions = Assumptions((count,), (iff(low, "n >= 2"), iff(high, "n >= 5")))
@@ -153,7 +157,11 @@ def test_a_run_that_can_no_longer_end_is_found() -> None:
     stuck = unasked_guard("stuck")
     graph = Graph(
         (StateSpec("a"), StateSpec("b", waits=True), StateSpec("end", final=True)),
-        (Transition("a", stuck, "b"), Transition("a", None, "end"), Transition("b", unasked_guard("released"), "a")),
+        (
+            Transition("a", stuck, "b"),
+            Transition("a", None, "end", ends="completed"),
+            Transition("b", unasked_guard("released"), "a"),
+        ),
     )
     tried = Variable("tried", 1, (Update("b.released", to=(1,)),))
     found = analyse(graph, assumptions=Assumptions((tried,), (iff(stuck, "tried == 1 or tried == 0"),)))
@@ -263,7 +271,7 @@ def test_calls_before_a_wait_that_never_ends_are_counted() -> None:
     never = unasked_guard("never")
     graph = Graph(
         (StateSpec("call_llm"), StateSpec("wait", waits=True), StateSpec("end", final=True)),
-        (Transition("call_llm", None, "wait"), Transition("wait", never, "end")),
+        (Transition("call_llm", None, "wait"), Transition("wait", never, "end", ends="completed")),
     )
     most = analyse(graph, assumptions=Assumptions((), (GuardAssumption(never, may="never"),))).bounds
     assert (most.model_calls, most.model_calls_in_all, most.tool_calls_in_all) == (1, 1, 0)
@@ -276,7 +284,7 @@ def test_one_kind_of_call_can_be_bounded_when_the_other_is_not() -> None:
         (
             Transition("call_llm", None, "wait"),
             Transition("wait", unasked_guard("again"), "call_llm"),
-            Transition("wait", unasked_guard("enough"), "end"),
+            Transition("wait", unasked_guard("enough"), "end", ends="completed"),
         ),
     )
     most = analyse(graph).bounds

@@ -25,9 +25,17 @@ def small(*rows: Transition, **states: bool) -> Graph:
     return Graph((StateSpec("go", **states), wait, StateSpec("end", final=True)), (*rows, *ASK), "small")
 
 
-ASK = (Transition("ask", unasked_guard("allowed"), "end"),)
-FIRST = small(Transition("go", RISKY, "ask"), Transition("go", NORMAL, "end"), Transition("go", None, "end"))
-SWAPPED = small(Transition("go", NORMAL, "end"), Transition("go", RISKY, "ask"), Transition("go", None, "end"))
+ASK = (Transition("ask", unasked_guard("allowed"), "end", ends="completed"),)
+FIRST = small(
+    Transition("go", RISKY, "ask"),
+    Transition("go", NORMAL, "end", ends="completed"),
+    Transition("go", None, "end", ends="completed"),
+)
+SWAPPED = small(
+    Transition("go", NORMAL, "end", ends="completed"),
+    Transition("go", RISKY, "ask"),
+    Transition("go", None, "end", ends="completed"),
+)
 
 
 def test_a_table_does_not_differ_from_itself() -> None:
@@ -51,7 +59,11 @@ def test_swapping_two_rows_keeps_every_edge_and_is_reported() -> None:
 
 def test_a_removed_row_and_a_new_one() -> None:
     old = FIRST
-    new = small(Transition("go", RISKY, "ask"), Transition("go", LATE, "end"), Transition("go", None, "end"))
+    new = small(
+        Transition("go", RISKY, "ask"),
+        Transition("go", LATE, "end", ends="completed"),
+        Transition("go", None, "end", ends="completed"),
+    )
     found = diff(old, new)
     assert found.added == ("go.late -> end",)
     assert found.removed == ("go.normal -> end",)
@@ -64,7 +76,11 @@ def test_a_removed_row_and_a_new_one() -> None:
 
 
 def test_a_row_with_another_target() -> None:
-    new = small(Transition("go", RISKY, "end"), Transition("go", NORMAL, "ask"), Transition("go", None, "end"))
+    new = small(
+        Transition("go", RISKY, "end", ends="completed"),
+        Transition("go", NORMAL, "ask"),
+        Transition("go", None, "end", ends="completed"),
+    )
     found = diff(FIRST, new)
     assert found.retargeted == (("go.risky", "ask", "end"), ("go.normal", "end", "ask"))
     assert sum(d.cases for d in found.decisions) == 3  # of four: only where neither holds is all as it was

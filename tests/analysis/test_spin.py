@@ -183,7 +183,7 @@ def test_both_find_states_from_which_the_end_cannot_be_reached(tmp_path: Path) -
     graph = Graph(
         (StateSpec("house"), StateSpec("yard", waits=True), StateSpec("end", final=True)),
         (
-            Transition("house", ring, "end"),
+            Transition("house", ring, "end", ends="completed"),
             Transition("house", None, "yard"),
             Transition("yard", door, "house"),
             Transition("yard", None, "yard"),

@@ -78,7 +78,9 @@ def test_a_recovery_shows_failure_and_action() -> None:
 
 def test_a_user_defined_state_is_shown() -> None:
     spec = StateSpec("review_answer", "look again", effect=lambda context: None)
-    graph = LOOP.with_state(spec, [Transition("review_answer", None, "terminal")], entered_by="post_llm.otherwise")
+    graph = LOOP.with_state(
+        spec, [Transition("review_answer", None, "terminal", ends="completed")], entered_by="post_llm.otherwise"
+    )
     lines, _ = progress_lines(["hello"], graph=graph)
     assert "review_answer  running ..." in lines
 

@@ -73,7 +73,7 @@ def stalling(clock: FakeClock, at: State, silences: list[float]) -> Any:
             clock.advance(left.pop(0))
         return False
 
-    return LOOP.with_transition(Transition(at, dawdle, State.RECOVER), before="cancelled")
+    return LOOP.with_transition(Transition(at, dawdle, State.RECOVER), before=LOOP.rows(at)[2].name)
 
 
 def test_one_stall_counts_once() -> None:

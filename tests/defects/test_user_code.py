@@ -18,7 +18,7 @@ from agentfsm import (
     HookContext,
     Host,
     Message,
-    PartialRunSummary,
+    RunAborted,
     RunCompleted,
     RunResult,
     RunState,
@@ -62,7 +62,7 @@ class Seen:
         return [close, close_too]
 
 
-def aborted_by(agent: Agent, model: RecordingModel, closed: Seen) -> PartialRunSummary:
+def aborted_by(agent: Agent, model: RecordingModel, closed: Seen) -> RunAborted:
     """Run, and check that the run ended in order: aborted, whole, its hooks closed, one last event."""
 
     async def scene() -> RunResult:
@@ -71,7 +71,7 @@ def aborted_by(agent: Agent, model: RecordingModel, closed: Seen) -> PartialRunS
         return run.result
 
     result = asyncio.run(scene())
-    assert isinstance(result.outcome, PartialRunSummary), result.outcome
+    assert isinstance(result.outcome, RunAborted), result.outcome
     assert result.outcome.failure is not None
     assert result.outcome.failure.kind is Kind.aborted
     assert "Boom" in result.outcome.failure.explanation
@@ -176,9 +176,11 @@ def test_a_detector_that_raises_ends_the_run_in_order(at: State, first: bool) ->
 
     closed = Seen()
     if at is State.RECOVER:
-        graph = LOOP.with_transition(Transition(at, faulty, State.PRE_STEP), before="cancelled" if first else None)
+        graph = LOOP.with_transition(
+            Transition(at, faulty, State.PRE_STEP), before=LOOP.rows(at)[2].name if first else None
+        )
     else:
-        graph = LOOP.with_detector(at, faulty, before="cancelled" if first else None)
+        graph = LOOP.with_detector(at, faulty, before=LOOP.rows(at)[2].name if first else None)
     model = scripted_model(*(EVERYWHERE if first or at is State.RECOVER else [call("echo", text="a"), "x"]))
     outcome = aborted_by(Agent(model, tools=[echo, explode], graph=graph, hooks=closed.hooks()), model, closed)
     assert outcome.failure is not None
@@ -207,7 +209,7 @@ def test_a_policy_that_raises_ends_the_run_in_order(method: str) -> None:
 def test_a_policy_that_returns_nonsense_ends_the_run_in_order(answer: Any) -> None:
     policy = type("Odd", (DefaultPolicy,), {"decide": lambda self, failure, state: answer})()
     result = Agent(scripted_model(*EVERYWHERE), tools=[echo, explode], policy=policy).run_sync("go")
-    assert isinstance(result.outcome, PartialRunSummary)
+    assert isinstance(result.outcome, RunAborted)
     assert result.decisions[-1].guard == "aborted"
     check_transcript(result.messages, request=False)
 
@@ -221,7 +223,7 @@ def test_a_back_off_that_is_no_time_ends_the_run_in_order(seconds: Any) -> None:
     if result.ok:
         assert clock.slept in ([], [0.0])
     else:
-        assert isinstance(result.outcome, PartialRunSummary)
+        assert isinstance(result.outcome, RunAborted)
         assert result.decisions[-1].guard == "aborted"
 
 
@@ -231,7 +233,7 @@ def test_a_custom_effect_that_raises_ends_the_run_in_order() -> None:
 
     graph = LOOP.with_state(
         StateSpec("review", "look at it", effect=effect),
-        [Transition("review", None, State.TERMINAL)],
+        [Transition("review", None, State.TERMINAL, ends="completed")],
         entered_by="post_llm.otherwise",
     )
     closed = Seen()
@@ -352,11 +354,11 @@ def say_nothing() -> str:
 
 
 SPEECHLESS: dict[str, tuple[dict[str, Any], str]] = {
-    "a detector": ({"graph": LOOP.with_detector("post_llm", speechless)}, "PartialRunSummary"),
-    "a policy": ({"policy": SpeechlessPolicy()}, "PartialRunSummary"),
+    "a detector": ({"graph": LOOP.with_detector("post_llm", speechless)}, "RunAborted"),
+    "a policy": ({"policy": SpeechlessPolicy()}, "RunAborted"),
     "a memory": ({"memory": SpeechlessMemory()}, "RunCompleted"),
     "a model": ({"model": SpeechlessModel()}, "Handoff"),
-    "a hook": ({"hooks": [hook("pre_step", fail_open=False)(speechless)]}, "PartialRunSummary"),
+    "a hook": ({"hooks": [hook("pre_step", fail_open=False)(speechless)]}, "RunAborted"),
     "a forgiving hook": ({"hooks": [hook("pre_step")(speechless)]}, "RunCompleted"),
     "an observer": ({"hooks": [observer(speechless)]}, "RunCompleted"),
     "a tool": ({"tools": [say_nothing]}, "RunCompleted"),

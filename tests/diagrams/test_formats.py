@@ -30,7 +30,7 @@ from tests.helpers.graphs import (
 Row = tuple[str, int, str, str]  # source, number, guard, target
 
 SMALL_ROWS: list[Row] = [  # by hand
-    ("plan", 1, "cancelled", "end"),
+    ("plan", 1, "too_long", "end"),
     ("plan", 2, "declared_done", "end"),
     ("plan", 3, "otherwise", "work"),
     ("work", 1, "cancelled", "end"),
@@ -87,7 +87,7 @@ def read_edges(text: str, edge: str, stop: str, split: str) -> list[Row]:
 
 
 def row(words: str) -> tuple[int, str]:
-    number, _, guard = words.partition(" ")
+    number, _, guard = words.removesuffix(" (completed)").partition(" ")
     return int(number), guard
 
 
@@ -106,7 +106,7 @@ def read_plantuml(text: str) -> list[Row]:
 
 
 def read_markdown(text: str) -> list[Row]:
-    found = re.findall(r"^\| `(\w+)` \| (\d+) \| [`*](\w+)[`*] \| `(\w+)` \|", text, re.MULTILINE)
+    found = re.findall(r"^\| `(\w+)` \| (\d+) \| [`*](\w+)[`*] \| `(\w+)`(?: \([\w ]+\))? \|", text, re.MULTILINE)
     return [(a, int(n), guard, b) for a, n, guard, b in found]
 
 
@@ -169,6 +169,13 @@ def test_every_format_has_every_row_with_its_number(format_name: str) -> None:
     assert sorted(READERS[format_name](diagram(SMALL_GRAPH, format_name))) == SMALL_ROWS
     for graph in (LOOP, extended_loop(), *(random_graph(seed) for seed in range(12))):
         assert sorted(READERS[format_name](diagram(graph, format_name))) == rows_of(graph), graph.name
+
+
+@pytest.mark.parametrize("format_name", READERS)
+def test_every_format_but_that_of_spin_says_how_runs_end(format_name: str) -> None:
+    text = diagram(SMALL_GRAPH, format_name)
+    endings = ("completed", "partial")  # by hand; the third, ``cancelled``, is also the name of a guard
+    assert all(ending in text for ending in endings) is (format_name != "promela")
 
 
 @pytest.mark.parametrize("format_name", [name for name, form in FORMATS.items() if form.overlays and not form.image])
@@ -373,8 +380,8 @@ def test_notes_and_names_are_escaped() -> None:
     assert "<b>" not in diagram(ODD_NAMES_GRAPH, "svg")
     assert "\x00" not in diagram(ODD_NAMES_GRAPH, "svg")
     assert "\\<b\\>" in diagram(ODD_NAMES_GRAPH, "markdown")
-    assert "a \\*/ b" in diagram(ODD_NAMES_GRAPH, "markdown")
-    assert "a * / b" in diagram(ODD_NAMES_GRAPH, "promela")
+    assert "\\[a\\|b\\] \\*/" in diagram(ODD_NAMES_GRAPH, "markdown")
+    assert "[a|b] * / " in diagram(ODD_NAMES_GRAPH, "promela")
     assert "S__e9tat" in diagram(ODD_NAMES_GRAPH, "promela")  # Promela knows ASCII names only
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,11 @@ import pytest
 
 from agentfsm.diagrams import diagram
 from agentfsm.errors import NoTransitionError
+from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.transition_table import LOOP
-from agentfsm.machine import Graph, Machine, Transition
-from tests.helpers.graphs import SMALL_GRAPH, extended_loop
+from agentfsm.machine import Graph, Machine
+from tests.helpers.graphs import SMALL_GRAPH, extended_loop, unchecked_graph
 from tests.helpers.npm_servers import install_package, require_node
 
 GRAPHS = {"loop": LOOP, **{n: p.graph for n, p in PRESETS.items()}, "more": extended_loop(), "small": SMALL_GRAPH}
@@ -32,7 +33,14 @@ class Run:
 
     state: str
     holds: frozenset[str]
-    aborts: list[object] = field(default_factory=list)
+    counters: dict[str, int] = field(default_factory=dict[str, int])
+    guardrails: AgentGuardrails = field(default_factory=AgentGuardrails)
+
+    def view(self) -> Run:
+        return self
+
+    def ask(self, role: str, function: Callable[..., Any]) -> Any:
+        return function(self)
 
     def abort(self, by: str, error: BaseException) -> None:
         raise AssertionError(f"{by}: {error}")
@@ -49,8 +57,8 @@ def reading(name: str) -> Callable[[Run], bool]:
 def ours(graph: Graph, cases: Callable[[int], Iterator[int]]) -> dict[str, list[TakenRow]]:
     """The rows that our engine takes, for each state and each combination of guard results, as bits."""
     guards = {t.name: reading(t.name) for t in graph if t.guard is not None}
-    rows = tuple(Transition(t.source, guards.get(t.name), t.target, t.spends) for t in graph)
-    machine = Machine(Graph(graph.states, rows, graph.name))
+    rows = tuple(replace(t, guard=guards.get(t.name)) for t in graph)
+    machine = Machine(unchecked_graph(graph.states, rows, graph.name, graph.counters))
     taken: dict[str, list[TakenRow]] = {}
     for spec in graph.states:
         names = [t.name for t in graph.rows(spec.name) if t.guard is not None]

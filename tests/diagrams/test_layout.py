@@ -177,7 +177,9 @@ def test_bad_ends_are_text_and_good_ends_are_lines() -> None:
 
 def test_a_final_state_lists_the_guards_that_lead_to_it() -> None:
     terminal = next(b for b in LAYOUTS["small"].boxes if b.box.name == "end")
-    assert " ".join(label.text for label in terminal.table.foot) == "declared_done, work.otherwise cancelled"
+    assert " ".join(label.text for label in terminal.table.foot) == (
+        "completed: declared_done, work.otherwise partial: too_long cancelled: cancelled"
+    )
 
 
 def test_added_states_are_placed_in_the_order_of_flow() -> None:
@@ -188,8 +190,12 @@ def test_added_states_are_placed_in_the_order_of_flow() -> None:
 
 def test_the_initial_state_is_at_the_top_and_final_states_at_the_bottom_whatever_their_lanes() -> None:
     graph = Graph(
-        (StateSpec("a", lane="left", spends="x"), StateSpec("z", lane="right", final=True), StateSpec("b", lane="odd")),
-        (Transition("a", never_guard("more"), "b"), Transition("a", None, "z"), Transition("b", None, "z")),
+        (StateSpec("a", lane="left"), StateSpec("z", lane="right", final=True), StateSpec("b", lane="odd")),
+        (
+            Transition("a", never_guard("more"), "b"),
+            Transition("a", None, "z", ends="completed"),
+            Transition("b", None, "z", ends="completed"),
+        ),
     )
     assert [b.name for b in build_view(graph).spine] == ["a", "b", "z"]
 

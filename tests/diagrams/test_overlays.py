@@ -31,7 +31,7 @@ def test_a_path_counts_what_was_taken_and_greys_out_the_rest() -> None:
     assert found["plan.otherwise"].tag == f"{TIMES}2"
     assert found["work.revise"].tag == f"{TIMES}1"
     assert {i for i, r in found.items() if r.dim} == {
-        "plan.cancelled", "plan.declared_done", "work.cancelled", "work.again", "work.otherwise",
+        "plan.too_long", "plan.declared_done", "work.cancelled", "work.again", "work.otherwise",
     }  # fmt: skip
     assert {b.name: (b.current, b.dim) for b in view.boxes} == {
         "plan": (False, False),
@@ -128,13 +128,14 @@ def changed() -> Graph:
     return Graph(
         name="small",
         states=(*SMALL_GRAPH.states[:2], StateSpec("check", "look again"), SMALL_GRAPH.states[2]),
+        counters=SMALL_GRAPH.counters,
         transitions=(
             *SMALL_GRAPH.transitions[:2],
             Transition("plan", None, "check"),
             Transition("work", never_guard("revise"), "plan"),
-            Transition("work", never_guard("cancelled"), "end"),
-            Transition("work", never_guard("failed"), "end"),
-            Transition("work", None, "end"),
+            Transition("work", never_guard("cancelled"), "end", ends="cancelled"),
+            Transition("work", never_guard("failed"), "end", ends="partial"),
+            Transition("work", None, "end", ends="completed"),
             Transition("check", None, "work"),
         ),
     )
@@ -144,7 +145,7 @@ def test_a_diff_shows_rows_that_are_new_removed_moved_or_retargeted() -> None:
     view = DiffOverlay(SMALL_GRAPH).apply_to(build_view(changed()))
     shown = {b.name: [(r.label, r.transition.name, r.mark, r.tag) for r in b.rows] for b in view.boxes}
     assert shown["plan"] == [
-        ("1", "cancelled", "", ""),
+        ("1", "too_long", "", ""),
         ("2", "declared_done", "", ""),
         ("3", "otherwise", "changed", "was work"),
     ]

@@ -169,7 +169,10 @@ def never(run: Any) -> bool:
 
 
 GRAPHS: dict[str, tuple[Graph, ...]] = {
-    name: (base, *(base.with_transition(Transition(at, never, "terminal")) for at in ("pre_step", "post_llm")))
+    name: (
+        base,
+        *(base.with_transition(Transition(at, never, "terminal", ends="completed")) for at in ("pre_step", "post_llm")),
+    )
     for name, base in (
         (name, PRESETS[name].graph) for name in sorted({journal_scenarios.SCENARIOS[each][0] for each in SIDE_EFFECTS})
     )

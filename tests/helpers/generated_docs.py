@@ -26,6 +26,8 @@ from agentfsm import (
 )
 from agentfsm.analysis import diff, must_pass
 from agentfsm.diagrams import Counterexample, Coverage, DiffOverlay, diagram
+from agentfsm.machine.declaration import Counter as Limit
+from agentfsm.machine.graph import Transition
 from agentfsm.testing import FakeClock, ScriptedModel, WitnessDriver, call, paths
 
 __all__ = ["FOLDER", "PICTURES", "graph_with_late_review", "graph_with_review", "graph_without_review"]
@@ -82,12 +84,17 @@ def too_much(run: RunState) -> Failure | None:
 graph_with_review = replace(LOOP.with_detector("post_llm", too_much, before="tool_calls"), name="payments")
 graph_with_late_review = replace(LOOP.with_detector("post_llm", too_much), name="payments")
 
+
+def busy_provider(run: RunState) -> bool:
+    """The provider was busy."""
+    return run.failure is not None and run.failure.kind is FailureKind.transient_provider
+
+
 graph_without_review = replace(
-    LOOP,
-    name="hasty",
-    transitions=tuple(
-        replace(row, target="call_llm", spends="a retry") if row.id == "recover.otherwise" else row for row in LOOP
+    LOOP.with_counter(Limit("quick_retries", 3)).with_transition(
+        Transition("recover", busy_provider, "call_llm", spends="quick_retries")
     ),
+    name="hasty",
 )
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 from agentfsm.analysis import Assumptions, GuardAssumption, Update, Variable, iff, loop_assumptions
 from agentfsm.errors import GraphError
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.transition_table import LOOP
-from agentfsm.machine.graph import Graph, StateSpec, Transition
+from agentfsm.machine import declaration
+from agentfsm.machine.graph import Graph, Guard, StateSpec, Transition
 
 LOOP_TABLE = """
 pre_step: cancelled>terminal aborted>terminal runaway>terminal
@@ -37,11 +40,30 @@ post_tool: otherwise>pre_step
 recover: cancelled>terminal aborted>terminal
 recover: ask_user>suspended handoff>terminal stop>terminal retry_tool>dispatch_tool
 recover: otherwise>pre_step
-suspended: cancelled>terminal expired>terminal
+suspended: cancelled>terminal aborted>terminal expired>terminal
 suspended: approval_decided>dispatch_tool doubt_settled>dispatch_tool replied>pre_step
 """
 
-LOOP_SPENDS = {"post_tool.calls_pending": "a pending call", "recover.retry_tool": "a tool's retry"}
+LOOP_SPENDS = {
+    "post_llm.tool_calls": ("pending_calls",),
+    "post_tool.calls_pending": ("pending_calls",),
+    "recover.retry_tool": ("tool_retries", "pending_calls"),
+}
+
+LOOP_REFILLS = {"post_llm.tool_calls": ("pending_calls", "tool_retries"), "recover.retry_tool": ("pending_calls",)}
+
+LOOP_ENDS = {
+    "cancelled": "cancelled",
+    "expired": "cancelled",
+    "aborted": "aborted",
+    "runaway": "partial",
+    "stop": "partial",
+    "declared_unable": "handed_off",
+    "handoff": "handed_off",
+    "declared_done": "completed",
+    "otherwise": "completed",
+}
+"""How a run ends, by the guard of the row into ``terminal``."""
 
 
 def loop_rows() -> list[tuple[str, str, str]]:
@@ -59,7 +81,15 @@ def reference_loop() -> Graph:
     """The hand-written table as a graph, with the loop's own detectors."""
     guards = {t.name: t.guard for t in LOOP}
     table = [
-        Transition(state, guards[guard], target, spends=LOOP_SPENDS.get(f"{state}.{guard}", ""))
+        Transition(
+            state,
+            guards[guard],
+            target,
+            spends=LOOP_SPENDS.get(f"{state}.{guard}", ()),
+            refills=LOOP_REFILLS.get(f"{state}.{guard}", ()),
+            ends=LOOP_ENDS[guard] if target == "terminal" else "",
+            extends=guard == "replied",
+        )
         for state, guard, target in loop_rows()
     ]
     return replace(LOOP, transitions=tuple(table), name="reference")
@@ -73,37 +103,74 @@ def never_guard(name: str) -> Callable[[object], bool]:
     return never
 
 
+def exhausted_guard(name: str, counter: declaration.Counter, *, past: bool = True) -> declaration.Exhausted:
+    """A guard with a name that is made from a counter."""
+    return declaration.exhausted(counter, past=past)(never_guard(name))
+
+
+def unchecked_graph(
+    states: Iterable[StateSpec],
+    transitions: Iterable[Transition],
+    name: str = "graph",
+    counters: Iterable[declaration.Counter] = (),
+    first: Iterable[Guard] = (),
+    *,
+    unchecked: Iterable[str] = ("check_graph",),
+) -> Graph:
+    """A graph that breaks rules on purpose, for what must cope with such a graph or find the fault itself.
+
+    Args:
+        states: Its states.
+        transitions: Its rows.
+        name: Its name.
+        counters: Its counters.
+        first: The guards that come first.
+        unchecked: The functions of ``agentfsm.machine.graph`` that do not check it; by default nothing does.
+    """
+    with ExitStack() as patches:
+        for check in unchecked:
+            patches.enter_context(patch(f"agentfsm.machine.graph.{check}"))
+        return Graph(tuple(states), tuple(transitions), name, tuple(counters), tuple(first))
+
+
+_STEPS = declaration.Counter("steps", 5)
+
 SMALL_GRAPH = Graph(
     name="small",
     states=(
-        StateSpec("plan", "think", spends="a step"),
+        StateSpec("plan", "think", spends="steps"),
         StateSpec("work", "do it"),
         StateSpec("end", "over", final=True),
     ),
+    counters=(_STEPS, declaration.Counter("tries", 2)),
     transitions=(
-        Transition("plan", never_guard("cancelled"), "end"),
-        Transition("plan", never_guard("declared_done"), "end"),
+        Transition("plan", exhausted_guard("too_long", _STEPS), "end", ends="partial"),
+        Transition("plan", never_guard("declared_done"), "end", ends="completed"),
         Transition("plan", None, "work"),
-        Transition("work", never_guard("cancelled"), "end"),
-        Transition("work", never_guard("again"), "work", spends="a try"),
+        Transition("work", never_guard("cancelled"), "end", ends="cancelled"),
+        Transition("work", never_guard("again"), "work", spends="tries"),
         Transition("work", never_guard("revise"), "plan"),
-        Transition("work", None, "end"),
+        Transition("work", None, "end", ends="completed"),
     ),
 )
+
+_ETAPES = declaration.Counter("étapes", 4)
 
 ODD_NAMES_GRAPH = Graph(
     name='odd <graph> & "co"',
     states=(
-        StateSpec("end", 'say "hi" <b> & `x` #1; [a|b] */ \x00\n two', spends="a */ b"),
+        StateSpec("end", 'say "hi" <b> & `x` #1; [a|b] */ \x00\n two', spends="étapes"),
         StateSpec("état", "o", lane="left"),
         StateSpec("x1", "x", lane="right", waits=True),
         StateSpec("default", "stop", final=True),
     ),
+    counters=(_ETAPES,),
     transitions=(
         Transition("end", never_guard("a"), "état"),
         Transition("end", never_guard("o"), "x1"),
-        Transition("end", None, "default"),
-        Transition("état", None, "default"),
+        Transition("end", exhausted_guard("fini", _ETAPES), "default", ends="partial"),
+        Transition("end", None, "default", ends="completed"),
+        Transition("état", None, "default", ends="handed_off"),
         Transition("x1", never_guard("class_"), "end"),
     ),
 )
@@ -116,7 +183,10 @@ def extended_loop() -> Graph:
     """The default loop with one more state in each lane and one that reviews the answer."""
     graph = LOOP.with_state(
         StateSpec("review", "a second model reads the answer"),
-        [Transition("review", never_guard("rejected"), "recover"), Transition("review", None, "terminal")],
+        [
+            Transition("review", never_guard("rejected"), "recover"),
+            Transition("review", None, "terminal", ends="completed"),
+        ],
         entered_by="post_llm.otherwise",
     )
     graph = graph.with_state(
@@ -133,7 +203,7 @@ def extended_loop() -> Graph:
     return graph.with_state(
         StateSpec("parked", "wait for a slot", lane="right", waits=True),
         [
-            Transition("parked", never_guard("slot_expired"), "terminal"),
+            Transition("parked", never_guard("slot_expired"), "terminal", ends="cancelled"),
             Transition("parked", never_guard("slot_free"), "dispatch_tool"),
             Transition("parked", never_guard("slot_lost"), "recover"),
             Transition("parked", never_guard("asked"), "suspended"),
@@ -154,26 +224,33 @@ def random_graph(seed: int) -> Graph:
         StateSpec(
             name,
             rng.choice(("", "does a thing", "does something that takes more words to say than most do")),
-            spends="a step",
+            spends="steps",
             waits=rng.random() < 0.2,
             lane=rng.choice(("main", "main", "left", "right")),
         )
         for name in inner
     ] + [StateSpec(name, final=True) for name in ends]
+
+    def ending(target: str) -> str:
+        return rng.choice(declaration.ENDINGS) if target in ends else ""
+
     rows: list[Transition] = []
     for place, name in enumerate(inner):
+        rows.append(Transition(name, exhausted_guard("out_of_steps", _STEPS), ends[0], ends="partial"))
         onward = [*inner, *ends][place + 1]  # every state can be reached and reaches an end
         targets = [onward, *(rng.choice([*inner, *ends]) for _ in range(rng.randint(0, 10)))]
         rng.shuffle(targets)
         for number, target in enumerate(targets):
             word = rng.choice(("declared_done", f"guard_{number}", f"a_longer_guard_{number}"))
             taken = {t.name for t in rows if t.source == name}
-            rows.append(Transition(name, never_guard(word if word not in taken else f"guard_{number}"), target))
-        rows.append(Transition(name, None, rng.choice([*inner, *ends])))
+            guard = never_guard(word if word not in taken else f"guard_{number}")
+            rows.append(Transition(name, guard, target, ends=ending(target)))
+        last = rng.choice([*inner, *ends])
+        rows.append(Transition(name, None, last, ends=ending(last)))
     for end in ends:
         if not any(t.target == end for t in rows):
-            rows.insert(0, Transition(inner[-1], never_guard(f"to_{end}"), end))
-    return Graph(tuple(states), tuple(rows), f"random {seed}")
+            rows.insert(0, Transition(inner[-1], never_guard(f"to_{end}"), end, ends=ending(end)))
+    return Graph(tuple(states), tuple(rows), f"random {seed}", (_STEPS,))
 
 
 def all_graphs() -> dict[str, Graph]:
@@ -212,7 +289,7 @@ def random_graph_with_assumptions(seed: int) -> tuple[Graph, Assumptions]:
 def _random_counted_graph(dice: random.Random, seed: int) -> Graph | None:
     names = ["s0", "call_llm", "dispatch_tool", "s3", "s4", "s5"][: dice.randint(2, 6)]
     waiting = {n for n in names if dice.random() < 0.25}
-    states = [StateSpec(n, waits=n in waiting, spends="patience") for n in names]
+    states = [StateSpec(n, waits=n in waiting) for n in names]
     states.append(StateSpec("end", final=True))
     rows: list[Transition] = []
     for name in names:
@@ -220,8 +297,9 @@ def _random_counted_graph(dice: random.Random, seed: int) -> Graph | None:
         rows += [Transition(name, unasked_guard(f"g{name[1:]}{i}"), target) for i, target in enumerate(targets)]
         if name not in waiting or not targets:
             rows.append(Transition(name, None, dice.choice([*names, "end"])))
+    rows = [replace(t, ends="completed") if t.target == "end" else t for t in rows]
     try:
-        return Graph(tuple(states), tuple(rows), f"random-{seed}")
+        return unchecked_graph(states, rows, f"random-{seed}", unchecked=("_check_cycles",))
     except GraphError:
         return None
 
@@ -274,7 +352,7 @@ def endless_retry(*, resets: bool) -> tuple[Graph, Assumptions]:
         unasked_guard("call_failed"),
         unasked_guard("unreadable"),
     )
-    graph = Graph(
+    graph = unchecked_graph(
         (
             StateSpec("ask"),
             StateSpec("read"),
@@ -285,9 +363,9 @@ def endless_retry(*, resets: bool) -> tuple[Graph, Assumptions]:
             Transition("ask", failed, "recover"),
             Transition("ask", None, "read"),
             Transition("read", unreadable, "recover"),
-            Transition("read", None, "end"),
-            Transition("recover", spent, "end"),
-            Transition("recover", None, "ask", spends="an attempt"),
+            Transition("read", None, "end", ends="completed"),
+            Transition("recover", spent, "end", ends="partial"),
+            Transition("recover", None, "ask"),
         ),
         "resetting" if resets else "counting",
     )
@@ -298,10 +376,8 @@ def endless_retry(*, resets: bool) -> tuple[Graph, Assumptions]:
 
 def retry_bypassing_budget() -> tuple[Graph, Assumptions]:
     """A faulty graph: LOOP with a retry that goes directly to ``call_llm`` and so bypasses the budget."""
-    rows = [
-        replace(t, target="call_llm", spends="a retry") if t.id == "recover.otherwise" else t for t in LOOP.transitions
-    ]
-    graph = replace(LOOP, transitions=tuple(rows), name="dodging")
+    rows = [replace(t, target="call_llm") if t.id == "recover.otherwise" else t for t in LOOP.transitions]
+    graph = unchecked_graph(LOOP.states, rows, "dodging", LOOP.counters, LOOP.first)
     return graph, loop_assumptions(AgentGuardrails(max_iterations=2, max_steps=4, max_continues=1), calls_per_reply=2)
 
 
@@ -314,6 +390,6 @@ def pipeline(stages: int) -> Graph:
         rows.append(Transition(f"s{i}", None, f"s{i + 1}"))
     rows += [
         Transition(f"s{stages - 1}", unasked_guard("again"), "s0"),
-        Transition(f"s{stages - 1}", None, "end"),
+        Transition(f"s{stages - 1}", None, "end", ends="completed"),
     ]
     return Graph((*states, StateSpec("end", final=True)), tuple(rows), "pipeline")

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict
 from agentfsm import (
     Agent,
     Host,
-    PartialRunSummary,
     Role,
+    RunAborted,
     RunCancelled,
     RunResult,
     SuspensionRecord,
@@ -28,7 +28,7 @@ from agentfsm.loop.model import ModelRequest
 from agentfsm.loop.reducer import on_transition
 from agentfsm.loop.state import CallState, RunState
 from agentfsm.loop.transition_table import LOOP
-from agentfsm.machine.engine import Decision
+from agentfsm.machine.engine import Decision, spend_counters
 from agentfsm.runtime.run import Run
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
 from tests.helpers.provider_rules import check_requests, check_transcript
@@ -123,7 +123,8 @@ def take_transition(run: RunState, transition: str, detected: Any = None) -> Non
     row = LOOP.transition(transition)
     assert run.state == row.source
     run.state = row.target
-    on_transition(run, Decision(row, (), detected))
+    spend_counters(run.counters, row, LOOP.spec(row.target))
+    on_transition(run, Decision(row, (), detected), LOOP.specs)
 
 
 T = TypeVar("T")
@@ -244,7 +245,8 @@ def run_script_with_requests(*script: Any, **config: Any) -> tuple[RunResult, li
 
 def assert_aborted(result: RunResult, words: str) -> None:
     """Assert that a run was aborted, with an explanation that contains ``words``."""
-    assert isinstance(result.outcome, PartialRunSummary)
+    assert isinstance(result.outcome, RunAborted)
+    assert not result.ok
     assert result.outcome.failure is not None
     assert result.outcome.failure.kind is FailureKind.aborted
     assert words in result.outcome.failure.explanation

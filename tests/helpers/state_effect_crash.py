@@ -90,12 +90,12 @@ async def review(context: StateContext) -> list[str]:
 
 def make_agent(store: SqliteStore) -> Agent:
     rows = [
-        Transition("asking", cancelled, "terminal"),
-        Transition("asking", expired, "terminal"),
+        Transition("asking", cancelled, "terminal", ends="cancelled"),
+        Transition("asking", expired, "terminal", ends="cancelled"),
         Transition("asking", approval_decided, "review"),
         Transition("asking", doubt_settled, "review"),
     ]
-    own = [Transition("review", None, "terminal")]
+    own = [Transition("review", None, "terminal", ends="completed")]
     graph = LOOP.with_state(StateSpec("review", effect=review), own, entered_by="post_llm.otherwise")
     entrance = Transition("review", approval_required, "asking")
     graph = graph.with_state(StateSpec("asking", waits=True), rows, entered_by=entrance)

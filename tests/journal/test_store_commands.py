@@ -63,7 +63,9 @@ def test_show_says_what_the_effect_of_a_state_has_called(tmp_path):
         await context.call_tool("add", {"a": 1, "b": 2})
 
     graph = LOOP.with_state(
-        StateSpec("review", effect=review), [Transition("review", None, "terminal")], entered_by="post_llm.otherwise"
+        StateSpec("review", effect=review),
+        [Transition("review", None, "terminal", ends="completed")],
+        entered_by="post_llm.otherwise",
     )
     db = SqliteStore(tmp_path / "runs.db")
     agent = Agent(ScriptedModel(["draft", "no"]), tools=[tool(idempotent=True)(add)], graph=graph, host=Host(store=db))

@@ -275,5 +275,5 @@ def test_an_invalid_export_is_refused(line):
 
 def test_the_stand_alone_verifier_is_short_and_needs_only_the_standard_library():
     text = EXAMPLE.read_text()
-    assert len(text.splitlines()) < 80
+    assert len(text.splitlines()) < 85
     assert set(re.findall(r"^(?:import|from) (\w+)", text, re.M)) <= {"hashlib", "json", "pathlib", "re", "sys"}

@@ -1,4 +1,4 @@
-"""Events are immutable and have a run id, a number and a time; five of them end or suspend a run."""
+"""Events are immutable and have a run id, a number and a time; six of them end or suspend a run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,19 @@ from tests.helpers.scenarios import make_failure
 BASE = {"run_id": "r", "seq": 1, "time": 2.0}
 
 
-def test_five_events_end_a_run_or_its_part():
+def test_six_events_end_a_run_or_its_part():
     endings = {
         value for value in vars(e).values()
         if isinstance(value, type) and issubclass(value, e.Ending) and value is not e.Ending
     }  # fmt: skip
-    assert endings == {e.RunCompleted, e.Handoff, e.PartialRunSummary, e.RunCancelled, e.UserInputRequested}
+    assert endings == {
+        e.RunCompleted,
+        e.Handoff,
+        e.PartialRunSummary,
+        e.RunAborted,
+        e.RunCancelled,
+        e.UserInputRequested,
+    }
 
 
 def test_every_event_has_run_number_and_time_and_cannot_be_changed():

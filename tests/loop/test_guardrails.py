@@ -30,6 +30,7 @@ DEFAULTS = {
     "loop_window": 20,
     "repeated_error_threshold": 5,
     "max_denials": 3,
+    "max_calls_per_reply": 64,
     "max_tool_retries": 1,
     "max_output_tokens": None,
     "max_output_tokens_limit": 32768,

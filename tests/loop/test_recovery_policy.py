@@ -159,7 +159,7 @@ def test_jitter_differs_from_run_to_run_and_from_step_to_step():
     other = transient()
     other.run_id = "another"
     later = transient()
-    later.steps = 5
+    later.counters["steps"] = 5
     assert len({decide_recovery(policy, r).backoff_s for r in (transient(), other, later)}) == 3
 
 
@@ -236,7 +236,9 @@ def test_a_person_may_extend_a_spent_budget_only_so_often(kind):
     seen = [
         decide_recovery(
             DefaultPolicy(),
-            make_run("recover", failure=make_failure(kind.value), continues=n, limits={"max_continues": 2}),
+            make_run(
+                "recover", failure=make_failure(kind.value), counters={"continues": n}, limits={"max_continues": 2}
+            ),
         )
         for n in range(4)
     ]
@@ -246,12 +248,12 @@ def test_a_person_may_extend_a_spent_budget_only_so_often(kind):
 @pytest.mark.parametrize("action", [Action.handoff, Action.narrow_scope, Action.retry])
 def test_max_continues_only_limits_ask_user(action):
     policy = DefaultPolicy(budgets={FailureKind.token_limit: 9}, actions={FailureKind.token_limit: action})
-    run = make_run("recover", failure=make_failure("token_limit"), continues=99)
+    run = make_run("recover", failure=make_failure("token_limit"), counters={"continues": 99})
     assert decide_recovery(policy, run).action is action
 
 
 def test_max_continues_does_not_limit_other_questions():
-    run = make_run("recover", failure=make_failure("ambiguous_input"), continues=99)
+    run = make_run("recover", failure=make_failure("ambiguous_input"), counters={"continues": 99})
     assert decide_recovery(DefaultPolicy(), run).action is Action.ask_user
 
 

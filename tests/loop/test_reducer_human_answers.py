@@ -69,7 +69,7 @@ def test_the_answer_to_an_ask_user_call_is_that_calls_result():
 @pytest.mark.parametrize(
     ("kind", "reset"),
     [
-        (K.iteration_limit, {"iterations": 0}),
+        (K.iteration_limit, {"counters": {"iterations": 0, "steps": 9, "continues": 1}}),
         (K.time_limit, {"elapsed_s": 0.0, "final_turn": ""}),
         (K.token_limit, {}),
         (K.cost_limit, {}),
@@ -77,16 +77,24 @@ def test_the_answer_to_an_ask_user_call_is_that_calls_result():
 )
 def test_resuming_a_limit_resets_that_limit_and_nothing_else(kind, reset):
     usage = Usage(9, 9, cost_usd=9)
-    before = {"iterations": 7, "elapsed_s": 70.0, "final_turn": "used", "steps": 8, "model_calls": 7, "usage": usage}
-    run = answered(PendingRequest("limit", "?", failure_kind=kind), HumanReply("text", "go on"), **before)
-    assert {name: getattr(run, name) for name in before} == {**before, **reset}
-    assert run.continues == 1
+    counters = {"iterations": 7, "steps": 8}
+    before = {"elapsed_s": 70.0, "final_turn": "used", "model_calls": 7, "usage": usage}
+    run = answered(
+        PendingRequest("limit", "?", failure_kind=kind), HumanReply("text", "go on"), counters=dict(counters), **before
+    )
+    assert run.counters == counters  # the row that is taken extends the limit, not the answer
+    take_transition(run, "suspended.replied")
+    after = {"counters": {**counters, "steps": 9, "continues": 1}, **before, **reset}
+    assert {name: getattr(run, name) for name in after} == after
 
 
 def test_any_other_answer_extends_no_budget():
     run = answered(
-        PendingRequest("question", "?", failure_kind=K.ambiguous_input), HumanReply("text", "x"), iterations=7
+        PendingRequest("question", "?", failure_kind=K.ambiguous_input),
+        HumanReply("text", "x"),
+        counters={"iterations": 7},
     )
+    take_transition(run, "suspended.replied")
     assert (run.continues, run.iterations) == (0, 7)
 
 

@@ -250,12 +250,22 @@ def test_running_calls_again_clears_the_failed_ones_alone():
     batch = [CallState(c, c.signature) for c in (ONE, TWO)]
     batch[0].result, batch[1].result = failed_result(ONE, retryable=True), ok_result(TWO)
     run = recovered("tool_error", "retry", retry_calls=True, batch=batch, call_failures={K.tool_error: make_failure()})
+    assert run.batch[0].result is not None
+    take_transition(run, "recover.retry_tool")
     assert [c.result for c in run.batch] == [None, ok_result(TWO)]
     assert [c.retries for c in run.batch] == [1, 0]
     assert run.call_failures == {}
-    take_transition(run, "recover.retry_tool")
     assert run.retry_calls is False
+    assert (run.counters["tool_retries"], run.counters["pending_calls"]) == (1, 1)
     assert len(run.batch) == 2
+
+
+def test_failed_calls_keep_their_results_in_a_graph_that_does_not_run_them_again():
+    batch = [CallState(ONE, ONE.signature)]
+    batch[0].result = failed_result(ONE, retryable=True)
+    run = recovered("tool_error", "retry", retry_calls=True, batch=batch, call_failures={K.tool_error: make_failure()})
+    take_transition(run, "recover.otherwise")
+    assert [m.content for m in run.messages if m.role is Role.TOOL] == ["it broke"]
 
 
 @pytest.mark.parametrize("transition", ["recover.otherwise", "recover.retry_tool"])

@@ -11,8 +11,9 @@ from agentfsm.loop.failures import Action, FailureKind
 from agentfsm.loop.messages import ToolResult
 from agentfsm.loop.reducer import on_outcome, on_transition
 from agentfsm.loop.state import HumanReply, PendingRequest, RunState
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.engine import Decision
-from agentfsm.machine.graph import Transition
+from agentfsm.machine.graph import StateSpec, Transition
 from tests.helpers.scenarios import (
     denied_result,
     failed_result,
@@ -33,7 +34,7 @@ ONE, TWO, THREE = make_call("1"), make_call("2"), make_call("3")
 
 
 def test_entering_pre_step_spends_a_step():
-    run = make_run("recover", steps=3)
+    run = make_run("recover", counters={"steps": 3})
     take_transition(run, "recover.otherwise")
     assert run.steps == 4
 
@@ -151,9 +152,26 @@ def test_denials_that_are_not_acted_on_yet_are_still_counted():
 @pytest.mark.parametrize("target", ["work", "terminal"])
 def test_a_custom_waiting_state_ends_with_the_answer(target):
     run = make_run("rest", pending_request=PendingRequest("question", "Go on?"), human_reply=HumanReply("text", "yes"))
+    specs = {s.name: s for s in (StateSpec("rest", waits=True), StateSpec("work"), StateSpec("terminal", final=True))}
     run.state = target
-    on_transition(run, Decision(Transition("rest", None, target), ()))
+    on_transition(run, Decision(Transition("rest", None, target), ()), specs)
     assert (run.pending_request is None, run.human_reply is None) == ((target == "work"),) * 2
+
+
+def test_a_run_that_goes_on_waiting_keeps_its_request_and_the_answer():
+    request = PendingRequest("approval", "May it pay?", call_id="1")
+    run = make_run("rest", pending_request=request, human_reply=HumanReply("allow"))
+    specs = {s.name: s for s in (StateSpec("rest", waits=True), StateSpec("other", waits=True))}
+    for target in ("rest", "other"):
+        on_transition(run, Decision(Transition("rest", None, target), ()), specs)
+        assert (run.pending_request, run.human_reply) == (request, HumanReply("allow"))
+
+
+@pytest.mark.parametrize("transition", [t for t in LOOP if t.ends], ids=lambda t: t.id)
+def test_a_run_ends_as_its_last_row_says(transition):
+    run = make_run(transition.source)
+    take_transition(run, transition.id)
+    assert (run.ended, run.done) == (transition.ends, True)
 
 
 # -- a truncated answer --------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ def test_two_runs_share_nothing():
 
 
 def test_a_run_is_done_in_terminal_alone():
-    assert make_run("terminal").done
+    assert make_run("terminal", ended="partial").done
     assert not make_run("suspended").done
 
 

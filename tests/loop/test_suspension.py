@@ -56,7 +56,7 @@ def test_a_record_contains_the_request():
 
 
 def test_a_run_comes_back_as_it_was_from_json_too():
-    run = make_run("suspended", pending_request=WAITING, messages=[Message.user("hi")], steps=3)
+    run = make_run("suspended", pending_request=WAITING, messages=[Message.user("hi")], counters={"steps": 3})
     record = sign_record(run, graph=GRAPH, secret=SECRET, record_id="rid", created_at=NOW)
     assert opened(record) == run
     text = record.to_json()

@@ -8,28 +8,46 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pytest
+import transitions
 
 from agentfsm.errors import NoTransitionError, RunError
 from agentfsm.loop.failures import Failure, FailureKind
 from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.state import RunState
-from agentfsm.loop.transition_table import LOOP
-from agentfsm.machine.engine import Decision, Machine
+from agentfsm.loop.transition_table import BUILT_IN_GUARDS, LOOP
+from agentfsm.machine import engine
+from agentfsm.machine.declaration import Counter, Exhausted, exhausted
+from agentfsm.machine.engine import Machine, spend_counters
 from agentfsm.machine.graph import Graph, State, StateSpec, Transition
+from tests.helpers.graphs import exhausted_guard, unchecked_graph
 
 
-def decide(graph: Graph, state: str, answers: Mapping[str, bool]) -> tuple[Transition, tuple[tuple[str, bool], ...]]:
+def decide(
+    graph: Graph, state: str, answers: Mapping[str, bool]
+) -> tuple[Transition, tuple[tuple[str, bool | None], ...]]:
     """The reference: the first row whose guard holds, and what was asked on the way."""
-    tried: list[tuple[str, bool]] = []
+    tried: list[tuple[str, bool | None]] = []
     for row in (t for t in graph.transitions if t.source == state):
         tried.append((row.name, row.guard is None or answers[row.name]))
         if tried[-1][1]:
             return row, tuple(tried)
     raise LookupError(state)
+
+
+@dataclass
+class Limits:
+    """The guardrails of a puppet, whose counters are never empty unless a test says so."""
+
+    step_limit: int | None = None
+    max_iterations: int | None = None
+    max_calls_per_reply: int | None = None
+    max_tool_retries: int | None = None
+    max_continues: int | None = None
 
 
 @dataclass
@@ -40,11 +58,19 @@ class Puppet:
     answers: dict[str, Any]
     aborts: list[tuple[str, BaseException]] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
+    counters: dict[str, int] = field(default_factory=dict)
+    guardrails: Limits = field(default_factory=Limits)
+    views: int = 0
+
+    def ask(self, role: str, function: Callable[..., Any]) -> Any:
+        return function(self)
+
+    def view(self) -> Puppet:
+        self.views += 1
+        return self
 
     def abort(self, by: str, error: BaseException) -> None:
         self.aborts.append((by, error))
-        if not isinstance(self.answers.get("aborted"), Exception):
-            self.answers["aborted"] = True
 
 
 def stand_in(name: str) -> Callable[[Puppet], Any]:
@@ -62,8 +88,10 @@ def stand_in(name: str) -> Callable[[Puppet], Any]:
 def puppets(graph: Graph) -> Graph:
     """The same table with guards that read a puppet's answers."""
     guards = {t.name: stand_in(t.name) for t in graph if t.guard is not None}
-    rows = tuple(Transition(t.source, guards.get(t.name), t.target, t.spends) for t in graph)
-    return Graph(graph.states, rows, graph.name)
+    rows = tuple(replace(t, guard=guards.get(t.name)) for t in graph)
+    first = tuple(guards[str(getattr(guard, "__name__", guard))] for guard in graph.first)
+    # Its budgets are answers like any others, so nothing but the puppet's limits ends its cycles.
+    return unchecked_graph(graph.states, rows, graph.name, graph.counters, first)
 
 
 def valuations(names: list[str]) -> Iterator[dict[str, bool]]:
@@ -72,24 +100,26 @@ def valuations(names: list[str]) -> Iterator[dict[str, bool]]:
         yield dict(zip(names, bits, strict=True))
 
 
-TABLES = {"loop": LOOP, "strict": PRESETS["strict"].graph}
+TABLES = {name: preset.graph for name, preset in PRESETS.items()}
 TABLES["extended"] = LOOP.with_detector("post_llm", stand_in("mine"), before="loop_detected").with_state(
     StateSpec("review"),
-    [Transition("review", stand_in("good"), "terminal"), Transition("review", None, "pre_step")],
+    [
+        Transition("review", stand_in("good"), "terminal", ends="completed"),
+        Transition("review", None, "pre_step"),
+    ],
     entered_by="post_llm.otherwise",
 )
 
 
 ROWS = {
     # the sum over the states of 2 ** guards, but for the terminal state, and those of the waiting one that say no
-    "loop": 2**8 + 2**5 + 2**8 + 2**4 + 2**16 + 2**6 + (2**5 - 1),
-    "strict": 2**8 + 2**5 + 2**8 + 2**4 + 2**10 + 2**6 + (2**5 - 1),
-    "extended": 2**8 + 2**5 + 2**9 + 2**4 + 2**16 + 2**6 + (2**5 - 1) + 2**3,
+    "standard": 2**8 + 2**5 + 2**8 + 2**4 + 2**16 + 2**6 + (2**6 - 1),
+    "funnel": 2**8 + 2**5 + 2**8 + 2**4 + 2**15 + 2**6 + (2**6 - 1),
+    "feedback": 2**7 + 2**5 + 2**4 + 2**4 + 2**15 + 2**6 + (2**6 - 1),
+    "breaker": 2**7 + 2**5 + 2**5 + 2**4 + 2**16 + 2**6 + (2**6 - 1),
+    "strict": 2**7 + 2**5 + 2**6 + 2**4 + 2**6 + 2**6 + (2**6 - 1),
+    "extended": 2**8 + 2**5 + 2**9 + 2**4 + 2**16 + 2**6 + (2**6 - 1) + 2**3,
 }
-
-
-def test_the_tables_of_all_presets_are_among_those_compared():
-    assert all(preset.graph in TABLES.values() for preset in PRESETS.values())
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -172,11 +202,14 @@ FINE = dict.fromkeys(("cancelled", "aborted", "transient_provider", "provider_er
 
 @pytest.mark.parametrize("name", ["cancelled", "transient_provider", "provider_error", "context_overflow"])
 def test_a_guard_that_raises_takes_the_aborted_row(name):
+    """What was asked before it is recorded, then that it raised, and then the row that is taken; nothing is asked."""
     error = ValueError("no")
     run = Puppet("call_llm", {**FINE, name: error})
     decision = Machine(puppets(LOOP)).step(run)
     assert (decision.guard, decision.guard_result, run.state) == ("aborted", None, "terminal")
-    assert decision.tried == (("cancelled", False), ("aborted", True))
+    before = list(FINE)[: list(FINE).index(name)]
+    assert decision.tried == (*((each, False) for each in before), (name, None), ("aborted", True))
+    assert run.asked == [*before, name]
     assert run.aborts == [(f"call_llm.{name}", error)]
 
 
@@ -192,20 +225,22 @@ def test_guards_after_the_taken_row_are_not_evaluated():
     assert not run.aborts
 
 
-def test_two_guards_that_raise_are_both_recorded_and_evaluated_once():
+def test_where_no_row_ends_the_run_as_aborted_the_next_guards_decide():
     first, second = ValueError("first"), KeyError("second")
-    graph = puppets(LOOP.without("call_llm.aborted"))
+    graph = replace_rows(puppets(LOOP), [t for t in puppets(LOOP) if t.id != "call_llm.aborted"])
     run = Puppet("call_llm", {**FINE, "transient_provider": first, "context_overflow": second})
     decision = Machine(graph).step(run)
     assert decision.guard == "otherwise"
+    assert decision.tried == (
+        ("cancelled", False), ("transient_provider", None), ("provider_error", False), ("context_overflow", None),
+        ("otherwise", True),
+    )  # fmt: skip
     assert run.aborts == [("call_llm.transient_provider", first), ("call_llm.context_overflow", second)]
     assert run.asked.count("transient_provider") == run.asked.count("context_overflow") == 1
 
 
-def test_a_graph_whose_rows_hold_again_without_the_one_that_raised_takes_the_first_of_them():
-    run = Puppet("call_llm", {**FINE, "transient_provider": ValueError(), "context_overflow": FAILURE})
-    decision = Machine(puppets(LOOP.without("call_llm.aborted"))).step(run)
-    assert (decision.guard, decision.guard_result) == ("context_overflow", FAILURE)
+def replace_rows(graph: Graph, rows: list[Transition]) -> Graph:
+    return unchecked_graph(graph.states, rows, graph.name, graph.counters)
 
 
 def test_the_aborted_row_is_taken_even_if_its_own_guard_raises():
@@ -224,21 +259,24 @@ def test_an_answer_that_cannot_be_read_counts_as_raising():
     assert Machine(puppets(LOOP)).step(run).guard == "aborted"
 
 
-WAITING = dict.fromkeys(("cancelled", "expired", "approval_decided", "doubt_settled", "replied"), False)
+WAITING = dict.fromkeys(("cancelled", "aborted", "expired", "approval_decided", "doubt_settled", "replied"), False)
 
 
-def test_in_a_waiting_state_the_other_guards_still_decide_when_one_raises():
+def test_a_run_that_waits_is_aborted_too_when_a_guard_raises():
     run = Puppet("suspended", {**WAITING, "expired": ValueError(), "replied": True})
-    assert Machine(puppets(LOOP)).step(run).guard == "replied"
-    assert run.state == "pre_step"
+    decision = Machine(puppets(LOOP)).step(run)
+    assert (decision.guard, run.state) == ("aborted", "terminal")
+    assert decision.tried == (("cancelled", False), ("aborted", False), ("expired", None), ("aborted", True))
     assert [by for by, _ in run.aborts] == ["suspended.expired"]
 
 
-def test_in_a_waiting_state_where_nothing_else_holds_the_run_stays():
-    run = Puppet("suspended", {**WAITING, "replied": ValueError()})
+def test_a_graph_without_a_row_for_it_keeps_waiting_when_a_guard_raises():
+    run = Puppet("rest", {"ready": ValueError()})
+    rows = (Transition("rest", stand_in("ready"), "end", ends="completed"),)
+    machine = Machine(Graph((StateSpec("rest", waits=True), StateSpec("end", final=True)), rows))
     with pytest.raises(NoTransitionError):
-        Machine(puppets(LOOP)).step(run)
-    assert run.state == "suspended"
+        machine.step(run)
+    assert run.state == "rest"
 
 
 def test_what_ends_the_program_is_not_caught():
@@ -329,30 +367,57 @@ def test_transitions_has_the_same_states_and_rows_and_nothing_more():
     assert list(table.events) == ["step"]
     found = {(t.source, t.dest) for rows in table.events["step"].transitions.values() for t in rows}
     assert found == {(t.source, t.target) for t in LOOP}
-    assert sum(len(rows) for rows in table.events["step"].transitions.values()) == 58
+    assert sum(len(rows) for rows in table.events["step"].transitions.values()) == 59
 
 
-def test_the_event_of_transitions_moves_a_run_by_the_same_table():
-    step = Machine(puppets(LOOP)).to_transitions().events["step"]
-    run = Puppet("call_llm", {**FINE, "provider_error": True})
-    assert step.trigger(run) is True
-    assert run.state == "recover"
-    resting = Puppet("suspended", dict(WAITING))
-    assert step.trigger(resting) is False
-    assert resting.state == "suspended"
+class Model:
+    """A model of the library: it manages the state, and the guards read their answers here."""
+
+    def __init__(self, **answers: bool) -> None:
+        self.answers: dict[str, Any] = answers
+        self.asked: list[str] = []
+
+
+def test_the_machine_of_transitions_moves_its_model_by_the_same_table():
+    """The library's own classes, its own trigger, and nothing of ours."""
+    model: Any = Model(**{**FINE, "provider_error": True})
+    table = Machine(puppets(LOOP)).to_transitions(model=model)
+    assert type(table) is transitions.Machine
+    assert all(type(t) is transitions.Transition for t in table.get_transitions("step"))
+    table.set_state("call_llm", model)
+    assert model.step() is True
+    assert model.state == "recover"
+    assert model.asked == ["cancelled", "aborted", "transient_provider", "provider_error"]
+
+
+def test_a_guard_that_returns_a_failure_is_true_for_transitions_too():
+    model: Any = Model(asked=FAILURE)
+    Machine(two_ways(stand_in("asked"))).to_transitions(model=model)
+    assert model.step() is True
+    assert model.state == "yes"
+
+
+def test_transitions_draws_the_table():
+    """A picture by the library needs a model; each row is an edge with its guard."""
+    from transitions.extensions import GraphMachine
+
+    model: Any = Model()
+    table = Machine(LOOP).to_transitions(partial(GraphMachine, graph_engine="mermaid", show_conditions=True), model)
+    assert isinstance(table, GraphMachine)
+    text = str(model.get_graph().source)
+    assert all(spec.name in text for spec in LOOP.states)
+    assert all(row.name in text for row in LOOP if row.guard is not None)
+
+
+def test_transitions_takes_no_option_that_the_table_decides():
+    with pytest.raises(TypeError):
+        Machine(LOOP).to_transitions(initial="recover")  # type: ignore[call-arg]
 
 
 def test_a_step_writes_no_log(caplog):
     with caplog.at_level(logging.DEBUG):
         Machine(puppets(LOOP)).step(Puppet("call_llm", dict(FINE)))
     assert caplog.records == []
-
-
-def test_decisions_are_made_once_and_shared():
-    machine = Machine(puppets(LOOP))
-    first, second = (machine.step(Puppet("call_llm", dict(FINE))) for _ in range(2))
-    assert first is second
-    assert isinstance(first, Decision)
 
 
 def test_looking_ahead_says_whether_a_step_would_move_the_run():
@@ -381,7 +446,10 @@ class Says:
 
 def two_ways(guard: Callable[[Any], Any]) -> Graph:
     states = (StateSpec("start"), StateSpec("yes", final=True), StateSpec("no", final=True))
-    rows = (Transition("start", guard, "yes"), Transition("start", None, "no"))
+    rows = (
+        Transition("start", guard, "yes", ends="completed"),
+        Transition("start", None, "no", ends="completed"),
+    )
     return Graph(states, rows)
 
 
@@ -401,3 +469,204 @@ def test_what_is_done_to_the_machine_of_transitions_changes_no_machine_of_ours()
         run = Puppet("start", {"asked": False})
         each.step(run)
         assert run.state == "no"
+
+
+# -- counters -----------------------------------------------------------------------------------------
+
+COINS = Counter("coins", 2)
+
+
+@exhausted(COINS, past=True)
+def broke(run: Puppet) -> str:
+    return "no coins"
+
+
+def arcade(*, limit: int | str = 2) -> Graph:
+    """Each game spends a coin and each entry a ticket; a gift fills the coins up again."""
+    coins = Counter("coins", limit)
+    tickets = Counter("tickets", 3)
+    return unchecked_graph(
+        (StateSpec("hall", spends="tickets"), StateSpec("game"), StateSpec("end", final=True)),
+        (
+            Transition("hall", exhausted_guard("turned_away", tickets), "end", ends="partial"),
+            Transition("hall", stand_in("gift"), "game", refills="coins"),
+            Transition("hall", stand_in("renewal"), "game", spends="coins", refills="coins"),
+            Transition("hall", stand_in("play"), "game", spends=("coins", "tickets")),
+            Transition("hall", None, "end", ends="completed"),
+            Transition("game", None, "hall"),
+        ),
+        counters=(coins, tickets),
+    )
+
+
+ASKED_FOR = {"gift": False, "renewal": False, "play": False}
+
+
+def test_what_a_row_and_the_state_that_it_enters_spend_is_counted():
+    machine = Machine(arcade())
+    run = Puppet("hall", {**ASKED_FOR, "play": True}, counters={"tickets": 1})
+    assert machine.step(run).target == "game"
+    assert run.counters == {"tickets": 2, "coins": 1}
+    machine.step(run)
+    assert (run.state, run.counters) == ("hall", {"tickets": 3, "coins": 1})
+
+
+def test_what_a_row_refills_is_filled_up_before_it_spends():
+    machine = Machine(arcade())
+    gift = Puppet("hall", {**ASKED_FOR, "gift": True}, counters={"coins": 2})
+    machine.step(gift)
+    assert gift.counters == {"coins": 0}
+    renewal = Puppet("hall", {**ASKED_FOR, "renewal": True}, counters={"coins": 2})
+    assert machine.step(renewal).guard == "renewal"  # it is not empty once it was refilled
+    assert renewal.counters == {"coins": 1}
+
+
+def test_a_row_whose_counter_is_empty_does_not_hold_and_its_guard_is_not_called():
+    run = Puppet("hall", {**ASKED_FOR, "play": True}, counters={"coins": 2})
+    decision = Machine(arcade()).step(run)
+    assert decision.tried == (
+        ("turned_away", False), ("gift", False), ("renewal", False), ("play", False), ("otherwise", True),
+    )  # fmt: skip
+    assert run.asked == ["gift", "renewal"]
+    assert run.counters == {"coins": 2}
+    with_one_left = Puppet("hall", {**ASKED_FOR, "play": True}, counters={"coins": 1})
+    assert Machine(arcade()).step(with_one_left).guard == "play"
+
+
+@pytest.mark.parametrize(("limit", "guard"), [(0, "otherwise"), (1, "play"), (None, "play")])
+def test_the_limit_of_a_counter_is_a_number_or_is_in_the_guardrails(limit, guard):
+    run = Puppet("hall", {**ASKED_FOR, "play": True}, guardrails=Limits(max_continues=limit))
+    assert Machine(arcade(limit="max_continues")).step(run).guard == guard
+
+
+@pytest.mark.parametrize(
+    ("spent", "holds", "holds_past"), [(0, False, False), (1, False, False), (2, True, False), (3, True, True)]
+)
+def test_a_guard_made_from_a_counter_holds_exactly_when_it_is_empty(spent, holds, holds_past):
+    run = Puppet("hall", {}, counters={"coins": spent})
+    at = exhausted(COINS)(broke)
+    assert (bool(at(run)), bool(broke(run))) == (holds, holds_past)
+    assert (at.__name__, at.counter, isinstance(at, Exhausted)) == ("broke", COINS, True)
+    if holds_past:
+        assert broke(run) == "no coins"
+
+
+def test_spending_is_a_function_of_the_table_alone():
+    counters = {"coins": 2}
+    row = Transition("hall", None, "game", spends=("coins", "tickets"), refills="coins")
+    spend_counters(counters, row, StateSpec("game", spends="tickets"))
+    assert counters == {"coins": 1, "tickets": 2}
+
+
+# -- transitions makes the moves ----------------------------------------------------------------------
+
+
+class Sabotaged(Exception):
+    pass
+
+
+def sabotage(*args: object, **kwargs: object) -> Any:
+    raise Sabotaged
+
+
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [
+        (transitions.Machine, "set_state"),
+        (engine._Row, "execute"),
+        (engine._Row, "take"),
+        (engine._StepEvent, "decide"),
+    ],
+    ids=lambda each: getattr(each, "__qualname__", each),
+)
+def test_no_run_moves_without_the_classes_of_transitions(monkeypatch, owner, method):
+    """Each part of the library's machine that a move goes through; without it nothing else moves the run."""
+    graph = two_ways(stand_in("asked"))
+    machine = Machine(graph)
+    monkeypatch.setattr(owner, method, sabotage)
+    for asked in (True, False):
+        run = Puppet("start", {"asked": asked})
+        with pytest.raises(Sabotaged):
+            machine.step(run)
+        assert run.state == "start"
+
+
+def test_no_guard_holds_without_the_condition_of_transitions(monkeypatch):
+    machine = Machine(puppets(LOOP))
+    monkeypatch.setattr(engine._GuardCondition, "check", sabotage)
+    run = Puppet("call_llm", {**FINE, "provider_error": True})
+    decision = machine.step(run)
+    assert decision.guard == "aborted"  # as for any guard that raises
+    assert decision.tried == (("cancelled", None), ("aborted", True))
+    assert run.asked == []
+
+
+def test_the_parts_of_the_machine_are_those_of_transitions():
+    assert issubclass(engine._GuardCondition, transitions.core.Condition)
+    assert issubclass(engine._Row, transitions.Transition)
+    assert issubclass(engine._StepEvent, transitions.Event)
+    assert "set_state" not in vars(engine._TransitionsMachine)
+
+
+# -- what a guard gets --------------------------------------------------------------------------------
+
+
+@dataclass
+class Snapshot:
+    """The view of a puppet."""
+
+    answers: dict[str, Any]
+    asked: list[str]
+
+    def ask(self, role: str, function: Callable[..., Any]) -> Any:
+        assert role == "guard"
+        return function(self)
+
+
+class Viewed(Puppet):
+    def view(self) -> Any:
+        self.views += 1
+        return Snapshot(self.answers, self.asked)
+
+
+def recording(name: str, seen: list[object]) -> Callable[[Any], bool]:
+    def guard(run: Any) -> bool:
+        seen.append(run)
+        return False
+
+    guard.__name__ = name
+    return guard
+
+
+def test_a_guard_that_is_not_built_in_gets_a_view_built_once_in_a_move():
+    seen: list[object] = []
+    ours, first, second = (recording(name, seen) for name in ("ours", "first", "second"))
+    graph = Graph(
+        (StateSpec("start"), StateSpec("end", final=True)),
+        (*(Transition("start", g, "end", ends="completed") for g in (ours, first, second)),
+         Transition("start", None, "end", ends="completed")),
+    )  # fmt: skip
+    run = Viewed("start", {})
+    Machine(graph, {ours}).step(run)
+    assert seen[0] is run
+    assert isinstance(seen[1], Snapshot)
+    assert seen[1] is seen[2]
+    assert run.views == 1
+
+
+def test_no_view_is_built_for_guards_that_are_built_in():
+    graph = puppets(LOOP)
+    run = Viewed("call_llm", dict(FINE))
+    Machine(graph, {row.guard for row in graph if row.guard is not None}).step(run)
+    assert run.views == 0
+
+
+def test_a_guard_is_built_in_by_what_it_is_and_not_by_its_name():
+    seen: list[object] = []
+    theirs = recording("cancelled", seen)
+    graph = Graph(
+        (StateSpec("start"), StateSpec("end", final=True)),
+        (Transition("start", theirs, "end", ends="completed"), Transition("start", None, "end", ends="completed")),
+    )
+    Machine(graph, BUILT_IN_GUARDS).step(Viewed("start", {}))
+    assert isinstance(seen[0], Snapshot)

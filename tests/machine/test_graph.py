@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
 from agentfsm.errors import GraphError
+from agentfsm.loop import guards
 from agentfsm.loop.transition_table import LOOP
+from agentfsm.machine.declaration import Counter, Exhausted, exhausted
 from agentfsm.machine.graph import Graph, State, StateSpec, Transition
 
 
@@ -26,19 +28,21 @@ def door(run: object) -> bool:
     return False
 
 
-def cancelled(run: object) -> bool:
-    return False
+STEPS = Counter("steps", 3)
 
 
-def aborted(run: object) -> bool:
-    return False
+@exhausted(STEPS, past=True)
+def too_long(run: object) -> bool:
+    return True
 
 
 SMALL = Graph(
     name="small",
-    states=(StateSpec("work", spends="a step"), StateSpec("rest", waits=True), StateSpec("end", final=True)),
+    states=(StateSpec("work", spends="steps"), StateSpec("rest", waits=True), StateSpec("end", final=True)),
+    counters=(STEPS,),
     transitions=(
-        Transition("work", ready, "end"),
+        Transition("work", too_long, "end", ends="partial"),
+        Transition("work", ready, "end", ends="completed"),
         Transition("work", broken, "rest"),
         Transition("work", None, "work"),
         Transition("rest", ready, "work"),
@@ -54,11 +58,9 @@ def rows(graph: Graph, state: str) -> list[str]:
 
 
 def test_a_graph_and_its_rows_say_in_a_line_what_they_are():
-    assert repr(LOOP) == "Graph('loop', 8 states, 58 transitions)"
-    assert repr(SMALL.transition("work.ready")) == "Transition('work', ready, 'end')"
-    assert (
-        repr(Transition("work", None, "rest", spends="a coin")) == "Transition('work', None, 'rest', spends='a coin')"
-    )
+    assert repr(LOOP) == "Graph('loop', 8 states, 59 transitions)"
+    assert repr(SMALL.transition("work.ready")) == "Transition('work', ready, 'end', ends='completed')"
+    assert repr(Transition("work", None, "rest", spends=["a", "b"])) == "Transition('work', None, 'rest', spends='a+b')"
 
 
 def test_a_run_starts_in_the_first_declared_state():
@@ -67,12 +69,14 @@ def test_a_run_starts_in_the_first_declared_state():
 
 
 def test_rows_are_in_evaluation_order():
-    assert rows(SMALL, "work") == ["work.ready -> end", "work.broken -> rest", "work.otherwise -> work"]
+    assert rows(SMALL, "work") == [
+        "work.too_long -> end", "work.ready -> end", "work.broken -> rest", "work.otherwise -> work",
+    ]  # fmt: skip
     assert SMALL.rows("end") == ()
 
 
 def test_the_order_within_a_state_counts_and_the_grouping_does_not():
-    mixed = Graph(SMALL.states, (SMALL.transitions[3], *SMALL.transitions[:3]), name="small")
+    mixed = Graph(SMALL.states, (SMALL.transitions[4], *SMALL.transitions[:4]), "small", SMALL.counters)
     assert rows(mixed, "work") == rows(SMALL, "work")
     assert mixed.fingerprint == SMALL.fingerprint
 
@@ -98,7 +102,7 @@ def test_looking_up_what_is_not_there_names_it(look, edge):
 
 
 def test_a_graph_cannot_be_changed_and_takes_lists():
-    graph = Graph(list(SMALL.states), list(SMALL.transitions), name="small")
+    graph = Graph(list(SMALL.states), list(SMALL.transitions), "small", list(SMALL.counters))
     assert graph == SMALL
     assert hash(graph) == hash(SMALL)
     with pytest.raises(FrozenInstanceError):
@@ -118,8 +122,12 @@ def test_the_states_of_the_loop_are_the_eight_declared_phases():
 # -- the fingerprint ----------------------------------------------------------------------------------
 
 
-def other(transitions: tuple[Transition, ...] = SMALL.transitions, states: tuple[StateSpec, ...] = SMALL.states) -> str:
-    return Graph(states, transitions, name="another name").fingerprint
+def other(
+    transitions: tuple[Transition, ...] = SMALL.transitions,
+    states: tuple[StateSpec, ...] = SMALL.states,
+    counters: tuple[Counter, ...] = SMALL.counters,
+) -> str:
+    return Graph(states, transitions, "another name", counters).fingerprint
 
 
 def test_the_fingerprint_says_what_the_table_is_and_not_what_it_is_called():
@@ -128,26 +136,37 @@ def test_the_fingerprint_says_what_the_table_is_and_not_what_it_is_called():
 
 
 def test_the_fingerprint_is_another_one_when_anything_that_matters_is():
-    first, second, *rest = SMALL.transitions
-    _, resting, end = SMALL.states
+    stop, first, second, *rest = SMALL.transitions
+    working, resting, end = SMALL.states
+    coins = Counter("coins", 1)
     changed = {
-        "order": other((second, first, *rest)),
-        "target": other((first, second, rest[0], Transition("rest", ready, "end"))),
-        "guard": other((Transition("work", door, "end"), second, *rest)),
-        "row": other((first, second, *rest, Transition("rest", door, "work"))),
-        "row spends": other((Transition("work", ready, "end", spends="x"), second, *rest)),
-        "state spends": other(states=(StateSpec("work", spends="more"), resting, end)),
+        "order": other((stop, second, first, *rest)),
+        "target": other((stop, first, second, rest[0], Transition("rest", ready, "end", ends="completed"))),
+        "guard": other((stop, Transition("work", door, "end", ends="completed"), second, *rest)),
+        "row": other((stop, first, second, *rest, Transition("rest", door, "work"))),
+        "row spends": other((stop, replace(first, spends="steps"), second, *rest)),
+        "row refills": other((stop, replace(first, refills="steps"), second, *rest)),
+        "row ends the run otherwise": other((stop, replace(first, ends="handed_off"), second, *rest)),
+        "row extends the limit": other((stop, first, second, rest[0], replace(rest[1], extends=True))),
+        "state spends": other(states=(working, replace(resting, spends="steps"), end)),
+        "effect": other(states=(replace(working, effect=print), resting, end)),
+        "limit": other(
+            (Transition("work", exhausted(Counter("steps", 4), past=True)(too_long), "end", ends="partial"),
+             *SMALL.transitions[1:]),
+            counters=(Counter("steps", 4),),
+        ),
+        "counter": other(counters=(*SMALL.counters, coins)),
         "state": other(
-            (*SMALL.transitions, Transition("rest", door, "attic"), Transition("attic", None, "end")),
+            (*SMALL.transitions, Transition("rest", door, "attic"), Transition("attic", None, "end", ends="completed")),
             (*SMALL.states, StateSpec("attic")),
         ),
-    }
+    }  # fmt: skip
     assert len({SMALL.fingerprint, *changed.values()}) == len(changed) + 1
 
 
 def test_the_fingerprint_leaves_out_what_only_pictures_show():
-    _, *others = SMALL.states
-    shown = StateSpec("work", note="something else", spends="a step", lane="left", effect=print)
+    working, *others = SMALL.states
+    shown = replace(working, note="something else", lane="left")
     assert other(states=(shown, *others)) == SMALL.fingerprint
 
 
@@ -172,18 +191,19 @@ def test_the_fingerprint_of_the_loop_is_the_same_in_every_process():
 def test_a_new_row_is_evaluated_last_before_the_row_without_a_guard():
     more = SMALL.with_transition(Transition("work", door, "rest"))
     assert rows(more, "work") == [
-        "work.ready -> end", "work.broken -> rest", "work.door -> rest", "work.otherwise -> work",
+        "work.too_long -> end", "work.ready -> end", "work.broken -> rest", "work.door -> rest",
+        "work.otherwise -> work",
     ]  # fmt: skip
 
 
 def test_a_new_row_can_be_inserted_before_a_named_row():
     more = SMALL.with_transition(Transition("work", door, "rest"), before="ready")
-    assert rows(more, "work")[:2] == ["work.door -> rest", "work.ready -> end"]
+    assert rows(more, "work")[1:3] == ["work.door -> rest", "work.ready -> end"]
     assert rows(more, "rest") == rows(SMALL, "rest")
 
 
 def test_in_a_waiting_state_a_new_row_comes_last():
-    more = SMALL.with_transition(Transition("rest", door, "end"))
+    more = SMALL.with_transition(Transition("rest", door, "end", ends="completed"))
     assert rows(more, "rest") == ["rest.ready -> work", "rest.door -> end"]
 
 
@@ -199,12 +219,12 @@ def test_a_row_to_stand_in_front_of_must_be_there():
     with pytest.raises(GraphError) as caught:
         SMALL.with_transition(Transition("work", door, "rest"), before="nobody")
     assert caught.value.edge == "work.door"
-    assert "ready, broken, otherwise" in str(caught.value)
+    assert "too_long, ready, broken, otherwise" in str(caught.value)
 
 
 def test_a_second_row_without_a_guard_is_refused():
     with pytest.raises(GraphError) as caught:
-        SMALL.with_transition(Transition("work", None, "end"))
+        SMALL.with_transition(Transition("work", None, "end", ends="completed"))
     assert caught.value.edge == "work.otherwise"
 
 
@@ -226,22 +246,65 @@ def test_a_detector_is_a_row_that_leads_to_recover():
 
 
 def test_a_detector_may_lead_elsewhere():
-    assert LOOP.with_detector("post_tool", door, target="terminal").transition("post_tool.door").target == "terminal"
+    more = LOOP.with_detector("post_tool", door, target="terminal", ends="partial")
+    row = more.transition("post_tool.door")
+    assert (row.target, row.ends) == ("terminal", "partial")
+
+
+def test_a_detector_that_leads_to_the_end_says_how_the_run_ends():
+    with pytest.raises(GraphError) as caught:
+        LOOP.with_detector("post_tool", door, target="terminal")
+    assert caught.value.edge == "post_tool.door"
+    assert "how the run ends" in caught.value.rule
+
+
+# -- with_counter -------------------------------------------------------------------------------------
+
+
+def test_a_counter_can_be_added_and_given_another_limit():
+    coins = SMALL.with_counter(Counter("coins", 2))
+    assert coins.counters == (STEPS, Counter("coins", 2))
+    paid = coins.with_transition(Transition("work", door, "rest", spends="coins"))
+    assert paid.transition("work.door").spends == ("coins",)
+    assert coins.with_counter(Counter("coins", 9)).counters == (STEPS, Counter("coins", 9))
+    assert SMALL.counters == (STEPS,)
+
+
+def test_a_counter_with_another_limit_has_its_guards_too():
+    graph = SMALL.with_counter(Counter("steps", 4))
+    guard = graph.transition("work.too_long").guard
+    assert isinstance(guard, Exhausted)
+    assert (guard.counter, guard.__name__) == (Counter("steps", 4), "too_long")
+    assert SMALL.transition("work.too_long").guard is not guard
+
+
+def test_a_guard_made_from_another_counter_of_the_same_name_is_refused():
+    with pytest.raises(GraphError) as caught:
+        replace(SMALL, counters=(Counter("steps", 4),))
+    assert caught.value.edge == "work.too_long"
 
 
 # -- with_state ---------------------------------------------------------------------------------------
 
+TO_THE_END = Transition("review", None, "terminal", ends="completed")
+
 
 def test_a_new_state_entered_by_a_row_that_was_there():
-    more = LOOP.with_state(
-        StateSpec("review"), [Transition("review", None, "terminal")], entered_by="post_llm.otherwise"
-    )
-    assert more.transition("post_llm.otherwise").target == "review"
+    more = LOOP.with_state(StateSpec("review"), [TO_THE_END], entered_by="post_llm.otherwise")
+    assert (more.transition("post_llm.otherwise").target, more.transition("post_llm.otherwise").ends) == ("review", "")
     assert rows(more, "review") == [
         "review.cancelled -> terminal", "review.aborted -> terminal", "review.otherwise -> terminal",
     ]  # fmt: skip
+    assert [t.ends for t in more.rows("review")] == ["cancelled", "aborted", "completed"]
     assert [t.id for t in more.rows("post_llm")] == [t.id for t in LOOP.rows("post_llm")]
     assert LOOP.transition("post_llm.otherwise").target == "terminal"
+
+
+def test_a_new_final_state_ends_runs_as_the_row_that_enters_it_did():
+    more = LOOP.with_state(StateSpec("done", final=True), [], entered_by="post_llm.otherwise")
+    assert (more.transition("post_llm.otherwise").target, more.transition("post_llm.otherwise").ends) == (
+        "done", "completed",
+    )  # fmt: skip
 
 
 def test_a_new_state_entered_by_a_new_row():
@@ -260,30 +323,44 @@ def test_a_new_state_keeps_the_stops_that_it_brings_itself():
     more = LOOP.with_state(
         StateSpec("review"),
         [
-            Transition("review", aborted, "recover"),
-            Transition("review", cancelled, "terminal"),
-            Transition("review", None, "terminal"),
+            Transition("review", guards.cancelled, "terminal", ends="partial"),
+            Transition("review", guards.aborted, "terminal", ends="handed_off"),
+            TO_THE_END,
         ],
         entered_by="post_llm.otherwise",
     )
-    assert rows(more, "review") == [
-        "review.aborted -> recover", "review.cancelled -> terminal", "review.otherwise -> terminal",
+    assert [(t.name, t.ends) for t in more.rows("review")] == [
+        ("cancelled", "partial"), ("aborted", "handed_off"), ("otherwise", "completed"),
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("spec", [StateSpec("attic", waits=True), StateSpec("attic", final=True)])
-def test_a_state_that_waits_or_ends_gets_no_stops(spec):
-    own = [] if spec.final else [Transition("attic", door, "terminal")]
-    more = LOOP.with_state(spec, own, entered_by=Transition("recover", door, "attic"))
-    assert rows(more, "attic") == [str(t) for t in own]
+def test_a_new_state_has_its_stops_first_in_whatever_order_they_are_given():
+    more = LOOP.with_state(
+        StateSpec("review"),
+        [TO_THE_END, Transition("review", guards.aborted, "terminal", ends="aborted")][::-1],
+        entered_by="post_llm.otherwise",
+    )
+    assert [t.name for t in more.rows("review")] == ["cancelled", "aborted", "otherwise"]
+
+
+def test_a_state_that_waits_can_be_stopped_too():
+    own = Transition("attic", door, "terminal", ends="completed")
+    more = LOOP.with_state(StateSpec("attic", waits=True), [own], entered_by=Transition("recover", door, "attic"))
+    assert [t.name for t in more.rows("attic")] == ["cancelled", "aborted", "door"]
+
+
+def test_a_state_that_ends_gets_no_stops():
+    entering = Transition("recover", door, "attic", ends="partial")
+    more = LOOP.with_state(StateSpec("attic", final=True), [], entered_by=entering)
+    assert rows(more, "attic") == []
 
 
 def test_a_new_state_that_nothing_enters_is_refused():
     with pytest.raises(GraphError) as caught:
         LOOP.with_state(
             StateSpec("attic"),
-            [Transition("attic", None, "terminal")],
-            entered_by=Transition("recover", door, "terminal"),
+            [Transition("attic", None, "terminal", ends="completed")],
+            entered_by=Transition("recover", door, "terminal", ends="partial"),
         )
     assert caught.value.edge == "attic"
 
@@ -304,19 +381,16 @@ def test_a_row_is_removed_by_its_id():
 
 
 def test_a_state_goes_with_every_row_that_touches_it():
-    less = LOOP.without("suspended")
-    assert "suspended" not in [s.name for s in less.states]
-    assert [t.id for t in LOOP if t.id not in {x.id for x in less}] == [
-        "dispatch_tool.approval_required",
-        "dispatch_tool.in_doubt",
-        "post_tool.question_asked",
-        "recover.ask_user",
-        "suspended.cancelled",
-        "suspended.expired",
-        "suspended.approval_decided",
-        "suspended.doubt_settled",
-        "suspended.replied",
-    ]
+    less = SMALL.without("rest")
+    assert [spec.name for spec in less.states] == ["work", "end"]
+    assert [t.id for t in SMALL if t.id not in {x.id for x in less}] == ["work.broken", "rest.ready"]
+
+
+def test_a_loop_that_could_not_ask_a_person_is_refused():
+    """In doubt and asking a person are what its effects may come back with."""
+    with pytest.raises(GraphError) as caught:
+        LOOP.without("suspended")
+    assert (caught.value.edge, "'in_doubt'" in caught.value.rule) == ("dispatch_tool", True)
 
 
 @pytest.mark.parametrize(
@@ -326,6 +400,8 @@ def test_a_state_goes_with_every_row_that_touches_it():
         ("nowhere", "nowhere"),
         ("post_llm.otherwise", "post_llm.tool_calls"),
         ("pre_step", "post_tool.tool_error"),
+        ("dispatch_tool.in_doubt", "dispatch_tool"),
+        ("suspended.aborted", "suspended"),
     ],
 )
 def test_what_cannot_be_removed_is_named(name, edge):

@@ -14,7 +14,7 @@ from agentfsm import AbortRun, Allow, AskApproval, Deny, Edit, HookContext, RunR
 from agentfsm.errors import ConfigurationError, GraphError, HumanReplyError, SuspensionRecordError, ToolDefinitionError
 from agentfsm.loop.events import (
     Event,
-    PartialRunSummary,
+    RunAborted,
     RunCompleted,
     RunWarning,
     ToolFinished,
@@ -148,7 +148,7 @@ def test_a_call_that_cannot_run_runs_no_hook():
 def test_a_hook_may_abort_the_run_at_any_state(state, fail_open):
     stop = hook(state, fail_open=fail_open)(lambda c: AbortRun("enough"))
     result = run_script(*ONE_CALL, tools=[look], hooks=[stop])
-    assert isinstance(result.outcome, PartialRunSummary)
+    assert isinstance(result.outcome, RunAborted)
     assert result.outcome.failure.kind is FailureKind.aborted
     assert result.outcome.failure.explanation == "hook <lambda> aborted the run: enough"
     assert result.decisions[-1].transition.id == f"{state}.aborted"
@@ -234,10 +234,10 @@ def test_a_hook_that_fails_open_is_a_warning_and_the_run_continues(state, functi
 @pytest.mark.parametrize("state", STATES)
 def test_a_hook_that_fails_closed_aborts_the_run(state, function):
     result = run_script(*ONE_CALL, tools=[look], hooks=[hook(state, fail_open=False)(function)])
-    assert isinstance(result.outcome, PartialRunSummary)
+    assert isinstance(result.outcome, RunAborted)
     assert result.outcome.failure.explanation == f"hook {function.__name__} raised ValueError: out of order"
     assert result.outcome.failure.metadata == {"error_class": "ValueError"}
-    assert result.outcome.missing == f"a final answer: hook {function.__name__} raised ValueError: out of order"
+    assert result.outcome.reason == f"hook {function.__name__} raised ValueError: out of order"
 
 
 @pytest.mark.parametrize("fail_open", [False, True])

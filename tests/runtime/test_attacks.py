@@ -31,9 +31,9 @@ from agentfsm import (
     Host,
     Message,
     ModelReplied,
-    PartialRunSummary,
     ReadOnlyError,
     Reply,
+    RunAborted,
     RunCompleted,
     RunResult,
     RunState,
@@ -633,6 +633,6 @@ def test_the_history_that_a_caller_gave_may_be_changed_afterwards() -> None:
 def test_attacks_keep_no_run_alive() -> None:
     world = World(hooks=[hook("pre_step")(swallowing(ATTACKS["move the run"]))])
     result = world.run()
-    assert isinstance(result.outcome, PartialRunSummary)
+    assert isinstance(result.outcome, RunAborted)
     del world, result
     gc.collect()

@@ -11,12 +11,14 @@ import pytest
 from agentfsm import (
     LOOP,
     Action,
+    Agent,
     AgentGuardrails,
+    AskApproval,
     Failure,
     FailureKind,
+    GraphError,
     Message,
     NoTransitionError,
-    PartialRunSummary,
     RunCancelled,
     RunResult,
     State,
@@ -25,14 +27,14 @@ from agentfsm import (
     StateSpec,
     Transition,
     hook,
-    tool,
 )
 from agentfsm.loop.recovery_policy import DefaultPolicy
 from agentfsm.loop.state import RunState
-from agentfsm.testing import call
+from agentfsm.testing import ScriptedModel, call
 from tests.helpers.scenarios import (
     assert_aborted,
     check_result,
+    dangerous,
     look,
     run_agent,
     run_async,
@@ -87,26 +89,53 @@ def test_a_row_may_be_removed():
     assert any("no tool named 'nothing'" in text for _, text in transcript_of(result))
 
 
-def test_a_failed_call_that_a_graph_lets_pass_is_not_judged_by_the_last_reply():
-    ran: list[int] = []
+@pytest.mark.parametrize(
+    ("row", "outcome"),
+    [
+        ("call_llm.provider_error", "provider_error"),
+        ("dispatch_tool.in_doubt", "in_doubt"),
+        ("post_llm.output_malformed", "output_malformed"),
+        ("recover.ask_user", "ask_user"),
+        ("recover.stop", "stop"),
+    ],
+)
+def test_a_graph_without_a_row_for_what_an_effect_may_come_back_with_is_refused(row, outcome):
+    with pytest.raises(GraphError, match=f"may come back with '{outcome}', and no row of the state takes that"):
+        LOOP.without(row)
 
-    @tool
-    def count() -> str:
-        ran.append(1)
-        return "counted"
 
-    graph = LOOP.without("call_llm.provider_error")
-    result = run_script(call("count"), ValueError("broken"), graph=graph, tools=[count])
-    assert ran == [1]
-    assert isinstance(result.outcome, PartialRunSummary)
-    assert "broken" in result.outcome.missing
+@pytest.mark.parametrize(
+    ("row", "parts", "outcome"),
+    [
+        ("dispatch_tool.approval_required", {"tools": [dangerous]}, "approval_required"),
+        ("post_tool.question_asked", {"preset": "funnel"}, "question_asked"),
+        ("post_tool.declared_done", {"preset": "funnel"}, "declared_done"),
+        ("post_llm.tool_calls", {"tools": [look]}, "tool_calls"),
+    ],
+)
+def test_a_tool_that_may_lead_where_the_graph_has_no_row_is_refused(row, parts, outcome):
+    graph = LOOP.without(row)
+    assert Agent(ScriptedModel(), graph=graph).graph is graph
+    with pytest.raises(GraphError, match=f"may lead to '{outcome}' there, and no row of the state takes that"):
+        Agent(ScriptedModel(), graph=graph, **parts)
+
+
+def test_a_hook_that_asks_for_approval_where_no_row_takes_that_aborts_the_run_at_once():
+    ask = hook("dispatch_tool")(lambda c: AskApproval("May it look?"))
+    result = run_script(
+        call("look"), "done", graph=LOOP.without("dispatch_tool.approval_required"), tools=[look], hooks=[ask]
+    )
+    assert_aborted(
+        result, "the call of 'look' must wait for a person, and no row of the state takes 'approval_required'"
+    )
+    assert len(result.decisions) == 4
 
 
 # -- graphs of the user's: states ---------------------------------------------------------------------
 
 
 def reviewing(effect: Callable[..., Any], *rows: Transition, entered_by: str = "post_llm.otherwise") -> Any:
-    rows = rows or (Transition("review", None, "terminal"),)
+    rows = rows or (Transition("review", None, "terminal", ends="completed"),)
     return LOOP.with_state(StateSpec("review", "review", effect=effect), rows, entered_by=entered_by)
 
 
@@ -126,7 +155,7 @@ def test_a_custom_state_has_its_effect(is_async):
     graph = reviewing(
         soon if is_async else now,
         Transition("review", not_good_yet, "pre_step"),
-        Transition("review", None, "terminal"),
+        Transition("review", None, "terminal", ends="completed"),
     )
     result = run_script("first", "better", graph=graph)
     assert result.output == "better"
@@ -141,7 +170,9 @@ def test_a_custom_state_may_add_messages():
         good = context.run.model_calls > 1
         return StateResult({"good": good}, () if good else (Message.user("Say it better."),))
 
-    graph = reviewing(review, Transition("review", not_good_yet, "pre_step"), Transition("review", None, "terminal"))
+    graph = reviewing(
+        review, Transition("review", not_good_yet, "pre_step"), Transition("review", None, "terminal", ends="completed")
+    )
     agent, model = scripted_agent("first", "better", graph=graph)
     result = check_result(run_async(lambda: run_agent(agent)), model)
     assert [m.content for m in model.requests[1].messages] == ["go", "first", "Say it better."]
@@ -225,7 +256,7 @@ def test_a_custom_final_state_ends_a_run_with_open_calls_too():
     graph = LOOP.with_state(
         StateSpec("done_looking", final=True),
         [],
-        entered_by=Transition("post_llm", calls_look, "done_looking"),
+        entered_by=Transition("post_llm", calls_look, "done_looking", ends="completed"),
         before="tool_calls",
     )
 
@@ -251,12 +282,9 @@ def test_a_custom_waiting_state_asks_a_human_and_ends_with_the_reply():
     def answered(run: RunState) -> bool:
         return run.human_reply is not None
 
-    def dropped(run: RunState) -> bool:
-        return run.cancelled is not None or run.expired
-
     graph = LOOP.with_state(
         StateSpec("leave", waits=True),
-        [Transition("leave", dropped, "terminal"), Transition("leave", answered, "pre_step")],
+        [Transition("leave", answered, "pre_step")],
         entered_by=Transition("post_llm", wants_leave, "leave"),
         before="no_progress",
     )

@@ -16,8 +16,8 @@ from agentfsm import (
     FailureKind,
     Handoff,
     Message,
-    PartialRunSummary,
     Reply,
+    RunAborted,
     RunResult,
     tool,
 )
@@ -92,7 +92,9 @@ def test_a_detector_that_raises_aborts_the_run_in_any_state(state):
 
     target = "terminal" if state == "recover" else "recover"
     script = (call("nothing"), "done") if state == "recover" else (call("look"), "done")
-    result = run_script(*script, graph=LOOP.with_detector(state, mine, target=target), tools=[look])
+    ends = "partial" if state == "recover" else ""
+    graph = LOOP.with_detector(state, mine, target=target, ends=ends)
+    result = run_script(*script, graph=graph, tools=[look])
     assert_aborted(result, f"{state}.mine raised RuntimeError: blind")
     assert result.decisions[-1].source == state
 
@@ -105,7 +107,7 @@ def test_a_model_that_returns_something_else_than_a_reply_aborts_or_fails_in_ord
             return "just a text"
 
     result = check_result(run_async(lambda: run_agent(Agent(Odd()))))  # type: ignore[arg-type]
-    assert isinstance(result.outcome, Handoff | PartialRunSummary)
+    assert isinstance(result.outcome, Handoff | RunAborted)
 
 
 def test_a_guardrail_that_is_spent_by_a_raising_tool_is_no_exception_of_the_run():

@@ -17,6 +17,7 @@ from agentfsm import (
     observer,
     tool,
 )
+from agentfsm.loop.transition_table import LOOP
 from agentfsm.runtime.effects import EFFECTS
 from agentfsm.testing import call
 from tests.helpers.scenarios import recovered_kinds, run_script_with_requests, transcript_of
@@ -25,7 +26,7 @@ K = FailureKind
 
 
 def test_every_state_that_does_something_has_its_effect():
-    assert set(EFFECTS) == {"pre_step", "call_llm", "post_llm", "dispatch_tool", "post_tool", "recover"}
+    assert set(EFFECTS) == {spec.effect for spec in LOOP.states if not (spec.waits or spec.final)}
 
 
 # -- the reply: a structured answer -------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Sequence
 
 import pytest
 
-from agentfsm import LOOP, Agent, DefaultPolicy, Host, PartialRunSummary, RunCancelled, RunCompleted, RunState, tool
+from agentfsm import LOOP, Agent, DefaultPolicy, Host, RunAborted, RunCancelled, RunCompleted, RunState, tool
 from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.replay import rehydrate, replay
@@ -108,5 +108,5 @@ def test_a_policy_that_raises_a_cancellation_does_not_cancel_the_run():
             raise asyncio.CancelledError
 
     result = run_script(call("nothing"), policy=Odd())
-    assert isinstance(result.outcome, PartialRunSummary)
+    assert isinstance(result.outcome, RunAborted)
     assert result.decisions[-1].guard == "aborted"

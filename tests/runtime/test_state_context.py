@@ -87,15 +87,15 @@ def send(text: str) -> str:
 
 def reviewing(effect: Effect) -> Graph:
     """The loop with a state of the user's between the model's answer and the end."""
-    spec, rows = StateSpec("review", effect=effect), [Transition("review", None, "terminal")]
+    spec, rows = StateSpec("review", effect=effect), [Transition("review", None, "terminal", ends="completed")]
     return LOOP.with_state(spec, rows, entered_by="post_llm.otherwise")
 
 
 def waiting(effect: Effect) -> Graph:
     """The same, with a waiting state for the calls that a person must decide about."""
     rows = [
-        Transition("asking", cancelled, "terminal"),
-        Transition("asking", expired, "terminal"),
+        Transition("asking", cancelled, "terminal", ends="cancelled"),
+        Transition("asking", expired, "terminal", ends="cancelled"),
         Transition("asking", approval_decided, "review"),
         Transition("asking", doubt_settled, "review"),
     ]
@@ -560,7 +560,7 @@ def test_each_visit_of_a_state_has_a_key_of_its_own() -> None:
         keys.append(context.idempotency_key)
         return keys
 
-    rows = [Transition("review", again, "pre_step"), Transition("review", None, "terminal")]
+    rows = [Transition("review", again, "pre_step"), Transition("review", None, "terminal", ends="completed")]
     graph = LOOP.with_state(StateSpec("review", effect=review), rows, entered_by="post_llm.otherwise")
     Agent(ScriptedModel(["a", "b"]), graph=graph).run_sync("go")
     assert len(keys) == 2

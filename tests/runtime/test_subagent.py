@@ -375,7 +375,7 @@ def test_each_limit_is_the_smaller_of_its_own_and_what_is_left(own: Any, limits:
         guardrails=AgentGuardrails(**dict(zip(names, limits, strict=True))),
         elapsed_s=spent[1],
         usage=Usage(spent[2], 0, 0, spent[3]),
-        steps=spent[4],
+        counters={"steps": spent[4]},
     )
     given_limits = cap_guardrails(AgentGuardrails(**dict(zip(names, own, strict=True))), caller)
     left = [None if limit is None else limit - gone for limit, gone in zip(limits, spent, strict=True)]

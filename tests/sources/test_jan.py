@@ -26,10 +26,10 @@ from agentfsm import (
     HookContext,
     Host,
     Message,
-    PartialRunSummary,
     ProviderError,
     RecoveryStarted,
     Role,
+    RunAborted,
     RunCompleted,
     RunError,
     RunResult,
@@ -147,7 +147,7 @@ def test_aborted_names_the_hook_and_its_reason() -> None:
 
     model = scripted_model(ANSWER)
     _, result = play(strict(model, hooks=[quota]))
-    assert isinstance(result.outcome, PartialRunSummary)
+    assert isinstance(result.outcome, RunAborted)
     assert result.outcome.failure is not None
     assert result.outcome.failure.kind is K.aborted
     assert "quota" in result.outcome.failure.explanation
@@ -188,7 +188,7 @@ def test_internal_whatever_else_raises_ends_the_run_with_its_name() -> None:
 
     graph = STRICT.graph.with_detector(State.POST_LLM, faulty)
     _, result = play(strict(scripted_model(ANSWER), graph=graph))
-    assert isinstance(result.outcome, PartialRunSummary)
+    assert isinstance(result.outcome, RunAborted)
     assert result.outcome.failure is not None
     assert "ZeroDivisionError" in result.outcome.failure.explanation
     assert graph != LOOP
@@ -387,8 +387,8 @@ def test_diagram_hook_session_start_error(fail_open: bool, caplog: pytest.LogCap
         assert result.output == ANSWER
         assert any("RuntimeError" in record.getMessage() for record in caplog.records)  # logs quote nobody
     else:
-        assert isinstance(result.outcome, PartialRunSummary)
-        assert "hook broke" in result.outcome.missing
+        assert isinstance(result.outcome, RunAborted)
+        assert "hook broke" in result.outcome.reason
         assert not model.requests
 
 
@@ -529,7 +529,7 @@ def test_diagram_only_two_paths_lead_to_an_error(failing: str) -> None:
     more, script, fine = EVERYTHING[failing]
     _, result = play(strict(scripted_model(*script, call("search", query="a"), ANSWER), **more))
     assert result.ok is fine
-    assert isinstance(result.outcome, RunCompleted if fine else (Handoff, PartialRunSummary))
+    assert isinstance(result.outcome, RunCompleted if fine else (Handoff, RunAborted))
 
 
 def test_diagram_everything_that_may_fail_fails_at_once() -> None:

@@ -174,7 +174,7 @@ def test_a_stall_between_phases_is_no_progress_in_pre_step() -> None:
         scripted_model(call("search", query="a"), DONE),
         tools=[search],
         preset="funnel",
-        graph=LOOP.with_transition(Transition("post_tool", dawdle, "recover"), before="cancelled"),
+        graph=LOOP.with_transition(Transition("post_tool", dawdle, "recover"), before="declared_done"),
         host=Host(clock=clock),
     )
     events, result = play(agent)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from agentfsm import Agent, Handoff, PartialRunSummary, RunCancelled, RunCompleted, hook, observer
+from agentfsm import Agent, Handoff, PartialRunSummary, RunAborted, RunCancelled, RunCompleted, hook, observer
 from agentfsm.errors import RunError
 from agentfsm.loop.events import Transitioned, UserInputRequested
 from agentfsm.loop.transition_table import LOOP
@@ -34,13 +34,13 @@ def test_every_path_is_taken_and_observed() -> None:
         assert tuple(seen) == path.ids
         assert tuple(d.transition.id for d in path_run.decisions) == path.ids
         covered |= set(pairwise(path.ids))
-    assert len(covered) == 235
+    assert len(covered) == 239
 
 
 def test_a_run_ends_as_its_last_row_says() -> None:
     ends = {
         "pre_step.cancelled": RunCancelled,
-        "pre_step.aborted": PartialRunSummary,
+        "pre_step.aborted": RunAborted,
         "pre_step.runaway": PartialRunSummary,
         "post_llm.otherwise": RunCompleted,
         "post_tool.declared_done": RunCompleted,
@@ -48,6 +48,7 @@ def test_a_run_ends_as_its_last_row_says() -> None:
         "recover.handoff": Handoff,
         "recover.stop": PartialRunSummary,
         "suspended.cancelled": RunCancelled,
+        "suspended.aborted": RunAborted,
     }
     agent = default_agent(LOOP)
     met: Counter[str] = Counter()
@@ -87,7 +88,7 @@ def test_a_path_of_another_graph_is_refused() -> None:
     astray = Path(1, (LOOP.transition("post_llm.otherwise"),), 1, small_guardrails())
     with pytest.raises(RunError, match="cannot be taken in"):
         force(agent, astray)
-    other = Path(2, (Transition("pre_step", None, "terminal"),), 1, small_guardrails())
+    other = Path(2, (Transition("pre_step", None, "terminal", ends="completed"),), 1, small_guardrails())
     with pytest.raises(RunError, match="is no path of this graph"):
         force(agent, other)
     short_one = Path(3, (LOOP.transition("pre_step.otherwise"),), 1, small_guardrails())

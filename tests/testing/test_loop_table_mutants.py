@@ -6,12 +6,13 @@ the table of the mutant, leaves a path or decides a guard conflict differently.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from agentfsm.loop.transition_table import LOOP
-from agentfsm.machine.graph import Graph
+from agentfsm.machine.graph import Graph, Transition
 from agentfsm.testing import GuardConflict, Path, WitnessDriver, check_priority, guard_conflicts, paths
-from tests.helpers.graphs import reference_loop
+from tests.helpers.graphs import reference_loop, unchecked_graph
 
 DROPPED = """
 pre_step.runaway
@@ -24,7 +25,7 @@ post_llm.output_truncated
 post_llm.loop_detected
 post_llm.no_progress
 dispatch_tool.in_doubt
-post_tool.declared_unable
+post_tool.environment_error
 post_tool.policy_violation
 post_tool.calls_pending
 post_tool.repeated_error
@@ -71,20 +72,25 @@ suspended.replied>call_llm
 """
 
 
+def mutant(rows: Iterable[Transition]) -> Graph:
+    """The loop with other rows. The checks of graphs would refuse some of these before any path is tried."""
+    return unchecked_graph(LOOP.states, rows, LOOP.name, LOOP.counters, LOOP.first)
+
+
 def dropped(row: str) -> Graph:
-    return LOOP.without(row)
+    return mutant(t for t in LOOP if t.id != row)
 
 
 def swapped(pair: str) -> Graph:
     first, second = (LOOP.transition(each) for each in pair.split("/"))
     change = {first.id: second, second.id: first}
-    return replace(LOOP, transitions=tuple(change.get(t.id, t) for t in LOOP))
+    return mutant(change.get(t.id, t) for t in LOOP)
 
 
 def moved(where: str) -> Graph:
     row, target = where.split(">")
-    table = [replace(t, target=target, spends="so it says") if t.id == row else t for t in LOOP]
-    return replace(LOOP, transitions=tuple(table))
+    ends = "partial" if target == "terminal" else ""
+    return mutant(replace(t, target=target, ends=ends) if t.id == row else t for t in LOOP)
 
 
 MUTANTS = {

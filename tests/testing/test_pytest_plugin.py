@@ -24,7 +24,7 @@ PRELOADED = (coverage, diagrams.diagram, path_runner, *(getattr(testing, name) f
 SMALL = '''
 from agentfsm.loop.guards import aborted, cancelled
 from agentfsm.loop.transition_table import LOOP
-from agentfsm.machine.graph import Graph, StateSpec, Transition as Row
+from agentfsm.machine.graph import Counter, Graph, StateSpec, Transition as Row
 
 
 def sunny(run):
@@ -33,14 +33,16 @@ def sunny(run):
 
 
 GRAPH = Graph(
-    (StateSpec("pre_step", spends="a step"), StateSpec("terminal", final=True)),
+    (StateSpec("pre_step", effect=LOOP.states[0].effect), StateSpec("terminal", final=True)),
     (
-        Row("pre_step", cancelled, "terminal"),
-        Row("pre_step", aborted, "terminal"),
-        Row("pre_step", sunny, "pre_step"),
-        Row("pre_step", None, "terminal"),
+        Row("pre_step", cancelled, "terminal", ends="cancelled"),
+        Row("pre_step", aborted, "terminal", ends="aborted"),
+        Row("pre_step", sunny, "pre_step", spends="days"),
+        Row("pre_step", None, "terminal", ends="completed"),
     ),
     "small",
+    (Counter("days", 5),),
+    (cancelled, aborted),
 )
 '''
 
@@ -101,7 +103,7 @@ def test_the_loop_is_the_default_graph(project: pytest.Pytester) -> None:
         test_loop="from agentfsm.testing import force, default_agent\nfrom agentfsm import LOOP\n"
         "def test_it(fsm_path):\n    force(default_agent(LOOP), fsm_path)\n"
     )
-    run(project, "test_loop.py", "--fsm-cover=transitions").assert_outcomes(passed=20)
+    run(project, "test_loop.py", "--fsm-cover=transitions").assert_outcomes(passed=21)
     run(project, "test_loop.py", "--fsm-graph=agentfsm.loop.presets:STRICT", "--fsm-cover=transitions")
 
 
@@ -180,7 +182,7 @@ ROUNDS = """
 import pytest
 from agentfsm.loop.guards import aborted, cancelled
 from agentfsm.machine.engine import Machine
-from agentfsm.machine.graph import Graph, StateSpec, Transition as Row
+from agentfsm.machine.graph import Counter, Graph, StateSpec, Transition as Row
 
 
 def again(run):
@@ -188,14 +190,21 @@ def again(run):
 
 
 GRAPH = Graph(
-    (StateSpec("a", spends="a step"), StateSpec("b"), StateSpec("end", final=True)),
-    (Row("a", again, "b"), Row("a", None, "end"), Row("b", None, "a")),
+    (StateSpec("a"), StateSpec("b"), StateSpec("end", final=True)),
+    (Row("a", again, "b", spends="rounds"), Row("a", None, "end", ends="completed"), Row("b", None, "a")),
     "rounds",
+    (Counter("rounds", 9),),
 )
 
 
 class Run:
-    run_id, state, again = "r", "a", True
+    run_id, state, again, guardrails = "r", "a", True, None
+
+    def __init__(self):
+        self.counters = {}
+
+    def view(self):
+        return self
 
     def abort(self, by, error):
         raise error
@@ -244,10 +253,10 @@ def test_lcov_points_at_the_lines_of_the_table(project: pytest.Pytester) -> None
     assert f"SF:{project.path / 'tables.py'}\n" in text
     taken = {source[int(line) - 1].strip(): int(n) for line, n in re.findall(r"^DA:(\d+),(\d+)$", text, re.M)}
     assert taken == {
-        'Row("pre_step", cancelled, "terminal"),': 0,
-        'Row("pre_step", aborted, "terminal"),': 0,
-        'Row("pre_step", sunny, "pre_step"),': 0,
-        'Row("pre_step", None, "terminal"),': 3,
+        'Row("pre_step", cancelled, "terminal", ends="cancelled"),': 0,
+        'Row("pre_step", aborted, "terminal", ends="aborted"),': 0,
+        'Row("pre_step", sunny, "pre_step", spends="days"),': 0,
+        'Row("pre_step", None, "terminal", ends="completed"),': 3,
     }
     branches = re.findall(r"^BRDA:(\d+),0,(\d),(\d+|-)$", text, re.M)
     sunny = next(i for i, line in enumerate(source, 1) if line.strip().startswith('Row("pre_step", sunny'))

@@ -203,7 +203,7 @@ def too_long(run):
 
 EDITED = LOOP.with_state(
     StateSpec("edit", effect=edit),
-    [Transition("edit", too_long, "pre_step"), Transition("edit", None, "terminal")],
+    [Transition("edit", too_long, "pre_step"), Transition("edit", None, "terminal", ends="completed")],
     entered_by="post_llm.otherwise",
 )
 

@@ -1,0 +1,254 @@
+"""What a graph is declared with: states, transitions, counters, and what is declared about effects and guards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import update_wrapper
+from typing import Any, TypeVar
+
+__all__ = [
+    "ENDINGS",
+    "OTHERWISE",
+    "Counter",
+    "EffectSpec",
+    "Exhausted",
+    "Guard",
+    "State",
+    "StateSpec",
+    "Transition",
+    "exhausted",
+    "outcomes_taken",
+    "takes",
+]
+
+
+Guard = Callable[[Any], object]
+"""A pure, synchronous function of a run; its return value is tested for truth."""
+
+OTHERWISE = "otherwise"
+"""The name of a transition that has no guard."""
+
+ENDINGS = ("completed", "handed_off", "partial", "cancelled", "aborted")
+"""How a run can end. Each row into a final state names one; ``completed`` alone is a success."""
+
+
+class State(StrEnum):
+    """The eight declared phases of an agent's loop."""
+
+    PRE_STEP = "pre_step"
+    CALL_LLM = "call_llm"
+    POST_LLM = "post_llm"
+    DISPATCH_TOOL = "dispatch_tool"
+    POST_TOOL = "post_tool"
+    RECOVER = "recover"
+    SUSPENDED = "suspended"
+    TERMINAL = "terminal"
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A budget of a run. Only the engine changes it, by what states and rows declare that they spend and refill.
+
+    Attributes:
+        name: Its name, which ``spends`` and ``refills`` refer to.
+        limit: How often it can be spent before it is empty: a number, or the name of a field or property of the
+            run's ``AgentGuardrails`` (which may be None: no limit).
+    """
+
+    name: str
+    limit: int | str
+
+    def limit_in(self, run: Any) -> int | None:
+        """Its limit in a run, whose guardrails may set it; None for no limit."""
+        limit: int | None = self.limit if isinstance(self.limit, int) else getattr(run.guardrails, self.limit)
+        return limit
+
+    def is_empty(self, run: Any) -> bool:
+        """Whether a run has spent it as often as its limit allows."""
+        limit = self.limit_in(run)
+        return limit is not None and run.counters.get(self.name, 0) >= limit
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class EffectSpec:
+    """What is declared about an effect: the outcomes that it may come back with.
+
+    Attributes:
+        name: Its name, which the journal stores for each state.
+        outcomes: Outcomes that any row of the state may take, also the one without a guard.
+        exceptional: Outcomes that need a row whose guard takes them (``takes``); a graph without one is refused.
+        on_request: Outcomes that come only where a row takes them. An agent whose tools may lead to one is refused if
+            its graph has no such row.
+        charges: The counters that each time it runs may spend, through its outcome.
+    """
+
+    name: str
+    outcomes: tuple[str, ...] = ()
+    exceptional: tuple[str, ...] = ()
+    on_request: tuple[str, ...] = ()
+    charges: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"EffectSpec({self.name!r})"
+
+    def __copy__(self) -> EffectSpec:
+        return self  # there is one object for each effect
+
+    def __deepcopy__(self, memo: object) -> EffectSpec:
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """One declared state.
+
+    Attributes:
+        name: Its name; a ``State`` or any identifier.
+        note: Its effect in a few words, shown in diagrams.
+        spends: The counters that each visit spends, or the name of the only one. A state that spends a counter has a
+            row for the counter's end, made with ``exhausted``.
+        waits: Whether it waits for an external event; such a state needs no transition without a guard.
+        final: Whether a run ends in it.
+        lane: Its column in diagrams: ``main``, ``left`` (recovery) or ``right`` (waiting).
+        effect: What the state does: one of the loop's own effects (``agentfsm.loop.outcomes``), or for a state of your
+            own an async or plain function that takes a ``StateContext`` (``agentfsm.runtime.state_context``).
+        outcomes: For a function of your own, the outcomes that it may come back with
+            (``StateResult(outcome="approved")``). Each needs a row whose guard is ``came_back("approved")``.
+    """
+
+    name: str
+    note: str = ""
+    spends: Sequence[str] = ()
+    waits: bool = False
+    final: bool = False
+    lane: str = "main"
+    effect: EffectSpec | Callable[..., Any] | None = None
+    outcomes: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spends", _names(self.spends))
+        object.__setattr__(self, "outcomes", _names(self.outcomes))
+
+    @property
+    def effect_name(self) -> str:
+        """The name of its effect, as the journal stores it; empty for a state that waits or ends."""
+        if self.effect is None:
+            return ""
+        return self.effect.name if isinstance(self.effect, EffectSpec) else "custom"
+
+
+def _names(names: str | Iterable[str]) -> tuple[str, ...]:
+    return ((names,) if names else ()) if isinstance(names, str) else tuple(names)
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One row of the table: from ``source``, if ``guard`` holds, to ``target``.
+
+    Attributes:
+        source: The state that it leaves.
+        guard: The guard, or None for the last row of a state, which always holds.
+        target: The state that it enters.
+        spends: The counters that taking it spends, or the name of the only one. The row does not hold while one of
+            them is empty.
+        refills: The counters that taking it fills up again, before it spends.
+        ends: For a row into a final state, how the run ends: one of ``ENDINGS``.
+        extends: Whether it extends the limit that a person was asked about, at the cost of one ``continues``.
+    """
+
+    source: str
+    guard: Guard | None
+    target: str
+    spends: Sequence[str] = ()
+    refills: Sequence[str] = ()
+    ends: str = ""
+    extends: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spends", _names(self.spends))
+        object.__setattr__(self, "refills", _names(self.refills))
+
+    @property
+    def name(self) -> str:
+        """The guard's name, or ``otherwise``."""
+        return OTHERWISE if self.guard is None else str(getattr(self.guard, "__name__", self.guard))
+
+    @property
+    def id(self) -> str:
+        """Its identifier in journals, errors and tests: ``source.guard``."""
+        return f"{self.source}.{self.name}"
+
+    def __str__(self) -> str:
+        return f"{self.id} -> {self.target}"
+
+    def __repr__(self) -> str:
+        guard = None if self.guard is None else self.name
+        spends = f", spends={'+'.join(self.spends)!r}" if self.spends else ""
+        ends = f", ends={self.ends!r}" if self.ends else ""
+        return f"Transition({str(self.source)!r}, {guard}, {str(self.target)!r}{spends}{ends})"
+
+
+class Exhausted:
+    """A guard that is made from a counter: it holds exactly when the counter is empty.
+
+    Attributes:
+        counter: The counter.
+        past: Whether it holds only once the counter was spent more often than its limit.
+    """
+
+    def __init__(self, counter: Counter, describe: Callable[[Any], object], past: bool = False) -> None:
+        update_wrapper(self, describe)
+        self.__name__: str = describe.__name__
+        self.counter = counter
+        self.past = past
+        self._describe = describe
+
+    def of(self, counter: Counter) -> Exhausted:
+        """The same guard, made from another counter."""
+        return Exhausted(counter, self._describe, self.past)
+
+    def __call__(self, run: Any) -> Any:
+        """What the decorated function says if the counter is empty (or True); else None."""
+        limit = self.counter.limit_in(run)
+        if limit is None or run.counters.get(self.counter.name, 0) < limit + self.past:
+            return None
+        return self._describe(run) or True
+
+
+def exhausted(counter: Counter, *, past: bool = False) -> Callable[[Callable[[Any], object]], Exhausted]:
+    """Make a guard from a counter; the decorated function says what the guard returns when the counter is empty.
+
+    ::
+
+        REVIEWS = Counter("reviews", 3)
+
+        @exhausted(REVIEWS, past=True)
+        def reviewed_too_often(run):
+            return Failure(kind=FailureKind.iteration_limit, explanation="reviewed too often")
+
+    Args:
+        counter: The counter.
+        past: Whether the guard holds only once the counter was spent more often than its limit: for a counter that
+            the state itself spends when it is entered.
+    """
+    return lambda describe: Exhausted(counter, describe, past)
+
+
+G = TypeVar("G", bound=Callable[..., object])
+
+
+def takes(*outcomes: str) -> Callable[[G], G]:
+    """Declare the outcomes that a guard takes; see ``EffectSpec``. The function itself is unchanged."""
+
+    def declare(guard: G) -> G:
+        guard.takes = frozenset(outcomes)  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
+        return guard
+
+    return declare
+
+
+def outcomes_taken(rows: Iterable[Transition]) -> frozenset[str]:
+    """The outcomes that the guards of some rows take."""
+    return frozenset[str]().union(*(getattr(row.guard, "takes", frozenset[str]()) for row in rows))
