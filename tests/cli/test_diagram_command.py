@@ -12,7 +12,7 @@ import pytest
 
 from agentfsm import LOOP, Agent, Graph, Host, SqliteStore, tool
 from agentfsm.diagrams import COMMITTED_FORMATS, FORMATS, Coverage, RunPath, diagram
-from agentfsm.loop.presets import STRICT
+from agentfsm.loop.presets import PRESETS, STRICT
 from agentfsm.testing import ScriptedModel, call
 from tests.cli.conftest import Cli
 from tests.helpers.terminal import TerminalProcess
@@ -44,10 +44,17 @@ def test_the_theme_is_applied(cli: Cli) -> None:
 
 
 def test_the_graph_comes_from_a_preset_or_a_file(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("from agentfsm.loop.presets import STRICT as MINE")
+    (tmp_path / "mine.py").write_text("from agentfsm.loop.presets import PRESETS, STRICT as MINE")
     expected = diagram(STRICT.graph, "text").rstrip("\n")
     assert cli("diagram", "--preset", "strict").stdout.rstrip("\n") == expected
     assert cli("diagram", "mine.py:MINE").stdout.rstrip("\n") == expected
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_each_preset_can_be_drawn(cli: Cli, name: str) -> None:
+    drawn = cli("diagram", "--preset", name, "-f", "svg").stdout
+    assert drawn.rstrip("\n") == PRESETS[name].graph.diagram("svg").rstrip("\n")
+    assert f">{PRESETS[name].graph.name}<" in drawn
 
 
 def test_a_folder_gets_the_committed_formats_and_check_compares_them(cli: Cli, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 
@@ -118,8 +120,8 @@ def test_funnel_registers_control_tools_takes_no_text_for_an_answer_and_counts_c
 
 def test_feedback_has_five_steps_keeps_feedback_and_ends_on_the_worlds_errors():
     feedback = PRESETS["feedback"]
-    assert feedback.guardrails.max_iterations == 5
-    assert feedback.guardrails.on_limit == "stop"
+    limits = feedback.guardrails
+    assert (limits.max_iterations, limits.max_execution_time_s, limits.on_limit) == (5, None, "stop")
     assert feedback.behavior == Behavior(
         envelope=True, feedback="kept", addendum=False, environment_errors="terminal", attempts_scope="run"
     )
@@ -136,6 +138,22 @@ def test_breaker_feeds_errors_back_until_five_equal_ones_and_has_no_cap_on_itera
     )
     assert budgets("breaker").keys() == MODEL_ERRORS | {K.environment_error}
     assert all(budget > 10_000 for budget in budgets("breaker").values())
+
+
+@pytest.mark.parametrize("name", ["breaker", "strict"])
+def test_where_the_source_has_no_limit_none_acts_on_an_ordinary_run(name):
+    limits = PRESETS[name].guardrails
+    assert (limits.max_iterations, limits.max_tokens, limits.max_cost_usd) == (None, None, None)
+    assert limits.max_execution_time_s == 86_400
+    assert limits.step_limit == 10_000
+
+
+def test_the_page_about_presets_lists_the_rows_that_each_lacks():
+    page = (Path(__file__).parents[2] / "docs" / "presets.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(\w+)` \| (`[a-z_]+\.[^|]+) \|$", page, re.MULTILINE)
+    assert {name: set(re.findall(r"`([^`]+)`", rows)) for name, rows in listed} == {
+        name: rows for name, rows in LACKED_ROWS.items() if rows
+    }
 
 
 def test_strict_takes_a_tools_failure_for_conversation_and_a_models_for_the_end():
