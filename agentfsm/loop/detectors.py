@@ -302,17 +302,17 @@ def policy_violation(run: RunState) -> Failure | None:
 
 
 def repeated_error(run: RunState) -> Failure | None:
-    """Circuit breaker: the same error occurred in ``repeated_error_threshold`` replies or batches in a row."""
+    """Circuit breaker: the same tool error occurred ``repeated_error_threshold`` times in a row."""
     if run.error_key is None or run.error_streak < run.guardrails.repeated_error_threshold:
         return None
     kind, tool, _, message = run.error_key
-    if kind != FailureKind.output_malformed:
-        text = f"{tool!r} failed {run.error_streak} times in a row in the same way: {message}"
-    elif output_malformed(run) is not None:
-        text = f"{run.error_streak} replies in a row could not be used in the same way: {message}"
-    else:  # earlier replies could not be used; this one could
+    if kind == FailureKind.output_malformed:  # replies without a usable call, which the policy counts
         return None
-    return Failure(kind=FailureKind.repeated_error, explanation=text, blockers=(message,))
+    return Failure(
+        kind=FailureKind.repeated_error,
+        explanation=f"{tool!r} failed {run.error_streak} times in a row in the same way: {message}",
+        blockers=(message,),
+    )
 
 
 def ambiguous_input(run: RunState) -> Failure | None:

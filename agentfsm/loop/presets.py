@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from agentfsm.loop.detectors import repeated_error
-from agentfsm.loop.failures import MODEL_MISTAKE_KINDS, Action, FailureKind
+from agentfsm.loop.failures import MODEL_MISTAKE_KINDS, Action, Failure, FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
-from agentfsm.loop.recovery_policy import DefaultPolicy, RecoveryPolicy
+from agentfsm.loop.recovery_policy import DefaultPolicy, Recovery, RecoveryPolicy
+from agentfsm.loop.state import RunState
 from agentfsm.loop.transition_table import LOOP
-from agentfsm.machine.graph import Graph, State
+from agentfsm.machine.graph import Graph
 
-__all__ = ["BREAKER", "FEEDBACK", "FUNNEL", "PRESETS", "STANDARD", "STRICT", "Preset"]
+__all__ = ["BREAKER", "FEEDBACK", "FUNNEL", "PRESETS", "STANDARD", "STRICT", "BreakerPolicy", "Preset"]
 
 K = FailureKind
 
@@ -45,6 +45,21 @@ class Preset:
 
 _LOOP_0_1_0 = frozenset({"783cf8c8881ba5f0a9290c0ac1ef361bd556047eb851bcc0dde8eb0f6e434a5d"})
 _STRICT_0_1_0 = frozenset({"b12d99370096d511bf9a7634a875e85e4e4d72bed2e540198aa4ae6a14ef6e25"})
+
+
+@dataclass(frozen=True)
+class BreakerPolicy(DefaultPolicy):
+    """Hands off after ``repeated_error_threshold`` equal replies in a row without a usable tool call.
+
+    For equal errors of tool calls, the row ``post_tool.repeated_error`` does the same.
+    """
+
+    def decide(self, failure: Failure, state: RunState) -> Action | Recovery:
+        """As ``DefaultPolicy`` decides, until the same error has occurred too often in a row."""
+        if failure.kind is K.output_malformed and state.error_streak >= state.guardrails.repeated_error_threshold:
+            return Action.handoff
+        return super().decide(failure, state)
+
 
 # Another budget ends the run first.
 _UNLIMITED_RETRIES = 1_000_000
@@ -102,7 +117,7 @@ envelopes; environment and provider errors end the run."""
 BREAKER = Preset(
     "breaker",
     behavior=Behavior(control_tools=True, text_is_answer=False, missing_call="malformed", addendum=False),
-    policy=DefaultPolicy(
+    policy=BreakerPolicy(
         budgets=dict.fromkeys((*MODEL_MISTAKE_KINDS, K.environment_error), _UNLIMITED_RETRIES),
         actions=_FATAL_PROVIDER,
     ),
@@ -113,7 +128,7 @@ BREAKER = Preset(
             "post_llm.output_truncated",
             "post_llm.output_refused",
             "post_llm.loop_detected",
-        ).with_detector(State.POST_LLM, repeated_error, before="output_malformed"),
+        ),
         name="breaker",
     ),
     former_graphs=_LOOP_0_1_0,

@@ -152,7 +152,6 @@ def _on_leave_parse_reply(run: RunState, target: StateSpec) -> None:
     if run.partial_answer and not (recovering and _was_truncated(run)):  # it was continued, or is discarded
         run.partial_answer = ""
     if recovering:
-        _close_breaker(run)
         return
     _on_success(run, OUTPUT_KINDS)
     if run.batch:

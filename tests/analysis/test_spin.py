@@ -144,10 +144,10 @@ PASSES = [
     ("dispatch_tool", "approval_decided", "approval_required"),
     ("post_tool", "suspended", "approval_required"),
     ("terminal", "call_llm", ""),
-    ("pre_step", "recover", "output_truncated"),
+    ("pre_step", "recover", "output_malformed"),
 ]
 NEVERS = [
-    ("dispatch_tool", "output_truncated", "pre_step"),
+    ("dispatch_tool", "output_malformed", "pre_step"),
     ("call_llm", "runaway", ""),
     ("suspended", "post_llm.otherwise", ""),
     ("recover", "suspended", ""),

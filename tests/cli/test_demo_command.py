@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import agentfsm
-from agentfsm import LOOP
+from agentfsm.loop.presets import FUNNEL
 from tests.cli.conftest import Cli
 from tests.helpers.fake_model_server import fake_model_server, text_output
 from tests.helpers.terminal import TerminalProcess, run_without_terminal
@@ -58,7 +58,7 @@ def test_the_table_shows_every_transition_of_the_run(cli: Cli) -> None:
         [str(i), move["from"], move["to"], move["guard"]] for i, move in enumerate(moves, 1)
     ]
     for row in rows:
-        guards = [t.name for t in LOOP.rows(row[1])]
+        guards = [t.name for t in FUNNEL.graph.rows(row[1])]
         before = guards[: guards.index(row[3])]
         assert row[4].rstrip() == f"{len(before)}: {', '.join(before)}"
 

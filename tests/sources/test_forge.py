@@ -343,8 +343,8 @@ def test_five_equal_errors_in_a_row_are_equal_whatever_else_came_before() -> Non
     _, result = play(breaker(model))
     assert isinstance(result.outcome, Handoff)
     assert result.outcome.failure is not None
-    assert result.outcome.failure.kind is K.repeated_error
-    assert transitions_taken(result)[-2:] == ["post_llm: repeated_error -> recover", "recover: handoff -> terminal"]
+    assert result.outcome.failure.kind is K.output_malformed
+    assert transitions_taken(result)[-2:] == ["post_llm: output_malformed -> recover", "recover: handoff -> terminal"]
 
 
 def test_equal_calls_and_equal_successes_are_no_error() -> None:
