@@ -17,6 +17,7 @@ import sys
 import sysconfig
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -94,28 +95,41 @@ class _WatchedLoop:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.thread_id = threading.get_ident()
-        self.runs: dict[int, tuple[WatchedRun, float, object]] = {}
+        self.runs: dict[int, tuple[WatchedRun, object]] = {}
+        self.limits: Counter[float] = Counter()  # how many runs have each: thousands of runs have few limits
         self.asked_at: float | None = None
         self.reported = False
 
     @property
     def limit_s(self) -> float:
         """Seconds for which it may be blocked."""
-        return min((limit for _, limit, _ in list(self.runs.values())), default=MAX_INTERVAL_S)
+        return min(list(self.limits), default=MAX_INTERVAL_S)
+
+    def add(self, run: WatchedRun, limit_s: float) -> None:
+        """Watch it for a run that advances in the current task."""
+        self.runs[id(run)] = (run, asyncio.current_task())
+        self.limits[limit_s] += 1
+
+    def remove(self, run: WatchedRun, limit_s: float) -> None:
+        """Watch it no longer for a run."""
+        self.runs.pop(id(run), None)
+        self.limits[limit_s] -= 1
+        if not self.limits[limit_s]:
+            del self.limits[limit_s]
 
     def answer(self) -> None:
         """Called by the event loop itself: it is free."""
         self.asked_at = None
         if self.reported:
             self.reported = False
-            for run, _, _ in list(self.runs.values()):
+            for run, _ in list(self.runs.values()):
                 run.emit_blocked()
 
     def current_runs(self) -> list[WatchedRun]:
         """The run whose code the loop executes, if that is known; else all."""
         runs = list(self.runs.values())
         task = asyncio.current_task(self.loop)
-        return [run for run, _, owner in runs if owner is task][-1:] or [run for run, _, _ in runs]
+        return [run for run, owner in runs if owner is task][-1:] or [run for run, _ in runs]
 
 
 class Watchdog:
@@ -151,12 +165,12 @@ class Watchdog:
         watched = self._loops.get(loop)
         if watched is None:
             watched = self._loops[loop] = _WatchedLoop(loop)
-        watched.runs[id(run)] = (run, limit_s, asyncio.current_task())
+        watched.add(run, limit_s)
         if self._thread is None:
             self._start()
 
         def end() -> None:
-            watched.runs.pop(id(run), None)
+            watched.remove(run, limit_s)
             if not watched.runs:
                 self._loops.pop(loop, None)
 

@@ -20,6 +20,7 @@ import pytest
 from pydantic import BaseModel
 
 from agentfsm import (
+    LOOP,
     Agent,
     AgentGuardrails,
     Allow,
@@ -27,6 +28,7 @@ from agentfsm import (
     DefaultPolicy,
     Failure,
     FailureKind,
+    Graph,
     HookContext,
     Host,
     Message,
@@ -39,7 +41,12 @@ from agentfsm import (
     RunState,
     RunView,
     RunWarning,
+    StateContext,
+    StateEffectError,
+    StateResult,
+    StateSpec,
     ToolCall,
+    Transition,
     Transitioned,
     UserInputRequested,
     hook,
@@ -51,9 +58,11 @@ from agentfsm.journal.verification import GOOD, OPEN, verify_stored_run
 from agentfsm.loop.events import Event
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
 from tests.helpers.provider_rules import check_requests, check_transcript
+from tests.helpers.typed_user_code import POLICIES, hook_that_asks_both
 
 PAID: list[int] = []
 LIMIT = 3
+ENDS_COMPLETED: dict[str, Any] = {}
 
 
 @pytest.fixture(autouse=True)
@@ -483,6 +492,81 @@ def test_a_policy_may_ask_what_it_would_decide_about_another_run() -> None:
             return super().decide(failure, dataclasses.replace(state, failure_attempts={}))
 
     assert World(call("broken"), "done", tools=[broken], policy=Curious()).run().ok
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
+def test_code_that_is_annotated_with_either_name_runs(policy: Any) -> None:
+    world = World(call("broken"), "done", tools=[broken], policy=policy, hooks=[hook("recover")(hook_that_asks_both)])
+    assert world.run().ok
+
+
+# -- effects of the user's own states ------------------------------------------------------------------
+
+
+def graph_with(effect: Callable[..., Any]) -> Graph:
+    return LOOP.with_state(
+        StateSpec("check", effect=effect),
+        [Transition("check", None, "terminal", **ENDS_COMPLETED)],
+        entered_by="post_llm.otherwise",
+    )
+
+
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+def test_an_effect_that_changes_the_run_ends_it(attack: Any, is_async: bool) -> None:
+    def meddling_effect(context: StateContext) -> str:
+        with contextlib.suppress(Exception):
+            attack(context.run)
+        return "fine"
+
+    async def meddling_effect_later(context: StateContext) -> str:
+        await asyncio.sleep(0)
+        return meddling_effect(context)
+
+    result = World("done", graph=graph_with(meddling_effect_later if is_async else meddling_effect)).run()
+    aborted_because(result, "effect", "meddling_effect")
+    assert "check" not in result.run_state.state_results
+
+
+def test_what_an_effect_returned_cannot_be_changed_later() -> None:
+    kept: list[Any] = []
+
+    def effect(context: StateContext) -> StateResult:
+        kept.extend([{"parts": [1]}, [Message.user("checked")]])
+        return StateResult(*kept)
+
+    @observer
+    def change(event: Event) -> None:
+        if kept:
+            kept[0]["parts"].append(2)
+            kept[1].clear()
+
+    result = World("done", graph=graph_with(effect), hooks=[change]).run()
+    assert result.run_state.state_results["check"] == {"parts": [1]}
+    assert result.messages[-1].content == "checked"
+    with pytest.raises(ReadOnlyError):
+        result.run_state.state_results["check"]["parts"].append(3)
+
+
+def test_an_effect_that_keeps_its_context_can_do_nothing_with_it_later() -> None:
+    kept: list[StateContext] = []
+
+    def effect(context: StateContext) -> str:
+        kept.append(context)
+        return "fine"
+
+    world = World("done", graph=graph_with(effect))
+
+    async def scene(agent: Agent) -> RunResult:
+        result = await agent.run("go", run_id="r")
+        with pytest.raises(StateEffectError):
+            await kept[0].ask_model("more")
+        with pytest.raises(ReadOnlyError):
+            kept[0].run.state = "call_llm"  # type: ignore[misc]
+        return result
+
+    assert world.run_scene(scene).ok
+    assert len(world.model.requests) == 1
 
 
 # -- rules of tools ------------------------------------------------------------------------------------
