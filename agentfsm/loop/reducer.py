@@ -127,7 +127,6 @@ def on_transition(run: RunState, decision: Decision, specs: Mapping[str, StateSp
         specs: The declared states of the run's graph, by name.
     """
     run.keep_views()
-    run.keep_views()
     row, guard_result = decision.transition, decision.guard_result
     source, target = specs[row.source], specs[row.target]
     if isinstance(guard_result, Failure):

@@ -62,7 +62,6 @@ from tests.helpers.typed_user_code import POLICIES, hook_that_asks_both
 
 PAID: list[int] = []
 LIMIT = 3
-ENDS_COMPLETED: dict[str, Any] = {}
 
 
 @pytest.fixture(autouse=True)
@@ -506,7 +505,7 @@ def test_code_that_is_annotated_with_either_name_runs(policy: Any) -> None:
 def graph_with(effect: Callable[..., Any]) -> Graph:
     return LOOP.with_state(
         StateSpec("check", effect=effect),
-        [Transition("check", None, "terminal", **ENDS_COMPLETED)],
+        [Transition("check", None, "terminal", ends="completed")],
         entered_by="post_llm.otherwise",
     )
 
@@ -720,3 +719,40 @@ def test_attacks_keep_no_run_alive() -> None:
     assert isinstance(result.outcome, RunAborted)
     del world, result
     gc.collect()
+
+
+# -- guards --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())
+@pytest.mark.parametrize("swallows", [True, False], ids=["swallowed", "raised"])
+def test_a_guard_that_changes_the_run_ends_it(attack: Any, swallows: bool) -> None:
+    def meddling_guard(run: RunState) -> Failure | None:
+        with contextlib.suppress(Exception) if swallows else contextlib.nullcontext():
+            attack(run)
+        return None
+
+    result = World(graph=LOOP.with_detector("pre_step", meddling_guard)).run()
+    aborted_because(result, "guard", "meddling_guard")
+    assert result.decisions[0].tried[-1] == ("aborted", True)
+
+
+def test_the_failure_that_a_guard_returned_cannot_be_changed_later() -> None:
+    details = {"x": 1}
+    kept: list[Failure] = []
+
+    def detects(run: RunState) -> Failure | None:
+        if not run.batch:
+            return None
+        kept.append(Failure(kind=FailureKind.policy_violation, explanation="no", metadata=details))
+        return kept[-1]
+
+    @observer
+    def change(event: Event) -> None:
+        for failure in kept:
+            details["x"] = 2
+            failure.metadata["x"] = 2
+
+    result = World(graph=LOOP.with_detector("post_llm", detects, before="tool_calls"), hooks=[change]).run()
+    assert result.run_state.failure is not None
+    assert result.run_state.failure.metadata == {"x": 1}
