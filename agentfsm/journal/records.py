@@ -204,6 +204,7 @@ class RenameMap:
         """Apply the new names to a run: to its current state and to the results of its states."""
         run.state = self.state(run.state)
         run.state_results = {self.state(name): value for name, value in run.state_results.items()}
+        run.calling_state = self.state(run.calling_state)
         run.state_visits = {self.state(name): visits for name, visits in run.state_visits.items()}
 
 

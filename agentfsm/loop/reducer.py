@@ -203,6 +203,9 @@ def _on_leave_wait(run: RunState, row: Transition, target: StateSpec) -> None:
         return
     if row.extends:
         _extend_limit(run)
+    if run.calling_state and run.calling_state != row.target:
+        _end_visit(run, run.calling_state)
+    run.calling_state = ""
     run.human_reply = run.pending_request = run.failure = run.action = None
 
 
@@ -368,6 +371,7 @@ def _on_state_call_blocked(run: RunState, outcome: o.CallBlocked, used: o.Charge
     run.state_calls.update(outcome.calls)
     for each in run.state_calls.values():
         each.charged = True
+    run.calling_state = run.state
     request = run.pending_request = outcome.waiting
     number = state_call_number(request.call_id or "")
     if number is not None and number not in run.state_calls:
@@ -455,7 +459,12 @@ def _on_state_result(run: RunState, outcome: o.StateResult) -> None:
     run.state_outcome = outcome.outcome
     (run.deferred_messages if run.batch else run.messages).extend(outcome.messages)
     charge(run, outcome.charge.usage, outcome.charge.model_calls)
-    run.state_visits[run.state] = run.state_visits.get(run.state, 0) + 1
+    _end_visit(run, run.state)
+
+
+def _end_visit(run: RunState, state: str) -> None:
+    """A user-defined state is done with the calls that it has made; its next visit makes new ones."""
+    run.state_visits[state] = run.state_visits.get(state, 0) + 1
     run.state_calls = {}
 
 

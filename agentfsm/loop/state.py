@@ -280,6 +280,7 @@ class RunState(_HiddenSlots):
         expired: Whether the deadline for an answer has passed.
         state_results: What the effects of user-defined states returned, by state; JSON.
         state_calls: What the effect of the current user-defined state has called, while it waits or after a crash.
+        calling_state: The user-defined state that made these calls, while the run waits for a person.
         state_visits: How many times the effect of each user-defined state has ended.
         state_outcome: Which declared outcome the last of these effects came back with, or an empty string.
     """
@@ -330,6 +331,7 @@ class RunState(_HiddenSlots):
     expired: bool = False
     state_results: dict[str, Any] = field(default_factory=dict[str, Any])
     state_calls: dict[int, StateCall] = field(default_factory=dict[int, StateCall])
+    calling_state: str = ""
     state_visits: dict[str, int] = field(default_factory=dict[str, int])
     state_outcome: str = ""
 

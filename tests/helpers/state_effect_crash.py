@@ -29,7 +29,7 @@ from agentfsm import (
     tool,
 )
 from agentfsm.journal.sqlite import SqliteStore
-from agentfsm.loop.guards import approval_decided, approval_required, cancelled, doubt_settled, expired, in_doubt
+from agentfsm.loop.guards import approval_decided, approval_required, doubt_settled, expired, in_doubt
 from agentfsm.testing import ScriptedModel
 
 FOLDER, WHERE, STEP = Path(sys.argv[-3]), sys.argv[-2], sys.argv[-1]
@@ -90,7 +90,6 @@ async def review(context: StateContext) -> list[str]:
 
 def make_agent(store: SqliteStore) -> Agent:
     rows = [
-        Transition("asking", cancelled, "terminal", ends="cancelled"),
         Transition("asking", expired, "terminal", ends="cancelled"),
         Transition("asking", approval_decided, "review"),
         Transition("asking", doubt_settled, "review"),

@@ -31,6 +31,7 @@ from agentfsm import (
     Reply,
     RunCancelled,
     RunResult,
+    RunView,
     StateContext,
     StateEffectError,
     StateSpec,
@@ -46,7 +47,7 @@ from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.journal.replay import rehydrate, replay
 from agentfsm.journal.sqlite import SqliteStore
 from agentfsm.journal.verification import GOOD, OPEN, verify
-from agentfsm.loop.guards import approval_decided, approval_required, cancelled, doubt_settled, expired, in_doubt
+from agentfsm.loop.guards import approval_decided, approval_required, doubt_settled, expired, in_doubt
 from agentfsm.loop.state import dump_state
 from agentfsm.models import FallbackModel
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel
@@ -94,7 +95,6 @@ def reviewing(effect: Effect) -> Graph:
 def waiting(effect: Effect) -> Graph:
     """The same, with a waiting state for the calls that a person must decide about."""
     rows = [
-        Transition("asking", cancelled, "terminal", ends="cancelled"),
         Transition("asking", expired, "terminal", ends="cancelled"),
         Transition("asking", approval_decided, "review"),
         Transition("asking", doubt_settled, "review"),
@@ -608,6 +608,29 @@ def test_an_effect_that_makes_other_calls_when_it_is_run_again_is_refused_by_nam
     result = resumed(agent, first, Allow(), by_id=host.store is not None)
     assert_aborted(result, "the effect of 'review' was run again")
     assert done == ["a"]
+
+
+def test_a_visit_that_a_person_sends_elsewhere_has_ended_and_the_next_one_makes_its_calls_anew(host: Host) -> None:
+    keys: list[str] = []
+
+    async def review(context: StateContext) -> list[str]:
+        keys.append(context.idempotency_key)
+        await context.call_tool("look", {"at": str(context.run.answer)})
+        return [(await context.call_tool("pay", {"amount": 5})).content]
+
+    def rejected(run: RunView) -> bool:
+        return run.human_reply is not None and run.human_reply.kind == "deny"
+
+    graph = waiting(review).with_transition(Transition("asking", rejected, "pre_step"), before="approval_decided")
+    agent = Agent(ScriptedModel(["draft", "better"]), graph=graph, tools=[look, pay], host=host)
+    by_id = host.store is not None
+    first = asyncio.run(_awaited(agent.run("go", run_id="one")))
+    second = resumed(agent, first, Deny("try again"), by_id)
+    assert isinstance(second.outcome, UserInputRequested)
+    result = resumed(agent, second, Allow(), by_id)
+    assert noted(result) == ["paid 5"]
+    assert done == ["draft", "better", 5]
+    assert keys == ["one:review:1", "one:review:2", "one:review:2"]
 
 
 @pytest.mark.parametrize("swallow", [Exception, BaseException])
