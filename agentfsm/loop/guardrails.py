@@ -32,6 +32,9 @@ class AgentGuardrails(BaseModel):
             ``max_iterations`` (10,000 if that is None).
         max_continues: How many times a person may extend a spent budget before the run stops. Extensions still
             count against ``max_steps``: raise that too if they must not be cut short.
+        max_calls_per_reply: How many calls of one reply are run. Those after them are not, and their results say so.
+        max_moves: How many transitions a run may take between two waits for a person, whatever its graph; past it the
+            run ends as aborted. None for the bound that follows from the graph, and at least 100,000.
         on_limit: What happens when a budget is spent: ``ask_user``, ``stop`` or ``handoff``.
         tool_timeout_s: Timeout of one tool call, and of a memory, in seconds; a tool's own ``timeout`` takes
             precedence.
@@ -46,7 +49,6 @@ class AgentGuardrails(BaseModel):
         loop_window: How many of the last calls are checked for repeats.
         repeated_error_threshold: Consecutive equal tool errors that open the circuit breaker.
         max_denials: Consecutive denied calls that are a ``policy_violation``.
-        max_calls_per_reply: Maximum number of tool calls of one reply that are run.
         max_tool_retries: How many times one call may be run again unchanged (idempotent, retryable tools).
         max_output_tokens: Maximum tokens of one reply; None leaves it to the provider.
         max_output_tokens_limit: Upper bound for that maximum, which is doubled after each truncated reply.
@@ -65,6 +67,7 @@ class AgentGuardrails(BaseModel):
     max_cost_usd: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     max_steps: Count | None = None
     max_continues: Annotated[int, Field(ge=0)] = 3
+    max_moves: Count | None = None
     on_limit: Literal["ask_user", "stop", "handoff"] = "ask_user"
     tool_timeout_s: Seconds = 600
     hook_timeout_s: Seconds = 60

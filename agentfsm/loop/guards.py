@@ -71,10 +71,7 @@ def question_asked(run: RunState) -> bool:
 
 def calls_pending(run: RunState) -> bool:
     """Some call of the batch has no result yet."""
-    for call in run.batch:  # noqa: SIM110  # evaluated in every step: a generator costs more
-        if call.result is None:
-            return True
-    return False
+    return run.next_call < len(run.batch)
 
 
 # -- recover: what the policy decided -----------------------------------------------------------------

@@ -26,10 +26,12 @@ __all__ = [
     "feedback_text",
     "final_turn_text",
     "invalid_arguments_text",
+    "limit_reached_text",
     "narrow_scope_instruction",
     "recovery_question",
     "render_messages",
     "repeated_call_note",
+    "too_many_calls_text",
     "truncation_feedback",
     "unknown_tool_text",
     "with_memory",
@@ -60,6 +62,16 @@ NOT_RUN_TEXTS = MappingProxyType(
     }
 )
 """The result of a call that was not run, by the reason."""
+
+
+def too_many_calls_text(limit: int) -> str:
+    """The result of a call that is not run because too many came before it in the same reply."""
+    return f"Not run: only the first {limit} calls of a message are run. Make this call again in your next message."
+
+
+def limit_reached_text(failure: Failure) -> str:
+    """The result of a call that is not run because a limit of the run was reached between the calls of its batch."""
+    return f"Not run: {failure.kind.value} ({failure.explanation})."
 
 
 def feedback_text(failure: Failure, behavior: Behavior) -> str:

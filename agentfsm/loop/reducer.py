@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -24,7 +24,15 @@ from agentfsm.loop.outcomes import (
     RUN_CALLS,
 )
 from agentfsm.loop.state import CallState, PendingRequest, RunState, StateCall, request_digest, state_call_number
-from agentfsm.loop.tool_batch import append_tool_results, charge, count_error, is_final_text, record_result
+from agentfsm.loop.tool_batch import (
+    append_tool_results,
+    charge,
+    count_error,
+    is_final_text,
+    open_batch,
+    record_result,
+    record_results,
+)
 from agentfsm.loop.truncation import continue_answer
 from agentfsm.machine.declaration import EffectSpec, StateSpec, Transition
 from agentfsm.machine.engine import Decision
@@ -192,6 +200,7 @@ def _on_leave_recovery(run: RunState, target: StateSpec) -> None:
             if call.result is not None and call.result.failure is not None:
                 call.result = None
                 call.retries += 1
+        run.first_pending = 0
         run.call_failures.clear()
     run.failure = run.action = None
     run.retry_calls = False
@@ -304,7 +313,7 @@ def _on_model_call_succeeded(run: RunState, outcome: o.ModelCallSucceeded) -> No
     """Store the message before any guard reads it; its calls need results. One-time feedback is done with."""
     run.reply = outcome.reply
     run.messages.append(outcome.reply.message)
-    run.batch = [CallState(call, call.signature) for call in outcome.reply.message.tool_calls]
+    open_batch(run, outcome.reply.message.tool_calls)
     if outcome.reply.usage != _NO_USAGE:
         run.usage += outcome.reply.usage
     run.pending_instruction = run.feedback = None
@@ -328,7 +337,7 @@ def _count_model_call(run: RunState, model_calls: int) -> None:
 
 def _on_reply_parsed(run: RunState, outcome: o.ReplyParsed) -> None:
     if not run.batch:  # native calls are there already
-        run.batch = [CallState(call, call.signature) for call in outcome.calls]
+        open_batch(run, outcome.calls)
     run.answer = outcome.answer
     run.malformed = outcome.malformed
     unusable = output_malformed(run)
@@ -338,12 +347,7 @@ def _on_reply_parsed(run: RunState, outcome: o.ReplyParsed) -> None:
 
 def _on_tools_ran(run: RunState, outcome: o.ToolsRan) -> None:
     run.backoff_s = 0.0
-    _record_results(run, outcome.results)
-
-
-def _record_results(run: RunState, results: Iterable[ToolResult]) -> None:
-    for result in results:
-        record_result(run, result)
+    record_results(run, outcome.results)
 
 
 def _on_call_blocked(run: RunState, outcome: o.CallBlocked) -> None:
@@ -351,7 +355,7 @@ def _on_call_blocked(run: RunState, outcome: o.CallBlocked) -> None:
     if outcome.charge is not None:
         _on_state_call_blocked(run, outcome, outcome.charge)
         return
-    _record_results(run, outcome.results)
+    record_results(run, outcome.results)
     calls = {c.call.id: c for c in run.batch}
     for sub_run in outcome.held:
         charge(run, sub_run.usage, sub_run.model_calls)
@@ -477,13 +481,13 @@ def _stop_state(run: RunState, used: o.Charge | None) -> None:
 
 
 def _on_cancelled(run: RunState, outcome: o.Cancelled) -> None:
-    _record_results(run, outcome.results)
+    record_results(run, outcome.results)
     _stop_state(run, outcome.charge)
     run.cancelled = outcome.reason
 
 
 def _on_aborted(run: RunState, outcome: o.Aborted) -> None:
-    _record_results(run, outcome.results)
+    record_results(run, outcome.results)
     _stop_state(run, outcome.charge)
     if run.aborted is None:
         run.aborted = outcome.failure

@@ -246,6 +246,7 @@ class RunState(_HiddenSlots):
         reply: The model's last reply.
         malformed: Why that reply could not be parsed, or None.
         batch: The calls of that reply.
+        first_pending: An index in ``batch``: every call before it has a result.
         answer: The final answer that was parsed from that reply, or None.
         counters: How often each counter of the graph was spent since it was last refilled; only the engine changes it.
         model_calls: All model calls made for the run: by ``call_llm``, by sub-agents and by the effects of
@@ -296,6 +297,7 @@ class RunState(_HiddenSlots):
     reply: Reply | None = None
     malformed: str | None = None
     batch: list[CallState] = field(default_factory=list[CallState])
+    first_pending: int = 0
     answer: Any = None
     counters: dict[str, int] = field(default_factory=dict[str, int])
     model_calls: int = 0
@@ -366,6 +368,14 @@ class RunState(_HiddenSlots):
     def done(self) -> bool:
         """Whether the run has ended."""
         return bool(self.ended)
+
+    @property
+    def next_call(self) -> int:
+        """The index in ``batch`` of the first call without a result; the length of ``batch`` if each has one."""
+        batch, index = self.batch, self.first_pending
+        while index < len(batch) and batch[index].result is not None:
+            index += 1
+        return index
 
     @property
     def last_repeat_counts(self) -> dict[str, int]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from agentfsm.loop import prompts
-from agentfsm.loop.messages import FinishReason, Message, Role, ToolResult, Usage
+from agentfsm.loop.messages import FinishReason, Message, Role, ToolCall, ToolResult, Usage
 from agentfsm.loop.state import CallState, PendingRequest, RunState
 
 __all__ = [
@@ -15,7 +15,9 @@ __all__ = [
     "charge",
     "count_error",
     "is_final_text",
+    "open_batch",
     "record_result",
+    "record_results",
 ]
 
 
@@ -27,13 +29,42 @@ def charge(run: RunState, usage: Usage | None, model_calls: int) -> None:
     run.counters["iterations"] = run.iterations + model_calls
 
 
+def open_batch(run: RunState, calls: Iterable[ToolCall]) -> None:
+    """Make the calls of a reply the current batch. Those beyond ``max_calls_per_reply`` are not run."""
+    run.batch = [CallState(call, call.signature) for call in calls]
+    run.first_pending = 0
+    limit = run.guardrails.max_calls_per_reply
+    if len(run.batch) > limit:
+        for each in run.batch[limit:]:
+            text = prompts.too_many_calls_text(limit)
+            each.result = ToolResult(each.call.id, each.call.name, text, status="skipped")
+
+
+def record_results(run: RunState, results: Sequence[ToolResult]) -> None:
+    """Store results of calls of the batch, in their order; see ``record_result``."""
+    if len(results) == 1:
+        record_result(run, results[0])
+        return
+    calls = {call.call.id: call for call in run.batch}
+    for result in results:
+        call = calls.get(result.call_id)
+        if call is not None:
+            _record_result(run, call, result)
+
+
 def record_result(run: RunState, result: ToolResult) -> None:
     """Store the result of one call of the batch, and update the counts of denials and repeated errors."""
-    for call in run.batch:
-        if call.call.id == result.call_id:
-            break
-    else:
+    batch, index = run.batch, run.next_call
+    if index < len(batch) and batch[index].call.id == result.call_id:  # as in nearly every case
+        _record_result(run, batch[index], result)
         return
+    for call in batch:
+        if call.call.id == result.call_id:
+            _record_result(run, call, result)
+            return
+
+
+def _record_result(run: RunState, call: CallState, result: ToolResult) -> None:
     call.started = False
     call.held = call.answer = None
     if result.usage is not None:
@@ -45,6 +76,7 @@ def record_result(run: RunState, result: ToolResult) -> None:
         )
         return
     call.result = result
+    run.first_pending = run.next_call
     if result.status == "denied":
         run.denials += 1
     elif result.failure is not None:
@@ -109,7 +141,7 @@ def append_tool_results(run: RunState) -> None:
                 images=result.images,
             )
         )
-    run.batch = []
+    run.batch, run.first_pending = [], 0
     run.call_failures = {}
     if run.deferred_messages:
         run.messages.extend(run.deferred_messages)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from agentfsm.journal.records import Record
 
 __all__ = ["AgentConfig", "Context", "Effect"]
+
+
+YIELD_AFTER_S = 0.005
+"""A run whose effects never wait yields to its event loop this often, so that it can be cancelled, and others run."""
 
 
 def _nothing() -> float:
@@ -108,6 +113,7 @@ class Context:
         take_charge: While the effect of a user-defined state runs: returns what it has used, for a run that is cut off.
         visited_before_resume: The states that the run had left before it was loaded from a store.
         seen: What user code sees of the run in its current state, once there was any to see it.
+        sequential_search: Where tool dispatch has searched the batch: the batch, and two indexes in it.
         uncharged_s: Returns the seconds that have passed since the run was last charged for its time.
     """
 
@@ -130,6 +136,8 @@ class Context:
         self.model_cache: dict[object, object] = {}
         self.seen: RunView | None = None
         self.timeout = Timeout(run.guardrails.cancel_grace_s)
+        self.sequential_search: tuple[object, int, int] = (None, 0, 0)
+        self._yielded_at = perf_counter()
         self.uncharged_s: Callable[[], float] = _nothing
         self._blocked: list[str] = []
         self._seq = 0
@@ -151,6 +159,17 @@ class Context:
         if run.final_turn:
             limit += run.guardrails.finalize_grace_s
         return limit - run.elapsed_s - self.uncharged_s()
+
+    @property
+    def yield_is_due(self) -> bool:
+        """Whether the event loop has not been yielded to for ``YIELD_AFTER_S``."""
+        return perf_counter() - self._yielded_at > YIELD_AFTER_S
+
+    async def yield_if_due(self) -> None:
+        """Let the event loop run whatever else is waiting, every few milliseconds."""
+        if self.yield_is_due:
+            await asyncio.sleep(0)
+            self._yielded_at = perf_counter()
 
     def set_listener(self, listener: Callable[[Event], None]) -> None:
         """Send every event from now on to a consumer.

@@ -19,7 +19,7 @@ from inspect import isawaitable
 from types import CoroutineType
 from typing import Any, cast
 
-from agentfsm.errors import JournalError, NoTransitionError, ReadOnlyError, StoreError, SuspensionUsedError
+from agentfsm.errors import GraphError, JournalError, NoTransitionError, ReadOnlyError, StoreError, SuspensionUsedError
 from agentfsm.loop.events import Ending, ModelReplied, RecoveryStarted, RunResumed, RunStarted, Transitioned
 from agentfsm.loop.failures import Action, Failure, FailureKind, describe_exception
 from agentfsm.loop.guardrails import AgentGuardrails
@@ -39,6 +39,7 @@ from agentfsm.loop.reducer import on_outcome, on_transition
 from agentfsm.loop.state import HumanReply, RunState
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.machine.engine import Decision, Machine
+from agentfsm.machine.graph import Graph
 from agentfsm.runtime.approval import HookAbortError, run_hooks
 from agentfsm.runtime.context import AgentConfig, Context, Effect
 from agentfsm.runtime.recorder import ResumePoint, RunHeader
@@ -47,6 +48,10 @@ from agentfsm.runtime.timeout import being_cancelled
 from agentfsm.runtime.watchdog import WATCHDOG
 
 __all__ = ["Driver", "RunRequest", "require_transition", "resume_details", "run_header", "would_transition"]
+
+
+CHECKED_MOVES = 100_000
+"""After this many moves without a wait, a run must still be within the bound that follows from its graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +171,7 @@ class Driver:
         self._record_transition = self.context.recorder.record_transition
         self._change_attempts = run.change_attempts
         self._states = config.machine.graph.specs
+        self._move_limit = run.guardrails.max_moves or CHECKED_MOVES
         self._started = False
         self._idle_since = 0.0
         self.context.uncharged_s = lambda: self._now() - self._idle_since
@@ -301,7 +307,15 @@ class Driver:
             return self._external_outcome()
         if self._cancel_reason is not None:
             return self._cancelled_outcome()
-        if state in config.hooks and self._states[state].effect is not RUN_CALLS:
+        if len(self.decisions) >= self._move_limit:
+            self._move_limit = _move_limit(config.machine.graph, self._run)
+            if len(self.decisions) >= self._move_limit:
+                text = (
+                    f"the run has made {self._move_limit} moves without an end or a wait: a cycle of its graph has no "
+                    "limit that ends it (max_moves)"
+                )
+                return self._aborted_outcome(text, RuntimeError(text))
+        if (state in config.hooks and self._states[state].effect is not RUN_CALLS) or self.context.yield_is_due:
             return self._run_hooks_and_effect(state, effect)
         try:
             return effect(self.context)
@@ -309,8 +323,10 @@ class Driver:
             return self._exception_outcome(state, error)
 
     async def _run_hooks_and_effect(self, state: str, effect: Effect) -> Outcome | None:
-        self.context.recorder.push()
-        await run_hooks(self.context, state)
+        await self.context.yield_if_due()
+        if state in self._config.hooks and self._states[state].effect is not RUN_CALLS:
+            self.context.recorder.push()
+            await run_hooks(self.context, state)
         outcome = effect(self.context)
         return cast("Outcome | None", await outcome if isawaitable(outcome) else outcome)
 
@@ -460,6 +476,16 @@ class Driver:
             self.outcome = cast("Ending", self.context.emit_final(kind, **fields))
             if cancellation is not None:
                 raise cancellation
+
+
+def _move_limit(graph: Graph, run: RunState) -> int:
+    """How many moves the run may make: as many as its guardrails say, or else as its graph can make."""
+    if run.guardrails.max_moves is not None:
+        return run.guardrails.max_moves
+    try:
+        return max(CHECKED_MOVES, graph.max_moves(lambda counter: counter.limit_in(run)))
+    except GraphError:  # a counter without a limit: no bound follows from the graph
+        return CHECKED_MOVES
 
 
 def _current_task() -> asyncio.Task[Any]:

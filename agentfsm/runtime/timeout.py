@@ -72,6 +72,21 @@ class Timeout:
         grace_s: Seconds that a cancelled coroutine has to end.
     """
 
+    __slots__ = (
+        "_abandoned",
+        "_cancelling",
+        "_deadline",
+        "_expired",
+        "_in_grace",
+        "_limit",
+        "_loop",
+        "_requested",
+        "_task",
+        "_timer",
+        "grace_s",
+        "owner",
+    )
+
     def __init__(self, grace_s: float | None = DEFAULT_GRACE_S) -> None:
         self.owner: asyncio.Task[Any] | None = None
         self.grace_s = grace_s

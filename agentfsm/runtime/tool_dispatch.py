@@ -11,8 +11,9 @@ from pydantic_core import to_json
 
 from agentfsm.errors import GraphError
 from agentfsm.loop import prompts
+from agentfsm.loop.detectors import cost_limit, time_limit, token_limit
 from agentfsm.loop.events import ToolFinished, ToolStarted
-from agentfsm.loop.failures import FailureKind
+from agentfsm.loop.failures import Failure, FailureKind
 from agentfsm.loop.messages import ToolCall, ToolResult, Usage, is_secret_placeholder
 from agentfsm.loop.outcomes import CallBlocked, Outcome, ToolsRan
 from agentfsm.loop.state import CallState, PendingRequest, RunState, SuspendedSubRun
@@ -28,13 +29,20 @@ __all__ = ["check_call", "is_repeatable", "run_calls"]
 
 _FULL_SHARE = BudgetShare()
 
-_ReadyCall = tuple[CallState, Tool, dict[str, Any]]
-"""A call that may run, its tool and its validated arguments."""
+_ReadyCall = tuple[str, CallState, Tool, dict[str, Any]]
+"""The id of a call's effect, the call, its tool and its validated arguments."""
+
+
+CALLS_STARTED_TOGETHER = 32
+"""How many parallel calls are started before the event loop may run anything else."""
 
 
 async def run_calls(context: Context) -> Outcome:
     """Run the next call, or all remaining calls if they may run in parallel; or say what a human must decide first."""
     due = _runnable_calls(context)
+    limit = _limit_between_calls(context, due)
+    if limit is not None:
+        return _skip_rest(context, limit)
     earlier = {r.call_id: r for r in context.completed_results}  # calls that ended before the run was interrupted
     context.completed_results.clear()
     context.suspended_subruns.clear()
@@ -44,9 +52,10 @@ async def run_calls(context: Context) -> Outcome:
     for result in earlier.values():  # before anything else: a call that must wait must not lose the results of others
         _complete_call(context, result)
     ready: list[_ReadyCall] = []
-    for call_state in due:
+    for index, call_state in due:
         if call_state.call.id in earlier:
             continue
+        await context.yield_if_due()
         checked = await check_call(context, call_state)
         if isinstance(checked, PendingRequest):
             _require_row(context, checked)
@@ -54,7 +63,7 @@ async def run_calls(context: Context) -> Outcome:
         if isinstance(checked, ToolResult):
             _complete_call(context, checked)
         else:
-            ready.append((call_state, *checked))
+            ready.append((_effect_id(context.run, index), call_state, *checked))
     attempts = _record_intents(context, ready)
     if context.recorder.sink is not None:  # one commit for all calls that run together
         await context.recorder.commit()
@@ -65,10 +74,10 @@ async def run_calls(context: Context) -> Outcome:
     results = tuple(context.completed_results)
     if len(due) > 1:
         by_id = {r.call_id: r for r in results}
-        results = tuple(by_id[c.call.id] for c in due if c.call.id in by_id)
+        results = tuple(by_id[c.call.id] for _, c in due if c.call.id in by_id)
     if not context.suspended_subruns:
         return ToolsRan(results)
-    suspended = tuple(context.suspended_subruns[c.call.id] for c in due if c.call.id in context.suspended_subruns)
+    suspended = tuple(context.suspended_subruns[c.call.id] for _, c in due if c.call.id in context.suspended_subruns)
     return CallBlocked(suspended[0].waiting, results, suspended)
 
 
@@ -112,14 +121,66 @@ async def check_call(
     return await check_approval(context, call_state, tool, arguments) or checked
 
 
-def _runnable_calls(context: Context) -> list[CallState]:
+def _runnable_calls(context: Context) -> list[tuple[int, CallState]]:
+    """The next call, or every call without a result if all of them may run in parallel; each with its index."""
+    batch, first = context.run.batch, context.run.next_call
+    if first == len(batch):
+        return []
+    if not _is_parallel(context, batch[first]) or _last_sequential(context, first) > first:
+        return [(first, batch[first])]
+    return [(index, batch[index]) for index in range(first, len(batch)) if batch[index].result is None]
+
+
+def _is_parallel(context: Context, call_state: CallState) -> bool:
+    tool = context.config.tools.get(call_state.call.name)
+    return tool is not None and tool.parallel
+
+
+def _last_sequential(context: Context, first: int) -> int:
+    """The index of the last pending call that cannot run in parallel; one before ``first`` if there is none.
+
+    It only ever moves towards the front of a batch, until failed calls are run again from the first: so the whole
+    batch is searched once, and not once for each of its calls.
+    """
     batch = context.run.batch
-    pending = [c for c in batch if c.result is None]
-    if len(pending) < 2:
-        return pending
-    tools = context.config.tools
-    together = all(c.call.name in tools and tools[c.call.name].parallel for c in pending)
-    return pending if together else pending[:1]
+    searched, previous, index = context.sequential_search
+    if searched is not batch or first < previous:
+        index = len(batch) - 1
+    while index >= first and (batch[index].result is not None or _is_parallel(context, batch[index])):
+        index -= 1
+    context.sequential_search = (batch, first, index)
+    return index
+
+
+def _limit_between_calls(context: Context, due: list[tuple[int, CallState]]) -> Failure | None:
+    """The limit of the run that was reached since the first call of the batch, if ``pre_step`` would act on it."""
+    run = context.run
+    if not run.first_pending or not due or _is_decided(due[0][1]):
+        return None
+    failure = token_limit(run) or cost_limit(run)
+    left = context.time_left_s
+    if failure is None and left is not None and left <= 0:
+        failure = time_limit(run)
+    if failure is None:
+        return None
+    guards = {"token_limit": token_limit, "cost_limit": cost_limit, "time_limit": time_limit}
+    acts = any(row.guard is guards[failure.kind.value] for row in context.config.machine.graph.transitions)
+    return failure if acts else None
+
+
+def _is_decided(call_state: CallState) -> bool:
+    """Whether a call was begun or a person has decided about it: then it is gone on with."""
+    decided = call_state.approved or call_state.denied is not None or call_state.answer is not None
+    return decided or call_state.started
+
+
+def _skip_rest(context: Context, limit: Failure) -> ToolsRan:
+    """Give every call of the batch that has no result one that says which limit was reached."""
+    text = prompts.limit_reached_text(limit)
+    for call_state in context.run.batch[context.run.next_call :]:
+        if call_state.result is None:
+            _complete_call(context, ToolResult(call_state.call.id, call_state.call.name, text, status="skipped"))
+    return ToolsRan(tuple(context.completed_results))
 
 
 def _missing_secrets_request(call: ToolCall, tools: Mapping[str, Tool]) -> PendingRequest | None:
@@ -150,10 +211,8 @@ def _in_doubt_request(call: ToolCall) -> PendingRequest:
     )
 
 
-def _effect_id(run: RunState, call_state: CallState) -> str:
+def _effect_id(run: RunState, index: int) -> str:
     """The id of a call's effect: the number of the model call that requested it, and its index in that reply."""
-    batch = run.batch
-    index = 0 if batch[0] is call_state else next(i for i, c in enumerate(batch) if c is call_state)
     return f"{run.turns}.{index}"
 
 
@@ -170,19 +229,19 @@ def _record_intents(context: Context, ready: list[_ReadyCall]) -> list[int]:
     """
     recorder = context.recorder
     attempts: list[int] = []
-    for call_state, tool, _ in ready:
+    for eid, _, tool, _ in ready:
         if tool.control is not None:  # control tools have no side effects
             attempts.append(1)
         else:
             policy = "again" if is_repeatable(context, tool) else "once"
-            attempts.append(recorder.record_intent(_effect_id(context.run, call_state), tool.name, policy))
+            attempts.append(recorder.record_intent(eid, tool.name, policy))
     return attempts
 
 
 def _budget_share(context: Context, ready: list[_ReadyCall]) -> BudgetShare:
     """The share of the remaining budget for each sub-agent among the calls that are about to run."""
     shared_by = 0
-    for _, tool, _ in ready:  # runs in every step: a generator expression would be slower
+    for _, _, tool, _ in ready:  # runs in every step: a generator expression would be slower
         shared_by += tool.delegate is not None
     if not shared_by:
         return _FULL_SHARE
@@ -206,20 +265,27 @@ async def _run_parallel(context: Context, ready: list[_ReadyCall], attempts: lis
             other calls.
     """
     share = _budget_share(context, ready)
-    timers = [Timeout(context.timeout.grace_s) for _ in ready]
     try:
         async with asyncio.TaskGroup() as group:
-            for call, attempt, timer in zip(ready, attempts, timers, strict=True):
-                group.create_task(_run_one(context, *call, attempt, share, timer=timer))
+            for number, (call, attempt) in enumerate(zip(ready, attempts, strict=True), 1):
+                group.create_task(_run_beside_others(context, call, attempt, share))
+                if number % CALLS_STARTED_TOGETHER == 0:
+                    await asyncio.sleep(0)
     except BaseExceptionGroup as errors:  # as a single call would raise it
         raise errors.exceptions[0] from None
+
+
+async def _run_beside_others(context: Context, call: _ReadyCall, attempt: int, share: BudgetShare) -> None:
+    timer = Timeout(context.timeout.grace_s)
+    try:
+        await _run_one(context, *call, attempt, share, timer=timer)
     finally:
-        for timer in timers:
-            timer.close()
+        timer.close()
 
 
 async def _run_one(
     context: Context,
+    eid: str,
     call_state: CallState,
     tool: Tool,
     arguments: dict[str, Any],
@@ -234,7 +300,7 @@ async def _run_one(
     call_state.started = True  # set before it runs: if it is interrupted from here on, it is in doubt
     if context.builds_events:
         context.emit(ToolStarted, call=call_state.call)
-    tool_context = _tool_context(run, call_state, attempt) if tool.takes_context else None
+    tool_context = _tool_context(run, eid, call_state, attempt) if tool.takes_context else None
     limit = tool.timeout or run.guardrails.tool_timeout_s
     if tool.delegate is None:
         result = await run_call(call_state.call, tool, arguments, tool_context, timer, limit)
@@ -254,7 +320,7 @@ async def _run_one(
     if result.ending == "done":
         result = _validate_output(context, call_state.call, result)
     if tool.control is None:
-        context.recorder.record_result(_effect_id(run, call_state), result)
+        context.recorder.record_result(eid, result)
         if timer is not context.timeout:  # other calls of the batch still run: do not wait for them to store it
             context.recorder.push()
     _complete_call(context, result)
@@ -301,9 +367,8 @@ def _validate_output(context: Context, call: ToolCall, result: ToolResult) -> To
     return result
 
 
-def _tool_context(run: RunState, call_state: CallState, attempt: int) -> ToolContext:
-    key = f"{run.run_id}:{_effect_id(run, call_state)}"
-    return ToolContext(run.run_id, run.session_id, call_state.call.id, key, attempt)
+def _tool_context(run: RunState, eid: str, call_state: CallState, attempt: int) -> ToolContext:
+    return ToolContext(run.run_id, run.session_id, call_state.call.id, f"{run.run_id}:{eid}", attempt)
 
 
 def _complete_call(context: Context, result: ToolResult) -> None:

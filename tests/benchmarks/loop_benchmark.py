@@ -21,7 +21,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter
 
-from agentfsm import LOOP, Agent, AgentGuardrails, Decision, Machine, Message, ModelRequest, Reply, Role, RunState, tool
+from agentfsm import (
+    LOOP,
+    Agent,
+    AgentGuardrails,
+    Decision,
+    Host,
+    Machine,
+    Message,
+    ModelRequest,
+    Reply,
+    Role,
+    RunState,
+    ToolCall,
+    tool,
+)
+from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.loop.presets import FEEDBACK
 from agentfsm.testing import paths
 from agentfsm.testing.path_generation import CRITERIA
@@ -126,6 +141,58 @@ async def declared_loop(steps: int) -> None:
     result = await AGENT.run("go")
     assert result.ok
     assert len(result.decisions) == 5 * steps + 3
+
+
+class BatchModel:
+    """A scripted model: one reply with ``calls`` calls, all different, then an answer."""
+
+    name = "batch"
+
+    def __init__(self, tool_name: str, calls: int) -> None:
+        self.reply_with_calls = Reply(
+            Message(
+                Role.ASSISTANT,
+                tool_calls=tuple(ToolCall(f"c{n}", tool_name, {"a": n, "b": 2}) for n in range(calls)),
+            )
+        )
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        done = request.messages[-1].role is Role.TOOL
+        return Reply(Message(Role.ASSISTANT, "done")) if done else self.reply_with_calls
+
+
+BATCHES = (100, 1_000, 10_000)
+
+
+def per_call(calls: int, *, parallel: bool, stored: bool) -> float:
+    """Microseconds of processor time per call of one reply with that many calls."""
+    adder = tool(parallel=parallel)(add)
+    limits = AgentGuardrails(max_calls_per_reply=calls, max_execution_time_s=3600)
+    host = Host(store=MemoryStore() if stored else None)
+    agent = Agent(BatchModel("add", calls), tools=[adder], guardrails=limits, host=host)
+
+    async def timed() -> float:
+        times: list[float] = []
+        for _ in range(max(3, 3_000 // calls)):
+            start = time.process_time()
+            result = await agent.run("go")
+            times.append(time.process_time() - start)
+            assert result.ok
+        return min(times) / calls * 1e6
+
+    return asyncio.run(timed())
+
+
+def bench_batch() -> None:
+    """What one call of a reply costs, when the reply has more and more of them."""
+    print("A reply of N calls, microseconds a call")
+    print(f"{'':>24} {''.join(f'{n:>9,}' for n in BATCHES)}  {BATCHES[-1]:,} against {BATCHES[0]}")
+    for parallel in (False, True):
+        for stored in (False, True):
+            cost = [per_call(n, parallel=parallel, stored=stored) for n in BATCHES]
+            what = ("parallel" if parallel else "one after the other") + (", stored" if stored else "")
+            print(f"{what:>24} {''.join(f'{c:>9.1f}' for c in cost)}  {cost[-1] / cost[0]:.2f}x (bound 1.3x)")
+    print()
 
 
 def best(function: Callable[[], Any], repeats: int = REPEATS) -> float:
@@ -247,6 +314,7 @@ def bench_testing() -> None:
 
 if __name__ == "__main__":
     bench_loop()
+    bench_batch()
     bench_picture()
     bench_testing()
     bench_step()

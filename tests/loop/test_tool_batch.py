@@ -257,3 +257,31 @@ def test_messages_that_waited_for_a_batch_stand_in_the_transcript_once():
     run.batch, run.state = [CallState(TWO, TWO.signature, result=ok_result(TWO))], "post_tool"
     take_transition(run, "post_tool.otherwise")
     assert [m.content for m in run.messages].count("think again") == 1
+
+
+# -- a large batch --------------------------------------------------------------------------------------
+
+
+def test_calls_beyond_the_limit_have_their_result_before_anything_is_dispatched():
+    run = make_run("call_llm", limits={"max_calls_per_reply": 2})
+    on_outcome(run, o.ModelCallSucceeded(make_reply("", ONE, TWO, THREE)))
+    assert [c.result is None for c in run.batch] == [True, True, False]
+    assert run.batch[2].result.status == "skipped"
+    assert run.next_call == 0
+
+
+def test_the_next_call_is_the_first_without_a_result_in_whatever_order_results_come():
+    run = make_run("dispatch_tool", batch=pending_calls(ONE, TWO, THREE))
+    assert run.next_call == 0
+    on_outcome(run, o.ToolsRan((ok_result(TWO),)))
+    assert run.next_call == 0
+    on_outcome(run, o.ToolsRan((ok_result(ONE),)))
+    assert run.next_call == 2
+    on_outcome(run, o.ToolsRan((ok_result(THREE),)))
+    assert run.next_call == 3
+
+
+def test_a_stored_run_that_knows_nothing_of_its_next_call_finds_it():
+    run = make_run("dispatch_tool", batch=pending_calls(ONE, TWO))
+    run.batch[0].result = ok_result(ONE)
+    assert (run.first_pending, run.next_call) == (0, 1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -18,10 +20,13 @@ from agentfsm import (
     Message,
     Reply,
     RunAborted,
+    RunCancelled,
     RunResult,
+    UserInputRequested,
     tool,
 )
 from agentfsm.loop.state import RunState
+from agentfsm.runtime.run import Run
 from agentfsm.testing import call
 from tests.helpers.scenarios import (
     assert_aborted,
@@ -165,3 +170,103 @@ def test_a_cancellation_of_the_task_while_the_memory_works(where):
         return run.result
 
     assert check_result(run_async(scene)).ok is (where == "remember")
+
+
+# -- a run that never waits -----------------------------------------------------------------------------
+
+
+@tool
+async def busy(n: int) -> str:
+    """Compute for longer than a run may keep its event loop, without ever waiting."""
+    end = time.perf_counter() + 0.006
+    while time.perf_counter() < end:
+        pass
+    return f"busy {n}"
+
+
+ENDLESS = AgentGuardrails(max_iterations=100_000, loop_hard_threshold=20)
+
+
+def endless_agent() -> Agent:
+    """An agent whose model calls tools for ever, and whose effects never wait."""
+
+    class Endless:
+        name = "endless"
+
+        async def reply(self, request: Any) -> Reply:
+            n = len(request.messages)
+            return Reply(Message.assistant("", (call("busy", f"c{n}", n=n),)))
+
+    return Agent(Endless(), tools=[busy], guardrails=ENDLESS)
+
+
+@pytest.mark.parametrize("how", ["loop", "thread", "wait_for", "timeout"])
+def test_a_run_whose_effects_never_wait_can_be_cancelled_and_timed_out(how):
+    async def scene() -> Run:
+        run = endless_agent().run("go")
+        match how:
+            case "loop":
+                asyncio.get_running_loop().call_later(0.02, run.cancel, "enough")
+                await run
+            case "thread":
+                threading.Timer(0.02, run.cancel, ("enough",)).start()
+                await run
+            case "wait_for":
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(run, 0.02)
+            case _:
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.02):
+                        await run
+        return run
+
+    assert isinstance(check_result(run_async(scene).result).outcome, RunCancelled)
+
+
+def test_the_time_limit_of_a_run_whose_effects_never_wait_takes_effect():
+    limits = ENDLESS.model_copy(update={"max_execution_time_s": 0.03, "on_limit": "stop"})
+    agent = endless_agent()
+
+    async def scene() -> RunResult:
+        return await Agent(agent._config.model, tools=[busy], guardrails=limits).run("go")
+
+    assert run_async(scene).outcome.failure.kind is FailureKind.time_limit
+
+
+def test_a_run_whose_effects_never_wait_lets_others_run():
+    ticks: list[int] = []
+
+    async def ticking(run: Run) -> None:
+        while len(ticks) < 5:
+            ticks.append(len(run.decisions))
+            await asyncio.sleep(0)
+        run.cancel()
+
+    async def scene() -> None:
+        run = endless_agent().run("go")
+        await asyncio.gather(run, ticking(run))
+
+    run_async(scene)
+    assert len(ticks) == 5
+
+
+def test_a_run_takes_at_most_so_many_moves_and_then_it_is_aborted():
+    limits = AgentGuardrails(max_moves=13)
+    result = run_script(*[call("look", where=str(n)) for n in range(9)], tools=[look], guardrails=limits)
+    assert len(result.decisions) == 14
+    assert_aborted(result, "has made 13 moves without an end or a wait")
+
+
+def test_a_wait_for_a_person_starts_the_count_of_moves_anew():
+    limits = AgentGuardrails(max_moves=13, max_iterations=2, max_steps=99)
+    agent, _ = scripted_agent(*[call("look", where=str(n)) for n in range(9)], tools=[look], guardrails=limits)
+
+    async def scene() -> list[RunResult]:
+        results = [await agent.run("go")]
+        for _ in range(2):
+            results.append(await agent.resume(results[-1].outcome.suspension_record, "go on"))
+        return results
+
+    results = run_async(scene)
+    assert [type(r.outcome) for r in results] == [UserInputRequested] * 3
+    assert results[-1].run_state.model_calls == 6

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from agentfsm import (
+    LOOP,
+    Agent,
     AgentGuardrails,
     Allow,
     AskApproval,
@@ -15,14 +17,17 @@ from agentfsm import (
     FailureKind,
     Handoff,
     HookContext,
+    Message,
+    Reply,
     RunResult,
     ToolContext,
     ToolError,
+    Usage,
     UserInputRequested,
     hook,
     tool,
 )
-from agentfsm.testing import FakeClock, call
+from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.scenarios import (
     check_result,
     look,
@@ -332,3 +337,160 @@ def test_a_question_in_a_batch_waits_and_its_answer_is_its_result():
     result = run_async(scene)
     assert tool_texts(result)[:3] == ["seen a", "x", "Not run: the user was asked a question first."]
     assert result.output == "ok"
+
+
+# -- how many calls, and for how long -------------------------------------------------------------------
+
+
+def test_a_reply_runs_at_most_so_many_calls_and_every_other_call_is_told():
+    ran: list[int] = []
+
+    @tool
+    async def count(n: int) -> str:
+        ran.append(n)
+        return f"counted {n}"
+
+    limits = AgentGuardrails(max_calls_per_reply=3)
+    script = [call("count", n=n) for n in range(5)], "done"
+    result, requests = run_script_with_requests(*script, tools=[count], guardrails=limits)
+    assert result.output == "done"
+    assert ran == [0, 1, 2]
+    cut = "Not run: only the first 3 calls of a message are run. Make this call again in your next message."
+    assert tool_texts(result) == ["counted 0", "counted 1", "counted 2", cut, cut]
+    assert len(requests) == 2
+    assert sum(d.transition.id == "post_tool.calls_pending" for d in result.decisions) == 2
+
+
+def test_parallel_calls_are_cut_off_at_the_same_number():
+    ran: list[int] = []
+
+    @tool(parallel=True)
+    async def count(n: int) -> str:
+        ran.append(n)
+        return "counted"
+
+    result, _ = run_script_with_requests([call("count", n=n) for n in range(100)], "done", tools=[count])
+    assert result.output == "done"
+    assert sorted(ran) == list(range(64))
+    assert sum(text.startswith("Not run") for text in tool_texts(result)) == 36
+
+
+@pytest.mark.parametrize(
+    ("limits", "kind"),
+    [
+        ({"max_execution_time_s": 10}, "time_limit"),
+        ({"max_tokens": 10}, "token_limit"),
+        ({"max_cost_usd": 1}, "cost_limit"),
+    ],
+)
+def test_a_limit_that_is_reached_between_two_calls_ends_the_batch_and_then_acts(limits, kind):
+    """The first call uses up the budget; the second says why it was not run, and ``pre_step`` takes the limit's row."""
+    clock, ran = FakeClock(), []
+
+    @tool
+    async def greedy(n: int) -> str:
+        ran.append(n)
+        clock.advance(11)
+        return "fine"
+
+    spender = Agent(
+        ScriptedModel([Reply(Message.assistant("spent"), usage=Usage(10, 0, cost_usd=1))]),
+        guardrails=AgentGuardrails(max_iterations=1),
+    )
+    if kind == "time_limit":
+        first, tools = call("greedy", n=0), [greedy]
+    else:
+        first, tools = call("spender", task="x"), [greedy, spender.as_tool("spender", "spends")]
+    calls = [first, *[call("greedy", n=n) for n in (1, 2)]]
+    result, requests = run_script_with_requests(
+        calls, "done", clock=clock, tools=tools, guardrails=AgentGuardrails(**limits, on_limit="stop")
+    )
+    assert result.outcome.failure.kind == kind
+    assert len(requests) == 1
+    assert ran == ([0] if kind == "time_limit" else [])
+    texts = tool_texts(result)
+    assert len(texts) == 3
+    assert all(text.startswith(f"Not run: {kind} (") for text in texts[1:])
+    assert [d.transition.id for d in result.decisions][-3:] == [
+        "post_tool.otherwise",
+        f"pre_step.{kind}",
+        "recover.stop",
+    ]
+
+
+def test_a_limit_that_the_graph_does_not_act_on_skips_no_call():
+    clock = FakeClock()
+
+    @tool
+    async def slow(n: int) -> str:
+        clock.advance(11)
+        return f"slow {n}"
+
+    graph = LOOP.without("pre_step.time_limit")
+    limits = AgentGuardrails(max_execution_time_s=10)
+    result, _ = run_script_with_requests(
+        [call("slow", n=n) for n in range(3)], "done", clock=clock, tools=[slow], graph=graph, guardrails=limits
+    )
+    assert result.output == "done"
+    assert tool_texts(result) == ["slow 0", "slow 1", "slow 2"]
+
+
+def test_the_batch_of_the_last_turn_has_the_time_of_that_turn():
+    clock = FakeClock()
+
+    @tool
+    async def slow(n: int) -> str:
+        clock.advance(4)
+        return f"slow {n}"
+
+    def late(messages: Any) -> Any:
+        clock.advance(11)
+        return call("slow", n=0)
+
+    limits = AgentGuardrails(max_execution_time_s=10, finalize_grace_s=10, on_limit="stop")
+    result, _ = run_script_with_requests(
+        late, [call("slow", n=n) for n in range(1, 4)], clock=clock, tools=[slow], guardrails=limits
+    )
+    assert result.outcome.failure.kind is K.time_limit
+    assert tool_texts(result)[:2] == ["slow 0", "slow 1"]
+    assert tool_texts(result)[3].startswith("Not run: time_limit")
+
+
+def test_calls_of_which_the_first_ones_may_run_together_still_run_one_by_one_until_the_last_that_may_not():
+    running, most = 0, []
+
+    def counting(name: str, parallel: bool) -> Any:
+        @tool(name=name, parallel=parallel)
+        async def work(n: int) -> str:
+            nonlocal running
+            running += 1
+            most.append(running)
+            await asyncio.sleep(0)
+            running -= 1
+            return f"{name} {n}"
+
+        return work
+
+    tools = [counting("alone", False), counting("together", True)]
+    names = ["together", "together", "alone", "together", "together"]
+    result, _ = run_script_with_requests([call(name, n=n) for n, name in enumerate(names)], "done", tools=tools)
+    assert tool_texts(result) == [f"{name} {n}" for n, name in enumerate(names)]
+    assert most == [1, 1, 1, 1, 2]
+
+
+def test_failed_calls_that_are_run_again_keep_their_order_and_the_others_their_results():
+    seen: list[int] = []
+
+    @tool(idempotent=True, retryable=True)
+    async def flaky(n: int) -> str:
+        seen.append(n)
+        if n % 2 and seen.count(n) == 1:
+            raise OSError("not now")
+        return f"fine {n}"
+
+    clock = FakeClock()
+    calls = [call("flaky", n=n) for n in range(4)]
+    result, _ = run_script_with_requests(calls, "done", clock=clock, tools=[flaky])
+    assert result.output == "done"
+    assert seen == [0, 1, 2, 3, 1, 3]
+    assert tool_texts(result) == [f"fine {n}" for n in range(4)]
