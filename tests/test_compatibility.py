@@ -33,7 +33,8 @@ from agentfsm import (
     tool,
 )
 from agentfsm.journal.records import SealedRecord, open_record
-from agentfsm.journal.replay import rehydrate, replay
+from agentfsm.journal.rehydrate import rehydrate
+from agentfsm.journal.replay import replay
 from agentfsm.journal.verification import GOOD, OPEN, verify_stored_run
 from agentfsm.loop.presets import PRESETS
 from agentfsm.testing import FakeClock, ScriptedModel, call

@@ -128,7 +128,7 @@ class SubagentFactory:
         if store is None or head is None or not head.seq:
             return None
         if head.status == "finished":
-            from agentfsm.journal.replay import rehydrate  # only needed for runs in a store
+            from agentfsm.journal.rehydrate import rehydrate  # only needed for runs in a store
 
             return rehydrate(store.records(run_id)).run
         return load_run(self.config, run_id)

@@ -11,7 +11,7 @@ under the new names.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from typing import Any, NamedTuple, cast
@@ -19,7 +19,10 @@ from typing import Any, NamedTuple, cast
 from agentfsm.analysis.code_comparison import DigestOnly, code_digest, same_code
 from agentfsm.analysis.exclusive_guards import Required, required_values
 from agentfsm.errors import ConfigurationError
-from agentfsm.machine.graph import OTHERWISE, Graph, Guard, State, StateSpec, Transition
+from agentfsm.loop.stored_table import read_table
+from agentfsm.loop.transition_table import LOOP
+from agentfsm.machine.declaration import Counter
+from agentfsm.machine.graph import Graph, Guard, StateSpec, Transition
 
 __all__ = [
     "DecisionChange",
@@ -291,7 +294,7 @@ class _Row(NamedTuple):
 
     @property
     def ends(self) -> str:
-        return str(getattr(self.declared, "ends", ""))
+        return self.declared.ends
 
     def __str__(self) -> str:
         return f"{self.id} -> {self.target}"
@@ -312,7 +315,7 @@ def _table(graph: Graph) -> _Table:
             for s in graph.states
         },
         str(graph.initial),
-        {c.name: c.limit for c in getattr(graph, "counters", ())},
+        {c.name: c.limit for c in graph.counters},
     )
 
 
@@ -601,7 +604,7 @@ def reviewed_table(graph: Graph) -> dict[str, Any]:
         graph: The graph.
     """
     guards = {row.id: code_digest(row.guard) for row in graph if row.guard is not None}
-    effects = {str(s.name): code_digest(s.effect) for s in graph.states if callable(s.effect)}
+    effects = {s.name: code_digest(s.effect) for s in graph.states if callable(s.effect)}
     return {"name": graph.name, **graph.table, "code": {"guards": guards, "effects": effects}}
 
 
@@ -635,24 +638,22 @@ def graph_from_table(table: Mapping[str, Any], name: str = "") -> Graph:
         GraphError: The table breaks a rule of graphs.
     """
     try:
+        stored = read_table(table)
         code = table.get("code", {"guards": {}, "effects": {}})
         guards, effects = dict(code["guards"]), dict(code["effects"])
-        states = tuple(
-            StateSpec(str(n), waits=bool(w), final=bool(f), spends=str(s), effect=_named_effect(n, w or f, effects))
-            for n, w, f, s in table["states"]
-        )
-        rows = tuple(
-            Transition(str(source), _named_guard(source, guard, guards), str(target), spends=str(spends))
-            for source, guard, target, spends in table["transitions"]
-        )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        states = tuple(_named_effect(spec, effects) for spec in stored.states.values())
+        rows = tuple(_named_guard(row, guards) for row in stored.rows.values())
+        counters = tuple(Counter(str(name), limit) for name, limit in table.get("counters", ())) or LOOP.counters
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise ConfigurationError(f"this is not the table of a graph: {type(error).__name__}: {error}") from error
-    return Graph(states, rows, name or str(table.get("name", "graph")))
+    return Graph(states, rows, name or str(table.get("name", "graph")), counters, stored=True)
 
 
-def _named_guard(source: object, name: object, digests: Mapping[str, str]) -> Guard | None:
-    return None if name == OTHERWISE else DigestOnly(str(name), str(digests.get(f"{source}.{name}", "")))
+def _named_guard(row: Transition, digests: Mapping[str, str]) -> Transition:
+    return row if row.guard is None else replace(row, guard=DigestOnly(row.name, str(digests.get(row.id, ""))))
 
 
-def _named_effect(state: object, idle: object, digests: Mapping[str, str]) -> Callable[..., Any] | None:
-    return None if idle or state in set(State) else DigestOnly(str(state), str(digests.get(str(state), "")))
+def _named_effect(spec: StateSpec, digests: Mapping[str, str]) -> StateSpec:
+    if spec.effect_name != "custom":
+        return spec
+    return replace(spec, effect=DigestOnly(spec.name, str(digests.get(spec.name, ""))))

@@ -1,26 +1,29 @@
-"""``agentfsm replay``: replay recorded runs, unchanged or with another graph, policy or guardrails."""
+"""``agentfsm replay``: replay recorded runs, unchanged or under another preset, graph, policy or limits."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.progress import Progress
 
-from agentfsm.cli.console import single_line
+from agentfsm.cli.console import open_console, single_line
 from agentfsm.cli.local_store import complete_run_id, open_existing_store, store_option
 from agentfsm.cli.options import change_guardrails, guardrails_option
 from agentfsm.cli.user_code import load_graph, preset_graph
 from agentfsm.errors import JournalError, StoreError, UnknownRunError
-from agentfsm.journal.records import SealedRecord, is_kind, open_record
-from agentfsm.journal.replay import Replay
+from agentfsm.journal.records import SealedRecord, is_kind, open_record, read_lines
+from agentfsm.journal.replay import Divergence, Replay, ReplayTotals
 from agentfsm.journal.replay import replay as replay_run
 from agentfsm.journal.store import Store, consistent_read
-from agentfsm.journal.verification import TAMPERED, UNVERIFIABLE
+from agentfsm.journal.verification import TAMPERED, UNVERIFIABLE, VerificationReport, verify_export
 from agentfsm.journal.verification import verify as verify_run
+from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.recovery_policy import RecoveryPolicy
 from agentfsm.machine.graph import Graph
@@ -30,83 +33,181 @@ __all__ = ["replay"]
 _EXAMPLES = """\b
 Examples:
   agentfsm replay                          every run, unchanged
+  agentfsm replay --preset strict          what would strict have done?
   agentfsm replay 3f9c0a1b2c3d4e5f --policy strict
   agentfsm replay --guardrails max_iterations=5
-  agentfsm replay --graph my_graphs.py:MINE
+  agentfsm replay --graph my_graphs.py:MINE --json
+  agentfsm replay --file run.jsonl --preset strict
 """
+
+_EXPORT = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command(epilog=_EXAMPLES)
 @click.argument("run_ids", metavar="[RUN]...", nargs=-1, shell_complete=complete_run_id)
-@click.option("--graph", "graph_name", metavar="MODULE:GRAPH", help="Another graph, as MODULE:GRAPH or FILE.py:GRAPH.")
-@click.option(
-    "--policy", "policy_name", metavar="PRESET", type=click.Choice(sorted(PRESETS)), help="Another policy: a preset's."
-)
+@click.option("--preset", type=click.Choice(list(PRESETS)), help="A preset's graph, policy, limits and behavior.")
+@click.option("--graph", metavar="MODULE:GRAPH", help="Another graph, as MODULE:GRAPH or FILE.py:GRAPH.")
+@click.option("--policy", metavar="PRESET", type=click.Choice(sorted(PRESETS)), help="Another policy: a preset's.")
 @guardrails_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per run.")
+@click.option(
+    "--file", "files", type=_EXPORT, multiple=True, help="An exported journal instead of a store; repeatable."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per run, and one with the totals.")
 @store_option
 @click.pass_context
 def replay(
     ctx: click.Context,
     run_ids: tuple[str, ...],
-    graph_name: str | None,
-    policy_name: str | None,
+    preset: str | None,
+    graph: str | None,
+    policy: str | None,
     limits: dict[str, Any],
+    files: tuple[Path, ...],
     as_json: bool,
     path: Path | None,
 ) -> None:
     """Replay the recorded outcomes of RUNs, or of all runs; no model and no tool is called.
 
-    Reports the first record of each run whose transition would be a different one.
+    Reports every transition that would have been a different one, and how each run would have ended. The model,
+    the tools and people are supposed to have answered as recorded until the run takes another transition. From
+    there on only what follows from the run itself is computed, and recorded outcomes are used again only where the
+    run asks for exactly the same; otherwise the ending is not known, and the output says why.
 
-    Exit codes: 0 every transition is the same; 1 a run diverges or cannot be replayed; 2 wrong usage.
+    --preset takes everything from a preset; --graph, --policy and --guardrails change a part. Without --preset,
+    the other settings stay as recorded.
+
+    Exit codes: 0 every transition and every ending is the same; 1 a run diverges, would end differently or cannot be
+    replayed; 2 wrong usage.
     """
-    store = open_existing_store(path)
-    policy = None if policy_name is None else PRESETS[policy_name].policy
-    graph = load_graph(graph_name) if graph_name else None
-    failed = False
-    for run_id in run_ids or tuple(h.run_id for h in store.heads() if h.seq):
-        result = _replay_run(store, run_id, graph, policy, limits, named=bool(run_ids))
-        failed |= isinstance(result, str) or not result.same
-        if as_json:
-            data = {"error": result} if isinstance(result, str) else asdict(result)
-            click.echo(json.dumps({"run_id": str(run_id), **data}))
-        else:
-            click.echo(single_line(f"{run_id}  {_describe_replay(result)}"))
-    ctx.exit(1 if failed else 0)
+    if files and run_ids:
+        raise click.UsageError("--file names the runs: give files or RUNs, not both")
+    settings = _load_settings(preset, graph, policy, limits)
+    if files:
+        journals = {str(file): partial(_read_export, file) for file in files}
+    else:
+        store = open_existing_store(path)
+        names = run_ids or tuple(head.run_id for head in store.heads() if head.seq)
+        journals = {name: partial(_read_stored, store, name, bool(run_ids)) for name in names}
+    found: list[Replay | None] = []
+    for name, result in _replay_all(journals, settings):
+        found.append(None if isinstance(result, str) else result)
+        click.echo(_json_line(name, result) if as_json else single_line(f"{name}  {_describe_replay(result)}"))
+    totals = ReplayTotals.of(found)
+    if as_json:
+        click.echo(json.dumps({"totals": {**asdict(totals), "end_differently": totals.end_differently}}))
+    elif len(found) > 1:
+        click.echo(totals)
+    ctx.exit(0 if totals.same == totals.runs else 1)
 
 
-def _replay_run(
-    store: Store,
-    run_id: str,
-    graph: Graph | None,
-    policy: RecoveryPolicy | None,
-    limits: dict[str, Any],
-    *,
-    named: bool,
-) -> Replay | str:
-    """The replay of a run, or why it cannot be replayed."""
+@dataclass(frozen=True)
+class _Settings:
+    """What runs are replayed under; None for what stays as recorded."""
+
+    graph: Graph | None
+    policy: RecoveryPolicy | None
+    guardrails: AgentGuardrails | None
+    behavior: Behavior | None
+    limits: Mapping[str, Any]
+
+    def replay(self, rows: Sequence[SealedRecord]) -> Replay:
+        guardrails = self.guardrails
+        if guardrails is None and self.limits:
+            guardrails = change_guardrails(open_record(rows[0]).get("guardrails", {}), self.limits)
+        return replay_run(
+            rows,
+            self.graph or _recorded_graph(rows),
+            policy=self.policy,
+            guardrails=guardrails,
+            behavior=self.behavior,
+        )
+
+
+def _load_settings(
+    preset_name: str | None, graph_name: str | None, policy_name: str | None, limits: Mapping[str, Any]
+) -> _Settings:
+    preset = PRESETS[preset_name] if preset_name else None
+    graph = load_graph(graph_name) if graph_name else preset.graph if preset else None
+    policy = PRESETS[policy_name].policy if policy_name else preset.policy if preset else None
+    guardrails = change_guardrails(preset.guardrails, limits) if preset else None
+    return _Settings(graph, policy, guardrails, preset.behavior if preset else None, limits)
+
+
+_Journal = Callable[[], tuple[Sequence[SealedRecord], VerificationReport]]
+"""Reads a journal, and verifies it."""
+
+
+def _replay_all(journals: Mapping[str, _Journal], settings: _Settings) -> Iterable[tuple[str, Replay | str]]:
+    """Each run with its replay, or with why it cannot be replayed.
+
+    A terminal shows how far this is, and then the results; elsewhere each result is printed at once.
+    """
+    results = ((name, _replay_one(read, settings)) for name, read in journals.items())
+    console = open_console()
+    if not console.live:
+        return results
+    with Progress(console=console.err, transient=True, redirect_stdout=False, redirect_stderr=False) as progress:
+        return list(progress.track(results, total=len(journals), description="replaying"))
+
+
+def _replay_one(read: _Journal, settings: _Settings) -> Replay | str:
     try:
-        rows, head = consistent_read(store, run_id)
-        if not rows:
-            return "the journal is empty"
-        report = verify_run(run_id, rows, head)
+        rows, report = read()
         if report.code in (TAMPERED, UNVERIFIABLE):
             return f"record {report.seq}: {report.reason}"
-        guardrails = change_guardrails(open_record(rows[0]).get("guardrails", {}), limits) if limits else None
-        return replay_run(rows, graph or _recorded_graph(rows), policy=policy, guardrails=guardrails)
+        if not rows:
+            return "the journal is empty"
+        return settings.replay(rows)
+    except UnknownRunError:
+        raise
     except (JournalError, StoreError) as error:
-        if named and isinstance(error, UnknownRunError):
-            raise
         return str(error)
+
+
+def _read_stored(store: Store, run_id: str, named: bool) -> tuple[Sequence[SealedRecord], VerificationReport]:
+    try:
+        rows, head = consistent_read(store, run_id)
+    except UnknownRunError as error:
+        if named:
+            raise
+        raise StoreError(str(error)) from error  # it was deleted in the meantime
+    return rows, verify_run(run_id, rows, head)
+
+
+def _read_export(file: Path) -> tuple[Sequence[SealedRecord], VerificationReport]:
+    text = file.read_text(encoding="utf-8", errors="replace")
+    report = verify_export(text, None)
+    return [] if report.code == TAMPERED else read_lines(text.rstrip("\n").split("\n")), report
+
+
+def _json_line(name: str, result: Replay | str) -> str:
+    if isinstance(result, str):
+        return json.dumps({"run_id": name, "error": result})
+    flags = {"same": result.same, "ends_differently": result.ends_differently}
+    return json.dumps({"run_id": name, **flags, **asdict(result)})
 
 
 def _describe_replay(result: Replay | str) -> str:
     if isinstance(result, str):
         return f"cannot be replayed: {result}"
-    verdict = "the same" if result.same else f"record {result.seq}: {result.instead} instead of {result.recorded}"
     start = f", from record {result.since} on (path check skipped before it)" if result.since > 1 else ""
-    return f"{result.moves} transitions{start}  {verdict}"
+    verdict = "; ".join(_describe_divergence(each) for each in result.divergences) or "the same"
+    return f"{result.moves} transitions{start}  {verdict}{_describe_ending(result)}"
+
+
+def _describe_divergence(divergence: Divergence) -> str:
+    again = f" (follows the record again from {divergence.resumed})" if divergence.resumed else ""
+    return f"record {divergence.seq}: {divergence.instead} instead of {divergence.recorded}{again}"
+
+
+def _describe_ending(result: Replay) -> str:
+    if result.ends_differently:
+        return f"; would end as {result.ending} instead of {result.recorded_ending}"
+    if result.same:
+        return ""
+    if result.ending:
+        return f"; would end as {result.ending}" + (" all the same" if result.recorded_ending else "")
+    return f"; how it would end is not known: {result.unknown}" if result.unknown else ""
 
 
 def _recorded_graph(rows: Sequence[SealedRecord]) -> Graph:

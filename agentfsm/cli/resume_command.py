@@ -30,7 +30,7 @@ from agentfsm.errors import AgentfsmError, ConfigurationError
 from agentfsm.journal.load import StoredRequest, is_subagent_run, pending_request
 from agentfsm.journal.migration import Migration
 from agentfsm.journal.records import SealedRecord
-from agentfsm.journal.replay import rehydrate
+from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.store import Store
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.runtime.approval import Allow, Edit, HumanInput, ItDidNotRun

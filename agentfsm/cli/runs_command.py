@@ -19,7 +19,7 @@ from agentfsm.journal.fork import fork as fork_run
 from agentfsm.journal.load import StoredRequest, pending_request
 from agentfsm.journal.records import Record, SealedRecord, export_lines, read_record
 from agentfsm.journal.redact import redact as redact_run
-from agentfsm.journal.replay import rehydrate
+from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.sqlite.sqlite_orphans import truncate_wal
 from agentfsm.journal.store import Head, Store
 from agentfsm.loop.messages import Usage

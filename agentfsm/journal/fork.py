@@ -10,7 +10,7 @@ from agentfsm.journal.hash_chain import record_hash
 from agentfsm.journal.journal_writer import owner_name
 from agentfsm.journal.outcome_codec import CommitmentWriter
 from agentfsm.journal.records import SealedRecord
-from agentfsm.journal.replay import RehydratedRun, rehydrate
+from agentfsm.journal.rehydrate import RehydratedRun, rehydrate
 from agentfsm.journal.store import Store, consistent_read
 from agentfsm.journal.verification import TAMPERED, UNVERIFIABLE, verify
 from agentfsm.loop.canonical_json import encode

@@ -10,7 +10,7 @@ from typing import Any
 from agentfsm.errors import JournalError, RunError, UnknownRunError
 from agentfsm.journal.migration import Migration, migrate
 from agentfsm.journal.records import Redacted, SealedRecord, is_kind, open_record
-from agentfsm.journal.replay import rehydrate
+from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.store import Head, Store, consistent_read
 from agentfsm.journal.verification import TAMPERED, UNVERIFIABLE, verify
 from agentfsm.loop.canonical_json import decode

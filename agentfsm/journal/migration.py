@@ -15,7 +15,8 @@ from typing import Any
 
 from agentfsm.errors import ConfigurationError, GraphError, JournalGraphError
 from agentfsm.journal.records import RenameMap, SealedRecord
-from agentfsm.journal.replay import RehydratedRun, Replay, replay
+from agentfsm.journal.rehydrate import RehydratedRun
+from agentfsm.journal.replay import Replay, replay
 from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.stored_table import read_table
 from agentfsm.machine.declaration import StateSpec, Transition
@@ -166,9 +167,10 @@ def _migration_advice(records: Sequence[SealedRecord], rehydrated: RehydratedRun
 
 def _divergence_advice(result: Replay, rehydrated: RehydratedRun) -> str:
     migration = f"Migration({rehydrated.graph['fingerprint'][:12]!r}, vouched=True)"
+    first = result.divergences[0]
     return (
-        f"its path would have been different on the new graph: record {result.seq} is {result.recorded}, and would be "
-        f"{result.instead}; allow it to continue all the same with Agent(..., migrations=[{migration}]) or "
+        f"its path would have been different on the new graph: record {first.seq} is {first.recorded}, and would be "
+        f"{first.instead}; allow it to continue all the same with Agent(..., migrations=[{migration}]) or "
         "agentfsm resume --skip-path-check"
     )
 

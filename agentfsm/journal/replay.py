@@ -1,281 +1,68 @@
-"""Folds a journal's records back into a run's state (rehydrate), or runs the real machine on them (replay).
+"""Runs the real machine on a run's records, to see what it would have done under another graph, policy or limits.
 
-Rehydrating trusts the recorded transitions: no model, tool or guard is called. Replaying evaluates the guards again,
-so a run can be replayed under another graph, other guardrails or another policy, to see whether, and at which
-record, it would have diverged. Both fold outcomes with the same code and differ only in how a transition is chosen.
+The recorded run is rehydrated, and beside it a second one makes its own transitions under the other settings. What the
+second one needs from a model, a tool or a person comes from the records, or is not known.
 """
 
 from __future__ import annotations
 
+import copy
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from agentfsm.errors import GraphError, JournalError, NoTransitionError
-from agentfsm.journal.hash_chain import GENESIS_HASH
-from agentfsm.journal.outcome_codec import OutcomeReader, load_failure, load_reply, load_result
-from agentfsm.journal.records import (
-    FORMAT_VERSION,
-    RenameMap,
-    SealedRecord,
-    is_kind,
-    open_record,
-    was_redacted,
+from agentfsm.journal.outcome_codec import load_failure
+from agentfsm.journal.records import RenameMap, SealedRecord, is_kind, open_record
+from agentfsm.journal.rehydrate import RehydratedRun
+from agentfsm.journal.verification import ENDING_EVENTS
+from agentfsm.loop.failures import Action, Failure, FailureKind, describe_exception
+from agentfsm.loop.guardrails import AgentGuardrails, Behavior
+from agentfsm.loop.json_envelope import parse_envelope
+from agentfsm.loop.outcomes import (
+    CALL_MODEL,
+    CHECK_BUDGETS,
+    CHOOSE_RECOVERY,
+    JUDGE_RESULTS,
+    PARSE_REPLY,
+    RUN_CALLS,
+    Aborted,
+    Cancelled,
+    Outcome,
+    PreStepDone,
+    ReplyParsed,
 )
-from agentfsm.loop.guardrails import AgentGuardrails
-from agentfsm.loop.messages import ToolCall, ToolResult
-from agentfsm.loop.outcomes import Cancelled, Outcome, RecoveryDecided
-from agentfsm.loop.recovery_policy import RecoveryPolicy, decide_recovery
+from agentfsm.loop.recovery_policy import DefaultPolicy, RecoveryPolicy, decide_recovery
 from agentfsm.loop.reducer import on_outcome, on_transition
-from agentfsm.loop.state import (
-    CallState,
-    PendingRequest,
-    RunState,
-    StateCall,
-    load_state,
-    request_digest,
-    state_call_number,
-)
-from agentfsm.loop.stored_table import StoredTable, read_table
+from agentfsm.loop.state import CallState, PendingRequest, RunState
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS
-from agentfsm.machine.declaration import StateSpec
-from agentfsm.machine.engine import Decision, Machine, spend_counters
+from agentfsm.loop.truncation import continue_answer
+from agentfsm.machine.engine import Decision, Machine
 from agentfsm.machine.graph import Graph
 
-__all__ = ["RehydratedRun", "Replay", "rehydrate", "replay"]
+__all__ = ["Divergence", "Replay", "ReplayTotals", "replay"]
 
 
 Data = dict[str, Any]
 
 
-class RehydratedRun:
-    """A run's state after the records added so far.
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """A transition that would have been another one.
 
     Attributes:
-        seq: The sequence number of the last record; 0 before the first.
-        hash: The hash of that record, 64 hex digits.
-        epoch: The epoch in which it was written.
-        created: The body of the first record.
-        graph: The pinned table of the graph that the run runs on, with its name and fingerprint.
-        table: The same, as states and rows.
-        suspension: The body of the record with which the run was suspended, or None if it is not suspended.
-        request_ref: Sequence number and hash of that record, or None.
-        finished: Whether the run has finished.
-        attempts: Number of attempts by effect id.
-        visited: The states that the run has left.
-        outcome: The outcome of the last transition.
+        seq: The record.
+        recorded: The transition in it, as ``source.guard -> target``, in the names of the replay's graph.
+        instead: The transition that the run would have made, or why it could make none.
+        resumed: If the run would then have gone elsewhere, the record from which on recorded outcomes fit again,
+            because the run would have asked for the same; None if they never do.
     """
 
-    def __init__(self) -> None:
-        self.seq, self.hash, self.epoch = 0, GENESIS_HASH, 0
-        self.created: Data = {}
-        self.graph: Data = {}
-        self.table: StoredTable
-        self.request_ref: tuple[int, str] | None = None
-        self.suspension: Data | None = None
-        self.finished = False
-        self.attempts: dict[str, int] = {}
-        self.visited: set[str] = set()
-        self.outcome: Outcome | None = None
-        self._run: RunState | None = None
-        self._reader = OutcomeReader()
-        self._asked: dict[int, tuple[str, str]] = {}  # the model calls of a user-defined state's effect, by number
-
-    @property
-    def run(self) -> RunState:
-        """The state of the run after the last record.
-
-        Raises:
-            JournalError: There is no record.
-        """
-        if self._run is None:
-            raise JournalError("the journal is empty")
-        return self._run
-
-    def add(self, record: SealedRecord) -> None:
-        """Fold in the next record.
-
-        Raises:
-            JournalError: The record cannot be read, or a value in it was redacted.
-        """
-        body = open_record(record)
-        try:
-            handler = _HANDLERS.get(body["kind"])
-            if handler is not None:
-                if was_redacted(record):
-                    raise JournalError("a value in it was redacted, and the run cannot continue without it")
-                getattr(self, handler)(body)
-            epoch = body["epoch"]
-        except (KeyError, ValueError, TypeError, AttributeError, IndexError, JournalError) as error:
-            raise JournalError(f"record {record.seq} cannot be applied: {error}") from error
-        self.seq, self.hash, self.epoch = record.seq, record.hash, epoch
-        if body["kind"] == "run.suspended":
-            self.request_ref = record.seq, record.hash
-
-    @property
-    def unclaimed_results(self) -> dict[str, ToolResult]:
-        """By effect id, results of calls that had ended when the run was interrupted during their batch."""
-        return dict(self._reader.results)
-
-    # -- one method per kind of record ----------------------------------------------------------------
-
-    def _created(self, body: Data) -> None:
-        if body["form"] != FORMAT_VERSION:
-            raise JournalError(f"the journal has format {body['form']}; this release reads format {FORMAT_VERSION}")
-        self.created, self.graph = body, body["graph"]
-        self.table = read_table(self.graph)
-        if "state" in body:
-            self._run = load_state(body["state"])
-            self._set_guardrails(body)  # a sub-agent's limits change when it continues
-            return
-        self._run = load_state(
-            {
-                "run_id": body["run"],
-                "session_id": body.get("session", ""),
-                "state": self.table.initial.name,
-                "guardrails": body["guardrails"],
-                "rules": body["rules"],
-                "messages": body["messages"],
-                "counters": dict.fromkeys(self.table.initial.spends, 1),
-            }
-        )
-        parent = body.get("parent", {})
-        if "call" in parent:  # a sub-agent's run: the run and the call that started it
-            self._run.parent = (parent["run"], parent["call"])
-
-    def _transition(self, body: Data) -> None:
-        run = self.run
-        row, target = self._current_names(body["transition"], body["to"])
-        source = row.rpartition(".")[0]
-        if source != run.state:
-            raise JournalError(f"the transition starts in {source!r}, but the run is in {run.state!r}")
-        outcome = self._choose_outcome(self._reader.read(body["out"]))
-        self._reader.results = {}
-        elapsed_us, silence_us = body.get("us", (0, 0))
-        on_outcome(run, outcome, elapsed_us / 1e6, silence_us / 1e6)
-        if "cancel" in body:
-            on_outcome(run, Cancelled(body["cancel"]))
-        if "aborted" in body and run.aborted is None:
-            run.aborted = load_failure(body["aborted"])
-        decision, states = self._choose_transition(body, row, target)
-        on_transition(run, decision, states)
-        self.visited.add(source)
-        self.outcome = outcome
-
-    def _current_names(self, row: str, target: str) -> tuple[str, str]:
-        """The id of a recorded transition and its target, in the names that the run uses."""
-        return row, target
-
-    def _choose_outcome(self, recorded: Outcome | None) -> Outcome | None:
-        """The outcome to fold in: the recorded one."""
-        return recorded
-
-    def _choose_transition(self, body: Data, row: str, target: str) -> tuple[Decision, Mapping[str, StateSpec]]:
-        """The transition to make, and the declared states: the recorded ones."""
-        transition, states = self.table.rows[row], self.table.states
-        if transition.target != target:
-            raise JournalError(f"{row} leads to {transition.target!r}, not to {target!r}")
-        self.run.state = target
-        spend_counters(self.run.counters, transition, states[target])
-        failure = load_failure(body["failure"]) if "failure" in body else None
-        return Decision(transition, (), failure), states
-
-    def _intent(self, body: Data) -> None:
-        eid = body["eid"]
-        self.attempts[eid] = self.attempts.get(eid, 0) + 1
-        if "request" in body:
-            self._start_state_call(eid, body["name"], body["request"])
-            return
-        _, dot, place = eid.rpartition(".")
-        if dot:  # a tool call, by its place in the batch; if it is interrupted from here on, it is in doubt
-            self.run.batch[int(place)].started = True
-
-    def _result(self, body: Data) -> None:
-        number = state_call_number(body["eid"])
-        if number is None:
-            self._reader.read_result(body["eid"], body["out"])
-        else:
-            self._end_state_call(number, body["out"])
-
-    def _start_state_call(self, eid: str, name: str, request: Data) -> None:
-        """A call of a user-defined state's effect: a tool call that is interrupted from here on is in doubt."""
-        number = state_call_number(eid) or 0
-        ((kind, value),) = request.items()
-        if kind == "messages":
-            self._asked[number] = name, request_digest(value)
-            return
-        call = self.run.state_calls.get(number)
-        if call is None:
-            arguments = ToolCall(eid, name, value)
-            call = StateCall(name, request_digest(value), tool=CallState(arguments, ""))
-            self.run.state_calls[number] = call
-        if call.tool is not None:
-            call.tool.started = True
-
-    def _end_state_call(self, number: int, out: Data) -> None:
-        if "call_id" not in out:  # a model call
-            reply = load_reply(out["reply"]) if "reply" in out else None
-            failure = load_failure(out["failure"]) if "failure" in out else None
-            self.run.state_calls[number] = StateCall(
-                *self._asked[number], reply, failure, model_calls=out["model_calls"]
-            )
-            return
-        tool = self.run.state_calls[number].tool
-        if tool is None:
-            raise JournalError(f"call {number} is no tool call")
-        tool.result, tool.started = load_result(out), False
-
-    def _suspend(self, body: Data) -> None:
-        self.suspension = body
-        self.run.pending_request = _REQUEST_ADAPTER.validate_python(body["waiting"])
-
-    def _resume(self, body: Data) -> None:
-        self.suspension = self.request_ref = None
-        if "guardrails" in body:
-            self._set_guardrails(body)
-
-    def _set_guardrails(self, body: Data) -> None:
-        self.run.guardrails = AgentGuardrails.model_validate(body["guardrails"])
-
-    def _migrate(self, body: Data) -> None:
-        names, self.graph = RenameMap.from_record(body), body["graph"]
-        self.table = read_table(self.graph)
-        names.rename(self.run)
-        self.visited = {names.state(name) for name in self.visited}
-
-    def _finish(self, body: Data) -> None:
-        self.finished = True
-
-
-_REQUEST_ADAPTER: TypeAdapter[PendingRequest] = TypeAdapter(PendingRequest)
-
-_HANDLERS: Mapping[str, str] = {
-    "run.created": "_created",
-    "run.forked": "_created",
-    "transition": "_transition",
-    "effect.intent": "_intent",
-    "effect.result": "_result",
-    "run.suspended": "_suspend",
-    "run.resumed": "_resume",
-    "run.migrated": "_migrate",
-    "run.finished": "_finish",
-}
-"""The method that folds in each kind of record; records of other kinds do not change a run's state."""
-
-
-def rehydrate(records: Iterable[SealedRecord]) -> RehydratedRun:
-    """The state of a run, rebuilt from its records.
-
-    Raises:
-        JournalError: A record cannot be read or does not follow from the one before, or there is none.
-    """
-    rehydrated = RehydratedRun()
-    for record in records:
-        rehydrated.add(record)
-    _ = rehydrated.run  # raises if there was no record
-    return rehydrated
+    seq: int
+    recorded: str
+    instead: str
+    resumed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -284,37 +71,137 @@ class Replay:
 
     Attributes:
         moves: Number of transitions that were the same as the recorded ones.
-        seq: The first record that would have been different, or None.
-        recorded: The transition in that record, as ``source.guard -> target``, in the names of the replay's graph.
-        instead: The transition that the run would have made.
+        divergences: The transitions that would have been others, in order.
         since: The record from which on guards were evaluated: 1, or the record with which the run was last
             migrated without a replay of its path.
+        computed: Number of transitions after a divergence for which nothing recorded was needed.
+        recorded_ending: How the recorded run ended: the class of its last event, such as ``RunCompleted``, or
+            ``UserInputRequested`` if it waits; empty if it was interrupted or is in progress.
+        ending: How the replayed run would have ended; empty if that is not known.
+        unknown: Why that is not known, if the run would have asked for something that was not recorded.
     """
 
     moves: int
-    seq: int | None = None
-    recorded: str = ""
-    instead: str = ""
+    divergences: tuple[Divergence, ...] = ()
     since: int = 1
+    computed: int = 0
+    recorded_ending: str = ""
+    ending: str = ""
+    unknown: str = ""
 
     @property
     def same(self) -> bool:
         """Whether every transition was the same as the recorded one."""
-        return self.seq is None
+        return not self.divergences
+
+    @property
+    def ends_differently(self) -> bool | None:
+        """Whether the run would have ended in another way; None if that is not known."""
+        if not (self.ending and self.recorded_ending):
+            return False if self.same else None
+        return self.ending != self.recorded_ending
 
 
-class _DivergenceError(Exception):
-    def __init__(self, recorded: str, instead: str) -> None:
-        self.recorded, self.instead = recorded, instead
+@dataclass(frozen=True)
+class ReplayTotals:
+    """What replays of many runs came to.
+
+    Attributes:
+        runs: Number of runs.
+        same: Runs with the same transitions and the same ending.
+        alike: Runs with other transitions, and the same ending.
+        endings: Runs that would end differently: by the ending and the recorded one, their number, the most first.
+        unknown: Runs with other transitions of which the ending is not known.
+        failed: Runs that cannot be replayed.
+    """
+
+    runs: int = 0
+    same: int = 0
+    alike: int = 0
+    endings: tuple[tuple[str, str, int], ...] = ()
+    unknown: int = 0
+    failed: int = 0
+
+    @classmethod
+    def of(cls, replays: Iterable[Replay | None]) -> ReplayTotals:
+        """The totals of some replays; None stands for a run that cannot be replayed."""
+        kinds: Counter[str] = Counter()
+        endings: Counter[tuple[str, str]] = Counter()
+        for each in replays:
+            if each is not None and each.ends_differently:
+                endings[each.ending, each.recorded_ending] += 1
+            kinds[_kind_of(each)] += 1
+        ordered = tuple((*pair, count) for pair, count in sorted(endings.items(), key=lambda item: (-item[1], item[0])))
+        return cls(kinds.total(), kinds["same"], kinds["alike"], ordered, kinds["unknown"], kinds["failed"])
+
+    @property
+    def end_differently(self) -> int:
+        """How many runs would end differently."""
+        return sum(count for _, _, count in self.endings)
+
+    def __str__(self) -> str:
+        count = self.end_differently
+        listed = ", ".join(f"{n:,} {ending} instead of {recorded}" for ending, recorded, n in self.endings)
+        parts = [f"{count:,} of {self.runs:,} runs would end differently" + (f": {listed}" if listed else "")]
+        if self.alike:
+            parts.append(f"{self.alike:,} would take other transitions and end in the same way")
+        if self.unknown:
+            parts.append(f"{self.unknown:,} would take other transitions, and how they end is not known")
+        if self.failed:
+            parts.append(f"{self.failed:,} cannot be replayed")
+        return "; ".join(parts)
 
 
-class _ReplayRun(RehydratedRun):
-    """A run that is replayed: like a rehydrated one, but its guards (and its policy) are evaluated.
+def _kind_of(replayed: Replay | None) -> str:
+    if replayed is None:
+        return "failed"
+    if replayed.ends_differently:
+        return "different"
+    if replayed.same:
+        return "same"
+    return "unknown" if replayed.ends_differently is None else "alike"
+
+
+MAX_MOVES_ALONE = 10_000
+"""Moves that a replayed run makes by itself before it is said never to stop."""
+
+_WAITS = "UserInputRequested"
+
+_CONTROL_TOOLS = frozenset({"ask_user", "return_done", "return_unable"})
+
+_REQUEST_FIELDS = (
+    "messages",
+    "feedback",
+    "pending_instruction",
+    "lessons_learned",
+    "elided",
+    "output_cap",
+    "partial_answer",
+    "final_turn",
+)
+"""What a request to the model depends on. Two runs that agree in them send the same one."""
+
+_OWN_FIELDS = frozenset({"batch", "guardrails", "behavior", "counters", "elapsed_s", "silence_s", "state_calls"})
+"""Fields in which a replayed run may differ from the recorded one when the effect of a state of the user's is run."""
+
+
+class _UnknownOutcomeError(Exception):
+    """It is not known what an effect would come back with."""
+
+
+class _ReplayedRun(RehydratedRun):
+    """The recorded run, rehydrated, and beside it the same run under other settings.
+
+    The second run makes its own transitions. As long as they are the recorded ones, the model, the tools and people
+    are supposed to have answered as recorded. Once they are not, what follows is computed where nothing outside the
+    run is needed for it, and a recorded outcome is used only where the second run asks for the same as the recorded
+    run did: the same request, the same calls with the same results so far, the same question to a person.
 
     Args:
         machine: Evaluates the guards.
         policy: Decides about failures instead of the recorded decisions, if given.
         guardrails: Used instead of the recorded ones, if given.
+        behavior: Used instead of the recorded behavior, if given.
         rename_maps: What was renamed after record ``since``, in order.
         since: The first record for which guards are evaluated.
     """
@@ -324,67 +211,227 @@ class _ReplayRun(RehydratedRun):
         machine: Machine,
         policy: RecoveryPolicy | None,
         guardrails: AgentGuardrails | None,
+        behavior: Behavior | None,
         rename_maps: list[RenameMap],
         since: int,
     ) -> None:
         super().__init__()
-        self.moves = 0
-        self._machine, self._policy, self._guardrails = machine, policy, guardrails
+        self.moves = self.computed = 0
+        self.divergences: list[Divergence] = []
+        self.ending = self.recorded_ending = self.unknown = ""
+        self._machine, self._policy, self._guardrails, self._behavior = machine, policy, guardrails, behavior
         self._rename_maps, self._since = rename_maps, since
+        self._own: RunState | None = None
+        self._apart = False
 
-    @property
-    def _evaluating_guards(self) -> bool:
-        return self.seq >= self._since - 1
+    def report(self) -> Replay:
+        """The result, once every record was added."""
+        if not self.finished:
+            self.recorded_ending = _WAITS if self.suspension is not None else ""
+        ending, own = self.ending, self._own
+        if not ending and own is not None and not self.unknown:
+            if self._apart:
+                ending = _WAITS if self._waits(own.state) else ""
+                self.unknown = "" if ending else self._describe_need(own.state)
+            else:
+                ending = self.recorded_ending
+        return Replay(
+            self.moves, tuple(self.divergences), self._since, self.computed, self.recorded_ending, ending, self.unknown
+        )
+
+    # -- the recorded run ---------------------------------------------------------------------------------
 
     def _created(self, body: Data) -> None:
         super()._created(body)
-        if self._guardrails is not None:
-            self.run.guardrails = self._guardrails
-        if self._evaluating_guards:
-            self._rename_run()
+        if self._since == 1:
+            own = self._start()
+            began, initial = own.state, str(self._machine.graph.initial)
+            if "state" not in body and began != initial:
+                own.state, self._apart = initial, True
+                self.divergences.append(Divergence(1, f"starts in {began}", f"starts in {initial}"))
+                self._run_alone(own)
+
+    def _on_outcome_read(self, body: Data, outcome: Outcome | None) -> None:
+        if self._own is not None and not self.ending and not self.unknown:
+            try:
+                self._follow(self._own, body, outcome)
+            except _UnknownOutcomeError as error:
+                self.unknown = str(error)
+
+    def _intent(self, body: Data) -> None:
+        super()._intent(body)
+        _, dot, place = body["eid"].rpartition(".")
+        if dot and "request" not in body and self._own is not None and not self._apart:
+            self._own.batch[int(place)].started = True
 
     def _set_guardrails(self, body: Data) -> None:
-        if self._guardrails is None:
-            super()._set_guardrails(body)
+        super()._set_guardrails(body)
+        if self._own is not None and self._guardrails is None:
+            self._own.guardrails = self.run.guardrails
+
+    def _suspend(self, body: Data) -> None:
+        super()._suspend(body)
+        if self._own is not None and not self._apart and self._own.pending_request is None:
+            self._own.pending_request = self.run.pending_request
 
     def _migrate(self, body: Data) -> None:
-        if self._evaluating_guards and self.seq + 1 > self._since:
-            self.graph = body["graph"]
-            self.table = read_table(self.graph)
-            del self._rename_maps[0]  # the run has used the new names from the beginning
-            return
         super()._migrate(body)
-        if self._evaluating_guards:
-            self._rename_run()
+        if self._own is not None:
+            del self._rename_maps[0]  # the replayed run has used the new names from the beginning
+        elif self.seq + 1 == self._since:
+            self._start()
 
-    def _rename_run(self) -> None:
+    def _finish(self, body: Data) -> None:
+        super()._finish(body)
+        self.recorded_ending = str(body.get("ending", ""))
+        if (
+            self.run.aborted is not None and not self.table.names_endings
+        ):  # version 0.1.0 had no event of its own for it
+            self.recorded_ending = ENDING_EVENTS["aborted"]
+
+    # -- the replayed run ---------------------------------------------------------------------------------
+
+    def _start(self) -> RunState:
+        own = self._own = copy.deepcopy(self.run)
+        own.messages = list(self.run.messages)  # the same objects, so that comparing them is quick
+        own.guardrails = self._guardrails or own.guardrails
+        own.behavior = self._behavior or own.behavior
         for names in self._rename_maps:
-            names.rename(self.run)
+            names.rename(own)
+        return own
 
-    def _current_names(self, row: str, target: str) -> tuple[str, str]:
-        if self._evaluating_guards:
-            for names in self._rename_maps:
-                row, target = names.transition(row), names.state(target)
-        return row, target
+    def _follow(self, own: RunState, body: Data, recorded: Outcome | None) -> None:
+        """Let the replayed run make its transition, if the recorded run leaves the state that it is in."""
+        row, target, state = body["transition"], body["to"], self.run.state
+        for names in self._rename_maps:
+            row, target, state = names.transition(row), names.state(target), names.state(state)
+        if own.state != state:
+            return
+        if self._needs_the_world(own.state) and self.divergences and not self._asks_the_same(own):
+            self._apart = True
+            return
+        if self._apart:
+            self._apart = False
+            self.divergences[-1] = replace(self.divergences[-1], resumed=self.seq + 1)
+        elapsed_us, silence_us = body.get("us", (0, 0))
+        on_outcome(own, self._own_outcome(own, recorded), elapsed_us / 1e6, silence_us / 1e6)
+        if "cancel" in body:
+            on_outcome(own, Cancelled(body["cancel"]))
+        if "aborted" in body and own.aborted is None:
+            own.aborted = load_failure(body["aborted"])
+        self._compare(own, f"{row} -> {target}", target)
 
-    def _choose_outcome(self, recorded: Outcome | None) -> Outcome | None:
-        if self._policy is None or not self._evaluating_guards or not isinstance(recorded, RecoveryDecided):
-            return recorded
-        return decide_recovery(self._policy, self.run, self.created.get("seed"))
-
-    def _choose_transition(self, body: Data, row: str, target: str) -> tuple[Decision, Mapping[str, StateSpec]]:
-        if not self._evaluating_guards:
-            return super()._choose_transition(body, row, target)
-        recorded = f"{row} -> {target}"
+    def _compare(self, own: RunState, recorded: str, target: str) -> None:
+        """Make the transition, and compare it with the recorded one."""
         try:
-            decision = self._machine.step(self.run)
+            instead = str(self._move(own))
         except (NoTransitionError, GraphError) as error:  # no guard holds, or the graph has no such state
-            raise _DivergenceError(recorded, str(error)) from None
-        instead = f"{decision.transition.id} -> {decision.target}"
-        if instead != recorded:
-            raise _DivergenceError(recorded, instead)
-        self.moves += 1
-        return decision, self._machine.graph.specs
+            self.divergences.append(Divergence(self.seq + 1, recorded, str(error)))
+            self.ending = _WAITS if isinstance(error, NoTransitionError) else ""
+            self.unknown = "" if self.ending else str(error)
+            return
+        if instead == recorded:
+            self.moves += 1
+            return
+        self.divergences.append(Divergence(self.seq + 1, recorded, instead))
+        if own.state != target:
+            self._apart = True
+            self._run_alone(own)
+
+    def _run_alone(self, own: RunState) -> None:
+        """Go on as far as nothing outside the run is needed."""
+        for _ in range(MAX_MOVES_ALONE):
+            if self.ending or self._needs_the_world(own.state):
+                return
+            waited_s = own.backoff_s if self._effect(own.state) is CHECK_BUDGETS else 0.0
+            on_outcome(own, self._own_outcome(own, None), waited_s)
+            self._move(own)
+            self.computed += 1
+        self.unknown = f"it would make more than {MAX_MOVES_ALONE:,} transitions in a row by itself"
+
+    def _move(self, own: RunState) -> Decision:
+        decision = self._machine.step(own)
+        on_transition(own, decision, self._machine.graph.specs)
+        if decision.transition.ends:
+            self.ending = ENDING_EVENTS[decision.transition.ends]
+        elif self._waits(own.state) and own.pending_request is None:
+            own.pending_request = PendingRequest("question", f"The run waits in {str(own.state)!r}.")
+        return decision
+
+    def _own_outcome(self, own: RunState, recorded: Outcome | None) -> Outcome | None:
+        """The outcome of the state's effect: the recorded one, or what it would have been."""
+        if isinstance(recorded, (Cancelled, Aborted)):
+            return recorded
+        effect = self._effect(own.state)
+        if effect is CHECK_BUDGETS:
+            return recorded or PreStepDone()
+        if effect is PARSE_REPLY:
+            fits = self._behavior is None or self._behavior == self.run.behavior
+            return recorded if recorded is not None and fits else _parse_again(own, recorded)
+        if effect is CHOOSE_RECOVERY:
+            return self._decide(own, recorded)
+        self._check_tools(recorded)
+        if callable(effect):
+            own.state_calls = copy.deepcopy(self.run.state_calls)
+        return recorded
+
+    def _effect(self, state: str) -> object:
+        return self._machine.graph.spec(state).effect
+
+    def _check_tools(self, recorded: Outcome | None) -> None:
+        """Under another behavior, a run may have tools that the recorded one did not have, or lack some."""
+        if self._behavior is None or self._behavior.control_tools == self.run.behavior.control_tools:
+            return
+        for result in getattr(recorded, "results", ()):
+            if result.name in _CONTROL_TOOLS:
+                had = "did not have" if self._behavior.control_tools else "had"
+                raise _UnknownOutcomeError(
+                    f"it would answer a call of {result.name}, a tool that the recorded run {had}"
+                )
+
+    def _decide(self, own: RunState, recorded: Outcome | None) -> Outcome:
+        policy = self._policy
+        if policy is None and (self._guardrails is not None or self.divergences):
+            policy = _described_policy(self.created.get("policy", {}))
+        if policy is None:
+            if recorded is not None and (not self.divergences or own.failure == self.run.failure):
+                return recorded
+            raise _UnknownOutcomeError("its policy would decide, and a journal does not hold the code of a policy")
+        try:
+            return decide_recovery(policy, own, self.created.get("seed"))
+        except Exception as error:  # a policy is user code
+            text = f"the policy raised {describe_exception(error)}"
+            return Aborted(Failure(kind=FailureKind.aborted, explanation=text))
+
+    def _needs_the_world(self, state: str) -> bool:
+        """Whether the effect of a state asks a model, a tool, a person or a function of the user's."""
+        return self._effect(state) not in (CHECK_BUDGETS, PARSE_REPLY, JUDGE_RESULTS, CHOOSE_RECOVERY)
+
+    def _waits(self, state: str) -> bool:
+        return self._machine.graph.spec(state).waits
+
+    def _asks_the_same(self, own: RunState) -> bool:
+        """Whether the replayed run asks for what the recorded run got an answer to."""
+        effect = self._effect(own.state)
+        if effect is CALL_MODEL:
+            names: Iterable[str] = _REQUEST_FIELDS
+        elif effect is RUN_CALLS:
+            names = ("messages",)
+        elif self._waits(own.state):
+            names = ("pending_request", "messages")
+        else:
+            names = [each.name for each in fields(RunState) if each.name not in _OWN_FIELDS]
+        alike = all(getattr(own, name) == getattr(self.run, name) for name in names)
+        return alike and (effect is CALL_MODEL or _calls(own) == _calls(self.run))
+
+    def _describe_need(self, state: str) -> str:
+        """What the replayed run needs that was not recorded."""
+        effect = self._effect(state)
+        if effect is CALL_MODEL:
+            return "it would send the model a request to which no reply was recorded"
+        if effect is RUN_CALLS:
+            return "it would run tool calls whose results were not recorded"
+        return f"it would run the effect of {str(state)!r}, whose outcome was not recorded"
 
 
 def replay(
@@ -393,19 +440,31 @@ def replay(
     *,
     policy: RecoveryPolicy | None = None,
     guardrails: AgentGuardrails | None = None,
+    behavior: Behavior | None = None,
     rename_map: RenameMap | None = None,
 ) -> Replay:
     """Run the machine on the recorded outcomes of a run; no model and no tool is called.
+
+    As long as the transitions are the recorded ones, the model, the tools and people are supposed to have answered as
+    recorded, whatever the wording of the requests. After another transition, nothing is supposed: what needs only
+    the run is computed, and a recorded outcome is used only where the run would have asked for exactly what was asked
+    in the recorded run. Otherwise the ending is reported as not known.
+
+    ::
+
+        found = replay(store.records("order-7"), STRICT.graph, policy=STRICT.policy, behavior=STRICT.behavior)
+        print(found.ending, "instead of", found.recorded_ending)
 
     Args:
         records: The run's records, from the first.
         graph: The graph to run on, with its guards.
         policy: Decides about failures instead of the recorded decisions, if given.
         guardrails: Used instead of the recorded ones, if given.
+        behavior: Used instead of the recorded behavior switches, if given.
         rename_map: New names of the states and transitions of the run's graph, if they differ in this one.
 
     Returns:
-        How far the run would have been the same, and how it would have diverged.
+        Which transitions would have been others, and how the run would have ended.
 
     Raises:
         JournalError: A record cannot be read, or a value in it was redacted.
@@ -414,15 +473,12 @@ def replay(
     since, rename_maps = _renames_to_replay(journal)
     if rename_map is not None:
         rename_maps.append(rename_map)
-    run = _ReplayRun(Machine(graph, BUILT_IN_GUARDS), policy, guardrails, rename_maps, since)
+    run = _ReplayedRun(Machine(graph, BUILT_IN_GUARDS), policy, guardrails, behavior, rename_maps, since)
     for record in journal:
-        try:
-            run.add(record)
-        except _DivergenceError as divergence:
-            return Replay(run.moves, record.seq, divergence.recorded, divergence.instead, since)
+        run.add(record)
     if not run.seq:
         raise JournalError("the journal is empty")
-    return Replay(run.moves, since=since)
+    return run.report()
 
 
 def _renames_to_replay(records: Sequence[SealedRecord]) -> tuple[int, list[RenameMap]]:
@@ -436,3 +492,36 @@ def _renames_to_replay(records: Sequence[SealedRecord]) -> tuple[int, list[Renam
             else:
                 rename_maps.append(RenameMap.from_record(body))
     return since, rename_maps
+
+
+def _described_policy(description: Mapping[str, Any]) -> RecoveryPolicy | None:
+    """The policy that a journal describes; None if it is not the default one, whose code is not in the journal."""
+    if description.get("type") != f"{DefaultPolicy.__module__}.{DefaultPolicy.__qualname__}":
+        return None
+    return DefaultPolicy(
+        {FailureKind(name): int(count) for name, count in description.get("budgets", {}).items()},
+        {FailureKind(name): Action(action) for name, action in description.get("actions", {}).items()},
+        float(description.get("jitter", 0.0)),
+    )
+
+
+def _parse_again(run: RunState, recorded: Outcome | None) -> ReplyParsed:
+    """What is read in the reply under the run's behavior. An output type is not applied."""
+    reply = run.reply
+    if reply is None:
+        return ReplyParsed()
+    if reply.message.tool_calls:
+        return ReplyParsed(calls=reply.message.tool_calls)
+    answer = continue_answer(run.partial_answer, reply.message.content)
+    if run.behavior.envelope:
+        return parse_envelope(answer, f"call_{run.turns}")
+    if not run.behavior.text_is_answer:
+        return ReplyParsed()
+    if isinstance(recorded, ReplyParsed) and (recorded.answer is not None or recorded.malformed is not None):
+        return recorded
+    return ReplyParsed(answer=answer)
+
+
+def _calls(run: RunState) -> list[CallState]:
+    """The calls of the batch, whether or not they were started: that is not known of calls that never run."""
+    return [replace(call, started=False) for call in run.batch]

@@ -71,6 +71,8 @@ class Graph:
         name: Its name in diagrams and journals.
         counters: The counters that its states and rows may spend.
         first: The guards that come first, in this order, in every state that is not final.
+        stored: Whether it was read from a stored table. It was checked when it was built, and its guards are names
+            only, so what follows from their code is not checked again.
 
     Raises:
         GraphError: The table breaks a rule; the error names the edge and the rule.
@@ -81,6 +83,7 @@ class Graph:
     name: str = "graph"
     counters: tuple[Counter, ...] = ()
     first: tuple[Guard, ...] = ()
+    stored: bool = field(default=False, repr=False, compare=False)
     _specs: dict[str, StateSpec] = field(init=False, repr=False, compare=False, default_factory=dict[str, "StateSpec"])
     _rows: dict[str, tuple[Transition, ...]] = field(
         init=False, repr=False, compare=False, default_factory=dict[str, tuple["Transition", ...]]
@@ -320,19 +323,11 @@ def check_graph(graph: Graph) -> None:
     Raises:
         GraphError: A rule is broken; it names the first such rule and the edge.
     """
-    for rule in (
-        _check_names,
-        _check_endpoints,
-        _check_guards,
-        _check_default_rows,
-        _check_first_rows,
-        _check_endings,
-        _check_outcomes,
-        _check_reachability,
-        _check_counters,
-        _check_cycles,
-    ):
+    for rule in (_check_names, _check_endpoints, _check_guards, _check_default_rows, _check_reachability):
         rule(graph)
+    if not graph.stored:
+        for rule in (_check_first_rows, _check_endings, _check_outcomes, _check_counters, _check_cycles):
+            rule(graph)
 
 
 def _check_names(graph: Graph) -> None:

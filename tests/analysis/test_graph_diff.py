@@ -14,6 +14,7 @@ from agentfsm.errors import ConfigurationError, GraphError
 from agentfsm.loop import detectors
 from agentfsm.loop.presets import PRESETS, STRICT
 from agentfsm.loop.transition_table import LOOP
+from agentfsm.machine.declaration import Counter
 from agentfsm.machine.graph import Graph, StateSpec, Transition
 from tests.helpers.graphs import random_graph_with_assumptions, unasked_guard
 
@@ -228,6 +229,29 @@ def test_a_changed_wait_is_named_and_is_a_change_of_behavior() -> None:
     assert "~ state audit: waits yes, was no" in str(found)
     assert "every decision stays the same" not in str(found)
     assert not found.behaves_alike
+
+
+def test_a_changed_ending_is_named_and_leads_elsewhere() -> None:
+    changed = replace(
+        LOOP, transitions=tuple(replace(t, ends="partial") if t.id == "recover.handoff" else t for t in LOOP)
+    )
+    found = diff(LOOP, changed)
+    assert "~ recover.handoff: ends partial, was handed_off" in str(found)
+    (changed_decision,) = found.decisions
+    assert changed_decision.leads_elsewhere
+    assert "was handoff -> terminal (handed_off), is handoff -> terminal (partial)" in str(changed_decision)
+    assert not found.behaves_alike
+
+
+def test_what_is_spent_and_its_limit_are_named() -> None:
+    limited = diff(LOOP, LOOP.with_counter(Counter("tool_retries", 7)))
+    assert "~ counter tool_retries: limit 7, was max_tool_retries" in str(limited)
+    assert not limited.behaves_alike
+    free = replace(
+        LOOP, transitions=tuple(replace(t, refills=()) if t.id == "post_llm.tool_calls" else t for t in LOOP)
+    )
+    assert "~ post_llm.tool_calls: refills nothing, was pending_calls and tool_retries" in str(diff(LOOP, free))
+    assert not diff(LOOP, free).behaves_alike
 
 
 def test_another_initial_state_is_named() -> None:

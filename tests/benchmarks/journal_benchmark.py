@@ -31,7 +31,7 @@ from typing import Any
 from unittest import mock
 
 from agentfsm import Agent, AgentGuardrails, Host, Message, ModelRequest, Reply, SqliteStore, ToolCall, tool
-from agentfsm.journal.replay import rehydrate
+from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.verification import verify
 from agentfsm.loop.messages import FinishReason
 

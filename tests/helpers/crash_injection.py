@@ -36,7 +36,8 @@ from unittest import mock
 from agentfsm import SqliteStore, UserInputRequested
 from agentfsm.journal.fork import fork
 from agentfsm.journal.records import Record, SealedRecord, read_records
-from agentfsm.journal.replay import rehydrate, replay
+from agentfsm.journal.rehydrate import rehydrate
+from agentfsm.journal.replay import replay
 from agentfsm.journal.store import Lease, Status
 from agentfsm.journal.verification import GOOD, OPEN, verify
 from tests.helpers.journal_scenarios import (

@@ -40,7 +40,8 @@ from agentfsm import (
 )
 from agentfsm.journal.fork import fork
 from agentfsm.journal.records import SealedRecord
-from agentfsm.journal.replay import rehydrate, replay
+from agentfsm.journal.rehydrate import rehydrate
+from agentfsm.journal.replay import replay
 from agentfsm.journal.store import Lease, Status
 from agentfsm.journal.verification import GOOD, verify
 from agentfsm.loop.presets import PRESETS

@@ -24,7 +24,7 @@ from agentfsm import (
     tool,
 )
 from agentfsm.journal.records import SealedRecord, open_record
-from agentfsm.journal.replay import rehydrate
+from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.verification import GOOD, TAMPERED, verify
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.journal_scenarios import reseal

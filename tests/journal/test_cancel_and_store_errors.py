@@ -7,7 +7,7 @@ import pytest
 from agentfsm import Agent, Host, MemoryStore, RunCancelled, StaleLease, StoreError, StoreFullError, tool
 from agentfsm.journal.fork import fork
 from agentfsm.journal.redact import redact
-from agentfsm.journal.replay import rehydrate
+from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.verification import GOOD, verify
 from agentfsm.loop.state import dump_state
 from agentfsm.testing import FakeClock, ScriptedModel, call

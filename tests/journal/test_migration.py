@@ -37,7 +37,8 @@ from agentfsm import (
 )
 from agentfsm.journal.fork import fork
 from agentfsm.journal.records import SealedRecord
-from agentfsm.journal.replay import rehydrate, replay
+from agentfsm.journal.rehydrate import rehydrate
+from agentfsm.journal.replay import replay
 from agentfsm.journal.verification import GOOD, OPEN, TAMPERED, verify
 from agentfsm.loop.state import dump_state
 from agentfsm.testing import FakeClock, ScriptedModel, call

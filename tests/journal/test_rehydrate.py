@@ -11,7 +11,8 @@ from agentfsm import Agent, AgentGuardrails, Allow, Host, RunResult, UserInputRe
 from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
 from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.journal.records import export_lines, read_lines
-from agentfsm.journal.replay import rehydrate, replay
+from agentfsm.journal.rehydrate import rehydrate
+from agentfsm.journal.replay import replay
 from agentfsm.journal.verification import GOOD, OPEN, verify
 from agentfsm.loop.canonical_json import decode, encode
 from agentfsm.loop.presets import PRESETS

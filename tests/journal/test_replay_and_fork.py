@@ -22,7 +22,8 @@ from agentfsm import (
 )
 from agentfsm.errors import HumanReplyError, JournalError, JournalGraphError, RunError
 from agentfsm.journal.fork import fork
-from agentfsm.journal.replay import rehydrate, replay
+from agentfsm.journal.rehydrate import rehydrate
+from agentfsm.journal.replay import replay
 from agentfsm.journal.verification import GOOD, OPEN, verify
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.journal_scenarios import finished_run, sample_agent, waiting_run
@@ -46,23 +47,23 @@ def test_a_replay_makes_the_same_transitions(rows):
 
 def test_a_replay_under_another_graph_names_the_first_divergent_record(rows):
     replayed = replay(rows, LOOP.without("dispatch_tool.approval_required"))
-    assert replayed.seq == seq_of(rows, "dispatch_tool.approval_required")
-    assert replayed.recorded == "dispatch_tool.approval_required -> suspended"
-    assert replayed.instead == "dispatch_tool.otherwise -> post_tool"
+    assert replayed.divergences[0].seq == seq_of(rows, "dispatch_tool.approval_required")
+    assert replayed.divergences[0].recorded == "dispatch_tool.approval_required -> suspended"
+    assert replayed.divergences[0].instead == "dispatch_tool.otherwise -> post_tool"
 
 
 def test_a_replay_under_another_policy_names_the_first_divergent_record(rows):
     replayed = replay(rows, LOOP, policy=DefaultPolicy(budgets={FailureKind.environment_error: 2}))
-    assert replayed.seq == seq_of(rows, "recover.otherwise")
-    assert replayed.instead == "recover.handoff -> terminal"
+    assert replayed.divergences[0].seq == seq_of(rows, "recover.otherwise")
+    assert replayed.divergences[0].instead == "recover.handoff -> terminal"
     assert replay(rows, LOOP, policy=DefaultPolicy()).same
 
 
 def test_a_replay_under_other_limits_names_the_first_divergent_record(rows):
     replayed = replay(rows, LOOP, guardrails=AgentGuardrails(max_iterations=1))
-    assert replayed.instead == "pre_step.iteration_limit -> recover"
-    assert replayed.seq is not None
-    assert json.loads(rows[replayed.seq - 1].body)["transition"] == "pre_step.otherwise"
+    assert replayed.divergences[0].instead == "pre_step.iteration_limit -> recover"
+    assert replayed.divergences[0].seq is not None
+    assert json.loads(rows[replayed.divergences[0].seq - 1].body)["transition"] == "pre_step.otherwise"
 
 
 def test_a_replay_of_an_empty_journal_is_an_error():

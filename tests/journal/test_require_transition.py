@@ -89,7 +89,7 @@ def test_a_wait_without_a_cancel_row_cannot_be_dismissed_but_answered_and_then_c
 
 
 def restored_usage(rows: Any) -> Any:
-    from agentfsm.journal.replay import rehydrate
+    from agentfsm.journal.rehydrate import rehydrate
 
     return rehydrate(rows).run.usage
 

@@ -7,7 +7,8 @@ import math
 import pytest
 
 from agentfsm import Host, MemoryStore, RunResult, UserInputRequested
-from agentfsm.journal.replay import rehydrate, replay
+from agentfsm.journal.rehydrate import rehydrate
+from agentfsm.journal.replay import replay
 from agentfsm.loop.failures import LIMIT_KINDS, Action, Failure, FailureKind
 from agentfsm.loop.outcomes import RecoveryDecided
 from agentfsm.loop.recovery_policy import DefaultPolicy, Recovery, RecoveryPolicy, decide_recovery

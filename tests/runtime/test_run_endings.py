@@ -11,7 +11,8 @@ import pytest
 from agentfsm import LOOP, Agent, DefaultPolicy, Host, RunAborted, RunCancelled, RunCompleted, RunState, tool
 from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.journal.records import SealedRecord
-from agentfsm.journal.replay import rehydrate, replay
+from agentfsm.journal.rehydrate import rehydrate
+from agentfsm.journal.replay import replay
 from agentfsm.journal.store import Lease, Status
 from agentfsm.journal.verification import GOOD, verify
 from agentfsm.loop.failures import Action, Failure

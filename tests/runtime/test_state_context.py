@@ -44,7 +44,8 @@ from agentfsm import (
     tool,
 )
 from agentfsm.journal.memory_store import MemoryStore
-from agentfsm.journal.replay import rehydrate, replay
+from agentfsm.journal.rehydrate import rehydrate
+from agentfsm.journal.replay import replay
 from agentfsm.journal.sqlite import SqliteStore
 from agentfsm.journal.verification import GOOD, OPEN, verify
 from agentfsm.loop.guards import approval_decided, approval_required, doubt_settled, expired, in_doubt

@@ -53,7 +53,8 @@ from agentfsm import ask as ask_first
 from agentfsm.agent.subagent import cap_guardrails
 from agentfsm.errors import StoreError
 from agentfsm.journal.memory_store import MemoryStore
-from agentfsm.journal.replay import rehydrate, replay
+from agentfsm.journal.rehydrate import rehydrate
+from agentfsm.journal.replay import replay
 from agentfsm.journal.sqlite import SqliteStore
 from agentfsm.journal.store import Lease
 from agentfsm.journal.verification import GOOD, OPEN, verify

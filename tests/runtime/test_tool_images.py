@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentfsm import Agent, Allow, Host, Image, MemoryStore, Message, RunResult, UserInputRequested, tool
-from agentfsm.journal.replay import rehydrate
+from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.testing import RecordingModel, ScriptedModel, call
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 4

@@ -22,7 +22,7 @@ from agentfsm import (
     Usage,
     tool,
 )
-from agentfsm.journal.replay import rehydrate
+from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.testing import ScriptedModel, call
 
 FIRST = Usage(100, 20, 30, 0.5, 7, 11, 13)

@@ -1,0 +1,306 @@
+"""A replay reports every transition that would have been another one, says how the run would have ended, and never
+invents what a model, a tool or a person would have said."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+
+from agentfsm import (
+    LOOP,
+    Agent,
+    AgentGuardrails,
+    Allow,
+    Failure,
+    Host,
+    MemoryStore,
+    RunState,
+    StateSpec,
+    TransientProviderError,
+    Transition,
+    tool,
+)
+from agentfsm.errors import JournalError
+from agentfsm.journal.replay import Replay, ReplayTotals, replay
+from agentfsm.loop.failures import Action, FailureKind
+from agentfsm.loop.messages import Message, Reply, Role
+from agentfsm.loop.model import ModelRequest
+from agentfsm.loop.presets import PRESETS, Preset
+from agentfsm.machine.graph import Graph
+from agentfsm.testing import FakeClock, ScriptedModel, call
+from tests.helpers.journal_scenarios import finished_run, waiting_run
+
+BUSY = TransientProviderError("busy")
+
+
+@tool
+def work(n: int) -> str:
+    """Work; every third number fails."""
+    if n % 3 == 0:
+        raise ValueError(f"{n} is bad")
+    return f"did {n}"
+
+
+@tool(requires_approval=True)
+def pay(amount: int) -> str:
+    """Pay."""
+    return f"paid {amount}"
+
+
+def record(script: Sequence[Any], *replies: Any, **settings: Any) -> list[Any]:
+    """The journal of a run that made these model calls, and was resumed with these replies."""
+    store = MemoryStore()
+
+    async def live() -> None:
+        agent = Agent(ScriptedModel(script), tools=[work, pay], host=Host(clock=FakeClock(), store=store), **settings)
+        await agent.run("Do it.", run_id="one")
+        for reply in replies:
+            await agent.resume("one", reply)
+
+    asyncio.run(live())
+    return store.records("one")
+
+
+def under(preset: Preset, rows: Sequence[Any], graph: Graph | None = None) -> Replay:
+    return replay(
+        rows,
+        graph or preset.graph,
+        policy=preset.policy,
+        guardrails=preset.guardrails,
+        behavior=preset.behavior,
+    )
+
+
+def described(found: Replay) -> list[tuple[str, str, bool]]:
+    return [(d.recorded, d.instead, d.resumed is not None) for d in found.divergences]
+
+
+def my_failure(run: RunState) -> Failure | None:
+    """The same failure by another row."""
+    return run.call_failures.get(FailureKind.tool_error)
+
+
+RENAMED = LOOP.with_transition(Transition("post_tool", my_failure, "recover"), before="unknown_tool")
+
+FAILS_TWICE = [call("work", n=3), call("work", n=6), "done"]
+
+
+def test_every_divergence_of_a_run_is_reported_and_its_ending_is_known() -> None:
+    found = replay(record(FAILS_TWICE), RENAMED)
+    other = ("post_tool.tool_error -> recover", "post_tool.my_failure -> recover", False)
+    assert described(found) == [other, other]
+    assert (found.recorded_ending, found.ending, found.ends_differently) == ("RunCompleted", "RunCompleted", False)
+
+
+def test_a_replay_under_the_recorded_settings_ends_as_recorded() -> None:
+    for store, ending in ((finished_run()[0], "RunCompleted"), (waiting_run()[0], "UserInputRequested")):
+        found = replay(store.records("sample"), LOOP)
+        assert found.same
+        assert (found.recorded_ending, found.ending, found.ends_differently) == (ending, ending, False)
+        assert (found.computed, found.unknown) == (0, "")
+
+
+def test_a_preset_gives_graph_policy_limits_and_behavior() -> None:
+    rows = record([BUSY, "done"])
+    strict = under(PRESETS["strict"], rows)
+    assert described(strict) == [("recover.otherwise -> pre_step", "recover.handoff -> terminal", False)]
+    assert (strict.ending, strict.recorded_ending, strict.ends_differently) == ("Handoff", "RunCompleted", True)
+    funnel = under(PRESETS["funnel"], record(["the answer"]))
+    assert described(funnel)[0][:2] == ("post_llm.otherwise -> terminal", "post_llm.no_progress -> recover")
+    assert funnel.ending == ""
+    assert funnel.unknown == "it would send the model a request to which no reply was recorded"
+    assert funnel.ends_differently is None
+
+
+def test_other_limits_change_how_a_run_ends() -> None:
+    rows = record([call("work", n=1), call("work", n=2), "done"])
+    stop = replay(rows, LOOP, guardrails=AgentGuardrails(max_iterations=2, on_limit="stop"))
+    assert (stop.ending, stop.moves) == ("PartialRunSummary", 10)
+    ask = replay(rows, LOOP, guardrails=AgentGuardrails(max_iterations=2))
+    assert (ask.ending, ask.ends_differently) == ("UserInputRequested", True)
+    assert replay(rows, LOOP, guardrails=AgentGuardrails(max_iterations=3)).same
+
+
+def test_a_row_that_ends_the_run_in_another_way_changes_the_ending_and_no_transition() -> None:
+    strict = PRESETS["strict"]
+    rows = record([BUSY, "done"], preset="strict")
+    milder = replace(
+        strict.graph,
+        transitions=tuple(replace(t, ends="partial") if t.id == "recover.handoff" else t for t in strict.graph),
+    )
+    found = replay(rows, milder)
+    assert found.same
+    assert (found.ending, found.recorded_ending, found.ends_differently) == ("PartialRunSummary", "Handoff", True)
+    assert ReplayTotals.of([found]).end_differently == 1
+
+
+def test_recorded_outcomes_are_used_again_where_the_run_asks_for_the_same() -> None:
+    def note(run: RunState) -> str:
+        return "noted"
+
+    audited = LOOP.with_state(
+        StateSpec("audit", effect=note), [Transition("audit", None, "post_tool")], entered_by="dispatch_tool.otherwise"
+    )
+    rows = record([call("work", n=1), call("work", n=2), "done"], graph=audited)
+    found = replay(rows, LOOP)
+    went = ("dispatch_tool.otherwise -> audit", "dispatch_tool.otherwise -> post_tool", True)
+    assert described(found) == [went, went]
+    for divergence in found.divergences:
+        assert divergence.resumed is not None
+        assert '"transition":"call_llm.otherwise"' in rows[divergence.resumed - 1].body
+    assert (found.computed, found.ending) == (4, "RunCompleted")
+
+
+def test_what_was_not_recorded_is_not_invented() -> None:
+    rows = record([call("pay", amount=1), "done"], Allow())
+    found = replay(rows, LOOP.without("dispatch_tool.approval_required"))
+    assert described(found) == [
+        ("dispatch_tool.approval_required -> suspended", "dispatch_tool.otherwise -> post_tool", False)
+    ]
+    assert found.ending == ""
+    assert found.unknown == "it would run tool calls whose results were not recorded"
+
+
+def test_a_state_of_your_own_that_was_not_recorded_ends_the_replay() -> None:
+    audited = LOOP.with_state(
+        StateSpec("audit", effect=lambda run: None),
+        [Transition("audit", None, "terminal", ends="completed")],
+        entered_by="post_llm.otherwise",
+    )
+    found = replay(record(["done"]), audited)
+    assert found.unknown == "it would run the effect of 'audit', whose outcome was not recorded"
+
+
+class Stubborn:
+    """A policy of the user's: always retry, whose code no journal holds."""
+
+    def retry_budget(self, kind: FailureKind) -> int:
+        return 9
+
+    def backoff(self, kind: FailureKind, attempt: int) -> float:
+        return 0.0
+
+    def decide(self, failure: Failure, state: RunState) -> Action:
+        return Action.retry
+
+
+class Broken(Stubborn):
+    def decide(self, failure: Failure, state: RunState) -> Action:
+        raise RuntimeError("no idea")
+
+
+def test_a_policy_whose_code_is_not_known_is_not_replaced_by_a_guess() -> None:
+    def other_failure(run: RunState) -> Failure | None:
+        return Failure(kind=FailureKind.capability_gap, explanation="x") if run.call_failures else None
+
+    graph = LOOP.with_transition(Transition("post_tool", other_failure, "recover"), before="unknown_tool")
+    rows = record(FAILS_TWICE, policy=Stubborn())
+    assert replay(rows, LOOP).same
+    assert "a journal does not hold the code of a policy" in replay(rows, graph).unknown
+    assert replay(rows, graph, policy=Stubborn()).unknown != replay(rows, graph).unknown
+
+
+def test_a_policy_that_raises_ends_the_replayed_run_as_it_would_a_real_one() -> None:
+    found = replay(record(FAILS_TWICE), LOOP, policy=Broken())
+    assert [d.instead for d in found.divergences] == ["recover.aborted -> terminal"]
+    assert found.ends_differently is True
+
+
+def test_a_graph_that_starts_elsewhere_diverges_at_the_first_record() -> None:
+    small = Graph(
+        (StateSpec("call_llm"), StateSpec("post_llm"), StateSpec("terminal", final=True)),
+        tuple(row for row in LOOP if row.source in ("call_llm", "post_llm") and row.target in ("post_llm", "terminal")),
+    )
+    found = replay(record(["done"]), small)
+    assert described(found) == [("starts in pre_step", "starts in call_llm", True)]
+    assert (found.moves, found.ending) == (2, "RunCompleted")
+
+
+def test_a_control_tool_that_only_one_of_the_two_runs_has_is_not_guessed_at() -> None:
+    rows = record([call("return_done", output="x"), "done"])
+    assert "return_done, a tool that the recorded run did not have" in under(PRESETS["funnel"], rows).unknown
+    rows = record([call("return_done", output="x")], preset="funnel")
+    assert "return_done, a tool that the recorded run had" in under(PRESETS["standard"], rows).unknown
+
+
+def test_totals_say_how_many_runs_would_end_differently_and_how() -> None:
+    strict, limits = PRESETS["strict"], AgentGuardrails(max_iterations=1)
+    journals = [record([BUSY, "done"]), record([BUSY, BUSY, "done"]), record(["done"]), record([""] * 3 + ["x"])]
+    found = [*(under(strict, rows) for rows in journals), replay(journals[0], LOOP, guardrails=limits), None]
+    totals = ReplayTotals.of([*found, replay(record(FAILS_TWICE), RENAMED)])
+    assert totals.endings == (("Handoff", "RunCompleted", 2), ("UserInputRequested", "RunCompleted", 1))
+    assert (totals.runs, totals.end_differently, totals.failed, totals.alike) == (7, 3, 1, 1)
+    assert totals.runs == totals.same + totals.alike + totals.end_differently + totals.unknown + totals.failed
+    assert str(totals).startswith(
+        "3 of 7 runs would end differently: 2 Handoff instead of RunCompleted, "
+        "1 UserInputRequested instead of RunCompleted; "
+    )
+    assert str(ReplayTotals.of([])) == "0 of 0 runs would end differently"
+
+
+def test_an_empty_journal_is_an_error() -> None:
+    with pytest.raises(JournalError, match="empty"):
+        replay([], LOOP)
+
+
+# -- an oracle: a real run under the other settings, with a model that says the same to the same transcript ----------
+
+
+class DeterministicModel:
+    """Replies by what has been said so far, and by how often it was asked the same."""
+
+    name = "deterministic"
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._asked: Counter[str] = Counter()
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        said = repr([(m.content, m.tool_calls) for m in request.messages if m.role is Role.ASSISTANT])
+        self._asked[said] += 1
+        dice = random.Random(f"{self._seed}:{said}:{self._asked[said]}")
+        match dice.choices(("text", "work", "unknown", "busy", "empty"), (2, 8, 1, 2, 1))[0]:
+            case "text":
+                return Reply(Message.assistant("done"))
+            case "busy":
+                raise BUSY
+            case "empty":
+                return Reply(Message.assistant(""))
+            case what:
+                one = call("work" if what == "work" else "nobody", f"c{dice.random()}", n=dice.randint(1, 9))
+                return Reply(Message.assistant("", (one,)))
+
+
+def live(preset: Preset, seed: int) -> tuple[MemoryStore, str]:
+    """The store with the journal of a real run under a preset, and the class of its last event."""
+    store = MemoryStore()
+
+    async def run() -> str:
+        host = Host(clock=FakeClock(), store=store)
+        result = await Agent(DeterministicModel(seed), tools=[work], preset=preset, host=host).run("Go.", run_id="one")
+        return type(result.outcome).__name__
+
+    return store, asyncio.run(run())
+
+
+def test_a_known_ending_is_that_of_a_real_run() -> None:
+    """For 25 recorded runs of each of three presets, replayed under each other preset that speaks the same wire."""
+    known = 0
+    for recorded, other in product(("standard", "strict", "breaker"), PRESETS):
+        if "feedback" in (recorded, other):  # its model answers in envelopes
+            continue
+        for seed in range(25):
+            store, ending = live(PRESETS[recorded], seed)
+            found = under(PRESETS[other], store.records("one"))
+            assert found.recorded_ending == ending
+            if found.ending:
+                known += 1
+                assert found.ending == live(PRESETS[other], seed)[1], (recorded, other, seed, described(found))
+    assert known > 100
