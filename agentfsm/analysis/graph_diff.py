@@ -21,7 +21,7 @@ from agentfsm.analysis.exclusive_guards import Required, required_values
 from agentfsm.errors import ConfigurationError
 from agentfsm.loop.stored_table import read_table
 from agentfsm.loop.transition_table import LOOP
-from agentfsm.machine.declaration import Counter
+from agentfsm.machine.declaration import Counter, Exhausted
 from agentfsm.machine.graph import Graph, Guard, StateSpec, Transition
 
 __all__ = [
@@ -538,19 +538,36 @@ def _first_match_cases(rows: Sequence[_Row]) -> Iterator[tuple[_Row | None, froz
 
 def _exclusive_names(before: Sequence[_Row], after: Sequence[_Row]) -> dict[str, frozenset[str]]:
     """Each guard of a state, in order, with those that can never hold together with it."""
-    guards: dict[str, list[Required]] = {}
+    rows: dict[str, list[_Row]] = {}
     for row in (*before, *after):
         if row.guard is not None:
-            guards.setdefault(row.name, []).append(required_values(row.guard))
-    known = {name: [required for required in each if required] for name, each in guards.items()}
+            rows.setdefault(row.name, []).append(row)
+    required = {name: [known for row in each if (known := required_values(row.guard))] for name, each in rows.items()}
     return {
         name: frozenset(
             other
-            for other, theirs in known.items()
-            if mine and theirs and other != name and all(_disjoint(a, b) for a in mine for b in theirs)
+            for other, theirs in rows.items()
+            if other != name
+            and (
+                _values_differ(required[name], required[other])
+                or all(_one_needs_what_is_empty(a, b) for a in mine for b in theirs)
+            )
         )
-        for name, mine in known.items()
+        for name, mine in rows.items()
     }
+
+
+def _values_differ(mine: Sequence[Required], theirs: Sequence[Required]) -> bool:
+    """Whether two guards need the same value to be equal to different constants, whichever of their versions runs."""
+    return bool(mine and theirs) and all(_disjoint(a, b) for a in mine for b in theirs)
+
+
+def _one_needs_what_is_empty(a: _Row, b: _Row) -> bool:
+    """Whether one of two rows spends a counter, and the other one holds only where that counter is empty."""
+    return any(
+        isinstance(empty.guard, Exhausted) and empty.guard.counter in spending.declared.spends
+        for spending, empty in ((a, b), (b, a))
+    )
 
 
 def _disjoint(a: Required, b: Required) -> bool:

@@ -14,7 +14,7 @@ from agentfsm.errors import ConfigurationError, GraphError
 from agentfsm.loop import detectors
 from agentfsm.loop.presets import PRESETS, STRICT
 from agentfsm.loop.transition_table import LOOP
-from agentfsm.machine.declaration import Counter
+from agentfsm.machine.declaration import Counter, exhausted
 from agentfsm.machine.graph import Graph, StateSpec, Transition
 from tests.helpers.graphs import random_graph_with_assumptions, unasked_guard
 
@@ -284,6 +284,22 @@ def test_exclusive_guards_that_are_swapped_change_no_decision(one: str, other: s
     assert found.moved
     assert found.decisions == ()
     assert found.behaves_alike
+
+
+@exhausted("tries")
+def no_try_left(run: Any) -> bool:
+    """A guard made from a counter."""
+    return True
+
+
+def test_a_row_that_spends_a_counter_excludes_the_row_for_its_end() -> None:
+    counted = LOOP.with_counter(Counter("tries", 3))
+    for spends, alike in (("tries", True), ((), False)):
+        graph = counted.with_transition(Transition("recover", RISKY, "suspended", spends=spends), before="retry_tool")
+        graph = graph.with_transition(Transition("recover", no_try_left, "suspended"), before="retry_tool")
+        found = diff(graph, swapped(graph, "recover.risky", "recover.no_try_left"))
+        assert found.moved
+        assert found.behaves_alike is alike
 
 
 @pytest.mark.parametrize(
