@@ -453,7 +453,14 @@ def _counter_changes(old: Mapping[str, object], new: Mapping[str, object]) -> It
 def _same_guard(old: _Row, new: _Row) -> bool | None:
     if old.guard is None or new.guard is None:
         return old.guard is new.guard
+    if isinstance(old.guard, Exhausted) and isinstance(new.guard, Exhausted):  # a counter's limit is compared with it
+        a, b = old.guard, new.guard
+        return (a.counter.name, a.past) == (b.counter.name, b.past) and same_code(_described(a), _described(b))
     return same_code(old.guard, new.guard)
+
+
+def _described(guard: Exhausted) -> object:
+    return getattr(guard, "__wrapped__", None)
 
 
 def _same_effect(old: object, new: object) -> bool | None:
@@ -542,6 +549,8 @@ def _exclusive_names(before: Sequence[_Row], after: Sequence[_Row]) -> dict[str,
     for row in (*before, *after):
         if row.guard is not None:
             rows.setdefault(row.name, []).append(row)
+    for name, each in rows.items():  # of a guard that one table knows by name only, the other one says what it is
+        rows[name] = [row for row in each if not isinstance(row.guard, DigestOnly)] or each
     required = {name: [known for row in each if (known := required_values(row.guard))] for name, each in rows.items()}
     return {
         name: frozenset(
@@ -565,7 +574,7 @@ def _values_differ(mine: Sequence[Required], theirs: Sequence[Required]) -> bool
 def _one_needs_what_is_empty(a: _Row, b: _Row) -> bool:
     """Whether one of two rows spends a counter, and the other one holds only where that counter is empty."""
     return any(
-        isinstance(empty.guard, Exhausted) and empty.guard.counter in spending.declared.spends
+        isinstance(empty.guard, Exhausted) and empty.guard.counter.name in spending.declared.spends
         for spending, empty in ((a, b), (b, a))
     )
 

@@ -247,6 +247,9 @@ def test_what_is_spent_and_its_limit_are_named() -> None:
     limited = diff(LOOP, LOOP.with_counter(Counter("tool_retries", 7)))
     assert "~ counter tool_retries: limit 7, was max_tool_retries" in str(limited)
     assert not limited.behaves_alike
+    steps = diff(LOOP, LOOP.with_counter(Counter("steps", 7)))
+    assert str(steps).splitlines()[0] == "~ counter steps: limit 7, was step_limit"
+    assert steps.guards_changed == ()
     free = replace(
         LOOP, transitions=tuple(replace(t, refills=()) if t.id == "post_llm.tool_calls" else t for t in LOOP)
     )
@@ -286,14 +289,17 @@ def test_exclusive_guards_that_are_swapped_change_no_decision(one: str, other: s
     assert found.behaves_alike
 
 
-@exhausted("tries")
+TRIES = Counter("tries", 3)
+
+
+@exhausted(TRIES)
 def no_try_left(run: Any) -> bool:
     """A guard made from a counter."""
     return True
 
 
 def test_a_row_that_spends_a_counter_excludes_the_row_for_its_end() -> None:
-    counted = LOOP.with_counter(Counter("tries", 3))
+    counted = LOOP.with_counter(TRIES)
     for spends, alike in (("tries", True), ((), False)):
         graph = counted.with_transition(Transition("recover", RISKY, "suspended", spends=spends), before="retry_tool")
         graph = graph.with_transition(Transition("recover", no_try_left, "suspended"), before="retry_tool")
