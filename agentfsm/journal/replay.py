@@ -19,7 +19,6 @@ from agentfsm.journal.rehydrate import RehydratedRun
 from agentfsm.journal.verification import ENDING_EVENTS
 from agentfsm.loop.failures import Action, Failure, FailureKind, describe_exception
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
-from agentfsm.loop.json_envelope import parse_envelope
 from agentfsm.loop.outcomes import (
     CALL_MODEL,
     CHECK_BUDGETS,
@@ -35,9 +34,9 @@ from agentfsm.loop.outcomes import (
 )
 from agentfsm.loop.recovery_policy import DefaultPolicy, RecoveryPolicy, decide_recovery
 from agentfsm.loop.reducer import on_outcome, on_transition
+from agentfsm.loop.reply_reader import read_reply
 from agentfsm.loop.state import CallState, PendingRequest, RunState
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS
-from agentfsm.loop.truncation import continue_answer
 from agentfsm.machine.engine import Decision, Machine
 from agentfsm.machine.graph import Graph
 
@@ -366,14 +365,22 @@ class _ReplayedRun(RehydratedRun):
         if effect is CHECK_BUDGETS:
             return recorded or PreStepDone()
         if effect is PARSE_REPLY:
-            fits = self._behavior is None or self._behavior == self.run.behavior
-            return recorded if recorded is not None and fits else _parse_again(own, recorded)
+            return self._read_reply(own, recorded)
         if effect is CHOOSE_RECOVERY:
             return self._decide(own, recorded)
         self._check_tools(recorded)
         if callable(effect):
             own.state_calls = copy.deepcopy(self.run.state_calls)
         return recorded
+
+    def _read_reply(self, own: RunState, recorded: Outcome | None) -> Outcome:
+        """What the reply says. If it is an answer for both runs, the recorded run has applied its output type."""
+        parsed = recorded if isinstance(recorded, ReplyParsed) else None
+        if parsed is not None and own.behavior == self.run.behavior:
+            return parsed
+        if parsed is None or not (_is_plain_text(own.behavior) and _is_plain_text(self.run.behavior)):
+            return read_reply(own, None)
+        return read_reply(own, lambda _: parsed)
 
     def _effect(self, state: str) -> object:
         return self._machine.graph.spec(state).effect
@@ -505,21 +512,8 @@ def _described_policy(description: Mapping[str, Any]) -> RecoveryPolicy | None:
     )
 
 
-def _parse_again(run: RunState, recorded: Outcome | None) -> ReplyParsed:
-    """What is read in the reply under the run's behavior. An output type is not applied."""
-    reply = run.reply
-    if reply is None:
-        return ReplyParsed()
-    if reply.message.tool_calls:
-        return ReplyParsed(calls=reply.message.tool_calls)
-    answer = continue_answer(run.partial_answer, reply.message.content)
-    if run.behavior.envelope:
-        return parse_envelope(answer, f"call_{run.turns}")
-    if not run.behavior.text_is_answer:
-        return ReplyParsed()
-    if isinstance(recorded, ReplyParsed) and (recorded.answer is not None or recorded.malformed is not None):
-        return recorded
-    return ReplyParsed(answer=answer)
+def _is_plain_text(behavior: Behavior) -> bool:
+    return behavior.text_is_answer and not behavior.envelope
 
 
 def _calls(run: RunState) -> list[CallState]:

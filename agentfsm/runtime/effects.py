@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
+from typing import Any
 
+from pydantic import TypeAdapter
 from pydantic_core import to_json
 
-from agentfsm.loop.json_envelope import parse_envelope, parse_json
+from agentfsm.loop.json_envelope import parse_json
 from agentfsm.loop.messages import ToolCall
 from agentfsm.loop.outcomes import (
     CALL_MODEL,
@@ -27,7 +30,7 @@ from agentfsm.loop.outcomes import (
     ReplyParsed,
 )
 from agentfsm.loop.recovery_policy import decide_recovery
-from agentfsm.loop.truncation import continue_answer
+from agentfsm.loop.reply_reader import read_reply
 from agentfsm.machine.declaration import EffectSpec
 from agentfsm.runtime.context import Context, Effect
 from agentfsm.runtime.model_call import call_model
@@ -77,20 +80,10 @@ def _require_text(value: object) -> str:
 
 def parse_reply(context: Context) -> Outcome:
     """The effect of ``post_llm``: parse the reply into tool calls, an answer, or the reason why it is malformed."""
-    run = context.run
-    reply = run.reply
-    if reply is None:
-        return ReplyParsed()
-    if reply.message.tool_calls:
-        if run.behavior.repeats == "calls":
-            _log_repeats(context, reply.message.tool_calls)
-        return ReplyParsed(calls=reply.message.tool_calls)
-    text = reply.message.content
-    if not run.partial_answer:
-        return _parse_text(context, text)
-    answer = continue_answer(run.partial_answer, text)
-    joined = _parse_text(context, answer)
-    return joined if joined.malformed is None or answer == text else _parse_text(context, text)
+    run, adapter = context.run, context.config.output_adapter
+    if run.reply is not None and run.behavior.repeats == "calls":
+        _log_repeats(context, run.reply.message.tool_calls)
+    return read_reply(run, None if adapter is None else partial(_parse_structured, adapter))
 
 
 def _log_repeats(context: Context, calls: Sequence[ToolCall]) -> None:
@@ -103,25 +96,7 @@ def _log_repeats(context: Context, calls: Sequence[ToolCall]) -> None:
             context.warn(text, f"{text}: {signature.rpartition(':')[0]}")
 
 
-def _parse_text(context: Context, text: str) -> ReplyParsed:
-    run = context.run
-    if run.behavior.envelope:
-        parsed = parse_envelope(text, f"call_{run.turns}")
-        if parsed.calls or parsed.malformed is not None or context.config.output_adapter is None:
-            return parsed
-        return _parse_structured(context, str(parsed.answer))
-    if not run.behavior.text_is_answer:
-        missing = run.behavior.missing_call == "malformed"
-        return ReplyParsed(malformed="it contains no tool call" if missing else None)
-    if context.config.output_adapter is None or not text.strip():
-        return ReplyParsed(answer=text)
-    return _parse_structured(context, text)
-
-
-def _parse_structured(context: Context, text: str) -> ReplyParsed:
-    adapter = context.config.output_adapter
-    if adapter is None:
-        return ReplyParsed(answer=text)
+def _parse_structured(adapter: TypeAdapter[Any], text: str) -> ReplyParsed:
     try:
         value = parse_json(text)
     except ValueError as error:

@@ -235,12 +235,16 @@ def test_totals_say_how_many_runs_would_end_differently_and_how() -> None:
     journals = [record([BUSY, "done"]), record([BUSY, BUSY, "done"]), record(["done"]), record([""] * 3 + ["x"])]
     found = [*(under(strict, rows) for rows in journals), replay(journals[0], LOOP, guardrails=limits), None]
     totals = ReplayTotals.of([*found, replay(record(FAILS_TWICE), RENAMED)])
-    assert totals.endings == (("Handoff", "RunCompleted", 2), ("UserInputRequested", "RunCompleted", 1))
-    assert (totals.runs, totals.end_differently, totals.failed, totals.alike) == (7, 3, 1, 1)
+    assert totals.endings == (
+        ("Handoff", "RunCompleted", 2),
+        ("RunCompleted", "Handoff", 1),  # an empty reply is an answer in strict
+        ("UserInputRequested", "RunCompleted", 1),
+    )
+    assert (totals.runs, totals.end_differently, totals.failed, totals.alike) == (7, 4, 1, 1)
     assert totals.runs == totals.same + totals.alike + totals.end_differently + totals.unknown + totals.failed
     assert str(totals).startswith(
-        "3 of 7 runs would end differently: 2 Handoff instead of RunCompleted, "
-        "1 UserInputRequested instead of RunCompleted; "
+        "4 of 7 runs would end differently: 2 Handoff instead of RunCompleted, "
+        "1 RunCompleted instead of Handoff, 1 UserInputRequested instead of RunCompleted; "
     )
     assert str(ReplayTotals.of([])) == "0 of 0 runs would end differently"
 

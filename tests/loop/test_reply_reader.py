@@ -1,0 +1,54 @@
+"""A reply is read by the run's behavior: calls, an answer, or why it is neither."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentfsm.loop.guardrails import Behavior
+from agentfsm.loop.messages import Message, Reply, ToolCall
+from agentfsm.loop.outcomes import ReplyParsed
+from agentfsm.loop.reply_reader import read_reply
+from agentfsm.loop.state import RunState
+
+CALL = ToolCall("c1", "add", {"a": 1})
+
+
+def run_with(text: str, *calls: ToolCall, partial_answer: str = "", **behavior: object) -> RunState:
+    run = RunState("one", behavior=Behavior.model_validate(behavior), partial_answer=partial_answer)
+    run.reply = Reply(Message.assistant(text, calls))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        (RunState("one"), ReplyParsed()),
+        (run_with("hello"), ReplyParsed(answer="hello")),
+        (run_with("calling", CALL), ReplyParsed(calls=(CALL,))),
+        (run_with("hello", text_is_answer=False), ReplyParsed()),
+        (
+            run_with("hello", text_is_answer=False, missing_call="malformed"),
+            ReplyParsed(malformed="it contains no tool call"),
+        ),
+        (run_with('{"kind": "final", "content": "x"}', envelope=True), ReplyParsed(answer="x")),
+        (run_with("fox jumps", partial_answer="The quick brown "), ReplyParsed(answer="The quick brown fox jumps")),
+    ],
+)
+def test_a_reply_is_read_by_the_behavior(run: RunState, expected: ReplyParsed) -> None:
+    assert read_reply(run, None) == expected
+
+
+def test_answers_are_parsed_and_calls_and_empty_replies_are_not() -> None:
+    def parse(text: str) -> ReplyParsed:
+        return ReplyParsed(answer=len(text))
+
+    assert read_reply(run_with("hello"), parse) == ReplyParsed(answer=5)
+    assert read_reply(run_with("hello", CALL), parse) == ReplyParsed(calls=(CALL,))
+    assert read_reply(run_with(" "), parse) == ReplyParsed(answer=" ")
+
+
+def test_a_joined_answer_that_is_malformed_gives_way_to_the_reply_alone() -> None:
+    def parse(text: str) -> ReplyParsed:
+        return ReplyParsed(answer=text) if text == "42" else ReplyParsed(malformed=text)
+
+    assert read_reply(run_with("42", partial_answer="It is 4"), parse) == ReplyParsed(answer="42")
