@@ -37,6 +37,7 @@ from agentfsm.loop.reducer import on_outcome, on_transition
 from agentfsm.loop.reply_reader import read_reply
 from agentfsm.loop.state import CallState, PendingRequest, RunState
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS
+from agentfsm.machine.declaration import StateSpec
 from agentfsm.machine.engine import Decision, Machine
 from agentfsm.machine.graph import Graph
 
@@ -230,8 +231,8 @@ class _ReplayedRun(RehydratedRun):
         ending, own = self.ending, self._own
         if not ending and own is not None and not self.unknown:
             if self._apart:
-                ending = _WAITS if self._waits(own.state) else ""
-                self.unknown = "" if ending else self._describe_need(own.state)
+                ending = _WAITS if self._spec(own).waits else ""
+                self.unknown = "" if ending else _describe_need(self._spec(own))
             else:
                 ending = self.recorded_ending
         return Replay(
@@ -306,7 +307,11 @@ class _ReplayedRun(RehydratedRun):
             row, target, state = names.transition(row), names.state(target), names.state(state)
         if own.state != state:
             return
-        if self._needs_the_world(own.state) and self.divergences and not self._asks_the_same(own):
+        if (
+            _needs_the_world(self._spec(own))
+            and self.divergences
+            and not _asks_the_same(self._spec(own), own, self.run)
+        ):
             self._apart = True
             return
         if self._apart:
@@ -340,9 +345,9 @@ class _ReplayedRun(RehydratedRun):
     def _run_alone(self, own: RunState) -> None:
         """Go on as far as nothing outside the run is needed."""
         for _ in range(MAX_MOVES_ALONE):
-            if self.ending or self._needs_the_world(own.state):
+            if self.ending or _needs_the_world(self._spec(own)):
                 return
-            waited_s = own.backoff_s if self._effect(own.state) is CHECK_BUDGETS else 0.0
+            waited_s = own.backoff_s if self._spec(own).effect is CHECK_BUDGETS else 0.0
             on_outcome(own, self._own_outcome(own, None), waited_s)
             self._move(own)
             self.computed += 1
@@ -353,7 +358,7 @@ class _ReplayedRun(RehydratedRun):
         on_transition(own, decision, self._machine.graph.specs)
         if decision.transition.ends:
             self.ending = ENDING_EVENTS[decision.transition.ends]
-        elif self._waits(own.state) and own.pending_request is None:
+        elif self._spec(own).waits and own.pending_request is None:
             own.pending_request = PendingRequest("question", f"The run waits in {str(own.state)!r}.")
         return decision
 
@@ -361,11 +366,11 @@ class _ReplayedRun(RehydratedRun):
         """The outcome of the state's effect: the recorded one, or what it would have been."""
         if isinstance(recorded, (Cancelled, Aborted)):
             return recorded
-        effect = self._effect(own.state)
+        effect = self._spec(own).effect
         if effect is CHECK_BUDGETS:
             return recorded or PreStepDone()
         if effect is PARSE_REPLY:
-            return self._read_reply(own, recorded)
+            return _read_again(own, self.run, recorded)
         if effect is CHOOSE_RECOVERY:
             return self._decide(own, recorded)
         self._check_tools(recorded)
@@ -373,17 +378,8 @@ class _ReplayedRun(RehydratedRun):
             own.state_calls = copy.deepcopy(self.run.state_calls)
         return recorded
 
-    def _read_reply(self, own: RunState, recorded: Outcome | None) -> Outcome:
-        """What the reply says. If it is an answer for both runs, the recorded run has applied its output type."""
-        parsed = recorded if isinstance(recorded, ReplyParsed) else None
-        if parsed is not None and own.behavior == self.run.behavior:
-            return parsed
-        if parsed is None or not (_is_plain_text(own.behavior) and _is_plain_text(self.run.behavior)):
-            return read_reply(own, None)
-        return read_reply(own, lambda _: parsed)
-
-    def _effect(self, state: str) -> object:
-        return self._machine.graph.spec(state).effect
+    def _spec(self, own: RunState) -> StateSpec:
+        return self._machine.graph.spec(own.state)
 
     def _check_tools(self, recorded: Outcome | None) -> None:
         """Under another behavior, a run may have tools that the recorded one did not have, or lack some."""
@@ -409,36 +405,6 @@ class _ReplayedRun(RehydratedRun):
         except Exception as error:  # a policy is user code
             text = f"the policy raised {describe_exception(error)}"
             return Aborted(Failure(kind=FailureKind.aborted, explanation=text))
-
-    def _needs_the_world(self, state: str) -> bool:
-        """Whether the effect of a state asks a model, a tool, a person or a function of the user's."""
-        return self._effect(state) not in (CHECK_BUDGETS, PARSE_REPLY, JUDGE_RESULTS, CHOOSE_RECOVERY)
-
-    def _waits(self, state: str) -> bool:
-        return self._machine.graph.spec(state).waits
-
-    def _asks_the_same(self, own: RunState) -> bool:
-        """Whether the replayed run asks for what the recorded run got an answer to."""
-        effect = self._effect(own.state)
-        if effect is CALL_MODEL:
-            names: Iterable[str] = _REQUEST_FIELDS
-        elif effect is RUN_CALLS:
-            names = ("messages",)
-        elif self._waits(own.state):
-            names = ("pending_request", "messages")
-        else:
-            names = [each.name for each in fields(RunState) if each.name not in _OWN_FIELDS]
-        alike = all(getattr(own, name) == getattr(self.run, name) for name in names)
-        return alike and (effect is CALL_MODEL or _calls(own) == _calls(self.run))
-
-    def _describe_need(self, state: str) -> str:
-        """What the replayed run needs that was not recorded."""
-        effect = self._effect(state)
-        if effect is CALL_MODEL:
-            return "it would send the model a request to which no reply was recorded"
-        if effect is RUN_CALLS:
-            return "it would run tool calls whose results were not recorded"
-        return f"it would run the effect of {str(state)!r}, whose outcome was not recorded"
 
 
 def replay(
@@ -514,6 +480,46 @@ def _described_policy(description: Mapping[str, Any]) -> RecoveryPolicy | None:
 
 def _is_plain_text(behavior: Behavior) -> bool:
     return behavior.text_is_answer and not behavior.envelope
+
+
+def _read_again(own: RunState, recorded_run: RunState, recorded: Outcome | None) -> Outcome:
+    """What the reply says. If it is an answer for both runs, the recorded run has applied its output type."""
+    parsed = recorded if isinstance(recorded, ReplyParsed) else None
+    if parsed is not None and own.behavior == recorded_run.behavior:
+        return parsed
+    if parsed is None or not (_is_plain_text(own.behavior) and _is_plain_text(recorded_run.behavior)):
+        return read_reply(own, None)
+    return read_reply(own, lambda _: parsed)
+
+
+def _needs_the_world(spec: StateSpec) -> bool:
+    """Whether the effect of a state asks a model, a tool, a person or a function of the user's."""
+    return spec.effect not in (CHECK_BUDGETS, PARSE_REPLY, JUDGE_RESULTS, CHOOSE_RECOVERY)
+
+
+def _asks_the_same(spec: StateSpec, own: RunState, recorded_run: RunState) -> bool:
+    """Whether the replayed run asks for what the recorded run got an answer to."""
+    effect = spec.effect
+    if effect is CALL_MODEL:
+        names: Iterable[str] = _REQUEST_FIELDS
+    elif effect is RUN_CALLS:
+        names = ("messages",)
+    elif spec.waits:
+        names = ("pending_request", "messages")
+    else:
+        names = [each.name for each in fields(RunState) if each.name not in _OWN_FIELDS]
+    alike = all(getattr(own, name) == getattr(recorded_run, name) for name in names)
+    return alike and (effect is CALL_MODEL or _calls(own) == _calls(recorded_run))
+
+
+def _describe_need(spec: StateSpec) -> str:
+    """What a replayed run in a state needs that was not recorded."""
+    effect = spec.effect
+    if effect is CALL_MODEL:
+        return "it would send the model a request to which no reply was recorded"
+    if effect is RUN_CALLS:
+        return "it would run tool calls whose results were not recorded"
+    return f"it would run the effect of {spec.name!r}, whose outcome was not recorded"
 
 
 def _calls(run: RunState) -> list[CallState]:
