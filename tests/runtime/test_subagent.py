@@ -37,9 +37,12 @@ from agentfsm import (
     RunError,
     RunResult,
     RunState,
+    StateContext,
+    StateSpec,
     ToolDefinitionError,
     ToolError,
     ToolFinished,
+    Transition,
     Usage,
     UserInputRequested,
     allow,
@@ -439,6 +442,24 @@ def test_the_model_calls_of_a_sub_agents_sub_agent_count_too() -> None:
     assert result.run_state.model_calls == 10
 
 
+@pytest.mark.parametrize("limit", [2, 3, 4, 9])
+def test_the_model_calls_of_a_sub_agents_own_state_count_too(limit: int) -> None:
+    critic = ScriptedModel(["again"] * 50)
+
+    async def review(context: StateContext) -> None:
+        await context.ask_model("Is it good?", model=critic)
+
+    spec, rows = StateSpec("review", effect=review), [Transition("review", None, "pre_step")]
+    below = ScriptedModel(["draft"] * 50)
+    graph = LOOP.with_state(spec, rows, entered_by="post_llm.otherwise")
+    helper = Agent(below, graph=graph, guardrails=AgentGuardrails(on_limit="stop"))
+    above = delegating(20)
+    limits = AgentGuardrails(max_iterations=limit, on_limit="stop")
+    result = Agent(above, tools=[helper.as_tool("h", "Helps.")], guardrails=limits).run_sync("go")
+    assert above.calls + below.calls + critic.calls == limit
+    assert result.run_state.model_calls == limit
+
+
 def test_a_sub_agents_own_limit_applies_where_it_is_lower() -> None:
     helper = chatting(on_limit="stop", max_iterations=3)
     agent = Agent(ScriptedModel([call("h", task="x"), "ok"]), tools=[helper.as_tool("h", "Helps.")])
@@ -532,6 +553,8 @@ def test_a_sub_agents_run_cannot_be_resumed_past_its_calling_run() -> None:
     (below,) = [h.run_id for h in store.heads() if h.run_id != "top"]
     with pytest.raises(RunError, match="'top'"):
         helper.resume(below, "a")
+    with pytest.raises(RunError, match="'top'"):
+        helper.dismiss(below)
 
 
 # -- permissions --------------------------------------------------------------------------------------------
