@@ -197,6 +197,7 @@ def simulated_agent(world: SimulatedWorld, scenario: str, store: Any, clock: Fak
         graph=world.draw.choice(GRAPHS[preset]),
         guardrails=limits,
         host=host,
+        hooks=[journal_scenarios.note_failures],
         migrations=[Migration()],
     )
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -24,6 +25,7 @@ from agentfsm import (
     Failure,
     FailureKind,
     Graph,
+    HookContext,
     Host,
     ItDidNotRun,
     ItRan,
@@ -39,6 +41,7 @@ from agentfsm import (
     ToolContext,
     TransientProviderError,
     Transition,
+    hook,
     tool,
 )
 from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
@@ -243,8 +246,20 @@ class CrashWorld:
         return [tuple(json.loads(line)) for line in self.lines("effects")]
 
 
+_failed: ContextVar[frozenset[str]] = ContextVar("failed", default=frozenset())
+
+
+@hook("call_llm", fail_open=False)
+def note_failures(context: HookContext) -> None:
+    """Tell ``TranscriptModel`` how calls have failed since the last reply, as the run's journal knows it."""
+    _failed.set(frozenset(kind.value for kind in context.run.failure_attempts))
+
+
 class TranscriptModel:
-    """A model whose reply depends on the transcript alone, so that a repeated call gives the same reply."""
+    """A model whose reply depends on the run's journal alone, so that a repeated call gives the same reply.
+
+    Its agent needs the hook ``note_failures``.
+    """
 
     name = "by-transcript"
 
@@ -255,10 +270,10 @@ class TranscriptModel:
         self.world.passing("before the model")
         said = sum(m.role is Role.ASSISTANT for m in request.messages)
         entry: tuple[Any, ...] | list[ToolCall] | ToolCall | str = self.script[said]
-        if isinstance(entry, tuple):  # fails until the transcript mentions each failure
+        if isinstance(entry, tuple):  # fails until the journal has each failure
             *errors, entry = entry
             for error in errors:
-                if error.kind not in request.messages[-1].content:
+                if error.kind not in _failed.get():
                     raise error
         self.world.passing("after the model")
         if isinstance(entry, str):
@@ -344,12 +359,12 @@ def agent_pair(world: CrashWorld, scenario: str, store: Any) -> tuple[Agent, Age
     host, has = Host(clock=clock, store=store, secret=b"of the tests"), make_tools(world)
     model = TranscriptModel(world, script)
     if scenario not in CHANGES:
-        one = Agent(model, tools=has, preset=preset, guardrails=limits, host=host)
+        one = Agent(model, tools=has, preset=preset, guardrails=limits, host=host, hooks=[note_failures])
         return one, one
     old, new, migration, _ = CHANGES[scenario]
     return (
-        Agent(model, tools=has, graph=old, guardrails=limits, host=host),
-        Agent(model, tools=has, graph=new, guardrails=limits, host=host, migrations=[migration]),
+        Agent(model, tools=has, graph=old, guardrails=limits, host=host, hooks=[note_failures]),
+        Agent(model, tools=has, graph=new, guardrails=limits, host=host, hooks=[note_failures], migrations=[migration]),
     )
 
 
