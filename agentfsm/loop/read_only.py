@@ -21,6 +21,7 @@ __all__ = [
     "RefusesListChanges",
     "code_name",
     "contains_objects",
+    "exactly",
     "freeze",
     "read_only",
     "refuse_change",
@@ -224,6 +225,18 @@ def thaw(value: Any) -> Any:
     if isinstance(value, list):
         return [thaw(item) for item in cast("list[object]", value)]
     return tuple(map(thaw, value)) if value.__class__ is tuple else value
+
+
+def exactly(cls: type[_T], value: _T) -> _T:
+    """A value of exactly a class: itself, or a new one with the fields that a value of a subclass has now.
+
+    Args:
+        cls: A frozen dataclass.
+        value: A value of it, or of a class of the user's whose fields might change.
+    """
+    if value.__class__ is cls:
+        return value
+    return cls(*(getattr(value, name) for name in getattr(cls, "__match_args__")))  # noqa: B009  # of a dataclass
 
 
 def _refuse_set(self: object, name: str, value: object) -> NoReturn:

@@ -12,7 +12,7 @@ from agentfsm.errors import ModelError, RunError, TransientProviderError
 from agentfsm.loop.detectors import ITERATIONS
 from agentfsm.loop.events import ReasoningDelta, ReplyRestarted, TextDelta, ToolCallDelta
 from agentfsm.loop.failures import PROVIDER_KINDS, Failure, FailureKind, describe_exception
-from agentfsm.loop.messages import FinishReason, Reply, ToolCall
+from agentfsm.loop.messages import FinishReason, Message, Reply, ToolCall
 from agentfsm.loop.model import (
     CallBudget,
     KeepAlive,
@@ -28,6 +28,7 @@ from agentfsm.loop.model import (
 )
 from agentfsm.loop.outcomes import ModelCallFailed, ModelCallSucceeded, Outcome
 from agentfsm.loop.prompts import render_messages
+from agentfsm.loop.read_only import FrozenDict, exactly
 from agentfsm.runtime.context import Context
 from agentfsm.runtime.timeout import TimeLimitError, Timeout, being_cancelled
 
@@ -135,7 +136,8 @@ def _normalize_reply(reply: Reply, used_ids: set[str]) -> Reply:
     Raises:
         TypeError: Its content is neither a string nor None.
     """
-    message = reply.message
+    reply = exactly(Reply, reply)
+    message = exactly(Message, reply.message)
     if not isinstance(message.content, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped models
         if message.content is not None:
             raise TypeError(f"the reply's content is not a string but {type(message.content).__name__}")
@@ -149,6 +151,7 @@ def _normalize_reply(reply: Reply, used_ids: set[str]) -> Reply:
 
 def _normalize_call(call: ToolCall, index: int, used_ids: set[str]) -> ToolCall:
     """A call with an id that is unique in the transcript; marked as malformed if its arguments are not JSON."""
+    call = exactly(ToolCall, call)
     given_id, name = _as_text(call.id), _as_text(call.name)
     unique_id, n = given_id, len(used_ids)
     while not unique_id or unique_id in used_ids:
@@ -156,6 +159,8 @@ def _normalize_call(call: ToolCall, index: int, used_ids: set[str]) -> ToolCall:
     used_ids.add(unique_id)
     try:
         _ = call.signature
+        if call.arguments.__class__ is not FrozenDict:
+            raise RecursionError("they are nested too deeply")  # too deeply to be frozen
     except (TypeError, ValueError, RecursionError) as error:
         call = replace(call, arguments={}, malformed=f"the arguments are not a JSON object: {error}")
     return call if unique_id is call.id and name is call.name else replace(call, id=unique_id, name=name)

@@ -684,6 +684,48 @@ def test_a_model_that_changes_what_it_returned_changes_nothing() -> None:
     assert [c.arguments for m in result.messages for c in m.tool_calls] == [{"where": "here", "deep": []}] * 2
 
 
+class ShiftyMessage(Message):
+    """A message that reads differently each time."""
+
+    reads = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "content":
+            ShiftyMessage.reads += 1
+            return f"answer {ShiftyMessage.reads}"
+        return super().__getattribute__(name)
+
+
+class ShiftyCall(ToolCall):
+    """A call whose arguments are others each time."""
+
+    reads = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "arguments":
+            ShiftyCall.reads += 1
+            return {"where": f"place {ShiftyCall.reads}"}
+        return super().__getattribute__(name)
+
+
+def test_a_message_of_a_models_own_class_is_read_once() -> None:
+    calls = (ShiftyCall("c1", "look"),)
+    world = World(Reply(Message.assistant("", calls)), Reply(ShiftyMessage.assistant("")))
+    result = world.run()
+    (given,) = [c.arguments for m in result.messages for c in m.tool_calls]
+    assert {type(m) for m in result.messages} == {Message}
+    assert result.messages[2].content == f"seen {given['where']}"
+    assert result.output == result.messages[-1].content
+
+
+def test_arguments_that_are_nested_too_deeply_to_be_read_are_refused() -> None:
+    endless: dict[str, Any] = {}
+    endless["where"] = endless
+    result = World(Reply(Message.assistant("", (ToolCall("c1", "look", endless),))), "done").run()
+    assert result.messages[2].is_error
+    assert result.messages[1].tool_calls[0].arguments == {}
+
+
 def test_the_caller_of_a_run_that_is_not_over_gets_a_view() -> None:
     world = World(call("look"), "done")
 
