@@ -245,11 +245,10 @@ def loop_detected(run: RunState) -> Failure | None:
     if not run.batch:
         return None
     window, limit = run.guardrails.loop_window, run.guardrails.loop_hard_threshold
+    if len(run.batch) == 1 and run.recent_calls.count(run.batch[0].signature) + 1 < limit:  # evaluated in every step
+        return None
     calls = [*run.recent_calls, *[c.signature for c in run.batch]]
-    if len(run.batch) == 1:
-        suspects = {calls[-1]} if calls.count(calls[-1]) >= limit else frozenset[str]()
-    else:
-        suspects = {signature for signature, count in collections.Counter(calls).items() if count >= limit}
+    suspects = {signature for signature, count in collections.Counter(calls).items() if count >= limit}
     if not suspects:
         return None
     results = run.recent_results if run.behavior.repeats == "results" else []

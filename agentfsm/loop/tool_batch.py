@@ -151,8 +151,13 @@ def append_tool_results(run: RunState) -> None:
 def _note_results(run: RunState) -> None:
     """Store digests of the batch's results beside its signatures, which are the last of the recent calls."""
     calls, results = run.recent_calls, run.recent_results
-    results.extend([""] * (len(calls) - len(results)))  # of a run that was stored before results were compared
-    for place, call in zip(range(len(calls) - 1, -1, -1), reversed(run.batch), strict=False):
+    place = len(calls)
+    if len(results) != place:  # of a run that was stored before results were compared
+        results.extend([""] * (place - len(results)))
+    for call in reversed(run.batch):
+        place -= 1
+        if place < 0:
+            return
         if call.result is not None and call.result.status != "skipped" and calls[place] == call.signature:
             results[place] = _digest(call.result)
 
