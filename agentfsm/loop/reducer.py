@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from agentfsm.loop import outcomes as o
 from agentfsm.loop import prompts
@@ -34,7 +34,7 @@ from agentfsm.loop.tool_batch import (
     record_results,
 )
 from agentfsm.loop.truncation import continue_answer
-from agentfsm.machine.declaration import EffectSpec, StateSpec, Transition
+from agentfsm.machine.declaration import StateSpec, Transition
 from agentfsm.machine.engine import Decision
 
 __all__ = ["on_human_answer", "on_outcome", "on_transition"]
@@ -141,7 +141,7 @@ def on_transition(run: RunState, decision: Decision, specs: Mapping[str, StateSp
         run.failure = guard_result
     if source.waits:
         _on_leave_wait(run, row, target)
-    elif (on_leave := _ON_LEAVE.get(cast("EffectSpec", source.effect))) is not None:
+    elif (on_leave := _ON_LEAVE.get(source.effect)) is not None:
         on_leave(run, target)
     if target.final:
         run.ended = row.ends
@@ -230,7 +230,7 @@ def _extend_limit(run: RunState) -> None:
         run.elapsed_s, run.final_turn = 0.0, ""
 
 
-_ON_LEAVE: dict[EffectSpec, Callable[[RunState, StateSpec], None]] = {
+_ON_LEAVE: Mapping[object, Callable[[RunState, StateSpec], None]] = {
     CALL_MODEL: _on_leave_call_model,
     PARSE_REPLY: _on_leave_parse_reply,
     JUDGE_RESULTS: _on_leave_judge_results,

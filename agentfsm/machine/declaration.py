@@ -19,6 +19,7 @@ __all__ = [
     "StateSpec",
     "Transition",
     "exhausted",
+    "guard_name",
     "outcomes_taken",
     "takes",
 ]
@@ -29,6 +30,12 @@ Guard = Callable[[Any], object]
 
 OTHERWISE = "otherwise"
 """The name of a transition that has no guard."""
+
+
+def guard_name(guard: Guard) -> str:
+    """The name of a guard: that of its function, or its text if it is an object without a name."""
+    return str(getattr(guard, "__name__", guard))
+
 
 ENDINGS = ("completed", "handed_off", "partial", "cancelled", "aborted")
 """How a run can end. Each row into a final state names one; ``completed`` alone is a success."""
@@ -173,7 +180,7 @@ class Transition:
     @property
     def name(self) -> str:
         """The guard's name, or ``otherwise``."""
-        return OTHERWISE if self.guard is None else str(getattr(self.guard, "__name__", self.guard))
+        return OTHERWISE if self.guard is None else guard_name(self.guard)
 
     @property
     def id(self) -> str:

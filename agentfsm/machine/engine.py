@@ -17,7 +17,7 @@ import transitions
 from transitions.core import Condition, EventData
 
 from agentfsm.errors import NoTransitionError
-from agentfsm.machine.declaration import OTHERWISE, Guard, StateSpec, Transition
+from agentfsm.machine.declaration import Guard, StateSpec, Transition, guard_name
 from agentfsm.machine.graph import Graph
 
 __all__ = ["Decision", "Machine", "Steppable", "spend_counters"]
@@ -100,16 +100,28 @@ def spend_counters(counters: dict[str, int], row: Transition, target: StateSpec)
 
 
 class _Step:
-    """One move, in the part of the library's ``EventData``: the run, and what has been asked so far."""
+    """One move, in the part of the library's ``EventData``: the run, its view, and what the last guard returned."""
 
-    __slots__ = ("guard_result", "model", "row", "tried", "view")
+    __slots__ = ("guard_result", "model", "view")
 
     def __init__(self, model: Steppable) -> None:
         self.model = model
-        self.tried: list[tuple[str, bool | None]] = []
-        self.guard_result: object = None
-        self.row: _Row | None = None
         self.view: RunSnapshot | None = None
+        self.guard_result: object = None
+
+    def ask(self, guard: Guard) -> object:
+        """What a guard that is not built in returns for an immutable view of the run."""
+        if self.view is None:
+            self.view = self.model.view()
+        return self.view.ask("guard", guard)
+
+
+class _GuardRaisedError(Exception):
+    """A guard raised ``error``."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class _GuardCondition(Condition):
@@ -118,26 +130,18 @@ class _GuardCondition(Condition):
     def __init__(self, func: Any, target: bool = True) -> None:
         super().__init__(func, target)
         self.guard: Guard = func
-        self.name = str(getattr(func, "__name__", func))
-        self.yes, self.no, self.raised = (self.name, True), (self.name, False), (self.name, None)
         self.built_in = False
 
     def check(self, event_data: Any) -> bool:
-        """As in ``transitions``; also records the result."""
-        step: _Step = event_data
-        if self.built_in:
-            result = self.guard(step.model)
-        else:
-            view = step.view
-            if view is None:
-                view = step.view = step.model.view()
-            result = view.ask("guard", self.guard)
-        if not result:
-            step.tried.append(self.no)
-            return False
-        if result is not True:
-            step.guard_result = _require_plain(self.name, result)
-        step.tried.append(self.yes)
+        """As in ``transitions``; also keeps what the guard returned, if that is more than True."""
+        try:
+            result = self.guard(event_data.model) if self.built_in else event_data.ask(self.guard)
+            if not result:
+                return False
+            if result is not True:
+                event_data.guard_result = _require_plain(self.guard, result)
+        except Exception as error:  # guards may be user code: any exception ends the run in an orderly way
+            raise _GuardRaisedError(error) from error
         return True
 
 
@@ -153,34 +157,28 @@ class _Row(transitions.Transition):
         self.condition = cast("_GuardCondition | None", self.conditions[0] if self.conditions else None)
         self.counts = bool(row.spends or row.refills or self.target.spends)
         self.charged = tuple(c for c in graph.counters if c.name in row.spends and c.name not in row.refills)
+        before = graph.rows(row.source)
+        self.refused = tuple((other.name, False) for other in before[: before.index(row)])
+        self.decision = Decision(row, (*self.refused, (row.name, True)))
         self.machine: transitions.Machine
         self.dest_state: transitions.State
 
     def execute(self, event_data: Any) -> bool:
         """As in ``transitions``: move the run if the row holds, and return whether it did."""
-        step: _Step = event_data
-        run = step.model
-        for counter in self.charged:
-            if counter.is_empty(run):
-                step.tried.append((self.row.name, False))
-                return False
-        if self.condition is None:
-            step.tried.append(_ALWAYS)
-        elif not self.condition.check(step):
+        condition = self.condition
+        if condition is not None and not condition.check(event_data):
             return False
-        self.take(step)
+        if self.charged and any(counter.is_empty(event_data.model) for counter in self.charged):
+            event_data.guard_result = None
+            return False
+        self.take(event_data.model)
         return True
 
-    def take(self, step: _Step) -> None:
-        """Move the run, and spend what the row declares."""
-        run = step.model
+    def take(self, run: Steppable) -> None:
+        """Move a run, and spend what the row declares."""
         if self.counts:
             spend_counters(run.counters, self.row, self.target)
         self.machine.set_state(self.dest_state, run)
-        step.row = self
-
-
-_ALWAYS: tuple[str, bool | None] = (OTHERWISE, True)
 
 
 class _StepEvent(transitions.Event):
@@ -195,38 +193,52 @@ class _StepEvent(transitions.Event):
         return self.decide(model) is not None
 
     def decide(self, run: Steppable) -> Decision | None:
-        """Move a run by the first row that holds; None if there is none.
-
-        A guard that raises counts as not holding. The exception is recorded on the run, which then takes the row of
-        its state that ends it as aborted, without asking any other guard.
-        """
+        """Move a run by the first row that holds; None if there is none."""
         step = _Step(run)
-        rows = self.rows.get(run.state, ())
-        for each in rows:
+        row: _Row | None = None
+        try:
+            for row in self.rows.get(run.state, ()):
+                if row.execute(step):
+                    decision = row.decision
+                    return decision if step.guard_result is None else decision._replace(guard_result=step.guard_result)
+        except _GuardRaisedError as raised:
+            if row is None:
+                raise
+            return self._decide_after(row, raised.error, step, [*row.refused, (row.row.name, None)])
+        return None
+
+    def _decide_after(
+        self, raised: _Row, error: Exception, step: _Step, tried: list[tuple[str, bool | None]]
+    ) -> Decision | None:
+        """Move a run after a guard raised.
+
+        The run takes the row of its state that ends it as aborted, and no other guard is asked. In a graph without one,
+        the guard counts as not holding.
+        """
+        run = step.model
+        run.abort(raised.row.id, error)
+        rows = self.rows[run.state]
+        stop = next((row for row in rows if row.row.ends == "aborted"), None)
+        if stop is not None:
+            stop.take(run)
+            return Decision(stop.row, (*tried, (stop.row.name, True)))
+        for row in rows[rows.index(raised) + 1 :]:
             try:
-                if each.execute(step):
-                    break
-            except Exception as error:  # guards may be user code: any exception ends the run in an orderly way
-                if each.condition is None:
-                    raise
-                step.tried.append(each.condition.raised)
-                run.abort(each.row.id, error)
-                stop = next((other for other in rows if other.row.ends == "aborted"), None)
-                if stop is not None:
-                    step.tried.append((stop.row.name, True))
-                    stop.take(step)
-                    break
-        if step.row is None:
-            return None
-        return Decision(step.row.row, tuple(step.tried), step.guard_result)
+                held = row.execute(step)
+            except _GuardRaisedError as another:
+                return self._decide_after(row, another.error, step, [*tried, (row.row.name, None)])
+            tried.append((row.row.name, held))
+            if held:
+                return Decision(row.row, tuple(tried), step.guard_result)
+        return None
 
 
-def _require_plain(name: str, guard_result: object) -> object:
+def _require_plain(guard: Guard, guard_result: object) -> object:
     """What a guard returned. An awaitable is refused: it would always be truthy."""
     if hasattr(type(guard_result), "__await__"):
         if isinstance(guard_result, Coroutine):
             guard_result.close()
-        raise TypeError(f"the guard {name!r} returned an awaitable: a guard must be a plain function")
+        raise TypeError(f"the guard {guard_name(guard)!r} returned an awaitable: a guard must be a plain function")
     return guard_result
 
 
@@ -326,7 +338,7 @@ def _as_condition(guard: Guard) -> Callable[[EventData], bool]:
     def condition(event_data: EventData) -> bool:
         return bool(guard(event_data.model))
 
-    condition.__name__ = str(getattr(guard, "__name__", guard))
+    condition.__name__ = guard_name(guard)
     condition.__doc__ = guard.__doc__
     return condition
 

@@ -41,6 +41,7 @@ from agentfsm.machine.declaration import (
     State,
     StateSpec,
     Transition,
+    guard_name,
     outcomes_taken,
 )
 
@@ -434,7 +435,7 @@ def _check_first_rows(graph: Graph) -> None:
         if spec.final:
             continue
         for place, guard in enumerate(graph.first):
-            name = str(getattr(guard, "__name__", guard))
+            name = guard_name(guard)
             rows = graph.rows(spec.name)
             if len(rows) <= place or rows[place].guard is not guard:
                 there = next((t for t in rows if t.guard is guard), None)

@@ -170,7 +170,7 @@ class Driver:
         self._step = config.machine.step
         self._record_transition = self.context.recorder.record_transition
         self._change_attempts = run.change_attempts
-        self._states = config.machine.graph.specs
+        self._states = dict(config.machine.graph.specs)
         self._move_limit = run.guardrails.max_moves or CHECKED_MOVES
         self._started = False
         self._idle_since = 0.0
@@ -239,12 +239,12 @@ class Driver:
             if run.state in self._config.stop_states and self._is_at_its_end():
                 await self._finish()
                 return
-        outcome = self._start_effect(run.state)
+        outcome: Any = self._start_effect(run.state)
         if type(outcome) is CoroutineType:
             started = self._now()
             idle_s = started - self._idle_since
             try:
-                outcome = await self._await_effect(run.state, cast("Coroutine[Any, Any, Outcome | None]", outcome))
+                outcome = await self._await_effect(run.state, outcome)
             except asyncio.CancelledError:
                 self._cancel_reason = self._cancel_reason or "the task was cancelled"
                 self._apply_outcome(self._cancelled_outcome(), started, idle_s)

@@ -114,7 +114,7 @@ class Timeout:
             TimeLimitError: Its time is up, and it has ended, or was abandoned.
             asyncio.CancelledError: The task was cancelled, and it has ended, or was abandoned.
         """
-        steps = cast("Coroutine[Any, Any, T]", awaitable)
+        steps: Any = awaitable
         if type(awaitable) is not CoroutineType:
             steps = _as_coroutine(awaitable)
         task = self.owner or asyncio.current_task()
@@ -150,7 +150,8 @@ class Timeout:
                 if self._in_grace and task.cancelling() <= self._cancelling:  # a timeout inside the coroutine: handled
                     self._end_grace()
         except StopIteration as stop:
-            return cast("T", stop.value)
+            value: T = stop.value
+            return value
         except asyncio.CancelledError as error:
             if self._requested and task.cancelling() - self._requested <= self._cancelling:  # nobody else cancels it
                 raise TimeLimitError(seconds, self._describe_abandonment()) from error
