@@ -356,7 +356,8 @@ def agent_pair(world: CrashWorld, scenario: str, store: Any) -> tuple[Agent, Age
     limits = AgentGuardrails(max_iterations=2 if scenario == "limit" else 50, loop_soft_threshold=19)
     clock = FakeClock()
     clock.jump(CLOCK_JUMPS_S[len(world.lines("killed")) % len(CLOCK_JUMPS_S)])
-    host, has = Host(clock=clock, store=store, secret=b"of the tests"), make_tools(world)
+    host = Host(clock=clock, store=store, secret=b"of the tests", watchdog_s=None)  # a fork would lose its thread
+    has = make_tools(world)
     model = TranscriptModel(world, script)
     if scenario not in CHANGES:
         one = Agent(model, tools=has, preset=preset, guardrails=limits, host=host, hooks=[note_failures])
