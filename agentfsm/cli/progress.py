@@ -52,7 +52,6 @@ class ProgressDisplay:
         self._live = console.live
         self._model = model
         self._column = max(len(s.name) for s in graph.states)
-        self._backoff_s = 0.0
         self._running: dict[str, str] = {}
         self._prefix = self._streamed = ""
         self._progress = Progress(
@@ -99,8 +98,9 @@ class ProgressDisplay:
                     style = "" if result.status == "done" else "yellow"
                     self._print_line(State.DISPATCH_TOOL, _describe_result(result), style)
             case RecoveryStarted():
-                self._backoff_s = event.backoff_s
                 self._print_line(State.RECOVER, _describe_recovery(event), "yellow")
+                if event.backoff_s:
+                    self._show_waiting(State.RECOVER, f"backing off for {event.backoff_s:g} s")
             case RunWarning(text=text):
                 self._print_line("warning", shorten(text), "red")
             case _:
@@ -111,9 +111,6 @@ class ProgressDisplay:
         self._clear_waiting()
         if state == State.CALL_LLM:
             self._show_waiting(state, f"waiting for {self._model}")
-        elif state == State.PRE_STEP and self._backoff_s:
-            self._show_waiting(state, f"backing off for {self._backoff_s:g} s")
-            self._backoff_s = 0.0
         elif state not in State.__members__.values():
             self._show_waiting(state, "running")
 

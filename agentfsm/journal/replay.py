@@ -30,6 +30,7 @@ from agentfsm.loop.outcomes import (
     Cancelled,
     Outcome,
     PreStepDone,
+    RecoveryDecided,
     ReplyParsed,
 )
 from agentfsm.loop.recovery_policy import DefaultPolicy, RecoveryPolicy, decide_recovery
@@ -347,8 +348,8 @@ class _ReplayedRun(RehydratedRun):
         for _ in range(MAX_MOVES_ALONE):
             if self.ending or _needs_the_world(self._spec(own)):
                 return
-            waited_s = own.backoff_s if self._spec(own).effect is CHECK_BUDGETS else 0.0
-            on_outcome(own, self._own_outcome(own, None), waited_s)
+            outcome = self._own_outcome(own, None)
+            on_outcome(own, outcome, outcome.backoff_s if isinstance(outcome, RecoveryDecided) else 0.0)
             self._move(own)
             self.computed += 1
         self.unknown = f"it would make more than {MAX_MOVES_ALONE:,} transitions in a row by itself"

@@ -173,7 +173,7 @@ class RecoveryDecided:
 
     Attributes:
         action: What to do about the failure.
-        backoff_s: Seconds to wait before the next step.
+        backoff_s: Seconds that the state waited before it was left.
         retry_calls: Whether to run the failed calls of the batch again, unchanged.
         instruction: The policy's own instruction for the next request, or an empty string.
         question: The policy's own question to a person, or an empty string.

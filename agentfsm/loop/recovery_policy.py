@@ -20,9 +20,6 @@ __all__ = ["DefaultPolicy", "Recovery", "RecoveryPolicy", "decide_recovery"]
 
 MAX_BACKOFF_S = 30.0
 
-LIMIT_MARGIN_S = 0.001
-"""A backoff that would exceed the run's time limit ends this many seconds after it."""
-
 
 @runtime_checkable
 class RecoveryPolicy(Protocol):
@@ -116,6 +113,8 @@ class DefaultPolicy:
 def decide_recovery(policy: RecoveryPolicy, run: RunState, seed: int | None = None) -> RecoveryDecided:
     """What to do about the run's failure: the policy's action, within what the guardrails allow.
 
+    A retry after a wait that would outlast the run's time is a handoff, which quotes the failure.
+
     Args:
         policy: Called once, before the failure is counted.
         run: The run in ``recover``.
@@ -145,8 +144,11 @@ def decide_recovery(policy: RecoveryPolicy, run: RunState, seed: int | None = No
     if not math.isfinite(wait):
         raise ValueError(f"a backoff must be a finite number of seconds, not {wait}")
     limit = run.guardrails.max_execution_time_s
-    if limit is not None:  # wait no longer than until just after the time limit, so that the limit takes effect
-        wait = min(wait, max(0.0, limit - run.elapsed_s) + LIMIT_MARGIN_S)
+    left = math.inf if limit is None else limit - run.elapsed_s
+    if left <= 0:  # the time limit takes effect next
+        wait = 0.0
+    if wait >= left > 0 or failure.metadata.get("not_admitted"):  # not begun: it could not end in time
+        return RecoveryDecided(Action.handoff, instruction=own.instruction, question=own.question)
     return RecoveryDecided(action, wait, _may_rerun(run, failure), own.instruction, own.question)
 
 

@@ -290,7 +290,6 @@ def on_outcome(run: RunState, outcome: o.Outcome | None, duration_s: float = 0.0
 
 
 def _on_pre_step_done(run: RunState, outcome: o.PreStepDone) -> None:
-    run.backoff_s = 0.0
     limit = run.guardrails.max_execution_time_s
     if limit is not None and run.guardrails.finalize_grace_s and not run.final_turn and run.elapsed_s >= limit:
         run.final_turn = "now"
@@ -346,12 +345,10 @@ def _on_reply_parsed(run: RunState, outcome: o.ReplyParsed) -> None:
 
 
 def _on_tools_ran(run: RunState, outcome: o.ToolsRan) -> None:
-    run.backoff_s = 0.0
     record_results(run, outcome.results)
 
 
 def _on_call_blocked(run: RunState, outcome: o.CallBlocked) -> None:
-    run.backoff_s = 0.0
     if outcome.charge is not None:
         _on_state_call_blocked(run, outcome, outcome.charge)
         return
@@ -386,7 +383,7 @@ def _on_state_call_blocked(run: RunState, outcome: o.CallBlocked, used: o.Charge
 
 def _on_recovery_decided(run: RunState, outcome: o.RecoveryDecided) -> None:
     """Count the failure, record the lesson and prepare the action: in this order, after the policy has decided."""
-    run.action, run.backoff_s, run.retry_calls = outcome.action, outcome.backoff_s, outcome.retry_calls
+    run.action, run.retry_calls = outcome.action, outcome.retry_calls
     failure = run.failure
     if failure is None:
         return

@@ -266,7 +266,6 @@ class RunState(_HiddenSlots):
         output_cap: The cap on the next reply after a truncated one, in tokens, or None.
         partial_answer: The beginning of a truncated answer, while the model is asked to continue it.
         elided: How many of the oldest messages no longer show tool results (the prompt was too long).
-        backoff_s: Seconds to wait before the next step.
         call_failures: The first failure of each kind in the current batch.
         recent_calls: Signatures of the last calls, oldest first.
         recent_results: A digest of the result of each of them; an empty string, or missing, where it is not known.
@@ -316,7 +315,6 @@ class RunState(_HiddenSlots):
     output_cap: int | None = None
     partial_answer: str = ""
     elided: int = 0
-    backoff_s: float = 0.0
     call_failures: dict[FailureKind, Failure] = field(default_factory=dict[FailureKind, Failure])
     recent_calls: list[str] = field(default_factory=list[str])
     recent_results: list[str] = field(default_factory=list[str])

@@ -77,12 +77,12 @@ PRE_STEP, CALL_LLM, POST_LLM, DISPATCH_TOOL, POST_TOOL, RECOVER, SUSPENDED, TERM
 LOOP = Graph(
     name="loop",
     states=(
-        StateSpec(PRE_STEP, "back off, check budgets", effect=CHECK_BUDGETS, spends="steps"),
+        StateSpec(PRE_STEP, "check budgets", effect=CHECK_BUDGETS, spends="steps"),
         StateSpec(CALL_LLM, "call the model", effect=CALL_MODEL),
         StateSpec(POST_LLM, "read the reply", effect=PARSE_REPLY),
         StateSpec(DISPATCH_TOOL, "run the next call", effect=RUN_CALLS),
         StateSpec(POST_TOOL, "judge the batch", effect=JUDGE_RESULTS),
-        StateSpec(RECOVER, "ask the policy", effect=CHOOSE_RECOVERY, lane="left"),
+        StateSpec(RECOVER, "ask the policy, back off", effect=CHOOSE_RECOVERY, lane="left"),
         StateSpec(SUSPENDED, "wait for a person", waits=True, lane="right"),
         StateSpec(TERMINAL, "the end", final=True),
     ),

@@ -20,8 +20,8 @@ from types import CoroutineType
 from typing import Any, cast
 
 from agentfsm.errors import GraphError, JournalError, NoTransitionError, ReadOnlyError, StoreError, SuspensionUsedError
-from agentfsm.loop.events import Ending, ModelReplied, RecoveryStarted, RunResumed, RunStarted, Transitioned
-from agentfsm.loop.failures import Action, Failure, FailureKind, describe_exception
+from agentfsm.loop.events import Ending, ModelReplied, RunResumed, RunStarted, Transitioned
+from agentfsm.loop.failures import Failure, FailureKind, describe_exception
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.outcomes import (
     CHECK_BUDGETS,
@@ -33,7 +33,6 @@ from agentfsm.loop.outcomes import (
     HumanAnswered,
     ModelCallSucceeded,
     Outcome,
-    RecoveryDecided,
 )
 from agentfsm.loop.reducer import on_outcome, on_transition
 from agentfsm.loop.state import HumanReply, RunState
@@ -502,14 +501,4 @@ def _emit_transition(context: Context, outcome: Outcome | None, decision: Decisi
             finish_reason=reply.finish_reason,
             model=reply.model,
         )
-    elif isinstance(outcome, RecoveryDecided) and outcome.action in (Action.retry, Action.narrow_scope):
-        failure = context.run.failure
-        if failure is not None:
-            context.emit(
-                RecoveryStarted,
-                failure=failure,
-                action=outcome.action,
-                attempt=context.run.attempts(failure.kind),
-                backoff_s=outcome.backoff_s,
-            )
     context.emit(Transitioned, decision=decision)

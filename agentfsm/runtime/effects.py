@@ -16,6 +16,8 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
+from agentfsm.loop.events import RecoveryStarted
+from agentfsm.loop.failures import Action
 from agentfsm.loop.json_envelope import parse_json
 from agentfsm.loop.messages import ToolCall
 from agentfsm.loop.outcomes import (
@@ -27,12 +29,14 @@ from agentfsm.loop.outcomes import (
     RUN_CALLS,
     Outcome,
     PreStepDone,
+    RecoveryDecided,
     ReplyParsed,
 )
 from agentfsm.loop.recovery_policy import decide_recovery
 from agentfsm.loop.reply_reader import read_reply
 from agentfsm.machine.declaration import EffectSpec
 from agentfsm.runtime.context import Context, Effect
+from agentfsm.runtime.host import Memory
 from agentfsm.runtime.model_call import call_model
 from agentfsm.runtime.timeout import reraise_cancellation
 from agentfsm.runtime.tool_dispatch import run_calls
@@ -44,32 +48,22 @@ PRE_STEP_DONE = PreStepDone()
 
 
 def check_budgets(context: Context) -> Outcome | Awaitable[Outcome]:
-    """The effect of ``pre_step``: sleep for the backoff and, on the first step, recall memories.
-
-    The budgets themselves are checked by the guards.
-    """
-    first = context.run.steps == 1 and context.config.memory is not None
-    return _back_off(context, first) if first or context.run.backoff_s else PRE_STEP_DONE
-
-
-async def _back_off(context: Context, first: bool) -> Outcome:
-    context.recorder.push()  # so that nothing is lost if the process dies while it sleeps
-    if context.run.backoff_s:
-        await context.config.host.clock.sleep(context.run.backoff_s)
-    return PreStepDone(await _recall(context) if first else "")
-
-
-async def _recall(context: Context) -> str:
+    """The effect of ``pre_step``: on the first step, recall memories. The budgets are checked by the guards."""
     memory = context.config.memory
-    if memory is None:
-        return ""
+    return PRE_STEP_DONE if memory is None or context.run.steps != 1 else _recall(context, memory)
+
+
+async def _recall(context: Context, memory: Memory) -> Outcome:
+    context.recorder.push()
+    limit, left = context.run.guardrails.tool_timeout_s, context.time_left_s
     try:
         recalled = memory.recall(context.prompt)
-        return _require_text(await context.timeout.run(recalled, context.run.guardrails.tool_timeout_s))
+        text = await context.timeout.run(recalled, limit if left is None else min(limit, left))
+        return PreStepDone(_require_text(text))
     except (Exception, asyncio.CancelledError) as error:
         reraise_cancellation(error)
         context.warn_memory_failed("memory is unavailable", error, "; continuing without it")
-        return ""
+        return PRE_STEP_DONE
 
 
 def _require_text(value: object) -> str:
@@ -114,9 +108,25 @@ def no_effect(context: Context) -> None:
     """``post_tool``: the results of the batch are in the run already, and the guards read them there."""
 
 
-def choose_recovery(context: Context) -> Outcome:
-    """The effect of ``recover``: let the policy decide what to do about the failure."""
-    return decide_recovery(context.config.policy, context.run, context.config.host.seed)
+def choose_recovery(context: Context) -> Outcome | Awaitable[Outcome]:
+    """The effect of ``recover``: let the policy decide what to do about the failure, and wait as long as it says."""
+    run = context.run
+    decided = decide_recovery(context.config.policy, run, context.config.host.seed)
+    if run.failure is not None and decided.action in (Action.retry, Action.narrow_scope):
+        context.emit(
+            RecoveryStarted,
+            failure=run.failure,
+            action=decided.action,
+            attempt=run.attempts(run.failure.kind) + 1,
+            backoff_s=decided.backoff_s,
+        )
+    return _back_off(context, decided) if decided.backoff_s else decided
+
+
+async def _back_off(context: Context, decided: RecoveryDecided) -> Outcome:
+    context.recorder.push()  # so that nothing is lost if the process dies while it sleeps
+    await context.config.host.clock.sleep(decided.backoff_s)
+    return decided
 
 
 EFFECTS: Mapping[EffectSpec, Effect] = MappingProxyType(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from operator import is_
 from typing import Any
@@ -120,9 +122,15 @@ def _mark_truncated(reply: Reply, request: ModelRequest) -> Reply:
     return replace(reply, finish_reason=FinishReason.LENGTH)
 
 
+class _NotAdmittedError(TransientProviderError):
+    """The run's time was up before the limits of the model admitted the call."""
+
+
 def _model_failure(kind: FailureKind, text: str, error: ModelError | None = None) -> Failure:
     details = {} if error is None else {"retry_after_s": error.retry_after_s, "status": error.status}
     metadata = {k: v for k, v in details.items() if v is not None}
+    if isinstance(error, _NotAdmittedError):
+        metadata["not_admitted"] = True
     return Failure(kind=kind, explanation=text, blockers=(text,), metadata=metadata)
 
 
@@ -175,10 +183,18 @@ async def _request_reply(context: Context, model: Model, request: ModelRequest, 
 
     Raises:
         TimeoutError: There was no reply within ``request.timeout_s``.
-        agentfsm.errors.ModelError: The call failed.
+        agentfsm.errors.ModelError: The call failed, or was not admitted before the run's time was up.
     """
     if has_admission(model):
-        async with model.admission(request) as admitted:
+        left = context.time_left_s
+        async with AsyncExitStack() as stack:
+            try:
+                waiting = stack.enter_async_context(model.admission(request))
+                admitted = await timer.run(waiting, math.inf if left is None else max(left, 0.0))
+            except TimeLimitError:
+                raise _NotAdmittedError(
+                    f"the limits of {model.name} (Limited) admitted no call before the run's time was up"
+                ) from None
             return await timer.run(_reply_coroutine(context, admitted, request, stream), request.timeout_s)
     return await timer.run(_reply_coroutine(context, model, request, stream), request.timeout_s)
 

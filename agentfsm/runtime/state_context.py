@@ -291,6 +291,7 @@ class EffectCalls:
         """
         trial, config = self._trial(), self._context.config
         trial.failure, trial.failure_attempts = failure, {failure.kind: attempt - 1}
+        trial.guardrails = trial.guardrails.model_copy(update={"max_execution_time_s": None})  # asked below
         decision = decide_recovery(config.policy, trial, config.host.seed)
         if decision.action is not Action.retry:
             raise _MODEL_ERRORS.get(failure.kind, ProviderError)(failure.explanation)

@@ -46,9 +46,6 @@ async def run_calls(context: Context) -> Outcome:
     earlier = {r.call_id: r for r in context.completed_results}  # calls that ended before the run was interrupted
     context.completed_results.clear()
     context.suspended_subruns.clear()
-    if context.run.backoff_s:
-        context.recorder.push()
-        await context.config.host.clock.sleep(context.run.backoff_s)
     for result in earlier.values():  # before anything else: a call that must wait must not lose the results of others
         _complete_call(context, result)
     ready: list[_ReadyCall] = []

@@ -69,7 +69,7 @@ def test_a_recovery_shows_failure_and_action() -> None:
     busy = TransientProviderError("429: busy", retry_after_s=7, status=429)
     lines, _ = progress_lines([busy, [call("fail", how="broken")], "", "done"])
     assert "recover        transient_provider (429: busy): retry after 7 s" in lines
-    assert "pre_step       backing off for 7 s ..." in lines
+    assert "recover        backing off for 7 s ..." in lines
     assert "dispatch_tool  fail failed: broken" in lines
     assert "recover        tool_error: retry" in lines
     assert "call_llm       (an empty reply)" in lines

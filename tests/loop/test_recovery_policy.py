@@ -134,12 +134,24 @@ def test_a_retry_after_that_is_not_a_number_is_ignored(asked):
     assert decide_recovery(DefaultPolicy(), transient(metadata={"retry_after_s": asked})).backoff_s == 2
 
 
-def test_no_back_off_outlasts_the_runs_own_time():
+@pytest.mark.parametrize(("asked", "elapsed_s"), [(9000, 40), (60, 40), (0, 98.5)])
+def test_a_wait_that_would_outlast_the_runs_time_is_not_begun(asked, elapsed_s):
+    run = transient(metadata={"retry_after_s": asked}, limits={"max_execution_time_s": 100})
+    run.elapsed_s = elapsed_s
+    assert decide_recovery(DefaultPolicy(), run) == RecoveryDecided(Action.handoff)
+
+
+@pytest.mark.parametrize(("asked", "elapsed_s"), [(59, 40), (0, 97)])
+def test_a_wait_that_ends_within_the_runs_time_is_waited(asked, elapsed_s):
+    run = transient(metadata={"retry_after_s": asked}, limits={"max_execution_time_s": 100})
+    run.elapsed_s = elapsed_s
+    assert decide_recovery(DefaultPolicy(), run) == RecoveryDecided(Action.retry, backoff_s=max(asked, 2))
+
+
+def test_a_run_whose_time_is_up_waits_for_nothing_and_leaves_it_to_the_time_limit():
     run = transient(metadata={"retry_after_s": 9000}, limits={"max_execution_time_s": 100})
-    run.elapsed_s = 40
-    assert 60 < decide_recovery(DefaultPolicy(), run).backoff_s < 61
-    run.elapsed_s = 140
-    assert 0 < decide_recovery(DefaultPolicy(), run).backoff_s < 1
+    run.elapsed_s = 100
+    assert decide_recovery(DefaultPolicy(), run) == RecoveryDecided(Action.retry)
 
 
 def test_where_there_is_no_time_limit_the_provider_is_waited_for():

@@ -84,7 +84,7 @@ def runs(
         action=st.none() | st.sampled_from(Action), retry_calls=st.booleans(),
         failure_attempts=st.dictionaries(st.sampled_from(FailureKind), COUNTS, max_size=3),
         lessons_learned=st.lists(failures, max_size=2), pending_instruction=st.none() | text,
-        feedback=st.none() | text, output_cap=st.none() | COUNTS, partial_answer=text, elided=COUNTS, backoff_s=SECONDS,
+        feedback=st.none() | text, output_cap=st.none() | COUNTS, partial_answer=text, elided=COUNTS,
         call_failures=st.dictionaries(st.sampled_from(FailureKind), failures, max_size=2),
         recent_calls=st.lists(text, max_size=3), recent_results=st.lists(text, max_size=3),
         error_key=st.none() | st.tuples(text, text, text, text),

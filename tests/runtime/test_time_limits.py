@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -24,14 +25,18 @@ from agentfsm import (
     RunResult,
     RunWarning,
     TransientProviderError,
+    Transition,
     Usage,
     UserInputRequested,
     hook,
     observer,
     tool,
 )
-from agentfsm.loop.events import ToolStarted
+from agentfsm.loop.events import RecoveryStarted, ToolStarted
 from agentfsm.loop.state import RunState
+from agentfsm.machine.declaration import Counter
+from agentfsm.models.model_wrappers import Limited
+from agentfsm.runtime.host import SystemClock
 from agentfsm.runtime.run import Run
 from agentfsm.testing import FakeClock, call
 from tests.helpers.scenarios import (
@@ -479,3 +484,99 @@ def test_a_hook_for_the_end_of_a_run_whose_time_is_up_still_has_its_own_time():
     result = run_script(ticking(clock, 11, call("look")), clock=clock, tools=[look], guardrails=limits, hooks=hooks)
     assert result.outcome.failure.kind is FailureKind.time_limit
     assert seen == ["recover", "terminal"]
+
+
+# -- waits ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["pre_step", "call_llm", "post_tool"])
+def test_a_back_off_is_waited_exactly_once_wherever_recover_leads(target):
+    """``recover`` itself waits, so the row that is taken after it makes no difference."""
+    clock = FakeClock()
+    graph = LOOP
+    if target != "pre_step":
+        row = Transition("recover", busy_once, target, spends="shortcuts")
+        graph = LOOP.with_counter(Counter("shortcuts", 1)).with_transition(row)
+    result = run_script(TransientProviderError("busy", retry_after_s=60), "done", clock=clock, graph=graph)
+    assert result.output == "done"
+    assert clock.slept == [60.0]
+    assert result.run_state.elapsed_s == pytest.approx(60)
+    assert f"recover.{'otherwise' if target == 'pre_step' else 'busy_once'}" in [
+        d.transition.id for d in result.decisions
+    ]
+
+
+def busy_once(run: RunState) -> bool:
+    """The first model call failed."""
+    return run.action is Action.retry and run.model_calls == 1
+
+
+def test_a_tool_that_is_run_again_waits_in_recover_first():
+    clock, seen = FakeClock(), []
+
+    @tool(idempotent=True, retryable=True)
+    async def flaky() -> str:
+        seen.append(list(clock.slept))
+        if len(seen) == 1:
+            raise OSError("not now")
+        return "fine"
+
+    class Patient(DefaultPolicy):
+        def backoff(self, kind: FailureKind, attempt: int) -> float:
+            return 7.0
+
+    result = run_script(call("flaky"), "done", clock=clock, tools=[flaky], policy=Patient())
+    assert result.output == "done"
+    assert seen == [[], [7.0]]
+
+
+def test_a_retry_after_that_does_not_fit_ends_the_run_at_once_and_quotes_the_provider():
+    clock = FakeClock()
+    result = run_script(TransientProviderError("429: quota of today is used", retry_after_s=86_400), clock=clock)
+    assert isinstance(result.outcome, Handoff)
+    assert "429: quota of today is used" in result.outcome.rationale
+    assert result.outcome.failure.kind is FailureKind.transient_provider
+    assert clock.slept == []
+
+
+def test_the_wait_for_a_rate_limit_ends_with_the_runs_time_and_the_ending_says_so():
+    class Full:
+        """A limit that never admits a call."""
+
+        @asynccontextmanager
+        async def acquire(self) -> AsyncIterator[Any]:
+            await asyncio.Event().wait()
+            yield lambda usage: None
+
+    class Never:
+        name = "never"
+
+        async def reply(self, request: Any) -> Reply:
+            raise AssertionError("it was not admitted")
+
+    agent = Agent(Limited(Never(), Full()), guardrails=AgentGuardrails(max_execution_time_s=0.03))
+    result = check_result(run_async(lambda: run_agent(agent)))
+    assert isinstance(result.outcome, Handoff)
+    assert "the limits of never (Limited) admitted no call before the run's time was up" in result.outcome.rationale
+
+
+def test_a_memory_waits_at_most_until_the_runs_time_is_up():
+    class Slow:
+        async def recall(self, prompt: str) -> str:
+            await asyncio.Event().wait()
+            return ""
+
+        async def remember(self, messages: Any) -> None: ...
+
+    limits = AgentGuardrails(max_execution_time_s=0.03, tool_timeout_s=3600, on_limit="stop")
+    agent, model = scripted_agent("done", memory=Slow(), guardrails=limits, clock=SystemClock())
+    result = check_result(run_async(lambda: run_agent(agent)))
+    assert result.outcome.failure.kind is FailureKind.time_limit
+    assert model.requests == []
+
+
+def test_what_is_said_about_a_retry_is_said_before_the_wait():
+    clock, said = FakeClock(), []
+    note = observer(lambda e: said.append(list(clock.slept)) if isinstance(e, RecoveryStarted) else None)
+    run_script(TransientProviderError("busy"), "done", clock=clock, hooks=[note])
+    assert said == [[]]
