@@ -26,6 +26,7 @@ from agentfsm import (
     Allow,
     AskApproval,
     DefaultPolicy,
+    Edit,
     Failure,
     FailureKind,
     Graph,
@@ -282,6 +283,20 @@ def test_arguments_that_are_changed_after_the_approval_are_not_those_that_the_to
             change()
     result = world.run_scene(lambda agent: agent.resume("r", Allow()))
     assert (PAID, result.ok) == ([5], True)
+
+
+def test_a_person_who_changes_the_edited_arguments_later_changes_nothing() -> None:
+    edited = {"amount": 7}
+
+    @hook("dispatch_tool")
+    def change(context: HookContext) -> None:
+        edited["amount"] = 999
+
+    world = World(*PAYS, hooks=[change])
+    assert isinstance(world.run().outcome, UserInputRequested)
+    edited["amount"] = 7
+    assert world.run_scene(lambda agent: agent.resume("r", Edit(edited))).ok
+    assert (PAID, edited) == ([7], {"amount": 999})
 
 
 def test_a_view_that_is_kept_can_be_used_later_and_changes_nothing() -> None:

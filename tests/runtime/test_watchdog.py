@@ -108,10 +108,14 @@ def test_a_block_is_reported_once_however_long_it_lasts(log: UntilNamed):
 
 
 def test_without_a_limit_nothing_is_watched():
-    watched: list[int] = []
-    run_blocked(lambda: watched.append(len(WATCHDOG._loops)), watchdog_s=None)
-    run_blocked(lambda: watched.append(len(WATCHDOG._loops)))
-    assert watched == [0, 1]
+    watched: list[bool] = []
+
+    def look() -> None:
+        watched.append(asyncio.get_running_loop() in WATCHDOG._loops)
+
+    run_blocked(look, watchdog_s=None)
+    run_blocked(look)
+    assert watched == [False, True]
 
 
 @pytest.mark.parametrize("limit", [0, -1, float("nan")])
@@ -121,8 +125,9 @@ def test_a_limit_is_greater_than_zero(limit: float):
 
 
 def test_after_a_run_no_event_loop_is_watched():
-    run_blocked(lambda: None)
-    assert WATCHDOG._loops == {}
+    loops: list[asyncio.AbstractEventLoop] = []
+    run_blocked(lambda: loops.append(asyncio.get_running_loop()))
+    assert loops[0] not in WATCHDOG._loops
 
 
 def test_a_run_that_is_iterated_is_watched_while_it_advances(log: UntilNamed):
