@@ -37,6 +37,7 @@ from agentfsm import (
     ReadOnlyError,
     Reply,
     RunAborted,
+    RunCancelled,
     RunCompleted,
     RunResult,
     RunState,
@@ -57,6 +58,7 @@ from agentfsm import (
 from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.journal.verification import GOOD, OPEN, verify_stored_run
 from agentfsm.loop.events import Event
+from agentfsm.machine.declaration import Counter
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
 from tests.helpers.provider_rules import check_requests, check_transcript
 from tests.helpers.typed_user_code import POLICIES, hook_that_asks_both
@@ -426,6 +428,35 @@ def test_a_hook_that_raises_a_cancellation_of_its_own_is_only_a_warning() -> Non
     assert any("pretender" in text for text in world.warnings)
 
 
+@pytest.mark.parametrize("fail_open", [True, False])
+def test_a_hook_that_never_returns_and_swallows_its_cancellation_is_left_behind(fail_open: bool) -> None:
+    over: list[asyncio.Event] = []
+
+    @hook("call_llm", fail_open=fail_open)
+    async def hangs(context: HookContext) -> None:
+        over.append(asyncio.Event())
+        while not over[-1].is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await over[-1].wait()
+        with contextlib.suppress(ReadOnlyError):
+            context.run.state = "terminal"  # type: ignore[misc]
+
+    limits = AgentGuardrails(max_iterations=LIMIT, on_limit="stop", hook_timeout_s=0.01, cancel_grace_s=0.01)
+    world = World("done", hooks=[hangs], guardrails=limits)
+
+    async def scene(agent: Agent) -> RunResult:
+        result = await agent.run("go", run_id="r")
+        for event in over:
+            event.set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return result
+
+    result = world.run_scene(scene)
+    assert result.ok is fail_open
+    assert fail_open or result.decisions[-1].guard == "aborted"
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_other_exceptions_than_errors_still_leave_a_journal_that_verifies(error: type[BaseException]) -> None:
     @hook("call_llm")
@@ -581,6 +612,38 @@ def test_an_effect_that_keeps_its_context_can_do_nothing_with_it_later() -> None
 
     assert world.run_scene(scene).ok
     assert len(world.model.requests) == 1
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+def test_an_effect_that_returns_at_once_again_and_again_cannot_keep_the_event_loop(is_async: bool) -> None:
+    def spin(context: StateContext) -> None: ...
+
+    async def spin_later(context: StateContext) -> None: ...
+
+    def again(run: RunView) -> bool:
+        return True
+
+    graph = LOOP.with_counter(Counter("rounds", 100_000)).with_state(
+        StateSpec("spin", effect=spin_later if is_async else spin),
+        [Transition("spin", again, "spin", spends="rounds"), Transition("spin", None, "terminal", ends="completed")],
+        entered_by="post_llm.otherwise",
+    )
+
+    async def scene() -> RunResult:
+        run = Agent(ScriptedModel(["done"]), graph=graph).run("go")
+
+        async def cancel_soon() -> None:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            run.cancel("enough")
+
+        _, result = await asyncio.gather(cancel_soon(), run)
+        return result
+
+    result = asyncio.run(scene())
+    assert isinstance(result.outcome, RunCancelled)
+    assert result.outcome.reason == "enough"
+    assert len(result.decisions) < 100_000
 
 
 # -- rules of tools ------------------------------------------------------------------------------------
