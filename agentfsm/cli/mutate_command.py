@@ -34,7 +34,7 @@ __all__ = ["mutate"]
 
 _EXAMPLES = """\b
 Examples:
-  agentfsm mutate my_agent:AGENT                             every mutant, against all tests in this folder
+  agentfsm mutate my_agent:AGENT                     every mutant, against all tests in this folder
   agentfsm mutate my_agent:AGENT tests/test_paths.py -k path    the arguments of pytest come last
   agentfsm mutate my_agent:AGENT --jobs 4 --json
   agentfsm mutate my_agent:AGENT --only '*:post_llm.*' --kind drop --kind swap

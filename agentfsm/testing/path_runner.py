@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from agentfsm.agent import Agent
 from agentfsm.errors import AgentfsmError, ConfigurationError, RunError
+from agentfsm.loop import detectors as d
 from agentfsm.loop.detectors import DEFAULT_RESULT, Example
 from agentfsm.loop.events import UserInputRequested
 from agentfsm.loop.failures import Action, Failure, FailureKind
@@ -23,8 +24,8 @@ from agentfsm.runtime.result import RunResult
 from agentfsm.runtime.run import Run
 from agentfsm.testing.fakes import ScriptedModel
 from agentfsm.testing.guard_examples import DEFAULT_TOOLS, GuardExamples, GuardExampleSet
-from agentfsm.testing.path_generation import Path, shortest_run_through, small_guardrails, state_space_for
-from agentfsm.testing.path_to_scenario import enveloped_call, scenario_for_path
+from agentfsm.testing.path_generation import Path, paths, shortest_run_through, small_guardrails, state_space_for
+from agentfsm.testing.path_to_scenario import NoExampleError, enveloped_call, scenario_for_path
 from agentfsm.testing.simulation import (
     RUN_TOOL,
     GuardError,
@@ -36,7 +37,17 @@ from agentfsm.testing.simulation import (
 )
 from agentfsm.testing.tool_calls import OwnCalls
 
-__all__ = ["PathDivergence", "PathDivergenceError", "PathRun", "WitnessDriver", "default_agent", "force", "force_async"]
+__all__ = [
+    "PathDivergence",
+    "PathDivergenceError",
+    "PathRun",
+    "WitnessDriver",
+    "default_agent",
+    "force",
+    "force_async",
+    "scenarios_along_paths",
+    "scenarios_through_rows",
+]
 
 
 PERMISSIVE_BEHAVIOR = Behavior(control_tools=True)
@@ -378,6 +389,47 @@ class WitnessDriver:
             return scenario
         results = tuple(RUN_TOOL if result is DEFAULT_RESULT else result for result in scenario.tool_results)
         return replace(scenario, tool_results=results)
+
+
+LIMITS = frozenset({d.runaway, d.iteration_limit, d.time_limit, d.token_limit, d.cost_limit, d.no_progress}) | {
+    d.repeated_error,
+    d.loop_detected,
+}
+"""Guards that are true soon under small guardrails."""
+
+
+def scenarios_through_rows(agent: Agent) -> Iterator[Scenario]:
+    """For each row that a run of an agent can take, the scenario of a shortest run that takes it.
+
+    It has guardrails of its own if the run comes to a limit. Rows whose guards have no example are left out.
+
+    Args:
+        agent: The agent.
+    """
+    behavior = agent.behavior
+    guardrails = small_guardrails(behavior)
+    space = state_space_for(agent.graph, guardrails, behavior, agent.config.output_adapter is not None)
+    found = (shortest_run_through(space, row) for row in agent.graph)
+    return _scenarios(agent, (Path(0, each[0], 1, guardrails, behavior) for each in found if each is not None))
+
+
+def scenarios_along_paths(agent: Agent) -> Iterator[Scenario]:
+    """The scenarios of a few runs that together take every row that a run of an agent can take.
+
+    Args:
+        agent: The agent.
+    """
+    return _scenarios(agent, paths(agent, "transitions"))
+
+
+def _scenarios(agent: Agent, chosen: Iterable[Path]) -> Iterator[Scenario]:
+    driver = WitnessDriver(agent)
+    for path in chosen:
+        try:
+            scenario = driver.scenario_for(path)
+        except NoExampleError:
+            continue
+        yield scenario if any(row.guard in LIMITS for row in path.rows) else replace(scenario, guardrails=None)
 
 
 def _every_example(given: GuardExamples | Example) -> tuple[Example, ...]:

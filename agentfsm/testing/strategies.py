@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 try:
     from hypothesis import strategies as st
@@ -21,15 +21,22 @@ except ImportError as error:  # pragma: no cover  # the tests run with the extra
 
 from agentfsm.agent import Agent
 from agentfsm.errors import ContextOverflowError, ProviderError, ToolError, TransientProviderError
+from agentfsm.loop.detectors import DEFAULT_RESULT
 from agentfsm.loop.failures import TOOL_REPORTABLE_KINDS
 from agentfsm.loop.messages import FinishReason, Message, Reply, ToolCall
 from agentfsm.loop.state import RunState
 from agentfsm.machine.graph import State
 from agentfsm.runtime.approval import Allow, Deny, GiveUp, ItDidNotRun, ItRan
+from agentfsm.runtime.tools import Tool
+from agentfsm.testing.guard_examples import DEFAULT_TOOLS
 from agentfsm.testing.invariants import approved_before_run, journal_verifies, one_result_per_call, within_budgets
+from agentfsm.testing.path_runner import scenarios_along_paths, scenarios_through_rows
 from agentfsm.testing.simulation import DISMISSED, EXPIRED, ModelTurn, Scenario, SideEvent, Simulation, Simulator
+from agentfsm.testing.tool_calls import call_key
 
 __all__ = ["AgentStateMachine", "arguments", "human_replies", "model_turns", "scenarios", "side_events", "tool_results"]
+
+T = TypeVar("T")
 
 _EXTERNAL_STATES: tuple[str, ...] = (State.PRE_STEP, State.CALL_LLM, State.DISPATCH_TOOL)
 MAX_SIDE_EVENT_MOVE = 40
@@ -95,15 +102,7 @@ def model_turns(agent: Agent) -> st.SearchStrategy[ModelTurn]:
     """Model turns for an agent: a text, calls of its tools, a flawed reply, or a failure."""
     texts = st.sampled_from(["done", "", "{", "1"]) | st.text(max_size=20)
     flawed = st.sampled_from([FinishReason.LENGTH, FinishReason.CONTENT_FILTER, FinishReason.REFUSAL])
-    tools = agent.config.tools
-    known = st.sampled_from(sorted(tools)) if tools else st.just("nothing")
-    fitting = known.flatmap(
-        lambda name: arguments(tools[name].spec.parameters if name in tools else {"type": "object"}).map(
-            lambda given: ToolCall("", name, given)
-        )
-    )
-    unfit = st.builds(ToolCall, st.just(""), known | st.just("no_such_tool"), st.just({"no_such_field": 1}))
-    batch = st.lists(fitting | unfit, min_size=1, max_size=3)
+    batch = st.lists(_calls(agent), min_size=1, max_size=3)
     failures = st.sampled_from([TransientProviderError("503"), ProviderError("401"), ContextOverflowError("too long")])
     entries = st.one_of(
         texts,
@@ -114,12 +113,28 @@ def model_turns(agent: Agent) -> st.SearchStrategy[ModelTurn]:
     return st.builds(ModelTurn, entries, st.integers(0, 2_000), st.just(0.0))
 
 
+def _calls(agent: Agent) -> st.SearchStrategy[ToolCall]:
+    """Calls of an agent's tools, with arguments that fit or do not, and calls of a tool that it does not have."""
+    tools = agent.config.tools
+    known = st.sampled_from(sorted(tools)) if tools else st.just("nothing")
+    fitting = known.flatmap(
+        lambda name: _fitting_calls(tools[name]) if name in tools else st.just(ToolCall("", name, {}))
+    )
+    unfit = st.builds(ToolCall, st.just(""), known | st.just("no_such_tool"), st.just({"no_such_field": 1}))
+    return fitting | unfit
+
+
+def _fitting_calls(tool: Tool) -> st.SearchStrategy[ToolCall]:
+    return arguments(tool.spec.parameters).map(lambda given: ToolCall("", tool.name, given))
+
+
 def tool_results() -> st.SearchStrategy[Any]:
     """Tool results: values, and exceptions of every failure kind."""
-    errors = [ToolError(kind, kind=kind) for kind in TOOL_REPORTABLE_KINDS]
+    reported = [ToolError(kind, kind=kind) for kind in TOOL_REPORTABLE_KINDS]
     return st.one_of(
         st.text(max_size=12),
-        st.sampled_from([RuntimeError("broke"), OSError("full"), TimeoutError("slow"), *errors]),
+        st.sampled_from([RuntimeError("broke"), OSError("full"), TimeoutError("slow")]),
+        st.sampled_from(reported),
         st.none() | st.integers() | st.lists(st.integers(), max_size=2),
     )
 
@@ -161,6 +176,10 @@ def _with_times(drawn: tuple[float, float, SideEvent]) -> SideEvent:
 def scenarios(agent: Agent, *, max_turns: int = 8) -> st.SearchStrategy[Scenario]:
     """Scenarios for an agent: model replies, tool results, human replies and side events of one run.
 
+    Three of four follow a path through the graph that can happen, with data drawn along it, so that a few hundred reach
+    every row that a run of this agent can take; with small limits, where the path leads to a limit. The others are drawn
+    freely.
+
     ::
 
         @given(scenarios(my_agent))
@@ -172,7 +191,7 @@ def scenarios(agent: Agent, *, max_turns: int = 8) -> st.SearchStrategy[Scenario
         agent: The agent. Tool calls are drawn from the schemas of its tools.
         max_turns: The largest number of model turns, and of tool results; after that, everything succeeds.
     """
-    return st.builds(
+    free = st.builds(
         Scenario,
         st.lists(model_turns(agent), max_size=max_turns),
         st.lists(tool_results(), max_size=max_turns),
@@ -180,6 +199,84 @@ def scenarios(agent: Agent, *, max_turns: int = 8) -> st.SearchStrategy[Scenario
         st.lists(human_replies(), max_size=4),
         st.dictionaries(st.integers(0, MAX_SIDE_EVENT_MOVE), side_events(), max_size=3),
         st.none(),
+    )
+    along_paths = st.deferred(lambda: _along_paths(agent, max_turns, free))
+    return st.integers(0, 3).flatmap(lambda drawn: along_paths if drawn else free)
+
+
+def _along_paths(agent: Agent, max_turns: int, other: st.SearchStrategy[Scenario]) -> st.SearchStrategy[Scenario]:
+    """Scenarios that follow paths; other ones if the graph has no path whose guards all have examples."""
+    plans = [each for each in (list(scenarios_through_rows(agent)), list(scenarios_along_paths(agent))) if each]
+
+    @st.composite
+    def along_path(draw: st.DrawFn) -> Scenario:
+        chosen = plans[draw(st.integers(0, len(plans) - 1))]
+        return _vary(draw, chosen[draw(st.integers(0, len(chosen) - 1))], agent, max_turns)
+
+    return along_path() if plans else other
+
+
+def _vary(draw: st.DrawFn, plan: Scenario, agent: Agent, max_turns: int) -> Scenario:
+    """A scenario with other data, and sometimes without one of its parts: what is left out shrinks it."""
+    tools = agent.config.tools
+
+    exact = draw(st.integers(0, 3)) > 0  # only the arguments and the results of its calls are drawn
+    none: list[ToolCall] = []
+    more_calls = st.just(none) if exact else st.just(none) | st.lists(_calls(agent), max_size=1)
+
+    def kept(entries: Sequence[T]) -> list[T]:
+        return [entry for entry in entries if exact or draw(st.integers(0, 63))]
+
+    varied: dict[str, ToolCall] = {}  # equal calls stay equal
+
+    def vary_call(planned: ToolCall) -> ToolCall:
+        return varied.setdefault(call_key(planned), vary(planned))
+
+    def vary(planned: ToolCall) -> ToolCall:
+        tool = tools.get(planned.name) or _tool_like(planned.name, tools)
+        if tool is None or tool.control is not None:
+            return planned
+        if any(isinstance(value, str) for value in planned.arguments.values()) and planned.name not in tools:
+            return ToolCall("", tool.name, {"no_such_field": 1})  # in the plan its arguments are invalid, too
+        if planned.name in tools and draw(st.booleans()):
+            return planned
+        return draw(_fitting_calls(tool))
+
+    def vary_turn(turn: ModelTurn) -> ModelTurn:
+        entry = turn.entry
+        if isinstance(entry, list):
+            calls = [vary_call(planned) for planned in cast("list[ToolCall]", entry)]
+            return replace(turn, entry=calls + draw(more_calls))
+        return turn
+
+    turns = [vary_turn(turn) for turn in kept(plan.model_turns[:max_turns])]
+    results = [
+        draw(st.just(result) | st.text(max_size=12)) if result == DEFAULT_RESULT else result
+        for result in kept(plan.tool_results[:max_turns])
+    ]
+    return replace(
+        plan,
+        model_turns=turns,
+        tool_results=results,
+        recovery_actions=kept(plan.recovery_actions),
+        human_replies=kept(plan.human_replies),
+        side_events=dict(kept(list(plan.side_events.items()))),
+    )
+
+
+def _tool_like(name: str, tools: Mapping[str, Tool]) -> Tool | None:
+    """One of the tools for a call that a plan makes of a default one: with the same options, if there is one."""
+    wanted = next((tool for tool in DEFAULT_TOOLS if tool.name == name), None)
+    own = [tool for tool in tools.values() if tool.control is None]
+    if wanted is None or not own:
+        return None
+    return max(
+        own,
+        key=lambda tool: (
+            tool.ends_run == wanted.ends_run,
+            tool.retryable == wanted.retryable,
+            tool.parallel == wanted.parallel,
+        ),
     )
 
 

@@ -13,7 +13,7 @@ from hypothesis.errors import NoSuchExample
 from agentfsm import Agent, AgentGuardrails, tool
 from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.transition_table import LOOP
-from agentfsm.testing import ModelTurn, Scenario, ScriptedModel, SideEvent, Simulator, call, default_agent
+from agentfsm.testing import ModelTurn, Scenario, ScriptedModel, SideEvent, Simulator, call, default_agent, paths
 from agentfsm.testing import invariants as must
 from agentfsm.testing.strategies import AgentStateMachine, arguments, scenarios
 
@@ -145,3 +145,45 @@ def test_an_open_approval_gate_is_found(monkeypatch: pytest.MonkeyPatch) -> None
         find(scenarios(payer, max_turns=2), caught, settings=ANY_EXAMPLE)
     except NoSuchExample:
         pytest.fail("an open approval gate was not found")
+
+
+REACH = settings(
+    max_examples=500, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def test_five_hundred_scenarios_reach_every_row_of_the_loop() -> None:
+    an_agent = default_agent(LOOP)
+    reached: Counter[str] = Counter()
+    failed_batches: Counter[str] = Counter()
+
+    @REACH
+    @given(scenarios(an_agent))
+    def draw(scenario) -> None:
+        result = Simulator(an_agent).run_sync(scenario)
+        reached.update(set(result.ids))
+        if any(isinstance(turn.entry, list) and len(turn.entry) > 1 for turn in scenario.model_turns):
+            failed_batches.update(set(result.ids) & {"post_tool.tool_error", "post_tool.environment_error"})
+
+    draw()
+    assert [row.id for row in LOOP if not reached[row.id]] == []
+    assert len(failed_batches) == 2
+    print(f"500 scenarios; the rarest row was taken in {min(reached[row.id] for row in LOOP)} of them")
+
+
+def test_an_agent_without_the_default_tools_is_led_along_paths_with_its_own() -> None:
+    an_agent = agent("standard")
+    reached: Counter[str] = Counter()
+    unknown: Counter[str] = Counter()
+
+    @REACH
+    @given(scenarios(an_agent, max_turns=4))
+    def draw(scenario) -> None:
+        reached.update(set(Simulator(an_agent).run_sync(scenario).ids))
+        calls = [c for turn in scenario.model_turns if isinstance(turn.entry, list) for c in turn.entry]
+        unknown.update(c.name for c in calls if c.name not in an_agent.config.tools)
+
+    draw()
+    feasible = {row for path in paths(an_agent, "transitions") for row in path.ids}
+    assert feasible - reached.keys() <= {"post_tool.declared_done"}  # none of its tools ends a run
+    assert unknown.keys() <= {"no_such_tool", "fsm_nowhere"}
