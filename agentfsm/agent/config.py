@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from agentfsm.journal.migration import Migration
     from agentfsm.journal.records import Record
 
-__all__ = ["AgentOptions", "build_config", "with_host"]
+__all__ = ["AgentOptions", "build_config", "check_agent_graph", "with_host"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
     behavior, host = preset.behavior, options.host or Host()
     tools = _collect_tools(options.tools, behavior, options.output_type)
     _check_ending(behavior, tools)
-    graph = _check_graph(options.graph or preset.graph, tools)
+    graph = check_agent_graph(options.graph or preset.graph, tools)
     specs = tuple(t.spec for t in tools.values())
     adapter = None if options.output_type in (None, str) else _make_output_adapter(options.output_type)
     schema = None if adapter is None else adapter.json_schema()
@@ -285,8 +285,12 @@ def _effects_by_state(graph: Graph) -> dict[str, Effect]:
     return effects
 
 
-def _check_graph(graph: Graph, tools: Mapping[str, Tool]) -> Graph:
+def check_agent_graph(graph: Graph, tools: Mapping[str, Tool]) -> Graph:
     """The graph, after checking that it can run an agent with these tools.
+
+    Args:
+        graph: The graph.
+        tools: The agent's tools by name.
 
     Raises:
         GraphError: It cannot; the error says what is missing.

@@ -22,23 +22,23 @@ import click
 from agentfsm.agent import Agent
 from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.cli.paths_command import load_path_source
-from agentfsm.errors import AgentfsmError, ConfigurationError
+from agentfsm.errors import ConfigurationError
 from agentfsm.loop.presets import Preset
 from agentfsm.machine.graph import Graph
 from agentfsm.testing.coverage import row_lines
 from agentfsm.testing.mutation_plugin import MUTANT_VARIABLE
 from agentfsm.testing.path_generation import graph_of
-from agentfsm.testing.table_mutants import KINDS, Mutant, mutant_graph, table_mutants
+from agentfsm.testing.table_mutants import KINDS, Mutant, refusal_of, table_mutants
 
 __all__ = ["mutate"]
 
 _EXAMPLES = """\b
 Examples:
-  agentfsm mutate my_agent:AGENT                     every mutant, against all tests in this folder
+  agentfsm mutate my_agent:AGENT               every mutant, against all tests in this folder
   agentfsm mutate my_agent:AGENT tests/test_paths.py -k path    the arguments of pytest come last
   agentfsm mutate my_agent:AGENT --jobs 4 --json
   agentfsm mutate my_agent:AGENT --only '*:post_llm.*' --kind drop --kind swap
-  agentfsm mutate my_agent:AGENT --sample 30 --seed 7 --fail-under 90        a quick look, for CI
+  agentfsm mutate my_agent:AGENT --sample 30 --seed 7 --fail-under 90    a quick look, for CI
   agentfsm mutate my_agent:AGENT --exclude 'swap:a.x,a.y=x and y never hold together'
 """
 
@@ -185,7 +185,7 @@ def mutate(
     results = [MutantResult(m, "excluded", excluded[m.id]) for m in chosen if m.id in excluded]
     to_run: list[Mutant] = []
     for mutant in (m for m in chosen if m.id not in excluded):
-        refusal = _refusal(source, mutant)
+        refusal = refusal_of(source, mutant)
         if refusal:
             results.append(MutantResult(mutant, "refused", refusal))
         else:
@@ -233,15 +233,6 @@ def _choose(every: list[Mutant], which: _MutateOptions, excluded: dict[str, str]
         return chosen
     drawn = random.Random(which.seed).sample(range(len(chosen)), which.sample)  # noqa: S311  # not for security
     return [chosen[number] for number in sorted(drawn)]
-
-
-def _refusal(source: Graph | Preset | Agent, mutant: Mutant) -> str:
-    """Why the library refuses a mutant; empty if it accepts it."""
-    try:
-        mutant_graph(graph_of(source)[0], mutant)
-    except AgentfsmError as error:
-        return str(error)
-    return ""
 
 
 def _check_suite(suite: _Suite) -> _Suite:

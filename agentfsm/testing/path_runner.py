@@ -17,6 +17,7 @@ from agentfsm.loop.guards import approval_required
 from agentfsm.loop.json_envelope import parse_json
 from agentfsm.loop.presets import Preset
 from agentfsm.loop.state import RunState
+from agentfsm.loop.transition_table import BUILT_IN_GUARDS
 from agentfsm.machine.engine import Decision, Machine, Steppable
 from agentfsm.machine.graph import Graph, State, Transition
 from agentfsm.runtime.approval import Allow, HumanInput, ItDidNotRun
@@ -494,7 +495,7 @@ class _ForcedMachine(Machine):
     """A machine that evaluates no guard: it takes the rows of a path, one after the other."""
 
     def __init__(self, graph: Graph, path: Path) -> None:
-        super().__init__(graph)
+        super().__init__(graph, BUILT_IN_GUARDS)
         self._path = path
         self.decisions: list[Decision] = []
 

@@ -27,6 +27,7 @@ from agentfsm.loop.model import ModelRequest
 from agentfsm.loop.outcomes import StateResult
 from agentfsm.loop.recovery_policy import Recovery, RecoveryPolicy
 from agentfsm.loop.state import RunState, RunView
+from agentfsm.loop.transition_table import BUILT_IN_GUARDS
 from agentfsm.machine.engine import Decision, Machine, Steppable
 from agentfsm.machine.graph import Graph, Guard, State
 from agentfsm.runtime.context import Context, Effect
@@ -546,7 +547,8 @@ async def _run_function(tool: Tool, context: Sequence[ToolContext], arguments: d
 def _probe(guard: Guard, run: Steppable) -> object:
     """What a guard answers, before its state's rows are evaluated in order."""
     try:
-        return guard(run)
+        built_in = any(guard is each for each in BUILT_IN_GUARDS)
+        return guard(run if built_in else run.view())
     except Exception as error:  # of a row that may not be reached: a row before it holds
         return GuardError(error)
 
@@ -568,7 +570,7 @@ class _ObservedMachine(Machine):
     """The agent's machine, with each step passed to a callback."""
 
     def __init__(self, graph: Graph, step: Callable[[Machine, Steppable], Decision]) -> None:
-        super().__init__(graph)
+        super().__init__(graph, BUILT_IN_GUARDS)
         self._on_step = step
 
     def step(self, run: Steppable) -> Decision:

@@ -177,8 +177,8 @@ def scenarios(agent: Agent, *, max_turns: int = 8) -> st.SearchStrategy[Scenario
     """Scenarios for an agent: model replies, tool results, human replies and side events of one run.
 
     Three of four follow a path through the graph that can happen, with data drawn along it, so that a few hundred reach
-    every row that a run of this agent can take; with small limits, where the path leads to a limit. The others are drawn
-    freely.
+    every row that a run of this agent can take; with small limits, where the path leads to a limit. The others are
+    drawn freely.
 
     ::
 
@@ -224,7 +224,7 @@ def _vary(draw: st.DrawFn, plan: Scenario, agent: Agent, max_turns: int) -> Scen
     none: list[ToolCall] = []
     more_calls = st.just(none) if exact else st.just(none) | st.lists(_calls(agent), max_size=1)
 
-    def kept(entries: Sequence[T]) -> list[T]:
+    def some_of(entries: Sequence[T]) -> list[T]:
         return [entry for entry in entries if exact or draw(st.integers(0, 63))]
 
     varied: dict[str, ToolCall] = {}  # equal calls stay equal
@@ -249,18 +249,18 @@ def _vary(draw: st.DrawFn, plan: Scenario, agent: Agent, max_turns: int) -> Scen
             return replace(turn, entry=calls + draw(more_calls))
         return turn
 
-    turns = [vary_turn(turn) for turn in kept(plan.model_turns[:max_turns])]
+    turns = [vary_turn(turn) for turn in some_of(plan.model_turns[:max_turns])]
     results = [
         draw(st.just(result) | st.text(max_size=12)) if result == DEFAULT_RESULT else result
-        for result in kept(plan.tool_results[:max_turns])
+        for result in some_of(plan.tool_results[:max_turns])
     ]
     return replace(
         plan,
         model_turns=turns,
         tool_results=results,
-        recovery_actions=kept(plan.recovery_actions),
-        human_replies=kept(plan.human_replies),
-        side_events=dict(kept(list(plan.side_events.items()))),
+        recovery_actions=some_of(plan.recovery_actions),
+        human_replies=some_of(plan.human_replies),
+        side_events=dict(some_of(list(plan.side_events.items()))),
     )
 
 

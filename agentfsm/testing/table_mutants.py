@@ -15,15 +15,17 @@ from itertools import pairwise
 from typing import Any, cast
 
 from agentfsm.agent import Agent
+from agentfsm.agent.config import check_agent_graph
 from agentfsm.errors import ConfigurationError, GraphError
 from agentfsm.loop.failures import Failure, FailureKind
 from agentfsm.loop.presets import Preset
+from agentfsm.loop.transition_table import BUILT_IN_GUARDS
 from agentfsm.machine.engine import Machine
 from agentfsm.machine.graph import Graph, Transition
 from agentfsm.runtime.tools import Tool
 from agentfsm.testing.path_generation import graph_of
 
-__all__ = ["KINDS", "Mutant", "apply_mutant", "mutant_graph", "table_mutants"]
+__all__ = ["KINDS", "Mutant", "apply_mutant", "mutant_graph", "refusal_of", "table_mutants"]
 
 KINDS = ("drop", "swap", "retarget", "negate", "approval")
 """The kinds of mutants."""
@@ -79,7 +81,7 @@ def _mutants(source: Graph | Preset | Agent) -> Iterator[Mutant]:
             yield Mutant("drop", row.id)
             if following is not None:
                 yield Mutant("swap", row.id, following.id)
-            yield Mutant("retarget", row.id, _other_target(graph, row))
+            yield Mutant("retarget", row.id, _other_target(source, row))
             if row.guard is not None:
                 yield Mutant("negate", row.id)
     if isinstance(source, Agent):
@@ -111,18 +113,40 @@ def mutant_graph(graph: Graph, mutant: Mutant) -> Graph:
     return replace(graph, transitions=tuple(table))
 
 
-def _other_target(graph: Graph, row: Transition) -> str:
-    """The next state, in the order of the declaration, that the row may lead to instead; empty if there is none."""
-    names = [str(spec.name) for spec in graph.states]
-    here = names.index(row.target)
-    for name in names[here + 1 :] + names[:here]:
-        try:
-            table = tuple(_led_to(graph, row, name) if t is row else t for t in graph)
-            replace(graph, transitions=table)
-        except GraphError:
-            continue
-        return name
+def refusal_of(source: Graph | Preset | Agent, mutant: Mutant) -> str:
+    """Why the library refuses a mutant, when its graph or an agent with it is built; empty if it accepts it.
+
+    Args:
+        source: The graph, preset or agent.
+        mutant: The fault.
+    """
+    graph = graph_of(source)[0]
+    try:
+        changed = mutant_graph(graph, mutant)
+        if isinstance(source, Agent):
+            check_agent_graph(changed, source.config.tools)
+        elif _is_accepted(graph):
+            check_agent_graph(changed, {})
+    except GraphError as error:
+        return str(error)
     return ""
+
+
+def _is_accepted(graph: Graph) -> bool:
+    """Whether an agent without tools may have a graph; a graph may also be run by something else than an agent."""
+    try:
+        check_agent_graph(graph, {})
+    except GraphError:
+        return False
+    return True
+
+
+def _other_target(source: Graph | Preset | Agent, row: Transition) -> str:
+    """The next state, in the order of the declaration, that the row may lead to instead; empty if there is none."""
+    names = [str(spec.name) for spec in graph_of(source)[0].states]
+    here = names.index(row.target)
+    others = names[here + 1 :] + names[:here]
+    return next((name for name in others if not refusal_of(source, Mutant("retarget", row.id, name))), "")
 
 
 def _led_to(graph: Graph, row: Transition, target: str) -> Transition:
@@ -178,7 +202,7 @@ def apply_mutant(source: object, mutant: Mutant) -> None:
     vars(graph).update(vars(changed))
     for machine in _every(Machine):
         if machine.graph is graph:
-            Machine.__init__(machine, graph)
+            Machine.__init__(machine, graph, BUILT_IN_GUARDS)
 
 
 def _every(kind: type[Any]) -> list[Any]:

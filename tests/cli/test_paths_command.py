@@ -38,11 +38,13 @@ def test_a_file_is_written_checked_and_updated(cli: Cli, tmp_path: Path) -> None
     written = (tmp_path / "paths.json").read_text()
     assert (cli(*command, "--check").exit_code, cli(*command, "--check").stdout) == (0, "")
     app.write_text(
-        APP.replace("> 100", "> 500").replace("tools=[pay]", 'tools=[pay], graph=LOOP.without("recover.stop")')
+        APP.replace("> 100", "> 500").replace(
+            "tools=[pay]", 'tools=[pay], graph=LOOP.without("post_llm.loop_detected")'
+        )
     )
     result = cli(*command, "--check")
     assert result.exit_code == 1
-    assert "the row recover.stop -> terminal" in result.stdout
+    assert "the row post_llm.loop_detected -> recover" in result.stdout
     assert "pay(amount=101) needs no approval any more" in result.stdout
     assert (tmp_path / "paths.json").read_text() == written
     assert "removed" in cli(*command).stderr

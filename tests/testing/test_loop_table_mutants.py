@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from agentfsm.errors import GraphError
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.graph import Graph, Transition
 from agentfsm.testing import GuardConflict, Path, WitnessDriver, check_priority, guard_conflicts, paths
@@ -109,7 +110,10 @@ def caught_by(graph: Graph) -> str:
 
     All are tried until one catches; those that are likely to come first, so that it takes less time.
     """
-    driver = WitnessDriver(graph)
+    try:
+        driver = WitnessDriver(graph)
+    except GraphError:
+        return "no agent may have such a graph"
     changed = {s.name for s in LOOP.states if LOOP.rows(s.name) != graph.rows(s.name)}
     near = [c for c in CONFLICTS if c.rival.source in changed]
     far = [c for c in CONFLICTS if c.rival.source not in changed]

@@ -106,7 +106,7 @@ def test_updated_paths_keep_those_that_can_still_happen() -> None:
 def test_every_criterion_can_be_reviewed(cover: str) -> None:
     reviewed = ReviewedPaths.generate(LOOP, cover)
     assert reviewed.differences(LOOP) == []
-    assert reviewed.differences(LOOP.without("recover.stop"))
+    assert reviewed.differences(LOOP.without("post_llm.loop_detected"))
 
 
 def test_calls_on_both_sides_of_an_approval_rule_are_kept() -> None:
