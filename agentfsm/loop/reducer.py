@@ -416,8 +416,13 @@ def _prepare_retry(run: RunState, failure: Failure) -> None:
 def _set_feedback(run: RunState, text: str) -> None:
     if run.behavior.feedback == "once":
         run.feedback = text
+        return
+    answers_calls = bool(run.batch) and not run.deferred_messages
+    append_tool_results(run)
+    last = run.messages[-1] if answers_calls else None
+    if last is not None and last.tool_call_id is not None:  # a message of its own would be a user message after it
+        run.messages[-1] = replace(last, content=f"{last.content}\n\n{text}")
     else:
-        append_tool_results(run)
         run.messages.append(Message(Role.TOOL, text, is_error=True))
 
 

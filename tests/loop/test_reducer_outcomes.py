@@ -154,7 +154,7 @@ def test_feedback_in_a_tool_result_is_not_repeated(kind):
     assert recovered(kind, "retry").feedback is None
 
 
-def test_kept_feedback_is_a_message_after_the_results():
+def test_kept_feedback_on_calls_that_were_not_run_is_the_end_of_their_results():
     call = make_call("9")
     run = recovered(
         "output_truncated", "retry",
@@ -164,8 +164,16 @@ def test_kept_feedback_is_a_message_after_the_results():
         messages=[Message.assistant("", (call,))],
     )  # fmt: skip
     assert run.feedback is None
-    assert [(m.role, m.tool_call_id) for m in run.messages[1:]] == [(Role.TOOL, "9"), (Role.TOOL, None)]
-    assert run.messages[-1] == Message(Role.TOOL, prompts.truncation_feedback("call"), is_error=True)
+    (result,) = run.messages[1:]  # a message of its own would be sent as a user message after a tool result
+    assert (result.role, result.tool_call_id, result.is_error) == (Role.TOOL, "9", True)
+    assert result.content == f"{prompts.NOT_RUN_TEXTS['truncated']}\n\n{prompts.truncation_feedback('call')}"
+
+
+def test_kept_feedback_on_a_reply_without_calls_is_a_tool_message():
+    run = recovered("output_malformed", "retry", behavior={"feedback": "kept"}, messages=[Message.assistant("{")])
+    assert run.messages[1:] == [
+        Message(Role.TOOL, prompts.feedback_text(make_failure("output_malformed"), run.behavior), is_error=True)
+    ]
 
 
 @pytest.mark.parametrize(
