@@ -12,6 +12,7 @@ from typing import Any
 
 from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.messages import FinishReason, Message, ToolCall, ToolResult, Usage
+from agentfsm.loop.read_only import FrozenDict
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.machine.engine import Decision
 
@@ -297,7 +298,7 @@ class UserInputRequested(Ending):
     context: str = ""
     choices: tuple[str, ...] = ()
     tool: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    arguments: Mapping[str, Any] = field(default_factory=FrozenDict)
     asker: str = ""
     suspension_record: SuspensionRecord = field(repr=False)
     digest: str = ""

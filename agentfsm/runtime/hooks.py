@@ -28,7 +28,7 @@ from agentfsm.loop.events import (
 )
 from agentfsm.loop.failures import FailureKind
 from agentfsm.loop.messages import ToolCall
-from agentfsm.loop.read_only import read_only
+from agentfsm.loop.read_only import FrozenDict, read_only
 from agentfsm.loop.state import RunView
 from agentfsm.machine.graph import State
 from agentfsm.runtime.tools import Tool
@@ -100,7 +100,7 @@ class HookContext:
     run: RunView
     call: ToolCall | None = None
     tool: Tool | None = None
-    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    arguments: Mapping[str, Any] = field(default_factory=FrozenDict)
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ import copy
 import dataclasses
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from agentfsm import (
     LOOP,
@@ -36,6 +36,7 @@ from agentfsm import (
     ModelReplied,
     ReadOnlyError,
     Reply,
+    Role,
     RunAborted,
     RunCancelled,
     RunCompleted,
@@ -48,6 +49,7 @@ from agentfsm import (
     StateResult,
     StateSpec,
     ToolCall,
+    ToolError,
     Transition,
     Transitioned,
     UserInputRequested,
@@ -58,6 +60,7 @@ from agentfsm import (
 from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.journal.verification import GOOD, OPEN, verify_stored_run
 from agentfsm.loop.events import Event
+from agentfsm.loop.read_only import user_code
 from agentfsm.machine.declaration import Counter
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
 from tests.helpers.provider_rules import check_requests, check_transcript
@@ -876,3 +879,102 @@ def test_the_failure_that_a_guard_returned_cannot_be_changed_later() -> None:
     result = World(graph=LOOP.with_detector("post_llm", detects, before="tool_calls"), hooks=[change]).run()
     assert result.run_state.failure is not None
     assert result.run_state.failure.metadata == {"x": 1}
+
+
+# -- everything that can be reached ----------------------------------------------------------------------
+
+
+def reachable(value: Any, path: str, seen: dict[int, str]) -> None:
+    """Note the path to every object that can be reached from a value by its fields and items."""
+    if id(value) in seen or isinstance(value, (str, bytes, int, float, type(None), type)) or callable(value):
+        return
+    seen[id(value)] = path
+    KEPT_ALIVE.append(value)
+    if isinstance(value, dict):
+        for name, item in value.items():
+            reachable(item, f"{path}[{name!r}]", seen)
+    elif isinstance(value, (list, tuple)) or (isinstance(value, Sequence) and not isinstance(value, str)):
+        for index, item in enumerate(value):
+            reachable(item, f"{path}[{index}]", seen)
+    for name in field_names(value):
+        if not name.startswith("_") and name not in ("function", "adapter", "delegate"):  # code, not data of the run
+            reachable(getattr(value, name), f"{path}.{name}", seen)
+
+
+KEPT_ALIVE: list[Any] = []
+
+
+def field_names(value: Any) -> list[str]:
+    if dataclasses.is_dataclass(value):
+        return [field.name for field in dataclasses.fields(value)]
+    return list(type(value).model_fields) if isinstance(value, BaseModel) else []
+
+
+def changeable(value: Any) -> str:
+    """How a value can be changed, or an empty string."""
+    if isinstance(value, (dict, list, set, bytearray)) and type(value) in (dict, list, set, bytearray):
+        return f"it is a {type(value).__name__}"
+    for name in field_names(value):
+        with contextlib.suppress(AttributeError, ValidationError):
+            setattr(value, name, getattr(value, name))
+            return f"{name!r} can be set"
+    return ""
+
+
+def test_nothing_that_a_hook_can_reach_can_be_changed() -> None:
+    found: dict[str, str] = {}
+    count: list[int] = []
+    tries: list[int] = []
+
+    @tool(idempotent=True, retryable=True)
+    def mixed(items: list[dict[str, Any]], flag: bool = False) -> str:
+        """Fails at first."""
+        tries.append(1)
+        if len(tries) == 1:
+            raise ToolError("not yet", blockers=("a",))
+        return "fine"
+
+    @observer
+    def observe(event: Event) -> None:
+        look_at(event)
+
+    def look_at(given: Any) -> None:
+        seen: dict[int, str] = {}
+        reachable(given, type(given).__name__, seen)
+        count.append(len(seen))
+        for value in KEPT_ALIVE:
+            if how := changeable(value):
+                found[seen[id(value)]] = how
+        KEPT_ALIVE.clear()
+
+    def look_from(at: str) -> Any:
+        @hook(at)
+        def looks(context: HookContext) -> None:
+            with contextlib.suppress(ReadOnlyError), user_code("test", look_at, []):  # not as the hook's attempts
+                look_at(context)
+
+        return looks
+
+    script = (
+        Reply(
+            Message(Role.ASSISTANT, tool_calls=(ToolCall("c1", "mixed", {"items": [{"a": [1]}]}),), extra={"x": [1]})
+        ),
+        Reply(
+            Message(Role.ASSISTANT, tool_calls=(ToolCall("c2", "mixed", {"items": [{"a": [1]}]}), ToolCall("c3", "no")))
+        ),
+        call("pay", amount=5),
+        "done",
+    )
+    states = [str(state.name) for state in LOOP.states]
+    world = World(*script, tools=[mixed, pay], hooks=[*map(look_from, states), observe])
+    result = world.run()
+    assert found == {}
+    assert {d.source for d in result.decisions} == {
+        "pre_step",
+        "call_llm",
+        "post_llm",
+        "dispatch_tool",
+        "post_tool",
+        "recover",
+    }
+    assert max(count) > 60
