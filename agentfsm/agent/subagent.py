@@ -319,8 +319,8 @@ def _budgets(caller: CallingRun, state: RunState, uncharged: Spent) -> tuple[_Bu
     return (
         _Budget("max_iterations", limits.max_iterations, model_calls, state.iterations, n),
         _Budget("max_steps", limits.step_limit, run.steps, state.steps, n),
-        _Budget("max_tokens", limits.max_tokens, usage.total_tokens, used.total_tokens, n),
-        _Budget("max_cost_usd", limits.max_cost_usd, usage.cost_usd, used.cost_usd, n),
+        _Budget("max_tokens", run.token_limit, usage.total_tokens, used.total_tokens, n),
+        _Budget("max_cost_usd", run.cost_limit, usage.cost_usd, used.cost_usd, n),
         _Budget("max_execution_time_s", limits.max_execution_time_s, elapsed_s, state.elapsed_s, 1),
     )
 
@@ -330,6 +330,9 @@ _EXTENDED_BY_REPLY = {
     FailureKind.time_limit: "max_execution_time_s",
 }
 """The budgets whose counter a person's reply sets to zero."""
+
+_GRANTED_BY_REPLY = {FailureKind.token_limit: "max_tokens", FailureKind.cost_limit: "max_cost_usd"}
+"""The budgets of which a person's reply grants the same amount once more."""
 
 
 def cap_guardrails(
@@ -353,18 +356,30 @@ def cap_guardrails(
         reply: The person's reply with which it continues, or None.
     """
     request = None if state is None or reply is None or reply.kind != "text" else state.pending_request
-    extended = None if request is None or request.failure_kind is None else _EXTENDED_BY_REPLY.get(request.failure_kind)
+    kind = None if request is None else request.failure_kind
+    extended, granted = (None, None) if kind is None else (_EXTENDED_BY_REPLY.get(kind), _GRANTED_BY_REPLY.get(kind))
     update: dict[str, Any] = {"validity_s": max(own.validity_s, caller.run.guardrails.validity_s)}
     for budget in _budgets(caller, state or RunState(""), uncharged or Spent()):
+        own_limit = _own_limit(own, budget.name, state, granted)
         if budget.limit is None:
+            update |= {budget.name: own_limit} if budget.name in _GRANTED_BY_REPLY.values() else {}
             continue
         left = budget.limit - budget.spent
         if budget.shared_by > 1:
             left = left // budget.shared_by if isinstance(left, int) else left / budget.shared_by
-        if left <= 0 and (state is None or budget.name == extended):
+        if left <= 0 and (state is None or budget.name in (extended, granted)):
             return None
         cap = max(left, 0) + (0 if budget.name == extended else budget.counted)
         cap = cap or 1  # a limit is never zero: the run that continues is at its end without another model call
-        own_limit = own.step_limit if budget.name == "max_steps" else getattr(own, budget.name)
         update[budget.name] = cap if own_limit is None else min(own_limit, cap)
     return own.model_copy(update=update)
+
+
+def _own_limit(own: AgentGuardrails, name: str, state: RunState | None, granted: str | None) -> float | None:
+    """A sub-agent's own limit on a budget, with what a person has granted, and grants now."""
+    if name == "max_steps":
+        return own.step_limit
+    limit: float | None = getattr(own, name)
+    if limit is None or state is None or name not in _GRANTED_BY_REPLY.values():
+        return limit
+    return max(limit, getattr(state.guardrails, name) or limit) + (limit if name == granted else 0)

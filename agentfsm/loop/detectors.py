@@ -136,7 +136,7 @@ def time_limit(run: RunState) -> Failure | None:
 
 def token_limit(run: RunState) -> Failure | None:
     """``max_tokens`` are used up."""
-    limit = run.guardrails.max_tokens
+    limit = run.token_limit
     if limit is None or run.usage.total_tokens < limit:
         return None
     return _limit_failure(run, FailureKind.token_limit, f"{run.usage.total_tokens} of {limit} tokens are used up")
@@ -144,7 +144,7 @@ def token_limit(run: RunState) -> Failure | None:
 
 def cost_limit(run: RunState) -> Failure | None:
     """``max_cost_usd`` is used up."""
-    limit = run.guardrails.max_cost_usd
+    limit = run.cost_limit
     if limit is None or run.usage.cost_usd < limit:
         return None
     return _limit_failure(run, FailureKind.cost_limit, f"{run.usage.cost_usd:.4f} of {limit:g} USD are used up")

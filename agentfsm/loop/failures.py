@@ -185,16 +185,16 @@ class FailureKind(StrEnum):
         _G.limit,
         _A.ask_user,
         lesson=False,
-        question="The run has used up its tokens ({explanation}). No reply can extend it: end it here, and start "
-        "again with a larger max_tokens.",
+        question="The run has used up its tokens ({explanation}). How should it continue? A reply "
+        "grants as many again.",
     )
     cost_limit = _row(
         "cost_limit",
         _G.limit,
         _A.ask_user,
         lesson=False,
-        question="The run has used up its budget ({explanation}). No reply can extend it: end it here, and start "
-        "again with a larger max_cost_usd.",
+        question="The run has used up its budget ({explanation}). How should it continue? A reply "
+        "grants as much again.",
     )
 
     @property

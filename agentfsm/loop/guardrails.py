@@ -30,7 +30,8 @@ class AgentGuardrails(BaseModel):
         max_cost_usd: Maximum cost of all model calls in USD; None for no limit.
         max_steps: Maximum number of entries to ``pre_step``, whatever the policy decides. Defaults to four times
             ``max_iterations`` (10,000 if that is None).
-        max_continues: How many times a person may extend a spent budget before the run stops. Extensions still
+        max_continues: How many times a person may extend a spent budget before the run stops. Model calls and time
+            begin anew then; of tokens and USD the same amount is granted once more. Extensions still
             count against ``max_steps``: raise that too if they must not be cut short.
         max_calls_per_reply: How many calls of one reply are run. Those after them are not, and their results say so.
         max_moves: How many transitions a run may take between two waits for a person, whatever its graph; past it the

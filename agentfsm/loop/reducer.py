@@ -228,6 +228,12 @@ def _extend_limit(run: RunState) -> None:
         run.counters["iterations"] = 0
     elif kind is FailureKind.time_limit:
         run.elapsed_s, run.final_turn = 0.0, ""
+    elif run.parent is not None:  # a sub-agent gets its limits, each time it goes on, from what its caller has left
+        return
+    elif kind is FailureKind.token_limit:
+        run.granted_tokens += run.guardrails.max_tokens or 0
+    elif kind is FailureKind.cost_limit:
+        run.granted_usd += run.guardrails.max_cost_usd or 0.0
 
 
 _ON_LEAVE: Mapping[object, Callable[[RunState, StateSpec], None]] = {

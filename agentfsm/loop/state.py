@@ -253,6 +253,8 @@ class RunState(_HiddenSlots):
             user-defined states.
         turns: How many times ``call_llm`` has called the model; the ids of effects begin with it.
         usage: Tokens and USD of all model calls.
+        granted_tokens: Tokens that a person has granted beyond ``max_tokens``.
+        granted_usd: USD that a person has granted beyond ``max_cost_usd``.
         elapsed_s: Seconds of active time since the run began or a person last extended that budget.
         silence_s: The longest silence between two phases since the last model call, in seconds.
         final_turn: ``""``, ``now`` during the last turn that ``finalize_grace_s`` grants, then ``used``.
@@ -302,6 +304,8 @@ class RunState(_HiddenSlots):
     model_calls: int = 0
     turns: int = 0
     usage: Usage = field(default_factory=Usage)
+    granted_tokens: int = 0
+    granted_usd: float = 0.0
     elapsed_s: float = 0.0
     silence_s: float = 0.0
     final_turn: str = ""
@@ -366,6 +370,18 @@ class RunState(_HiddenSlots):
     def done(self) -> bool:
         """Whether the run has ended."""
         return bool(self.ended)
+
+    @property
+    def token_limit(self) -> int | None:
+        """Tokens that the run may use, with those that a person has granted; None for no limit."""
+        limit = self.guardrails.max_tokens
+        return None if limit is None else limit + self.granted_tokens
+
+    @property
+    def cost_limit(self) -> float | None:
+        """USD that the run may use, with those that a person has granted; None for no limit."""
+        limit = self.guardrails.max_cost_usd
+        return None if limit is None else limit + self.granted_usd
 
     @property
     def next_call(self) -> int:

@@ -61,7 +61,7 @@ from agentfsm.journal.replay import replay
 from agentfsm.journal.sqlite import SqliteStore
 from agentfsm.journal.store import Lease
 from agentfsm.journal.verification import GOOD, OPEN, verify
-from agentfsm.loop.state import dump_state
+from agentfsm.loop.state import HumanReply, PendingRequest, dump_state
 from agentfsm.loop.tool_batch import charge
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.runtime.tools import BudgetShare, CallingRun
@@ -361,6 +361,28 @@ def test_results_that_came_before_the_process_died_are_counted_among_what_is_spe
 def test_too_little_for_all_is_nothing_for_each() -> None:
     caller = calling_run(BudgetShare(3), guardrails=AgentGuardrails(max_tokens=12), usage=Usage(10))
     assert cap_guardrails(AgentGuardrails(), caller) is None
+
+
+@pytest.mark.parametrize(("callers", "expected"), [(None, 20), (100, 20), (15, 15)])
+def test_a_reply_grants_a_sub_agent_its_own_tokens_once_more_within_what_its_caller_has_left(
+    callers: int | None, expected: int
+) -> None:
+    """Its own limit is 10 tokens, and it has used them; its caller has been charged for them."""
+    own = AgentGuardrails(max_tokens=10)
+    caller = calling_run(BudgetShare(), guardrails=AgentGuardrails(max_tokens=callers), usage=Usage(10))
+    request = PendingRequest("limit", "And now?", failure_kind=FailureKind.token_limit)
+    state = RunState("child", parent=("run", "call"), guardrails=own, usage=Usage(10), pending_request=request)
+    given_limits = cap_guardrails(own, caller, state, None, HumanReply("text", "go on"))
+    assert given_limits is not None
+    assert given_limits.max_tokens == expected
+
+
+def test_a_reply_grants_a_sub_agent_nothing_of_a_budget_that_its_caller_has_used_up() -> None:
+    own = AgentGuardrails(max_tokens=10)
+    caller = calling_run(BudgetShare(), guardrails=AgentGuardrails(max_tokens=10), usage=Usage(10))
+    request = PendingRequest("limit", "And now?", failure_kind=FailureKind.token_limit)
+    state = RunState("child", parent=("run", "call"), guardrails=own, usage=Usage(10), pending_request=request)
+    assert cap_guardrails(own, caller, state, None, HumanReply("text", "go on")) is None
 
 
 optional = st.one_of(st.none(), st.integers(1, 50))

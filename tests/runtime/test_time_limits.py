@@ -18,12 +18,14 @@ from agentfsm import (
     Failure,
     FailureKind,
     Handoff,
+    Host,
     Message,
     PartialRunSummary,
     Reply,
     RunCancelled,
     RunResult,
     RunWarning,
+    SqliteStore,
     TransientProviderError,
     Transition,
     Usage,
@@ -38,7 +40,7 @@ from agentfsm.machine.declaration import Counter
 from agentfsm.models.model_wrappers import Limited
 from agentfsm.runtime.host import SystemClock
 from agentfsm.runtime.run import Run
-from agentfsm.testing import FakeClock, call
+from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.scenarios import (
     check_result,
     look,
@@ -232,16 +234,53 @@ def test_spent_time_resets_the_count_and_waiting_was_never_charged():
 @pytest.mark.parametrize(
     ("limits", "kind"), [({"max_tokens": 10}, FailureKind.token_limit), ({"max_cost_usd": 1}, FailureKind.cost_limit)]
 )
-def test_spent_tokens_and_money_are_not_reset(limits, kind):
+def test_a_reply_to_spent_tokens_or_money_grants_the_same_amount_once_more(limits, kind):
     def answer(messages: Any) -> Reply:
         return Reply(Message.assistant("", (call("look", f"id{len(messages)}"),)), usage=Usage(10, 0, cost_usd=1))
 
-    limits = AgentGuardrails(**limits, max_continues=1)
-    agent, _ = scripted_agent(answer, answer, answer, guardrails=limits, tools=[look])
-    first, second = extend(agent, "go on")
-    assert first.outcome.originating_failure_kind is kind
-    assert isinstance(second.outcome, PartialRunSummary)
-    assert second.run_state.model_calls == 1
+    limits = AgentGuardrails(**limits, max_continues=2)
+    agent, _ = scripted_agent(*[answer] * 9, guardrails=limits, tools=[look])
+    first, second, last = extend(agent, "go on", "and on")
+    assert [r.outcome.originating_failure_kind for r in (first, second)] == [kind] * 2
+    assert [r.run_state.model_calls for r in (first, second, last)] == [1, 2, 3]
+    assert isinstance(last.outcome, PartialRunSummary)
+    assert last.outcome.failure.kind is kind
+    assert last.run_state.usage.total_tokens == 30
+    assert "A reply grants as" in first.outcome.question
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_what_a_person_granted_survives_another_process(stored, tmp_path):
+    """A fresh agent continues from the record, or from the store alone, twice."""
+
+    def answer(messages: Any) -> Reply:
+        return Reply(Message.assistant("", (call("look", f"id{len(messages)}"),)), usage=Usage(10, 0))
+
+    limits = AgentGuardrails(max_tokens=10)
+
+    def fresh(store: Any) -> Agent:
+        return Agent(
+            ScriptedModel([answer] * 9), tools=[look], guardrails=limits, host=Host(secret=b"same", store=store)
+        )
+
+    async def scene() -> list[RunResult]:
+        results: list[RunResult] = []
+        for turn in range(3):
+            store = SqliteStore(tmp_path / "runs.db") if stored else None
+            agent = fresh(store)
+            if not turn:
+                results.append(await agent.run("go"))
+            else:
+                last = results[-1]
+                record = last.run_state.run_id if stored else last.outcome.suspension_record.to_json()
+                results.append(await agent.resume(record, "go on"))
+            if store is not None:
+                store.close()
+        return results
+
+    results = run_async(scene)
+    assert [r.run_state.usage.total_tokens for r in results] == [10, 20, 30]
+    assert [r.run_state.token_limit for r in results] == [10, 20, 30]
 
 
 @pytest.mark.parametrize(("word", "ending"), [("stop", PartialRunSummary), ("handoff", Handoff)])
