@@ -32,6 +32,7 @@ from agentfsm import (
     Host,
     Message,
     PartialRunSummary,
+    ProviderError,
     Reply,
     RunCancelled,
     RunError,
@@ -480,6 +481,53 @@ def test_the_model_calls_of_a_sub_agents_own_state_count_too(limit: int) -> None
     result = Agent(above, tools=[helper.as_tool("h", "Helps.")], guardrails=limits).run_sync("go")
     assert above.calls + below.calls + critic.calls == limit
     assert result.run_state.model_calls == limit
+
+
+class TreeModel:
+    """Replies with some rounds of calls of all sub-agents below it, then fails or answers; counts every reply."""
+
+    name = "tree"
+
+    def __init__(self, made: list[int], below: list[str], rounds: int, together: bool, fails: bool) -> None:
+        self._made, self._below, self._rounds, self._together, self._fails = made, below, rounds, together, fails
+
+    async def reply(self, request: Any) -> Reply:
+        self._made.append(1)
+        done_so_far = sum(m.role == "tool" for m in request.messages)
+        wanted = [call(name, f"c{done_so_far}_{name}", task=f"{done_so_far}") for name in self._below]
+        wanted = wanted if self._together else wanted[:1]
+        if wanted and done_so_far < self._rounds * len(wanted):
+            return Reply(Message.assistant("", tuple(wanted)))
+        if self._fails:
+            raise ProviderError("no")
+        return said("ok")
+
+
+def tree(draw: Any, made: list[int], depth: int, host: Host | None = None, limit: int | None = None) -> Agent:
+    """An agent with a random tree of sub-agents below it."""
+    count = draw(st.integers(0, 3)) if depth else 0
+    parallel, own = draw(st.booleans()), limit or draw(st.integers(1, 12))
+    tools = [tree(draw, made, depth - 1).as_tool(f"h{i}", "Helps.", parallel=parallel) for i in range(count)]
+    rounds, together, fails = draw(st.integers(1, 4)), draw(st.booleans()), draw(st.integers(0, 4)) == 0
+    model = TreeModel(made, [f"h{i}" for i in range(count)], rounds, together, fails and limit is None)
+    limits = AgentGuardrails(max_iterations=own, on_limit=draw(st.sampled_from(["stop", "handoff"])))
+    return Agent(model, tools=tools, guardrails=limits, host=host)
+
+
+@given(data=st.data(), limit=st.integers(1, 30), stored=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_however_sub_agents_are_nested_they_make_no_more_model_calls_than_are_left(
+    data: st.DataObject, limit: int, stored: bool
+) -> None:
+    made: list[int] = []
+    store = MemoryStore() if stored else None
+    agent = tree(data.draw, made, 3, Host(store=store), limit)
+    result = asyncio.run(_awaited(agent.run("go", run_id="top")))
+    assert len(made) <= limit
+    assert result.run_state.model_calls == len(made)
+    check_end(result)
+    if store is not None:
+        assert dump_state(rehydrate(store.records("top")).run) == dump_state(result.run_state)
 
 
 def test_a_sub_agents_own_limit_applies_where_it_is_lower() -> None:
