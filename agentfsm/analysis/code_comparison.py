@@ -18,13 +18,14 @@ import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
+from functools import lru_cache
 from textwrap import dedent
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 from pydantic import BaseModel
 
-__all__ = ["DigestOnly", "code_digest", "same_code"]
+__all__ = ["DigestOnly", "code_digest", "code_key", "parsed_statement", "same_code"]
 
 Body = Callable[[FunctionType], object]
 
@@ -69,10 +70,19 @@ def same_code(old: object, new: object) -> bool | None:
     """
     if old is new:
         return True
-    if isinstance(old, DigestOnly) or isinstance(new, DigestOnly):
-        digests = code_digest(old), code_digest(new)
-        return None if "" in digests else digests[0] == digests[1]
-    return _Description(_instructions).of(old) == _Description(_instructions).of(new)
+    sources = isinstance(old, DigestOnly) or isinstance(new, DigestOnly)
+    keys = code_key(old, sources=sources), code_key(new, sources=sources)
+    return None if "" in keys else keys[0] == keys[1]
+
+
+def code_key(function: object, *, sources: bool) -> str:
+    """A text that is equal for functions with the same code; empty if the code is not known.
+
+    Args:
+        function: A guard or an effect.
+        sources: Whether to compare sources, because of some functions only digests are known, or what really runs.
+    """
+    return code_digest(function) if sources else _hash(_Description(_instructions).of(function))
 
 
 def code_digest(function: object) -> str:
@@ -87,6 +97,10 @@ def code_digest(function: object) -> str:
         described = _Description(_syntax).of(function)
     except (OSError, TypeError, SyntaxError, LookupError):
         return ""
+    return _hash(described)
+
+
+def _hash(described: object) -> str:
     return hashlib.sha256(repr(described).encode()).hexdigest()[:16]
 
 
@@ -147,7 +161,7 @@ class _Description:
         if isinstance(value, functools.partial):
             parts = cast("functools.partial[object]", value)
             return ("partial", *(self._value(part, depth + 1) for part in (parts.func, parts.args, parts.keywords)))
-        if depth and not self._is_followed(value):
+        if (depth and not self._is_followed(value)) or (isinstance(value, type) and _package(value) == "agentfsm"):
             return ("named", value.__module__, value.__qualname__)
         if id(value) in self._places:  # it uses itself, or was described already
             return ("see", self._places[id(value)])
@@ -162,7 +176,7 @@ class _Description:
             self._body(function),
             tuple(self._value(part, depth + 1) for part in defaults),
             tuple(self._cell(cell, depth) for cell in function.__closure__ or ()),
-            tuple((name, self._value(used, depth + 1)) for name, used in sorted(_used_globals(function))),
+            tuple((name, self._value(used, depth + 1)) for name, used in _used_globals(function)),
         )
 
     def _cell(self, cell: Any, depth: int) -> object:
@@ -200,20 +214,31 @@ def _state(value: object) -> dict[str, object]:
 
 def _used_globals(function: FunctionType) -> Iterator[tuple[str, object]]:
     """What a function uses of its module, by name, and of your own modules that it names."""
-    found: dict[str, object] = {}
-    for code in _nested(function.__code__):
-        module: ModuleType | None = None
+    for name, attribute in _global_names(function.__code__):
+        if name not in function.__globals__:
+            continue
+        value = function.__globals__[name]
+        if not attribute:
+            yield name, value
+        elif isinstance(value, ModuleType) and hasattr(value, attribute):
+            yield f"{name}.{attribute}", getattr(value, attribute)
+
+
+@lru_cache(maxsize=4096)
+def _global_names(code: CodeType) -> tuple[tuple[str, str], ...]:
+    """The global names that a code object uses, and the attributes that it reads of them directly."""
+    found: dict[tuple[str, str], None] = {}
+    for each in _nested(code):
         name = ""
-        for step in dis.get_instructions(code):
-            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval in function.__globals__:
+        for step in dis.get_instructions(each):
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
                 name = str(step.argval)
-                value = found[name] = function.__globals__[name]
-                module = value if isinstance(value, ModuleType) else None
+                found[name, ""] = None
                 continue
-            if module is not None and step.opname in ("LOAD_ATTR", "LOAD_METHOD") and hasattr(module, step.argval):
-                found[f"{name}.{step.argval}"] = getattr(module, step.argval)
-            module = None
-    yield from found.items()
+            if name and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                found[name, str(step.argval)] = None
+            name = ""
+    return tuple(sorted(found))
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:
@@ -228,6 +253,7 @@ def _instructions(function: FunctionType) -> object:
     return _code_object(function.__code__)
 
 
+@lru_cache(maxsize=4096)
 def _code_object(code: CodeType) -> object:
     bytecode = dis.Bytecode(code)
     steps = [s for s in bytecode if s.opname not in ("NOP", "EXTENDED_ARG", "CACHE", "RESUME")]
@@ -301,10 +327,19 @@ def _syntax(function: FunctionType) -> object:
 
 
 def _definition(function: FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef:
-    node = ast.parse(dedent(inspect.getsource(function.__code__))).body[0]
+    node = parsed_statement(function.__code__)
     if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         raise SyntaxError(f"{function.__qualname__} is not defined by a statement")
     return node
+
+
+@lru_cache(maxsize=4096)
+def parsed_statement(code: CodeType) -> ast.stmt | None:
+    """The statement that a code object comes from; None if its source cannot be read."""
+    try:
+        return ast.parse(dedent(inspect.getsource(code))).body[0]
+    except (OSError, TypeError, SyntaxError, IndexError):
+        return None
 
 
 def _statements(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:

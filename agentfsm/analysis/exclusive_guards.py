@@ -11,14 +11,14 @@ That rests on what guards promise: they read the run, which is plain data, and c
 from __future__ import annotations
 
 import ast
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import reduce
-from textwrap import dedent
 from types import FunctionType, ModuleType
 from typing import cast
+
+from agentfsm.analysis.code_comparison import parsed_statement
 
 __all__ = ["are_exclusive", "required_values"]
 
@@ -218,10 +218,7 @@ def _is_simple(value: object) -> bool:
 
 def _definition(function: FunctionType) -> ast.FunctionDef | None:
     """The syntax tree of a plain function; None if its source cannot be read."""
-    try:
-        node = ast.parse(dedent(inspect.getsource(function.__code__))).body[0]
-    except (OSError, TypeError, SyntaxError, IndexError):
-        return None
+    node = parsed_statement(function.__code__)
     return node if isinstance(node, ast.FunctionDef) and node.name == function.__code__.co_name else None
 
 

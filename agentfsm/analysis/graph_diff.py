@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from typing import Any, NamedTuple, cast
 
-from agentfsm.analysis.code_comparison import DigestOnly, code_digest, same_code
+from agentfsm.analysis.code_comparison import DigestOnly, code_digest, code_key, same_code
 from agentfsm.analysis.exclusive_guards import Required, required_values
 from agentfsm.errors import ConfigurationError
 from agentfsm.loop.stored_table import read_table
@@ -388,19 +388,21 @@ def _same_declaration(a: StateSpec, b: StateSpec) -> bool:
 def _renamed_guards(old: _Table, new: _Table) -> dict[str, str]:
     """Guards that have a new name and the same code; of several that do the same, those with the same rows first."""
     gone, come = _rows_by_guard(old, new), _rows_by_guard(new, old)
+    if not (gone and come):
+        return {}
+    sources = any(isinstance(rows[0].guard, DigestOnly) for rows in (*gone.values(), *come.values()))
+    keys = {name: code_key(rows[0].guard, sources=sources) for name, rows in {**gone, **come}.items()}
     names: dict[str, str] = {}
     for same_place in (True, False):
         for name, rows in gone.items():
-            if name in names:
-                continue
             alike = [
                 other
                 for other, others in come.items()
-                if other not in names.values()
-                and same_code(rows[0].guard, others[0].guard) is True
+                if keys[name] == keys[other] != ""
+                and other not in names.values()
                 and (not same_place or _places(rows) == _places(others))
             ]
-            if len(alike) == 1 or (alike and same_place):
+            if name not in names and (len(alike) == 1 or (alike and same_place)):
                 names[name] = alike[0]
     return names
 
