@@ -24,6 +24,7 @@ from agentfsm import (
     Edit,
     FailureKind,
     Graph,
+    HookContext,
     Host,
     Message,
     ModelError,
@@ -40,6 +41,7 @@ from agentfsm import (
     Usage,
     UserInputRequested,
     deny,
+    hook,
     permissions,
     tool,
 )
@@ -747,6 +749,25 @@ def test_an_effect_cannot_change_the_run() -> None:
     result = run(review)
     assert_aborted(result, "review tried to change the run")
     assert [m.content for m in result.messages] == ["go", "draft"]
+
+
+def test_the_record_of_a_call_that_waits_is_not_in_what_user_code_sees() -> None:
+    """It says whether a person has approved the call, and can be changed."""
+    seen: list[Any] = []
+
+    @hook("asking")
+    def look_closely(context: HookContext) -> None:
+        seen.append(dict(context.run.state_calls))
+
+    async def review(context: StateContext) -> None:
+        seen.append(dict(context.run.state_calls))
+        await context.call_tool("pay", {"amount": 5})
+
+    host = Host(secret=SECRET)
+    agent = Agent(ScriptedModel(["draft"]), graph=waiting(review), tools=[pay], host=host, hooks=[look_closely])
+    assert resumed(agent, asyncio.run(_awaited(agent.run("go"))), Allow()).ok
+    assert seen == [{}] * len(seen)
+    assert len(seen) >= 3
 
 
 # -- a process that dies ------------------------------------------------------------------------------------
