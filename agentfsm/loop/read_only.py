@@ -21,8 +21,8 @@ __all__ = [
     "RefusesListChanges",
     "code_name",
     "contains_objects",
-    "exactly",
     "freeze",
+    "plain_value",
     "read_only",
     "refuse_change",
     "thaw",
@@ -227,7 +227,7 @@ def thaw(value: Any) -> Any:
     return tuple(map(thaw, value)) if value.__class__ is tuple else value
 
 
-def exactly(cls: type[_T], value: _T) -> _T:
+def plain_value(cls: type[_T], value: _T) -> _T:
     """A value of exactly a class: itself, or a new one with the fields that a value of a subclass has now.
 
     Args:

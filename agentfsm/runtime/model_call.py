@@ -30,7 +30,7 @@ from agentfsm.loop.model import (
 )
 from agentfsm.loop.outcomes import ModelCallFailed, ModelCallSucceeded, Outcome
 from agentfsm.loop.prompts import render_messages
-from agentfsm.loop.read_only import FrozenDict, exactly
+from agentfsm.loop.read_only import FrozenDict, plain_value
 from agentfsm.runtime.context import Context
 from agentfsm.runtime.timeout import TimeLimitError, Timeout, being_cancelled
 
@@ -144,8 +144,8 @@ def _normalize_reply(reply: Reply, used_ids: set[str]) -> Reply:
     Raises:
         TypeError: Its content is neither a string nor None.
     """
-    reply = exactly(Reply, reply)
-    message = exactly(Message, reply.message)
+    reply = plain_value(Reply, reply)
+    message = plain_value(Message, reply.message)
     if not isinstance(message.content, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped models
         if message.content is not None:
             raise TypeError(f"the reply's content is not a string but {type(message.content).__name__}")
@@ -159,7 +159,7 @@ def _normalize_reply(reply: Reply, used_ids: set[str]) -> Reply:
 
 def _normalize_call(call: ToolCall, index: int, used_ids: set[str]) -> ToolCall:
     """A call with an id that is unique in the transcript; marked as malformed if its arguments are not JSON."""
-    call = exactly(ToolCall, call)
+    call = plain_value(ToolCall, call)
     given_id, name = _as_text(call.id), _as_text(call.name)
     unique_id, n = given_id, len(used_ids)
     while not unique_id or unique_id in used_ids:
