@@ -431,10 +431,16 @@ _COMPARED_OTHERWISE = frozenset({"name", "note", "lane", "effect", "source", "gu
 def _changes(name: str, old: StateSpec | Transition, new: StateSpec | Transition) -> Iterator[DeclarationChange]:
     """What two states or rows declare differently."""
     for each in fields(old):
-        if each.name not in _COMPARED_OTHERWISE:
+        if each.name not in _COMPARED_OTHERWISE and not (each.name == "outcomes" and _is_unknown(old, new)):
             values = _text(getattr(old, each.name)), _text(getattr(new, each.name))
             if values[0] != values[1]:
                 yield DeclarationChange(name, each.name, *values)
+
+
+def _is_unknown(*declared: StateSpec | Transition) -> bool:
+    """Whether of the effect of one of these states only the name is known: a table does not say its outcomes either."""
+    effects = [getattr(each, "effect", None) for each in declared]
+    return any(isinstance(effect, DigestOnly) and not effect.digest for effect in effects)
 
 
 def _text(value: object) -> str:
@@ -633,7 +639,8 @@ def reviewed_table(graph: Graph) -> dict[str, Any]:
     """
     guards = {row.id: code_digest(row.guard) for row in graph if row.guard is not None}
     effects = {s.name: code_digest(s.effect) for s in graph.states if callable(s.effect)}
-    return {"name": graph.name, **graph.table, "code": {"guards": guards, "effects": effects}}
+    outcomes = {s.name: list(s.outcomes) for s in graph.states if s.outcomes}
+    return {"name": graph.name, **graph.table, "code": {"guards": guards, "effects": effects, "outcomes": outcomes}}
 
 
 def format_reviewed(graph: Graph) -> str:
@@ -667,9 +674,9 @@ def graph_from_table(table: Mapping[str, Any], name: str = "") -> Graph:
     """
     try:
         stored = read_table(table)
-        code = table.get("code", {"guards": {}, "effects": {}})
-        guards, effects = dict(code["guards"]), dict(code["effects"])
-        states = tuple(_named_effect(spec, effects) for spec in stored.states.values())
+        code = table.get("code", {"guards": {}, "effects": {}, "outcomes": {}})
+        guards = dict(code["guards"])
+        states = tuple(_named_effect(spec, code) for spec in stored.states.values())
         rows = tuple(_named_guard(row, guards) for row in stored.rows.values())
         counters = tuple(Counter(str(name), limit) for name, limit in table.get("counters", ())) or LOOP.counters
     except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -681,7 +688,8 @@ def _named_guard(row: Transition, digests: Mapping[str, str]) -> Transition:
     return row if row.guard is None else replace(row, guard=DigestOnly(row.name, str(digests.get(row.id, ""))))
 
 
-def _named_effect(spec: StateSpec, digests: Mapping[str, str]) -> StateSpec:
+def _named_effect(spec: StateSpec, code: Mapping[str, Any]) -> StateSpec:
     if spec.effect_name != "custom":
         return spec
-    return replace(spec, effect=DigestOnly(spec.name, str(digests.get(spec.name, ""))))
+    digest = str(code["effects"].get(spec.name, ""))
+    return replace(spec, effect=DigestOnly(spec.name, digest), outcomes=tuple(code["outcomes"].get(spec.name, ())))

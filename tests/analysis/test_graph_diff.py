@@ -12,6 +12,7 @@ import pytest
 from agentfsm.analysis import diff, graph_from_table, reviewed_table
 from agentfsm.errors import ConfigurationError, GraphError
 from agentfsm.loop import detectors
+from agentfsm.loop.guards import came_back
 from agentfsm.loop.presets import PRESETS, STRICT
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.declaration import Counter, exhausted
@@ -361,6 +362,33 @@ def test_a_table_with_digests_shows_changed_code_and_one_without_says_that_it_ca
     )
     assert diff(graph_from_table(reviewed_table(AUDITED)), louder).effects_changed == ("audit",)
     assert "audit" in diff(graph_from_table(AUDITED.table), louder).not_compared
+
+
+def test_a_table_with_counters_and_outcomes_of_your_own_can_be_kept_in_a_file() -> None:
+    """What follows from the code of its guards was checked when it was built, and is not asked again."""
+    reviews = Counter("reviews", 2)
+
+    @exhausted(reviews, past=True)
+    def reviewed_too_often(run: Any) -> bool:
+        return True
+
+    graph = LOOP.with_counter(reviews).with_state(
+        StateSpec("review", effect=audit_log, spends="reviews", outcomes=("approved",)),
+        [
+            Transition("review", reviewed_too_often, "terminal", ends="partial"),
+            Transition("review", came_back("approved"), "terminal", ends="completed"),
+            Transition("review", None, "pre_step"),
+        ],
+        entered_by="post_llm.otherwise",
+    )
+    for kept in (graph.table, reviewed_table(graph)):
+        assert diff(graph_from_table(json.loads(json.dumps(kept))), graph).same
+    silent = replace(graph, states=tuple(replace(s, outcomes=()) if s.name == "review" else s for s in graph.states))
+    assert "~ state review: outcomes nothing, was approved" in str(
+        diff(graph_from_table(reviewed_table(graph)), silent)
+    )
+    fewer = graph.with_counter(Counter("reviews", 1))
+    assert "~ counter reviews: limit 1, was 2" in str(diff(graph_from_table(reviewed_table(graph)), fewer))
 
 
 def test_a_state_with_a_new_name_is_recognized_by_a_reviewed_table_too() -> None:
