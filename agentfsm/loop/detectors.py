@@ -236,6 +236,19 @@ def output_malformed(run: RunState) -> Failure | None:
     return None if other is None else Failure(kind=FailureKind.output_malformed, explanation=other.explanation)
 
 
+@detector(fires_on=[Example(reply="half a character: \ud800")], silent_on=[Example(reply="a whole one: \u00e4")])
+def answer_not_serializable(run: RunState) -> Failure | None:
+    """The answer cannot be serialized. A row of the preset ``strict``; elsewhere the odd character is replaced."""
+    if run.batch or run.reply is None or run.reply.message.content.isascii():
+        return None
+    try:
+        run.reply.message.content.encode()
+    except UnicodeEncodeError:
+        text = "the answer cannot be serialized: it contains half a character (a lone surrogate)"
+        return Failure(kind=FailureKind.output_malformed, explanation=text)
+    return None
+
+
 def loop_detected(run: RunState) -> Failure | None:
     """A call would be the ``loop_hard_threshold``-th among the last ``loop_window`` that are equal.
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from agentfsm.loop.detectors import answer_not_serializable
 from agentfsm.loop.failures import MODEL_MISTAKE_KINDS, Action, Failure, FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.recovery_policy import DefaultPolicy, Recovery, RecoveryPolicy
 from agentfsm.loop.state import RunState
 from agentfsm.loop.transition_table import LOOP
-from agentfsm.machine.graph import Graph
+from agentfsm.machine.graph import Graph, State
 
 __all__ = ["BREAKER", "FEEDBACK", "FUNNEL", "PRESETS", "STANDARD", "STRICT", "BreakerPolicy", "Preset"]
 
@@ -158,13 +159,13 @@ STRICT = Preset(
             "post_tool.invalid_arguments",
             "post_tool.environment_error",
             "post_tool.tool_error",
-        ),
+        ).with_detector(State.POST_LLM, answer_not_serializable, before="output_malformed"),
         name="strict",
     ),
     former_graphs=_STRICT_0_1_0,
 )
-"""Jan: a failed model call is fatal, a failed or denied tool call is data for the conversation, and text is the answer.
-"""
+"""Jan: a failed model call is fatal, and so is an answer that cannot be serialized; a failed or denied tool call is
+data for the conversation, and text is the answer."""
 
 PRESETS = MappingProxyType({p.name: p for p in (STANDARD, FUNNEL, FEEDBACK, BREAKER, STRICT)})
 """Every preset by name."""

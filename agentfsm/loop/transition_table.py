@@ -15,6 +15,7 @@ from agentfsm.loop.detectors import (
     ITERATIONS,
     STEPS,
     ambiguous_input,
+    answer_not_serializable,
     capability_gap,
     context_overflow,
     cost_limit,
@@ -167,5 +168,5 @@ LOOP = Graph(
 )
 # fmt: on
 
-BUILT_IN_GUARDS = frozenset(row.guard for row in LOOP if row.guard is not None)
-"""The guards of ``LOOP``, which read the run itself; all others get an immutable view of it."""
+BUILT_IN_GUARDS = frozenset({row.guard for row in LOOP if row.guard is not None} | {answer_not_serializable})
+"""The guards of ``LOOP`` and the presets, which read the run itself; all others get an immutable view of it."""

@@ -82,7 +82,7 @@ def budgets(name: str) -> dict[FailureKind, int]:
 def test_a_preset_lacks_the_rows_that_contradict_its_source_and_no_others(name):
     rows, loop = {t.id for t in PRESETS[name].graph}, {t.id for t in LOOP}
     assert loop - rows == LACKED_ROWS[name]
-    assert rows <= loop
+    assert rows - loop == ({"post_llm.answer_not_serializable"} if name == "strict" else set())
     assert PRESETS[name].graph.name == ("loop" if name == "standard" else name)
 
 

@@ -179,6 +179,19 @@ def test_output_that_does_not_fit_its_schema_is_fatal() -> None:
     assert len(model.requests) == 1
 
 
+def test_output_that_cannot_be_serialized_is_fatal() -> None:
+    model = scripted_model("half a character: \ud83d", ANSWER)
+    _, result = play(strict(model))
+    assert isinstance(result.outcome, Handoff)
+    assert "cannot be serialized" in result.outcome.rationale
+    assert transitions_taken(result)[-2:] == [
+        "post_llm: answer_not_serializable -> recover",
+        "recover: handoff -> terminal",
+    ]
+    assert len(model.requests) == 1
+    assert play(strict(scripted_model("a whole one: \U0001f600 \u00e4")))[1].output == "a whole one: \U0001f600 \u00e4"
+
+
 def test_internal_whatever_else_raises_ends_the_run_with_its_name() -> None:
     from agentfsm import LOOP
     from agentfsm.loop.presets import STRICT
