@@ -162,10 +162,15 @@ def _budget_examples(g: AgentGuardrails) -> dict[Guard | str, GuardExamples]:
         g.max_cost_usd or 0,
         g.stall_threshold_s,
     )
+    granted = 1 + g.max_continues  # each reply to a limit grants its amount once more; the first example outlasts all
     return {
         d.time_limit: _examples(Example(duration_s=time_s), silent_on=(Example(duration_s=time_s * 0.99),)),
-        d.token_limit: _examples(Example(tokens=tokens), silent_on=(Example(tokens=tokens - 1),)),
-        d.cost_limit: _examples(Example(cost_usd=cost), silent_on=(Example(cost_usd=cost * 0.99),)),
+        d.token_limit: _examples(
+            Example(tokens=tokens * granted), Example(tokens=tokens), silent_on=(Example(tokens=tokens - 1),)
+        ),
+        d.cost_limit: _examples(
+            Example(cost_usd=cost * granted), Example(cost_usd=cost), silent_on=(Example(cost_usd=cost * 0.99),)
+        ),
         f"{State.PRE_STEP}.no_progress": _examples(Example(idle_s=stall + 1), silent_on=(Example(idle_s=stall - 1),)),
     }
 
