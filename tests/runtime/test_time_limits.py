@@ -619,3 +619,31 @@ def test_what_is_said_about_a_retry_is_said_before_the_wait():
     note = observer(lambda e: said.append(list(clock.slept)) if isinstance(e, RecoveryStarted) else None)
     run_script(TransientProviderError("busy"), "done", clock=clock, hooks=[note])
     assert said == [[]]
+
+
+@pytest.mark.parametrize(
+    ("preset", "answer", "told"),
+    [
+        ("standard", "done", "give your best answer now, and do not call any more tools"),
+        ("funnel", call("return_done", output="done"), "call return_done now"),
+        ("feedback", '{"kind": "final", "content": "done"}', '{"kind": "final", ...}'),
+    ],
+)
+def test_the_last_turn_says_how_this_runs_answer_is_given_and_then_it_is_taken(preset, answer, told):
+    clock = FakeClock()
+    limits = AgentGuardrails(max_execution_time_s=10, finalize_grace_s=5)
+
+    @tool
+    def wait() -> str:
+        """Takes the whole time."""
+        clock.advance(11)
+        return "waited"
+
+    first = '{"kind": "tool_call", "tool_name": "wait", "arguments": {}}' if preset == "feedback" else call("wait")
+    agent, model = scripted_agent(first, answer, clock=clock, preset=preset, guardrails=limits, tools=[wait])
+    result = check_result(run_async(lambda: run_agent(agent)), model)
+    assert result.output == "done"
+    last = model.requests[-1].messages[-1]
+    assert "This is your last turn" in last.content
+    assert told in last.content
+    assert (last.role.value == "tool") is (preset != "feedback")  # its wires have no tool role without a call
