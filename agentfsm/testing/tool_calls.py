@@ -168,7 +168,7 @@ def _is_builtin(guard: object) -> bool:
 
 def _objected_to(call: ToolCall, guards: Sequence[Callable[[Any], object]]) -> bool:
     """Whether one of the guards holds for a reply that makes only this call."""
-    run = RunState("own-calls", batch=[CallState(replace(call, id="1"), call_key(call))])
+    run = RunState("own-calls", batch=[CallState(replace(call, id="1"), call_key(call))]).view()
     for guard in guards:
         try:
             if guard(run):
