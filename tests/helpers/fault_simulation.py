@@ -45,6 +45,7 @@ from agentfsm.journal.replay import replay
 from agentfsm.journal.store import Lease, Status
 from agentfsm.journal.verification import GOOD, verify
 from agentfsm.loop.presets import PRESETS
+from agentfsm.runtime import context
 from agentfsm.testing import FakeClock
 from tests.helpers import journal_scenarios
 from tests.helpers.crash_injection import migration_point
@@ -189,7 +190,7 @@ def simulated_agent(world: SimulatedWorld, scenario: str, store: Any, clock: Fak
         max_iterations=most, loop_soft_threshold=19, max_execution_time_s=10**9, stall_threshold_s=10**9
     )
     tools = [_without_threads(t) for t in journal_scenarios.make_tools(world)]
-    host = Host(clock=clock, store=store, secret=b"of the tests")
+    host = Host(clock=clock, store=store, secret=b"of the tests", watchdog_s=None)  # a thread has its own times
     return Agent(
         CrashingTransport(world, script),
         tools=tools,
@@ -360,6 +361,7 @@ def _run_life(runs: dict[str, tuple[str, SimulatedWorld]], store: SlowStore, clo
 def main(first: int, count: int) -> None:
     """Simulate these seeds, and exit without cleaning up the abandoned tasks."""
     told, digest, code = Counter[str](), hashlib.sha256(), 1
+    context.YIELD_AFTER_S = float("inf")  # else it would depend on the machine where a run lets the others go on
     gc.disable()  # each collection would traverse all abandoned tasks
     try:
         for seed in range(first, first + count):
