@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import update_wrapper
+from operator import attrgetter
 from typing import Any, TypeVar
 
 __all__ = [
@@ -69,8 +70,11 @@ class Counter:
 
     def limit_in(self, run: Any) -> int | None:
         """Its limit in a run, whose guardrails may set it; None for no limit."""
-        limit: int | None = self.limit if isinstance(self.limit, int) else getattr(run.guardrails, self.limit)
-        return limit
+        limit = self.limit
+        if isinstance(limit, int):
+            return limit
+        value: int | None = getattr(run.guardrails, limit)
+        return value
 
     def is_empty(self, run: Any) -> bool:
         """Whether a run has spent it as often as its limit allows."""
@@ -211,6 +215,11 @@ class Exhausted:
         self.counter = counter
         self.past = past
         self._describe = describe
+        limit = counter.limit
+        self._limit: Callable[[Any], int | None] = (
+            attrgetter(f"guardrails.{limit}") if isinstance(limit, str) else counter.limit_in
+        )
+        self._name = counter.name
 
     def of(self, counter: Counter) -> Exhausted:
         """The same guard, made from another counter."""
@@ -218,8 +227,8 @@ class Exhausted:
 
     def __call__(self, run: Any) -> Any:
         """What the decorated function says if the counter is empty (or True); else None."""
-        limit = self.counter.limit_in(run)
-        if limit is None or run.counters.get(self.counter.name, 0) < limit + self.past:
+        limit = self._limit(run)
+        if limit is None or run.counters.get(self._name, 0) < limit + self.past:
             return None
         return self._describe(run) or True
 

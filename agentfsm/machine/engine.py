@@ -17,7 +17,7 @@ import transitions
 from transitions.core import Condition, EventData
 
 from agentfsm.errors import NoTransitionError
-from agentfsm.machine.declaration import Guard, StateSpec, Transition, guard_name
+from agentfsm.machine.declaration import Exhausted, Guard, StateSpec, Transition, guard_name
 from agentfsm.machine.graph import Graph
 
 __all__ = ["Decision", "Machine", "Steppable", "spend_counters"]
@@ -131,11 +131,12 @@ class _GuardCondition(Condition):
         super().__init__(func, target)
         self.guard: Guard = func
         self.built_in = False
+        self._ask: Callable[[Any], object] = func.__call__ if isinstance(func, Exhausted) else func
 
     def check(self, event_data: Any) -> bool:
         """As in ``transitions``; also keeps what the guard returned, if that is more than True."""
         try:
-            result = self.guard(event_data.model) if self.built_in else event_data.ask(self.guard)
+            result = self._ask(event_data.model) if self.built_in else event_data.ask(self.guard)
             if not result:
                 return False
             if result is not True:

@@ -112,6 +112,7 @@ class Context:
         recorder: Collects the run's journal entries.
         take_charge: While the effect of a user-defined state runs: returns what it has used, for a run that is cut off.
         visited_before_resume: The states that the run had left before it was loaded from a store.
+        yield_at: When the event loop is to be yielded to, as a reading of ``time.perf_counter``.
         seen: What user code sees of the run in its current state, once there was any to see it.
         sequential_search: Where tool dispatch has searched the batch: the batch, and two indexes in it.
         uncharged_s: Returns the seconds that have passed since the run was last charged for its time.
@@ -137,7 +138,7 @@ class Context:
         self.seen: RunView | None = None
         self.timeout = Timeout(run.guardrails.cancel_grace_s)
         self.sequential_search: tuple[object, int, int] = (None, 0, 0)
-        self._yielded_at = perf_counter()
+        self.yield_at = perf_counter() + YIELD_AFTER_S
         self.uncharged_s: Callable[[], float] = _nothing
         self._blocked: list[str] = []
         self._seq = 0
@@ -163,13 +164,13 @@ class Context:
     @property
     def yield_is_due(self) -> bool:
         """Whether the event loop has not been yielded to for ``YIELD_AFTER_S``."""
-        return perf_counter() - self._yielded_at > YIELD_AFTER_S
+        return perf_counter() > self.yield_at
 
     async def yield_if_due(self) -> None:
         """Let the event loop run whatever else is waiting, every few milliseconds."""
         if self.yield_is_due:
             await asyncio.sleep(0)
-            self._yielded_at = perf_counter()
+            self.yield_at = perf_counter() + YIELD_AFTER_S
 
     def set_listener(self, listener: Callable[[Event], None]) -> None:
         """Send every event from now on to a consumer.

@@ -16,6 +16,7 @@ import copy
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from inspect import isawaitable
+from time import perf_counter
 from types import CoroutineType
 from typing import Any, cast
 
@@ -314,16 +315,20 @@ class Driver:
                     "limit that ends it (max_moves)"
                 )
                 return self._aborted_outcome(text, RuntimeError(text))
-        if (state in config.hooks and self._states[state].effect is not RUN_CALLS) or self.context.yield_is_due:
+        if (config.hooks and self._has_hooks(state)) or perf_counter() > self.context.yield_at:
             return self._run_hooks_and_effect(state, effect)
         try:
             return effect(self.context)
         except (Exception, asyncio.CancelledError) as error:  # raised by user code: no cancellation can arrive here
             return self._exception_outcome(state, error)
 
+    def _has_hooks(self, state: str) -> bool:
+        """Whether hooks are run before a state's effect; those that check calls are run by the effect itself."""
+        return state in self._config.hooks and self._states[state].effect is not RUN_CALLS
+
     async def _run_hooks_and_effect(self, state: str, effect: Effect) -> Outcome | None:
         await self.context.yield_if_due()
-        if state in self._config.hooks and self._states[state].effect is not RUN_CALLS:
+        if self._has_hooks(state):
             self.context.recorder.push()
             await run_hooks(self.context, state)
         outcome = effect(self.context)

@@ -521,7 +521,7 @@ def test_what_a_row_refills_is_filled_up_before_it_spends():
     assert renewal.counters == {"coins": 1}
 
 
-def test_a_row_whose_counter_is_empty_does_not_hold_and_its_guard_is_not_called():
+def test_a_row_whose_counter_is_empty_does_not_hold_whatever_its_guard_says():
     run = Puppet("hall", {**ASKED_FOR, "play": True}, counters={"coins": 2})
     decision = Machine(arcade()).step(run)
     assert decision.tried == (
