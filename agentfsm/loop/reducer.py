@@ -137,7 +137,7 @@ def on_transition(run: RunState, decision: Decision, specs: Mapping[str, StateSp
     run.keep_views()
     row, guard_result = decision.transition, decision.guard_result
     source, target = specs[row.source], specs[row.target]
-    if isinstance(guard_result, Failure):
+    if guard_result is not None and isinstance(guard_result, Failure):
         run.failure = guard_result
     if source.waits:
         _on_leave_wait(run, row, target)

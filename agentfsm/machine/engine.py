@@ -165,21 +165,15 @@ class _Row(transitions.Transition):
         self.dest_state: transitions.State
 
     def execute(self, event_data: Any) -> bool:
-        """As in ``transitions``: move the run if the row holds, and return whether it did."""
-        condition = self.condition
-        if condition is not None and not condition.check(event_data):
-            return False
-        if self.charged and any(counter.is_empty(event_data.model) for counter in self.charged):
+        """As in ``transitions``, after its condition was checked: move the run unless a counter is empty."""
+        run = event_data.model
+        if self.charged and any(counter.is_empty(run) for counter in self.charged):
             event_data.guard_result = None
             return False
-        self.take(event_data.model)
-        return True
-
-    def take(self, run: Steppable) -> None:
-        """Move a run, and spend what the row declares."""
         if self.counts:
             spend_counters(run.counters, self.row, self.target)
         self.machine.set_state(self.dest_state, run)
+        return True
 
 
 class _StepEvent(transitions.Event):
@@ -199,7 +193,8 @@ class _StepEvent(transitions.Event):
         row: _Row | None = None
         try:
             for row in self.rows.get(run.state, ()):
-                if row.execute(step):
+                condition = row.condition
+                if (condition is None or condition.check(step)) and row.execute(step):
                     decision = row.decision
                     return decision if step.guard_result is None else decision._replace(guard_result=step.guard_result)
         except _GuardRaisedError as raised:
@@ -221,11 +216,11 @@ class _StepEvent(transitions.Event):
         rows = self.rows[run.state]
         stop = next((row for row in rows if row.row.ends == "aborted"), None)
         if stop is not None:
-            stop.take(run)
+            stop.execute(step)
             return Decision(stop.row, (*tried, (stop.row.name, True)))
         for row in rows[rows.index(raised) + 1 :]:
             try:
-                held = row.execute(step)
+                held = (row.condition is None or row.condition.check(step)) and row.execute(step)
             except _GuardRaisedError as another:
                 return self._decide_after(row, another.error, step, [*tried, (row.row.name, None)])
             tried.append((row.row.name, held))
