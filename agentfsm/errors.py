@@ -13,6 +13,7 @@
     |   +-- NoTransitionError       no row of the table applies; the run is unchanged
     |   +-- BudgetSpentError        nothing is left of a budget for what the effect of a state of yours asks (.kind)
     |   +-- StateEffectError        the effect of a state of yours called what it may not, or changed while it was away
+    |   +-- ModelMismatchError      a run did what the model of its proofs does not allow (Host(monitor="raise"))
     +-- ReadOnlyError               user code tried to change a run; it is unchanged, and ends as aborted
     +-- SuspensionRecordError       a suspension record cannot be resumed; the run is unchanged
     |   +-- SuspensionFormatError   not a suspension record, or one of another version
@@ -54,6 +55,7 @@ __all__ = [
     "MissingExtraError",
     "MissingKeyError",
     "ModelError",
+    "ModelMismatchError",
     "NoTransitionError",
     "ProviderError",
     "ReadOnlyError",
@@ -152,6 +154,10 @@ class ReadOnlyError(AgentfsmError, AttributeError, TypeError):
 
     A run whose hook, guard, policy or effect tries it ends as aborted, even if that code handles the error.
     """
+
+
+class ModelMismatchError(RunError):
+    """A run did what the model of its proofs does not allow, and its host asked for an error in that case."""
 
 
 class SuspensionRecordError(AgentfsmError):

@@ -16,6 +16,9 @@ __all__ = ["EXPECTED_SECONDS", "expected_seconds"]
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Every run of every test is checked against the model of its graph's proofs, also in other processes.
+os.environ["AGENTFSM_MONITOR"] = "raise"
+
 EXPECTED_SECONDS: Mapping[str, float] = {
     "tests/journal/test_crash_recovery.py::test_a_run_that_is_killed_at_any_point": 40,
     "tests/journal/test_crash_recovery.py::test_a_run_that_is_killed_again_and_again": 12,

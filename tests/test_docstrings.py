@@ -17,7 +17,7 @@ from agentfsm import Agent
 from agentfsm import analysis as analysis_kit
 from agentfsm import diagrams as diagrams_kit
 from agentfsm import testing as testing_kit
-from agentfsm.analysis.loop_assumptions import loop_assumptions
+from agentfsm.analysis import exported_model
 from agentfsm.diagrams.promela import promela_model
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.testing import ScriptedModel, invariants, strategies
@@ -56,7 +56,7 @@ def namespace() -> dict[str, Any]:
     kits = (agentfsm, analysis_kit, diagrams_kit, testing_kit, strategies)
     return {
         **{name: getattr(kit, name) for kit in kits for name in kit.__all__},
-        "agentfsm": agentfsm, "loop_assumptions": loop_assumptions, "promela_model": promela_model, "given": given,
+        "agentfsm": agentfsm, "exported_model": exported_model, "promela_model": promela_model, "given": given,
         "invariants": invariants, "pytest": MARKS, "CHECKS": {}, "counts": {},
         "my_agent": Agent(ScriptedModel()), "reviewed": LOOP, "mine": LOOP.without("post_llm.loop_detected"),
     }  # fmt: skip

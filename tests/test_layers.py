@@ -26,11 +26,11 @@ LAYERS = {
     "loop": {"errors", "machine"},
     "runtime": {"errors", "machine", "loop"},
     "analysis": {"errors", "machine", "loop"},
-    "diagrams": {"errors", "machine", "loop"},
+    "diagrams": {"errors", "machine", "loop", "analysis"},
     "journal": {"errors", "machine", "loop", "runtime"},
     "models": {"errors", "lazy_imports", "machine", "loop", "runtime"},
     "integrations": {"errors", "machine", "loop", "runtime"},
-    "agent": {"errors", "machine", "loop", "runtime", "journal", "models", "diagrams"},
+    "agent": {"errors", "machine", "loop", "runtime", "journal", "models", "diagrams", "analysis"},
 }
 """What each layer may import beside itself: when it loads, inside functions, and for types. The layers that are not
 here put the others together for somebody, and may import all of them."""

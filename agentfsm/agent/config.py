@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import pydantic
@@ -17,11 +18,12 @@ from agentfsm.loop.model import Model, ToolSpec, secrets_of
 from agentfsm.loop.outcomes import JUDGE_RESULTS, PARSE_REPLY, RUN_CALLS
 from agentfsm.loop.presets import PRESETS, Preset
 from agentfsm.loop.recovery_policy import RecoveryPolicy
+from agentfsm.loop.state import RunState
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS, LOOP
 from agentfsm.machine.declaration import EffectSpec
 from agentfsm.machine.engine import Machine
 from agentfsm.machine.graph import Graph, State
-from agentfsm.runtime.context import AgentConfig, Effect
+from agentfsm.runtime.context import AgentConfig, Effect, Monitor
 from agentfsm.runtime.effects import EFFECTS
 from agentfsm.runtime.hooks import Hook, Observer
 from agentfsm.runtime.host import Host, Memory
@@ -30,10 +32,12 @@ from agentfsm.runtime.state_context import custom_effect
 from agentfsm.runtime.tools import Tool, control_tools, secret_arguments, tools_by_name
 
 if TYPE_CHECKING:
+    from agentfsm.analysis import AgentTraits
+    from agentfsm.analysis.run_monitor import ProofModel
     from agentfsm.journal.migration import Migration
     from agentfsm.journal.records import Record
 
-__all__ = ["AgentOptions", "build_config", "check_agent_graph", "with_host"]
+__all__ = ["AgentOptions", "build_config", "check_agent_graph", "proof_traits", "with_host"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,7 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
     schema = None if adapter is None else adapter.json_schema()
     instructions = _system_prompt(options.instructions, behavior, specs, schema)
     model = _resolve_model(model)
+    traits = partial(_proof_traits, behavior, tools, model, adapter is not None)
     return AgentConfig(
         machine=Machine(graph, BUILT_IN_GUARDS),
         model=model,
@@ -97,6 +102,7 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
         output_schema=None if behavior.control_tools else schema,
         migrations=_check_migrations(tuple(options.migrations), graph),
         former_graphs=frozenset() if options.graph is not None else preset.former_graphs,
+        open_monitor=_monitor_factory(host, graph, traits),
     )
 
 
@@ -114,7 +120,53 @@ def with_host(config: AgentConfig, host: Host, guardrails: AgentGuardrails | Non
         guardrails=guardrails or config.guardrails,
         open_journal_sink=_journal_factory(host, config.tools, config.model),
         read_journal=_journal_reader(host, config.tools, config.model),
+        open_monitor=_monitor_factory(host, config.machine.graph, partial(proof_traits, config)),
     )
+
+
+def proof_traits(config: AgentConfig) -> AgentTraits:
+    """What proofs may assume about an agent with this configuration."""
+    return _proof_traits(config.behavior, config.tools, config.model, config.output_adapter is not None)
+
+
+def _proof_traits(behavior: Behavior, tools: Mapping[str, Tool], model: Model, structured: bool) -> AgentTraits:
+    from agentfsm.analysis import AgentTraits  # only proofs and monitored runs need it
+
+    return AgentTraits(
+        behavior,
+        structured,
+        sub_agents=any(t.delegate is not None for t in tools.values()),
+        secrets=any(bool(t.secret) for t in tools.values()),
+        fallbacks=not _makes_one_call(model),
+        asks=any(t.control == "ask" for t in tools.values()),
+        gives_up=any(t.control == "unable" for t in tools.values()),
+        certain=True,
+    )
+
+
+def _makes_one_call(model: Model) -> bool:
+    """Whether a model is known to make one call for each reply: it is no wrapper, and not of the user's own."""
+    module = type(model).__module__
+    return module.startswith("agentfsm.") and module != "agentfsm.models.model_wrappers"
+
+
+def _monitor_factory(
+    host: Host, graph: Graph, traits: Callable[[], AgentTraits]
+) -> Callable[[RunState], Monitor] | None:
+    """Makes the monitor of each run; None if the host monitors none."""
+    if host.monitor == "off":
+        return None
+
+    @cache
+    def model() -> ProofModel:
+        from agentfsm.analysis.run_monitor import ProofModel  # only monitored runs need the model checker
+
+        return ProofModel(graph, traits())
+
+    def open_monitor(run: RunState) -> Monitor:
+        return model().monitor(run.run_id, run.guardrails, run.state, run.counters)
+
+    return open_monitor
 
 
 def _journal_factory(
@@ -295,6 +347,7 @@ def check_agent_graph(graph: Graph, tools: Mapping[str, Tool]) -> Graph:
     Raises:
         GraphError: It cannot; the error says what is missing.
     """
+    _effects_by_state(graph)
     if graph.first != LOOP.first:
         raise GraphError(
             "an agent's graph has the rows 'cancelled' and 'aborted' first in every state that is not final",

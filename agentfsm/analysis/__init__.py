@@ -15,10 +15,11 @@ from agentfsm.analysis.graph_diff import (
     graph_from_table,
     reviewed_table,
 )
-from agentfsm.analysis.loop_assumptions import loop_assumptions
+from agentfsm.analysis.loop_assumptions import AgentTraits, exported_model, graph_assumptions
 from agentfsm.analysis.model_checker import Property, must_pass, never_after
 
 __all__ = [
+    "AgentTraits",
     "Analysis",
     "AnalysisLimits",
     "Assumptions",
@@ -36,10 +37,11 @@ __all__ = [
     "Verdict",
     "analyse",
     "diff",
+    "exported_model",
     "format_reviewed",
+    "graph_assumptions",
     "graph_from_table",
     "iff",
-    "loop_assumptions",
     "must_pass",
     "never_after",
     "reviewed_table",

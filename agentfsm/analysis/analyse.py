@@ -11,9 +11,10 @@ from typing import Any
 from agentfsm.analysis.analysis_limits import AnalysisLimitError, AnalysisLimits, Meter
 from agentfsm.analysis.assumptions import Assumptions, GuardAssumption
 from agentfsm.analysis.bounds import Bounds, compute_bounds
-from agentfsm.analysis.loop_assumptions import CALLS_PER_REPLY, loop_assumptions
+from agentfsm.analysis.loop_assumptions import AgentTraits, graph_assumptions
 from agentfsm.analysis.model_checker import ModelChecker, Property, Trace, find_lasso, row_ids
 from agentfsm.analysis.state_space import BreadthFirstSearch, CompiledRow, Configuration, StateSpace
+from agentfsm.errors import GraphError
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.machine.graph import Graph
 
@@ -77,7 +78,6 @@ class Analysis:
         bounds: How long a run can get.
         exact: Whether a run of that length is possible under all assumptions; otherwise the bounds may be too high.
         dead: The rows that no run takes under these guardrails.
-        calls_per_reply: The assumed maximum number of tool calls in a reply.
         explored: How many configurations and moves were visited.
     """
 
@@ -86,7 +86,6 @@ class Analysis:
     bounds: Bounds
     exact: bool
     dead: tuple[DeadTransition, ...]
-    calls_per_reply: int
     explored: int = 0
 
     @property
@@ -96,14 +95,22 @@ class Analysis:
 
     def to_dict(self) -> dict[str, Any]:
         """The analysis as JSON-compatible data."""
-        names = ("moves", "model_calls", "tool_calls", "model_calls_in_all", "tool_calls_in_all", "limit")
+        names = (
+            "moves",
+            "model_calls",
+            "tool_calls",
+            "model_calls_in_all",
+            "tool_calls_in_all",
+            "from_counters",
+            "limit",
+        )
         numbers = {name: getattr(self.bounds, name) for name in names}
         return {
             "graph": self.graph.name,
             "fingerprint": self.graph.fingerprint,
             "ok": self.ok,
             "verdicts": [asdict(v) for v in self.verdicts],
-            "bounds": {**numbers, "exact": self.exact, "calls_per_reply": self.calls_per_reply},
+            "bounds": {**numbers, "exact": self.exact},
             "dead": [asdict(d) for d in self.dead],
             "explored": self.explored,
         }
@@ -117,16 +124,18 @@ class Analysis:
             yield f"  {verdict}".replace("\n", "\n  ")
         b, or_less = self.bounds, "" if self.exact else " (or less)"
         if b.limit:
-            yield f"  bounds: open ({b.limit})"
+            yield f"  closer bounds: open ({b.limit})"
             return
         yield (
             f"  between two waits: {_bound_text(b.moves, 'moves')}, {_bound_text(b.model_calls, 'model calls')}, "
-            f"{_bound_text(b.tool_calls, 'tool calls')}{or_less}, where a reply makes at most {self.calls_per_reply}"
+            f"{_bound_text(b.tool_calls, 'tool calls')}{or_less}"
         )
         yield (
             f"  in a whole run: {_bound_text(b.model_calls_in_all, 'model calls')}, "
             f"{_bound_text(b.tool_calls_in_all, 'tool calls')}"
         )
+        if self.bounds.assumptions and (texts := _texts(self.bounds.assumptions)):
+            yield from (f"    if {text}" for text in texts)
         if self.dead:
             yield "  never taken under these guardrails:"
             yield from (f"    {dead.row}: {dead.why}" for dead in self.dead)
@@ -142,7 +151,7 @@ def analyse(
     guardrails: AgentGuardrails | None = None,
     behavior: Behavior | None = None,
     assumptions: Assumptions | None = None,
-    calls_per_reply: int = CALLS_PER_REPLY,
+    traits: AgentTraits | None = None,
     limits: AnalysisLimits | None = None,
 ) -> Analysis:
     """Model-check a graph, over its states and bounded counters.
@@ -164,7 +173,8 @@ def analyse(
         guardrails: The limits; by default those of ``AgentGuardrails()``.
         behavior: The behavior of the preset; None proves what holds for every behavior.
         assumptions: Assumptions about your own guards and counters.
-        calls_per_reply: The maximum number of tool calls in a reply; bounds on tool calls depend on it.
+        traits: What is known about the agent; by default its behavior, and that no tool of it is a sub-agent or
+            takes secret arguments.
         limits: How much it may explore; what it cannot decide within these limits is left open.
 
     Returns:
@@ -173,11 +183,11 @@ def analyse(
     Raises:
         ConfigurationError: A property or an assumption names something that does not exist.
     """
-    all_assumptions = loop_assumptions(guardrails or AgentGuardrails(), behavior, calls_per_reply=calls_per_reply)
-    all_assumptions += assumptions or Assumptions()
+    known = graph_assumptions(graph, guardrails or AgentGuardrails(), traits or AgentTraits(behavior))
+    all_assumptions = known + (assumptions or Assumptions())
     meter = Meter(limits or AnalysisLimits())
     checker = ModelChecker(graph, all_assumptions, meter)
-    bounds = _bounds(graph, all_assumptions, meter)
+    bounds = replace(_bounds(graph, all_assumptions, meter), from_counters=_moves_by_counters(graph, guardrails))
     dead = () if bounds.limit else tuple(_dead_transitions(checker.full, bounds.reachable_rows))
     checks: list[tuple[str, Callable[[str], Verdict]]] = [
         (ONE_ROW_TAKEN, lambda text: _check_one_row_taken(graph, text)),
@@ -188,7 +198,7 @@ def analyse(
     ]
     verdicts = tuple(_decide(checker, meter, check, text) for text, check in checks)
     exact = _is_exact(checker, bounds, meter)
-    return Analysis(graph, verdicts, bounds, exact, dead, calls_per_reply, meter.visited)
+    return Analysis(graph, verdicts, bounds, exact, dead, meter.visited)
 
 
 ONE_ROW_TAKEN = "in every state, whatever the guards return, exactly one row is taken"
@@ -209,6 +219,15 @@ def _bounds(graph: Graph, assumptions: Assumptions, meter: Meter) -> Bounds:
             return compute_bounds(graph, assumptions, meter)
         except AnalysisLimitError as error:
             return Bounds(None, None, None, None, None, limit=str(error))
+
+
+def _moves_by_counters(graph: Graph, guardrails: AgentGuardrails | None) -> int | None:
+    """The most moves between two waits, as far as the declared counters alone tell; None if they do not."""
+    limits = guardrails or AgentGuardrails()
+    try:
+        return graph.max_moves(lambda c: c.limit if isinstance(c.limit, int) else getattr(limits, c.limit))
+    except GraphError:  # a counter that bounds a cycle has no limit under these guardrails
+        return None
 
 
 def _decide(checker: ModelChecker, meter: Meter, check: Callable[[str], Verdict], text: str) -> Verdict:
@@ -232,7 +251,7 @@ def _is_exact(checker: ModelChecker, bounds: Bounds, meter: Meter) -> bool:
 
 def _texts(assumptions: Iterable[GuardAssumption]) -> tuple[str, ...]:
     """Assumptions in words, each once."""
-    return tuple(dict.fromkeys(each.text for each in assumptions))
+    return tuple(dict.fromkeys(each.text for each in assumptions if not each.enforced))
 
 
 # -- built-in properties ------------------------------------------------------------------------------
@@ -287,6 +306,8 @@ def _is_shadowed(space: StateSpace, row: CompiledRow, earlier: Iterable[Compiled
 
 
 def _check_termination(checker: ModelChecker, bounds: Bounds, text: str) -> Verdict:
+    if bounds.from_counters is not None:
+        return Verdict(text, True, f"after at most {bounds.from_counters:,} moves, by its counters alone")
     if bounds.moves is not None:
         return Verdict(text, True, assumptions=_texts(bounds.assumptions))
     trace = find_lasso(checker)
@@ -294,9 +315,9 @@ def _check_termination(checker: ModelChecker, bounds: Bounds, text: str) -> Verd
         return Verdict(text, True, assumptions=_texts(checker.used))
     verdict = _violated(checker.graph, text, trace)
     transitions = [checker.graph.transitions[row] for row in trace.loop]
-    spent = {checker.graph.spec(t.target).spends for t in transitions} | {t.spends for t in transitions}
-    hint = ", ".join(sorted(repr(s) for s in spent if s))
-    return replace(verdict, detail=f"it spends {hint}, but no counter bounds that" if hint else "")
+    spent = {name for t in transitions for name in (*checker.graph.spec(t.target).spends, *t.spends)}
+    hint = ", ".join(sorted(map(repr, spent)))
+    return replace(verdict, detail=f"it spends {hint}, which does not bound it" if hint else "")
 
 
 def _violated(graph: Graph, text: str, trace: Trace) -> Verdict:

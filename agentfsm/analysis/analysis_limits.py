@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -82,7 +82,7 @@ class Meter:
             raise AnalysisLimitError(f"explored {self.visited:,} configurations until its time was up")
 
     @contextmanager
-    def search(self, share: float = 1.0) -> Iterator[None]:
+    def search(self, share: float = 1.0) -> Generator[None]:
         """One search: it may visit ``max_configurations``, and take a share of the time that is left.
 
         Args:

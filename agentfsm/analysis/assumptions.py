@@ -8,11 +8,12 @@ that cannot happen, but never miss one that can.
 from __future__ import annotations
 
 import re
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
 from agentfsm.errors import ConfigurationError
-from agentfsm.machine.graph import Guard, Transition
+from agentfsm.machine.graph import Graph, Guard, Transition
 
 __all__ = [
     "ALWAYS",
@@ -24,6 +25,7 @@ __all__ = [
     "NumericCondition",
     "Update",
     "Variable",
+    "comparisons",
     "iff",
     "parse_condition",
 ]
@@ -75,6 +77,11 @@ def _parse_comparison(part: str, text: str) -> Comparison:
     return Comparison(counter, op, int(value) if value.isdigit() else value)
 
 
+def comparisons(text: str) -> Iterator[Comparison]:
+    """Every comparison in the text of a condition."""
+    return (test for tests in parse_condition(text) for test in tests)
+
+
 @dataclass(frozen=True, slots=True)
 class Update:
     """What taking a row does to a counter.
@@ -91,9 +98,17 @@ class Update:
     to: tuple[int | str, ...] = ()
     when: str = "always"
 
+    @classmethod
+    def of(cls, row: Transition, add: int = 0, *, to: tuple[int | str, ...] = (), when: str = "always") -> Update:
+        """An update of one row."""
+        return cls(str(row), add, to, when)
+
     def applies_to(self, row: Transition) -> bool:
         """Whether it applies to a row."""
-        return _row_pattern(self.on).fullmatch(str(row)) is not None
+        text = str(row)
+        if self.on == text or ("->" in self.on and "*" not in self.on):
+            return self.on == text
+        return _row_pattern(self.on).fullmatch(text) is not None
 
 
 @cache
@@ -113,6 +128,9 @@ class Variable:
         start: Its value when a run starts.
         labels: Names for its values, if it is not a number; ``limit`` is then one less than their number.
         budget: Whether the bounds on the length of a run depend on it.
+        accelerated: Whether the computation of bounds may accelerate it, if it is large. That helps where few states
+            read it, and not where it is set again and again.
+        lower_bound: Whether the real value may be larger, because something besides the rows changes it.
 
     Raises:
         ConfigurationError: ``start`` is not between 0 and the limit.
@@ -124,12 +142,27 @@ class Variable:
     start: int = 0
     labels: tuple[str, ...] = ()
     budget: bool = True
+    accelerated: bool = True
+    lower_bound: bool = False
+    _exact: bool = field(init=False, repr=False, compare=False, default=True)
+    _by_row: dict[str, list[Update]] = field(
+        init=False, repr=False, compare=False, default_factory=dict[str, list[Update]]
+    )
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_exact", not any("*" in u.on or "->" not in u.on for u in self.updates))
+        for update in self.updates:
+            self._by_row.setdefault(update.on, []).append(update)
         if self.labels:
             object.__setattr__(self, "limit", len(self.labels) - 1)
         if not 0 <= self.start <= self.limit:
             raise ConfigurationError(f"counter {self.name!r} starts at {self.start}, outside 0 to {self.limit}")
+
+    def updates_for(self, row: Transition) -> Sequence[Update]:
+        """Its updates that apply to a row, in order."""
+        if not self._exact:
+            return [u for u in self.updates if u.applies_to(row)]
+        return self._by_row.get(str(row), ())
 
     def value(self, value: int | str) -> int:
         """A value or a label as a number.
@@ -158,12 +191,14 @@ class GuardAssumption:
         may: The guard holds only where this condition holds.
         must: The guard holds wherever this condition holds.
         why: The reason, reported for rows and paths that it rules out.
+        enforced: Whether the engine or a guardrail enforces it, so that no verdict needs to mention it.
     """
 
     guard: Guard | str
     may: str = "always"
     must: str = "never"
     why: str = ""
+    enforced: bool = False
 
     @property
     def text(self) -> str:
@@ -181,9 +216,9 @@ class GuardAssumption:
         return row.guard is self.guard
 
 
-def iff(guard: Guard | str, when: str, why: str = "") -> GuardAssumption:
+def iff(guard: Guard | str, when: str, why: str = "", *, enforced: bool = False) -> GuardAssumption:
     """The assumption that a guard holds exactly where a condition does."""
-    return GuardAssumption(guard, may=when, must=when, why=why)
+    return GuardAssumption(guard, may=when, must=when, why=why, enforced=enforced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +267,33 @@ class Assumptions:
             raise ConfigurationError(f"there is no counter {name!r}: declare it with Variable({name!r}, ...)")
         return self._by_name[name]
 
+    def guards_by_row(self, graph: Graph) -> dict[str, tuple[GuardAssumption, ...]]:
+        """What is assumed about the guard of each row, by the row's id."""
+        by_id: dict[str, list[int]] = {}
+        others: list[int] = []
+        ids = {row.id for row in graph}
+        for place, each in enumerate(self.guards):
+            if isinstance(each.guard, str) and each.guard in ids:
+                by_id.setdefault(each.guard, []).append(place)
+            else:
+                others.append(place)
+        found: dict[str, tuple[GuardAssumption, ...]] = {}
+        for row in graph:
+            places = by_id.get(row.id, []) + [n for n in others if self.guards[n].applies_to(row)]
+            found[row.id] = tuple(self.guards[n] for n in sorted(places))
+        return found
+
+    def relevant(self) -> Assumptions:
+        """The same without the variables on which no guard depends."""
+        read = {test.counter for k in self.guards for text in (k.may, k.must) for test in comparisons(text)}
+        while more := self._read_by_updates(read) - read:
+            read |= more
+        return Assumptions(tuple(v for v in self.counters if v.name in read), self.guards)
+
+    def _read_by_updates(self, names: Container[str]) -> set[str]:
+        updates = [update for variable in self.counters if variable.name in names for update in variable.updates]
+        return {test.counter for update in updates for test in comparisons(update.when)}
+
     # -- as plain data, for exports (``agentfsm.diagrams.promela.CounterModel``) ---------------------------
 
     def initial_values(self) -> dict[str, int]:
@@ -250,7 +312,7 @@ class Assumptions:
         self, row: Transition
     ) -> list[tuple[str, int, tuple[tuple[NumericCondition, int, tuple[int, ...]], ...]]]:
         """What taking a row does: for each counter its name, limit, and cases of (condition, add, values to set)."""
-        changed = ((counter, [u for u in counter.updates if u.applies_to(row)]) for counter in self.counters)
+        changed = ((counter, counter.updates_for(row)) for counter in self.counters)
         return [
             (
                 counter.name,
@@ -260,6 +322,10 @@ class Assumptions:
             for counter, updates in changed
             if any(u.add or u.to for u in updates)
         ]
+
+    def forgotten(self, row: Transition) -> Mapping[str, NumericCondition]:
+        """Nothing: every value is kept."""
+        return {}
 
     def _numeric(self, text: str) -> NumericCondition:
         return tuple(

@@ -22,8 +22,11 @@ from agentfsm.analysis.counter_acceleration import (
     elementwise_max,
     max_summary,
 )
+from agentfsm.analysis.liveness import dead_variables
 from agentfsm.analysis.state_space import BreadthFirstSearch, Configuration, StateSpace
-from agentfsm.machine.graph import Graph, State, Transition
+from agentfsm.loop.guards import approval_required, in_doubt
+from agentfsm.loop.outcomes import CALL_MODEL, RUN_CALLS
+from agentfsm.machine.graph import Graph, Transition
 
 __all__ = ["Bounds", "compute_bounds", "max_path_cost"]
 
@@ -41,6 +44,7 @@ class Bounds:
         longest: The places of the rows of a run that ends with a longest stretch between two waits.
         reachable_rows: The places of the rows that some run takes, judged by the budget counters alone.
         assumptions: What the bounds depend on.
+        from_counters: A bound on the moves between two waits that follows from the declared counters alone.
         limit: If they could not be computed, the limit of the analysis that was reached.
     """
 
@@ -53,6 +57,7 @@ class Bounds:
     reachable_rows: frozenset[int] = frozenset()
     assumptions: tuple[GuardAssumption, ...] = ()
     limit: str = ""
+    from_counters: int | None = None
 
 
 def compute_bounds(graph: Graph, assumptions: Assumptions, meter: Meter | None = None) -> Bounds:
@@ -68,7 +73,8 @@ def compute_bounds(graph: Graph, assumptions: Assumptions, meter: Meter | None =
     Raises:
         AnalysisLimitError: The meter's limit is reached.
     """
-    space = StateSpace(graph, assumptions, [c.name for c in assumptions.counters if c.budget], meter)
+    dead = dead_variables(graph, assumptions)
+    space = StateSpace(graph, assumptions, [c.name for c in assumptions.counters if c.budget], meter, dead)
     try:
         bounds = _BoundsComputation(space, count_model_calls=True, count_tool_calls=True).result()
     except UnboundedError:
@@ -89,10 +95,11 @@ def _reachable_rows(space: StateSpace) -> frozenset[int]:
     return frozenset(row for config in search for row, _ in space.moves(config))
 
 
-def _row_cost(row: Transition) -> Cost:
+def _row_cost(graph: Graph, row: Transition) -> Cost:
     """What taking a row costs: one move, and a model call or a tool call."""
-    tool_call = row.source == State.DISPATCH_TOOL and row.guard is None
-    return (1, int(row.source == State.CALL_LLM), int(tool_call))
+    effect = graph.spec(row.source).effect
+    blocked = row.guard in (approval_required, in_doubt)
+    return (1, int(effect is CALL_MODEL), int(effect is RUN_CALLS and not blocked))
 
 
 ZERO_COST: Cost = (0, 0, 0)
@@ -135,7 +142,7 @@ class _BoundsComputation:
     """One computation: find every reachable configuration of a hub, then the maximum cost from each."""
 
     def __init__(self, space: StateSpace, *, count_model_calls: bool, count_tool_calls: bool) -> None:
-        costs = [_row_cost(row) for row in space.graph.transitions]
+        costs = [_row_cost(space.graph, row) for row in space.graph.transitions]
         costs = [(moves, model * count_model_calls, tool * count_tool_calls) for moves, model, tool in costs]
         self._accelerated = AcceleratedGraph(space, costs.__getitem__)
         self._hubs: list[_Hub] = []

@@ -130,9 +130,7 @@ class AcceleratedGraph:
         comparisons: dict[Condition, None] = {}
         for row in rows:
             texts = [text for k in row.assumptions for text in (k.may, k.must)]
-            texts += [
-                c.when for counter in self.space.counters for c in counter.updates if c.applies_to(row.transition)
-            ]
+            texts += [c.when for counter in self.space.counters for c in counter.updates_for(row.transition)]
             for test in (test for text in texts for tests in parse_condition(text) for test in tests):
                 if test.counter in names:
                     comparisons[((test,),)] = None
@@ -310,7 +308,10 @@ class AcceleratedGraph:
 def _is_foldable(counter: Variable) -> bool:
     """Whether a counter is large, and its changes compose: it is only increased or set."""
     return (
-        counter.limit > FOLDING_THRESHOLD and not counter.labels and all(change.add >= 0 for change in counter.updates)
+        counter.accelerated
+        and counter.limit > FOLDING_THRESHOLD
+        and not counter.labels
+        and all(change.add >= 0 for change in counter.updates)
     )
 
 

@@ -1,340 +1,643 @@
-"""The assumptions about LOOP: its counters, and one entry for each of its guards that is not free.
+"""The model of a graph: what its declaration says about its runs, and what is known about the loop's own functions.
 
-What policies, tools, hooks and people do is left free, so what is proved about a graph holds for all of them.
-Assumptions are matched by guard function: a user-defined guard with the same name is free until it is declared.
+Two kinds of things are known. What the *engine* enforces holds for every graph: declared counters, what rows spend and
+refill, and guards that are made from counters. What the loop's *own* effects and guards do is bound to these functions
+and to the rows that they rely on, never to a name: a user's guard may hold or not at any time, a user's state may do
+anything, and where a row on which something relies is missing or in another order, it is not assumed.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from agentfsm.analysis.assumptions import Assumptions, GuardAssumption, Update, Variable, iff
+from agentfsm.analysis.liveness import ExportedModel
 from agentfsm.loop import detectors as d
 from agentfsm.loop import guards
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
-from agentfsm.machine.graph import Guard
-
-__all__ = ["CALLS_PER_REPLY", "budget_counters", "loop_assumptions", "mode_counters"]
-
-
-_ABOUT_LABELS = (
-    "nothing",
-    "iteration_limit",
-    "time_limit",
-    "other_limit",
-    "loop",
-    "tool_failure",
-    "other",
-    "approval",
-    "doubt",
-    "question",
+from agentfsm.loop.outcomes import (
+    CALL_MODEL,
+    CHECK_BUDGETS,
+    CHOOSE_RECOVERY,
+    JUDGE_RESULTS,
+    PARSE_REPLY,
+    RUN_CALLS,
 )
+from agentfsm.loop.transition_table import BUILT_IN_GUARDS, LOOP
+from agentfsm.machine.declaration import Counter, EffectSpec, Exhausted, Guard, StateSpec, Transition
+from agentfsm.machine.graph import Graph
+
+__all__ = ["AgentTraits", "exported_model", "graph_assumptions"]
 
 
-def budget_counters(g: AgentGuardrails, calls: int) -> tuple[Variable, ...]:
-    """The counters on which the length of a run depends. A search prefers those declared first."""
-    limits = "about == iteration_limit or about == time_limit or about == other_limit"
-    return (
-        Variable("steps", g.step_limit + 1, (Update("* -> pre_step", 1),), start=1),
-        Variable(
-            "calls",
-            calls,
-            (
-                Update("post_llm.tool_calls", to=tuple(range(1, calls + 1))),
-                *(Update(f"* -> {state}", to=(0,)) for state in ("pre_step", "call_llm", "recover", "terminal")),
-                Update("post_llm.*", to=tuple(range(calls + 1))),
-                Update("post_tool.question_asked", to=(0,)),
-                *(
-                    Update("recover.retry_tool", to=tuple(range(1, ran + 1)), when=f"ran == {ran}")
-                    for ran in range(1, calls + 1)
-                ),
-                Update("recover.retry_tool", to=(1,)),
-                Update("dispatch_tool.approval_required", -1, when="allowed == 1"),
-                Update("dispatch_tool.otherwise", to=(0,), when="together == 1"),
-                Update("dispatch_tool.otherwise", -1),
-            ),
-        ),
-        Variable(
-            "tool_retries",
-            g.max_tool_retries,
-            (
-                Update("post_llm.*", to=(0,)),
-                *(Update(f"* -> {state}", to=(0,)) for state in ("pre_step", "call_llm", "terminal")),
-                Update("recover.retry_tool", 1),
-            ),
-        ),
-        Variable(
-            "iterations",
-            g.max_iterations or 0,
-            (Update("* -> call_llm", 1), Update("suspended.replied", to=(0,), when="about == iteration_limit")),
-        ),
-        Variable("continues", g.max_continues, (Update("suspended.replied", 1, when=limits),)),
-        Variable("about", labels=_ABOUT_LABELS, updates=_ABOUT_UPDATES),
-    )
+@dataclass(frozen=True, slots=True)
+class AgentTraits:
+    """What is known about the agent that runs a graph.
+
+    Attributes:
+        behavior: The behavior of its preset; None if it may have any.
+        structured: Whether it has an output type; None if that is not known.
+        sub_agents: Whether a tool of it may be a sub-agent.
+        secrets: Whether a tool of it may take secret arguments.
+        fallbacks: Whether its model may make several calls for one reply.
+        small_grants: Whether what a person grants of tokens or cost is never enough to go on, as in examples.
+        asks: Whether a tool of it may ask the user; None if that follows from its behavior.
+        gives_up: Whether a tool of it may declare that the task cannot be done; None if that follows from its behavior.
+        certain: Whether all this was read from an agent; otherwise it is listed as an assumption.
+    """
+
+    behavior: Behavior | None = None
+    structured: bool | None = None
+    sub_agents: bool = False
+    secrets: bool = False
+    fallbacks: bool = False
+    small_grants: bool = False
+    asks: bool | None = None
+    gives_up: bool | None = None
+    certain: bool = False
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether a tool may ask the user."""
+        return self.sub_agents or (self._has_control_tools if self.asks is None else self.asks)
+
+    @property
+    def may_give_up(self) -> bool:
+        """Whether a tool may declare that the task cannot be done."""
+        return self._has_control_tools if self.gives_up is None else self.gives_up
+
+    @property
+    def _has_control_tools(self) -> bool:
+        return self.behavior is None or self.behavior.control_tools
 
 
-_ABOUT_UPDATES = (
-    Update("*.iteration_limit -> recover", to=("iteration_limit",)),
-    Update("*.time_limit -> recover", to=("time_limit",)),
-    Update("*.token_limit -> recover", to=("other_limit",)),
-    Update("*.cost_limit -> recover", to=("other_limit",)),
-    Update("*.loop_detected -> recover", to=("loop",)),
-    Update("*.tool_error -> recover", to=("tool_failure",)),
-    Update("*.environment_error -> recover", to=("tool_failure",)),
-    Update("* -> recover", to=("other",)),
-    Update("dispatch_tool.approval_required", to=("approval",)),
-    Update("dispatch_tool.in_doubt", to=("doubt",)),
-    Update("post_tool.question_asked", to=("question",)),
-    Update("recover.ask_user"),  # unchanged
-    Update("recover.*", to=("nothing",)),
-    Update("suspended.*", to=("nothing",)),
-)
-
-
-def mode_counters(calls: int) -> tuple[Variable, ...]:
-    """The counters that decide which moves are possible, but not how many."""
-    return tuple(
-        replace(counter, budget=False)
-        for counter in (
-            # tokens and cost: spent by a reply, noticed at the next check, never refunded
-            Variable(
-                "fresh",
-                updates=(
-                    *(Update(f"call_llm.{x}") for x in ("transient_provider", "provider_error", "context_overflow")),
-                    Update("call_llm.*", to=(1,)),
-                    *(Update(f"pre_step.{x}", to=(0,)) for x in ("cost_limit", "no_progress", "otherwise")),
-                ),
-            ),
-            Variable("tokens", updates=(Update("*.token_limit", to=(1,)),)),
-            Variable("cost", updates=(Update("*.cost_limit", to=(1,)),)),
-            Variable(
-                "late",
-                updates=(
-                    Update("*.time_limit", to=(1,)),
-                    Update("suspended.replied", to=(0,), when="about == time_limit"),
-                ),
-            ),
-            # the current batch, and the next call in it
-            Variable(
-                "ran",
-                calls,
-                (
-                    *(Update(on, to=(0,)) for on in (*_ENDS_BATCH, "recover.retry_tool")),
-                    Update("dispatch_tool.otherwise", 1),
-                ),
-            ),
-            Variable("asked", updates=(*_reset_on(_ENDS_BATCH), Update("dispatch_tool.approval_required", to=(1,)))),
-            Variable("doubted", updates=(*_reset_on(_ENDS_BATCH), Update("dispatch_tool.in_doubt", to=(1,)))),
-            Variable("allowed", updates=(*_reset_on(_ENDS_CALL), Update("suspended.approval_decided", to=(1,)))),
-            Variable(
-                "gated",
-                updates=(
-                    *_reset_on((*_ENDS_CALL, "dispatch_tool.in_doubt")),
-                    Update("dispatch_tool.approval_required", to=(1,)),
-                ),
-            ),
-            Variable(  # approvals for one call after another, which happens only for calls that run in parallel
-                "together",
-                updates=(
-                    *_reset_on(_ENDS_CALL),
-                    Update("dispatch_tool.approval_required", to=(1,), when="allowed == 1"),
-                ),
-            ),
-            # the effects of earlier replies
-            Variable("errors", updates=(*_ERROR_UPDATES,)),
-            Variable(
-                "repeatable",
-                updates=(
-                    Update("post_llm.tool_calls", to=(1,)),
-                    Update("suspended.replied", to=(0,), when="about == loop"),
-                ),
-            ),
-        )
-    )
-
-
-_ENDS_BATCH = ("* -> pre_step", "* -> call_llm", "post_llm.*")
-_ENDS_CALL = (*_ENDS_BATCH, "post_tool.*")
-
-
-def _reset_on(rows: tuple[str, ...]) -> tuple[Update, ...]:
-    return tuple(Update(on, to=(0,)) for on in rows)
-
-
-_ERROR_UPDATES = (
-    *(Update(on, to=(0,)) for on in ("* -> terminal", "post_llm.* -> recover", "pre_step.no_progress -> recover")),
-    *(
-        Update(f"post_tool.{name} -> recover", to=(1,))
-        for name in (
-            "ambiguous_input",
-            "scope_too_large",
-            "capability_gap",
-            "kernel_invalidated",
-            "unknown_tool",
-            "invalid_arguments",
-            "environment_error",
-            "tool_error",
-        )
-    ),
-    Update("post_tool.*", to=(0,)),
-)
-
-
-CALLS_PER_REPLY = 4
-"""The assumed maximum number of tool calls in a reply, unless given; no guardrail bounds it."""
-
-
-def loop_assumptions(
-    guardrails: AgentGuardrails,
-    behavior: Behavior | None = None,
-    *,
-    structured: bool | None = None,
-    calls_per_reply: int = CALLS_PER_REPLY,
-) -> Assumptions:
-    """The assumptions about the loop's guards under given limits.
+def graph_assumptions(graph: Graph, guardrails: AgentGuardrails, traits: AgentTraits | None = None) -> Assumptions:
+    """What is known about the runs of a graph under given limits.
 
     Args:
-        guardrails: The limits.
-        behavior: The behavior of the preset; None makes no assumption that only some behaviors meet.
-        structured: Whether the agent has an output type; None makes no assumption about it.
-        calls_per_reply: The maximum number of tool calls in a reply.
+        graph: The graph.
+        guardrails: The limits of its runs.
+        traits: What is known about the agent; by default only what holds for an agent without sub-agents and without
+            tools that take secret arguments.
     """
-    single = behavior is not None and behavior.envelope
-    calls = 1 if single else calls_per_reply
-    return Assumptions(
-        (*budget_counters(guardrails, calls), *mode_counters(calls)),
+    known = traits or AgentTraits()
+    builder = _VariableBuilder(graph, guardrails, known)
+    variables = (*builder.counters(), *builder.modes())
+    return Assumptions(variables, tuple(_GuardReader(graph, guardrails, known).guards())).relevant()
+
+
+def exported_model(
+    graph: Graph,
+    guardrails: AgentGuardrails | None = None,
+    traits: AgentTraits | None = None,
+    assumptions: Assumptions | None = None,
+) -> ExportedModel:
+    """What is known about the runs of a graph, for exports such as ``agentfsm.diagrams.promela.promela_model``.
+
+    Args:
+        graph: The graph.
+        guardrails: The limits of its runs; by default those of ``AgentGuardrails()``.
+        traits: What is known about the agent that runs it.
+        assumptions: Assumptions about your own guards.
+    """
+    known = graph_assumptions(graph, guardrails or AgentGuardrails(), traits)
+    return ExportedModel(graph, known + (assumptions or Assumptions()))
+
+
+# -- rows, by what they are and not by their names ----------------------------------------------------
+
+
+_LIMIT_LABELS = ("iteration_limit", "time_limit", "other_limit")
+
+_ABOUT_LABELS = ("other", *_LIMIT_LABELS, "tool_failure", "approval", "doubt")
+
+_FAILURE_LABELS = ("other", *_LIMIT_LABELS, "tool_failure")
+
+_REQUEST_LABELS = ("other", *_LIMIT_LABELS, "approval", "doubt")
+
+_FAILURES: dict[Guard, str] = {
+    d.runaway: "iteration_limit",
+    d.iteration_limit: "iteration_limit",
+    d.time_limit: "time_limit",
+    d.token_limit: "other_limit",
+    d.cost_limit: "other_limit",
+    d.tool_error: "tool_failure",
+    d.environment_error: "tool_failure",
+    **dict.fromkeys(
         (
-            *_limit_guards(guardrails),
-            *_batch_guards(guardrails, single),
-            *_human_reply_guards(guardrails),
-            *_behavior_guards(behavior, structured),
+            d.no_progress,
+            d.loop_detected,
+            d.transient_provider,
+            d.provider_error,
+            d.context_overflow,
+            d.output_truncated,
+            d.output_refused,
+            d.output_malformed,
+            d.policy_violation,
+            d.repeated_error,
+            d.ambiguous_input,
+            d.scope_too_large,
+            d.capability_gap,
+            d.kernel_invalidated,
+            d.unknown_tool,
+            d.invalid_arguments,
         ),
-    )
+        "other",
+    ),
+}
+"""What each of the loop's own detectors finds. Others may find anything."""
 
 
-def _limit_guards(g: AgentGuardrails) -> tuple[GuardAssumption, ...]:
-    no_grace = not g.finalize_grace_s
-    return (
-        iff(d.runaway, f"steps > {g.step_limit}", f"it ends a run at step {g.step_limit + 1}"),
-        iff(d.iteration_limit, "never", "max_iterations is not set")
-        if g.max_iterations is None
-        else iff(
-            d.iteration_limit,
-            f"iterations >= {g.max_iterations}",
-            f"it holds exactly after {g.max_iterations} model calls",
-        ),
-        iff(d.time_limit, "never", "max_execution_time_s is not set")
-        if g.max_execution_time_s is None
-        else GuardAssumption(
-            d.time_limit, must="late == 1" if no_grace else "never", why="a time limit that has passed stays passed"
-        ),
-        _budget_guard(d.token_limit, "tokens", "max_tokens", g.max_tokens is None),
-        _budget_guard(d.cost_limit, "cost", "max_cost_usd", g.max_cost_usd is None),
-        GuardAssumption("pre_step.no_progress", may="steps > 1", why="there is no reply before the first step"),
-    )
+class _RowReader:
+    """Says what the rows of a graph are, for what is known about them."""
+
+    def __init__(self, graph: Graph, guardrails: AgentGuardrails, traits: AgentTraits) -> None:
+        self.graph = graph
+        self.limits = guardrails
+        self.traits = traits
+        self.many = 1 if guardrails.max_calls_per_reply == 1 else 2
+        self.rows = [row for row in graph.transitions if not graph.spec(row.target).final]
+        self.batches_as_in_loop = _batches_as_in_loop(graph) and not (traits.sub_agents or traits.secrets)
+
+    def source(self, row: Transition) -> StateSpec:
+        return self.graph.spec(row.source)
+
+    def target(self, row: Transition) -> StateSpec:
+        return self.graph.spec(row.target)
+
+    def from_effect(self, row: Transition, *effects: EffectSpec) -> bool:
+        return self.source(row).effect in effects
+
+    def into_effect(self, row: Transition, *effects: EffectSpec) -> bool:
+        return self.target(row).effect in effects
+
+    def into_wait(self, row: Transition) -> bool:
+        return self.target(row).waits
+
+    def precedes(self, row: Transition, guard: Guard) -> bool:
+        """Whether a row with one of the loop's guards comes before a row in the same state."""
+        for each in self.graph.rows(row.source):
+            if each is row:
+                return False
+            if each.guard is guard:
+                return True
+        return False
+
+    def limit_of(self, counter: Counter) -> int | None:
+        limit: int | None = counter.limit if isinstance(counter.limit, int) else getattr(self.limits, counter.limit)
+        return limit
+
+    def charged_unseen(self, counter: Counter) -> bool:
+        """Whether more may spend a counter than the rows say: calls by own states, sub-agents and fallbacks."""
+        return counter.name == "iterations" and (
+            self.traits.sub_agents
+            or self.traits.fallbacks
+            or any(callable(s.effect) and not s.final for s in self.graph.states)
+        )
+
+    def no_results_when_leaving(self, row: Transition) -> bool:
+        """Whether no call of the batch can have a result when a row is taken."""
+        return self.from_effect(row, CHECK_BUDGETS, CALL_MODEL) or (
+            self.from_effect(row, PARSE_REPLY)
+            and all(self.from_effect(each, CALL_MODEL) for each in self.graph if each.target == row.source)
+        )
+
+    def from_recovery(self, row: Transition) -> bool:
+        return self.from_effect(row, CHOOSE_RECOVERY)
+
+    def closes_batch(self, row: Transition) -> bool:
+        return self.into_effect(row, CHECK_BUDGETS, CALL_MODEL)
+
+    def asked_by(self, row: Transition, guard: Guard) -> bool:
+        return row.guard is guard or self.precedes(row, guard)
+
+    def unless_agent(self, why: str, condition: str) -> str:
+        """A reason, with the condition on the agent unless it was read from the agent."""
+        return why if self.traits.certain else f"{why} ({condition})"
+
+    def _only_read_after_a_reply(self, state: str) -> bool:
+        """Whether a state is entered only from model calls that did not fail."""
+        failures = (d.transient_provider, d.provider_error, d.context_overflow)
+        entries = [row for row in self.graph if row.target == state]
+        return all(
+            self.from_effect(row, CALL_MODEL) and row.guard is None and all(self.precedes(row, f) for f in failures)
+            for row in entries
+        )
 
 
-def _budget_guard(guard: Guard, counter: str, field: str, unset: bool) -> GuardAssumption:
-    if unset:
-        return iff(guard, "never", f"{field} is not set")
-    return GuardAssumption(
-        guard,
-        may=f"{counter} == 1 or fresh == 1",
-        must=f"{counter} == 1",
-        why="only a reply spends it, and it is never refunded",
-    )
+class _VariableBuilder(_RowReader):
+    """Builds the variables of the model, row by row: counters and modes."""
+
+    def variable(self, name: str, limit: int, effect_of: Callable[[Transition], list[Update]]) -> Variable:
+        """A mode variable, from a function that says what a row does to it (nothing by default)."""
+        updates = chain.from_iterable(effect_of(row) for row in self.rows)
+        return Variable(name, limit, tuple(updates), budget=False)
+
+    def counters(self) -> Iterator[Variable]:
+        for counter in self.graph.counters:
+            limit = self.limit_of(counter)
+            cap = 1 if limit is None else limit + 1  # spent once more than the limit: as far as guards can tell
+            updates = [u for row in self.rows for u in self._counter_updates(counter, row, cap, limit)]
+            start = min(cap, self.graph.states[0].spends.count(counter.name))
+            refilled = any(counter.name in row.refills for row in self.rows)
+            unseen = self.charged_unseen(counter)
+            yield Variable(counter.name, cap, tuple(updates), start=start, accelerated=not refilled, lower_bound=unseen)
+
+    def _counter_updates(self, counter: Counter, row: Transition, cap: int, limit: int | None) -> Iterator[Update]:
+        name = counter.name
+        spent = row.spends.count(name) + self.target(row).spends.count(name)
+        effect = self.source(row).effect
+        if name == "iterations" and effect is CALL_MODEL:
+            spent += 1
+        if row.extends and self.source(row).waits and not self.into_wait(row):
+            if name == "iterations":
+                yield Update.of(row, to=(min(cap, spent),), when="about == iteration_limit")
+            elif name == "continues":
+                for label in _LIMIT_LABELS:
+                    yield Update.of(row, spent + 1, when=f"about == {label}")
+        if name in row.refills:
+            yield Update.of(row, to=(min(cap, spent),))
+        elif spent:
+            yield Update.of(row, spent)
+
+    def modes(self) -> Iterator[Variable]:
+        yield Variable("about", labels=_ABOUT_LABELS, updates=tuple(chain.from_iterable(map(self._about, self.rows))))
+        yield self.variable("pending", self.many, self._pending)
+        yield self.variable("ran", self.many, self._ran)
+        yield self.variable("rerun", 1, self._rerun)
+        yield self.variable("fresh", 1, self._fresh)
+        yield self.variable("tokens", 1, lambda row: self._spent(row, d.token_limit))
+        yield self.variable("cost", 1, lambda row: self._spent(row, d.cost_limit))
+        yield self.variable("late", 1, self._late)
+        if self.batches_as_in_loop:
+            yield self.variable("asked", 1, lambda row: self._set_in_batch(row, guards.approval_required))
+            yield self.variable("doubted", 1, lambda row: self._set_in_batch(row, guards.in_doubt))
+            yield self.variable("allowed", 1, self._allowed)
+            yield self.variable("gated", 1, self._gated)
+            yield self.variable("together", 1, self._together)
+
+    def _about(self, row: Transition) -> list[Update]:
+        """What recovery is about, or what a run waits for."""
+        if self.into_effect(row, CHOOSE_RECOVERY):
+            label = _FAILURES.get(row.guard) if row.guard is not None and not self.source(row).waits else None
+            if label is not None:
+                return [Update.of(row, to=(label,))]
+            known = self.no_results_when_leaving(row)
+            return [Update.of(row, to=tuple(x for x in _FAILURE_LABELS if not (known and x == "tool_failure")))]
+        if self.into_wait(row):
+            return self._about_wait(row)
+        return [Update.of(row, to=("other",))] if self.source(row).waits or self.from_recovery(row) else []
+
+    def _about_wait(self, row: Transition) -> list[Update]:
+        requests = {guards.approval_required: "approval", guards.in_doubt: "doubt", guards.question_asked: "other"}
+        if self.source(row).waits or (self.from_recovery(row) and row.guard is guards.ask_user):
+            return []
+        if row.guard in requests and not self.traits.sub_agents:
+            return [Update.of(row, to=(requests[row.guard],))]
+        other = tuple(label for label in _REQUEST_LABELS if label not in _LIMIT_LABELS)
+        left = f"continues < {self.limits.max_continues}"
+        return [Update.of(row, to=_REQUEST_LABELS, when=left), Update.of(row, to=other)]
+
+    def _pending(self, row: Transition) -> list[Update]:
+        """How many calls of the batch have no result; 2 stands for more than one."""
+        every = tuple(range(self.many + 1))
+        if self.closes_batch(row):
+            return [Update.of(row, to=(0,))]
+        if self.from_effect(row, CALL_MODEL):
+            return [Update.of(row, to=(0,) if self.into_effect(row, PARSE_REPLY) else every)]
+        if self.from_effect(row, PARSE_REPLY):
+            return [Update.of(row, to=every[1:] if row.guard is guards.tool_calls else every)]
+        if self.from_effect(row, RUN_CALLS):
+            return list(self._pending_after_calls(row))
+        if self.from_recovery(row):
+            return list(self._pending_after_recovery(row))
+        if self.source(row).waits and not self.into_wait(row):
+            if row.guard is guards.approval_decided and not self.traits.sub_agents:
+                return []
+            if row.guard is guards.replied and not self.traits.sub_agents:
+                return [Update.of(row, to=(0,))]
+            return [Update.of(row, to=tuple(range(n + 1)), when=f"pending == {n}") for n in every]
+        return []
+
+    def _pending_after_calls(self, row: Transition) -> Iterator[Update]:
+        if row.guard in (guards.approval_required, guards.in_doubt):
+            yield Update.of(row, to=(1, 2), when="pending == 2")
+            return
+        blocked = not (self.precedes(row, guards.approval_required) and self.precedes(row, guards.in_doubt))
+        stays = blocked or self.traits.may_ask
+        yield Update.of(row, to=(0, 1) if stays else (0,), when="pending == 1")
+        more = stays or self.limits.max_calls_per_reply > 2
+        yield Update.of(row, to=(0, 1, 2) if more else (0, 1), when="pending == 2")
+
+    def _pending_after_recovery(self, row: Transition) -> Iterator[Update]:
+        if self.into_effect(row, RUN_CALLS):
+            for old in range(self.many + 1):
+                for ran in range(self.many + 1):
+                    again = range(0 if row.guard is not guards.retry_tool else 1, ran + 1)
+                    values = sorted({min(self.many, old + n) for n in again} or {old})
+                    yield Update.of(row, to=tuple(values), when=f"pending == {old} and ran == {ran}")
+        elif self.traits.behavior is None or self.traits.behavior.feedback == "kept":
+            for n in range(1, self.many + 1):
+                yield Update.of(row, to=(0, n), when=f"pending == {n}")
+
+    def _ran(self, row: Transition) -> list[Update]:
+        """How many calls of the batch have run since they were last to run; 2 stands for more than one."""
+        every = tuple(range(self.many + 1))
+        if self.closes_batch(row) or self.from_effect(row, CALL_MODEL, PARSE_REPLY):
+            return [Update.of(row, to=(0,))]
+        if self.from_effect(row, RUN_CALLS):
+            blocked = row.guard in (guards.approval_required, guards.in_doubt)
+            least = 0 if blocked else 1
+            return [
+                Update.of(row, to=tuple(range(min(n + least, self.many), self.many + 1)), when=f"ran == {n}")
+                for n in every
+            ]
+        if self.from_recovery(row) and self.into_effect(row, RUN_CALLS):
+            return [Update.of(row, to=(0,) if self.batches_as_in_loop else every)]
+        if self.source(row).waits and row.guard is not guards.approval_decided:
+            return [Update.of(row, to=tuple(range(n, self.many + 1)), when=f"ran == {n}") for n in every]
+        return []
+
+    def _rerun(self, row: Transition) -> list[Update]:
+        """Whether the calls that are to run are run again."""
+        if self.closes_batch(row) or self.from_effect(row, CALL_MODEL, PARSE_REPLY):
+            return [Update.of(row, to=(0,))]
+        return [Update.of(row, to=(1,))] if self.from_recovery(row) and self.into_effect(row, RUN_CALLS) else []
+
+    def _fresh(self, row: Transition) -> list[Update]:
+        """Whether tokens and cost were spent since they were last checked."""
+        spec = self.source(row)
+        if spec.effect is CALL_MODEL:
+            failed = row.guard in (d.transient_provider, d.provider_error, d.context_overflow)
+            return [] if failed else [Update.of(row, to=(1,))]
+        if (spec.effect is RUN_CALLS and self.traits.sub_agents) or callable(spec.effect):
+            return [Update.of(row, to=(1,))]
+        checked = self.asked_by(row, d.token_limit) and self.asked_by(row, d.cost_limit)
+        return [Update.of(row, to=(0,))] if checked else []
+
+    def _spent(self, row: Transition, limit: Guard) -> list[Update]:
+        """Whether a limit on tokens or cost is known to be reached; a reply may grant the same amount once more."""
+        if row.extends and self.source(row).waits and not self.traits.small_grants:
+            return [Update.of(row, to=(0, 1), when="about == other_limit")]
+        return [Update.of(row, to=(1,))] if row.guard is limit else []
+
+    def _late(self, row: Transition) -> list[Update]:
+        """Whether the time limit is known to be reached."""
+        if row.guard is d.time_limit:
+            return [Update.of(row, to=(1,))]
+        if row.extends and self.source(row).waits:
+            return [Update.of(row, to=(0,), when="about == time_limit")]
+        return []
+
+    def _set_in_batch(self, row: Transition, guard: Guard) -> list[Update]:
+        if self.closes_batch(row) or self.from_effect(row, PARSE_REPLY):
+            return [Update.of(row, to=(0,))]
+        return [Update.of(row, to=(1,))] if row.guard is guard else []
+
+    def _ends_call(self, row: Transition) -> bool:
+        return self.closes_batch(row) or self.from_effect(row, PARSE_REPLY, JUDGE_RESULTS)
+
+    def _allowed(self, row: Transition) -> list[Update]:
+        """Whether the next call is approved."""
+        if self._ends_call(row):
+            return [Update.of(row, to=(0,))]
+        return [Update.of(row, to=(1,))] if row.guard is guards.approval_decided else []
+
+    def _gated(self, row: Transition) -> list[Update]:
+        """Whether the last request was for an approval."""
+        if self._ends_call(row) or row.guard is guards.in_doubt:
+            return [Update.of(row, to=(0,))]
+        return [Update.of(row, to=(1,))] if row.guard is guards.approval_required else []
+
+    def _together(self, row: Transition) -> list[Update]:
+        """Whether one call after another needed an approval, which happens only to calls that run in parallel."""
+        if self._ends_call(row):
+            return [Update.of(row, to=(0,))]
+        if row.guard is guards.approval_required:
+            return [Update.of(row, to=(1,), when="allowed == 1")]
+        return []
 
 
-def _batch_guards(g: AgentGuardrails, single: bool) -> tuple[GuardAssumption, ...]:
-    rerun = "a call that is run again names a known tool and has valid arguments"
-    sequential = "only calls that run in parallel need approval one after another, and this call does not"
-    cannot_run = "no approval is requested for a call that cannot run"
-    never_fail = "only a failed call is run again, and these never fail"
-    earlier = "gated == 0" if single else "gated == 0 or ran > 1"  # otherwise it was an earlier call of the batch
-    retryable = f"about == tool_failure and tool_retries < {g.max_tool_retries}"
-    return (
-        iff(guards.calls_pending, "calls > 0", "it holds exactly while calls of the batch have no result"),
-        GuardAssumption(
-            guards.retry_tool,
-            may=retryable + (" and doubted == 0" if single else ""),
-            why="only tool_error and environment_error of an idempotent tool are fixed by running it again, "
-            f"{g.max_tool_retries} time(s)",
-        ),
-        GuardAssumption(
-            guards.in_doubt,
-            may="tool_retries == 0",
-            why="only idempotent calls are run again, and these are never in doubt",
-        ),
-        GuardAssumption(guards.in_doubt, may="together == 0", why=sequential),
-        GuardAssumption(
-            guards.approval_required,
-            may="allowed == 0 or calls > 1 and tool_retries == 0",
-            why="an approved call needs no second approval, and no other call is pending",
-        ),
-        GuardAssumption(
-            guards.approval_required,
-            may="asked == 0 or tool_retries == 0",
-            why="an approved call needs no second approval when it is run again",
-        ),
-        *(
-            GuardAssumption(guard, may=may, why=why)
-            for guard in (d.unknown_tool, d.invalid_arguments)
-            for may, why in (("tool_retries == 0", rerun), (earlier, cannot_run))
-        ),
-        *(
-            GuardAssumption(guard, may="tool_retries == 0", why=never_fail)
-            for guard in (guards.question_asked, guards.declared_unable)
-        ),
-        *(
-            GuardAssumption(guard, may="together == 0", why=sequential)
-            for guard in (d.unknown_tool, guards.question_asked)
-        ),
-        GuardAssumption(guards.declared_unable, may="together == 0", why=sequential),
-        *(_single_call_guards() if single else ()),
-    )
+class _GuardReader(_RowReader):
+    """Says what is known about the guard of each row."""
 
+    def guards(self) -> Iterator[GuardAssumption]:
+        for state in self.graph.states:
+            stops_when_raised = _stops_when_a_guard_raises(self.graph, state)
+            for row in self.graph.rows(state.name):
+                for each in self._about_row(row):
+                    yield each if stops_when_raised else replace(each, must="never")
 
-def _single_call_guards() -> tuple[GuardAssumption, ...]:
-    """If a reply makes at most one call, everything that happens to a batch happens to that call."""
-    return (
-        *(
-            GuardAssumption(
-                guard, may="asked == 0 and doubted == 0", why="no approval is requested for a call that cannot run"
+    def _about_row(self, row: Transition) -> Iterator[GuardAssumption]:
+        yield from self._enforced(row)
+        if row.guard is None:
+            yield from self._about_default_row(row)
+        elif row.guard in BUILT_IN_GUARDS:
+            yield from self._about_limits(row)
+            yield from self._about_replies(row)
+            yield from self._about_calls(row)
+            if self.batches_as_in_loop:
+                yield from self._about_batches(row)
+
+    def _enforced(self, row: Transition) -> Iterator[GuardAssumption]:
+        """What the engine enforces for every graph."""
+        for counter in self.graph.counters:
+            name, limit = counter.name, self.limit_of(counter)
+            if limit is None:
+                continue
+            if name in row.spends and name not in row.refills:
+                yield GuardAssumption(
+                    row.id, may=f"{name} < {limit}", why=f"{name} can be spent {limit} time(s)", enforced=True
+                )
+        if isinstance(row.guard, Exhausted):
+            counter = row.guard.counter
+            limit = self.limit_of(counter)
+            if limit is None:
+                yield iff(row.id, "never", f"{counter.limit} is not set", enforced=True)
+            else:
+                empty, why = f"{counter.name} >= {limit + row.guard.past}", f"it holds once {counter.name} is spent"
+                may = "always" if self.charged_unseen(counter) else empty
+                sure = row.guard in BUILT_IN_GUARDS or not row.spends
+                yield GuardAssumption(
+                    row.id, may=may, must=empty if sure and not row.spends else "never", why=why, enforced=True
+                )
+
+    def _about_limits(self, row: Transition) -> Iterator[GuardAssumption]:
+        g = self.limits
+        if row.guard is d.time_limit:
+            if g.max_execution_time_s is None:
+                yield iff(row.id, "never", "max_execution_time_s is not set", enforced=True)
+            elif not g.finalize_grace_s and not row.spends:
+                yield GuardAssumption(row.id, must="late == 1", why="a time limit that has passed stays passed")
+        for guard, name, field in ((d.token_limit, "tokens", "max_tokens"), (d.cost_limit, "cost", "max_cost_usd")):
+            if row.guard is not guard:
+                continue
+            if getattr(g, field) is None:
+                yield iff(row.id, "never", f"{field} is not set", enforced=True)
+            else:
+                must = "never" if row.spends else f"{name} == 1"
+                why = "only a reply spends it, and only an extension grants more"
+                yield GuardAssumption(row.id, may=f"{name} == 1 or fresh == 1", must=must, why=why)
+        if row.guard is d.no_progress and self._counts_steps(row.source):
+            yield GuardAssumption(row.id, may="steps > 1", why="there is no reply before the first step")
+
+    def _counts_steps(self, state: str) -> bool:
+        """Whether a state is where runs start, and the only one whose visits are steps."""
+        first, *others = self.graph.states
+        alone = state == first.name and not any("steps" in spec.spends for spec in others)
+        return alone and first.effect is CHECK_BUDGETS and tuple(first.spends) == ("steps",)
+
+    def _about_replies(self, row: Transition) -> Iterator[GuardAssumption]:
+        if self.from_recovery(row) and row.guard is guards.ask_user:
+            limits = " and ".join(f"about != {label}" for label in _LIMIT_LABELS)
+            most = self.limits.max_continues
+            yield GuardAssumption(
+                row.id,
+                may=f"{limits} or continues < {most}",
+                why=f"a spent budget can be extended {most} time(s)",
+                enforced=True,
             )
-            for guard in (d.unknown_tool, d.invalid_arguments)
-        ),
-        GuardAssumption(d.repeated_error, may="errors == 1", why="a single call repeats no error"),
-        GuardAssumption(d.loop_detected, may="repeatable == 1", why="a single call repeats none"),
-    )
+        if not self.source(row).waits or self.traits.sub_agents:
+            return
+        one_kind = self.unless_agent("a run waits for one kind of reply at a time", "no tool is a sub-agent")
+        if row.guard is guards.approval_decided:
+            yield GuardAssumption(row.id, may="about == approval", why=one_kind)
+        elif row.guard is guards.doubt_settled:
+            yield GuardAssumption(row.id, may="about == doubt", why=one_kind)
+        elif row.guard is guards.replied:
+            yield GuardAssumption(row.id, may="about != approval and about != doubt", why=one_kind)
+
+    def _about_calls(self, row: Transition) -> Iterator[GuardAssumption]:
+        traits, guard = self.traits, row.guard
+        if self.from_effect(row, JUDGE_RESULTS) and guard is guards.calls_pending:
+            must = "never" if row.spends else "pending > 0"
+            why = "it holds exactly while calls of the batch have no result"
+            yield GuardAssumption(row.id, may="pending > 0", must=must, why=why)
+        if self.from_recovery(row) and guard is guards.retry_tool:
+            why = "only a tool_error or environment_error of calls that ran is fixed by running them again"
+            yield GuardAssumption(row.id, may="about == tool_failure and ran > 0", why=why)
+        if guard is guards.question_asked and not traits.may_ask:
+            why = self.unless_agent("the control tools are not registered", "no tool is a sub-agent")
+            yield iff(row.id, "never", why)
+        if guard is guards.declared_unable and not traits.may_give_up:
+            yield iff(row.id, "never", "the control tools are not registered")
+        behavior = traits.behavior
+        if behavior is None or not self.from_effect(row, PARSE_REPLY):
+            return
+        if guard is d.no_progress and behavior.envelope and behavior.text_is_answer:
+            yield iff(row.id, "never", "an envelope is never empty")
+        free_form = traits.structured is False or not behavior.text_is_answer
+        unread = free_form and not behavior.envelope and behavior.missing_call == "no_progress"
+        others_first = self.precedes(row, d.output_truncated) and self.precedes(row, d.output_refused)
+        if guard is d.output_malformed and unread and others_first:
+            yield iff(row.id, "never", "replies have no required format here")
+
+    def _about_default_row(self, row: Transition) -> Iterator[GuardAssumption]:
+        behavior = self.traits.behavior
+        if behavior is None or behavior.text_is_answer or not self.from_effect(row, PARSE_REPLY):
+            return
+        needed = [d.output_malformed, guards.tool_calls]
+        needed += [d.no_progress] if behavior.missing_call == "no_progress" else []
+        judged = all(self.precedes(row, guard) for guard in needed)
+        if judged and self._only_read_after_a_reply(row.source):
+            yield GuardAssumption(row.id, may="never", why="a text reply is not an answer here")
+
+    def _about_batches(self, row: Transition) -> Iterator[GuardAssumption]:
+        """What holds where batches are run, judged and approved by exactly the rows of ``LOOP``."""
+        rerun = "a call that is run again names a known tool and has valid arguments"
+        sequential = "only calls that run in parallel need approval one after another, and this call does not"
+        cannot_run = "no approval is requested for a call that cannot run"
+        never_fail = "only a failed call is run again, and these never fail"
+        single = self.many == 1
+        earlier = "gated == 0" if single else "gated == 0 or ran > 1"  # otherwise it was an earlier call of the batch
+        known: dict[Guard, tuple[tuple[str, str], ...]] = {
+            guards.in_doubt: (
+                ("rerun == 0", "only idempotent calls are run again, and these are never in doubt"),
+                ("together == 0", sequential),
+            ),
+            guards.approval_required: (
+                (
+                    "allowed == 0 or pending > 1 and rerun == 0",
+                    "an approved call needs no second approval, and no other call is pending",
+                ),
+                ("asked == 0 or rerun == 0", "an approved call needs no second approval when it is run again"),
+            ),
+            d.unknown_tool: (("rerun == 0", rerun), (earlier, cannot_run), ("together == 0", sequential)),
+            d.invalid_arguments: (("rerun == 0", rerun), (earlier, cannot_run)),
+            guards.question_asked: (("rerun == 0", never_fail), ("together == 0", sequential)),
+            guards.declared_unable: (("rerun == 0", never_fail), ("together == 0", sequential)),
+            guards.retry_tool: (("doubted == 0", "a call that may be run again is never in doubt"),) if single else (),
+        }
+        condition = "no tool is a sub-agent or takes secret arguments"
+        for may, why in known.get(row.guard, ()) if row.guard is not None else ():
+            yield GuardAssumption(row.id, may=may, why=self.unless_agent(why, condition))
 
 
-def _human_reply_guards(g: AgentGuardrails) -> tuple[GuardAssumption, ...]:
-    one_kind = "a run waits for one kind of reply at a time"
-    within_limits = "about != iteration_limit and about != time_limit and about != other_limit"
-    return (
-        GuardAssumption(
-            guards.ask_user,
-            may=f"{within_limits} or continues < {g.max_continues}",
-            why=f"a spent budget can be extended {g.max_continues} time(s)",
-        ),
-        GuardAssumption(guards.approval_decided, may="about == approval", why=one_kind),
-        GuardAssumption(guards.doubt_settled, may="about == doubt", why=one_kind),
-        GuardAssumption(guards.replied, may="about != approval and about != doubt", why=one_kind),
-    )
+def _stops_when_a_guard_raises(graph: Graph, state: StateSpec) -> bool:
+    """Whether a guard that raises ends the run by a row that comes before any guard that could decide otherwise."""
+    aborting = next((row for row in graph.rows(state.name) if row.ends == "aborted"), None)
+    return state.final or (aborting is not None and aborting.guard is guards.aborted)
 
 
-def _behavior_guards(behavior: Behavior | None, structured: bool | None) -> tuple[GuardAssumption, ...]:
-    if behavior is None:
-        return ()
-    assumptions: list[GuardAssumption] = []
-    if not behavior.control_tools:
-        why = "the control tools are not registered"
-        assumptions += [iff(guard, "never", why) for guard in (guards.question_asked, guards.declared_unable)]
-    if not behavior.text_is_answer:
-        assumptions.append(GuardAssumption("post_llm.otherwise", may="never", why="a text reply is not an answer here"))
-    elif behavior.envelope:
-        assumptions.append(GuardAssumption("post_llm.no_progress", may="never", why="an envelope is never empty"))
-    free_form = structured is False or not behavior.text_is_answer
-    if free_form and not behavior.envelope and behavior.missing_call == "no_progress":
-        assumptions.append(iff(d.output_malformed, "never", "replies have no required format here"))
-    return tuple(assumptions)
+def _batches_as_in_loop(graph: Graph) -> bool:
+    """Whether calls are run, judged, approved and run again by rows of ``LOOP``, in its order, and by no others.
+
+    Rows into a final state may be added anywhere, and detectors that lead to recovery after ``calls_pending``.
+    """
+    own = {spec.effect: spec.name for spec in graph.states if isinstance(spec.effect, EffectSpec)}
+    waits = [spec.name for spec in graph.states if spec.waits]
+    effects = (RUN_CALLS, JUDGE_RESULTS, CHOOSE_RECOVERY)
+    if len(waits) != 1 or any(sum(s.effect is e for s in graph.states) != 1 for e in effects):
+        return False
+    states = {LOOP.spec(name).effect or "wait": name for name in ("dispatch_tool", "post_tool", "recover")}
+    pairs = [(own[e], name) for e, name in states.items() if isinstance(e, EffectSpec)] + [(waits[0], "suspended")]
+    names = dict(pairs)
+    return all(_rows_as_in_loop(graph, theirs, ours) for theirs, ours in pairs) and _entered_as_in_loop(graph, names)
+
+
+_NEEDED = {
+    "dispatch_tool": (guards.approval_required, guards.in_doubt, None),
+    "post_tool": (guards.calls_pending,),
+    "recover": (),
+    "suspended": (guards.approval_decided, guards.doubt_settled, guards.replied),
+}
+"""Rows of ``LOOP`` without which nothing is assumed about batches, by the name of their state there."""
+
+
+def _rows_as_in_loop(graph: Graph, state: str, ours: str) -> bool:
+    loop_rows = LOOP.rows(ours)
+    order: list[int] = []
+    complete = ours != "post_tool"
+    for row in graph.rows(state):
+        place = next((i for i, each in enumerate(loop_rows) if each.guard is row.guard), None)
+        if graph.spec(row.target).final:
+            continue
+        if place is not None and _same_kind(graph, row.target, loop_rows[place].target):
+            order.append(place)
+            complete = complete or row.guard is guards.calls_pending
+        elif not (complete and graph.spec(row.target).effect is CHOOSE_RECOVERY and place is None):
+            return False
+    present = {row.guard for row in graph.rows(state)}
+    return order == sorted(order) and all(guard in present for guard in _NEEDED[ours])
+
+
+def _same_kind(graph: Graph, state: str, ours: str) -> bool:
+    theirs, mine = graph.spec(state), LOOP.spec(ours)
+    return (theirs.effect, theirs.waits, theirs.final) == (mine.effect, mine.waits, mine.final)
+
+
+def _entered_as_in_loop(graph: Graph, names: dict[str, str]) -> bool:
+    """Whether the states of batches are entered only by rows that lead to them in ``LOOP``."""
+    for row in graph.transitions:
+        if row.target not in names or names[row.target] == "recover":
+            continue
+        if not any(
+            each.guard is row.guard
+            and LOOP.spec(each.source).effect is graph.spec(row.source).effect
+            and names[row.target] == each.target
+            for each in LOOP
+        ):
+            return False
+    return True

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, combinations, islice
 
 from agentfsm.analysis.analysis_limits import Meter
 from agentfsm.analysis.assumptions import Assumptions, GuardAssumption
+from agentfsm.analysis.liveness import dead_variables
 from agentfsm.analysis.state_space import BreadthFirstSearch, Configuration, StateSpace
 from agentfsm.errors import ConfigurationError
 from agentfsm.machine.graph import Graph
@@ -160,7 +161,8 @@ class ModelChecker:
     def __init__(self, graph: Graph, assumptions: Assumptions, meter: Meter | None = None) -> None:
         self.graph = graph
         self.meter = meter or Meter()
-        self.full = StateSpace(graph, assumptions, meter=self.meter)
+        self.dead = dead_variables(graph, assumptions)
+        self.full = StateSpace(graph, assumptions, None, self.meter, self.dead)
         self.used: tuple[GuardAssumption, ...] = ()
         self._table = StateSpace(graph, Assumptions(), meter=self.meter)
         self._projections: dict[frozenset[str], StateSpace] = {frozenset(self.full.counter_names): self.full}
@@ -169,7 +171,7 @@ class ModelChecker:
         """The state space over some of the counters."""
         key = frozenset(only)
         if key not in self._projections:
-            self._projections[key] = StateSpace(self.graph, self.full.assumptions, key, self.meter)
+            self._projections[key] = StateSpace(self.graph, self.full.assumptions, key, self.meter, self.dead)
         return self._projections[key]
 
     def find_violation(self, checked_property: Property) -> Trace | None:
@@ -222,10 +224,14 @@ class ModelChecker:
         return tuple(needed)
 
     def _refuting_counters(self, trace: Trace, followed: frozenset[str]) -> frozenset[str]:
-        """The first declared counter that alone rules out a run; if no single one does, all of them."""
-        for name in self.full.counter_names:
-            if name not in followed and not is_feasible_in(self.projection(followed | {name}), trace):
-                return frozenset({name})
+        """Few counters that rule out a run, the smallest first: one of them, two, all small ones, or all."""
+        by_size = sorted(self.full.counters, key=lambda c: c.limit)
+        others = [c.name for c in by_size if c.name not in followed]
+        small = [c.name for c in by_size if c.limit <= SMALL_LIMIT and c.name not in followed]
+        candidates = chain(((name,) for name in others), combinations(small, 2), (small, others))
+        for names in candidates:
+            if not is_feasible_in(self.projection(followed.union(names)), trace):
+                return frozenset(names)
         return frozenset(self.full.counter_names)
 
     def forget(self) -> None:
@@ -290,6 +296,9 @@ def row_ids(graph: Graph, rows: Sequence[int]) -> tuple[str, ...]:
     """The ids of rows given by their places."""
     return tuple(graph.transitions[row].id for row in rows)
 
+
+SMALL_LIMIT = 20
+"""Counters with larger limits are followed last: they multiply the configurations."""
 
 MAX_CONFIGURATIONS_TO_REPEAT = 5_000
 """A proof that visited no more is repeated without each of its assumptions, to find those that it needs."""

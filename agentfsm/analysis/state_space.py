@@ -74,7 +74,7 @@ class CompiledRow:
         decided = [(k, space.compile_condition(space.strengthen(m))) for k, m in zip(assumptions, musts, strict=True)]
         self._deciding = tuple((k, check) for k, check in decided if check is not _never)
         self.always = transition.guard is None
-        changing = sum(any(c.applies_to(transition) for c in counter.updates) for counter in space.assumptions.counters)
+        changing = sum(bool(counter.updates_for(transition)) for counter in space.assumptions.counters)
         self.constraint_count = changing + len(assumptions)
         self.updates = tuple(space.compile_updates(transition))
 
@@ -113,6 +113,7 @@ class StateSpace:
         assumptions: Its counters, and what is assumed about its guards.
         only: The names of the counters to follow; all of them by default.
         meter: Counts the configurations that are visited.
+        dead: The variables that no longer matter (``liveness.dead_variables``), which are then set to 0.
 
     Raises:
         ConfigurationError: The assumptions mention a counter or a label that is not declared.
@@ -129,7 +130,12 @@ class StateSpace:
     """
 
     def __init__(
-        self, graph: Graph, assumptions: Assumptions, only: Iterable[str] | None = None, meter: Meter | None = None
+        self,
+        graph: Graph,
+        assumptions: Assumptions,
+        only: Iterable[str] | None = None,
+        meter: Meter | None = None,
+        dead: Mapping[Configuration, frozenset[str]] | None = None,
     ) -> None:
         assumptions.check()
         self.meter = meter or Meter()
@@ -144,15 +150,15 @@ class StateSpace:
         self.waits = frozenset(i for i, spec in enumerate(graph.states) if spec.waits)
         self.finals = frozenset(i for i, spec in enumerate(graph.states) if spec.final)
         places = {id(t): i for i, t in enumerate(graph.transitions)}
+        applying = assumptions.guards_by_row(graph)
         self.rows = tuple(
-            tuple(
-                CompiledRow(self, places[id(t)], t, tuple(k for k in assumptions.guards if k.applies_to(t)))
-                for t in graph.rows(spec.name)
-            )
+            tuple(CompiledRow(self, places[id(t)], t, applying[t.id]) for t in graph.rows(spec.name))
             for spec in graph.states
         )
         self.constraint_counts = {row.place: row.constraint_count for rows in self.rows for row in rows}
-        self.initial: Configuration = (0, *(c.start for c in self.counters))
+        self._mode_slots = tuple(i for i, c in enumerate(self.counters, 1) if c.labels)
+        self._dead_slots = self._compile_dead(dead or {})
+        self.initial: Configuration = self._forget_dead([0, *(c.start for c in self.counters)])
         self._moves: dict[Configuration, tuple[tuple[Move, ...], tuple[GuardAssumption, ...]]] = {}
 
     # -- compiling assumptions ------------------------------------------------------------------------
@@ -188,9 +194,7 @@ class StateSpace:
         """For each followed counter that a row can change: its slot, its limit, and its updates in order."""
         for counter in self.counters:
             updates: list[_CompiledUpdate] = []
-            for change in counter.updates:
-                if not change.applies_to(transition):
-                    continue
+            for change in counter.updates_for(transition):
                 updates.append(self._compile_update(change, tuple(counter.value(v) for v in change.to)))
                 if change.when == "always":
                     break
@@ -267,7 +271,23 @@ class StateSpace:
                     each[slot] = values[0]
             else:
                 results = [[*r[:slot], value, *r[slot + 1 :]] for value in values for r in results]
-        return [tuple(each) for each in results]
+        return [self._forget_dead(each) for each in results]
+
+    def _forget_dead(self, config: list[int]) -> Configuration:
+        if self._dead_slots:
+            for slot in self._dead_slots.get((config[0], *(config[i] for i in self._mode_slots)), ()):
+                config[slot] = 0
+        return tuple(config)
+
+    def _compile_dead(self, dead: Mapping[Configuration, frozenset[str]]) -> dict[Configuration, tuple[int, ...]]:
+        """The slots of the dead variables, by state and the values of those labelled variables that are followed."""
+        labelled = [c.name for c in self.assumptions.counters if c.labels]
+        kept = [0, *(i for i, name in enumerate(labelled, 1) if name in self._slots)]
+        names: dict[Configuration, frozenset[str]] = {}
+        for config, each in dead.items():
+            key = tuple(config[i] for i in kept)
+            names[key] = names.get(key, each) & each
+        return {key: tuple(self._slots[n] for n in sorted(each) if n in self._slots) for key, each in names.items()}
 
     def describe(self, config: Configuration) -> str:
         """A configuration as text: ``call_llm (steps=3, calls=0)``."""

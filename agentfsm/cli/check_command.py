@@ -10,15 +10,27 @@ from typing import Any
 import click
 
 from agentfsm.agent import Agent
-from agentfsm.analysis import Analysis, Property, analyse, must_pass, never_after
-from agentfsm.analysis.loop_assumptions import CALLS_PER_REPLY
+from agentfsm.agent.config import check_agent_graph, proof_traits
+from agentfsm.analysis import (
+    AgentTraits,
+    Analysis,
+    Assumptions,
+    Property,
+    analyse,
+    exported_model,
+    must_pass,
+    never_after,
+)
 from agentfsm.cli.options import CommandFunction, change_guardrails, collect_options, guardrails_option
 from agentfsm.cli.reviewed_file import ReviewOptions, matches_review, review_options
-from agentfsm.cli.user_code import load_graph_and_owner
+from agentfsm.cli.user_code import load_graph_and_owner, load_object
 from agentfsm.diagrams import Counterexample, write
-from agentfsm.loop.guardrails import AgentGuardrails, Behavior
+from agentfsm.diagrams.promela import promela_model
+from agentfsm.errors import ConfigurationError
+from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.presets import PRESETS, Preset
 from agentfsm.machine.graph import Graph
+from agentfsm.testing.counterexample import counterexample_test
 
 __all__ = ["check"]
 
@@ -29,6 +41,8 @@ class _ReportOptions:
 
     as_json: bool
     output: Path | None
+    counterexample: Path | None
+    promela: Path | None
 
 
 def _report_options(command: CommandFunction) -> CommandFunction:
@@ -40,6 +54,13 @@ def _report_options(command: CommandFunction) -> CommandFunction:
         [
             click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
             click.option("-o", "--output", metavar="PATH", type=file, help="Draw the first counterexample."),
+            click.option(
+                "--counterexample",
+                metavar="FILE",
+                type=file,
+                help="Write the first counterexample as a pytest file that replays it on the real loop.",
+            ),
+            click.option("--promela", metavar="FILE", type=file, help="Write the model for the model checker SPIN."),
         ],
     )(command)
 
@@ -61,16 +82,12 @@ Examples:
 @click.option("--preset", type=click.Choice(list(PRESETS)), help="A preset's graph, behavior and limits.")
 @guardrails_option
 @click.option(
-    "--calls-per-reply",
-    type=click.IntRange(1),
-    default=CALLS_PER_REPLY,
-    show_default=True,
-    help="Maximum tool calls in one model reply.",
-)
-@click.option(
     "--must-pass", metavar="TARGET:THROUGH[:WHEN]", multiple=True, help="TARGET is reached only through THROUGH."
 )
 @click.option("--never-after", metavar="EVENT:AFTER[:UNTIL]", multiple=True, help="EVENT never happens after AFTER.")
+@click.option(
+    "--assumptions", metavar="MODULE:ATTR", help="What is known about your own guards: an Assumptions object."
+)
 @_report_options
 @review_options("the verdicts and bounds")
 @click.pass_context
@@ -79,9 +96,9 @@ def check(
     graph: str | None,
     preset: str | None,
     limits: dict[str, Any],
-    calls_per_reply: int,
     must_pass: tuple[str, ...],
     never_after: tuple[str, ...],
+    assumptions: str | None,
     report_opts: _ReportOptions,
     review_opts: ReviewOptions,
 ) -> None:
@@ -90,7 +107,8 @@ def check(
     The built-in properties: in every state, exactly one row is taken; no row is unreachable because an earlier
     one always holds; every run ends or waits for a person; the end can be reached from every state. Add your
     own with --must-pass and --never-after. The proofs hold for every behavior of the model, the tools, the
-    policy and people. A property that does not hold comes with the shortest counterexample.
+    policy and people. A property that does not hold comes with the shortest counterexample. A graph that an agent
+    would refuse is refused.
 
     --reviewed compares the verdicts, bounds and unreachable rows with those in a file, and shows what has changed.
 
@@ -99,17 +117,27 @@ def check(
     """
     if graph and preset:
         raise click.UsageError("give MODULE:GRAPH or --preset, not both")
-    loaded, guardrails, behavior = _load_inputs(graph, preset)
+    loaded, guardrails, traits = _load_inputs(graph, preset)
+    guardrails = change_guardrails(guardrails, limits)
+    own = Assumptions() if assumptions is None else _load_assumptions(assumptions)
     analysis = analyse(
         loaded,
         *_build_properties(must_pass, never_after),
-        guardrails=change_guardrails(guardrails, limits),
-        behavior=behavior,
-        calls_per_reply=calls_per_reply,
+        guardrails=guardrails,
+        traits=traits,
+        assumptions=own,
     )
     click.echo(json.dumps(analysis.to_dict(), indent=1) if report_opts.as_json else str(analysis))
     if report_opts.output is not None:
         _draw_counterexample(analysis, report_opts.output)
+    if report_opts.counterexample is not None:
+        _write_test(
+            analysis, report_opts.counterexample, graph or f"agentfsm.loop.presets:{(preset or 'standard').upper()}"
+        )
+    if report_opts.promela is not None:
+        model = exported_model(loaded, guardrails, traits, own)
+        report_opts.promela.write_text(promela_model(loaded, model), encoding="utf-8")
+        click.echo(report_opts.promela, err=True)
     reviewed = matches_review(_format_review(analysis), review_opts)
     ctx.exit(0 if analysis.ok and reviewed else 1 if not reviewed or _is_broken(analysis) else 4)
 
@@ -124,17 +152,35 @@ def _format_review(analysis: Analysis) -> str:
     return json.dumps(data, indent=1) + "\n"
 
 
-def _load_inputs(graph: str | None, preset: str | None) -> tuple[Graph, AgentGuardrails, Behavior | None]:
-    """The graph that is named, with the guardrails and the behavior of its preset or agent."""
+def _load_inputs(graph: str | None, preset: str | None) -> tuple[Graph, AgentGuardrails, AgentTraits]:
+    """The graph that is named, with the limits and what is known of its preset or agent.
+
+    Raises:
+        GraphError: No agent can run the graph.
+    """
     if graph is None:
         source = PRESETS[preset or "standard"]
-        return source.graph, source.guardrails, source.behavior if preset else None
+        return source.graph, source.guardrails, AgentTraits(source.behavior if preset else None)
     loaded, owner = load_graph_and_owner(graph)
     match owner:
-        case Preset() | Agent():
-            return loaded, owner.guardrails, owner.behavior
+        case Agent():
+            return loaded, owner.guardrails, proof_traits(owner.config)
+        case Preset():
+            return check_agent_graph(loaded, {}), owner.guardrails, AgentTraits(owner.behavior)
         case _:
-            return loaded, AgentGuardrails(), None
+            return check_agent_graph(loaded, {}), AgentGuardrails(), AgentTraits()
+
+
+def _load_assumptions(name: str) -> Assumptions:
+    """The assumptions that ``MODULE:ATTR`` or ``FILE.py:ATTR`` names.
+
+    Raises:
+        ConfigurationError: It does not exist, or is something else.
+    """
+    value = load_object(name)
+    if not isinstance(value, Assumptions):
+        raise ConfigurationError(f"{name} is a {type(value).__name__}, not agentfsm.analysis.Assumptions")
+    return value
 
 
 def _build_properties(must_pass_texts: tuple[str, ...], never_after_texts: tuple[str, ...]) -> list[Property]:
@@ -160,3 +206,12 @@ def _draw_counterexample(analysis: Analysis, output: Path) -> None:
         return
     write(analysis.graph, output, overlay=Counterexample(broken.path, broken.loop, broken.text))
     click.echo(output, err=True)
+
+
+def _write_test(analysis: Analysis, path: Path, source: str) -> None:
+    broken = next((v for v in analysis.verdicts if v.path or v.loop), None)
+    if broken is None:
+        click.echo("agentfsm: there is no counterexample to write", err=True)
+        return
+    path.write_text(counterexample_test(source, broken), encoding="utf-8")
+    click.echo(path, err=True)

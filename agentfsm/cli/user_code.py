@@ -17,7 +17,7 @@ from agentfsm.loop.presets import PRESETS
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.tools import Tool
 
-__all__ = ["load_graph", "load_graph_and_owner", "load_tools", "preset_graph"]
+__all__ = ["load_graph", "load_graph_and_owner", "load_object", "load_tools", "preset_graph"]
 
 
 def load_tools(path: str | Path) -> list[Callable[..., Any]]:
@@ -57,6 +57,24 @@ def load_graph_and_owner(name: str) -> tuple[Graph, object]:
     Raises:
         ConfigurationError: The module or name does not exist, its import raises, or it is not a graph.
     """
+    module, value = _load(name)
+    graph = value if isinstance(value, Graph) else getattr(value, "graph", None)
+    if not isinstance(graph, Graph):
+        raise ConfigurationError(f"{name} is a {type(value).__name__}, not a graph{_available_graphs_hint(module)}")
+    return graph, value
+
+
+def load_object(name: str) -> object:
+    """What ``MODULE:NAME`` or ``FILE.py:NAME`` names.
+
+    Raises:
+        ConfigurationError: The module or name does not exist, or its import raises.
+    """
+    return _load(name)[1]
+
+
+def _load(name: str) -> tuple[ModuleType, object]:
+    """The module of ``MODULE:NAME``, and what it names there."""
     source, colon, attribute = name.rpartition(":")
     if not colon or not source or not attribute:
         raise ConfigurationError(
@@ -69,10 +87,7 @@ def load_graph_and_owner(name: str) -> tuple[Graph, object]:
         if not hasattr(value, part):
             raise ConfigurationError(f"{source} has no {part!r}{_available_graphs_hint(module)}")
         value = getattr(value, part)
-    graph = value if isinstance(value, Graph) else getattr(value, "graph", None)
-    if not isinstance(graph, Graph):
-        raise ConfigurationError(f"{name} is a {type(value).__name__}, not a graph{_available_graphs_hint(module)}")
-    return graph, value
+    return module, value
 
 
 def preset_graph(fingerprint: str) -> Graph | None:

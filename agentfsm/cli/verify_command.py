@@ -8,9 +8,11 @@ from pathlib import Path
 
 import click
 
+from agentfsm.agent import Agent
 from agentfsm.cli.console import shorten, single_line
 from agentfsm.cli.local_store import complete_run_id, open_existing_store, store_option
-from agentfsm.errors import JournalError, StoreError, UnknownRunError
+from agentfsm.cli.user_code import load_object
+from agentfsm.errors import ConfigurationError, JournalError, StoreError, UnknownRunError
 from agentfsm.journal.checkpoint import read_checkpoint, write_checkpoint
 from agentfsm.journal.sqlite.sqlite_orphans import find_orphans
 from agentfsm.journal.verification import (
@@ -23,6 +25,7 @@ from agentfsm.journal.verification import (
     verify_export,
     verify_stored_run,
 )
+from agentfsm.testing.stored_proof import check_stored_run
 
 __all__ = ["checkpoint", "verify"]
 
@@ -46,6 +49,8 @@ Examples:
     "--checkpoint", "checkpoint_file", type=_EXISTING_FILE, help="A signed checkpoint that the runs must match."
 )
 @click.option("--key", type=_EXISTING_FILE, help="The public key of the checkpoint, as PEM.")
+@click.option("--proof", is_flag=True, help="Also check that each run stayed inside the model of its graph's proofs.")
+@click.option("--agent", metavar="MODULE:AGENT", help="For --proof, the agent that made the runs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per run.")
 @store_option
 @click.pass_context
@@ -55,10 +60,15 @@ def verify(
     export_file: Path | None,
     checkpoint_file: Path | None,
     key: Path | None,
+    proof: bool,
+    agent: str | None,
     as_json: bool,
     path: Path | None,
 ) -> None:
     """Verify RUNs, or all runs of a store: the hash chain is intact, and every transition was legal.
+
+    With --proof, each move and counter of a stored run is also checked against the model from which agentfsm check
+    proves properties; a run outside that model is reported, with exit code 1.
 
     Exit codes: 0 good; 1 tampered with; 2 wrong usage; 3 cannot be verified, because a file cannot be read or a
     checkpoint is not valid; 4 good with open items (runs that have not ended).
@@ -67,6 +77,9 @@ def verify(
         raise click.UsageError("--checkpoint and --key go together")
     if export_file is not None and run_ids:
         raise click.UsageError("--file holds a single run: do not name one")
+    if export_file is not None and proof:
+        raise click.UsageError("--proof reads a store, not an exported file")
+    maker = None if agent is None else _load_agent(agent)
     codes: set[int] = set()
     try:
         checkpoint_heads = (
@@ -77,6 +90,8 @@ def verify(
         for report in _verify_runs(run_ids, export_file, path, checkpoint_heads):
             codes.add(report.code)
             _print_report(report, as_json)
+            if proof and report.code in (GOOD, OPEN) and not _print_proof(report.run_id, path, maker):
+                codes.add(TAMPERED)
     except UnknownRunError:
         raise
     except (StoreError, JournalError) as error:
@@ -107,6 +122,30 @@ def _verify_runs(
     yield from find_orphans(store.path)
     if not stored:
         click.echo(f"agentfsm: there is no run in {store.path}", err=True)
+
+
+def _load_agent(name: str) -> Agent:
+    """The agent that ``MODULE:AGENT`` names.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    value = load_object(name)
+    if not isinstance(value, Agent):
+        raise ConfigurationError(f"{name} is a {type(value).__name__}, not an agent")
+    return value
+
+
+def _print_proof(run_id: str, path: Path | None, agent: Agent | None) -> bool:
+    """Print whether a run stayed inside the model of its proofs; False if it did not."""
+    check = check_stored_run(open_existing_store(path).records(run_id), agent)
+    if check.inside is None:
+        click.echo(single_line(f"  not checked against its proofs: {check.reason}"))
+    elif check.inside:
+        click.echo(f"  {check.moves} moves inside the model of its proofs")
+    else:
+        click.echo(single_line(f"  OUTSIDE the model of its proofs: {check.reason}"))
+    return check.inside is not False
 
 
 def _read_text(path: Path) -> str:

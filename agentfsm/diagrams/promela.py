@@ -29,9 +29,6 @@ CounterUpdate = tuple[str, int, tuple[tuple[Condition, int, tuple[int, ...]], ..
 A case is a condition, a number to add, and the values to one of which the counter is set instead (or none).
 """
 
-SPEND_LIMIT = 8
-"""Without a counter model: how often a run may spend anything before the property no longer applies to it."""
-
 
 class CounterModel(Protocol):
     """Counters of a graph and assumptions about its guards. ``agentfsm.analysis.Assumptions`` is one."""
@@ -52,54 +49,35 @@ class CounterModel(Protocol):
         """What taking a row does to the counters. Conditions read the values from before the move."""
         ...
 
-
-class _SpendCounter:
-    """The counter model of a graph about which nothing else is known: one counter of all that is spent."""
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-
-    def _spends(self, row: Transition) -> bool:
-        return bool(row.spends or self._graph.spec(row.target).spends)
-
-    def initial_values(self) -> Mapping[str, int]:
-        return {"spent": int(bool(self._graph.spec(self._graph.initial).spends))}
-
-    def may_conditions(self, row: Transition) -> Sequence[Condition]:
-        return [((("spent", "<", SPEND_LIMIT),),)] if self._spends(row) else []
-
-    def must_conditions(self, row: Transition) -> Sequence[Condition]:
-        return []
-
-    def counter_updates(self, row: Transition) -> Sequence[CounterUpdate]:
-        return [("spent", SPEND_LIMIT, ((((),), 1, ()),))] if self._spends(row) else []
+    def forgotten(self, row: Transition) -> Mapping[str, Condition]:
+        """The counters that no longer matter after a row, each with the condition under which they do not."""
+        ...
 
 
 def promela(view: View, theme: Theme = "auto") -> str:
-    """A graph as Promela, with one counter of all that is spent. Themes have no effect."""
-    return promela_model(view.graph)
+    """A graph as Promela, with the assumptions of ``agentfsm check`` and its default limits. Themes have no effect."""
+    from agentfsm.analysis import exported_model  # loads the model checker
+
+    return promela_model(view.graph, exported_model(view.graph))
 
 
-def promela_model(graph: Graph, counters: CounterModel | None = None) -> str:
+def promela_model(graph: Graph, counters: CounterModel) -> str:
     """A graph as a Promela model.
 
     ::
 
-        model = promela_model(LOOP, loop_assumptions(AgentGuardrails()))
+        model = promela_model(LOOP, exported_model(LOOP, AgentGuardrails(max_iterations=2)))
 
     Args:
         graph: The graph.
-        counters: Its counters and assumptions about its guards, such as ``agentfsm.analysis.Assumptions``. Without
-            them every guard may hold or not, and a run is followed until it has spent ``SPEND_LIMIT`` times.
+        counters: Its counters and assumptions about its guards: ``agentfsm.analysis.exported_model`` or
+            ``agentfsm.analysis.Assumptions``.
     """
     return "\n".join(_model(graph, counters)) + "\n"
 
 
-def _model(graph: Graph, counters: CounterModel | None) -> Iterator[str]:
-    model = counters or _SpendCounter(graph)
+def _model(graph: Graph, model: CounterModel) -> Iterator[str]:
     rests = [f"state == {state_constant(s.name)}" for s in graph.states if s.final or s.waits]
-    if counters is None:
-        rests.append(f"c_spent == {SPEND_LIMIT}")
     yield (
         f"/* {_comment(graph.name)}: {len(graph.states)} states, {len(graph.transitions)} transitions. "
         "Rows are evaluated in order; a guard may hold or not unless a counter decides. */"
@@ -141,12 +119,18 @@ def step_options(graph: Graph, counters: CounterModel) -> Iterator[tuple[Transit
         for row in graph.rows(spec.name):
             guard = [f"state == {state_constant(spec.name)}", *earlier]
             guard += [_condition_text(each) for each in counters.may_conditions(row)]
+            forgotten = "".join(_forget(name, when) for name, when in counters.forgotten(row).items())
             for effect in _effects(counters.counter_updates(row)):
                 move = f"row = {places[id(row)]}; state = {state_constant(row.target)}"
-                yield row, f"d_step {{ {' && '.join(guard)} -> {effect}{move} }}"
+                yield row, f"d_step {{ {' && '.join(guard)} -> {effect}{forgotten}{move} }}"
             musts = [_condition_text(each) for each in counters.must_conditions(row)]
             if musts:
                 earlier.append(f"!({' || '.join(musts)})")
+
+
+def _forget(name: str, when: Condition) -> str:
+    variable = f"c_{ascii_identifier(name)}"
+    return f"{variable} = 0; " if when == ((),) else f"{variable} = ({_condition_text(when)} -> 0 : {variable}); "
 
 
 def state_constant(name: str) -> str:

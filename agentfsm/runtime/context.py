@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import TypeAdapter
 
@@ -19,6 +19,7 @@ from agentfsm.loop.model import Model, ToolSpec
 from agentfsm.loop.outcomes import Charge
 from agentfsm.loop.recovery_policy import RecoveryPolicy
 from agentfsm.loop.state import RunState, RunView, SuspendedSubRun
+from agentfsm.machine.declaration import Transition
 from agentfsm.machine.engine import Machine
 from agentfsm.runtime.hooks import INFO_EVENTS, Hook, Observer, log_event, logger
 from agentfsm.runtime.host import Host, Memory
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from agentfsm.journal.migration import Migration
     from agentfsm.journal.records import Record
 
-__all__ = ["AgentConfig", "Context", "Effect"]
+__all__ = ["AgentConfig", "Context", "Effect", "Monitor"]
 
 
 YIELD_AFTER_S = 0.005
@@ -43,6 +44,14 @@ def _nothing() -> float:
 
 Effect = Callable[["Context"], Any]
 """What a state does to the outside world: returns an outcome, or a coroutine that returns one."""
+
+
+class Monitor(Protocol):
+    """Follows a run in the model of its proofs."""
+
+    def record_move(self, row: Transition, counters: Mapping[str, int]) -> object | None:
+        """Follow one move; what is wrong with it, or None."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,7 @@ class AgentConfig:
         output_schema: The JSON schema of the answer, or None.
         migrations: Which stored runs of other graphs may be resumed.
         former_graphs: The fingerprints of the graphs on which earlier releases ran the agent's preset.
+        open_monitor: Makes the monitor of a run; None if runs are not monitored.
     """
 
     machine: Machine
@@ -92,6 +102,7 @@ class AgentConfig:
     output_schema: Mapping[str, Any] | None = None
     migrations: tuple[Migration, ...] = ()
     former_graphs: frozenset[str] = frozenset()
+    open_monitor: Callable[[RunState], Monitor] | None = None
 
 
 class Context:

@@ -20,7 +20,15 @@ from time import perf_counter
 from types import CoroutineType
 from typing import Any, cast
 
-from agentfsm.errors import GraphError, JournalError, NoTransitionError, ReadOnlyError, StoreError, SuspensionUsedError
+from agentfsm.errors import (
+    GraphError,
+    JournalError,
+    ModelMismatchError,
+    NoTransitionError,
+    ReadOnlyError,
+    StoreError,
+    SuspensionUsedError,
+)
 from agentfsm.loop.events import Ending, ModelReplied, RunResumed, RunStarted, Transitioned
 from agentfsm.loop.failures import Failure, FailureKind, describe_exception
 from agentfsm.loop.guardrails import AgentGuardrails
@@ -41,7 +49,7 @@ from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.machine.engine import Decision, Machine
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.approval import HookAbortError, run_hooks
-from agentfsm.runtime.context import AgentConfig, Context, Effect
+from agentfsm.runtime.context import AgentConfig, Context, Effect, Monitor
 from agentfsm.runtime.recorder import ResumePoint, RunHeader
 from agentfsm.runtime.result import ending_event, run_final_hooks, shielded, suspend, typed_output
 from agentfsm.runtime.timeout import being_cancelled
@@ -172,6 +180,7 @@ class Driver:
         self._change_attempts = run.change_attempts
         self._states = dict(config.machine.graph.specs)
         self._move_limit = run.guardrails.max_moves or CHECKED_MOVES
+        self._monitor: Monitor | None = None
         self._started = False
         self._idle_since = 0.0
         self.context.uncharged_s = lambda: self._now() - self._idle_since
@@ -288,6 +297,8 @@ class Driver:
         else:
             run.counters.update(dict.fromkeys(self._states[run.state].spends, 1))
             self.context.emit(RunStarted, prompt=request.prompt, **about)
+        if config.open_monitor is not None:
+            self._monitor = config.open_monitor(run)
         self._started = True
         self._idle_since = self._now()
 
@@ -450,6 +461,8 @@ class Driver:
             self._idle_since += self._now() - emitted  # the time that observers take is not idle time
         on_transition(run, decision, self._states)
         context.seen = None
+        if self._monitor is not None:
+            _check_move(self._monitor, context, decision)
 
     async def _drain_cancelled(self) -> None:
         """After the task was cancelled: take transitions to the end without running any effect."""
@@ -490,6 +503,20 @@ def _move_limit(graph: Graph, run: RunState) -> int:
         return max(CHECKED_MOVES, graph.max_moves(lambda counter: counter.limit_in(run)))
     except GraphError:  # a counter without a limit: no bound follows from the graph
         return CHECKED_MOVES
+
+
+def _check_move(monitor: Monitor, context: Context, decision: Decision) -> None:
+    """Check a move against the model of the graph's proofs.
+
+    Raises:
+        ModelMismatchError: The model does not allow it, and the host asked for an error.
+    """
+    mismatch = monitor.record_move(decision.transition, context.run.counters)
+    if mismatch is None:
+        return
+    if context.config.host.monitor == "raise":
+        raise ModelMismatchError(str(mismatch))
+    context.warn(str(mismatch))
 
 
 def _current_task() -> asyncio.Task[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import Sequence
@@ -101,6 +102,10 @@ class FileReplayGuard:
         return True
 
 
+MONITORS = ("off", "warn", "raise")
+"""What is done about a run that leaves the model of its proofs."""
+
+
 @dataclass(frozen=True)
 class Host:
     """What the embedding program provides to runs.
@@ -115,9 +120,12 @@ class Host:
             resume the runs.
         watchdog_s: Seconds for which code of yours may block the event loop of a run before a warning names it; None
             for no watchdog.
+        monitor: Whether each move of a run is checked against the model that proofs about its graph are based on:
+            ``off``, ``warn`` (a log line and a ``RunWarning``) or ``raise`` (a ``ModelMismatchError``, for tests). By
+            default what the environment variable ``AGENTFSM_MONITOR`` says, else ``off``, which costs nothing.
 
     Raises:
-        ValueError: The secret is empty, or ``watchdog_s`` is not greater than 0.
+        ValueError: The secret is empty, ``watchdog_s`` is not greater than 0, or there is no such monitor.
     """
 
     clock: Clock = field(default_factory=SystemClock)
@@ -126,6 +134,7 @@ class Host:
     replay_guard: ReplayGuard = field(default_factory=InMemoryReplayGuard)
     store: Store | None = None
     watchdog_s: float | None = 1.0
+    monitor: str = field(default_factory=lambda: os.environ.get("AGENTFSM_MONITOR", "off"))
 
     def new_id(self) -> str:
         """A fresh random id, 16 hex digits."""
@@ -138,6 +147,8 @@ class Host:
             raise ValueError("secret is empty: anyone could sign a suspension record with it")
         if self.watchdog_s is not None and not self.watchdog_s > 0:
             raise ValueError(f"watchdog_s must be greater than 0 seconds, or None, not {self.watchdog_s}")
+        if self.monitor not in MONITORS:
+            raise ValueError(f"monitor is {self.monitor!r}; it must be one of {', '.join(MONITORS)}")
 
 
 class Memory(Protocol):

@@ -473,7 +473,7 @@ async def force_async(agent: Agent, path: Path, prompt: str = "go") -> PathRun:
     """
     machine = _ForcedMachine(agent.graph, path)
     result = SimulationResult(decisions=machine.decisions)
-    host = replace(agent.config.host, clock=result.clock)
+    host = replace(agent.config.host, clock=result.clock, monitor="off")  # a forced run is in no model
     forced = agent.with_config(replace(agent.config, machine=machine, host=host))
     run = forced.run(prompt)
     while True:

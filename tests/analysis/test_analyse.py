@@ -24,10 +24,18 @@ from agentfsm.analysis.state_space import StateSpace
 from agentfsm.errors import ConfigurationError
 from agentfsm.loop.detectors import tool_error
 from agentfsm.loop.guardrails import AgentGuardrails
+from agentfsm.loop.outcomes import CALL_MODEL
 from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.transition_table import LOOP
+from agentfsm.machine import declaration
 from agentfsm.machine.graph import Graph, StateSpec, Transition
-from tests.helpers.graphs import endless_retry, random_graph_with_assumptions, retry_bypassing_budget, unasked_guard
+from tests.helpers.graphs import (
+    endless_retry,
+    random_graph_with_assumptions,
+    retry_bypassing_budget,
+    unasked_guard,
+    unchecked_graph,
+)
 
 FEW = AgentGuardrails(max_iterations=3, max_steps=6)
 
@@ -48,7 +56,7 @@ def test_the_bounds_of_the_default_limits_match_a_count_by_hand() -> None:
     iterations. The other 150 of the 200 steps are spent on a policy that retries the spent budget: two moves
     each. The 201st step is the runaway's.
     """
-    found = analyse(LOOP)
+    found = analyse(LOOP, guardrails=AgentGuardrails(max_calls_per_reply=4))
     assert found.bounds.moves == 50 * 21 + 150 * 2 + 1
     assert found.bounds.model_calls == 50
     assert found.bounds.tool_calls == 50 * (4 + 4)
@@ -60,8 +68,10 @@ def test_the_bounds_of_the_default_limits_match_a_count_by_hand() -> None:
 
 @pytest.mark.parametrize(("iterations", "calls", "retries"), [(1, 1, 0), (1, 1, 1), (2, 3, 0), (3, 2, 2)])
 def test_bounds_follow_the_guardrails(iterations: int, calls: int, retries: int) -> None:
-    limits = AgentGuardrails(max_iterations=iterations, max_steps=iterations, max_tool_retries=retries)
-    found = analyse(LOOP, guardrails=limits, calls_per_reply=calls)
+    limits = AgentGuardrails(
+        max_iterations=iterations, max_steps=iterations, max_tool_retries=retries, max_calls_per_reply=calls
+    )
+    found = analyse(LOOP, guardrails=limits)
     rounds = 1 + retries
     assert found.bounds.tool_calls == iterations * calls * rounds
     # 3 moves to the calls, 2 for each call, 1 to recover and back to pre_step; the end is the runaway
@@ -76,7 +86,7 @@ def test_rows_disabled_by_the_limits_are_listed_with_the_reason() -> None:
     limits = AgentGuardrails(max_tokens=1, max_cost_usd=1, max_tool_retries=0)
     (dead,) = analyse(LOOP, guardrails=limits).dead
     assert dead.row == "recover.retry_tool"
-    assert "0 time(s)" in dead.why
+    assert "tool_retries can be spent 0 time(s)" in dead.why
 
 
 def test_declared_properties_hold_or_have_a_shortest_counterexample() -> None:
@@ -110,7 +120,6 @@ def test_attempts_that_reset_on_success_make_an_endless_retry() -> None:
     (verdict,) = [v for v in analyse(graph, assumptions=assumptions).verdicts if not v.holds]
     assert verdict.text == "every run ends, or waits for a person"
     assert (verdict.path, verdict.loop) == ((), ("ask.otherwise", "read.unreadable", "recover.otherwise"))
-    assert "'an attempt'" in verdict.detail  # what the table claims to spend
     graph, assumptions = endless_retry(resets=False)
     assert analyse(graph, assumptions=assumptions).ok
 
@@ -138,11 +147,12 @@ def test_approval_that_is_requested_too_late_is_found() -> None:
 def test_a_shadowed_row_is_named() -> None:
     low, high = unasked_guard("low"), unasked_guard("high")
     graph = Graph(
-        (StateSpec("a", spends="a step"), StateSpec("end", final=True)),
+        (StateSpec("a"), StateSpec("b", waits=True), StateSpec("end", final=True)),
         (
             Transition("a", low, "end", ends="completed"),
             Transition("a", high, "end", ends="completed"),
-            Transition("a", None, "a"),
+            Transition("a", None, "b"),
+            Transition("b", None, "a"),
         ),
     )
     count = Variable("n", 9, (Update("* -> a", 1),))
@@ -171,22 +181,51 @@ def test_a_run_that_can_no_longer_end_is_found() -> None:
     assert [d.row for d in found.dead] == ["a.otherwise"]
 
 
-def test_spending_without_a_counter_is_no_proof() -> None:
-    """The checks of a graph trust ``spends`` on a row; the analysis needs a counter."""
-    loose = LOOP.with_state(
-        StateSpec("review", spends="a review", effect=print),
-        [Transition("review", None, "post_tool")],
-        entered_by=Transition("post_tool", unasked_guard("reviewable"), "review"),
-        before="tool_error",
+def test_a_state_of_your_own_is_bounded_by_the_counter_that_it_declares() -> None:
+    """By hand: each of three steps may be followed by two reviews, which cost no model call."""
+    reviews = declaration.Counter("reviews", 2)
+
+    @declaration.exhausted(reviews, past=True)
+    def reviewed_too_often(run: object) -> bool:
+        return True
+
+    def graph(refills: str) -> Graph:
+        base = LOOP.with_counter(reviews).with_state(
+            StateSpec("review", spends="reviews", effect=print),
+            [
+                Transition("review", reviewed_too_often, "terminal", ends="partial"),
+                Transition("review", None, "post_tool"),
+            ],
+            entered_by=Transition("post_tool", unasked_guard("reviewable"), "review"),
+            before="tool_error",
+        )
+        rows = (replace(r, refills=refills) if r.id == "pre_step.otherwise" else r for r in base)
+        return replace(base, transitions=tuple(rows))
+
+    limits = AgentGuardrails(max_iterations=3, max_steps=3, max_tool_retries=0, max_calls_per_reply=1)
+    plain = analyse(LOOP, guardrails=limits).bounds.moves
+    assert plain is not None
+    once, each_step = (analyse(graph(refills), guardrails=limits) for refills in ("", "reviews"))
+    assert once.ok
+    assert each_step.ok
+    # in all two reviews of two moves; the third is one move more, and ends the run: no longer than that
+    assert once.bounds.moves == plain + 2 * 2
+    assert each_step.bounds.moves == plain + 3 * 2 * 2
+
+
+def test_a_guard_made_from_a_counter_is_exact_and_its_row_needs_nothing_else() -> None:
+    """By hand: the row that spends is taken twice, and then no longer holds."""
+    tries = declaration.Counter("tries", 2)
+    again = unasked_guard("again")
+    graph = Graph(
+        (StateSpec("work"), StateSpec("end", final=True)),
+        (Transition("work", again, "work", spends="tries"), Transition("work", None, "end", ends="completed")),
+        counters=(tries,),
     )
-    (verdict,) = [v for v in analyse(loose, guardrails=FEW).verdicts if not v.holds]
-    assert set(verdict.loop) == {"review.otherwise", "post_tool.reviewable"}
-    assert verdict.detail == "it spends 'a review', but no counter bounds that"
-    bounded = Assumptions(
-        (Variable("reviews", 2, (Update("* -> review", 1), Update("* -> pre_step", to=(0,)))),),
-        (iff("reviewable", "reviews < 2"),),
-    )
-    assert analyse(loose, assumptions=bounded, guardrails=FEW).ok
+    found = analyse(graph)
+    assert found.ok
+    assert found.bounds.moves == 2 + 1
+    assert found.verdicts[2].assumptions == ()
 
 
 def test_a_user_guard_with_a_known_name_is_free() -> None:
@@ -231,7 +270,7 @@ def test_an_analysis_converts_to_text() -> None:
     text = str(analyse(replace(LOOP, name="mine"), must_pass("terminal", through="call_llm")))
     assert text.startswith("mine: 8 states, ")
     assert "BROKEN  terminal only after call_llm\n          by: pre_step.cancelled" in text
-    bounds = "at most 1,351 moves, at most 50 model calls, at most 400 tool calls, where a reply makes at most 4"
+    bounds = "at most 13,351 moves, at most 50 model calls, at most 6,400 tool calls"
     assert f"between two waits: {bounds}" in text
 
 
@@ -269,8 +308,8 @@ def walk(product: StateSpace, start: tuple[int, ...]) -> set[tuple[int, ...]]:
 def test_calls_before_a_wait_that_never_ends_are_counted() -> None:
     """By hand: one model call, then a wait for a guard that never holds."""
     never = unasked_guard("never")
-    graph = Graph(
-        (StateSpec("call_llm"), StateSpec("wait", waits=True), StateSpec("end", final=True)),
+    graph = unchecked_graph(
+        (StateSpec("call_llm", effect=CALL_MODEL), StateSpec("wait", waits=True), StateSpec("end", final=True)),
         (Transition("call_llm", None, "wait"), Transition("wait", never, "end", ends="completed")),
     )
     most = analyse(graph, assumptions=Assumptions((), (GuardAssumption(never, may="never"),))).bounds
@@ -279,8 +318,8 @@ def test_calls_before_a_wait_that_never_ends_are_counted() -> None:
 
 def test_one_kind_of_call_can_be_bounded_when_the_other_is_not() -> None:
     """By hand: a person may request model calls forever; no tool ever runs."""
-    graph = Graph(
-        (StateSpec("call_llm"), StateSpec("wait", waits=True), StateSpec("end", final=True)),
+    graph = unchecked_graph(
+        (StateSpec("call_llm", effect=CALL_MODEL), StateSpec("wait", waits=True), StateSpec("end", final=True)),
         (
             Transition("call_llm", None, "wait"),
             Transition("wait", unasked_guard("again"), "call_llm"),

@@ -10,6 +10,7 @@ import pytest
 from agentfsm.analysis import AnalysisLimits, analyse, must_pass
 from agentfsm.analysis.analysis_limits import AnalysisLimitError, Meter
 from agentfsm.errors import ConfigurationError
+from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.transition_table import LOOP
 from tests.helpers.graphs import pipeline
 
@@ -23,20 +24,30 @@ def ticking_clock(seconds_per_reading: float) -> Callable[[], float]:
 def test_what_cannot_be_decided_within_the_limits_is_open_with_what_was_explored() -> None:
     found = analyse(LOOP, must_pass("call_llm", through="pre_step"), limits=AnalysisLimits(max_configurations=3))
     opened = [v for v in found.verdicts if v.holds is None]
-    assert [v.text for v in opened] == ["every run ends, or waits for a person", "call_llm only after pre_step"]
+    assert [v.text for v in opened] == ["call_llm only after pre_step"]
     assert all(v.detail == "explored 3 configurations, which is the limit" for v in opened)
     assert not found.ok
-    assert "bounds: open (explored 3 configurations, which is the limit)" in str(found)
+    assert "closer bounds: open (explored 3 configurations, which is the limit)" in str(found)
     assert found.to_dict()["bounds"]["limit"] == "explored 3 configurations, which is the limit"
 
 
 def test_an_analysis_stops_at_its_time_limit() -> None:
     limits = AnalysisLimits(max_seconds=10, clock=ticking_clock(6))
-    found = analyse(LOOP, limits=limits)
+    few = AgentGuardrails(max_iterations=3, max_calls_per_reply=2)
+    found = analyse(LOOP, must_pass("call_llm", through="pre_step"), guardrails=few, limits=limits)
     (verdict,) = [v for v in found.verdicts if v.holds is None]
-    assert verdict.text == "every run ends, or waits for a person"
     assert "until its time was up" in verdict.detail
-    assert found.explored < analyse(LOOP).explored
+    assert "until its time was up" in found.bounds.limit
+
+
+def test_that_every_run_ends_is_known_from_the_declared_counters_alone() -> None:
+    """By hand: each of five rounds visits at most 20 stages."""
+    found = analyse(pipeline(20), limits=AnalysisLimits(max_configurations=1))
+    (verdict,) = [v for v in found.verdicts if v.text == "every run ends, or waits for a person"]
+    assert verdict.holds
+    assert verdict.assumptions == ()
+    assert found.bounds.from_counters is not None
+    assert 6 * 20 <= found.bounds.from_counters < 7 * 21
 
 
 @pytest.mark.parametrize("stages", [20, 34, 50])

@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 
 from agentfsm.analysis import (
+    AgentTraits,
     Assumptions,
-    GuardAssumption,
     Property,
     Update,
     Variable,
     analyse,
     counter_acceleration,
+    exported_model,
+    graph_assumptions,
     iff,
-    loop_assumptions,
     must_pass,
     never_after,
 )
 from agentfsm.analysis.analyse import _check_end_reachable
-from agentfsm.analysis.assumptions import parse_condition
 from agentfsm.analysis.bounds import compute_bounds
 from agentfsm.analysis.model_checker import ModelChecker, find_lasso
 from agentfsm.analysis.state_space import StateSpace
@@ -153,10 +153,12 @@ NEVERS = [
     ("recover", "suspended", ""),
 ]
 SMALL = {"max_iterations": 2, "max_steps": 4, "max_continues": 1, "max_tokens": 10, "max_cost_usd": 1.0}
+SMALL_BATCHES = {**SMALL, "max_calls_per_reply": 2}
 
 
-def of_the_loop(graph: Graph, rules: Behavior | None, calls: int = 2) -> SpinCase:
-    return SpinCase(graph, loop_assumptions(AgentGuardrails(**SMALL), rules, calls_per_reply=calls), PASSES, NEVERS)
+def of_the_loop(graph: Graph, rules: Behavior | None) -> SpinCase:
+    assumptions = graph_assumptions(graph, AgentGuardrails(**SMALL_BATCHES), AgentTraits(rules))
+    return SpinCase(graph, assumptions, PASSES, NEVERS)
 
 
 def test_the_loop_and_every_preset(tmp_path: Path) -> None:
@@ -205,7 +207,7 @@ def test_both_find_states_from_which_the_end_cannot_be_reached(tmp_path: Path) -
 def test_pairs_that_no_path_covers_are_those_that_spin_never_takes(name: str, tmp_path: Path) -> None:
     """Of all pairs of consecutive rows, the generated paths cover exactly those that SPIN takes."""
     graph, rules = (LOOP, None) if name == "loop" else (PRESETS[name].graph, PRESETS[name].behavior)
-    assumptions = loop_assumptions(small_guardrails(rules), rules, calls_per_reply=2)
+    assumptions = graph_assumptions(graph, small_guardrails(rules), AgentTraits(rules))
     (found,) = run_spin([SpinCase(graph, assumptions)], tmp_path)
     ids = [t.id for t in graph]
     listed = paths(graph, behavior=rules)
@@ -215,45 +217,42 @@ def test_pairs_that_no_path_covers_are_those_that_spin_never_takes(name: str, tm
     print(f"{name}: {len(taken)} of {len(taken)} feasible pairs are taken by {len(listed)} runs, as spin has it")
 
 
-def test_the_loop_without_its_step_budget_is_endless_for_both(tmp_path: Path) -> None:
-    unlimited = of_the_loop(LOOP.without("pre_step.runaway", "pre_step.iteration_limit"), None)
+def test_graphs_that_are_endless_for_one_are_endless_for_the_other(tmp_path: Path) -> None:
     faults = (endless_retry(resets=True), endless_retry(resets=False), retry_bypassing_budget())
-    faulty = [SpinCase(unlimited.graph, unlimited.assumptions), *(SpinCase(*each) for each in faults)]
+    faulty = [SpinCase(*each) for each in faults]
     found = run_spin(faulty, tmp_path)
-    assert [f.endless for f in found] == [True, True, False, True]
+    assert [f.endless for f in found] == [True, False, True]
     for each, seen in zip(faulty, found, strict=True):
         compare(each, seen)
 
 
-def test_the_exported_model_agrees_for_the_default_limits(tmp_path: Path) -> None:
-    """As a user would run it, with the default budgets, over the counters that the proof needs."""
-    assumptions = loop_assumptions(AgentGuardrails())
-    names = ("steps", "calls", "tool_retries", "about", "allowed", "together", "ran", "gated", "asked")
-    needed = Assumptions(
-        tuple(c for c in assumptions.counters if c.name in names),
-        tuple(k for k in assumptions.guards if uses(k, names)),
-    )
-    (tmp_path / "loop.pml").write_text(promela_model(LOOP, needed), encoding="utf-8")
-    command = [require_spin(), "-search", "-O1", "-a", "-m1000000", "loop.pml"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "errors: 0" in done.stdout, done.stdout
-    assert find_lasso(ModelChecker(LOOP, needed)) is None
+def errors_by_spin(model: str, folder: Path) -> int:
+    """How many errors SPIN finds in a model, run as a user would run it."""
+    (folder / "model.pml").write_text(model, encoding="utf-8")
+    command = [require_spin(), "-search", "-O1", "-a", "-m1000000", "model.pml"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    return int(done.stdout.partition("errors: ")[2].split()[0])
 
 
-def test_the_exported_model_is_verified_as_a_user_would_run_it(tmp_path: Path) -> None:
-    """Without counters the loop ends or waits; with them, a retry whose budget is reset does not."""
-    endless = endless_retry(resets=True)
-    bounded = endless_retry(resets=False)
-    models = {"loop": promela_model(LOOP), "endless": promela_model(*endless), "bounded": promela_model(*bounded)}
-    errors: dict[str, str] = {}
-    for name, model in models.items():
-        (tmp_path / f"{name}.pml").write_text(model, encoding="utf-8")
-        command = [require_spin(), "-search", "-O1", "-a", "-m1000000", f"{name}.pml"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-        errors[name] = done.stdout.partition("errors: ")[2].split()[0]
-    assert errors == {"loop": "0", "endless": "1", "bounded": "0"}
+TWO = AgentGuardrails(max_iterations=2, max_steps=3, max_continues=1, max_calls_per_reply=2)
 
 
-def uses(known: GuardAssumption, names: tuple[str, ...]) -> bool:
-    tests = [t for text in (known.may, known.must) for each in parse_condition(text) for t in each]
-    return all(t.counter in names for t in tests)
+@pytest.mark.parametrize("name", ["loop", *PRESETS])
+def test_the_public_export_of_every_preset_ends_or_waits(name: str, tmp_path: Path) -> None:
+    graph, rules = (LOOP, None) if name == "loop" else (PRESETS[name].graph, PRESETS[name].behavior)
+    assert errors_by_spin(promela_model(graph, exported_model(graph, TWO, AgentTraits(rules))), tmp_path) == 0
+
+
+def test_the_public_export_of_an_endless_graph_does_not_end(tmp_path: Path) -> None:
+    """A retry that goes past the budget check, and one whose budget each success resets."""
+    dodging, _ = retry_bypassing_budget()
+    assert errors_by_spin(promela_model(dodging, exported_model(dodging, TWO)), tmp_path) == 1
+    assert find_lasso(ModelChecker(dodging, graph_assumptions(dodging, TWO))) is not None
+    for resets in (True, False):
+        graph, assumptions = endless_retry(resets=resets)
+        model = promela_model(graph, exported_model(graph, TWO, assumptions=assumptions))
+        assert errors_by_spin(model, tmp_path) == int(resets)
+
+
+def test_the_diagram_format_is_the_same_export() -> None:
+    assert LOOP.diagram("promela") == promela_model(LOOP, exported_model(LOOP))

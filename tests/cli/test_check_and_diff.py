@@ -15,10 +15,12 @@ from tests.cli.conftest import Cli
 
 MINE = """
 from dataclasses import replace
+from agentfsm.analysis import Assumptions, GuardAssumption
 from agentfsm.loop.transition_table import LOOP
-from agentfsm.loop.detectors import policy_violation
-from agentfsm.machine.declaration import Counter
-from agentfsm.machine.graph import Transition
+from agentfsm.loop.detectors import Example, detector, policy_violation
+from agentfsm.loop.failures import Action
+from agentfsm.machine.declaration import Counter, StateSpec
+from agentfsm.machine.graph import Graph, Transition
 
 
 def needs_approval(run):
@@ -27,8 +29,19 @@ def needs_approval(run):
 
 ASKS = LOOP.with_transition(Transition("post_llm", needs_approval, "suspended"), before="tool_calls")
 HURRIED = LOOP.with_transition(Transition("post_llm", needs_approval, "suspended"))
-DODGES = LOOP.with_counter(Counter("quick_retries", 3)).with_transition(
-    Transition("recover", needs_approval, "call_llm", spends="quick_retries")
+
+
+@detector(fires_on=[Example(action=Action.retry)])
+def try_again(run):
+    return run.action is Action.retry
+
+
+DODGES = LOOP.with_counter(Counter("quick_retries", 2)).with_transition(
+    Transition("recover", try_again, "call_llm", spends="quick_retries")
+)
+NEVER = Assumptions(guards=(GuardAssumption("try_again", may="never", why="we never try again"),))
+NO_AGENT = Graph(
+    (StateSpec("start"), StateSpec("end", final=True)), (Transition("start", None, "end", ends="completed"),)
 )
 """
 
@@ -43,27 +56,59 @@ def test_every_property_of_the_default_loop_holds(cli: Cli) -> None:
     result = cli("check")
     assert result.exit_code == 0
     assert "holds   every run ends, or waits for a person" in result.stdout
-    assert "at most 1,351 moves" in result.stdout
+    assert "at most 13,351 moves" in result.stdout
     assert "BROKEN" not in result.stdout
 
 
 def test_a_violated_property_comes_with_a_counterexample_and_a_diagram(cli: Cli, mine: str, tmp_path: Path) -> None:
     result = cli("check", f"{mine}:DODGES", "--must-pass", "call_llm:pre_step", "--output", "broken.svg")
     assert result.exit_code == 1
-    assert "by: pre_step.otherwise, call_llm.transient_provider, recover.needs_approval" in result.stdout
-    assert "holds   every run ends, or waits for a person" in result.stdout  # each retry is spent
+    assert "by: pre_step.otherwise, call_llm.transient_provider, recover.try_again" in result.stdout
     assert ET.fromstring((tmp_path / "broken.svg").read_text()).tag.endswith("svg")
     assert "broken.svg" in result.stderr
 
 
 def test_limits_and_behavior_come_from_the_named_object_and_from_options(cli: Cli) -> None:
     small = ("--guardrails", "max_iterations=2", "-g", "max_steps=2", "-g", "max_tool_retries=0")
-    data = json.loads(cli("check", "--json", *small, "--calls-per-reply", "3").stdout)
+    data = json.loads(cli("check", "--json", *small, "-g", "max_calls_per_reply=3").stdout)
     assert data["ok"] is True
     assert (data["bounds"]["model_calls"], data["bounds"]["tool_calls"]) == (2, 6)
     feedback = json.loads(cli("check", "--preset", "feedback", "--json").stdout)
     assert feedback["bounds"]["model_calls"] == 5
     assert {d["row"] for d in feedback["dead"]} >= {"post_tool.question_asked"}
+
+
+def test_what_you_know_of_your_own_guards_is_read_from_an_attribute(cli: Cli, mine: str) -> None:
+    few = ("-g", "max_iterations=2", "-g", "max_calls_per_reply=2")
+    result = cli("check", f"{mine}:DODGES", "--must-pass", "call_llm:pre_step", "--assumptions", f"{mine}:NEVER", *few)
+    assert result.exit_code == 0
+    assert "holds   call_llm only after pre_step\n          if try_again: we never try again" in result.stdout
+    wrong = cli("check", f"{mine}:DODGES", "--assumptions", f"{mine}:DODGES")
+    assert wrong.exit_code == 2
+    assert "is a Graph, not agentfsm.analysis.Assumptions" in wrong.stderr
+
+
+def test_a_graph_that_an_agent_refuses_is_refused(cli: Cli, mine: str) -> None:
+    result = cli("check", f"{mine}:NO_AGENT")
+    assert result.exit_code == 2
+    assert "the state has no effect" in result.stderr
+
+
+def test_the_first_counterexample_is_written_as_a_test(cli: Cli, mine: str, tmp_path: Path) -> None:
+    words = ("--must-pass", "call_llm:pre_step", "--counterexample", "test_it.py")
+    result = cli("check", f"{mine}:DODGES", *words)
+    assert "test_it.py" in result.stderr
+    assert "SOURCE = 'mine.py:DODGES'" in (tmp_path / "test_it.py").read_text()
+    nothing = cli("check", "--counterexample", "other.py")
+    assert "there is no counterexample to write" in nothing.stderr
+    assert not (tmp_path / "other.py").exists()
+
+
+def test_the_model_is_written_for_spin(cli: Cli, tmp_path: Path) -> None:
+    cli("check", "-g", "max_iterations=2", "--promela", "loop.pml")
+    text = (tmp_path / "loop.pml").read_text()
+    assert "short c_iterations = 0;" in text
+    assert "c_iterations >= 2" in text
 
 
 def test_declared_properties_can_hold(cli: Cli) -> None:
@@ -192,7 +237,7 @@ def test_a_table_without_code_says_that_the_code_was_not_compared(cli: Cli, mine
 
 
 def test_reviewed_bounds_are_compared_with_a_file_and_the_change_is_shown(cli: Cli, mine: str, tmp_path: Path) -> None:
-    reviewed = ("check", f"{mine}:ASKS", "--reviewed", "reviewed/bounds.json")
+    reviewed = ("check", f"{mine}:ASKS", "--reviewed", "reviewed/bounds.json", "-g", "max_calls_per_reply=2")
     missing = cli(*reviewed, "-g", "max_iterations=2")
     assert missing.exit_code == 1
     assert (

@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from agentfsm.analysis import Assumptions, GuardAssumption, Update, Variable, iff, loop_assumptions
+from agentfsm.analysis import Assumptions, GuardAssumption, Update, Variable, graph_assumptions, iff
 from agentfsm.errors import GraphError
 from agentfsm.loop.guardrails import AgentGuardrails
+from agentfsm.loop.outcomes import CALL_MODEL, RUN_CALLS
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine import declaration
 from agentfsm.machine.graph import Graph, Guard, StateSpec, Transition
@@ -289,7 +290,8 @@ def random_graph_with_assumptions(seed: int) -> tuple[Graph, Assumptions]:
 def _random_counted_graph(dice: random.Random, seed: int) -> Graph | None:
     names = ["s0", "call_llm", "dispatch_tool", "s3", "s4", "s5"][: dice.randint(2, 6)]
     waiting = {n for n in names if dice.random() < 0.25}
-    states = [StateSpec(n, waits=n in waiting) for n in names]
+    effects = {"call_llm": CALL_MODEL, "dispatch_tool": RUN_CALLS}
+    states = [StateSpec(n, waits=n in waiting, effect=effects.get(n)) for n in names]
     states.append(StateSpec("end", final=True))
     rows: list[Transition] = []
     for name in names:
@@ -299,7 +301,7 @@ def _random_counted_graph(dice: random.Random, seed: int) -> Graph | None:
             rows.append(Transition(name, None, dice.choice([*names, "end"])))
     rows = [replace(t, ends="completed") if t.target == "end" else t for t in rows]
     try:
-        return unchecked_graph(states, rows, f"random-{seed}", unchecked=("_check_cycles",))
+        return unchecked_graph(states, rows, f"random-{seed}", unchecked=("_check_cycles", "_check_outcomes"))
     except GraphError:
         return None
 
@@ -378,18 +380,20 @@ def retry_bypassing_budget() -> tuple[Graph, Assumptions]:
     """A faulty graph: LOOP with a retry that goes directly to ``call_llm`` and so bypasses the budget."""
     rows = [replace(t, target="call_llm") if t.id == "recover.otherwise" else t for t in LOOP.transitions]
     graph = unchecked_graph(LOOP.states, rows, "dodging", LOOP.counters, LOOP.first)
-    return graph, loop_assumptions(AgentGuardrails(max_iterations=2, max_steps=4, max_continues=1), calls_per_reply=2)
+    limits = AgentGuardrails(max_iterations=2, max_steps=4, max_continues=1, max_calls_per_reply=2)
+    return graph, graph_assumptions(graph, limits)
 
 
 def pipeline(stages: int) -> Graph:
     """A pipeline: each stage may skip one or two others, and the last may start a new round."""
-    states = [StateSpec(f"s{i}", spends="a round" if i == 0 else "") for i in range(stages)]
+    states = [StateSpec(f"s{i}") for i in range(stages)]
     rows: list[Transition] = []
     for i in range(stages - 1):
         rows += [Transition(f"s{i}", unasked_guard(f"skip{i}_{d}"), f"s{i + d}") for d in (3, 2) if i + d < stages]
         rows.append(Transition(f"s{i}", None, f"s{i + 1}"))
     rows += [
-        Transition(f"s{stages - 1}", unasked_guard("again"), "s0"),
+        Transition(f"s{stages - 1}", unasked_guard("again"), "s0", spends="rounds"),
         Transition(f"s{stages - 1}", None, "end", ends="completed"),
     ]
-    return Graph((*states, StateSpec("end", final=True)), tuple(rows), "pipeline")
+    rounds = declaration.Counter("rounds", 5)
+    return Graph((*states, StateSpec("end", final=True)), tuple(rows), "pipeline", (rounds,))

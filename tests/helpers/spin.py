@@ -16,6 +16,8 @@ import pytest
 
 from agentfsm.analysis import Assumptions
 from agentfsm.diagrams.promela import state_constant, step_options
+from agentfsm.loop.guards import approval_required, in_doubt
+from agentfsm.loop.outcomes import CALL_MODEL, RUN_CALLS
 from agentfsm.machine.graph import Graph
 
 MAX_COUNTER = 250
@@ -295,8 +297,10 @@ def _walk_model_text(cases: list[SpinCase]) -> str:
 def _after_move(case: SpinCase, finals: str) -> str:
     """Run after each move: count calls, in total or since the last wait, and print the move and the count."""
     table = case.graph.transitions
-    model = [i for i, t in enumerate(table) if t.source == "call_llm"]
-    tools = [i for i, t in enumerate(table) if t.source == "dispatch_tool" and t.guard is None]
+    effects = [case.graph.spec(t.source).effect for t in table]
+    model = [i for i, effect in enumerate(effects) if effect is CALL_MODEL]
+    blocked = (approval_required, in_doubt)
+    tools = [i for i, effect in enumerate(effects) if effect is RUN_CALLS and table[i].guard not in blocked]
     rests = _resting_test(case)
     counted = [
         f"((what == {a} || what == {b}) && ({' || '.join(f'row == {i}' for i in rows) or 'false'}))"

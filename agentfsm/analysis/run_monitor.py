@@ -1,0 +1,253 @@
+"""The monitor: whether a run stays within the model that proofs about its graph are based on.
+
+A proof is about the model: the declared graph, its counters, and what is assumed about guards. The monitor follows a
+real run through it. The model may leave several things open, so it keeps the set of all configurations in which the run
+can be; a move that is possible in none of them, or a counter with a value that none of them has, is outside the model.
+Then a proof may be wrong about this run, and the report says what the model ruled out, and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from agentfsm.analysis.assumptions import Assumptions, GuardAssumption
+from agentfsm.analysis.loop_assumptions import AgentTraits, graph_assumptions
+from agentfsm.analysis.state_space import Configuration, StateSpace
+from agentfsm.loop.guardrails import AgentGuardrails
+from agentfsm.machine.graph import Graph, Transition
+
+__all__ = ["ModelMismatch", "ProofModel", "RunMonitor", "follow_rows"]
+
+MAX_CONFIGURATIONS = 2_000
+"""If a run can be in more configurations than this, only its state and its counters are followed from there on."""
+
+MAX_SUSPENDED = 1_000
+"""How many suspended runs are remembered, so that what was known about them is known when they are resumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMismatch:
+    """A move of a run that the model does not allow.
+
+    Attributes:
+        row: The id of the row that was taken.
+        reason: What the model ruled out, and why.
+        configurations: The configurations in which the run could be before the move, as text; at most three.
+    """
+
+    row: str
+    reason: str
+    configurations: tuple[str, ...]
+
+    def __str__(self) -> str:
+        where = "; ".join(self.configurations)
+        return f"the run took {self.row}, which the model of its proofs does not allow: {self.reason} (in {where})"
+
+
+class ProofModel:
+    """The models of one graph, for runs with any limits.
+
+    Args:
+        graph: The graph.
+        traits: What is known about the agent that runs it.
+        assumptions: Assumptions about your own guards, which are then checked, too.
+    """
+
+    def __init__(self, graph: Graph, traits: AgentTraits, assumptions: Assumptions | None = None) -> None:
+        self.graph = graph
+        self._traits = traits
+        self._own = assumptions or Assumptions()
+        self._spaces: dict[AgentGuardrails, tuple[StateSpace, StateSpace]] = {}
+        self._suspended: dict[str, RunMonitor] = {}
+
+    def spaces(self, guardrails: AgentGuardrails) -> tuple[StateSpace, StateSpace]:
+        """The model under given limits, and its projection to the counters that the engine keeps."""
+        if guardrails not in self._spaces:
+            try:
+                spaces = _cached_spaces(self.graph, guardrails, self._traits, self._own)
+            except TypeError:  # a guard that cannot be hashed
+                spaces = _make_spaces(self.graph, guardrails, self._traits, self._own)
+            self._spaces[guardrails] = spaces
+        return self._spaces[guardrails]
+
+    def monitor(self, run_id: str, guardrails: AgentGuardrails, state: str, counters: Mapping[str, int]) -> RunMonitor:
+        """The monitor of a run.
+
+        Args:
+            run_id: The run. If it was suspended under this model, its monitor goes on.
+            guardrails: Its limits.
+            state: Its current state.
+            counters: How often it has spent each counter.
+        """
+        known = self._suspended.pop(run_id, None)
+        if known is not None and known.fits(state, counters):
+            return known
+        full, projection = self.spaces(guardrails)
+        return RunMonitor(full, projection, state, counters, lambda monitor: self._suspend(run_id, monitor))
+
+    def _suspend(self, run_id: str, monitor: RunMonitor) -> None:
+        self._suspended[run_id] = monitor
+        while len(self._suspended) > MAX_SUSPENDED:
+            self._suspended.pop(next(iter(self._suspended)))
+
+
+def _make_spaces(
+    graph: Graph, guardrails: AgentGuardrails, traits: AgentTraits, own: Assumptions
+) -> tuple[StateSpace, StateSpace]:
+    known = graph_assumptions(graph, guardrails, traits) + own
+    counters = {c.name for c in graph.counters}
+    followed = [v.name for v in known.counters if v.name in counters]
+    return StateSpace(graph, known), StateSpace(graph, known, followed)
+
+
+_cached_spaces = lru_cache(maxsize=32)(_make_spaces)
+"""A program has few graphs and limits, and perhaps many agents."""
+
+
+class RunMonitor:
+    """Follows one run.
+
+    Args:
+        full: The model.
+        projection: The same with the engine's counters alone, for a run whose past is not known.
+        state: The run's current state.
+        counters: How often it has spent each counter.
+        on_wait: Called each time the run has come to a state that waits.
+
+    Attributes:
+        state: The run's current state.
+    """
+
+    def __init__(
+        self,
+        full: StateSpace,
+        projection: StateSpace,
+        state: str,
+        counters: Mapping[str, int],
+        on_wait: Callable[[RunMonitor], None] | None = None,
+    ) -> None:
+        self._on_wait = on_wait
+        self.state = state
+        self._full, self._projection = full, projection
+        self._places = {row.id: place for place, row in enumerate(full.graph.transitions)}
+        self._lower_bounds = frozenset(c.name for c in full.counters if c.lower_bound)
+        known = _has(full, full.initial, state, counters, self._lower_bounds)
+        self._space = full if known else projection
+        self._here: set[Configuration] = {full.initial} if known else {_observed(projection, state, counters)}
+        self._lost = False
+
+    def fits(self, state: str, counters: Mapping[str, int]) -> bool:
+        """Whether a run that is in a state, with these counters, can be the one that was followed."""
+        return any(_has(self._space, c, state, counters, self._lower_bounds) for c in self._here)
+
+    def record_move(self, row: Transition, counters: Mapping[str, int]) -> ModelMismatch | None:
+        """Follow one move of the run; what is wrong with it, if the model does not allow it.
+
+        Args:
+            row: The row that the run has taken.
+            counters: How often it has spent each counter, after the move.
+        """
+        self.state = row.target
+        if self._lost:
+            return None
+        space, before = self._space, self._here
+        place = self._places[row.id]
+        possible = {after for config in before for taken, after in space.moves(config) if taken == place}
+        final = space.graph.spec(row.target).final
+        self._here = {c for c in possible if final or _has(space, c, row.target, counters, self._lower_bounds)}
+        if not self._here:
+            self._lost = True
+            return self._mismatch(row, before, possible, counters)
+        if len(self._here) > MAX_CONFIGURATIONS:
+            self._space = self._projection
+            self._here = {_observed(self._projection, row.target, counters)}
+        if self._on_wait is not None and space.graph.spec(row.target).waits:
+            self._on_wait(self)
+        return None
+
+    def _mismatch(
+        self,
+        row: Transition,
+        before: Iterable[Configuration],
+        possible: Iterable[Configuration],
+        counters: Mapping[str, int],
+    ) -> ModelMismatch:
+        space = self._space
+        shown = tuple(space.describe(c) for c in sorted(before)[:3])
+        if possible:
+            expected = " or ".join(sorted({space.describe(c) for c in possible})[:3])
+            values = ", ".join(f"{name}={value}" for name, value in sorted(counters.items()))
+            return ModelMismatch(row.id, f"it leads to {expected}, and the run has {values}", shown)
+        return ModelMismatch(row.id, _why_not(space, self._places[row.id], before), shown)
+
+
+def _observed(space: StateSpace, state: str, counters: Mapping[str, int]) -> Configuration:
+    """The configuration of a run whose past is not known; ``space`` follows counters of the engine alone."""
+    values = (min(c.limit, counters.get(c.name, 0)) for c in space.counters)
+    return (space.state_index[state], *values)
+
+
+def _has(
+    space: StateSpace, config: Configuration, state: str, counters: Mapping[str, int], lower_bounds: frozenset[str]
+) -> bool:
+    """Whether a run in a state, with these counters, can be in a configuration."""
+    if space.graph.states[config[0]].name != state:
+        return False
+    declared = {c.name for c in space.graph.counters}
+    for variable, value in zip(space.counters, config[1:], strict=True):
+        if variable.name not in declared:
+            continue
+        real = min(variable.limit, counters.get(variable.name, 0))
+        if not (value <= real if variable.name in lower_bounds else value == real):
+            return False
+    return True
+
+
+def _why_not(space: StateSpace, place: int, configurations: Iterable[Configuration]) -> str:
+    """Why a row cannot be taken in any of the configurations."""
+    reasons: dict[str, None] = {}
+    source = space.graph.transitions[place].source
+    for config in sorted(configurations):
+        state = space.graph.states[config[0]].name
+        if state != source:
+            reasons[f"the run is in {state}"] = None
+            continue
+        for row in space.rows[config[0]]:
+            ruled_out_by = row.ruled_out_by(config)
+            if row.place == place:
+                reasons[_text(ruled_out_by)] = None
+                break
+            if row.must(config):
+                reasons[f"{row.transition.id} holds first, {_text(row.decided_by(config))}"] = None
+                break
+    return "; ".join(reasons)
+
+
+def _text(assumption: GuardAssumption | None) -> str:
+    return "as it has no guard" if assumption is None else f"as {assumption.text}"
+
+
+def follow_rows(model: ProofModel, guardrails: AgentGuardrails, rows: Iterable[str]) -> ModelMismatch | None:
+    """Follow a run by the ids of the rows that it took; the first move that the model does not allow, or None.
+
+    Args:
+        model: The model of the run's graph.
+        guardrails: The limits of the run.
+        rows: The ids, from the run's first move.
+
+    Raises:
+        GraphError: The graph has no row with one of these ids.
+    """
+    full, _ = model.spaces(guardrails)
+    here = {full.initial}
+    places = {row.id: place for place, row in enumerate(full.graph.transitions)}
+    for row_id in rows:
+        full.graph.transition(row_id)
+        after = {c for config in here for taken, c in full.moves(config) if taken == places[row_id]}
+        if not after:
+            shown = tuple(full.describe(c) for c in sorted(here)[:3])
+            return ModelMismatch(row_id, _why_not(full, places[row_id], here), shown)
+        here = after
+    return None

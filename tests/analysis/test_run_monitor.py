@@ -1,0 +1,148 @@
+"""The monitor: a run inside the model of its proofs is not reported, any other is, with what the model ruled out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from agentfsm import LOOP, Agent, AgentGuardrails, Allow, Host, RunWarning, Transition, UserInputRequested, tool
+from agentfsm.analysis import AgentTraits, Assumptions, GuardAssumption
+from agentfsm.analysis.run_monitor import ProofModel, follow_rows
+from agentfsm.errors import GraphError, ModelMismatchError
+from agentfsm.testing import ScriptedModel, call
+
+LIMITS = AgentGuardrails(max_iterations=2)
+SECRET = b"of the tests"
+
+
+@tool
+async def fragile(text: str) -> str:
+    """It always fails."""
+    raise ValueError("broken")
+
+
+@tool(requires_approval=True)
+async def gated(text: str) -> str:
+    """It needs approval."""
+    return text
+
+
+def asking_agent(monitor: str) -> Agent:
+    script = [call("ask_user", question="which?"), call("return_done", result="done")]
+    return Agent(ScriptedModel(script), preset="funnel", host=Host(secret=SECRET, monitor=monitor))
+
+
+def wrong_traits(*_: Any) -> AgentTraits:
+    """What is not true of an agent whose tools ask the user."""
+    return AgentTraits(asks=False, certain=True)
+
+
+def test_a_run_inside_the_model_is_not_reported() -> None:
+    script = [[call("fragile", text="a"), call("fragile", text="b")], "done"]
+    agent = Agent(ScriptedModel(script), tools=[fragile], host=Host(monitor="raise"))
+    assert agent.run_sync("go").ok
+
+
+def test_a_run_outside_the_model_is_an_error_that_names_row_fact_and_configuration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("agentfsm.agent.config._proof_traits", wrong_traits)
+    with pytest.raises(ModelMismatchError) as caught:
+        asking_agent("raise").run_sync("go")
+    text = str(caught.value)
+    assert "the run took post_tool.question_asked, which the model of its proofs does not allow" in text
+    assert "the control tools are not registered" in text
+    assert "(in post_tool (steps=1, iterations=1" in text
+
+
+def test_a_warning_is_logged_and_emitted_once_and_the_run_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("agentfsm.agent.config._proof_traits", wrong_traits)
+    agent = asking_agent("warn")
+
+    async def events() -> list[Any]:
+        return [event async for event in agent.run("go")]
+
+    with caplog.at_level(logging.WARNING):
+        found = asyncio.run(events())
+    (warning,) = [event for event in found if isinstance(event, RunWarning)]
+    assert "post_tool.question_asked" in warning.text
+    assert "post_tool.question_asked" in caplog.text
+    assert type(found[-1]).__name__ == "UserInputRequested"
+
+
+def test_runs_are_not_monitored_unless_the_host_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AGENTFSM_MONITOR", raising=False)
+    assert Agent(ScriptedModel([])).config.open_monitor is None
+    monkeypatch.setenv("AGENTFSM_MONITOR", "warn")
+    assert Agent(ScriptedModel([])).config.open_monitor is not None
+    with pytest.raises(ValueError, match="monitor is 'loud'; it must be one of off, warn, raise"):
+        Host(monitor="loud")
+
+
+@pytest.mark.parametrize("same_agent", [True, False])
+def test_a_resumed_run_is_followed_on(same_agent: bool) -> None:
+    """Another agent object knows nothing of the run's past, and follows its counters alone."""
+
+    script = [[call("gated", text="a"), call("gated", text="b")], "done"]
+    agent = Agent(ScriptedModel(script), tools=[gated], host=Host(secret=SECRET, monitor="raise"))
+    result = agent.run_sync("go")
+    moves = len(result.decisions)
+
+    async def approve(record: Any, by: Agent) -> Any:
+        return await by.resume(record, Allow())
+
+    while isinstance(result.outcome, UserInputRequested):
+        by = agent if same_agent else Agent(ScriptedModel(["done"]), tools=[gated], host=agent.config.host)
+        result = asyncio.run(approve(result.outcome.suspension_record, by))
+        moves += len(result.decisions)
+    assert result.ok
+    assert moves > 10
+
+
+def test_a_counter_with_another_value_than_the_model_has_is_reported() -> None:
+    monitor = ProofModel(LOOP, AgentTraits()).monitor("run", LIMITS, "pre_step", {"steps": 1})
+    row = LOOP.transition("pre_step.otherwise")
+    mismatch = monitor.record_move(row, {"steps": 7})
+    assert mismatch is not None
+    assert "it leads to call_llm (steps=1, " in str(mismatch)
+    assert "and the run has steps=7" in str(mismatch)
+
+
+def test_assumptions_of_your_own_are_checked_too() -> None:
+    never = Assumptions(guards=(GuardAssumption("tool_error", may="never", why="tools here never fail"),))
+    rows = ["pre_step.otherwise", "call_llm.otherwise", "post_llm.tool_calls", "dispatch_tool.otherwise"]
+    model = ProofModel(LOOP, AgentTraits(), never)
+    assert follow_rows(model, LIMITS, rows) is None
+    mismatch = follow_rows(model, LIMITS, [*rows, "post_tool.tool_error"])
+    assert mismatch is not None
+    assert mismatch.row == "post_tool.tool_error"
+    assert mismatch.reason == "as tool_error: tools here never fail"
+
+
+def test_rows_that_cannot_follow_each_other_are_reported() -> None:
+    model = ProofModel(LOOP, AgentTraits())
+    mismatch = follow_rows(model, LIMITS, ["pre_step.otherwise", "post_llm.otherwise"])
+    assert mismatch is not None
+    assert mismatch.reason == "the run is in call_llm"
+    with pytest.raises(GraphError, match="there is no such transition"):
+        follow_rows(model, LIMITS, ["pre_step.nothing"])
+
+
+def test_a_users_guard_with_the_name_of_a_built_in_one_may_hold_at_any_time() -> None:
+    """It has the name of a guard that never holds a second time for one call, and it always holds."""
+
+    def question_asked(run: object) -> bool:
+        return bool(run)
+
+    graph = LOOP.without("post_tool.question_asked").with_transition(
+        Transition("post_tool", question_asked, "recover"), before="calls_pending"
+    )
+    host = Host(monitor="raise")
+    agent = Agent(ScriptedModel([call("fragile", text="a"), "done"] * 4), tools=[fragile], graph=graph, host=host)
+    ids = [d.transition.id for d in agent.run_sync("go").decisions]
+    assert "post_tool.question_asked" in ids
