@@ -42,7 +42,6 @@ class AgentTraits:
         sub_agents: Whether a tool of it may be a sub-agent.
         secrets: Whether a tool of it may take secret arguments.
         fallbacks: Whether its model may make several calls for one reply.
-        small_grants: Whether what a person grants of tokens or cost is never enough to go on, as in examples.
         asks: Whether a tool of it may ask the user; None if that follows from its behavior.
         gives_up: Whether a tool of it may declare that the task cannot be done; None if that follows from its behavior.
         certain: Whether all this was read from an agent; otherwise it is listed as an assumption.
@@ -53,7 +52,6 @@ class AgentTraits:
     sub_agents: bool = False
     secrets: bool = False
     fallbacks: bool = False
-    small_grants: bool = False
     asks: bool | None = None
     gives_up: bool | None = None
     certain: bool = False
@@ -379,7 +377,7 @@ class _VariableBuilder(_RowReader):
 
     def _spent(self, row: Transition, limit: Guard) -> list[Update]:
         """Whether a limit on tokens or cost is known to be reached; a reply may grant the same amount once more."""
-        if row.extends and self.source(row).waits and not self.traits.small_grants:
+        if row.extends and self.source(row).waits:
             return [Update.of(row, to=(0, 1), when="about == other_limit")]
         return [Update.of(row, to=(1,))] if row.guard is limit else []
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import overload
 
 from agentfsm.agent import Agent
-from agentfsm.analysis import AgentTraits, Assumptions, graph_assumptions
+from agentfsm.analysis import Assumptions
 from agentfsm.analysis.assumptions import GuardAssumption, Update, Variable
 from agentfsm.analysis.model_checker import shortest_path_to
 from agentfsm.analysis.state_space import Configuration, StateSpace, reconstruct_path
@@ -23,6 +23,7 @@ from agentfsm.loop.detectors import cost_limit, token_limit
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.presets import Preset
 from agentfsm.machine.graph import Graph, Transition
+from agentfsm.testing.path_assumptions import loop_assumptions
 
 __all__ = [
     "CRITERIA",
@@ -80,8 +81,8 @@ def state_space_for(
     structured: bool | None = None,
     assumptions: Assumptions | None = None,
 ) -> StateSpace:
-    """The state space in which paths are generated: what a limit on tokens or cost grants is never enough there."""
-    known = graph_assumptions(graph, guardrails, AgentTraits(behavior, structured, small_grants=True))
+    """The state space in which paths are generated. A reply makes at most two calls there."""
+    known = loop_assumptions(guardrails, behavior, structured=structured, calls_per_reply=2)
     return StateSpace(graph, known + _LATER_CALLS + (assumptions or Assumptions()))
 
 
@@ -247,13 +248,12 @@ SMALL_GUARDRAILS = AgentGuardrails(
     max_continues=1,
     max_tokens=1_000,
     max_cost_usd=1.0,
-    max_calls_per_reply=2,
     max_denials=1_000,
     repeated_error_threshold=2,
 )
 """Guardrails under which every row can be reached in a few transitions."""
 
-SMALL_GUARDRAILS_SINGLE_CALL = SMALL_GUARDRAILS.model_copy(update={"loop_hard_threshold": 2, "max_calls_per_reply": 1})
+SMALL_GUARDRAILS_SINGLE_CALL = SMALL_GUARDRAILS.model_copy(update={"loop_hard_threshold": 2})
 """The same for agents whose model makes at most one call per reply, where a repeated call takes two replies."""
 
 
