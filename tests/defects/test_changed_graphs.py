@@ -1,0 +1,226 @@
+"""What a user changes in a graph is what runs: budgets, endings, waits and moves follow what is declared."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import transitions
+
+from agentfsm import (
+    LOOP,
+    Agent,
+    AgentGuardrails,
+    Allow,
+    Failure,
+    FailureKind,
+    GraphError,
+    Handoff,
+    Host,
+    MemoryStore,
+    PartialRunSummary,
+    RunAborted,
+    RunResult,
+    RunState,
+    StateSpec,
+    Transition,
+    UserInputRequested,
+    tool,
+)
+from agentfsm.journal.records import open_record
+from agentfsm.journal.verification import GOOD, verify_stored_run
+from agentfsm.loop.presets import PRESETS
+from agentfsm.machine.declaration import Counter
+from agentfsm.testing import ScriptedModel, call
+
+LIMIT_ROWS = [f"pre_step.{name}" for name in ("iteration_limit", "time_limit", "token_limit", "cost_limit")]
+
+
+@tool
+def look(at: str = "") -> str:
+    """Look."""
+    return f"seen {at}"
+
+
+@tool
+def pay(amount: int) -> str:
+    """Pay."""
+    raise RuntimeError("card declined")
+
+
+# -- budgets ----------------------------------------------------------------------------------------------
+
+
+def test_a_budget_that_is_not_declared_is_refused_where_it_is_spent():
+    with pytest.raises(GraphError, match="'a review', which is not a declared counter"):
+        LOOP.with_transition(Transition("recover", look_again, "recover", spends="a review"))
+
+
+def look_again(run: RunState) -> bool:
+    return True
+
+
+def test_a_graph_without_the_rows_for_limits_makes_no_more_model_calls_than_they_allow():
+    model = ScriptedModel([call("look", at=str(n)) for n in range(2000)])
+    agent = Agent(model, tools=[look], graph=LOOP.without(*LIMIT_ROWS), guardrails=AgentGuardrails(max_iterations=3))
+    result = agent.run_sync("go")
+    assert result.run_state.model_calls == 3
+    assert isinstance(result.outcome, RunAborted)
+    assert "all 3 model calls that max_iterations allows are made" in result.outcome.reason
+
+
+def test_a_cycle_of_your_own_ends_when_its_counter_is_empty():
+    graph = LOOP.with_counter(Counter("looks", 4)).with_transition(
+        Transition("recover", look_again, "dispatch_tool", spends="looks"), before="retry_tool"
+    )
+    result = Agent(ScriptedModel([call("pay", amount=1), "done"]), tools=[pay], graph=graph).run_sync("go")
+    assert result.output == "done"
+    taken = [d.transition.id for d in result.decisions]
+    assert taken.count("recover.look_again") == 4
+    assert result.run_state.counters["looks"] == 4
+
+
+# -- endings ----------------------------------------------------------------------------------------------
+
+
+def payment_failed(run: RunState) -> bool:
+    return bool(run.call_failures)
+
+
+def at_once(run: RunState) -> bool:
+    return True
+
+
+def test_a_row_into_the_end_that_does_not_say_how_the_run_ends_is_refused():
+    with pytest.raises(GraphError, match="must say how the run ends"):
+        LOOP.with_transition(Transition("post_tool", payment_failed, "terminal"), before="repeated_error")
+
+
+@pytest.mark.parametrize(
+    ("row", "before", "ending"),
+    [
+        (Transition("post_tool", payment_failed, "terminal", ends="handed_off"), "repeated_error", Handoff),
+        (Transition("pre_step", at_once, "terminal", ends="partial"), "runaway", PartialRunSummary),
+        (Transition("post_tool", payment_failed, "terminal", ends="aborted"), "repeated_error", RunAborted),
+    ],
+    ids=["after a failed payment", "before any model call", "as aborted"],
+)
+def test_a_run_ends_as_the_row_says_and_only_completed_is_a_success(row: Transition, before: str, ending: type):
+    graph = LOOP.with_transition(row, before=before)
+    result = Agent(ScriptedModel([call("pay", amount=1), "paid"]), tools=[pay], graph=graph).run_sync("Pay 1.")
+    assert isinstance(result.outcome, ending)
+    assert (result.ok, result.output) == (False, None)
+
+
+def test_a_final_state_of_your_own_is_a_success_only_if_its_row_says_so():
+    for ends, ok in (("completed", True), ("partial", False)):
+        graph = LOOP.with_state(
+            StateSpec("given_up", final=True),
+            [],
+            entered_by=Transition("post_tool", payment_failed, "given_up", ends=ends),
+            before="repeated_error",
+        )
+        result = Agent(ScriptedModel([call("pay", amount=1)]), tools=[pay], graph=graph).run_sync("Pay 1.")
+        assert (result.state, result.ok) == ("given_up", ok)
+
+
+# -- waits ------------------------------------------------------------------------------------------------
+
+
+def only_one_so_far(run: RunState) -> bool:
+    """Somebody other than the boss has allowed it."""
+    reply = run.human_reply
+    return reply is not None and reply.kind == "allow" and reply.by != "boss"
+
+
+@tool(requires_approval=True)
+def transfer(amount: int) -> str:
+    """Transfer."""
+    return f"transferred {amount}"
+
+
+def test_a_run_that_goes_on_waiting_still_asks_for_the_approval():
+    graph = LOOP.with_transition(Transition("suspended", only_one_so_far, "suspended"), before="approval_decided")
+    store = MemoryStore()
+    agent = Agent(
+        ScriptedModel([call("transfer", amount=5), "Done."]), tools=[transfer], graph=graph, host=Host(store=store)
+    )
+
+    async def scene() -> RunResult:
+        await agent.run("go", run_id="r")
+        again = await agent.resume("r", Allow(), by="ann")
+        assert isinstance(again.outcome, UserInputRequested)
+        assert (again.outcome.kind, again.outcome.tool, dict(again.outcome.arguments)) == (
+            "approval", "transfer", {"amount": 5},
+        )  # fmt: skip
+        with pytest.raises(Exception, match="waits for an answer of kind 'approval'"):
+            await agent.resume("r", "anything", by="eve")
+        return await agent.resume("r", Allow(), by="boss")
+
+    result = asyncio.run(scene())
+    assert result.output == "Done."
+    assert [m.content for m in result.messages if m.role == "tool"] == ["transferred 5"]
+    assert verify_stored_run(store, "r", {}).code == GOOD
+
+
+# -- moves ------------------------------------------------------------------------------------------------
+
+
+def test_no_run_moves_without_the_machine_of_transitions(monkeypatch: pytest.MonkeyPatch):
+    def broken(*args: Any) -> None:
+        raise NotImplementedError("set_state")
+
+    agent = Agent(ScriptedModel(["hello"]))
+    monkeypatch.setattr(transitions.Machine, "set_state", broken)
+    run = agent.run("go")
+
+    async def scene() -> None:
+        await run
+
+    with pytest.raises(NotImplementedError):
+        asyncio.run(scene())
+    assert (run.state, run.decisions) == ("pre_step", ())
+
+
+def faulty(run: RunState) -> Failure | None:
+    raise ZeroDivisionError("in a detector")
+
+
+def test_the_journal_says_which_guards_were_asked_also_the_one_that_raised():
+    store = MemoryStore()
+    graph = LOOP.with_detector("post_llm", faulty, before="output_malformed")
+    result = Agent(ScriptedModel(["hello"]), graph=graph, host=Host(store=store)).run_sync("go")
+    assert isinstance(result.outcome, RunAborted)
+    assert "post_llm.faulty raised ZeroDivisionError" in result.outcome.reason
+    names = [t.name for t in graph.rows("post_llm")]
+    place = names.index("faulty")
+    asked = [(name, False) for name in names[:place]]
+    assert result.decisions[-1].tried == (*asked, ("faulty", None), ("aborted", True))
+    (record,) = [
+        r for r in map(open_record, store.records(result.run_state.run_id)) if r.get("transition") == "post_llm.aborted"
+    ]
+    assert record["tried"] == "0" * place + "e1"
+    assert verify_stored_run(store, result.run_state.run_id, {}).code == GOOD
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_nothing_comes_before_what_stops_a_run(name: str):
+    graph = PRESETS[name].graph
+    for spec in graph.states:
+        if not spec.final:
+            assert [t.name for t in graph.rows(spec.name)[:2]] == ["cancelled", "aborted"]
+            with pytest.raises(GraphError, match="'cancelled' must be row 1 of every state"):
+                graph.with_transition(Transition(spec.name, at_once, "pre_step"), before="cancelled")
+
+
+def test_a_failure_of_a_kind_of_ours_from_your_own_detector_is_recovered_from_as_that_kind():
+    def unpaid(run: RunState) -> Failure | None:
+        if run.model_calls > 1 or not run.call_failures:
+            return None
+        return Failure(kind=FailureKind.tool_error, explanation="it is not paid")
+
+    graph = LOOP.with_detector("post_tool", unpaid, before="repeated_error")
+    result = Agent(ScriptedModel([call("pay", amount=1), "done"]), tools=[pay], graph=graph).run_sync("go")
+    assert result.output == "done"
+    assert [x.kind for x in result.run_state.lessons_learned] == [FailureKind.tool_error]
