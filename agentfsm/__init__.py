@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     )
     from agentfsm.loop.failures import Action, Failure, FailureKind
     from agentfsm.loop.guardrails import AgentGuardrails, Behavior
+    from agentfsm.loop.guards import came_back
     from agentfsm.loop.messages import FinishReason, Image, Message, Reply, Role, ToolCall, ToolResult, Usage
     from agentfsm.loop.model import Model, ModelRequest, ToolSpec
     from agentfsm.loop.outcomes import StateResult
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from agentfsm.loop.state import RunState, RunView
     from agentfsm.loop.suspension import SuspensionRecord
     from agentfsm.loop.transition_table import LOOP
+    from agentfsm.machine.declaration import Counter, Exhausted, exhausted
     from agentfsm.machine.engine import Decision, Machine
     from agentfsm.machine.graph import Graph, State, StateSpec, Transition
     from agentfsm.runtime.approval import Allow, Deny, Edit, GiveUp, ItDidNotRun, ItRan
@@ -114,6 +116,7 @@ __all__ = [
     "Clock",
     "ConfigurationError",
     "ContextOverflowError",
+    "Counter",
     "Decision",
     "DefaultPolicy",
     "Deny",
@@ -121,6 +124,7 @@ __all__ = [
     "Edit",
     "Event",
     "Example",
+    "Exhausted",
     "Failure",
     "FailureKind",
     "FileReplayGuard",
@@ -214,8 +218,10 @@ __all__ = [
     "UserInputRequested",
     "allow",
     "ask",
+    "came_back",
     "deny",
     "detector",
+    "exhausted",
     "hook",
     "observer",
     "permissions",
@@ -247,6 +253,7 @@ if not TYPE_CHECKING:
                 "RunAborted RunCancelled RunCompleted RunResumed RunStarted RunWarning TextDelta ToolCallDelta "
                 "ToolFinished ToolStarted Transitioned UserInputRequested"
             ),
+            "agentfsm.loop.guards": "came_back",
             "agentfsm.loop.failures": "Action Failure FailureKind",
             "agentfsm.loop.guardrails": "AgentGuardrails Behavior",
             "agentfsm.loop.messages": "FinishReason Image Message Reply Role ToolCall ToolResult Usage",
@@ -257,6 +264,7 @@ if not TYPE_CHECKING:
             "agentfsm.loop.state": "RunState RunView",
             "agentfsm.loop.suspension": "SuspensionRecord",
             "agentfsm.loop.transition_table": "LOOP",
+            "agentfsm.machine.declaration": "Counter Exhausted exhausted",
             "agentfsm.machine.engine": "Decision Machine",
             "agentfsm.machine.graph": "Graph State StateSpec Transition",
             "agentfsm.runtime.approval": "Allow Deny Edit GiveUp ItDidNotRun ItRan",
