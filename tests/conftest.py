@@ -40,8 +40,13 @@ EXPECTED_SECONDS: Mapping[str, float] = {
     "tests/testing/test_pytest_plugin.py::test_reports_are_the_same": 3,
     "tests/testing/test_pytest_plugin.py::test_prime_paths": 3,
     "tests/testing/test_loop_table_mutants.py": 2,
+    "tests/testing/test_mutation_score.py": 15,
+    "tests/testing/test_witness_driver.py": 2,
+    "tests/testing/test_strategies.py::test_five_hundred": 6,
+    "tests/testing/test_strategies.py::test_an_agent_without": 6,
     "tests/models/test_streaming.py::test_a_stream": 4,
     "tests/cli/test_demo_command.py": 2.5,
+    "tests/cli/test_mutate_command.py": 8,
     "tests/cli/test_resume_killed_run.py": 3,
 }
 

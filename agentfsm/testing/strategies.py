@@ -176,7 +176,7 @@ def _with_times(drawn: tuple[float, float, SideEvent]) -> SideEvent:
 def scenarios(agent: Agent, *, max_turns: int = 8) -> st.SearchStrategy[Scenario]:
     """Scenarios for an agent: model replies, tool results, human replies and side events of one run.
 
-    Three of four follow a path through the graph that can happen, with data drawn along it, so that a few hundred reach
+    Four of five follow a path through the graph that can happen, with data drawn along it, so that a few hundred reach
     every row that a run of this agent can take; with small limits, where the path leads to a limit. The others are
     drawn freely.
 
@@ -201,12 +201,13 @@ def scenarios(agent: Agent, *, max_turns: int = 8) -> st.SearchStrategy[Scenario
         st.none(),
     )
     along_paths = st.deferred(lambda: _along_paths(agent, max_turns, free))
-    return st.integers(0, 3).flatmap(lambda drawn: along_paths if drawn else free)
+    return st.integers(0, 4).flatmap(lambda drawn: along_paths if drawn else free)
 
 
 def _along_paths(agent: Agent, max_turns: int, other: st.SearchStrategy[Scenario]) -> st.SearchStrategy[Scenario]:
     """Scenarios that follow paths; other ones if the graph has no path whose guards all have examples."""
-    plans = [each for each in (list(scenarios_through_rows(agent)), list(scenarios_along_paths(agent))) if each]
+    short, long = list(scenarios_through_rows(agent)), list(scenarios_along_paths(agent))
+    plans = [each for each in (short, long, long, long) if each]  # the long ones take many rows each
 
     @st.composite
     def along_path(draw: st.DrawFn) -> Scenario:
@@ -220,7 +221,7 @@ def _vary(draw: st.DrawFn, plan: Scenario, agent: Agent, max_turns: int) -> Scen
     """A scenario with other data, and sometimes without one of its parts: what is left out shrinks it."""
     tools = agent.config.tools
 
-    exact = draw(st.integers(0, 3)) > 0  # only the arguments and the results of its calls are drawn
+    exact = draw(st.integers(0, 7)) > 0  # only the arguments and the results of its calls are drawn
     none: list[ToolCall] = []
     more_calls = st.just(none) if exact else st.just(none) | st.lists(_calls(agent), max_size=1)
 

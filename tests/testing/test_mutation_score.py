@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,13 +27,14 @@ def write_app(folder: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3_600)
-def test_thirty_faults_of_the_table_are_noticed(tmp_path: Path) -> None:
+def test_thirty_faults_of_the_table_are_noticed(tmp_path: Path, counted: Callable[[str], None]) -> None:
     write_app(tmp_path)
     words = ("mutate", "policy:AGENT", "--sample", "30", "--seed", "11", "--jobs", "2", "--json", "-q")
     done = subprocess.run([*COMMAND, *words], cwd=tmp_path, capture_output=True, text=True, timeout=3_500, check=False)
     assert done.returncode in (0, 1), done.stderr
     found = json.loads(done.stdout)
-    print({name: found[name] for name in ("caught", "refused", "excluded", "survived")})
+    totals = ", ".join(f"{found[name]} {name}" for name in ("caught", "refused", "excluded", "survived"))
+    counted(f"30 faults of a table: {totals}")
     assert [mutant["id"] for mutant in found["mutants"] if mutant["result"] == "survived"] == []
     text = (ROOT / "docs" / "paths.md").read_text()
     assert f"catch {found['caught']}, the library\nrefuses {found['refused']}, and none survives" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
@@ -152,7 +153,7 @@ REACH = settings(
 )
 
 
-def test_five_hundred_scenarios_reach_every_row_of_the_loop() -> None:
+def test_five_hundred_scenarios_reach_every_row_of_the_loop(counted: Callable[[str], None]) -> None:
     an_agent = default_agent(LOOP)
     reached: Counter[str] = Counter()
     failed_batches: Counter[str] = Counter()
@@ -168,7 +169,8 @@ def test_five_hundred_scenarios_reach_every_row_of_the_loop() -> None:
     draw()
     assert [row.id for row in LOOP if not reached[row.id]] == []
     assert len(failed_batches) == 2
-    print(f"500 scenarios; the rarest row was taken in {min(reached[row.id] for row in LOOP)} of them")
+    rarest = min(reached[row.id] for row in LOOP)
+    counted(f"500 scenarios reached every row of the loop; the rarest was taken in {rarest} of them")
 
 
 def test_an_agent_without_the_default_tools_is_led_along_paths_with_its_own() -> None:
