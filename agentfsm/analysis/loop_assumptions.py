@@ -367,10 +367,7 @@ class _VariableBuilder(_RowReader):
     def _fresh(self, row: Transition) -> list[Update]:
         """Whether tokens and cost were spent since they were last checked."""
         spec = self.source(row)
-        if spec.effect is CALL_MODEL:
-            failed = row.guard in (d.transient_provider, d.provider_error, d.context_overflow)
-            return [] if failed else [Update.of(row, to=(1,))]
-        if (spec.effect is RUN_CALLS and self.traits.sub_agents) or callable(spec.effect):
+        if spec.effect is CALL_MODEL or (spec.effect is RUN_CALLS and self.traits.sub_agents) or callable(spec.effect):
             return [Update.of(row, to=(1,))]
         checked = self.asked_by(row, d.token_limit) and self.asked_by(row, d.cost_limit)
         return [Update.of(row, to=(0,))] if checked else []
@@ -476,7 +473,7 @@ class _GuardReader(_RowReader):
                 yield iff(row.id, "never", f"{field} is not set", enforced=True)
             else:
                 must = "never" if row.spends else f"{name} == 1"
-                why = "only a reply spends it, and only an extension grants more"
+                why = "only a model call spends it, and only an extension grants more"
                 yield GuardAssumption(row.id, may=f"{name} == 1 or fresh == 1", must=must, why=why)
         if row.guard is d.no_progress and self._counts_steps(row.source):
             yield GuardAssumption(row.id, may="steps > 1", why="there is no reply before the first step")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from agentfsm.agent.config import proof_traits
 from agentfsm.analysis import (
     AgentTraits,
     Assumptions,
@@ -36,6 +37,7 @@ from agentfsm.machine.graph import Graph, StateSpec, Transition
 from agentfsm.testing import paths
 from agentfsm.testing.path_generation import small_guardrails, state_space_for
 from tests.helpers.graphs import endless_retry, random_graph_with_assumptions, retry_bypassing_budget, unasked_guard
+from tests.helpers.random_agents import World, draw_agent
 from tests.helpers.spin import (
     MAX_CALLS,
     MAX_COUNTER,
@@ -224,6 +226,51 @@ def test_graphs_that_are_endless_for_one_are_endless_for_the_other(tmp_path: Pat
     assert [f.endless for f in found] == [True, False, True]
     for each, seen in zip(faulty, found, strict=True):
         compare(each, seen)
+
+
+def users_cases(seeds: range) -> list[SpinCase]:
+    """Graphs that users might write, with what is known about the agents that run them."""
+    cases: list[SpinCase] = []
+    for seed in seeds:
+        drawn = draw_agent(seed, World(seed))
+        if drawn.agent is not None:
+            traits = proof_traits(drawn.agent.config)
+            graph = replace(drawn.agent.graph, name=f"user {seed}")
+            cases.append(SpinCase(graph, graph_assumptions(graph, ONE, traits), PASSES[:2], NEVERS[:2]))
+    return [case for case in cases if _has_names(case)]
+
+
+def _has_names(case: SpinCase) -> bool:
+    names = {name for t in case.graph for name in (t.id, t.name, t.target)}
+    return all(not name or name in names for rule in (*case.passes, *case.nevers) for name in rule)
+
+
+ONE = AgentGuardrails(max_iterations=1, max_steps=2, max_continues=1, max_calls_per_reply=2)
+
+
+@pytest.mark.parametrize("batch", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, 60))])
+def test_random_graphs_of_users(batch: int, tmp_path: Path) -> None:
+    """That they end, the rows that are ever taken, and the properties that do not hold, as SPIN has them."""
+    cases = users_cases(range(5 * batch, 5 * batch + 5))
+    found = run_spin(cases, tmp_path)
+    compared = 0
+    for case, each in zip(cases, found, strict=True):
+        checker = ModelChecker(case.graph, case.assumptions)
+        properties = [must_pass(a, through=b, when=c) for a, b, c in case.passes]
+        properties += [never_after(a, b, until=c) for a, b, c in case.nevers]
+        assert {i for i, p in enumerate(properties) if checker.find_violation(p) is not None} == each.broken
+        taken = {
+            i
+            for i, t in enumerate(case.graph.transitions)
+            if checker.find_violation(Property("never taken", forbidden=t.id)) is not None
+        }
+        assert taken == each.rows
+        assert not each.endless
+        most = compute_bounds(case.graph, case.assumptions).moves
+        assert most is not None
+        assert most >= each.longest
+        compared += 2 + len(case.graph.transitions) + len(properties)
+    print(f"spin agrees on {len(cases)} graphs of users: {compared} verdicts")
 
 
 def errors_by_spin(model: str, folder: Path) -> int:

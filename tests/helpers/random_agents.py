@@ -31,6 +31,7 @@ from agentfsm.errors import (
     ConfigurationError,
     ContextOverflowError,
     GraphError,
+    NoTransitionError,
     ProviderError,
     ToolError,
     TransientProviderError,
@@ -508,10 +509,13 @@ async def run_in_world(agent: Agent, world: World, seed: int) -> list[list[Any]]
             if not isinstance(result.outcome, UserInputRequested) or len(stretches) > MAX_WAITS:
                 return stretches
             record = result.outcome.suspension_record
-            if dice.random() < 0.1:
-                result = await agent.dismiss(record)
-            else:
-                result = await agent.resume(record, _reply(dice, record.kind))
+            try:
+                if dice.random() < 0.1:
+                    result = await agent.dismiss(record)
+                else:
+                    result = await agent.resume(record, _reply(dice, record.kind))
+            except NoTransitionError:  # no row takes this reply: the run waits on
+                return stretches
 
 
 def _reply(dice: random.Random, kind: str) -> Any:
