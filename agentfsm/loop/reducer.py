@@ -134,7 +134,8 @@ def on_transition(run: RunState, decision: Decision, specs: Mapping[str, StateSp
         decision: The transition taken.
         specs: The declared states of the run's graph, by name.
     """
-    run.keep_views()
+    if run.batch_snapshot is not None:
+        run.keep_views()
     row, guard_result = decision.transition, decision.guard_result
     source, target = specs[row.source], specs[row.target]
     if guard_result is not None and isinstance(guard_result, Failure):
@@ -286,7 +287,8 @@ def on_outcome(run: RunState, outcome: o.Outcome | None, duration_s: float = 0.0
         duration_s: Seconds that the effect took.
         silence_s: Seconds between the end of the previous effect and the start of this one.
     """
-    run.keep_views()
+    if run.batch_snapshot is not None:
+        run.keep_views()
     if (duration_s or silence_s) and type(outcome) not in _FROM_OUTSIDE:
         run.elapsed_s += duration_s + silence_s
         if silence_s > run.silence_s:

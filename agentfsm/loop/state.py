@@ -211,9 +211,9 @@ class _HiddenSlots:
         change_attempts: What user code has tried to change, and who; the run ends as aborted if there is anything.
     """
 
-    __slots__ = ("_batch_snapshot", "_values", "change_attempts")
+    __slots__ = ("_values", "batch_snapshot", "change_attempts")
     change_attempts: list[str]
-    _batch_snapshot: weakref.ref[_BatchSnapshot] | None
+    batch_snapshot: weakref.ref[_BatchSnapshot] | None
     _values: tuple[Any, ...]
 
     def __new__(cls, *fields: Any, **named_fields: Any) -> Self:
@@ -226,7 +226,7 @@ class _HiddenSlots:
 _set_attempts: Callable[[_HiddenSlots, list[str]], None] = _HiddenSlots.__dict__["change_attempts"].__set__
 _set_values: Callable[[_HiddenSlots, tuple[Any, ...]], None] = _HiddenSlots.__dict__["_values"].__set__
 _set_batch_snapshot: Callable[[_HiddenSlots, weakref.ref[_BatchSnapshot] | None], None] = _HiddenSlots.__dict__[
-    "_batch_snapshot"
+    "batch_snapshot"
 ].__set__
 
 
@@ -360,8 +360,8 @@ class RunState(_HiddenSlots):
 
     def keep_views(self) -> None:
         """Let the views that exist copy what is about to change."""
-        if self._batch_snapshot is not None:
-            snapshot = self._batch_snapshot()
+        if self.batch_snapshot is not None:
+            snapshot = self.batch_snapshot()
             _set_batch_snapshot(self, None)
             if snapshot is not None:
                 snapshot.read()
@@ -540,7 +540,7 @@ def _make_view(run: RunState) -> RunView:
         values[index] = FrozenDict(values[index]) if values[index] else _NO_ENTRIES
     values[_MESSAGES] = Transcript(run.messages, len(run.messages))
     values[_STATE_CALLS] = _NO_ENTRIES  # records of the run's own: whether a person has approved a call, for one
-    snapshot = run._batch_snapshot and run._batch_snapshot()  # pyright: ignore[reportPrivateUsage]
+    snapshot = run.batch_snapshot and run.batch_snapshot()
     if snapshot is None:
         snapshot = _BatchSnapshot(run.batch)
         _set_batch_snapshot(run, weakref.ref(snapshot))

@@ -102,12 +102,9 @@ def spend_counters(counters: dict[str, int], row: Transition, target: StateSpec)
 class _Step:
     """One move, in the part of the library's ``EventData``: the run, its view, and what the last guard returned."""
 
-    __slots__ = ("guard_result", "model", "view")
-
-    def __init__(self, model: Steppable) -> None:
-        self.model = model
-        self.view: RunSnapshot | None = None
-        self.guard_result: object = None
+    model: Steppable
+    view: RunSnapshot | None = None
+    guard_result: object = None
 
     def ask(self, guard: Guard) -> object:
         """What a guard that is not built in returns for an immutable view of the run."""
@@ -189,7 +186,8 @@ class _StepEvent(transitions.Event):
 
     def decide(self, run: Steppable) -> Decision | None:
         """Move a run by the first row that holds; None if there is none."""
-        step = _Step(run)
+        step = _Step()
+        step.model = run
         row: _Row | None = None
         try:
             for row in self.rows.get(run.state, ()):

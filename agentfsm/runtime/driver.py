@@ -253,7 +253,8 @@ class Driver:
             started = self._now()
             idle_s = started - self._idle_since
             try:
-                outcome = await self._await_effect(run.state, outcome)
+                effect: Coroutine[Any, Any, Outcome | None] = outcome
+                outcome = await self._await_effect(run.state, effect)
             except asyncio.CancelledError:
                 self._cancel_reason = self._cancel_reason or "the task was cancelled"
                 self._apply_outcome(self._cancelled_outcome(), started, idle_s)
