@@ -289,7 +289,11 @@ class _VariableBuilder(_RowReader):
         return [Update.of(row, to=("other",))] if self.source(row).waits or self.from_recovery(row) else []
 
     def _about_wait(self, row: Transition) -> list[Update]:
-        requests = {guards.approval_required: "approval", guards.in_doubt: "doubt", guards.question_asked: "other"}
+        requests: dict[Guard | None, str] = {
+            guards.approval_required: "approval",
+            guards.in_doubt: "doubt",
+            guards.question_asked: "other",
+        }
         if self.source(row).waits or (self.from_recovery(row) and row.guard is guards.ask_user):
             return []
         if row.guard in requests and not self.traits.sub_agents:

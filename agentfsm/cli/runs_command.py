@@ -142,7 +142,7 @@ def _describe_request(request: Any) -> str:
     if request is None:
         return ""
     messages = request.get("messages")
-    return f": {_preview(messages[-1].get('content') if isinstance(messages, list) else request.get('arguments'))}"
+    return f": {_preview(messages[-1].get('content') if messages else request.get('arguments'))}"
 
 
 def _describe_record(record: Record, graph: Any) -> str:

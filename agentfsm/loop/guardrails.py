@@ -18,7 +18,7 @@ STEPS_WITHOUT_ITERATION_LIMIT = 10_000
 
 
 @read_only
-class AgentGuardrails(BaseModel):
+class AgentGuardrails(BaseModel, frozen=True):
     """The limits of a run. Zero, negative numbers and NaN are rejected; the error names the field.
 
     Attributes:
@@ -59,7 +59,7 @@ class AgentGuardrails(BaseModel):
         pydantic.ValidationError: A limit is out of range; the error names the field.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(extra="forbid")
 
     max_iterations: Count | None = 50
     max_execution_time_s: Seconds | None = 300

@@ -245,7 +245,7 @@ class Driver:
             await sink.flush()  # raises, and releases the lease
         if not self._started:
             await self._open_run()
-            if run.state in self._config.stop_states and self._is_at_its_end():
+            if run.state in self._config.stop_states and _is_at_its_end(self._request, self._states[run.state].final):
                 await self._finish()
                 return
         outcome: Any = self._start_effect(run.state)
@@ -253,8 +253,7 @@ class Driver:
             started = self._now()
             idle_s = started - self._idle_since
             try:
-                effect: Coroutine[Any, Any, Outcome | None] = outcome
-                outcome = await self._await_effect(run.state, effect)
+                outcome = await self._await_effect(run.state, cast("Coroutine[Any, Any, Outcome | None]", outcome))
             except asyncio.CancelledError:
                 self._cancel_reason = self._cancel_reason or "the task was cancelled"
                 self._apply_outcome(self._cancelled_outcome(), started, idle_s)
@@ -302,12 +301,6 @@ class Driver:
             self._monitor = config.open_monitor(run)
         self._started = True
         self._idle_since = self._now()
-
-    def _is_at_its_end(self) -> bool:
-        """Whether an interrupted run was already at its end, or suspended, so that only its last event is due."""
-        request = self._request
-        suspended = request.resume_point is not None and request.reply is None and request.dismiss_reason is None
-        return suspended or self._states[self._run.state].final
 
     # -- the effect -----------------------------------------------------------------------------------
 
@@ -372,9 +365,7 @@ class Driver:
                 return self._cancelled_outcome()
             if being_cancelled():
                 raise
-            return self._exception_outcome(
-                state, error
-            )  # raised by something that user code awaited, like any other error
+            return self._exception_outcome(state, error)  # raised by what user code awaited, like any other error
         except HookAbortError as error:
             return self._aborted_outcome(str(error), error.__cause__ or error)
         except (StoreError, JournalError):  # a run that cannot be journaled must not continue
@@ -401,20 +392,15 @@ class Driver:
         return Cancelled(
             "cancelled" if self._cancel_reason is None else self._cancel_reason,
             tuple(self.context.completed_results),
-            self._unfinished_charge(),
+            _unfinished_charge(self.context),
         )
-
-    def _unfinished_charge(self) -> Charge | None:
-        """What the effect of a user-defined state has used that was cut off; once."""
-        take, self.context.take_charge = self.context.take_charge, None
-        return None if take is None else take()
 
     def _exception_outcome(self, state: str, error: BaseException) -> Aborted:
         return self._aborted_outcome(f"the effect of {str(state)!r} raised {describe_exception(error)}", error)
 
     def _aborted_outcome(self, text: str, error: BaseException) -> Aborted:
         failure = Failure(kind=FailureKind.aborted, explanation=text, metadata={"error_class": type(error).__name__})
-        return Aborted(failure, tuple(self.context.completed_results), self._unfinished_charge())
+        return Aborted(failure, tuple(self.context.completed_results), _unfinished_charge(self.context))
 
     # -- the step -------------------------------------------------------------------------------------
 
@@ -494,6 +480,18 @@ class Driver:
             self.outcome = cast("Ending", self.context.emit_final(kind, **fields))
             if cancellation is not None:
                 raise cancellation
+
+
+def _is_at_its_end(request: RunRequest, final: bool) -> bool:
+    """Whether an interrupted run was already at its end, or suspended, so that only its last event is due."""
+    suspended = request.resume_point is not None and request.reply is None and request.dismiss_reason is None
+    return final or suspended
+
+
+def _unfinished_charge(context: Context) -> Charge | None:
+    """What the effect of a user-defined state has used that was cut off; once."""
+    take, context.take_charge = context.take_charge, None
+    return None if take is None else take()
 
 
 def _move_limit(graph: Graph, run: RunState) -> int:

@@ -182,12 +182,14 @@ def _usage(dice: random.Random) -> Any:
 class WorldPolicy(DefaultPolicy):
     """A policy that mostly does as the default, and sometimes anything."""
 
+    world: World
+
     def __init__(self, world: World) -> None:
         super().__init__()
         object.__setattr__(self, "world", world)
 
     def decide(self, failure: Failure, state: Any) -> Any:
-        world: World = self.world  # type: ignore[attr-defined]
+        world = self.world
         if world.happens(0.03):
             raise RuntimeError("the policy raises")
         return world.dice.choice(list(Action)) if world.happens(0.5) else super().decide(failure, state)
@@ -262,21 +264,25 @@ def _tools(dice: random.Random, world: World, features: set[str]) -> list[Any]:
                 "it says so", kind=world.dice.choice(("ambiguous_input", "capability_gap", "scope_too_large"))
             )
 
+    def is_one(text: str) -> bool:
+        return text == "1"
+
     async def plain(text: str) -> str:
         """Do it."""
         misbehave()
         return text
 
     chosen = [tool(name="plain")(plain)]
-    for name, options in (
+    kinds: tuple[tuple[str, dict[str, Any]], ...] = (
         ("again", {"idempotent": True, "retryable": True}),
         ("gated", {"requires_approval": True}),
         ("beside", {"parallel": True}),
-        ("beside_gated", {"parallel": True, "requires_approval": lambda text: text == "1"}),
+        ("beside_gated", {"parallel": True, "requires_approval": is_one}),
         ("beside_again", {"parallel": True, "idempotent": True, "retryable": True}),
         ("last", {"ends_run": True}),
         ("hidden", {"secret": ["text"]}),
-    ):
+    )
+    for name, options in kinds:
         if dice.random() < (0.1 if name == "hidden" else 0.4):
             chosen.append(tool(name=name, **options)(plain))
     if dice.random() < 0.25:
