@@ -52,7 +52,7 @@ NumericCondition = tuple[tuple[tuple[str, str, int], ...], ...]
 ALWAYS: Condition = ((),)
 NEVER: Condition = ()
 
-_COMPARISON = re.compile(r"\s*([A-Za-z_]\w*)\s*(==|!=|<=|>=|<|>)\s*(\w+)\s*")
+_COMPARISON = re.compile(r"\s*([^\W\d]\w*)\s*(==|!=|<=|>=|<|>)\s*(\w+)\s*")
 
 
 @cache

@@ -73,7 +73,7 @@ Examples:
   agentfsm check my_graphs.py:GRAPH --must-pass call_llm:pre_step
   agentfsm check my_graphs.py:GRAPH --must-pass dispatch_tool:approval_required:needs_approval
   agentfsm check --never-after call_llm:suspended --output broken.svg
-  agentfsm check my_agent.py:AGENT --reviewed bounds.json     for CI: the verdicts and bounds that were reviewed?
+  agentfsm check my_agent.py:AGENT --reviewed bounds.json     for CI: still what was reviewed?
 """
 
 

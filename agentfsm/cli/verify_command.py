@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from agentfsm.agent import Agent
 from agentfsm.cli.console import shorten, single_line
 from agentfsm.cli.local_store import complete_run_id, open_existing_store, store_option
 from agentfsm.cli.user_code import load_object
@@ -25,7 +25,9 @@ from agentfsm.journal.verification import (
     verify_export,
     verify_stored_run,
 )
-from agentfsm.testing.stored_proof import check_stored_run
+
+if TYPE_CHECKING:
+    from agentfsm.agent import Agent
 
 __all__ = ["checkpoint", "verify"]
 
@@ -130,6 +132,8 @@ def _load_agent(name: str) -> Agent:
     Raises:
         ConfigurationError: It is something else.
     """
+    from agentfsm.agent import Agent  # only here: without --agent, nothing but the journal is read
+
     value = load_object(name)
     if not isinstance(value, Agent):
         raise ConfigurationError(f"{name} is a {type(value).__name__}, not an agent")
@@ -138,6 +142,8 @@ def _load_agent(name: str) -> Agent:
 
 def _print_proof(run_id: str, path: Path | None, agent: Agent | None) -> bool:
     """Print whether a run stayed inside the model of its proofs; False if it did not."""
+    from agentfsm.testing.stored_proof import check_stored_run  # loads the model checker
+
     check = check_stored_run(open_existing_store(path).records(run_id), agent)
     if check.inside is None:
         click.echo(single_line(f"  not checked against its proofs: {check.reason}"))

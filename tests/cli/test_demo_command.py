@@ -119,7 +119,7 @@ def test_a_process_without_a_terminal_prints_plain_lines(tmp_path: Path) -> None
     assert done.stderr == ""
     assert "\x1b" not in done.stdout
     assert "call_llm       waiting for stand-in ..." in done.stdout
-    assert "pre_step       backing off for 2 s ..." in done.stdout
+    assert "recover        backing off for 2 s ..." in done.stdout
 
 
 def test_at_a_terminal_the_user_answers(tmp_path: Path, source: Path) -> None:

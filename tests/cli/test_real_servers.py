@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,8 @@ def run(request: pytest.FixtureRequest, wire: str, aimock: AiMock, cli: Cli, tmp
         assert key not in result.output
         data = json.loads(result.stdout)
         assert result.exit_code == (0 if data["ok"] else 1)
-        waits = [float(line.split()[-2]) for line in result.stderr.splitlines() if line.startswith("recover ")]
+        waiting = [line for line in result.stderr.splitlines() if re.match("recover +backing off", line)]
+        waits = [float(line.split()[-3]) for line in waiting]
         return {
             "ok": data["ok"],
             "output": data["output"],

@@ -144,7 +144,7 @@ def read_xstate(text: str) -> list[Row]:
 
 def read_promela(text: str) -> list[Row]:
     found = re.findall(r"state = S_(\w+) } /\* (\d+) (\w+)\.(\w+)", text)
-    return [(a, int(n), guard, b) for b, n, a, guard in found]
+    return list(dict.fromkeys((a, int(n), guard, b) for b, n, a, guard in found))  # a row has an option per result
 
 
 READERS: dict[str, Callable[[str], list[Row]]] = {
