@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, cast
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.messages import ToolCall
@@ -69,10 +69,19 @@ def _fenced_blocks(text: str) -> list[str]:
 def _decode_json(text: str) -> Any:
     value = from_json(text, allow_inf_nan=False)
     try:
-        canonical_json(value)  # from_json reads 1e999 as infinity even with allow_inf_nan=False
+        if _may_be_infinite(value):  # from_json reads 1e999 as infinity even with allow_inf_nan=False
+            canonical_json(value)
     except ValueError:
         raise ValueError("a number is out of range") from None
     return value
+
+
+def _may_be_infinite(value: Any) -> bool:
+    """Whether a JSON value may contain an infinity; a cheap check, since hardly any does."""
+    try:
+        return b"Infinity" in to_json(value)
+    except ValueError:  # half a character, for one
+        return True
 
 
 def parse_envelope(text: str, call_id: str) -> ReplyParsed:

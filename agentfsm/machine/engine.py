@@ -1,10 +1,11 @@
 """The engine: a graph compiled onto one shared ``transitions.Machine``, which makes every move of a run.
 
 The rows are ``transitions.Transition`` objects with ``Condition`` objects, and the machine's own ``set_state`` changes
-the state. Of the library's documented extension points three are used: ``condition_cls`` asks a guard and records its
-result, ``transition_cls`` spends what the row declares, and ``event_cls`` asks the rows in order. The methods they
-replace walk eight lists of callbacks in each move (10 to 20 microseconds) and do not say which guard decided. There
-are no callbacks, auto-transitions or registered models, so only a row of the table can move a run.
+the state. Of the library's documented extension points four are used: ``condition_cls`` asks a guard and records its
+result, ``transition_cls`` spends what the row declares, ``event_cls`` asks the rows in order, and ``state_cls`` looks
+up the value that a model gets once, and not in each move. The methods that the first three replace walk eight lists of
+callbacks in each move (10 to 20 microseconds) and do not say which guard decided. There are no callbacks,
+auto-transitions or registered models, so only a row of the table can move a run.
 """
 
 from __future__ import annotations
@@ -164,12 +165,13 @@ class _Row(transitions.Transition):
     def execute(self, event_data: Any) -> bool:
         """As in ``transitions``, after its condition was checked: move the run unless a counter is empty."""
         run = event_data.model
-        if self.charged and any(counter.is_empty(run) for counter in self.charged):
-            event_data.guard_result = None
-            return False
+        for counter in self.charged:
+            if counter.is_empty(run):
+                event_data.guard_result = None
+                return False
         if self.counts:
             spend_counters(run.counters, self.row, self.target)
-        self.machine.set_state(self.dest_state, run)
+        self.machine.set_state(self.dest_state, [run])  # a list saves the library from finding out that it is none
         return True
 
 
@@ -236,7 +238,18 @@ def _require_plain(guard: Guard, guard_result: object) -> object:
     return guard_result
 
 
+class _TableState(transitions.State):
+    """A state of the table, whose name is a string."""
+
+    value: Any = None  # what the library looks up in a property, although it is the name that it has been given
+
+    def __init__(self, name: str, final: bool = False) -> None:
+        super().__init__(name, final=final)
+        self.value = name
+
+
 class _TransitionsMachine(transitions.Machine):
+    state_cls = _TableState
     event_cls = _StepEvent
     transition_cls = _Row
 
@@ -258,6 +271,8 @@ class Machine:
             step = _build_machine(graph, trusted).events["step"]
         assert isinstance(step, _StepEvent)  # noqa: S101  # ``_TransitionsMachine.event_cls``
         self._step_event = step
+        self.decide = step.decide
+        """As ``step``, but for a run that cannot move None is returned."""
 
     def step(self, run: Steppable) -> Decision:
         """Move a run by the first row whose guard holds, and return why. Changes nothing but the run; never awaits.
@@ -340,7 +355,7 @@ def _as_condition(guard: Guard) -> Callable[[EventData], bool]:
 def _build_machine(graph: Graph, built_in: Collection[Guard]) -> _TransitionsMachine:
     table = _TransitionsMachine(
         model=None,
-        states=[transitions.State(str(spec.name), final=spec.final) for spec in graph.states],
+        states=[_TableState(str(spec.name), final=spec.final) for spec in graph.states],
         initial=str(graph.initial),
         auto_transitions=False,
     )
