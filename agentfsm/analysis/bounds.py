@@ -133,8 +133,8 @@ class _HubSuccessor:
 @dataclass(slots=True)
 class _Hub:
     node: Configuration
-    successors: dict[tuple[bool, ...], list[_HubSuccessor]] = field(
-        default_factory=dict[tuple[bool, ...], list[_HubSuccessor]]
+    successors: dict[tuple[int, ...], list[_HubSuccessor]] = field(
+        default_factory=dict[tuple[int, ...], list[_HubSuccessor]]
     )
 
 
@@ -183,11 +183,12 @@ class _BoundsComputation:
 
     def _successors(self, hub_configuration: _HubConfiguration) -> list[_HubSuccessor]:
         graph, hub = self._accelerated, self._hubs[hub_configuration[0]]
-        config = graph.unfold(hub.node, hub_configuration[1:])
-        case = graph.hub_case(config)
-        if case not in hub.successors:
-            hub.successors[case] = self._compute_successors(config)
-        return hub.successors[case]
+        values = hub_configuration[1:]
+        case = tuple([table[value] for table, value in zip(graph.case_tables[hub.node[0]], values, strict=True)])
+        successors = hub.successors.get(case)
+        if successors is None:
+            successors = hub.successors[case] = self._compute_successors(graph.unfold(hub.node, values))
+        return successors
 
     def _compute_successors(self, config: Configuration) -> list[_HubSuccessor]:
         graph = self._accelerated
@@ -328,7 +329,12 @@ def _shift_function(
     plan = [(0, -1 - s, limit) if s < 0 else (1, s, limit) for s, limit in zip(shift, limits, strict=True)]
     if len(plan) == 2:  # the common case, and the inner loop of the computation
         (m1, a1, l1), (m2, a2, l2) = plan
-        return lambda here: (hub, min(l1, here[1] * m1 + a1), min(l2, here[2] * m2 + a2))
+
+        def shift_two(here: _HubConfiguration) -> _HubConfiguration:
+            x, y = here[1] * m1 + a1, here[2] * m2 + a2
+            return (hub, l1 if x > l1 else x, l2 if y > l2 else y)
+
+        return shift_two
     return lambda here: (hub, *(min(lim, v * m + a) for v, (m, a, lim) in zip(here[1:], plan, strict=True)))
 
 

@@ -9,11 +9,11 @@ what it does to the large counters.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product as combinations
 
-from agentfsm.analysis.assumptions import Condition, GuardAssumption, Variable, parse_condition
+from agentfsm.analysis.assumptions import Comparison, GuardAssumption, Variable, parse_condition
 from agentfsm.analysis.state_space import CompiledRow, Configuration, StateSpace
 
 __all__ = [
@@ -108,6 +108,8 @@ class AcceleratedGraph:
         row_cost: The cost of taking a row, by its place.
 
     Attributes:
+        case_tables: For each state, by its place, and each large counter: for each value a number, such that a hub has
+            the same moves for all values with the same numbers.
         unbounded: Whether the number of model or tool calls was found to have no bound when waits are passed through.
         rows_seen: The places of the rows taken so far.
     """
@@ -118,23 +120,37 @@ class AcceleratedGraph:
         self.large = tuple(i for i, c in enumerate(space.counters, 1) if _is_foldable(c))
         self.limits = tuple(space.counters[i - 1].limit for i in self.large)
         self.no_shift: CounterShift = (0,) * len(self.large)
-        self._large_comparisons = tuple(self._comparisons_with_large(rows) for rows in space.rows)
+        tests = [self._tests_of_large(rows) for rows in space.rows]
+        self._large_comparisons = tuple(tuple(space.compile_condition(((t,),)) for t in each) for each in tests)
+        self.case_tables = tuple(tuple(self._case_table(slot, each) for slot in self.large) for each in tests)
         self._summaries: dict[Configuration, tuple[PathSummary, ...]] = {}
         self.unbounded = False
         self.rows_seen: set[int] = set()
         self._moves: dict[tuple[Configuration, tuple[bool, ...]], tuple[CostedMove, ...]] = {}
 
-    def _comparisons_with_large(self, rows: tuple[CompiledRow, ...]) -> tuple[Callable[[Configuration], bool], ...]:
+    def _case_table(self, slot: int, tests: Iterable[Comparison]) -> list[int]:
+        """For each value of a large counter, a number that says what the comparisons with it result in."""
+        counter = self.space.counters[slot - 1]
+        compared = [self.space.compile_condition(((t,),)) for t in tests if t.counter == counter.name]
+        cases: dict[tuple[bool, ...], int] = {}
+        config = [0] * (len(self.space.counters) + 1)
+        table: list[int] = []
+        for config[slot] in range(counter.limit + 1):
+            results = tuple(check(tuple(config)) for check in compared)
+            table.append(cases.setdefault(results, len(cases)))
+        return table
+
+    def _tests_of_large(self, rows: tuple[CompiledRow, ...]) -> tuple[Comparison, ...]:
         """Every comparison with a large counter in the assumptions about the rows of a state."""
         names = {self.space.counter_names[i - 1] for i in self.large}
-        comparisons: dict[Condition, None] = {}
+        comparisons: dict[Comparison, None] = {}
         for row in rows:
             texts = [text for k in row.assumptions for text in (k.may, k.must)]
             texts += [c.when for counter in self.space.counters for c in counter.updates_for(row.transition)]
             for test in (test for text in texts for tests in parse_condition(text) for test in tests):
                 if test.counter in names:
-                    comparisons[((test,),)] = None
-        return tuple(self.space.compile_condition(each) for each in comparisons)
+                    comparisons[test] = None
+        return tuple(comparisons)
 
     def is_hub(self, node: Configuration) -> bool:
         """Whether something in a state depends on a large counter."""
