@@ -182,9 +182,9 @@ def _read_export(file: Path) -> tuple[Sequence[SealedRecord], VerificationReport
 
 def _json_line(name: str, result: Replay | str) -> str:
     if isinstance(result, str):
-        return json.dumps({"run_id": name, "error": result})
+        return json.dumps({"run_id": str(name), "error": result})
     flags = {"same": result.same, "ends_differently": result.ends_differently}
-    return json.dumps({"run_id": name, **flags, **asdict(result)})
+    return json.dumps({"run_id": str(name), **flags, **asdict(result)})
 
 
 def _describe_replay(result: Replay | str) -> str:

@@ -138,7 +138,7 @@ def would_transition(machine: Machine, run: RunState, outcome: Outcome) -> bool:
     trial.failure_attempts, trial.call_failures = dict(run.failure_attempts), dict(run.call_failures)
     trial.counters = dict(run.counters)
     on_outcome(trial, outcome)
-    return machine.would_move(trial)
+    return machine.would_move(trial) and trial.aborted is run.aborted  # a guard that raises must not end a wait
 
 
 def require_transition(machine: Machine, run: RunState, outcome: Outcome) -> None:

@@ -247,7 +247,7 @@ MUTANTS = (
     Mutant(
         "a call in doubt is run again",
         "agentfsm/runtime/tool_dispatch.py",
-        "if call_state.started and not _repeatable(context, tool):",
+        "if call_state.started and not is_repeatable(context, tool):",
         "if False:",
         "crashes linear",
     ),
@@ -289,8 +289,8 @@ MUTANTS = (
     Mutant(
         "verify without guards",
         "agentfsm/journal/verification.py",
-        'if body["tried"] != tried:',
-        "if False:",
+        '        self._verify_guards(row, body["tried"])\n',
+        "",
         VERIFICATION,
     ),
     Mutant("verify without commitments", "agentfsm/journal/hash_chain.py", "!= digest:", "== '':", VERIFICATION),
@@ -359,7 +359,7 @@ MUTANTS = (
     ),
     Mutant(
         "a migrated run has its old names when it is resumed",
-        "agentfsm/journal/replay.py",
+        "agentfsm/journal/rehydrate.py",
         "names.rename(self.run)\n        self.visited",
         "self.visited",
         "crashes renamed",

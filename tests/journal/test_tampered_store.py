@@ -90,8 +90,8 @@ def test_an_id_that_changed_its_type_hides_no_other_run(path: Path) -> None:
     result = run_command("verify", "--store", path)
     assert result.exit_code == 1
     assert [line.split()[1] for line in result.stdout.splitlines()] == ["good,", "TAMPERED", "TAMPERED"]
-    for words in (["replay"], ["replay", "--json"], ["runs"], ["runs", "--json"]):
-        assert len(run_command(*words, "--store", path).stdout.splitlines()) == 3
+    for words, totals in ((["replay"], 1), (["replay", "--json"], 1), (["runs"], 0), (["runs", "--json"], 0)):
+        assert len(run_command(*words, "--store", path).stdout.splitlines()) == 3 + totals, words
 
 
 def test_a_deleted_run_is_found_by_its_records(path: Path) -> None:
@@ -145,7 +145,7 @@ def test_every_command_handles_an_invalid_record(path: Path, column: str, text: 
         assert "internal error" not in result.output
         if words[0] != "show" or column == "body":  # what stands beside a record may be gone, and it is shown so
             assert result.exit_code == (0 if words == ["runs"] else 1), (words, result.output)
-    assert len(run_command("replay", "--store", path).stdout.splitlines()) == 3
+    assert len(run_command("replay", "--store", path).stdout.splitlines()) == 3 + 1  # and the totals
     refused = run_command("fork", "whole", "--at", 6, "--store", path)
     assert (refused.exit_code, f"record {record}" in refused.output) == (2, True), refused.output
 
@@ -249,19 +249,23 @@ def test_a_run_id_is_printed_on_one_line(path: Path) -> None:
     for bad in ("", " ", "a\nb", "\x1b[2J"):
         assert run_command("fork", "whole", "--at", 3, "--as", bad, "--store", path).exit_code == 2
     forge(path, "UPDATE run SET run_id = 'a' || char(10) || char(27) || 'b' WHERE run_id = 'whole'")
-    for words in (["runs"], ["verify"], ["replay"]):
+    for words, totals in ((["runs"], 0), (["verify"], 0), (["replay"], 1)):
         shown = run_command(*words, "--store", path).stdout
         assert "\x1b" not in shown
-        assert len(shown.splitlines()) == 3
+        assert len(shown.splitlines()) == 3 + totals
 
 
 def test_replay_as_json(path: Path) -> None:
-    reports = [json.loads(line) for line in run_command("replay", "--json", "--store", path).stdout.splitlines()]
-    assert [(each["run_id"], each["seq"]) for each in reports] == [("first", None), ("whole", None), ("waits", None)]
+    lines = [json.loads(line) for line in run_command("replay", "--json", "--store", path).stdout.splitlines()]
+    *reports, totals = lines
+    assert [(each["run_id"], each["same"], each["divergences"]) for each in reports] == [
+        ("first", True, []), ("whole", True, []), ("waits", True, []),
+    ]  # fmt: skip
+    assert totals["totals"]["end_differently"] == 0
     result = run_command("replay", "whole", "--json", "--guardrails", '{"max_iterations": 1}', "--store", path)
-    elsewhere = json.loads(result.stdout)
+    (elsewhere,) = [json.loads(line) for line in result.stdout.splitlines()][:1]
     assert result.exit_code == 1
-    assert elsewhere["instead"] == "pre_step.iteration_limit -> recover"
+    assert elsewhere["divergences"][0]["instead"] == "pre_step.iteration_limit -> recover"
 
 
 def test_a_field_without_a_number_is_wrong_usage(path: Path) -> None:
