@@ -18,6 +18,7 @@ from agentfsm import (
     Agent,
     AgentGuardrails,
     ConfigurationError,
+    DefaultPolicy,
     FailureKind,
     Handoff,
     MissingExtraError,
@@ -237,7 +238,8 @@ def test_a_server_that_cannot_be_restarted_is_an_environment_error(world: World)
         world.folder.joinpath("descriptions.json").unlink()
         return call("die")
 
-    result = run(world, [break_it, call("pid"), call("pid"), "never"])
+    two_retries = DefaultPolicy({FailureKind.environment_error: 2})
+    result = run(world, [break_it, call("pid"), call("pid"), "never"], agent={"policy": two_retries})
     assert isinstance(result.outcome, Handoff)
     assert result.outcome.failure is not None
     assert result.outcome.failure.kind is FailureKind.environment_error
