@@ -232,6 +232,9 @@ def output_malformed(run: RunState) -> Failure | None:
     """
     if run.malformed is not None:
         return Failure(kind=FailureKind.output_malformed, explanation=run.malformed)
+    reply = run.reply
+    if reply is None or (reply.finish_reason is FinishReason.STOP and reply.refusal is None):  # in nearly every step
+        return None
     other = output_truncated(run) or output_refused(run)
     return None if other is None else Failure(kind=FailureKind.output_malformed, explanation=other.explanation)
 

@@ -71,7 +71,8 @@ def question_asked(run: RunState) -> bool:
 
 def calls_pending(run: RunState) -> bool:
     """Some call of the batch has no result yet."""
-    return run.next_call < len(run.batch)
+    calls = len(run.batch)
+    return run.first_pending < calls and run.next_call < calls
 
 
 # -- recover: what the policy decided -----------------------------------------------------------------

@@ -138,7 +138,8 @@ class ReplyParsed:
     malformed: str | None = None
 
     def __post_init__(self) -> None:
-        freeze_field(self, "answer")
+        if self.answer is not None:
+            freeze_field(self, "answer")
 
 
 @dataclass(frozen=True, slots=True)

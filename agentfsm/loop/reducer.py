@@ -151,7 +151,7 @@ def on_transition(run: RunState, decision: Decision, specs: Mapping[str, StateSp
 
 
 def _on_leave_call_model(run: RunState, target: StateSpec) -> None:
-    if target.effect is not CHOOSE_RECOVERY:
+    if (run.failure_attempts or run.lessons_learned) and target.effect is not CHOOSE_RECOVERY:
         _on_success(run, PROVIDER_KINDS)
 
 
@@ -161,7 +161,8 @@ def _on_leave_parse_reply(run: RunState, target: StateSpec) -> None:
         run.partial_answer = ""
     if recovering:
         return
-    _on_success(run, OUTPUT_KINDS)
+    if run.failure_attempts or run.lessons_learned:
+        _on_success(run, OUTPUT_KINDS)
     if run.batch:
         recent, results, window = run.recent_calls, run.recent_results, run.guardrails.loop_window
         recent.extend([c.signature for c in run.batch])
@@ -334,7 +335,8 @@ def _on_model_call_failed(run: RunState, outcome: o.ModelCallFailed) -> None:
 
 
 def _count_model_call(run: RunState, model_calls: int) -> None:
-    run.counters["iterations"] = run.iterations + model_calls
+    counters = run.counters
+    counters["iterations"] = counters.get("iterations", 0) + model_calls
     run.model_calls += model_calls
     run.turns += 1
     run.silence_s = 0.0

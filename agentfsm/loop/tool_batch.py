@@ -54,7 +54,9 @@ def record_results(run: RunState, results: Sequence[ToolResult]) -> None:
 
 def record_result(run: RunState, result: ToolResult) -> None:
     """Store the result of one call of the batch, and update the counts of denials and repeated errors."""
-    batch, index = run.batch, run.next_call
+    batch, index = run.batch, run.first_pending
+    if index < len(batch) and batch[index].result is not None:
+        index = run.next_call
     if index < len(batch) and batch[index].call.id == result.call_id:  # as in nearly every case
         _record_result(run, batch[index], result)
         return

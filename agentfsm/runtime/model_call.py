@@ -11,7 +11,6 @@ from operator import is_
 from typing import Any
 
 from agentfsm.errors import ModelError, RunError, TransientProviderError
-from agentfsm.loop.detectors import ITERATIONS
 from agentfsm.loop.events import ReasoningDelta, ReplyRestarted, TextDelta, ToolCallDelta
 from agentfsm.loop.failures import PROVIDER_KINDS, Failure, FailureKind, describe_exception
 from agentfsm.loop.messages import FinishReason, Message, Reply, ToolCall
@@ -43,9 +42,10 @@ _PROVIDER_KINDS_BY_NAME = {kind.value: kind for kind in PROVIDER_KINDS}
 async def call_model(context: Context) -> Outcome:
     """The effect of ``call_llm``: make one model call, within its timeout."""
     run, config, recorder = context.run, context.config, context.recorder
-    if ITERATIONS.is_empty(run):
+    made, allowed = run.iterations, run.guardrails.max_iterations
+    if allowed is not None and made >= allowed:
         raise RunError(
-            f"all {run.iterations} model calls that max_iterations allows are made, and no row of the graph acts on "
+            f"all {made} model calls that max_iterations allows are made, and no row of the graph acts on "
             "that before the next: add the row iteration_limit of LOOP to a state in front of it"
         )
     recorder.record_intent(str(run.turns + 1), config.model.name, "again")
@@ -54,8 +54,7 @@ async def call_model(context: Context) -> Outcome:
     limit = run.guardrails.llm_timeout_s
     if run.final_turn == "now":
         limit = min(limit, run.guardrails.finalize_grace_s)
-    allowed = run.guardrails.max_iterations
-    budget = CallBudget(None if allowed is None else allowed - run.iterations)
+    budget = CallBudget(None if allowed is None else allowed - made)
     request = ModelRequest(
         render_messages(run),
         config.tool_specs,
@@ -90,7 +89,8 @@ async def reply_or_failure(
     """
     try:
         reply = await _request_reply(context, model, request, timer, stream)
-        _warn_if_unpriced(context, model, reply)
+        if reply.usage.unpriced_tokens:
+            _warn_if_unpriced(context, model, reply)
         return _normalize_reply(_mark_truncated(reply, request), call_ids)
     except TimeoutError:
         text = f"{model.name} sent no reply within {request.timeout_s:g} s"
@@ -110,7 +110,7 @@ async def reply_or_failure(
 def _warn_if_unpriced(context: Context, model: Model, reply: Reply) -> None:
     """Warn once that ``max_cost_usd`` cannot be enforced, if the model's price is unknown."""
     run = context.run
-    if reply.usage.unpriced_tokens and run.guardrails.max_cost_usd is not None and not run.usage.unpriced_tokens:
+    if run.guardrails.max_cost_usd is not None and not run.usage.unpriced_tokens:
         context.warn(f"the price of {model.name} is unknown: max_cost_usd does not count its tokens")
 
 

@@ -52,7 +52,8 @@ async def run_calls(context: Context) -> Outcome:
     for index, call_state in due:
         if call_state.call.id in earlier:
             continue
-        await context.yield_if_due()
+        if len(due) > 1:  # before a single call the driver has yielded
+            await context.yield_if_due()
         checked = await check_call(context, call_state)
         if isinstance(checked, PendingRequest):
             _require_row(context, checked)
@@ -115,6 +116,8 @@ async def check_call(
         return _in_doubt_request(call)
     if call_state.held is not None:  # a suspended sub-agent's call: it was approved before it started
         return call_state.held.waiting if call_state.answer is None else checked
+    if tool.requires_approval is False and not context.config.hooks:
+        return checked
     return await check_approval(context, call_state, tool, arguments) or checked
 
 
