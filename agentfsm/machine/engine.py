@@ -271,8 +271,6 @@ class Machine:
             step = _build_machine(graph, trusted).events["step"]
         assert isinstance(step, _StepEvent)  # noqa: S101  # ``_TransitionsMachine.event_cls``
         self._step_event = step
-        self.decide = step.decide
-        """As ``step``, but for a run that cannot move None is returned."""
 
     def step(self, run: Steppable) -> Decision:
         """Move a run by the first row whose guard holds, and return why. Changes nothing but the run; never awaits.

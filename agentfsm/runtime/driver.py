@@ -175,7 +175,7 @@ class Driver:
         self._config = config
         self._request = request
         self._now = config.host.clock.monotonic
-        self._decide = config.machine.decide
+        self._step = config.machine.step
         self._record_transition = self.context.recorder.record_transition
         self._change_attempts = run.change_attempts
         self._states = dict(config.machine.graph.specs)
@@ -436,7 +436,7 @@ class Driver:
         aborted = run.aborted
         if self._change_attempts:  # of user code that has handled the error, or that runs in a task of its own
             run.abort("user code", ReadOnlyError(self._change_attempts[0]))
-        decision = self._decide(run) or self._config.machine.step(run)  # which raises: no row holds
+        decision = self._step(run)
         self.decisions.append(decision)
         raised = run.aborted if run.aborted is not aborted else None  # a guard raised while it was evaluated
         if self._change_attempts:
