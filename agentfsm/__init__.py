@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         SuspensionGraphError,
         SuspensionRecordError,
         SuspensionTamperedError,
+        SuspensionToolError,
         SuspensionUsedError,
         ToolDefinitionError,
         ToolError,
@@ -197,6 +198,7 @@ __all__ = [
     "SuspensionRecord",
     "SuspensionRecordError",
     "SuspensionTamperedError",
+    "SuspensionToolError",
     "SuspensionUsedError",
     "TextDelta",
     "Tool",
@@ -239,8 +241,8 @@ if not TYPE_CHECKING:
                 "ModelError NoTransitionError ProviderError ReadOnlyError RunError RunExistsError "
                 "StaleHumanReplyError StaleLease StateEffectError StoreError StoreFormatError StoreFullError "
                 "StoreLockedError SuspensionExpiredError SuspensionFormatError SuspensionGraphError "
-                "SuspensionRecordError SuspensionTamperedError SuspensionUsedError ToolDefinitionError ToolError "
-                "TransientProviderError UnknownModelError UnknownRunError"
+                "SuspensionRecordError SuspensionTamperedError SuspensionToolError SuspensionUsedError "
+                "ToolDefinitionError ToolError TransientProviderError UnknownModelError UnknownRunError"
             ),
             "agentfsm.journal.memory_store": "MemoryStore",
             "agentfsm.journal.migration": "Migration",

@@ -21,6 +21,7 @@
     |   +-- SuspensionExpiredError  it has expired
     |   +-- SuspensionUsedError     it was resumed already
     |   +-- SuspensionGraphError    it was written under another graph
+    |   +-- SuspensionToolError     the tool of the call that waits is missing, or is not the one that was shown
     |   +-- HumanReplyError         the person's reply does not fit what the run waits for
     |       +-- BlankHumanReplyError    the reply is empty
     |       +-- StaleHumanReplyError    it answers an earlier request, not the current one
@@ -73,6 +74,7 @@ __all__ = [
     "SuspensionGraphError",
     "SuspensionRecordError",
     "SuspensionTamperedError",
+    "SuspensionToolError",
     "SuspensionUsedError",
     "ToolDefinitionError",
     "ToolError",
@@ -182,6 +184,10 @@ class SuspensionUsedError(SuspensionRecordError):
 
 class SuspensionGraphError(SuspensionRecordError):
     """The record was written under another graph."""
+
+
+class SuspensionToolError(SuspensionRecordError):
+    """The tool of the call that waits is missing, or its definition is not the one that the person was shown."""
 
 
 class HumanReplyError(SuspensionRecordError):

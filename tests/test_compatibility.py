@@ -174,6 +174,10 @@ def test_a_waiting_run_resumes(
 ) -> None:
     resumed = agent(store if stored else None, run_id, script)
     result = resume(resumed, run_id if stored else SUSPENSION_RECORDS[run_id], reply)
+    if isinstance(reply, Allow):  # it says nothing about the tool that was shown, so it is asked again
+        assert isinstance(result.outcome, UserInputRequested)
+        assert "not for this definition of the tool" in result.outcome.question
+        result = resume(resumed, run_id if stored else result.outcome.suspension_record, reply)
     assert isinstance(result.outcome, RunCompleted), result.outcome
     assert result.output == "done"
     before, messages = without_notes(EXPECTED[run_id]["lives"][0]["messages"]), texts(result.messages)

@@ -173,7 +173,7 @@ class Agent:
         raise RunError("run_sync cannot be used inside a running event loop: use 'await agent.run(...)' there")
 
     def resume(
-        self, record: SuspensionRecord | str, reply: HumanInput | None = None, *, to: str = "", by: str = ""
+        self, record: SuspensionRecord | str, reply: HumanInput | None = None, *, to: str | None = None, by: str = ""
     ) -> Run:
         """Resume a suspended run with a human's reply, or an interrupted run without one.
 
@@ -183,7 +183,7 @@ class Agent:
                 in doubt ``ItRan(result)``, ``ItDidNotRun()`` or ``GiveUp()``; None for an interrupted run.
             to: The request that the human was shown: ``UserInputRequested.digest`` of a stored run, or at least
                 its first 12 digits. The reply is refused if the run now asks something else (another call,
-                other arguments).
+                other arguments). None for whatever it asks now.
             by: Who replied, for the journal.
 
         Raises:

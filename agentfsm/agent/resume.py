@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentfsm.errors import (
     ConfigurationError,
@@ -16,15 +16,20 @@ from agentfsm.errors import (
     SuspensionExpiredError,
     SuspensionFormatError,
     SuspensionRecordError,
+    SuspensionToolError,
     SuspensionUsedError,
 )
-from agentfsm.loop.state import HumanReply, RunState
+from agentfsm.loop.messages import ToolCall
+from agentfsm.loop.state import HumanReply, PendingRequest, RunState
 from agentfsm.loop.suspension import SuspensionRecord, check_human_reply, open_record
-from agentfsm.runtime.approval import HumanInput, to_human_reply
+from agentfsm.machine.graph import State
+from agentfsm.runtime.approval import HumanInput, shown_arguments, to_human_reply
 from agentfsm.runtime.context import AgentConfig
 from agentfsm.runtime.driver import RunRequest
-from agentfsm.runtime.hooks import logger
+from agentfsm.runtime.hooks import DenyCall, HookContext, logger
 from agentfsm.runtime.run import Run
+from agentfsm.runtime.tool_dispatch import calling_run
+from agentfsm.runtime.tools import Tool, describe_validation_error
 
 if TYPE_CHECKING:
     from agentfsm.journal.load import LoadedRun
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ResumeRequest",
+    "check_reply",
     "dismiss_run",
     "is_run_id",
     "load_run",
@@ -53,13 +59,25 @@ class ResumeRequest:
 
     Attributes:
         human_input: The reply, or None.
-        to: The hash of the record that the human was shown, or at least its first 12 hex digits; empty if unknown.
+        to: The hash of the record that the human was shown, or at least its first 12 hex digits; None for whatever
+            the run asks now.
         by: Who replied, or an empty string.
+
+    Raises:
+        HumanReplyError: ``to`` is neither None nor a text that is not blank.
     """
 
     human_input: HumanInput | None
-    to: str = ""
+    to: str | None = None
     by: str = ""
+
+    def __post_init__(self) -> None:
+        to: Any = self.to
+        if to is not None and not (isinstance(to, str) and to.strip()):
+            raise HumanReplyError(
+                f"to={to!r} names no request: give the digest that was shown with it, or None for whatever the run "
+                "asks now"
+            )
 
     def to_human_reply(self, kind: str) -> HumanReply:
         """The reply in the form that the run state stores.
@@ -81,8 +99,10 @@ class ResumeRequest:
             StaleHumanReplyError: It answers something else.
         """
         request_ref, pending = loaded.resume_point.request_ref, loaded.run.pending_request
-        if not self.to or request_ref is None or pending is None:
+        if self.to is None:
             return
+        if request_ref is None or pending is None:
+            raise StaleHumanReplyError(f"run {loaded.run.run_id!r} asks nothing now, and the reply is to {self.to!r}")
         seq, digest = request_ref
         shown, too_short = self.to[:_MIN_DIGEST_DIGITS], len(self.to) < _MIN_DIGEST_DIGITS
         if digest.startswith(self.to) and not too_short:
@@ -140,7 +160,9 @@ def resume_run(config: AgentConfig, record: SuspensionRecord | str, request: Res
     parsed = parse_record(record)
     state = open_suspended_state(config, parsed)
     _require_calling_run(state)
-    run_request = RunRequest(suspension_record=parsed, reply=request.to_human_reply(parsed.kind))
+    reply = request.to_human_reply(parsed.kind)
+    check_reply(config, state, reply)
+    run_request = RunRequest(suspension_record=parsed, reply=reply)
     return _resume_from_record(config, parsed, state, run_request, request)
 
 
@@ -200,6 +222,7 @@ def _resume_from_store(config: AgentConfig, run_id: str, request: ResumeRequest)
         raise SuspensionExpiredError(f"the request expired without a reply; end the run with agent.dismiss({run_id!r})")
     request.check_current(loaded)
     answer = request.to_human_reply(loaded.resume_point.kind)
+    check_reply(config, loaded.run, answer)
     return Run(config, loaded.run, RunRequest(reply=answer, resume_point=loaded.resume_point))
 
 
@@ -209,13 +232,15 @@ def _resume_from_record(
     """A run restored from a record; if the host's store has the run too, it continues from the store."""
     store = config.host.store
     if store is None or store.head(record.run_id) is None:
-        if request.to:
+        if request.to is not None:
             raise HumanReplyError("'to' names a record of a stored run, and this run is not in a store: omit it")
         return Run(config, run_state, run_request)
     loaded = load_run(config, record.run_id)
     if loaded.suspension_id != record.record_id:
         raise SuspensionUsedError(f"run {record.run_id!r} has continued since record {record.record_id!r} was written")
     request.check_current(loaded)
+    if run_request.reply is not None:
+        check_reply(config, loaded.run, run_request.reply)
     return Run(config, loaded.run, replace(run_request, resume_point=loaded.resume_point))
 
 
@@ -240,6 +265,88 @@ def open_suspended_state(config: AgentConfig, record: SuspensionRecord, allow_ex
     if host.replay_guard.is_used(record.record_id):
         raise SuspensionUsedError(f"record {record.record_id!r} was already resumed; each record accepts one reply")
     return state
+
+
+_GRANTING_REPLIES = frozenset({"allow", "edit", "did_not_run"})
+"""The kinds of replies after which a call runs."""
+
+
+def check_reply(config: AgentConfig, state: RunState, reply: HumanReply) -> None:
+    """Check that a suspended run can go on with a person's reply; nothing is changed.
+
+    Args:
+        config: The configuration of the agent that resumes it.
+        state: The run.
+        reply: The reply.
+
+    Raises:
+        SuspensionToolError: A call would run, and its tool is missing or is not the one that the person was shown.
+        HumanReplyError: An edit is not valid for the tool, or a permission policy denies it.
+        SuspensionRecordError: It is for a sub-agent's run, which cannot go on.
+    """
+    request = state.pending_request
+    if request is None:
+        return
+    if request.asker:
+        _check_reply_to_subagent(config, state, request, reply)
+    elif reply.kind in _GRANTING_REPLIES:
+        tool = _tool_as_shown(config, state, request)
+        if reply.kind == "edit":
+            _check_edit(config, state, request, tool, reply)
+
+
+def _check_reply_to_subagent(config: AgentConfig, state: RunState, request: PendingRequest, reply: HumanReply) -> None:
+    call_state = next((each for each in state.batch if each.call.id == request.call_id), None)
+    if call_state is None or call_state.held is None:
+        return
+    tool = config.tools.get(call_state.call.name)
+    if tool is None or tool.delegate is None:
+        raise _missing_tool(config, state, call_state.call.name, "sub-agent")
+    tool.delegate.check_reply(calling_run(config, state), call_state.held, reply)
+
+
+def _tool_as_shown(config: AgentConfig, state: RunState, request: PendingRequest) -> Tool:
+    tool = config.tools.get(request.tool)
+    if tool is None:
+        raise _missing_tool(config, state, request.tool, "tool")
+    if request.tool_digest and request.tool_digest != tool.digest:
+        raise SuspensionToolError(
+            f"run {state.run_id!r} waits for a reply about the tool {tool.name!r} with the digest "
+            f"{request.tool_digest[:12]}, and the agent's {tool.name!r} has the digest {tool.digest[:12]}: its "
+            "description, its schema, its function or its server's definition is another. Resume the run with an agent "
+            "that has the tool as it was shown, or reply with Deny(reason); nothing was changed"
+        )
+    return tool
+
+
+def _missing_tool(config: AgentConfig, state: RunState, name: str, what: str) -> SuspensionToolError:
+    has = ", ".join(sorted(config.tools)) or "none"
+    return SuspensionToolError(
+        f"run {state.run_id!r} waits for a reply about a call of the {what} {name!r}, which this agent does not have "
+        f"(it has: {has}): resume the run with an agent that has it; nothing was changed"
+    )
+
+
+def _check_edit(config: AgentConfig, state: RunState, request: PendingRequest, tool: Tool, reply: HumanReply) -> None:
+    """Refuse an edit that does not validate, or that a permission policy denies.
+
+    Raises:
+        HumanReplyError: It is refused.
+    """
+    call = ToolCall(request.call_id or "", tool.name, reply.arguments)
+    try:
+        shown = shown_arguments(tool, call, tool.arguments(call.arguments))
+    except Exception as error:  # a validator of the tool's types may raise anything
+        raise HumanReplyError(
+            f"the edited arguments are not valid for {tool.name!r}, and the run still waits: "
+            f"{describe_validation_error(error)}"
+        ) from error
+    for policy in calling_run(config, state).permissions:
+        decision = policy(HookContext(State.DISPATCH_TOOL, state.view(), call, tool, shown))
+        if isinstance(decision, DenyCall):
+            raise HumanReplyError(
+                f"the edited arguments of {tool.name!r} are denied, and the run still waits: {decision.reason}"
+            )
 
 
 def parse_record(record: SuspensionRecord | str) -> SuspensionRecord:

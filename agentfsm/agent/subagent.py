@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic_core import to_json
 
 from agentfsm.agent.config import with_host
-from agentfsm.agent.resume import load_run, open_suspended_state, parse_record
+from agentfsm.agent.resume import check_reply, load_run, open_suspended_state, parse_record
 from agentfsm.errors import SuspensionRecordError, ToolError
+from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.events import (
     Ending,
     Handoff,
@@ -68,10 +69,12 @@ def subagent_tool(name: str, description: str, config: AgentConfig) -> Tool:
         "conversation is known there.\n"
     )
 
-    def delegate(caller: CallingRun, call_state: CallState, attempt: int) -> SubRun:
-        return SubRun(caller, factory.under(caller), call_state, attempt)
-
-    return replace(as_tool(delegated, name=name), delegate=delegate)
+    runs_on = {
+        "graph": config.machine.graph.fingerprint,
+        "rules": config.behavior.model_dump(mode="json"),
+        "tools": {each.name: each.digest for each in config.tools.values()},
+    }
+    return replace(as_tool(delegated, name=name), delegate=factory, definition=canonical_json(runs_on))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,35 @@ class SubagentFactory:
     """
 
     config: AgentConfig
+
+    def __call__(self, caller: CallingRun, call_state: CallState, attempt: int) -> SubRun:
+        """The run that answers a call.
+
+        Args:
+            caller: The calling run.
+            call_state: The call.
+            attempt: Which attempt at the call this is, from 1.
+        """
+        return SubRun(caller, self.under(caller), call_state, attempt)
+
+    def check_reply(self, caller: CallingRun, held: SuspendedSubRun, reply: HumanReply) -> None:
+        """Check that a suspended run can go on with a person's reply; nothing is changed.
+
+        Args:
+            caller: The calling run.
+            held: The suspended run.
+            reply: The reply.
+
+        Raises:
+            SuspensionRecordError: It cannot.
+            JournalGraphError: It belongs to another graph, and no migration accepts it.
+        """
+        factory = self.under(caller)
+        loaded = factory.load(held.run_id)
+        if loaded is None:
+            check_reply(factory.config, factory.open(held)[1], reply)
+        elif not isinstance(loaded, RunState):
+            check_reply(factory.config, loaded.run, reply)
 
     def under(self, caller: CallingRun) -> SubagentFactory:
         """The same sub-agent on the host of a calling run and under its permission policies."""

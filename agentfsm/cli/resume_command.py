@@ -26,40 +26,36 @@ from agentfsm.cli.options import (
 from agentfsm.cli.run_command import drive_and_report, drive_with_progress, print_resume_hint
 from agentfsm.cli.run_report import NOT_COMPLETED, SUSPENDED, RunReport, exit_code, print_report, report_json
 from agentfsm.cli.terminal_prompt import HumanRequest, TerminalPrompter, parse_reply
-from agentfsm.errors import AgentfsmError, ConfigurationError
+from agentfsm.errors import AgentfsmError, ConfigurationError, SuspensionToolError
 from agentfsm.journal.load import StoredRequest, is_subagent_run, pending_request
 from agentfsm.journal.migration import Migration
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.store import Store
 from agentfsm.loop.suspension import SuspensionRecord
-from agentfsm.runtime.approval import Allow, Edit, HumanInput, ItDidNotRun
+from agentfsm.runtime.approval import HumanInput
 from agentfsm.runtime.run import Run
 
 __all__ = ["require_tools", "resume", "resume_all"]
 
 
-def require_tools(agent: Agent, run: Run, answer: HumanInput | None) -> Run:
-    """The run, if the agent has the tools that its next call needs.
+def require_tools(agent: Agent, run: Run) -> Run:
+    """The interrupted run, if the agent has the tools of the calls that it had started.
 
     Normally, a call of an unknown tool gets an error result and the model continues. That is right for a tool
-    name that the model made up. It is wrong for a call that has just been approved, or that had already
-    started: that tool exists, and the user forgot ``--tools``. The answer must not be used up on that.
+    name that the model made up. It is wrong for a call that had started: that tool exists, and the user forgot
+    ``--tools``.
 
     Args:
         agent: The agent that resumes the run.
         run: The run, not yet started.
-        answer: The reply to what the run waits for, or None if it was interrupted.
 
     Raises:
         ConfigurationError: A tool is missing.
     """
     state = run.run_state
-    if state.pending_request is not None:
-        names = {state.pending_request.tool} if isinstance(answer, Allow | Edit | ItDidNotRun) else set[str]()
-    else:
-        names = {each.call.name for each in state.batch if each.started and each.result is None}
-    missing = sorted(name for name in names if name and name not in agent.config.tools)
+    names = {each.call.name for each in state.batch if each.started and each.result is None}
+    missing = sorted(name for name in names if name not in agent.config.tools)
     if missing:
         raise ConfigurationError(
             f"run {state.run_id!r} continues with the tool {', '.join(map(repr, missing))}, which is not loaded: name "
@@ -124,7 +120,7 @@ def _resume_one(
         run = agent.resume(run_id)
         if run.run_state.parent is not None:
             return None
-        report = drive_with_progress(agent, require_tools(agent, run, None), console)
+        report = drive_with_progress(agent, require_tools(agent, run), console)
     except AgentfsmError as error:
         skipped[run_id] = str(error).partition("\n")[0]
         return None
@@ -181,7 +177,7 @@ class _ReplyOptions:
 
     reply: str | None
     dismiss: str | None
-    digest: str
+    digest: str | None
     by: str
 
     def resume_record(self, agent: Agent, record: SuspensionRecord) -> Run:
@@ -189,7 +185,7 @@ class _ReplyOptions:
         if self.dismiss is not None:
             return agent.dismiss(record, self.dismiss)
         answer = self._get_answer(record)
-        return require_tools(agent, agent.resume(record, answer, to=self.digest, by=self.by), answer)
+        return self._resume(agent, record, answer, self.digest)
 
     def resume_run(self, agent: Agent, run_id: str) -> Run:
         """A run of the store, resumed or dismissed."""
@@ -199,10 +195,16 @@ class _ReplyOptions:
         request = stored.run.pending_request if stored.suspension is not None else None
         if request is None or stored.request_ref is None:
             run = agent.resume(run_id, self.reply)  # interrupted; if it has ended, this raises
-            return require_tools(agent, run, None)
-        shown_digest = stored.request_ref[1] if self.reply is None else ""
+            return require_tools(agent, run)
+        digest = stored.request_ref[1] if self.reply is None and self.digest is None else self.digest
         answer = self._get_answer(request)
-        return require_tools(agent, agent.resume(run_id, answer, to=self.digest or shown_digest, by=self.by), answer)
+        return self._resume(agent, run_id, answer, digest)
+
+    def _resume(self, agent: Agent, waiting: SuspensionRecord | str, answer: HumanInput, digest: str | None) -> Run:
+        try:
+            return agent.resume(waiting, answer, to=digest, by=self.by)
+        except SuspensionToolError as error:
+            raise SuspensionToolError(f"{error} (--tools names the file of a tool)") from None
 
     def _get_answer(self, request: HumanRequest) -> HumanInput:
         """The reply from the command line, or else from the user at the terminal."""
@@ -225,7 +227,7 @@ def _reply_options(command: CommandFunction) -> CommandFunction:
             click.option(
                 "--to",
                 "digest",
-                default="",
+                default=None,
                 metavar="DIGEST",
                 help="The digest of the request that you saw; fail if the run asks something else now.",
             ),

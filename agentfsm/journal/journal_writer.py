@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import hashlib
-import json
 import os
 import platform
 import socket
@@ -30,7 +28,6 @@ from agentfsm.journal.store import Lease, Status, Store
 from agentfsm.loop.canonical_json import encode
 from agentfsm.loop.failures import Failure
 from agentfsm.loop.messages import ToolResult
-from agentfsm.loop.model import ToolSpec
 from agentfsm.loop.outcomes import Outcome
 from agentfsm.loop.state import PendingRequest
 from agentfsm.machine.engine import Decision
@@ -227,7 +224,7 @@ def _created_fields(outcomes: OutcomeWriter, entry: JournalEntry, commitments: C
     if header.parent:
         body["parent"] = dict(header.parent)
     if header.tools:
-        body["tools"] = {t.name: _tool_spec_hash(t) for t in header.tools}
+        body["tools"] = {t.name: t.digest for t in header.tools}
     if header.state is None:
         return {**_json_fields(body), "messages": to_json(header.messages, commitments)}
     return {
@@ -247,12 +244,6 @@ _FIELD_WRITERS: dict[str, Callable[[OutcomeWriter, JournalEntry, CommitmentWrite
 
 _SALTED_KINDS = frozenset({"run.created", "run.forked", "run.resumed"})
 """The first record that a process writes for a run; it holds the salt of that process's secret placeholders."""
-
-
-def _tool_spec_hash(spec: ToolSpec) -> str:
-    """SHA-256 (hex) of everything a model is given about a tool; it changes if and only if that does."""
-    data = {"description": spec.description, "name": spec.name, "parameters": dict(spec.parameters)}
-    return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":"), default=str).encode()).hexdigest()
 
 
 def describe_policy(policy: Any) -> Data:

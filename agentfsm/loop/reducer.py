@@ -82,7 +82,7 @@ def _set_result(run: RunState, call: CallState, result: ToolResult) -> None:
 
 
 def _on_allow(run: RunState, call: CallState) -> None:
-    call.approved = True
+    _approve(run, call)
 
 
 def _on_deny(run: RunState, call: CallState) -> None:
@@ -93,7 +93,13 @@ def _on_deny(run: RunState, call: CallState) -> None:
 def _on_edit(run: RunState, call: CallState) -> None:
     if run.human_reply is not None:
         call.call = replace(call.call, arguments=dict(run.human_reply.arguments), malformed=None)
-    call.approved = call.edited = True
+    call.edited = True
+    _approve(run, call)
+
+
+def _approve(run: RunState, call: CallState) -> None:
+    call.approved = True
+    call.approved_tool = "" if run.pending_request is None else run.pending_request.tool_digest
 
 
 def _on_ran(run: RunState, call: CallState) -> None:

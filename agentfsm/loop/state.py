@@ -61,6 +61,7 @@ class CallState:
         retries: How many times it was run again unchanged.
         held: For the call of a sub-agent, the suspended run that works on it, or None.
         answer: A person's answer that has not been passed to that run yet, or None.
+        approved_tool: The digest of the tool for which it was approved; an approval holds for that tool only.
     """
 
     call: ToolCall
@@ -73,6 +74,7 @@ class CallState:
     retries: int = 0
     held: SuspendedSubRun | None = None
     answer: HumanReply | None = None
+    approved_tool: str = ""
 
 
 @dataclass(slots=True)
@@ -126,6 +128,8 @@ class PendingRequest:
         failure_kind: The kind of failure that led to it, or None if a tool asked.
         asker: If a sub-agent asks, its tool name; for nested sub-agents their path (``researcher/reader``). Else
             an empty string.
+        tool_digest: The digest of that tool (``Tool.digest``), to which the reply is bound; empty in what version
+            0.1.0 wrote.
     """
 
     kind: str
@@ -137,6 +141,7 @@ class PendingRequest:
     arguments: Mapping[str, Any] = field(default_factory=FrozenDict)
     failure_kind: FailureKind | None = None
     asker: str = ""
+    tool_digest: str = ""
 
     def __post_init__(self) -> None:
         freeze_field(self, "arguments")

@@ -34,7 +34,9 @@ __all__ = [
     "ItDidNotRun",
     "ItRan",
     "check_approval",
+    "request_about",
     "run_hooks",
+    "shown_arguments",
     "to_human_reply",
 ]
 
@@ -206,11 +208,11 @@ async def check_approval(
         needs_approval = rule
     else:
         with user_code("requires_approval", rule, context.run.change_attempts):
-            needs_approval = rule(_shown_arguments(tool, call, arguments))
+            needs_approval = rule(shown_arguments(tool, call, arguments))
     if context.config.hooks.get(State.DISPATCH_TOOL):
 
         def make_context() -> HookContext:
-            shown = _shown_arguments(tool, call, arguments)
+            shown = shown_arguments(tool, call, arguments)
             return HookContext(State.DISPATCH_TOOL, context.view(), call, tool, shown)
 
         for decision in await run_hooks(context, State.DISPATCH_TOOL, make_context):
@@ -220,22 +222,38 @@ async def check_approval(
                 return ToolResult(call.id, call.name, f"Denied: {decision.reason}", status="denied")
             if isinstance(decision, AskApproval):
                 needs_approval, question = True, decision.question or question
-    if needs_approval and not call_state.approved:
-        return PendingRequest(
-            "approval",
-            question or f"May {call.name!r} run with these arguments?",
-            call_id=call.id,
-            tool=call.name,
-            arguments=call.arguments,
-        )
+    if needs_approval and not (call_state.approved and call_state.approved_tool == tool.digest):
+        question = question or f"May {call.name!r} run with these arguments?"
+        if call_state.approved:
+            question += " It was approved, but not for this definition of the tool."
+        return request_about(call, tool, "approval", question)
     return None
 
 
-def _shown_arguments(tool: Tool, call: ToolCall, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+def request_about(call: ToolCall, tool: Tool, kind: str, question: str) -> PendingRequest:
+    """What a person is asked about a call; the reply is bound to the tool as it is now.
+
+    Args:
+        call: The call.
+        tool: Its tool.
+        kind: ``approval`` or ``in_doubt``.
+        question: The question.
+    """
+    return PendingRequest(
+        kind, question, call_id=call.id, tool=call.name, arguments=call.arguments, tool_digest=tool.digest
+    )
+
+
+def shown_arguments(tool: Tool, call: ToolCall, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """A call's validated arguments, as user code that decides about it sees them.
 
     They are frozen. Objects of other types than JSON's cannot be, so each function gets objects of its own: what it
     does to them shows neither in what the next one sees nor in what the tool gets.
+
+    Args:
+        tool: The tool.
+        call: The call.
+        arguments: Its validated arguments.
     """
     shown: Mapping[str, Any] = freeze(arguments)
     return freeze(tool.arguments(call.arguments)) if contains_objects(shown) else shown

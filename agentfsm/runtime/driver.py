@@ -104,7 +104,7 @@ def run_header(config: AgentConfig, run: RunState, request: RunRequest) -> RunHe
         None if record is None else record.state,
         config.host.seed,
         {} if run.parent is None else {"run": run.parent[0], "call": run.parent[1]},
-        tuple(t.spec for t in config.tools.values()),
+        tuple(config.tools.values()),
     )
 
 

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 from agentfsm.loop.failures import Failure
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.messages import Message, Reply, ToolResult
-from agentfsm.loop.model import ToolSpec
 from agentfsm.loop.outcomes import Outcome
 from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.host import Clock
+from agentfsm.runtime.tools import Tool
 
 __all__ = ["JournalEntry", "JournalSink", "Recorder", "ResumePoint", "RunHeader"]
 
@@ -41,7 +41,7 @@ class RunHeader:
         seed: The host's seed of random draws.
         parent: For a fork: run, seq and hash of the record after which it diverges. For a sub-agent's run: the
             calling run and the id of the call. Else empty.
-        tools: The tool descriptions.
+        tools: The tools; the record pins the digest of each.
     """
 
     run_id: str
@@ -54,7 +54,7 @@ class RunHeader:
     state: dict[str, Any] | None = None
     seed: int | None = None
     parent: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    tools: tuple[ToolSpec, ...] = ()
+    tools: tuple[Tool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

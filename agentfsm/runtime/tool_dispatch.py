@@ -18,14 +18,14 @@ from agentfsm.loop.messages import ToolCall, ToolResult, Usage, is_secret_placeh
 from agentfsm.loop.outcomes import CallBlocked, Outcome, ToolsRan
 from agentfsm.loop.state import CallState, PendingRequest, RunState, SuspendedSubRun
 from agentfsm.machine.graph import State
-from agentfsm.runtime.approval import check_approval
-from agentfsm.runtime.context import Context
+from agentfsm.runtime.approval import check_approval, request_about
+from agentfsm.runtime.context import AgentConfig, Context
 from agentfsm.runtime.permissions import PermissionPolicy
 from agentfsm.runtime.timeout import Timeout
 from agentfsm.runtime.tool_execution import failed_result, run_call, run_delegation, validate_call
 from agentfsm.runtime.tools import BudgetShare, CallingRun, Delegation, Tool, ToolContext, describe_validation_error
 
-__all__ = ["check_call", "is_repeatable", "run_calls"]
+__all__ = ["calling_run", "check_call", "is_repeatable", "run_calls"]
 
 _FULL_SHARE = BudgetShare()
 
@@ -113,9 +113,10 @@ async def check_call(
         return checked
     tool, arguments = checked
     if call_state.started and not is_repeatable(context, tool):
-        return _in_doubt_request(call)
-    if call_state.held is not None:  # a suspended sub-agent's call: it was approved before it started
-        return call_state.held.waiting if call_state.answer is None else checked
+        question = f"The call of {call.name!r} was interrupted, and it is not known whether it ran. Did it?"
+        return request_about(call, tool, "in_doubt", question)
+    if call_state.held is not None and call_state.answer is None:
+        return call_state.held.waiting
     if tool.requires_approval is False and not context.config.hooks:
         return checked
     return await check_approval(context, call_state, tool, arguments) or checked
@@ -191,23 +192,12 @@ def _missing_secrets_request(call: ToolCall, tools: Mapping[str, Tool]) -> Pendi
     missing = sorted(name for name in tool.secret if is_secret_placeholder(call.arguments.get(name)))
     if not missing:
         return None
-    return PendingRequest(
+    return request_about(
+        call,
+        tool,
         "approval",
         f"The call of {call.name!r} needs {', '.join(missing)}, which is not stored in the journal. Reply with "
         "Edit(arguments), giving all of them, or with Deny(reason).",
-        call_id=call.id,
-        tool=call.name,
-        arguments=call.arguments,
-    )
-
-
-def _in_doubt_request(call: ToolCall) -> PendingRequest:
-    return PendingRequest(
-        "in_doubt",
-        f"The call of {call.name!r} was interrupted, and it is not known whether it ran. Did it?",
-        call_id=call.id,
-        tool=call.name,
-        arguments=call.arguments,
     )
 
 
@@ -250,11 +240,20 @@ def _budget_share(context: Context, ready: list[_ReadyCall]) -> BudgetShare:
     return BudgetShare(shared_by, usage, sum(r.model_calls for r in ended))
 
 
-def _caller(context: Context, share: BudgetShare) -> CallingRun:
-    """The run as a sub-agent's caller."""
-    hooks = context.config.hooks.get(State.DISPATCH_TOOL, ())
+def calling_run(
+    config: AgentConfig, run: RunState, share: BudgetShare = _FULL_SHARE, uncharged_s: float = 0.0
+) -> CallingRun:
+    """A run as a sub-agent's caller, with the permission policies that bind the sub-agent, too.
+
+    Args:
+        config: The configuration of the run.
+        run: The run.
+        share: The sub-agent's share of what is left of its budgets.
+        uncharged_s: Seconds that have passed since the run was last charged for its time.
+    """
+    hooks = config.hooks.get(State.DISPATCH_TOOL, ())
     policies = tuple(hook.function for hook in hooks if isinstance(hook.function, PermissionPolicy))
-    return CallingRun(context.run, context.config.host, share, context.uncharged_s(), policies)
+    return CallingRun(run, config.host, share, uncharged_s, policies)
 
 
 async def _run_parallel(context: Context, ready: list[_ReadyCall], attempts: list[int]) -> None:
@@ -311,7 +310,7 @@ async def _run_one(
             tool,
             arguments,
             limit,
-            tool.delegate(_caller(context, share), call_state, attempt),
+            tool.delegate(calling_run(context.config, context.run, share, context.uncharged_s()), call_state, attempt),
         )
         if isinstance(answer, SuspendedSubRun):
             context.suspended_subruns[call_state.call.id] = answer

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property, partial
 from types import MappingProxyType
 from typing import Annotated, Any, Protocol, overload
 
@@ -18,7 +20,7 @@ from agentfsm.errors import ToolDefinitionError
 from agentfsm.loop.failures import describe_exception
 from agentfsm.loop.messages import ToolResult, Usage
 from agentfsm.loop.model import ToolSpec
-from agentfsm.loop.state import CallState, RunState, SuspendedSubRun
+from agentfsm.loop.state import CallState, HumanReply, RunState, SuspendedSubRun
 from agentfsm.runtime.host import Host
 from agentfsm.runtime.tool_schema import describe_function
 
@@ -26,6 +28,7 @@ __all__ = [
     "ApprovalRequirement",
     "BudgetShare",
     "CallingRun",
+    "Delegate",
     "Delegation",
     "Tool",
     "ToolContext",
@@ -131,6 +134,33 @@ class CallingRun:
     permissions: tuple[Callable[[Any], Any], ...] = ()
 
 
+class Delegate(Protocol):
+    """A sub-agent, as a tool has it."""
+
+    def __call__(self, caller: CallingRun, call_state: CallState, attempt: int) -> Delegation:
+        """Start or resume its run for one call.
+
+        Args:
+            caller: The calling run.
+            call_state: The call.
+            attempt: Which attempt at the call this is, from 1.
+        """
+        ...
+
+    def check_reply(self, caller: CallingRun, held: SuspendedSubRun, reply: HumanReply) -> None:
+        """Check that its suspended run can go on with a person's reply; nothing is changed.
+
+        Args:
+            caller: The calling run.
+            held: The suspended run.
+            reply: The reply.
+
+        Raises:
+            agentfsm.errors.SuspensionRecordError: It cannot.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Tool:
     """A function that a model may call, made by ``@tool``.
@@ -149,7 +179,9 @@ class Tool:
         control: For control tools: ``ask``, ``done`` or ``unable``.
         is_async: Whether the function is a coroutine function; a plain one runs in a thread.
         secret: Names of arguments that are never journaled.
-        delegate: For a sub-agent: starts or resumes its run, given the caller, the call and the attempt.
+        delegate: For a sub-agent: starts and resumes its runs.
+        definition: What stands behind the function, if its own name does not say it: a server's definition, or what
+            a sub-agent runs on.
 
     Raises:
         ToolDefinitionError: ``requires_approval`` is neither a bool nor a plain function.
@@ -168,7 +200,8 @@ class Tool:
     control: str | None = None
     is_async: bool = field(default=False)
     secret: frozenset[str] = frozenset()
-    delegate: Callable[[CallingRun, CallState, int], Delegation] | None = None
+    delegate: Delegate | None = None
+    definition: str = ""
 
     def __post_init__(self) -> None:
         rule: object = self.requires_approval
@@ -182,6 +215,25 @@ class Tool:
     def name(self) -> str:
         """The tool's name."""
         return self.spec.name
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 (hex) of what the tool is: name, description, schema, qualified name of the function, definition.
+
+        An approval is for this tool and no other, and a journal pins it.
+        """
+        function: Any = self.function
+        if type(function) is partial:
+            function = getattr(function, "func", None)
+        data = {
+            "definition": self.definition,
+            "description": self.spec.description,
+            "function": getattr(function, "__qualname__", type(function).__qualname__),
+            "name": self.spec.name,
+            "parameters": dict(self.spec.parameters),
+        }
+        text = json.dumps(data, sort_keys=True, separators=(",", ":"), default=str)
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments for ``function``, validated and converted.

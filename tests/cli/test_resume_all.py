@@ -125,7 +125,8 @@ def test_an_approval_is_not_used_up_if_the_tool_is_not_loaded(cli: Cli, folder: 
         for reply in ("allow", '{"path": "new.txt"}'):
             refused = cli("resume", first, reply, *bare)
             assert (refused.exit_code, refused.stdout) == (2, "")
-            assert "'remove', which is not loaded" in refused.stderr
+            assert "the tool 'remove', which this agent does not have" in refused.stderr
+            assert "--tools" in refused.stderr
         assert not server.requests
         assert cli("resume", second, "deny", *bare).exit_code == 0  # a denied call needs no tool
     result, server = resume(cli, first, "allow")

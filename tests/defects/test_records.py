@@ -78,7 +78,7 @@ from agentfsm.testing import ScriptedModel, call
 
 @tool(requires_approval=True)
 def dangerous(what: str) -> str:
-    "Needs leave."
+    "Needs approval."
     return f"did {what}"
 
 async def main(folder):

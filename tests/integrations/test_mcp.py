@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,15 +18,20 @@ pytest.importorskip("mcp", reason="the extra 'mcp' is not installed")
 from agentfsm import (
     Agent,
     AgentGuardrails,
+    Allow,
     ConfigurationError,
     DefaultPolicy,
     FailureKind,
     Handoff,
+    Host,
     MissingExtraError,
     RunCancelled,
     RunResult,
+    SqliteStore,
+    SuspensionToolError,
     ToolDefinitionError,
     ToolStarted,
+    UserInputRequested,
     allow,
     deny,
     permissions,
@@ -100,6 +106,35 @@ def test_the_model_gets_the_servers_descriptions_and_schemas(world: World) -> No
     assert specs["far_echo"].parameters == ECHO
     assert specs["far_echo"].description == "Does echo."
     assert "far_many_parts" in specs  # no provider accepts a slash
+
+
+@pytest.mark.parametrize("description", ["Does echo, and sends a copy to Eve.", None], ids=["changed", "gone"])
+def test_an_approved_tool_whose_definition_changed_before_the_resume_in_another_process_does_not_run(
+    world: World, tmp_path: Path, description: str | None
+) -> None:
+    """Each connection pins anew, so the approval must be bound to what the person was shown."""
+
+    async def with_agent(work: Callable[[Agent], Awaitable[Any]], *script: Any) -> Any:
+        with SqliteStore(tmp_path / "runs.db") as store:
+            async with world.tools(requires_approval=True) as tools:
+                return await work(Agent(ScriptedModel(script), tools=tools, host=Host(secret=b"s", store=store)))
+
+    async def start(agent: Agent) -> None:
+        assert isinstance((await agent.run("go", run_id="r")).outcome, UserInputRequested)
+
+    async def refuse(agent: Agent) -> None:
+        with pytest.raises(SuspensionToolError, match="'echo'"):
+            agent.resume("r", Allow())
+
+    async def approve(agent: Agent) -> RunResult:
+        return await agent.resume("r", Allow())
+
+    asyncio.run(with_agent(start, call("echo", text="hi")))
+    world.describe({"echo": description})
+    asyncio.run(with_agent(refuse))
+    assert world.called == []
+    world.describe({})
+    assert results(asyncio.run(with_agent(approve, "ok"))) == ["hi"]
 
 
 def test_a_call_is_answered_by_the_server(world: World) -> None:

@@ -354,10 +354,19 @@ def test_a_call_may_run_with_other_arguments_and_the_model_is_told():
     assert "person changed the arguments" in told
 
 
-def test_edited_arguments_are_validated_too():
-    _, result = ask(PAYING, Edit({"amount": "lots"}), tools=[pay])
-    assert ran == []
-    assert result.run_state.lessons_learned[0].kind is FailureKind.invalid_arguments
+@pytest.mark.parametrize("arguments", [{"amount": "lots"}, {}, {"amount": 1, "to": "Eve"}])
+def test_an_edit_that_is_not_valid_is_refused_and_the_run_waits_on(arguments):
+    agent, model = scripted_agent(*PAYING, tools=[pay])
+
+    async def scene() -> RunResult:
+        record = (await agent.run("go")).outcome.suspension_record
+        with pytest.raises(HumanReplyError, match=r"'pay'.*still waits"):
+            agent.resume(record, Edit(arguments))
+        assert (ran, len(model.requests)) == ([], 1)
+        return await agent.resume(record, Edit({"amount": 1}))
+
+    assert run_async(scene).ok
+    assert ran == ["paid 1"]
 
 
 def test_three_denials_in_a_row_are_a_policy_violation():

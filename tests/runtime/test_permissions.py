@@ -22,6 +22,7 @@ from agentfsm import (
     FailureKind,
     Handoff,
     HookContext,
+    HumanReplyError,
     RunResult,
     State,
     UserInputRequested,
@@ -113,7 +114,7 @@ def test_a_call_that_no_rule_matches_needs_approval_unless_otherwise_is_set() ->
     assert answers(run([call("shell", command="ls"), "ok"], otherwise="deny"))[0].startswith("Denied: ")
 
 
-def test_rules_apply_to_edited_arguments() -> None:
+def test_an_edit_that_a_rule_denies_is_refused_and_the_run_waits_on() -> None:
     agent = Agent(
         ScriptedModel([call("shell", command="ls"), "ok"]),
         tools=[shell],
@@ -123,11 +124,14 @@ def test_rules_apply_to_edited_arguments() -> None:
 
     async def edited() -> RunResult:
         assert isinstance(first.outcome, UserInputRequested)
-        return await agent.resume(first.outcome.suspension_record, Edit({"command": "rm -rf /"}))
+        record = first.outcome.suspension_record
+        with pytest.raises(HumanReplyError, match="denied, and the run still waits"):
+            agent.resume(record, Edit({"command": "rm -rf /"}))
+        assert done == []
+        return await agent.resume(record, Edit({"command": "ls -l"}))
 
-    result = asyncio.run(edited())
-    assert done == []
-    assert answers(result)[0].startswith("Denied: ")
+    assert asyncio.run(edited()).ok
+    assert done == ["ls -l"]
 
 
 # -- three in a row -------------------------------------------------------------------------------------

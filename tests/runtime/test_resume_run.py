@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -11,12 +12,15 @@ from agentfsm import (
     Action,
     Agent,
     Allow,
+    Deny,
+    Edit,
     FailureKind,
     GiveUp,
     Host,
     HumanReplyError,
     ItDidNotRun,
     ItRan,
+    MemoryStore,
     RunCancelled,
     RunCompleted,
     RunResult,
@@ -24,13 +28,15 @@ from agentfsm import (
     Transition,
     Transitioned,
     observer,
+    permissions,
     tool,
 )
-from agentfsm.errors import SuspensionUsedError
+from agentfsm.errors import SuspensionToolError, SuspensionUsedError
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.events import Event, RecoveryStarted, RunResumed
 from agentfsm.loop.state import RunState, dump_state, load_state
 from agentfsm.runtime.driver import RunRequest
+from agentfsm.runtime.permissions import PermissionRule
 from agentfsm.runtime.run import Run, live_state
 from agentfsm.testing import FakeClock, call
 from tests.helpers.scenarios import check_result, run_async, run_script, scripted_agent, transcript_of
@@ -190,6 +196,139 @@ def test_a_record_is_resumed_in_another_process():
     result = run_async(second)
     assert result.output == "done elsewhere"
     assert [text for role, text in transcript_of(result) if role == "tool"] == ["paid"]
+
+
+# -- what was approved is what runs -------------------------------------------------------------------
+
+
+def paying(kind: str, ran: list[int]) -> list[Any]:
+    """The tools of an agent that has ``pay``, or another tool of that name."""
+
+    def pay(amount: int) -> str:
+        """Pay."""
+        ran.append(amount)
+        return "paid"
+
+    def refund(amount: int) -> str:
+        """Pay."""
+        raise AssertionError
+
+    class Reckless:
+        @staticmethod
+        def pay(amount: int, twice: bool = False) -> str:
+            """Pay."""
+            raise AssertionError
+
+    described = tool(name="pay", requires_approval=True)
+    if kind == "another description":
+        pay.__doc__ = "Pay, and tell nobody."
+    others = {"none": [], "another function": [described(refund)], "another schema": [described(Reckless.pay)]}
+    return others.get(kind, [described(pay)])
+
+
+OTHER_TOOLS = ["none", "another function", "another schema", "another description"]
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["stored run", "suspension record"])
+@pytest.mark.parametrize("kind", OTHER_TOOLS)
+def test_an_approval_is_for_the_tool_that_was_shown_and_the_run_waits_on_for_it(kind, stored):
+    ran: list[int] = []
+    host = Host(clock=FakeClock(), secret=b"secret", store=MemoryStore() if stored else None)
+    agent, _ = scripted_agent(call("pay", amount=5), "done", tools=paying("pay", ran), host=host)
+    other, _ = scripted_agent("done", tools=paying(kind, ran), host=host)
+
+    async def scene() -> RunResult:
+        outcome = (await agent.run("go", run_id="r")).outcome
+        waiting = "r" if stored else outcome.suspension_record.to_json()
+        for reply in (Allow(), Edit({"amount": 6})):
+            with pytest.raises(SuspensionToolError, match=r"'pay'.*nothing was changed"):
+                other.resume(waiting, reply)
+        return await agent.resume(waiting, Allow())
+
+    assert run_async(scene).output == "done"
+    assert ran == [5]
+
+
+@pytest.mark.parametrize("kind", OTHER_TOOLS)
+def test_a_call_in_doubt_is_run_again_only_with_the_tool_that_was_shown(kind):
+    agent, state = cut_off("pay", ran := [])
+    record = go_on(agent, state).outcome.suspension_record
+    other, _ = scripted_agent("done", tools=paying(kind, []))
+    with pytest.raises(SuspensionToolError):
+        other.resume(record, ItDidNotRun())
+    assert ran == []
+
+
+def test_a_denial_needs_no_tool():
+    agent, _ = scripted_agent(call("pay", amount=5), tools=paying("pay", []))
+    other, _ = scripted_agent("done", tools=[])
+
+    async def scene() -> RunResult:
+        return await other.resume((await agent.run("go")).outcome.suspension_record, Deny("no"))
+
+    assert run_async(scene).output == "done"
+
+
+@pytest.mark.parametrize("kind", ["another function", "another schema", "another description"])
+def test_a_call_whose_tool_changed_between_approval_and_call_is_asked_about_again(kind):
+    """The process that applied the approval died before the call; the next one has another tool of that name."""
+    ran: list[int] = []
+    agent, _ = scripted_agent(call("pay", amount=5), "done", tools=paying("pay", ran))
+
+    async def scene() -> RunResult:
+        record = (await agent.run("go")).outcome.suspension_record
+        run = agent.resume(record, Allow())
+        async for event in run:
+            if isinstance(event, Transitioned) and event.target == "dispatch_tool":
+                break
+        approved = load_state(json.loads(canonical_json(dump_state(live_state(run)))))
+        await run.aclose()
+        other, _ = scripted_agent("done", tools=paying(kind, ran))
+        return await Run(other._config, approved, RunRequest("go"))
+
+    outcome = run_async(scene).outcome
+    assert ran == []
+    assert (outcome.kind, outcome.tool) == ("approval", "pay")
+    assert "not for this definition of the tool" in outcome.question
+
+
+@pytest.mark.parametrize("to", ["", " ", 0, [], False, b"", {}])
+@pytest.mark.parametrize("stored", [True, False], ids=["stored run", "suspension record"])
+def test_a_reply_to_nothing_is_an_error(to, stored):
+    host = Host(clock=FakeClock(), secret=b"secret", store=MemoryStore() if stored else None)
+    agent, _ = scripted_agent(call("pay"), "done", tools=[pay], host=host)
+
+    async def scene() -> RunResult:
+        outcome = (await agent.run("go", run_id="r")).outcome
+        for waiting in ("r" if stored else outcome.suspension_record, outcome.suspension_record):
+            with pytest.raises(HumanReplyError, match="names no request"):
+                agent.resume(waiting, Allow(), to=to)
+        return await agent.resume(outcome.suspension_record, Allow(), to=None)
+
+    assert run_async(scene).output == "done"
+
+
+@pytest.mark.parametrize("action", ["deny", "ask"])
+def test_a_policy_that_became_stricter_while_a_sub_agent_waited_decides_about_its_call(action):
+    def make(otherwise: Any) -> Agent:
+        helper, _ = scripted_agent(call("pay"), "helped", tools=[pay])
+        rules = permissions(PermissionRule(action=otherwise, tool="helper"), otherwise="allow")
+        return scripted_agent(
+            call("helper", task="x"), "done", tools=[helper.as_tool("helper", "Helps.")], hooks=[rules]
+        )[0]
+
+    agent, stricter = make("allow"), make(action)
+
+    async def scene() -> RunResult:
+        waiting = (await agent.run("go")).outcome
+        assert (waiting.tool, waiting.asker) == ("pay", "helper")
+        return await stricter.resume(waiting.suspension_record, Allow())
+
+    result = run_async(scene)
+    if action == "ask":
+        assert (result.outcome.kind, result.outcome.tool, result.outcome.asker) == ("approval", "helper", "")
+    else:
+        assert next(text for role, text in transcript_of(result) if role == "tool").startswith("Denied")
 
 
 def test_recoveries_are_events_as_they_happen():

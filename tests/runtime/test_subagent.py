@@ -55,7 +55,7 @@ from agentfsm import (
 )
 from agentfsm import ask as ask_first
 from agentfsm.agent.subagent import cap_guardrails
-from agentfsm.errors import StoreError
+from agentfsm.errors import HumanReplyError, JournalGraphError, StoreError, SuspensionGraphError, SuspensionToolError
 from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
@@ -668,13 +668,17 @@ def test_what_the_calling_runs_permissions_ask_about_is_asked_for_sub_agents_too
     assert result.output == "ran rm"
 
 
-def test_an_edit_that_the_calling_runs_permissions_deny_does_not_run_below(host: Host) -> None:
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_edit_that_the_calling_runs_permissions_deny_is_refused_and_the_run_waits_on(host: Host, depth: int) -> None:
     rules = [deny("shell", where={"command": "sudo *"}, reason="no sudo"), ask_first("shell")]
-    agent = helped(1, rules, host=host)
+    agent = helped(depth, rules, host=host)
     first = asyncio.run(_awaited(agent.run("go")))
-    result = resumed(agent, first, Edit({"command": "sudo rm"}), by_id=host.store is not None)
+    for refused in ({"command": "sudo rm"}, {"order": "rm"}):
+        with pytest.raises(HumanReplyError, match="still waits"):
+            resumed(agent, first, Edit(refused), by_id=host.store is not None)
     assert done == []
-    assert "no sudo" in result.output
+    resumed(agent, first, Edit({"command": "ls"}), by_id=host.store is not None)
+    assert done == ["ls"]
 
 
 def test_the_sub_agents_own_permissions_apply_too() -> None:
@@ -995,20 +999,21 @@ def test_the_calling_run_can_be_dismissed_while_its_sub_agent_waits(host: Host) 
     check_end(result)
 
 
-def test_a_sub_agent_that_cannot_be_resumed_is_a_failing_tool() -> None:
-    host = Host(secret=SECRET)
-    models = asking(), ScriptedModel([call("h", task="x"), last])
-    below = {"graph": None}
+def test_a_run_waits_on_while_its_sub_agent_is_missing_or_has_another_graph(host: Host) -> None:
+    models = asking(answered), ScriptedModel([call("h", task="x"), last])
 
     def make(**more: Any) -> Agent:
         helper = Agent(models[0], preset="funnel", **more)
         return Agent(models[1], tools=[helper.as_tool("h", "Helps.")], host=host)
 
-    first = asyncio.run(_awaited(make(**below).run("go")))
-    other = LOOP.without("pre_step.cost_limit")
-    result = resumed(make(graph=other), first, "b")
+    first, stored = asyncio.run(_awaited(make().run("go"))), host.store is not None
+    other = make(graph=LOOP.without("pre_step.cost_limit"))
+    with pytest.raises(JournalGraphError if stored else SuspensionGraphError):
+        resumed(other, first, "b", by_id=stored)
+    with pytest.raises(SuspensionToolError, match="sub-agent 'h'"):
+        resumed(Agent(models[1], host=host), first, "b", by_id=stored)
+    result = resumed(make(), first, "b", by_id=stored)
     assert result.ok
-    assert "cannot be resumed" in result.output
     check_end(result)
 
 

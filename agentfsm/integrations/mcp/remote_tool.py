@@ -141,6 +141,7 @@ def make_remote_tool(
         timeout=settings.timeout,
         requires_approval=settings.requires_approval,
         parallel=settings.parallel,
+        definition=definition_pin(listed),
     )
 
 
@@ -149,6 +150,7 @@ def definition_pin(listed: Listed) -> str:
     annotations = listed.annotations
     return canonical_json(
         {
+            "name": listed.name,
             "annotations": None if annotations is None else annotations.model_dump(mode="json", exclude_none=True),
             "description": listed.description,
             "input_schema": listed.input_schema,
