@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         SuspensionFormatError,
         SuspensionGraphError,
         SuspensionRecordError,
+        SuspensionRegistryError,
         SuspensionTamperedError,
         SuspensionToolError,
         SuspensionUsedError,
@@ -92,7 +93,7 @@ if TYPE_CHECKING:
     from agentfsm.machine.graph import Graph, State, StateSpec, Transition
     from agentfsm.runtime.approval import Allow, Deny, Edit, GiveUp, ItDidNotRun, ItRan
     from agentfsm.runtime.hooks import AbortRun, AskApproval, DenyCall, HookContext, SkipCall, hook, observer
-    from agentfsm.runtime.host import Clock, FileReplayGuard, Host, Memory
+    from agentfsm.runtime.host import Clock, FileReplayGuard, Host, Memory, ReplayGuard
     from agentfsm.runtime.permissions import ArgumentMatcher, allow, ask, deny, permissions
     from agentfsm.runtime.result import RunResult
     from agentfsm.runtime.run import Run
@@ -163,6 +164,7 @@ __all__ = [
     "Recovery",
     "RecoveryPolicy",
     "RecoveryStarted",
+    "ReplayGuard",
     "Reply",
     "ReplyRestarted",
     "Role",
@@ -197,6 +199,7 @@ __all__ = [
     "SuspensionGraphError",
     "SuspensionRecord",
     "SuspensionRecordError",
+    "SuspensionRegistryError",
     "SuspensionTamperedError",
     "SuspensionToolError",
     "SuspensionUsedError",
@@ -241,8 +244,9 @@ if not TYPE_CHECKING:
                 "ModelError NoTransitionError ProviderError ReadOnlyError RunError RunExistsError "
                 "StaleHumanReplyError StaleLease StateEffectError StoreError StoreFormatError StoreFullError "
                 "StoreLockedError SuspensionExpiredError SuspensionFormatError SuspensionGraphError "
-                "SuspensionRecordError SuspensionTamperedError SuspensionToolError SuspensionUsedError "
-                "ToolDefinitionError ToolError TransientProviderError UnknownModelError UnknownRunError"
+                "SuspensionRecordError SuspensionRegistryError SuspensionTamperedError SuspensionToolError "
+                "SuspensionUsedError ToolDefinitionError ToolError TransientProviderError UnknownModelError "
+                "UnknownRunError"
             ),
             "agentfsm.journal.memory_store": "MemoryStore",
             "agentfsm.journal.migration": "Migration",
@@ -271,7 +275,7 @@ if not TYPE_CHECKING:
             "agentfsm.machine.graph": "Graph State StateSpec Transition",
             "agentfsm.runtime.approval": "Allow Deny Edit GiveUp ItDidNotRun ItRan",
             "agentfsm.runtime.hooks": "AbortRun AskApproval DenyCall HookContext SkipCall hook observer",
-            "agentfsm.runtime.host": "Clock FileReplayGuard Host Memory",
+            "agentfsm.runtime.host": "Clock FileReplayGuard Host Memory ReplayGuard",
             "agentfsm.runtime.permissions": "ArgumentMatcher allow ask deny permissions",
             "agentfsm.runtime.result": "RunResult",
             "agentfsm.runtime.run": "Run",

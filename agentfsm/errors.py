@@ -20,6 +20,7 @@
     |   +-- SuspensionTamperedError its signature does not match
     |   +-- SuspensionExpiredError  it has expired
     |   +-- SuspensionUsedError     it was resumed already
+    |   +-- SuspensionRegistryError the host cannot know whether it was; the message says what to configure
     |   +-- SuspensionGraphError    it was written under another graph
     |   +-- SuspensionToolError     the tool of the call that waits is missing, or is not the one that was shown
     |   +-- HumanReplyError         the person's reply does not fit what the run waits for
@@ -73,6 +74,7 @@ __all__ = [
     "SuspensionFormatError",
     "SuspensionGraphError",
     "SuspensionRecordError",
+    "SuspensionRegistryError",
     "SuspensionTamperedError",
     "SuspensionToolError",
     "SuspensionUsedError",
@@ -180,6 +182,10 @@ class SuspensionExpiredError(SuspensionRecordError):
 
 class SuspensionUsedError(SuspensionRecordError):
     """The record was resumed already; a record is valid for one reply."""
+
+
+class SuspensionRegistryError(SuspensionRecordError):
+    """The host cannot know whether the record was used already; the message says what to configure."""
 
 
 class SuspensionGraphError(SuspensionRecordError):

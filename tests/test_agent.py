@@ -391,7 +391,7 @@ def changed(record: str, **fields: Any) -> str:
         (lambda r: r, 42, HumanReplyError),
         (lambda r: r, None, BlankHumanReplyError),
         (lambda r: changed(r, question="May it really?"), Allow(), SuspensionTamperedError),
-        (lambda r: changed(r, version=2), Allow(), SuspensionFormatError),
+        (lambda r: changed(r, version=3), Allow(), SuspensionFormatError),
         (lambda r: changed(r, expires_at=10**12), Allow(), SuspensionTamperedError),
         (lambda r: "{}", Allow(), SuspensionFormatError),
         (lambda r: r[:-9], Allow(), SuspensionFormatError),

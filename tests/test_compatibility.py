@@ -22,6 +22,7 @@ from agentfsm import (
     AgentGuardrails,
     Allow,
     Deny,
+    FileReplayGuard,
     Graph,
     Host,
     ItDidNotRun,
@@ -29,6 +30,7 @@ from agentfsm import (
     RunCompleted,
     RunResult,
     SqliteStore,
+    SuspensionRegistryError,
     UserInputRequested,
     tool,
 )
@@ -37,6 +39,7 @@ from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
 from agentfsm.journal.verification import GOOD, OPEN, verify_stored_run
 from agentfsm.loop.presets import PRESETS
+from agentfsm.runtime.host import InMemoryReplayGuard
 from agentfsm.testing import FakeClock, ScriptedModel, call
 
 DATA = Path(__file__).parent / "data" / "v0.1.0"
@@ -71,7 +74,9 @@ def store(tmp_path: Path):
         yield copied
 
 
-def agent(store: SqliteStore | None, run_id: str, *script: Any, tools: Any = (add, pay, look)) -> Agent:
+def agent(
+    store: SqliteStore | None, run_id: str, *script: Any, tools: Any = (add, pay, look), guard: Any = None
+) -> Agent:
     old = EXPECTED.get(run_id, {"preset": "standard", "guardrails": {}})
     return Agent(
         ScriptedModel(script),
@@ -79,7 +84,7 @@ def agent(store: SqliteStore | None, run_id: str, *script: Any, tools: Any = (ad
         instructions="Be brief.",
         preset=old["preset"],
         guardrails=AgentGuardrails(**old["guardrails"]),
-        host=Host(clock=FakeClock(), store=store, secret=SECRET),
+        host=Host(clock=FakeClock(), store=store, secret=SECRET, replay_guard=guard or InMemoryReplayGuard()),
     )
 
 
@@ -170,9 +175,9 @@ def resume(resumed: Agent, record: Any, reply: Any) -> RunResult:
     ids=["approval allowed", "approval denied", "question answered", "limit extended"],
 )
 def test_a_waiting_run_resumes(
-    store: SqliteStore, stored: bool, run_id: str, reply: Any, script: Any, shown: str
+    store: SqliteStore, stored: bool, run_id: str, reply: Any, script: Any, shown: str, tmp_path: Path
 ) -> None:
-    resumed = agent(store if stored else None, run_id, script)
+    resumed = agent(store if stored else None, run_id, script, guard=FileReplayGuard(tmp_path / "used"))
     result = resume(resumed, run_id if stored else SUSPENSION_RECORDS[run_id], reply)
     if isinstance(reply, Allow):  # it says nothing about the tool that was shown, so it is asked again
         assert isinstance(result.outcome, UserInputRequested)
@@ -186,6 +191,11 @@ def test_a_waiting_run_resumes(
     if stored:
         assert verify_stored_run(store, run_id, {}).code == GOOD
         assert replay(store.records(run_id), resumed.graph).same
+
+
+def test_a_suspension_record_is_resumed_only_where_it_is_known_whether_it_was_used() -> None:
+    with pytest.raises(SuspensionRegistryError, match="FileReplayGuard"):
+        agent(None, "waiting-question").resume(SUSPENSION_RECORDS["waiting-question"], "The first.")
 
 
 @pytest.mark.parametrize("reply", [ItRan("it ran"), ItDidNotRun()], ids=["it ran", "it did not run"])

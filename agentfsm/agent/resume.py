@@ -16,17 +16,19 @@ from agentfsm.errors import (
     SuspensionExpiredError,
     SuspensionFormatError,
     SuspensionRecordError,
+    SuspensionRegistryError,
     SuspensionToolError,
     SuspensionUsedError,
 )
 from agentfsm.loop.messages import ToolCall
 from agentfsm.loop.state import HumanReply, PendingRequest, RunState
-from agentfsm.loop.suspension import SuspensionRecord, check_human_reply, open_record
+from agentfsm.loop.suspension import IN_STORE, SuspensionRecord, check_human_reply, open_record
 from agentfsm.machine.graph import State
 from agentfsm.runtime.approval import HumanInput, shown_arguments, to_human_reply
 from agentfsm.runtime.context import AgentConfig
 from agentfsm.runtime.driver import RunRequest
 from agentfsm.runtime.hooks import DenyCall, HookContext, logger
+from agentfsm.runtime.host import Host, InMemoryReplayGuard
 from agentfsm.runtime.run import Run
 from agentfsm.runtime.tool_dispatch import calling_run
 from agentfsm.runtime.tools import Tool, describe_validation_error
@@ -262,9 +264,34 @@ def open_suspended_state(config: AgentConfig, record: SuspensionRecord, allow_ex
     elif record.graph in config.former_graphs:
         graph = record.graph  # a suspended run of an earlier release, whose wait is the same
     state = open_record(record, graph=graph, secret=host.secret, now=host.clock.time(), allow_expired=allow_expired)
+    if state.parent is not None:  # the calling run's record says whether it was used
+        return state
+    if not stored:  # else the store knows
+        _require_registry(host, record)
     if host.replay_guard.is_used(record.record_id):
         raise SuspensionUsedError(f"record {record.record_id!r} was already resumed; each record accepts one reply")
     return state
+
+
+def _require_registry(host: Host, record: SuspensionRecord) -> None:
+    """Refuse a record of which the host cannot know whether it was used.
+
+    Raises:
+        SuspensionRegistryError: It cannot.
+    """
+    if record.registry == IN_STORE:
+        raise SuspensionRegistryError(
+            f"run {record.run_id!r} is in a store, which this host does not have: resume it on a host with that store "
+            "(Host(store=...)), so that it is resumed once"
+        )
+    in_memory = isinstance(host.replay_guard, InMemoryReplayGuard)
+    known = not in_memory if record.version == 1 else record.registry == host.replay_guard.scope
+    if not known:
+        raise SuspensionRegistryError(
+            "this host cannot know whether the record was used already, because another process made it: give the "
+            "same Host(replay_guard=FileReplayGuard(folder)), or the same store, to every process that suspends or "
+            "resumes runs"
+        )
 
 
 _GRANTING_REPLIES = frozenset({"allow", "edit", "did_not_run"})

@@ -38,6 +38,8 @@ __all__ = [
 
 CommandFunction = Callable[..., Any]
 
+USED_RECORDS_VARIABLE = "AGENTFSM_USED_RECORDS"
+
 SECRET_VARIABLE = "AGENTFSM_SECRET"  # noqa: S105  # the variable's name, not its value
 
 
@@ -225,7 +227,8 @@ def _build_host(path: Path | None, *, persist: bool, required: bool) -> Host:
     if secret is None:
         return Host(store=store)
     state_folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return Host(store=store, secret=secret, replay_guard=FileReplayGuard(state_folder / "agentfsm" / "used"))
+    used = os.environ.get(USED_RECORDS_VARIABLE) or state_folder / "agentfsm" / "used"
+    return Host(store=store, secret=secret, replay_guard=FileReplayGuard(used))
 
 
 def agent_options(command: CommandFunction) -> CommandFunction:

@@ -25,10 +25,13 @@ from agentfsm.loop.failures import FailureKind
 from agentfsm.loop.read_only import freeze
 from agentfsm.loop.state import HumanReply, RunState, dump_state, load_state
 
-__all__ = ["RECORD_VERSION", "SuspensionRecord", "check_human_reply", "open_record", "sign_record"]
+__all__ = ["IN_STORE", "RECORD_VERSION", "SuspensionRecord", "check_human_reply", "open_record", "sign_record"]
 
-RECORD_VERSION = 1
-"""The version of the record format; a record of another version is refused, and the error names both."""
+RECORD_VERSION = 2
+"""The version of the record format. Version 1, of version 0.1.0, is read, too; the error about another names all."""
+
+IN_STORE = "store"
+"""The ``registry`` of a record whose run is in a store, which knows what became of it."""
 
 
 class SuspensionRecord(BaseModel):
@@ -49,6 +52,8 @@ class SuspensionRecord(BaseModel):
         expires_at: When it expires, in seconds since the epoch.
         graph: Fingerprint of the run's graph.
         state: The state of the run, as ``dump_state`` writes it.
+        registry: What knows whether the record was used: the scope of a ``ReplayGuard``, or ``store`` for a run that is
+            in a store; empty for a sub-agent's run, which only its caller resumes, and in version 1.
         signature: HMAC-SHA256 (hex) of all of the above.
     """
 
@@ -68,6 +73,7 @@ class SuspensionRecord(BaseModel):
     expires_at: float
     graph: str
     state: dict[str, Any] = Field(repr=False)
+    registry: str = ""
     signature: str = Field(repr=False)
 
     @field_validator("arguments", "state")
@@ -77,7 +83,7 @@ class SuspensionRecord(BaseModel):
 
     def to_json(self) -> str:
         """The record as JSON text."""
-        return canonical_json(self.model_dump(mode="json"))
+        return canonical_json(_written_fields(self))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> SuspensionRecord:
@@ -93,12 +99,19 @@ class SuspensionRecord(BaseModel):
             raise SuspensionFormatError(f"this is not a suspension record: {where}: {what}") from None
 
 
-def _signature(fields: dict[str, Any], secret: bytes) -> str:
-    signed = canonical_json({k: v for k, v in fields.items() if k != "signature"})
+def _written_fields(record: SuspensionRecord) -> dict[str, Any]:
+    """The fields that whoever made the record wrote, as JSON data: an earlier release did not write all."""
+    return record.model_dump(mode="json", exclude_unset=True)
+
+
+def _signature(record: SuspensionRecord, secret: bytes) -> str:
+    signed = canonical_json({k: v for k, v in _written_fields(record).items() if k != "signature"})
     return hmac.new(secret, signed.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
 
 
-def sign_record(run: RunState, *, graph: str, secret: bytes, record_id: str, created_at: float) -> SuspensionRecord:
+def sign_record(
+    run: RunState, *, graph: str, secret: bytes, record_id: str, created_at: float, registry: str = ""
+) -> SuspensionRecord:
     """The signed record of a suspended run.
 
     Args:
@@ -107,6 +120,7 @@ def sign_record(run: RunState, *, graph: str, secret: bytes, record_id: str, cre
         secret: The host's secret.
         record_id: A fresh random id.
         created_at: Seconds since the epoch.
+        registry: What knows whether the record was used; see ``SuspensionRecord``.
 
     Raises:
         ValueError: The run waits for nothing.
@@ -131,9 +145,10 @@ def sign_record(run: RunState, *, graph: str, secret: bytes, record_id: str, cre
         expires_at=created_at + run.guardrails.validity_s,
         graph=graph,
         state=state,
+        registry=registry,
         signature="",
     )
-    return record.model_copy(update={"signature": _signature(record.model_dump(mode="json"), secret)})
+    return record.model_copy(update={"signature": _signature(record, secret)})
 
 
 def open_record(
@@ -154,11 +169,11 @@ def open_record(
         SuspensionGraphError: The record was written under another graph.
         SuspensionExpiredError: The record has expired.
     """
-    if record.version != RECORD_VERSION:
+    if record.version not in range(1, RECORD_VERSION + 1):
         raise SuspensionFormatError(
-            f"the record has version {record.version}; this release reads version {RECORD_VERSION}"
+            f"the record has version {record.version}; this release reads versions 1 to {RECORD_VERSION}"
         )
-    if not hmac.compare_digest(_signature(record.model_dump(mode="json"), secret), record.signature):
+    if not hmac.compare_digest(_signature(record, secret), record.signature):
         raise SuspensionTamperedError(
             "the record's signature does not match: it was changed, or it was signed with another secret "
             "(give both processes the same Host(secret=...))"

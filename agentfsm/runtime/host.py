@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import time
@@ -47,7 +48,15 @@ class SystemClock:
 
 
 class ReplayGuard(Protocol):
-    """Remembers which suspension records were used, so that each can be resumed only once."""
+    """Remembers which suspension records were used, so that each can be resumed only once.
+
+    A record names the guard of the host that made it, and another guard is not asked about it.
+    """
+
+    @property
+    def scope(self) -> str:
+        """A name that exactly those guards have that remember the same records, in whatever process."""
+        ...
 
     def is_used(self, record_id: str) -> bool:
         """Whether a record was already claimed."""
@@ -59,10 +68,21 @@ class ReplayGuard(Protocol):
 
 
 class InMemoryReplayGuard:
-    """Keeps used records in memory: enough if one process both suspends and resumes."""
+    """Keeps used records in memory: for records that the same process suspends and resumes, and for no others."""
 
     def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
         self._claims: dict[str, object] = {}
+        self._process, self._scope = os.getpid(), f"memory:{secrets.token_hex(16)}"
+
+    @property
+    def scope(self) -> str:
+        """A random name; a forked process, which does not see what its parent does, has another."""
+        if self._process != os.getpid():
+            self._forget()
+        return self._scope
 
     def is_used(self, record_id: str) -> bool:
         """Whether a record was already claimed."""
@@ -77,12 +97,25 @@ class InMemoryReplayGuard:
 class FileReplayGuard:
     """Keeps used records as empty files in a folder that any number of processes may share.
 
+    Do not delete files from the folder: its records could be used again. Without the whole folder they can no longer be
+    resumed.
+
     Args:
-        folder: The folder; it is created when the first record is claimed.
+        folder: The folder, which is created; a local one, or a network folder that all machines share.
+
+    Raises:
+        OSError: The folder cannot be created or written to.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._scope = f"folder:{_folder_id(self._folder)}"
+
+    @property
+    def scope(self) -> str:
+        """The random name that the folder was given when it was first used."""
+        return self._scope
 
     def is_used(self, record_id: str) -> bool:
         """Whether a record was already claimed."""
@@ -94,12 +127,49 @@ class FileReplayGuard:
         Raises:
             OSError: The folder cannot be written to; the record is not claimed.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
         try:
-            (self._folder / record_id).touch(exist_ok=False)
+            _create(self._folder / record_id, b"")
         except FileExistsError:
             return False
         return True
+
+
+_ID_FILE = "folder-id"
+
+
+def _folder_id(folder: Path) -> str:
+    """The id of a folder of used records, made by whoever comes first."""
+    file = folder / _ID_FILE
+    if not file.exists():
+        draft = folder / f".{secrets.token_hex(8)}"
+        _create(draft, secrets.token_hex(16).encode())
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            file.hardlink_to(draft)
+        draft.unlink()
+    return file.read_text(encoding="ascii")
+
+
+def _create(file: Path, content: bytes) -> None:
+    """Create a file that its owner may read, durably.
+
+    Raises:
+        FileExistsError: It exists.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with open(file, "xb", opener=lambda path, _: os.open(path, flags, 0o600)) as created:  # Path.open has no opener
+        created.write(content)
+        created.flush()
+        os.fsync(created.fileno())
+    if os.name == "posix":  # elsewhere a folder cannot be opened
+        descriptor = os.open(file.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+_THIS_PROCESS = InMemoryReplayGuard()
+"""What hosts without a guard of their own share, so that two hosts of a process cannot use one record twice."""
 
 
 MONITORS = ("off", "warn", "raise")
@@ -115,7 +185,8 @@ class Host:
         secret: Signs suspension records. By default a random one, valid only in this process: give the same
             secret to every process that suspends or resumes.
         seed: Seed of a run's random draws (backoff jitter); None derives them from the run's id alone.
-        replay_guard: Remembers which suspension records were used.
+        replay_guard: Remembers which suspension records were used. By default this process does, and a record of
+            another process is refused: give all of them the same ``FileReplayGuard``, or the same store.
         store: Where journals are stored. Without one they stay in memory, and another process cannot
             resume the runs.
         watchdog_s: Seconds for which code of yours may block the event loop of a run before a warning names it; None
@@ -131,7 +202,7 @@ class Host:
     clock: Clock = field(default_factory=SystemClock)
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     seed: int | None = None
-    replay_guard: ReplayGuard = field(default_factory=InMemoryReplayGuard)
+    replay_guard: ReplayGuard = field(default_factory=lambda: _THIS_PROCESS)
     store: Store | None = None
     watchdog_s: float | None = 1.0
     monitor: str = field(default_factory=lambda: os.environ.get("AGENTFSM_MONITOR", "off"))

@@ -23,7 +23,7 @@ from agentfsm.loop.messages import Message, Usage
 from agentfsm.loop.prompts import without_memory
 from agentfsm.loop.read_only import thaw
 from agentfsm.loop.state import PendingRequest, RunState
-from agentfsm.loop.suspension import sign_record
+from agentfsm.loop.suspension import IN_STORE, sign_record
 from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.approval import run_hooks
@@ -81,6 +81,7 @@ def suspend(context: Context) -> tuple[type[Ending], dict[str, Any]]:
         secret=host.secret,
         record_id=host.new_id(),
         created_at=host.clock.time(),
+        registry=_registry(context),
     )
     expires = int(record.expires_at * 1000)
     context.recorder.record("run.suspended", {"waiting": pending, "id": record.record_id, "expires": expires})
@@ -96,6 +97,13 @@ def suspend(context: Context) -> tuple[type[Ending], dict[str, Any]]:
         "originating_failure_kind": pending.failure_kind,
     }
     return UserInputRequested, fields
+
+
+def _registry(context: Context) -> str:
+    """What knows whether the suspension record of the run was used."""
+    if context.run.parent is not None:
+        return ""  # only the calling run's record can be resumed
+    return context.config.host.replay_guard.scope if context.recorder.sink is None else IN_STORE
 
 
 async def shielded(coroutine: Coroutine[Any, Any, None]) -> asyncio.CancelledError | None:

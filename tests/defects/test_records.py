@@ -20,8 +20,10 @@ from agentfsm import (
     Edit,
     FileReplayGuard,
     Host,
+    MemoryStore,
     SuspensionRecord,
     SuspensionRecordError,
+    SuspensionRegistryError,
     SuspensionTamperedError,
     SuspensionUsedError,
 )
@@ -82,10 +84,13 @@ def dangerous(what: str) -> str:
     return f"did {what}"
 
 async def main(folder):
-    host = Host(secret=b"shared", replay_guard=FileReplayGuard(folder + "/used"))
+    guard = {"replay_guard": FileReplayGuard(folder + "/used")} if len(sys.argv) == 2 else {}
+    host = Host(secret=b"shared", **guard)
     model = ScriptedModel([lambda messages: f"it {messages[-1].content}"])
     agent = Agent(model, tools=[dangerous], host=host, guardrails=AgentGuardrails(max_iterations=9))
     record = open(folder + "/record.json", encoding="utf-8").read()
+    print("ready", flush=True)
+    sys.stdin.readline()
     result = await agent.resume(record, Allow())
     print(result.output, len(result.messages), result.run_state.run_id)
 
@@ -93,17 +98,68 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-def test_a_record_resumes_in_another_process_and_only_once(tmp_path: Path) -> None:
-    shared = Host(secret=b"shared", replay_guard=FileReplayGuard(tmp_path / "used"))
+def suspended_for_others(folder: Path, **host: Any) -> tuple[Agent, SuspensionRecord]:
+    """An agent, and the record of its run, which ``OTHER_PROCESS`` can read."""
     guardrails = AgentGuardrails(max_iterations=9)
-    agent = Agent(scripted_model(call("dangerous", what="it")), tools=[dangerous], host=shared, guardrails=guardrails)
+    model, shared = scripted_model(call("dangerous", what="it")), Host(secret=b"shared", **host)
+    agent = Agent(model, tools=[dangerous], host=shared, guardrails=guardrails)
     record = run_until_suspended(agent)
-    (tmp_path / "record.json").write_text(record.to_json(), encoding="utf-8")
+    (folder / "record.json").write_text(record.to_json(), encoding="utf-8")
+    return agent, record
+
+
+@pytest.mark.parametrize("guarded", [True, False], ids=["with a guard that all share", "with a secret alone"])
+def test_of_many_processes_that_resume_one_record_at_the_same_time_exactly_one_does(
+    tmp_path: Path, guarded: bool
+) -> None:
+    """Without a shared guard it is the process that made the record, and the others say what to configure."""
+    host = {"replay_guard": FileReplayGuard(tmp_path / "used")} if guarded else {}
+    agent, record = suspended_for_others(tmp_path, **host)
+    words = [sys.executable, "-c", OTHER_PROCESS, str(tmp_path), *([] if guarded else ["unguarded"])]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    racers = [subprocess.Popen(words, text=True, cwd=Path(__file__).parent.parent.parent, **pipes) for _ in range(6)]
+    for racer in racers:
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == "ready\n"
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    outputs = [racer.communicate(timeout=60) for racer in racers]
+    won = [out for out, _ in outputs if "did it" in out]
+    refusals = [err.splitlines()[-1] for out, err in outputs if "did it" not in out]
+    if guarded:
+        assert (len(won), len(refusals)) == (1, 5)
+        assert all("SuspensionUsedError" in line for line in refusals), refusals
+        return
+    assert (len(won), len(refusals)) == (0, 6)
+    assert all("SuspensionRegistryError" in line and "FileReplayGuard" in line for line in refusals), refusals
+    here = Agent(scripted_model("done"), tools=[dangerous], host=Host(secret=b"shared"), guardrails=agent.guardrails)
+    assert asyncio.run(await_run(here.resume(record, Allow()))).output == "done"
+    with pytest.raises(SuspensionUsedError):
+        here.resume(record, Allow())
+
+
+def test_the_record_of_a_stored_run_is_resumed_only_where_the_store_is() -> None:
+    """Two stores, or a store and a folder of used records, do not know of each other."""
+    stored = Host(secret=b"shared", store=MemoryStore())
+    record = run_until_suspended(Agent(scripted_model(call("dangerous", what="it")), tools=[dangerous], host=stored))
+    for other in (Host(secret=b"shared"), Host(secret=b"shared", store=MemoryStore())):
+        agent = Agent(scripted_model("done"), tools=[dangerous], host=other)
+        with pytest.raises(SuspensionRegistryError, match="is in a store"):
+            agent.resume(record, Allow())
+    agent = Agent(scripted_model("done"), tools=[dangerous], host=stored)
+    assert asyncio.run(await_run(agent.resume(record, Allow()))).output == "done"
+
+
+def test_a_record_resumes_in_another_process_and_only_once(tmp_path: Path) -> None:
+    agent, record = suspended_for_others(tmp_path, replay_guard=FileReplayGuard(tmp_path / "used"))
 
     def resume(seed: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-c", OTHER_PROCESS, str(tmp_path)],
             capture_output=True,
+            input="go\n",
             text=True,
             env={**os.environ, "PYTHONHASHSEED": seed},
             cwd=Path(__file__).parent.parent,
@@ -112,7 +168,7 @@ def test_a_record_resumes_in_another_process_and_only_once(tmp_path: Path) -> No
         )
 
     first = resume("1")
-    assert first.stdout.split() == ["it", "did", "it", "4", record.run_id], first.stderr
+    assert first.stdout.split() == ["ready", "it", "did", "it", "4", record.run_id], first.stderr
     second = resume("2")
     assert second.returncode != 0
     assert "SuspensionUsedError" in second.stderr

@@ -118,6 +118,7 @@ OTHER: dict[str, Any] = {
     "expires_at": NOW + 10**9,
     "graph": "e" * 64,
     "state": {},
+    "registry": "another",
     "signature": "0" * 64,
 }
 
@@ -160,8 +161,20 @@ def test_another_secret_does_not_open_it():
 
 
 def test_a_record_of_another_version_is_refused_with_both_named():
-    with pytest.raises(SuspensionFormatError, match=r"version 2.*version 1"):
-        opened(a_record().model_copy(update={"version": 2}))
+    with pytest.raises(SuspensionFormatError, match=r"version 3.*versions 1 to 2"):
+        opened(a_record().model_copy(update={"version": 3}))
+
+
+def test_a_record_of_version_1_is_read_and_cannot_be_given_the_fields_of_version_2():
+    fields = json.loads(a_record().to_json()) | {"version": 1}
+    del fields["registry"], fields["signature"]
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    fields["signature"] = hmac.new(SECRET, text.encode(), hashlib.sha256).hexdigest()
+    old = SuspensionRecord.from_json(json.dumps(fields))
+    assert opened(old).pending_request == WAITING
+    assert json.loads(old.to_json()) == fields
+    with pytest.raises(SuspensionTamperedError):
+        opened(SuspensionRecord.from_json(json.dumps({**fields, "registry": "here"})))
 
 
 def test_a_record_of_another_graph_is_refused_with_both_named():

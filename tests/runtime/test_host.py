@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -66,7 +67,7 @@ def test_of_two_processes_one_claims_a_record(tmp_path):
         racer.stdin.flush()
     won = [int(racer.communicate(timeout=60)[0]) for racer in racers]
     assert sum(won) == 200
-    assert len(list((tmp_path / "used").iterdir())) == 200
+    assert len(list((tmp_path / "used").glob("record*"))) == 200
 
 
 def test_a_folder_is_shared_by_all_that_name_it(tmp_path):
@@ -107,10 +108,46 @@ def test_the_systems_clock_is_the_systems():
     assert isinstance(Host().clock, SystemClock)
 
 
-def test_hosts_share_no_memory_of_used_records():
+def test_the_hosts_of_a_process_share_a_guard_that_no_other_process_has():
     one, other = Host(), Host()
-    one.replay_guard.claim("a")
-    assert not other.replay_guard.is_used("a")
+    assert one.replay_guard.claim("of this process")
+    assert other.replay_guard.is_used("of this process")
+    assert one.replay_guard.scope == other.replay_guard.scope
+    code = "from agentfsm import Host; print(Host().replay_guard.scope)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() != one.replay_guard.scope
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_has_a_guard_of_its_own():
+    """It would not see what its parent and the other children claim."""
+    guard, (reader, writer) = InMemoryReplayGuard(), os.pipe()
+    before = guard.scope
+    child = os.fork()
+    if child == 0:
+        os.write(writer, guard.scope.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 100).decode() not in ("", before)
+    assert guard.scope == before
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_folder_has_one_scope_whoever_names_it_first(tmp_path):
+    code = "import sys; from agentfsm import FileReplayGuard; print(FileReplayGuard(sys.argv[1]).scope)"
+    racers = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "a")], stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    scopes = {racer.communicate(timeout=60)[0].strip() for racer in racers}
+    assert scopes == {FileReplayGuard(tmp_path / "a").scope}
+    assert FileReplayGuard(tmp_path / "b").scope not in scopes
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["folder-id"]
+
+
+def test_the_files_of_a_folder_are_private(tmp_path):
+    FileReplayGuard(tmp_path / "used").claim("a")
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "used").iterdir()} == {0o600}
 
 
 def test_a_host_names_no_folder_of_its_own(tmp_path, monkeypatch):
