@@ -44,6 +44,8 @@ class AgentTraits:
         fallbacks: Whether its model may make several calls for one reply.
         asks: Whether a tool of it may ask the user; None if that follows from its behavior.
         gives_up: Whether a tool of it may declare that the task cannot be done; None if that follows from its behavior.
+        scripted: Whether the testing kit plays its model, its tools and people, so that calls behave the same whatever
+            the rows are.
         certain: Whether all this was read from an agent; otherwise it is listed as an assumption.
     """
 
@@ -54,6 +56,7 @@ class AgentTraits:
     fallbacks: bool = False
     asks: bool | None = None
     gives_up: bool | None = None
+    scripted: bool = False
     certain: bool = False
 
     @property
@@ -157,7 +160,8 @@ class _RowReader:
         self.traits = traits
         self.many = 1 if guardrails.max_calls_per_reply == 1 else 2
         self.rows = [row for row in graph.transitions if not graph.spec(row.target).final]
-        self.batches_as_in_loop = _batches_as_in_loop(graph) and not (traits.sub_agents or traits.secrets)
+        usual = _batches_as_in_loop(graph) and not (traits.sub_agents or traits.secrets)
+        self.batches_as_in_loop = traits.scripted or usual
 
     def source(self, row: Transition) -> StateSpec:
         return self.graph.spec(row.source)
@@ -189,10 +193,14 @@ class _RowReader:
 
     def charged_unseen(self, counter: Counter) -> bool:
         """Whether more may spend a counter than the rows say: calls by own states, sub-agents and fallbacks."""
-        return counter.name == "iterations" and (
-            self.traits.sub_agents
-            or self.traits.fallbacks
-            or any(callable(s.effect) and not s.final for s in self.graph.states)
+        return (
+            counter.name == "iterations"
+            and not self.traits.scripted
+            and (
+                self.traits.sub_agents
+                or self.traits.fallbacks
+                or any(callable(s.effect) and not s.final for s in self.graph.states)
+            )
         )
 
     def no_results_when_leaving(self, row: Transition) -> bool:
@@ -213,7 +221,7 @@ class _RowReader:
 
     def unless_agent(self, why: str, condition: str) -> str:
         """A reason, with the condition on the agent unless it was read from the agent."""
-        return why if self.traits.certain else f"{why} ({condition})"
+        return why if self.traits.certain or self.traits.scripted else f"{why} ({condition})"
 
     def _only_read_after_a_reply(self, state: str) -> bool:
         """Whether a state is entered only from model calls that did not fail."""

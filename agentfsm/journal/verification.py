@@ -209,11 +209,10 @@ class HistoryVerifier:
                     "it uses a human reply, and no record says that there was a request and a reply"
                 )
             self._reply_received = False
+            self._retries_allowed += outcome["reply"]["kind"] == "did_not_run"
         for result in outcome.get("results", ()):
             if isinstance(result, str) and result not in self._finished_effects:
                 raise InvalidRecordError(f"it uses the result of effect {result}, which has none")
-        if transition.endswith(".doubt_settled") and outcome["reply"]["kind"] == "did_not_run":
-            self._retries_allowed += 1
         self._path.add(transition)
         self.state, self._ended = target, row.ends
         if "waiting" in outcome:

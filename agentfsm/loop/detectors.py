@@ -16,7 +16,6 @@ from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.messages import FinishReason, ToolCall
 from agentfsm.loop.state import RunState
 from agentfsm.machine.declaration import Counter, exhausted, takes
-from agentfsm.machine.graph import State
 
 __all__ = ["DEFAULT_RESULT", "ITERATIONS", "STEPS", "Example", "detector"]
 
@@ -151,8 +150,8 @@ def cost_limit(run: RunState) -> Failure | None:
 
 
 def no_progress(run: RunState) -> Failure | None:
-    """In ``pre_step``: a stall. Elsewhere: an empty reply, or text where a tool call is required."""
-    return _stall_failure(run) if run.state == State.PRE_STEP else _idle_reply_failure(run)
+    """A reply that is judged: it is empty, or text where a tool call is required. Once it has been judged: a stall."""
+    return _stall_failure(run) if run.reply is None or run.reply_judged else _idle_reply_failure(run)
 
 
 def _stall_failure(run: RunState) -> Failure | None:

@@ -162,6 +162,7 @@ def _on_leave_call_model(run: RunState, target: StateSpec) -> None:
 
 
 def _on_leave_parse_reply(run: RunState, target: StateSpec) -> None:
+    run.reply_judged = True
     recovering = target.effect is CHOOSE_RECOVERY
     if run.partial_answer and not (recovering and _was_truncated(run)):  # it was continued, or is discarded
         run.partial_answer = ""
@@ -325,7 +326,7 @@ def _add_recalled(run: RunState, recalled: str) -> None:
 
 def _on_model_call_succeeded(run: RunState, outcome: o.ModelCallSucceeded) -> None:
     """Store the message before any guard reads it; its calls need results. One-time feedback is done with."""
-    run.reply = outcome.reply
+    run.reply, run.reply_judged = outcome.reply, False
     run.messages.append(outcome.reply.message)
     open_batch(run, outcome.reply.message.tool_calls)
     if outcome.reply.usage != _NO_USAGE:

@@ -249,6 +249,7 @@ class RunState(_HiddenSlots):
         messages: The transcript; append-only.
         deferred_messages: Messages from user-defined states, appended once every call of the batch has a result.
         reply: The model's last reply.
+        reply_judged: Whether the guards have read that reply, and the run has left the state that parsed it.
         malformed: Why that reply could not be parsed, or None.
         batch: The calls of that reply.
         first_pending: An index in ``batch``: every call before it has a result.
@@ -301,6 +302,7 @@ class RunState(_HiddenSlots):
     messages: list[Message] = field(default_factory=list[Message])
     deferred_messages: list[Message] = field(default_factory=list[Message])
     reply: Reply | None = None
+    reply_judged: bool = False
     malformed: str | None = None
     batch: list[CallState] = field(default_factory=list[CallState])
     first_pending: int = 0
@@ -613,6 +615,7 @@ def load_state(data: dict[str, Any]) -> RunState:
     fields = {_FIELD_NAMES.get(name, name): value for name, value in data.items() if name not in _FORMER_COUNTERS}
     if former := {name: data[name] for name in _FORMER_COUNTERS if name in data}:
         fields["counters"] = {**fields.get("counters", {}), **former}
+    fields.setdefault("reply_judged", fields.get("state") != State.POST_LLM)  # earlier releases went by the name
     fields.setdefault("turns", fields.get("model_calls", 0))  # earlier releases counted only these
     run = _state_adapter().validate_python(fields)
     run.answer, run.ending_value = freeze(run.answer), freeze(run.ending_value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from inspect import unwrap
 from typing import Any
 
 from agentfsm.errors import ContextOverflowError, ProviderError, ToolError, TransientProviderError
@@ -14,9 +13,12 @@ from agentfsm.loop.detectors import Example
 from agentfsm.loop.failures import Action
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.messages import FinishReason, Message, Reply, ToolCall
-from agentfsm.machine.graph import Guard, State, Transition
+from agentfsm.loop.outcomes import CHECK_BUDGETS
+from agentfsm.machine.declaration import EffectSpec
+from agentfsm.machine.graph import Graph, Guard, Transition
 from agentfsm.runtime.approval import Allow, ItDidNotRun
 from agentfsm.runtime.tools import Tool, tool
+from agentfsm.testing.path_assumptions import loop_guard
 
 __all__ = ["BY_APPROVAL_RULE", "DEFAULT_TOOLS", "GuardExampleSet", "GuardExamples"]
 
@@ -78,6 +80,7 @@ class GuardExampleSet:
     """The examples of guards: those passed in, then those declared with ``detector``, then the built-in ones.
 
     Args:
+        graph: The graph.
         guardrails: The limits of the runs.
         behavior: The behavior of the runs.
         own: Examples by guard, guard name or row id.
@@ -86,30 +89,38 @@ class GuardExampleSet:
 
     def __init__(
         self,
+        graph: Graph,
         guardrails: AgentGuardrails,
         behavior: Behavior,
         own: Mapping[Any, GuardExamples | Example] | None = None,
         output: Any = 1,
     ) -> None:
+        self._graph = graph
         self._own = {key: GuardExamples((e,)) if isinstance(e, Example) else e for key, e in (own or {}).items()}
         self._builtin = _loop_examples(guardrails, behavior, output)
 
     def for_transition(self, row: Transition) -> GuardExamples | None:
         """The examples of a row's guard; None if there are none."""
-        for key in (row.id, row.name, row.guard):
-            if key is not None and key in self._own:
-                return self._own[key]
+        own = self._passed_in(row)
+        if own is not None:
+            return own
         declared = getattr(row.guard, "fires_on", None)
         if declared is not None:
             return GuardExamples(tuple(declared), tuple(getattr(row.guard, "silent_on", ())))
         if row.guard is None:
-            return self._builtin.get(row.id) or GuardExamples()
-        return self._builtin.get(row.id) or self._builtin.get(row.guard) or self._builtin.get(unwrap(row.guard))
+            return GuardExamples()
+        guard, spec = loop_guard(row), self._graph.specs.get(row.source)
+        special = None if spec is None or callable(spec.effect) else self._builtin.get((guard, spec.effect))
+        return special or self._builtin.get(guard)
+
+    def _passed_in(self, row: Transition) -> GuardExamples | None:
+        keys = (row.id, row.name, row.guard, loop_guard(row))
+        return next((self._own[key] for key in keys if key is not None and key in self._own), None)
 
     def default_call(self) -> ToolCall | None:
         """The call that a reply makes by default: that of the examples passed in for ``tool_calls``, if any."""
-        own = self._own.get(guards.tool_calls) or self._own.get("tool_calls")
-        return own.fires_on[0].call if own is not None else None
+        own = (self._passed_in(row) for row in self._graph if loop_guard(row) is guards.tool_calls)
+        return next((each.fires_on[0].call for each in own if each is not None), None)
 
 
 BY_APPROVAL_RULE = Example(needs_approval=True)
@@ -131,12 +142,16 @@ def _examples(*fires_on: Example, silent_on: tuple[Example, ...] = (Example(),))
     return GuardExamples(fires_on, silent_on)
 
 
-def _loop_examples(g: AgentGuardrails, behavior: Behavior, output: Any) -> dict[Guard | str, GuardExamples]:
+_Key = Guard | tuple[Guard | None, EffectSpec | None] | None
+"""A guard; or a guard in the states with an effect, or in those that wait, which have none."""
+
+
+def _loop_examples(g: AgentGuardrails, behavior: Behavior, output: Any) -> dict[_Key, GuardExamples]:
     return {
         guards.cancelled: _examples(Example(cancel=True)),
-        f"{State.SUSPENDED}.cancelled": HOLDS_BY_HISTORY,  # the waiting run is dismissed
+        (guards.cancelled, None): HOLDS_BY_HISTORY,  # the waiting run is dismissed
         guards.aborted: _examples(Example(abort=True)),
-        f"{State.SUSPENDED}.aborted": _examples(Example(abort=True, answer=_ANY_ANSWER)),
+        (guards.aborted, None): _examples(Example(abort=True, answer=_ANY_ANSWER)),
         d.runaway: HOLDS_BY_HISTORY,
         d.iteration_limit: HOLDS_BY_HISTORY,
         **_budget_examples(g),
@@ -155,7 +170,7 @@ def _loop_examples(g: AgentGuardrails, behavior: Behavior, output: Any) -> dict[
     }
 
 
-def _budget_examples(g: AgentGuardrails) -> dict[Guard | str, GuardExamples]:
+def _budget_examples(g: AgentGuardrails) -> dict[_Key, GuardExamples]:
     time_s, tokens, cost, stall = (
         g.max_execution_time_s or 0,
         g.max_tokens or 0,
@@ -171,11 +186,11 @@ def _budget_examples(g: AgentGuardrails) -> dict[Guard | str, GuardExamples]:
         d.cost_limit: _examples(
             Example(cost_usd=cost * granted), Example(cost_usd=cost), silent_on=(Example(cost_usd=cost * 0.99),)
         ),
-        f"{State.PRE_STEP}.no_progress": _examples(Example(idle_s=stall + 1), silent_on=(Example(idle_s=stall - 1),)),
+        (d.no_progress, CHECK_BUDGETS): _examples(Example(idle_s=stall + 1), silent_on=(Example(idle_s=stall - 1),)),
     }
 
 
-def _provider_examples() -> dict[Guard | str, GuardExamples]:
+def _provider_examples() -> dict[_Key, GuardExamples]:
     return {
         d.transient_provider: _examples(
             Example(reply=TransientProviderError("503, try again")),
@@ -193,7 +208,7 @@ def _provider_examples() -> dict[Guard | str, GuardExamples]:
     }
 
 
-def _reply_examples(g: AgentGuardrails) -> dict[Guard | str, GuardExamples]:
+def _reply_examples(g: AgentGuardrails) -> dict[_Key, GuardExamples]:
     truncated = Reply(Message.assistant("1"), FinishReason.LENGTH)
     refusal = Reply(Message.assistant("1"), FinishReason.REFUSAL)
     return {
@@ -209,22 +224,19 @@ def _reply_examples(g: AgentGuardrails) -> dict[Guard | str, GuardExamples]:
             Example(call=_call("fsm_act", n=0), times=g.loop_hard_threshold),
             silent_on=(Example(call=_call("fsm_act", n=0), times=g.loop_hard_threshold - 1),),
         ),
-        f"{State.POST_LLM}.no_progress": _examples(
-            Example(reply="  "), silent_on=(Example(call=_call("fsm_act", n=0)),)
-        ),
+        d.no_progress: _examples(Example(reply="  "), silent_on=(Example(call=_call("fsm_act", n=0)),)),
         guards.tool_calls: _examples(Example(call=_call("fsm_act", n=0)), silent_on=(Example(reply="1"),)),
-        f"{State.POST_LLM}.otherwise": _examples(Example()),
     }
 
 
-def _dispatch_examples() -> dict[Guard | str, GuardExamples]:
+def _dispatch_examples() -> dict[_Key, GuardExamples]:
     return {
         guards.approval_required: _examples(BY_APPROVAL_RULE),
         guards.in_doubt: _examples(Example(crash=True)),
     }
 
 
-def _batch_examples(behavior: Behavior, output: Any) -> dict[Guard | str, GuardExamples]:
+def _batch_examples(behavior: Behavior, output: Any) -> dict[_Key, GuardExamples]:
     finish = _call("return_done", output=output) if behavior.control_tools else _call("fsm_finish", n=1)
     kinds: dict[Callable[..., Any], str] = {
         d.policy_violation: "policy_violation",

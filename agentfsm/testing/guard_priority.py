@@ -14,9 +14,12 @@ from agentfsm.loop.detectors import DEFAULT_RESULT, Example
 from agentfsm.loop.guardrails import Behavior
 from agentfsm.loop.guards import calls_pending
 from agentfsm.loop.messages import FinishReason, Message, Reply
-from agentfsm.machine.graph import Graph, State, Transition
+from agentfsm.loop.outcomes import JUDGE_RESULTS, RUN_CALLS
+from agentfsm.machine.graph import Graph, Transition
+from agentfsm.testing.path_assumptions import loop_guard
 from agentfsm.testing.path_generation import Path, shortest_run_to_end, small_guardrails, state_space_for
 from agentfsm.testing.path_runner import PathRun, WitnessDriver
+from agentfsm.testing.path_to_scenario import Step, steps_of
 from agentfsm.testing.simulation import run_in_own_loop
 
 __all__ = ["GuardConflict", "check_priority", "check_priority_async", "guard_conflicts"]
@@ -95,14 +98,14 @@ async def check_priority_async(driver: WitnessDriver, conflict: GuardConflict) -
         return None
     index = conflict.move_index
     pairs = ((a, b) for a in first_examples.fires_on for b in rival_examples.fires_on)
-    together = [overrides for a, b in pairs for overrides in _example_overrides(conflict, a, b)]
+    together = [overrides for a, b in pairs for overrides in _example_overrides(driver.graph, conflict, a, b)]
     alone = [{index: each} for each in (*first_examples.fires_on, *rival_examples.fires_on)]
     for overrides in [*together, *alone]:
         path_run = await driver.run_async(
             conflict.path,
             overrides=overrides,
             probe_moves=frozenset((index,)),
-            extra_call=rival.guard is calls_pending,
+            extra_call=loop_guard(rival) is calls_pending,
         )
         results = path_run.simulation_result.guard_results
         if all(results.get((index, row.id)) for row in (first, rival)):
@@ -110,13 +113,16 @@ async def check_priority_async(driver: WitnessDriver, conflict: GuardConflict) -
     return None
 
 
-def _example_overrides(conflict: GuardConflict, example: Example, rival: Example) -> Iterator[dict[int, Example]]:
+def _example_overrides(
+    graph: Graph, conflict: GuardConflict, example: Example, rival: Example
+) -> Iterator[dict[int, Example]]:
     """The ways in which two examples can happen at the same transition, as overrides."""
-    index, first = conflict.move_index, conflict.path.rows[conflict.move_index]
-    if first.source == State.POST_TOOL:  # an earlier call of the batch returns what the rival guard looks for
-        if first.guard is calls_pending:
+    index = conflict.move_index
+    steps = steps_of(graph, conflict.path.rows)
+    if steps[index].effect is JUDGE_RESULTS:  # an earlier call of the batch returns what the rival guard looks for
+        if steps[index].guard is calls_pending:
             yield {index: rival}
-        elif index >= 2 and conflict.path.rows[index - 2].guard is calls_pending:
+        elif index >= 2 and steps[index - 2].guard is calls_pending:
             yield {index - 2: rival}
     both = _merge_examples(example, rival)
     if both is not None:
@@ -184,7 +190,9 @@ def _path_to_conflict(
     graph = space.graph
     compiled = {row.transition.id: row for rows in space.rows for row in rows}
     one, other = compiled[first.id], compiled[rival.id]
-    pending = first.source == State.POST_TOOL and calls_pending not in (first.guard, rival.guard)
+    judges = graph.spec(first.source).effect is JUDGE_RESULTS
+    pending = judges and calls_pending not in (loop_guard(first), loop_guard(rival))
+    steps = steps_of(graph, graph.transitions)
     start: tuple[Configuration, int] = (space.initial, 0)
     back: dict[tuple[Configuration, int], tuple[tuple[Configuration, int], int] | None] = {start: None}
     todo: list[tuple[Configuration, int]] = [start]
@@ -195,7 +203,7 @@ def _path_to_conflict(
                 rows = (*reconstruct_path(back, node), row)
                 to_end = shortest_run_to_end(space, after)
                 return tuple(graph.transitions[r] for r in (*rows, *to_end)), len(rows) - 1
-            taken = graph.transitions[row]
+            taken = steps[row]
             then = (after, 1 if taken.guard is calls_pending else 2 if since == 1 and _runs_tool(taken) else 0)
             if then not in back:
                 back[then] = (node, row)
@@ -203,5 +211,5 @@ def _path_to_conflict(
     return None
 
 
-def _runs_tool(row: Transition) -> bool:
-    return row.source == State.DISPATCH_TOOL and row.guard is None
+def _runs_tool(step: Step) -> bool:
+    return step.effect is RUN_CALLS and step.guard is None

@@ -15,15 +15,14 @@ from typing import overload
 
 from agentfsm.agent import Agent
 from agentfsm.analysis import Assumptions
-from agentfsm.analysis.assumptions import GuardAssumption, Update, Variable
+from agentfsm.analysis.loop_assumptions import AgentTraits
 from agentfsm.analysis.model_checker import shortest_path_to
 from agentfsm.analysis.state_space import Configuration, StateSpace, reconstruct_path
 from agentfsm.errors import ConfigurationError
-from agentfsm.loop.detectors import cost_limit, token_limit
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.presets import Preset
 from agentfsm.machine.graph import Graph, Transition
-from agentfsm.testing.path_assumptions import loop_assumptions
+from agentfsm.testing.path_assumptions import path_assumptions
 
 __all__ = [
     "CRITERIA",
@@ -82,28 +81,8 @@ def state_space_for(
     assumptions: Assumptions | None = None,
 ) -> StateSpace:
     """The state space in which paths are generated. A reply makes at most two calls there."""
-    known = loop_assumptions(guardrails, behavior, structured=structured, calls_per_reply=2)
-    return StateSpace(graph, known + _LATER_CALLS + (assumptions or Assumptions()))
-
-
-_LATER_CALLS = Assumptions(
-    (
-        Variable(
-            "later",
-            updates=(
-                Update("call_llm.*", to=(0,)),
-                Update("post_tool.calls_pending", to=(1,)),
-                Update("dispatch_tool.in_doubt", to=(1,)),  # once it is settled, another call may be next
-            ),
-            budget=False,
-        ),
-    ),
-    tuple(
-        GuardAssumption(guard, may="later == 0", why="once a reply has spent the budget, its later calls are not run")
-        for guard in (token_limit, cost_limit)
-    ),
-)
-"""A reply whose later calls ran has not spent the budget. Tokens and money are spent by replies alone."""
+    known = path_assumptions(graph, guardrails, AgentTraits(behavior, structured))
+    return StateSpace(graph, known + (assumptions or Assumptions()))
 
 
 CRITERIA = ("transitions", "pairs", "triples", "prime")

@@ -9,24 +9,43 @@ from typing import Any, Literal
 from agentfsm.agent import Agent
 from agentfsm.errors import AgentfsmError, ConfigurationError, RunError
 from agentfsm.loop import detectors as d
+from agentfsm.loop import guards
 from agentfsm.loop.detectors import DEFAULT_RESULT, Example
 from agentfsm.loop.events import UserInputRequested
 from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.guardrails import Behavior
-from agentfsm.loop.guards import approval_required
 from agentfsm.loop.json_envelope import parse_json
+from agentfsm.loop.outcomes import CALL_MODEL, CHOOSE_RECOVERY, JUDGE_RESULTS, RUN_CALLS
 from agentfsm.loop.presets import Preset
 from agentfsm.loop.state import RunState
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS
+from agentfsm.machine.declaration import guard_name
 from agentfsm.machine.engine import Decision, Machine, Steppable
-from agentfsm.machine.graph import Graph, State, Transition
+from agentfsm.machine.graph import Graph, Guard, Transition
 from agentfsm.runtime.approval import Allow, HumanInput, ItDidNotRun
 from agentfsm.runtime.result import RunResult
 from agentfsm.runtime.run import Run
 from agentfsm.testing.fakes import ScriptedModel
 from agentfsm.testing.guard_examples import DEFAULT_TOOLS, GuardExamples, GuardExampleSet
-from agentfsm.testing.path_generation import Path, paths, shortest_run_through, small_guardrails, state_space_for
-from agentfsm.testing.path_to_scenario import NoExampleError, enveloped_call, scenario_for_path
+from agentfsm.testing.path_assumptions import loop_guard
+from agentfsm.testing.path_generation import (
+    Infeasible,
+    Path,
+    infeasibility_reason,
+    paths,
+    reachable_configurations,
+    requirements,
+    shortest_run_through,
+    small_guardrails,
+    state_space_for,
+)
+from agentfsm.testing.path_to_scenario import (
+    NoExampleError,
+    Step,
+    enveloped_call,
+    scenario_for_path,
+    steps_of,
+)
 from agentfsm.testing.simulation import (
     RUN_TOOL,
     GuardError,
@@ -216,6 +235,11 @@ class WitnessDriver:
             named = [e for each in self._examples.values() for e in _every_example(each)]
             self._own_calls = OwnCalls(own.config.tools, own.graph, named)
 
+    @property
+    def graph(self) -> Graph:
+        """The graph of the agent."""
+        return self._agent.graph
+
     def run(
         self,
         path: Path,
@@ -339,9 +363,10 @@ class WitnessDriver:
             scenario = Scenario((ModelTurn(reply),), results, human_replies=(Allow(),))
             result = await self._simulator.run(scenario, max_moves=MAX_CHECK_MOVES)
             checked += 1
-            second = [i for i, d in enumerate(result.decisions) if d.source == State.CALL_LLM][1:2]
+            steps = steps_of(self.graph, [d.transition for d in result.decisions])
+            second = [i for i, step in enumerate(steps) if step.effect is CALL_MODEL][1:2]
             decisions = result.decisions[: second[0]] if second else result.decisions  # what the call led to
-            if case.required and not any(d.transition.guard is approval_required for d in decisions):
+            if case.required and not any(s.guard is guards.approval_required for s in steps[: len(decisions)]):
                 raise AssertionError(f"{case} needs approval, which was not requested")
             failures = (d.guard_result for d in decisions if isinstance(d.guard_result, Failure))
             failure = next(failures, None)
@@ -354,19 +379,43 @@ class WitnessDriver:
         behavior = self._agent.behavior
         guardrails = small_guardrails(behavior)
         structured = self._agent.config.output_adapter is not None
-        space = state_space_for(self._agent.graph, guardrails, behavior, structured)
-        for row in self._agent.graph:
+        space = state_space_for(self.graph, guardrails, behavior, structured)
+        for row in self.graph:
             run_through = shortest_run_through(space, row)
             if row.guard is None or run_through is None:
                 continue
             rows, index = run_through
-            if row.source not in (State.DISPATCH_TOOL, State.POST_TOOL):  # later rows must not change the reply
+            if self.graph.spec(row.source).effect not in (
+                RUN_CALLS,
+                JUDGE_RESULTS,
+            ):  # later rows must not change the reply
                 rows = rows[: index + 1]
             yield Path(0, rows, 1, guardrails, behavior), index
 
+    def undriven_rows(self) -> list[Infeasible]:
+        """The rows of the graph that no path of this driver takes, each with the reason, in table order.
+
+        No run of the agent comes to such a row, or its guard or one on the way to it has no example.
+        """
+        behavior = self._agent.behavior
+        guardrails = small_guardrails(behavior)
+        space = state_space_for(self.graph, guardrails, behavior, self._agent.config.output_adapter is not None)
+        reached = reachable_configurations(space, required := requirements(self.graph, "transitions"))
+        found: list[Infeasible] = []
+        for row, requirement in zip(self.graph, required, strict=True):
+            run_through = shortest_run_through(space, row)
+            if run_through is None:
+                found.append(Infeasible((row.id,), infeasibility_reason(space, requirement, reached)))
+                continue
+            try:
+                self.scenario_for(Path(0, run_through[0], 1, guardrails, behavior))
+            except NoExampleError as error:
+                found.append(Infeasible((row.id,), str(error)))
+        return found
+
     def examples_for(self, path: Path) -> GuardExampleSet:
         """The examples from which the scenario of a path is built."""
-        return GuardExampleSet(path.guardrails, self._agent.behavior, self._examples, self._output)
+        return GuardExampleSet(self.graph, path.guardrails, self._agent.behavior, self._examples, self._output)
 
     def scenario_for(
         self, path: Path, *, overrides: Mapping[int, Example] | None = None, extra_call: bool = False
@@ -378,6 +427,7 @@ class WitnessDriver:
         """
         scenario = scenario_for_path(
             path,
+            self.graph,
             self.examples_for(path),
             tools=self._agent.config.tools,
             envelope=self._agent.behavior.envelope,
@@ -430,14 +480,19 @@ def _scenarios(agent: Agent, chosen: Iterable[Path]) -> Iterator[Scenario]:
             scenario = driver.scenario_for(path)
         except NoExampleError:
             continue
-        yield scenario if any(row.guard in LIMITS for row in path.rows) else replace(scenario, guardrails=None)
+        yield scenario if any(loop_guard(row) in LIMITS for row in path.rows) else replace(scenario, guardrails=None)
 
 
 def _every_example(given: GuardExamples | Example) -> tuple[Example, ...]:
     return (given,) if isinstance(given, Example) else (*given.fires_on, *given.silent_on)
 
 
-_DECLARED_ENDINGS = {"declared_done": "done", "declared_unable": "unable"}
+_DECLARED_ENDINGS: Mapping[Guard | None, str] = {guards.declared_done: "done", guards.declared_unable: "unable"}
+_DECISIONS: Mapping[Guard | None, Action] = {
+    guards.ask_user: Action.ask_user,
+    guards.handoff: Action.handoff,
+    guards.stop: Action.stop,
+}
 _HUMAN_REPLIES: Mapping[str, HumanInput] = {"approval": Allow(), "in_doubt": ItDidNotRun()}
 
 
@@ -486,7 +541,7 @@ async def force_async(agent: Agent, path: Path, prompt: str = "go") -> PathRun:
 
 def _continue_run(agent: Agent, result: RunResult, row: Transition) -> Run:
     outcome: Any = result.outcome
-    if row.name in ("cancelled", "expired"):
+    if loop_guard(row) in (guards.cancelled, guards.expired):
         return agent.dismiss(outcome.suspension_record)
     return agent.resume(outcome.suspension_record, _HUMAN_REPLIES.get(outcome.kind, "go on"))
 
@@ -520,30 +575,32 @@ class _ForcedMachine(Machine):
         rows = self.graph.rows(run.state)
         tried = tuple((r.name, False) for r in rows[: rows.index(row)])
         if isinstance(run, RunState):
-            _prepare_state(row, run)
+            (step,) = steps_of(self.graph, [row])
+            _prepare_state(step, run)
         decision = Decision(row, (*tried, (row.name, True)), _guard_result(row, run))
         run.state = row.target
         self.decisions.append(decision)
         return decision
 
 
-def _prepare_state(row: Transition, run: RunState) -> None:
+def _prepare_state(step: Step, run: RunState) -> None:
     """Set what the row's guard would have seen, so that the run ends like any run that takes this row."""
-    if row.name == "cancelled":
+    if step.guard is guards.cancelled:
         run.cancelled = run.cancelled or "forced"
-    elif row.name == "aborted":
-        run.abort(row.id, RuntimeError("forced"))
-    elif row.source == State.CALL_LLM and row.guard is None:
+    elif step.guard is guards.aborted:
+        run.abort(step.row.id, RuntimeError("forced"))
+    elif step.effect is CALL_MODEL and step.guard is None:
         run.failure = None  # the model may have failed; on this path it does not
-    elif row.name in _DECLARED_ENDINGS:
-        run.ending = _DECLARED_ENDINGS[row.name]
-    elif row.source == State.RECOVER and row.name in Action.__members__:
-        run.action = Action(row.name)
+    elif step.guard in _DECLARED_ENDINGS:
+        run.ending = _DECLARED_ENDINGS[step.guard]
+    elif step.effect is CHOOSE_RECOVERY and step.guard in _DECISIONS:
+        run.action = _DECISIONS[step.guard]
 
 
 def _guard_result(row: Transition, run: Steppable) -> Failure | bool:
     """What the row's guard would have returned."""
-    kind = {"runaway": "iteration_limit"}.get(row.name, row.name)
+    guard = loop_guard(row)
+    kind = "iteration_limit" if guard is d.runaway else row.name if guard is None else guard_name(guard)
     if kind not in FailureKind.__members__ or kind == "aborted":
         return True
     if isinstance(run, RunState) and run.failure is not None and run.failure.kind == kind:

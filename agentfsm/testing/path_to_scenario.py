@@ -17,13 +17,26 @@ from agentfsm.errors import AgentfsmError
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.detectors import DEFAULT_RESULT, Example, invalid_arguments
 from agentfsm.loop.failures import Action
-from agentfsm.loop.guards import approval_required, calls_pending, declared_done, retry_tool
+from agentfsm.loop.guards import (
+    aborted,
+    approval_decided,
+    approval_required,
+    calls_pending,
+    cancelled,
+    declared_done,
+    doubt_settled,
+    expired,
+    retry_tool,
+)
 from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult
-from agentfsm.machine.graph import State, Transition
+from agentfsm.loop.outcomes import CALL_MODEL, CHOOSE_RECOVERY, JUDGE_RESULTS, RUN_CALLS
+from agentfsm.machine.declaration import EffectSpec
+from agentfsm.machine.graph import Graph, Guard, Transition
 from agentfsm.runtime.approval import ItDidNotRun, ItRan
 from agentfsm.runtime.tool_execution import validate_call
 from agentfsm.runtime.tools import Tool
 from agentfsm.testing.guard_examples import BY_APPROVAL_RULE, GuardExampleSet
+from agentfsm.testing.path_assumptions import loop_guard
 from agentfsm.testing.path_generation import Path
 from agentfsm.testing.simulation import DISMISSED, EXPIRED, NO_SIDE_EVENT, ModelTurn, Scenario, SideEvent
 from agentfsm.testing.tool_calls import OwnCalls, call_key
@@ -36,15 +49,49 @@ __all__ = [
     "OwnCallOptions",
     "PlannedCall",
     "PlannedResult",
+    "Step",
     "enveloped_call",
     "last_result_failed",
     "scenario_for_path",
+    "steps_of",
     "unique_error",
 ]
 
 
 CONTROL_TOOLS = frozenset({"ask_user", "return_done", "return_unable"})
 """The loop's control tools, which are never replaced by scripted ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One transition of a path, known by what its state does and by its guard's function, whatever their names are.
+
+    Attributes:
+        row: The row that is taken.
+        guard: Its guard; the loop's own, if the row's wraps one of these.
+        effect: The effect of the state that it leaves, if that is one of the loop's.
+        waits: Whether that state waits.
+    """
+
+    row: Transition
+    guard: Guard | None
+    effect: EffectSpec | None
+    waits: bool
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the state that it leaves has an effect of the user's."""
+        return self.effect is None and not self.waits
+
+
+def steps_of(graph: Graph, rows: Sequence[Transition]) -> list[Step]:
+    """The transitions of a path through a graph."""
+    steps: list[Step] = []
+    for row in rows:
+        spec = graph.specs.get(row.source)
+        effect = spec.effect if spec is not None and isinstance(spec.effect, EffectSpec) else None
+        steps.append(Step(row, loop_guard(row), effect, spec is not None and spec.waits))
+    return steps
 
 
 @dataclass(slots=True)
@@ -115,15 +162,15 @@ class BatchPlan:
     def planned_calls(self) -> list[PlannedCall]:
         """The calls, in order."""
         for index in self._range:
-            row = self._planner.row_at(index)
-            if row is None:
+            step = self._planner.step_at(index)
+            if step is None:
                 break
-            if row.source == State.DISPATCH_TOOL:
-                self._on_dispatch(index, row)
-            elif row.source == State.SUSPENDED:
-                self._on_human_reply(index, row)
-            elif row.source == State.RECOVER:
-                self._on_recover(index, row)
+            if step.effect is RUN_CALLS:
+                self._on_dispatch(index, step)
+            elif step.waits:
+                self._on_human_reply(index, step)
+            elif step.effect is CHOOSE_RECOVERY:
+                self._on_recover(index, step)
         return self._calls
 
     def _add_call(self) -> PlannedCall:
@@ -137,10 +184,10 @@ class BatchPlan:
             self._due.append(self._queue.popleft())
         return self._due[-1] if self._due else self._add_call()
 
-    def _on_dispatch(self, index: int, row: Transition) -> None:
+    def _on_dispatch(self, index: int, step: Step) -> None:
         example = self._planner.example_at(index)
         planned_call = self._current_call()
-        if example.needs_approval or row.guard is approval_required:
+        if example.needs_approval or step.guard is approval_required:
             if planned_call.approved:  # it runs together with the next call, whose approval is requested now
                 planned_call.parallel = True
                 planned_call = self._add_call()
@@ -153,13 +200,13 @@ class BatchPlan:
         elif example.crash:
             planned_call.crashes = True
         elif not (example.cancel or example.abort):
-            self._on_run(index + 1)
+            self._on_run(self._planner.judged_at(index + 1))
 
     def _on_run(self, result_index: int) -> None:
         """Execute the current call; the row taken at ``result_index`` says what it must return."""
         planner, need = self._planner, self._planner.example_at(result_index)
-        row = planner.row_at(result_index)
-        if row is not None and row.source != State.POST_TOOL:
+        step = planner.step_at(result_index)
+        if step is not None and step.effect is not JUDGE_RESULTS:
             need = Example()
         *others, planned_call = self._due
         for other in others:
@@ -180,7 +227,7 @@ class BatchPlan:
         elif need.times > 1 and planner.single_call:
             planner.repeat_last_failure(planned_call, need.result)
         elif need.call is not None:
-            again = bool(planned_call.results) and row is not None and row.guard is declared_done
+            again = bool(planned_call.results) and step is not None and step.guard is declared_done
             finish = "fsm_finish_again" if again else "fsm_finish"
             planned_call.call = ToolCall("", finish, {"n": 1}) if again or planned_call.parallel else need.call
             if planned_call.call.name == finish:
@@ -194,16 +241,18 @@ class BatchPlan:
         self._ran.append(planned_call)
         self._due.clear()
 
-    def _on_human_reply(self, index: int, row: Transition) -> None:
+    def _on_human_reply(self, index: int, step: Step) -> None:
         planned_call = self._due[-1] if self._due else None
-        if planned_call is None or row.name in ("cancelled", "aborted", "expired"):
+        if planned_call is None or step.guard in (cancelled, aborted, expired):
             return
-        following = self._planner.row_at(index + 1)
+        following = self._planner.step_at(index + 1)
         example = self._planner.example_at(index + 1)
-        if row.name == "approval_decided":
+        if step.guard is approval_decided:
             planned_call.approved = True
-        elif row.name == "doubt_settled" and following is not None:
-            other = example.needs_approval or (following.guard is None and self._needs_other_call(index + 2))
+        elif step.guard is doubt_settled and following is not None:
+            other = example.needs_approval or (
+                following.guard is None and self._needs_other_call(self._planner.judged_at(index + 2))
+            )
             if other and not self._planner.single_call:
                 self._planner.human_replies[index] = ItRan("it had run")
                 self._due.clear()
@@ -213,13 +262,13 @@ class BatchPlan:
     def _needs_other_call(self, result_index: int) -> bool:
         """Whether the result needed there must come from another call than the one in doubt."""
         need = self._planner.example_at(result_index)
-        following = self._planner.row_at(result_index + 1)
+        following = self._planner.step_at(result_index + 1)
         return need.call is not None or need.times > 1 or (following is not None and following.guard is retry_tool)
 
-    def _on_recover(self, index: int, row: Transition) -> None:
+    def _on_recover(self, index: int, step: Step) -> None:
         if any(planned_call.rerun for planned_call in self._ran if last_result_failed(planned_call)):
             self._planner.mark_rerunnable(index)
-        if row.guard is not retry_tool:
+        if step.guard is not retry_tool:
             return
         repeated = self._ran[-self._rerun_count(index + 1) :]
         error = next((s.results[-1].value for s in reversed(repeated) if last_result_failed(s)), None)
@@ -236,9 +285,9 @@ class BatchPlan:
         """How many calls are executed again: one, plus one for each ``calls_pending`` that follows."""
         count = 1
         for index in range(start, self._range.stop):
-            row = self._planner.row_at(index)
-            if row is not None and row.source == State.POST_TOOL:
-                if row.guard is not calls_pending:
+            step = self._planner.step_at(index)
+            if step is not None and step.effect is JUDGE_RESULTS:
+                if step.guard is not calls_pending:
                     break
                 count += 1
         return count
@@ -264,8 +313,8 @@ class BatchPlanner:
 
     Args:
         default_call: The call to make where no example names one; None for one of ``DEFAULT_TOOLS``.
-        rows: The rows of the path.
-        examples: The example of each of these rows.
+        steps: The transitions of the path.
+        examples: The example of each of them.
         tools: The agent's tools.
         single_call: Whether a reply makes at most one call.
         extra_call: Whether each batch has one call more than the path executes.
@@ -282,7 +331,7 @@ class BatchPlanner:
     def __init__(
         self,
         default_call: ToolCall | None,
-        rows: Sequence[Transition],
+        steps: Sequence[Step],
         examples: Sequence[Example],
         tools: Mapping[str, Tool],
         *,
@@ -299,7 +348,7 @@ class BatchPlanner:
         self.asked_by_rule: set[int] = set()
         self.asked_by_hook: set[int] = set()
         self._tools = tools
-        self._rows = rows
+        self._steps = steps
         self._examples = examples
         self._single_call = single_call
         self.results: list[PlannedResult] = []
@@ -318,7 +367,7 @@ class BatchPlanner:
         unexecuted = self._unexecuted_calls(start, until)
         if unexecuted is not None:
             return unexecuted
-        if not any(self._rows[i].source == State.DISPATCH_TOOL for i in range(start, until)):
+        if not self._runs_calls(start, until):
             return []
         planned = BatchPlan(self, start, until).planned_calls()
         if self._extra_call:
@@ -330,6 +379,9 @@ class BatchPlanner:
             calls += self._build_calls(planned_call)
         self._last_call = calls[-1]
         return calls
+
+    def _runs_calls(self, start: int, until: int) -> bool:
+        return any(self._steps[i].effect is RUN_CALLS for i in range(start, until))
 
     def _choose_call(self, planned_call: PlannedCall, *, alone: bool) -> None:
         """Let a planned call be the one that an example names, or one of an own tool with the options that it needs."""
@@ -373,7 +425,7 @@ class BatchPlanner:
 
     def _unexecuted_calls(self, start: int, until: int) -> list[ToolCall] | None:
         """The calls of a reply none of which is executed; None if one is."""
-        if any(self._rows[i].source == State.DISPATCH_TOOL for i in range(start, until)):
+        if self._runs_calls(start, until):
             return None
         for i in range(start, until):
             example = self._examples[i]
@@ -407,9 +459,15 @@ class BatchPlanner:
 
     # -- used by BatchPlan -----------------------------------------------------------------------------
 
-    def row_at(self, index: int) -> Transition | None:
-        """The row taken at an index; None after the end of the path."""
-        return self._rows[index] if index < len(self._rows) else None
+    def step_at(self, index: int) -> Step | None:
+        """The transition at an index; None after the end of the path."""
+        return self._steps[index] if index < len(self._steps) else None
+
+    def judged_at(self, index: int) -> int:
+        """The index, from a given one on, at which results are judged: states of the user's own may come before."""
+        while index < len(self._steps) and self._steps[index].is_own:
+            index += 1
+        return index
 
     def example_at(self, index: int) -> Example:
         """The example of the row taken at an index."""
@@ -458,6 +516,7 @@ class NoExampleError(AgentfsmError):
 
 def scenario_for_path(
     path: Path,
+    graph: Graph,
     examples: GuardExampleSet,
     *,
     tools: Mapping[str, Tool],
@@ -471,6 +530,7 @@ def scenario_for_path(
 
     Args:
         path: The path.
+        graph: The graph in which it is taken.
         examples: The examples of its guards.
         tools: The agent's tools.
         envelope: Whether the model replies with JSON envelopes.
@@ -483,7 +543,7 @@ def scenario_for_path(
         NoExampleError: A guard has no example, or no own tool requires approval where the path asks for it.
     """
     builder = _ScenarioBuilder(
-        path, examples, overrides or {}, envelope=envelope, final_answer=final_answer, own_calls=own_calls
+        path, graph, examples, overrides or {}, envelope=envelope, final_answer=final_answer, own_calls=own_calls
     )
     return builder.build(tools, extra_call=extra_call)
 
@@ -494,6 +554,7 @@ class _ScenarioBuilder:
     def __init__(
         self,
         path: Path,
+        graph: Graph,
         example_set: GuardExampleSet,
         overrides: Mapping[int, Example],
         *,
@@ -505,35 +566,36 @@ class _ScenarioBuilder:
         self._own_calls = own_calls
         self._own_used: set[str] = set()
         self._overridden = frozenset(overrides)
-        self._rows = path.rows
+        self._steps = steps_of(graph, path.rows)
         self._example_set = example_set
         self._envelope = envelope
         self._final_answer = final_answer
-        self._examples = [self._example(i, row, overrides) for i, row in enumerate(path.rows)]
+        self._examples = [self._example(i, step, overrides) for i, step in enumerate(self._steps)]
         self._side_events: dict[int, SideEvent] = {}
         self._turns: list[ModelTurn] = []
         self._last_reply: int | None = None
 
-    def _example(self, index: int, row: Transition, overrides: Mapping[int, Example]) -> Example:
+    def _example(self, index: int, step: Step, overrides: Mapping[int, Example]) -> Example:
         if index in overrides:
             return overrides[index]
+        row = step.row
         examples = self._example_set.for_transition(row)
         if examples is None or not examples.fires_on:
             raise NoExampleError(
                 f"{row.id} has no example: declare @detector(fires_on=[Example(...)]) on {row.name!r}, or pass "
                 f"examples={{{row.name!r}: Example(...)}}"
             )
-        return self._own_example(row, examples.fires_on[0])
+        return self._own_example(step, examples.fires_on[0])
 
-    def _own_example(self, row: Transition, example: Example) -> Example:
+    def _own_example(self, step: Step, example: Example) -> Example:
         """An example; one that calls a tool made for the purpose calls an own one instead, if one has what it takes."""
         if self._own_calls is None or example.call is None or example.call.name not in ("fsm_act", "fsm_finish"):
             return example
         # equal errors are ``repeated_error``, and in an envelope that is the same call once more
-        if row.guard is invalid_arguments and row.id not in self._own_used and not self._envelope:
-            self._own_used.add(row.id)
+        if step.guard is invalid_arguments and step.row.id not in self._own_used and not self._envelope:
+            self._own_used.add(step.row.id)
             return replace(example, call=self._own_calls.invalid_call(self._path.number) or example.call)
-        if row.guard is declared_done:
+        if step.guard is declared_done:
             return replace(example, call=self._own_calls.last_call(self._path.number) or example.call)
         return example
 
@@ -548,7 +610,7 @@ class _ScenarioBuilder:
         """The scenario."""
         planner = BatchPlanner(
             self._example_set.default_call(),
-            self._rows,
+            self._steps,
             self._examples,
             tools,
             single_call=self._envelope,
@@ -558,17 +620,17 @@ class _ScenarioBuilder:
         )
         actions: list[Action | None] = []
         human_replies: list[Any] = []
-        for index, row in enumerate(self._rows):
+        for index, step in enumerate(self._steps):
             example = self._examples[index]
             self._add_side_event(index, example)
-            if row.source == State.CALL_LLM:
+            if step.effect is CALL_MODEL:
                 self._turns.append(self._model_turn(planner, index, example))
                 if not isinstance(self._turns[-1].entry, BaseException):
                     self._last_reply = len(self._turns) - 1
-            elif row.source == State.RECOVER:
+            elif step.effect is CHOOSE_RECOVERY:
                 actions.append(_recovery_action(planner, index, example))
-            elif row.name in ("cancelled", "expired") and row.source == State.SUSPENDED:
-                human_replies.append(EXPIRED if row.name == "expired" else DISMISSED)
+            elif step.waits and step.guard in (cancelled, expired):
+                human_replies.append(EXPIRED if step.guard is expired else DISMISSED)
             elif example.answer is not None:
                 human_replies.append(planner.human_replies.get(index, example.answer))
             if example.tokens or example.cost_usd:
@@ -611,7 +673,7 @@ class _ScenarioBuilder:
         if isinstance(example.reply, BaseException):
             return ModelTurn(example.reply)
         until = next(
-            (i for i in range(index + 1, len(self._rows)) if self._rows[i].source == State.CALL_LLM), len(self._rows)
+            (i for i in range(index + 1, len(self._steps)) if self._steps[i].effect is CALL_MODEL), len(self._steps)
         )
         entry = example.reply
         if entry is None:

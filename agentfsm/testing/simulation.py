@@ -24,10 +24,11 @@ from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.messages import Reply, Usage
 from agentfsm.loop.model import ModelRequest
-from agentfsm.loop.outcomes import StateResult
+from agentfsm.loop.outcomes import RUN_CALLS, StateResult
 from agentfsm.loop.recovery_policy import Recovery, RecoveryPolicy
 from agentfsm.loop.state import RunState, RunView
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS
+from agentfsm.machine.declaration import EffectSpec
 from agentfsm.machine.engine import Decision, Machine, Steppable
 from agentfsm.machine.graph import Graph, Guard, State
 from agentfsm.runtime.context import Context, Effect
@@ -377,10 +378,10 @@ class Simulator:
         config = agent.config
         self._cursor = Cursor(Scenario(), frozenset(), 0)
         graph = config.machine.graph
-        states = [s.name for s in graph.states if not (s.final or s.waits)]
+        states = [s.name for s in graph.states if not (s.final or s.waits or s.effect is RUN_CALLS)]
         hooks = {
             state: (Hook(state, self._script_hook, fail_open=False, name="script"), *config.hooks.get(state, ()))
-            for state in states
+            for state in (*states, State.DISPATCH_TOOL)  # where hooks of calls are kept, whatever their states' names
         }
         self._config = replace(
             config,
@@ -469,7 +470,7 @@ class Simulator:
         return decision
 
     def _with_scripted_result(self, name: str, effect: Effect) -> Effect:
-        if name in set(State):
+        if isinstance(self._agent.graph.spec(name).effect, EffectSpec):
             return effect
 
         async def scripted(context: Context) -> Any:

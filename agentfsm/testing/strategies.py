@@ -24,8 +24,9 @@ from agentfsm.errors import ContextOverflowError, ProviderError, ToolError, Tran
 from agentfsm.loop.detectors import DEFAULT_RESULT
 from agentfsm.loop.failures import TOOL_REPORTABLE_KINDS
 from agentfsm.loop.messages import FinishReason, Message, Reply, ToolCall
+from agentfsm.loop.outcomes import CALL_MODEL, CHECK_BUDGETS, RUN_CALLS
 from agentfsm.loop.state import RunState
-from agentfsm.machine.graph import State
+from agentfsm.machine.declaration import EffectSpec
 from agentfsm.runtime.approval import Allow, Deny, GiveUp, ItDidNotRun, ItRan
 from agentfsm.runtime.tools import Tool
 from agentfsm.testing.guard_examples import DEFAULT_TOOLS
@@ -38,7 +39,9 @@ __all__ = ["AgentStateMachine", "arguments", "human_replies", "model_turns", "sc
 
 T = TypeVar("T")
 
-_EXTERNAL_STATES: tuple[str, ...] = (State.PRE_STEP, State.CALL_LLM, State.DISPATCH_TOOL)
+_WITH_RULES = (CHECK_BUDGETS, CALL_MODEL, RUN_CALLS)
+"""The effects for which there is a rule of their own."""
+
 MAX_SIDE_EVENT_MOVE = 40
 """Side events happen before this transition."""
 
@@ -336,8 +339,9 @@ class AgentStateMachine(RuleBasedStateMachine):
         """Call ``check`` after every transition."""
         self.check()
 
-    def _in_state(self, *states: str) -> bool:
-        return not self._finished and self.state.state in states
+    def _is_at(self, *effects: EffectSpec) -> bool:
+        """Whether the run is in a state with one of some effects."""
+        return not self._finished and self.agent.graph.spec(self.state.state).effect in effects
 
     def _step(self, answer: Any, side_event: SideEvent | None = None) -> None:
         """Take one transition; if it suspends the run, resume it with the reply."""
@@ -349,27 +353,27 @@ class AgentStateMachine(RuleBasedStateMachine):
         self._finished = not self._runner.run(self.simulation.step())
 
     @rule(side_event=side_events(), answer=human_replies())
-    @precondition(lambda self: self._in_state(State.PRE_STEP))
+    @precondition(lambda self: self._is_at(CHECK_BUDGETS))
     def step(self, side_event: SideEvent, answer: Any) -> None:
         """Time passes, and the budgets are checked."""
         self._step(answer, side_event)
 
     @rule(data=st.data(), answer=human_replies())
-    @precondition(lambda self: self._in_state(State.CALL_LLM))
+    @precondition(lambda self: self._is_at(CALL_MODEL))
     def model(self, data: st.DataObject, answer: Any) -> None:
         """The model replies or fails."""
         self._model_turns.append(data.draw(model_turns(self.agent), label="reply"))
         self._step(answer)
 
     @rule(results=st.lists(tool_results(), min_size=1, max_size=3), side_event=side_events(), answer=human_replies())
-    @precondition(lambda self: self._in_state(State.DISPATCH_TOOL))
+    @precondition(lambda self: self._is_at(RUN_CALLS))
     def tools(self, results: Sequence[Any], side_event: SideEvent, answer: Any) -> None:
         """The pending tool calls are executed, wait for approval, or are interrupted."""
         self._tool_results += results
         self._step(answer, side_event)
 
     @rule(answer=human_replies())
-    @precondition(lambda self: not self._finished and self.state.state not in _EXTERNAL_STATES)
+    @precondition(lambda self: not self._finished and not self._is_at(*_WITH_RULES))
     def internal_step(self, answer: Any) -> None:
         """The run takes a transition that needs no model and no tool: it parses, evaluates, recovers or resumes."""
         self._step(answer)

@@ -20,9 +20,11 @@ from agentfsm.errors import ConfigurationError, GraphError
 from agentfsm.loop.failures import Failure, FailureKind
 from agentfsm.loop.presets import Preset
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS
+from agentfsm.machine.declaration import guard_name
 from agentfsm.machine.engine import Machine
 from agentfsm.machine.graph import Graph, Transition
 from agentfsm.runtime.tools import Tool
+from agentfsm.testing.path_assumptions import loop_guard
 from agentfsm.testing.path_generation import graph_of
 
 __all__ = ["KINDS", "Mutant", "apply_mutant", "mutant_graph", "refusal_of", "table_mutants"]
@@ -162,10 +164,8 @@ def _negated(row: Transition) -> Callable[[Any], object]:
     """The opposite of a row's guard; where a detector finds nothing, it finds a failure of its kind."""
     guard = row.guard
     assert guard is not None  # noqa: S101  # only rows with a guard have such a mutant
-    detects = row.name in FailureKind.__members__ or "Failure" in str(
-        getattr(guard, "__annotations__", {}).get("return", "")
-    )
-    kind = FailureKind.__members__.get(row.name, FailureKind.tool_error)
+    detects = "Failure" in str(getattr(guard, "__annotations__", {}).get("return", ""))
+    kind = FailureKind.__members__.get(guard_name(loop_guard(row) or guard), FailureKind.tool_error)
 
     def negated(run: Any) -> object:
         if guard(run):

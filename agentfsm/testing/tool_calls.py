@@ -16,6 +16,7 @@ from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.detectors import Example
 from agentfsm.loop.messages import ToolCall
 from agentfsm.loop.state import CallState, RunState
+from agentfsm.loop.transition_table import BUILT_IN_GUARDS
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.tools import Tool
 
@@ -98,7 +99,7 @@ class OwnCalls:
     def __init__(self, tools: Mapping[str, Tool], graph: Graph, examples: Iterable[Example] = ()) -> None:
         own = [tool for tool in tools.values() if tool.control is None and tool.delegate is None]
         given = list(examples)
-        guards = [row.guard for row in graph if row.guard is not None and not _is_builtin(row.guard)]
+        guards = [row.guard for row in graph if row.guard is not None and row.guard not in BUILT_IN_GUARDS]
         self._tools = {tool.name: tool for tool in own}
         self._ending = [tool.name for tool in own if tool.ends_run and not tool.idempotent]
         self._invalid = [
@@ -160,10 +161,6 @@ class OwnCalls:
 def call_key(call: ToolCall) -> str:
     """The same text for equal calls."""
     return f"{call.name}:{canonical_json(dict(call.arguments))}"
-
-
-def _is_builtin(guard: object) -> bool:
-    return str(getattr(guard, "__module__", "")).startswith("agentfsm.")
 
 
 def _objected_to(call: ToolCall, guards: Sequence[Callable[[Any], object]]) -> bool:

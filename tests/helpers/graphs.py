@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import wraps
 from typing import Any
 from unittest.mock import patch
 
@@ -15,6 +16,7 @@ from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.outcomes import CALL_MODEL, RUN_CALLS
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine import declaration
+from agentfsm.machine.declaration import Exhausted, guard_name
 from agentfsm.machine.graph import Graph, Guard, StateSpec, Transition
 
 LOOP_TABLE = """
@@ -65,6 +67,35 @@ LOOP_ENDS = {
     "otherwise": "completed",
 }
 """How a run ends, by the guard of the row into ``terminal``."""
+
+
+def renamed(graph: Graph, prefix: str = "my_") -> Graph:
+    """The same graph with other names of its states, in the same order."""
+    names = {spec.name: f"{prefix}{spec.name}" for spec in graph.states}
+    states = tuple(replace(spec, name=names[spec.name]) for spec in graph.states)
+    rows = tuple(replace(row, source=names[row.source], target=names[row.target]) for row in graph)
+    return replace(graph, name=f"{prefix}{graph.name}", states=states, transitions=rows)
+
+
+def with_wrapped_guards(graph: Graph) -> Graph:
+    """The same graph with a function of its own around each guard, as a user adds logging to one."""
+    wrappers: dict[Guard | None, Guard] = {
+        row.guard: _wrap(row.guard) for row in graph if row.guard is not None and row.guard not in graph.first
+    }
+    rows = tuple(replace(row, guard=wrappers.get(row.guard, row.guard)) for row in graph)
+    return replace(graph, transitions=rows)
+
+
+def _wrap(guard: Guard) -> Guard:
+    if isinstance(guard, Exhausted):
+        return guard
+
+    @wraps(guard)
+    def wrapper(run: Any) -> object:
+        return guard(run)
+
+    wrapper.__name__ = f"logged_{guard_name(guard)}"
+    return wrapper
 
 
 def loop_rows() -> list[tuple[str, str, str]]:
