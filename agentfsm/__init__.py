@@ -92,9 +92,10 @@ if TYPE_CHECKING:
     from agentfsm.machine.engine import Decision, Machine
     from agentfsm.machine.graph import Graph, State, StateSpec, Transition
     from agentfsm.runtime.approval import Allow, Deny, Edit, GiveUp, ItDidNotRun, ItRan
+    from agentfsm.runtime.argument_matcher import ArgumentMatcher
     from agentfsm.runtime.hooks import AbortRun, AskApproval, DenyCall, HookContext, SkipCall, hook, observer
     from agentfsm.runtime.host import Clock, FileReplayGuard, Host, Memory, ReplayGuard
-    from agentfsm.runtime.permissions import ArgumentMatcher, allow, ask, deny, permissions
+    from agentfsm.runtime.permissions import allow, ask, deny, permissions
     from agentfsm.runtime.result import RunResult
     from agentfsm.runtime.run import Run
     from agentfsm.runtime.state_context import StateContext
@@ -276,7 +277,8 @@ if not TYPE_CHECKING:
             "agentfsm.runtime.approval": "Allow Deny Edit GiveUp ItDidNotRun ItRan",
             "agentfsm.runtime.hooks": "AbortRun AskApproval DenyCall HookContext SkipCall hook observer",
             "agentfsm.runtime.host": "Clock FileReplayGuard Host Memory ReplayGuard",
-            "agentfsm.runtime.permissions": "ArgumentMatcher allow ask deny permissions",
+            "agentfsm.runtime.argument_matcher": "ArgumentMatcher",
+            "agentfsm.runtime.permissions": "allow ask deny permissions",
             "agentfsm.runtime.result": "RunResult",
             "agentfsm.runtime.run": "Run",
             "agentfsm.runtime.state_context": "StateContext",

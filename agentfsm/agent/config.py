@@ -27,9 +27,10 @@ from agentfsm.runtime.context import AgentConfig, Effect, Monitor
 from agentfsm.runtime.effects import EFFECTS
 from agentfsm.runtime.hooks import Hook, Observer
 from agentfsm.runtime.host import Host, Memory
+from agentfsm.runtime.permissions import check_rules, policies_of
 from agentfsm.runtime.recorder import JournalSink, Recorder, ResumePoint
 from agentfsm.runtime.state_context import custom_effect
-from agentfsm.runtime.tools import Tool, control_tools, secret_arguments, tools_by_name
+from agentfsm.runtime.tools import Tool, control_tools, secret_arguments, tools_by_name, with_subagents
 
 if TYPE_CHECKING:
     from agentfsm.analysis import AgentTraits
@@ -95,7 +96,7 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
         stop_states=frozenset(s.name for s in graph.states if s.final or s.waits),
         open_journal_sink=_journal_factory(host, tools, model),
         read_journal=_journal_reader(host, tools, model),
-        hooks=_hooks_by_state(hooks, graph),
+        hooks=_check_permissions(_hooks_by_state(hooks, graph), tools),
         observers=tuple(h for h in hooks if isinstance(h, Observer)),
         memory=options.memory,
         output_adapter=adapter,
@@ -405,6 +406,16 @@ def _check_migrations(migrations: Sequence[Migration], graph: Graph) -> tuple[Mi
     for each in migrations:
         each.check(graph)
     return tuple(migrations)
+
+
+def _check_permissions(hooks: dict[str, tuple[Hook, ...]], tools: Mapping[str, Tool]) -> dict[str, tuple[Hook, ...]]:
+    """The hooks, after checking that the permission rules among them can apply to the tools, also those of sub-agents.
+
+    Raises:
+        ConfigurationError: A rule can never apply to a tool that it names.
+    """
+    check_rules(policies_of(hooks), with_subagents(tools))
+    return hooks
 
 
 def _hooks_by_state(hooks: Sequence[Hook | Observer], graph: Graph) -> dict[str, tuple[Hook, ...]]:

@@ -59,7 +59,6 @@ def subagent_tool(name: str, description: str, config: AgentConfig) -> Tool:
     Raises:
         ToolDefinitionError: The name is not valid for a tool.
     """
-    factory = SubagentFactory(config)
 
     async def delegated(task: str) -> str:
         raise ToolError(f"{name} is a sub-agent: only a run can call it")
@@ -74,7 +73,7 @@ def subagent_tool(name: str, description: str, config: AgentConfig) -> Tool:
         "rules": config.behavior.model_dump(mode="json"),
         "tools": {each.name: each.digest for each in config.tools.values()},
     }
-    return replace(as_tool(delegated, name=name), delegate=factory, definition=canonical_json(runs_on))
+    return replace(as_tool(delegated, name=name), delegate=SubagentFactory(config), definition=canonical_json(runs_on))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +114,16 @@ class SubagentFactory:
             check_reply(factory.config, factory.open(held)[1], reply)
         elif not isinstance(loaded, RunState):
             check_reply(factory.config, loaded.run, reply)
+
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        """Its tools by name."""
+        return self.config.tools
+
+    @property
+    def hooks(self) -> Mapping[str, tuple[Hook, ...]]:
+        """Its hooks by state."""
+        return self.config.hooks
 
     def under(self, caller: CallingRun) -> SubagentFactory:
         """The same sub-agent on the host of a calling run and under its permission policies."""

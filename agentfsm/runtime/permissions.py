@@ -1,109 +1,65 @@
-"""Permission rules over tools and arguments: evaluated in order, the first match decides.
+"""Permission rules over tools and arguments: evaluated in order, the first that applies decides.
 
     Agent(model, tools=tools, hooks=[permissions(
         allow("read_*"),
-        deny("shell", where={"command": ArgumentMatcher(regex=r".*rm .*")}, reason="nothing is deleted here"),
+        deny("shell", where={"command": "*rm *"}, reason="nothing is deleted here"),
         ask("transfer", where={"amount": ArgumentMatcher(at_least=100)}),
+        allow("send", where={"recipients": ArgumentMatcher(every="*@example.org")}),
         otherwise="deny",
     )])
 
 Rules see the arguments the tool will get: validated and converted, with defaults filled in, including any edits
-made by a human. Patterns are matched against the raw string; paths are not resolved and commands are not parsed. So
-allow what is known to be safe, and let ``otherwise`` cover the rest: a deny list is never complete.
+made by a human. They fail closed: where a condition cannot be evaluated, ``deny`` and ``ask`` apply, and ``allow``
+does not. Patterns are matched against the raw text; paths are not resolved and commands are not parsed. So allow what
+is known to be safe, and let ``otherwise`` cover the rest: a deny list is never complete.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
-from pydantic_core import to_jsonable_python
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agentfsm.errors import ConfigurationError
-from agentfsm.loop.canonical_json import canonical_json
+from agentfsm.loop.failures import describe_exception
 from agentfsm.machine.graph import State
+from agentfsm.runtime.argument_matcher import (
+    MISSING,
+    UNDECLARED,
+    Conditions,
+    all_hold,
+    parse_path,
+    readable_value,
+    value_at,
+)
+from agentfsm.runtime.argument_schema import is_declared, why_impossible
 from agentfsm.runtime.hooks import AskApproval, DenyCall, Hook, HookContext, HookDecision
+from agentfsm.runtime.tools import Tool
 
 __all__ = [
-    "ArgumentMatcher",
     "PermissionAction",
+    "PermissionHook",
     "PermissionPolicy",
     "PermissionRule",
     "allow",
     "ask",
+    "check_rules",
     "deny",
     "permissions",
+    "policies_of",
 ]
 
 PermissionAction = Literal["allow", "deny", "ask"]
 """What a rule decides about a call; ``ask`` requires a human's approval."""
 
+Where = Mapping[str, Any] | Mapping[tuple[str, ...], Any] | Mapping[str | tuple[str, ...], Any]
+"""Conditions by path, as ``allow``, ``deny`` and ``ask`` take them."""
 
-class ArgumentMatcher(BaseModel):
-    """A condition on an argument. If several are given, all of them must hold.
-
-    Attributes:
-        equals: It equals this JSON value. ``True`` is not 1, and 1 is not 1.0.
-        one_of: It equals one of these values.
-        glob: It is a string that this pattern (``*``, ``?``, ``[...]``) matches completely, case-sensitively.
-        regex: It is a string that this regular expression matches completely; a dot matches newlines too.
-        at_least: It is a number not less than this.
-        at_most: It is a number not greater than this.
-
-    Raises:
-        pydantic.ValidationError: No condition is given, or one is invalid.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    equals: Any = None
-    one_of: tuple[Any, ...] | None = None
-    glob: str | None = None
-    regex: str | None = None
-    at_least: float | None = None
-    at_most: float | None = None
-
-    @field_validator("regex")
-    @classmethod
-    def _check_regex(cls, value: str | None) -> str | None:
-        if value is not None:
-            try:
-                re.compile(value)
-            except re.error as error:
-                raise ValueError(f"this is not a valid regular expression: {error}") from None
-        return value
-
-    @model_validator(mode="after")
-    def _require_condition(self) -> ArgumentMatcher:
-        if not self.model_fields_set:
-            raise ValueError(f"give at least one condition: {', '.join(type(self).model_fields)}")
-        return self
-
-    def matches(self, value: Any) -> bool:
-        """Whether a JSON value meets the condition."""
-        return all(_MATCHERS[name](value, getattr(self, name)) for name in self.model_fields_set)
-
-
-def _json_equal(value: Any, expected: Any) -> bool:
-    return canonical_json(value) == canonical_json(expected)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-_MATCHERS: Mapping[str, Callable[[Any, Any], bool]] = {
-    "equals": _json_equal,
-    "one_of": lambda value, allowed: any(_json_equal(value, one) for one in allowed),
-    "glob": lambda value, pattern: isinstance(value, str) and fnmatchcase(value, pattern),
-    "regex": lambda value, pattern: isinstance(value, str) and re.fullmatch(pattern, value, re.DOTALL) is not None,
-    "at_least": lambda value, limit: _is_number(value) and value >= limit,
-    "at_most": lambda value, limit: _is_number(value) and value <= limit,
-}
+_ANYTHING: Mapping[str, Any] = {}
+"""The schema of arguments about which nothing is known."""
 
 
 class PermissionRule(BaseModel):
@@ -111,11 +67,12 @@ class PermissionRule(BaseModel):
 
     Attributes:
         action: ``allow``, ``deny`` or ``ask``.
-        tool: The tool's name, or a pattern of names (``fs_*``).
-        where: Conditions on arguments, by name (``options.force`` for a nested one). A string is short for
-            ``ArgumentMatcher(glob=...)``, any other scalar for ``ArgumentMatcher(equals=...)``. A missing
-            argument does not match. Of a list, every item must match for ``allow``, any item for ``deny`` and
-            ``ask``.
+        tool: The tool's name, or a pattern of names (``fs_*``). A pattern passes over tools that do not have the
+            arguments in ``where``.
+        where: Conditions on arguments by path, all of which must hold. A path is a text (``options.force``;
+            ``"a.b".c`` for a name with dots) or a tuple of names (``("a.b", "c")``), and leads through objects only.
+            A text is short for ``ArgumentMatcher(glob=...)``, another scalar for ``ArgumentMatcher(equals=...)``.
+            If a condition cannot be evaluated, ``deny`` and ``ask`` apply, and ``allow`` does not.
         reason: The reason given to the model for a denial, or the question shown to the human.
 
     Raises:
@@ -126,46 +83,53 @@ class PermissionRule(BaseModel):
 
     action: PermissionAction
     tool: str
-    where: dict[str, ArgumentMatcher] = {}
+    where: Conditions = {}
     reason: str = ""
 
-    @field_validator("where", mode="before")
-    @classmethod
-    def _expand_short_forms(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        conditions = cast("Mapping[str, Any]", value)
-        return {name: _as_matcher(one) for name, one in conditions.items()}
+    def names(self, tool: str) -> bool:
+        """Whether a tool has the name, or matches the pattern, in the rule."""
+        return fnmatchcase(tool, self.tool)
 
-    def matches(self, tool: str, arguments: Mapping[str, Any]) -> bool:
-        """Whether the rule matches a call.
+    @property
+    def is_pattern(self) -> bool:
+        """Whether the rule may name several tools."""
+        return any(char in self.tool for char in "*?[")
+
+    def concerns(self, tool: Tool) -> bool:
+        """Whether the rule names a tool that has the arguments in its conditions."""
+        return self.names(tool.name) and all(
+            matcher.present is False or is_declared(tool.spec.parameters, parse_path(path))
+            for path, matcher in self.where.items()
+        )
+
+    def applies(self, tool: str, arguments: Any, schema: Mapping[str, Any] = _ANYTHING) -> bool:
+        """Whether the rule decides about a call.
 
         Args:
             tool: The tool's name.
-            arguments: Its arguments, as JSON data.
+            arguments: Its arguments as JSON data.
+            schema: The JSON schema of its arguments, which tells an argument that is absent from one that the tool
+                does not have.
         """
-        quantifier = all if self.action == "allow" else any
-        return fnmatchcase(tool, self.tool) and all(
-            bool(values := list(_values_at(arguments, name.split(".")))) and quantifier(map(condition.matches, values))
-            for name, condition in self.where.items()
+        if not self.names(tool):
+            return False
+        verdict = all_hold(
+            condition.verdict(_find(arguments, parse_path(path), schema)) for path, condition in self.where.items()
         )
+        return verdict is True or (verdict is None and self.action != "allow")
+
+    @property
+    def condition(self) -> str:
+        """The conditions as text; empty if there are none."""
+        return " and ".join(f"{path} {matcher}" for path, matcher in self.where.items())
+
+    def __str__(self) -> str:
+        return f"{self.action} {self.tool}" + (f" where {self.condition}" if self.where else "")
 
 
-def _as_matcher(value: Any) -> Any:
-    if isinstance(value, str):
-        return ArgumentMatcher(glob=value)
-    return ArgumentMatcher(equals=value) if value is None or isinstance(value, bool | int | float) else value
-
-
-def _values_at(value: Any, path: list[str]) -> Iterable[Any]:
-    """The values at a path; of a list, those of each item."""
-    if isinstance(value, list):
-        for item in value:  # pyright: ignore[reportUnknownVariableType]  # JSON: anything
-            yield from _values_at(item, path)
-    elif not path:
-        yield value
-    elif isinstance(value, Mapping) and path[0] in value:
-        yield from _values_at(cast("Mapping[str, Any]", value)[path[0]], path[1:])
+def _find(arguments: Any, path: tuple[str, ...], schema: Mapping[str, Any]) -> Any:
+    value = value_at(arguments, path)
+    return UNDECLARED if value is MISSING and not is_declared(schema, path) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,31 +137,49 @@ class PermissionPolicy:
     """An agent's permission rules, in order; ``permissions`` makes a hook of them.
 
     Attributes:
-        rules: The rules; the first that matches decides.
-        otherwise: The action if none matches.
+        rules: The rules; the first that applies decides.
+        otherwise: The action if none applies.
     """
 
     rules: tuple[PermissionRule, ...]
     otherwise: PermissionAction = "ask"
 
-    def decide(self, tool: str, arguments: Mapping[str, Any]) -> PermissionRule:
-        """The rule that decides about a call; if none matches, one with the action ``otherwise``.
+    def decide(self, tool: str, arguments: Mapping[str, Any], schema: Mapping[str, Any] = _ANYTHING) -> PermissionRule:
+        """The rule that decides about a call; if none applies, one with the action ``otherwise``.
+
+        A call whose arguments cannot be read as JSON (nested too deeply, a serializer that raises) is denied.
 
         Args:
             tool: The tool's name.
             arguments: Its validated arguments.
+            schema: The JSON schema of its arguments.
         """
-        data = to_jsonable_python(dict(arguments), fallback=str)
-        for rule in self.rules:
-            if rule.matches(tool, data):
-                return rule
+        try:
+            data = readable_value(arguments)
+            for rule in self.rules:
+                if rule.applies(tool, data, schema):
+                    return rule
+        except Exception as error:  # of the user's types, too: what cannot be evaluated is denied
+            return PermissionRule(
+                action="deny",
+                tool=tool,
+                reason=f"the arguments of {tool!r} cannot be checked: {describe_exception(error)}",
+            )
         return PermissionRule(action=self.otherwise, tool=tool)
+
+    def __str__(self) -> str:
+        rows = [
+            (str(number), rule.action, rule.tool, rule.condition or "always", rule.reason)
+            for number, rule in enumerate(self.rules, 1)
+        ]
+        return _table(("", "action", "tool", "when", "reason"), [*rows, ("", self.otherwise, "*", "otherwise", "")])
 
     def __call__(self, context: HookContext) -> HookDecision:
         """The decision about the call that is about to run. Control tools (``return_done``...) are always allowed."""
         if context.call is None or (context.tool is not None and context.tool.control is not None):
             return None
-        rule = self.decide(context.call.name, context.arguments)
+        schema = _ANYTHING if context.tool is None else context.tool.spec.parameters
+        rule = self.decide(context.call.name, context.arguments, schema)
         if rule.action == "deny":
             return DenyCall(
                 rule.reason or f"the policy of this agent does not allow {context.call.name!r} with these arguments."
@@ -205,14 +187,31 @@ class PermissionPolicy:
         return AskApproval(rule.reason) if rule.action == "ask" else None
 
 
-def permissions(*rules: PermissionRule | Mapping[str, Any], otherwise: PermissionAction = "ask") -> Hook:
+@dataclass(frozen=True)
+class PermissionHook(Hook):
+    """The hook that applies a permission policy. It prints as the table of its rules."""
+
+    def __str__(self) -> str:
+        return str(self.function)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Rows of cells as aligned lines of text."""
+    lines = [[" ".join(cell.split()) for cell in row] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def permissions(*rules: PermissionRule | Mapping[str, Any], otherwise: PermissionAction = "ask") -> PermissionHook:
     """A hook that applies permission rules to tool calls, for ``Agent(hooks=[...])``. It fails closed.
+
+    Its text (``str``, ``print``) is the table of the rules. An agent refuses a rule that can never apply to a tool.
 
     The result of a denied call is the reason; ``max_denials`` (3) denials in a row are a ``policy_violation``.
 
     Args:
         rules: The rules in order, made by ``allow``, ``deny`` and ``ask`` or given as JSON data.
-        otherwise: The action for a call that no rule matches.
+        otherwise: The action for a call to which no rule applies.
 
     Raises:
         ConfigurationError: A rule is invalid; the message says which.
@@ -220,7 +219,40 @@ def permissions(*rules: PermissionRule | Mapping[str, Any], otherwise: Permissio
     if otherwise not in ("allow", "deny", "ask"):
         raise ConfigurationError(f"otherwise must be 'allow', 'deny' or 'ask', not {otherwise!r}")
     parsed = tuple(_parse_rule(index, rule) for index, rule in enumerate(rules, 1))
-    return Hook(State.DISPATCH_TOOL, PermissionPolicy(parsed, otherwise), fail_open=False, name="permissions")
+    return PermissionHook(State.DISPATCH_TOOL, PermissionPolicy(parsed, otherwise), fail_open=False, name="permissions")
+
+
+def policies_of(hooks: Mapping[str, Iterable[Hook]]) -> tuple[PermissionPolicy, ...]:
+    """The permission policies among an agent's hooks.
+
+    Args:
+        hooks: The hooks by state.
+    """
+    functions = (each.function for each in hooks.get(State.DISPATCH_TOOL, ()))
+    return tuple(each for each in functions if isinstance(each, PermissionPolicy))
+
+
+def check_rules(policies: Iterable[PermissionPolicy], tools: Iterable[Tool]) -> None:
+    """Check that the rules of an agent can apply to its tools.
+
+    A rule that names no tool is accepted: policies are shared, and tools of servers come and go.
+
+    Raises:
+        ConfigurationError: A rule names an argument that the tool, or each tool of its pattern, does not have; or the
+            argument of a tool can never meet its condition, as its type is another one.
+    """
+    known = tuple(tools)
+    for policy in policies:
+        for index, rule in enumerate(policy.rules, 1):
+            named = [each for each in known if rule.where and each.control is None and rule.names(each.name)]
+            concerned = [each for each in named if rule.concerns(each)] if rule.is_pattern else named
+            for each in concerned or named:
+                problem = why_impossible(each.spec.parameters, rule.where)
+                if problem is not None:
+                    raise ConfigurationError(
+                        f"permission rule {index} ({rule}) can never apply to the tool {each.name!r}: "
+                        f"in its arguments, {problem}"
+                    )
 
 
 def _parse_rule(index: int, rule: PermissionRule | Mapping[str, Any]) -> PermissionRule:
@@ -232,17 +264,17 @@ def _parse_rule(index: int, rule: PermissionRule | Mapping[str, Any]) -> Permiss
         raise ConfigurationError(f"permission rule {index}: {where}: {problem['msg']}") from None
 
 
-def allow(tool: str, *, where: Mapping[str, Any] | None = None) -> PermissionRule:
+def allow(tool: str, *, where: Where | None = None) -> PermissionRule:
     """A rule that allows a call.
 
     Args:
         tool: The tool's name, or a pattern of names.
         where: Conditions on its arguments; see ``PermissionRule``.
     """
-    return PermissionRule(action="allow", tool=tool, where=dict(where or {}))
+    return PermissionRule(action="allow", tool=tool, where=cast("Any", where or {}))
 
 
-def deny(tool: str, *, where: Mapping[str, Any] | None = None, reason: str = "") -> PermissionRule:
+def deny(tool: str, *, where: Where | None = None, reason: str = "") -> PermissionRule:
     """A rule that denies a call.
 
     Args:
@@ -250,10 +282,10 @@ def deny(tool: str, *, where: Mapping[str, Any] | None = None, reason: str = "")
         where: Conditions on its arguments; see ``PermissionRule``.
         reason: The reason given to the model.
     """
-    return PermissionRule(action="deny", tool=tool, where=dict(where or {}), reason=reason)
+    return PermissionRule(action="deny", tool=tool, where=cast("Any", where or {}), reason=reason)
 
 
-def ask(tool: str, *, where: Mapping[str, Any] | None = None, reason: str = "") -> PermissionRule:
+def ask(tool: str, *, where: Where | None = None, reason: str = "") -> PermissionRule:
     """A rule that requires a human's approval of a call.
 
     Args:
@@ -261,4 +293,4 @@ def ask(tool: str, *, where: Mapping[str, Any] | None = None, reason: str = "") 
         where: Conditions on its arguments; see ``PermissionRule``.
         reason: The question shown to the human.
     """
-    return PermissionRule(action="ask", tool=tool, where=dict(where or {}), reason=reason)
+    return PermissionRule(action="ask", tool=tool, where=cast("Any", where or {}), reason=reason)

@@ -17,10 +17,9 @@ from agentfsm.loop.failures import Failure, FailureKind
 from agentfsm.loop.messages import ToolCall, ToolResult, Usage, is_secret_placeholder
 from agentfsm.loop.outcomes import CallBlocked, Outcome, ToolsRan
 from agentfsm.loop.state import CallState, PendingRequest, RunState, SuspendedSubRun
-from agentfsm.machine.graph import State
 from agentfsm.runtime.approval import check_approval, request_about
 from agentfsm.runtime.context import AgentConfig, Context
-from agentfsm.runtime.permissions import PermissionPolicy
+from agentfsm.runtime.permissions import policies_of
 from agentfsm.runtime.timeout import Timeout
 from agentfsm.runtime.tool_execution import failed_result, run_call, run_delegation, validate_call
 from agentfsm.runtime.tools import BudgetShare, CallingRun, Delegation, Tool, ToolContext, describe_validation_error
@@ -251,8 +250,7 @@ def calling_run(
         share: The sub-agent's share of what is left of its budgets.
         uncharged_s: Seconds that have passed since the run was last charged for its time.
     """
-    hooks = config.hooks.get(State.DISPATCH_TOOL, ())
-    policies = tuple(hook.function for hook in hooks if isinstance(hook.function, PermissionPolicy))
+    policies = policies_of(config.hooks)
     return CallingRun(run, config.host, share, uncharged_s, policies)
 
 

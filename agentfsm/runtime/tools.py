@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from types import MappingProxyType
@@ -39,6 +39,7 @@ __all__ = [
     "secret_arguments",
     "tool",
     "tools_by_name",
+    "with_subagents",
 ]
 
 
@@ -136,6 +137,16 @@ class CallingRun:
 
 class Delegate(Protocol):
     """A sub-agent, as a tool has it."""
+
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        """Its tools by name."""
+        ...
+
+    @property
+    def hooks(self) -> Mapping[str, tuple[Any, ...]]:
+        """Its hooks by state."""
+        ...
 
     def __call__(self, caller: CallingRun, call_state: CallState, attempt: int) -> Delegation:
         """Start or resume its run for one call.
@@ -383,6 +394,14 @@ def tools_by_name(tools: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
             raise ToolDefinitionError(f"two tools have the name {each.name!r}")
         by_name[each.name] = each
     return by_name
+
+
+def with_subagents(tools: Mapping[str, Tool]) -> Iterator[Tool]:
+    """The tools of an agent and those of its sub-agents, at every depth."""
+    for each in tools.values():
+        yield each
+        if each.delegate is not None:
+            yield from with_subagents(each.delegate.tools)
 
 
 def secret_arguments(tools: Mapping[str, Tool]) -> dict[str, frozenset[str]]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, model_serializer
 
 from agentfsm import (
     Agent,
@@ -196,44 +197,44 @@ def test_values_that_are_no_json_are_seen_as_text() -> None:
     assert done == []
 
 
-def test_of_a_list_one_item_is_enough_to_deny_and_all_are_needed_to_allow() -> None:
-    good, bad = {"lines": ["a1", "a2"]}, {"lines": ["a1", "b"]}
-    allows, denies = allow("save", where={"lines": "a*"}), deny("save", where={"lines": "b*"})
-    assert allows.matches("save", good)
-    assert not allows.matches("save", bad)
-    assert not denies.matches("save", good)
-    assert denies.matches("save", bad)
-    assert not allows.matches("save", {"lines": []})  # nothing was shown to be good
+def test_items_of_a_list_are_matched_with_every_and_any() -> None:
+    rules = [
+        deny("save", where={"lines": ArgumentMatcher(any="b*")}, reason="no b"),
+        allow("save", where={"lines": ArgumentMatcher(every="a*")}),
+    ]
+    script = [call("save", path="x", lines=["a", "b"]), call("save", path="y", lines=["a"]), "ok"]
+    assert run(script, *rules).output == "ok"
+    assert done == [Path("y")]
+    assert isinstance(run([call("save", path="z", lines=[])], *rules).outcome, UserInputRequested)
 
 
-@pytest.mark.parametrize(
-    ("condition", "fitting", "others"),
-    [
-        ("a*", ["a", "abc", "a\nb"], ["A", "ba", 1, None, ["b"]]),
-        (True, [True], [1, "True", False]),
-        (1, [1], [True, 1.5, "1"]),
-        (None, [None], [0, ""]),
-        (ArgumentMatcher(one_of=["x", 2]), ["x", 2], ["y", "2", 2.5]),
-        (ArgumentMatcher(regex="[ab]+"), ["ab", "a"], ["abc", "xab", 1]),
-        (ArgumentMatcher(regex=".*rm.*"), ["rm", "ls\nrm -rf"], ["ls"]),
-        (ArgumentMatcher(at_least=2, at_most=4), [2, 3.5, 4], [1, 5, True, "3"]),
-        (ArgumentMatcher(equals={"a": 1}), [{"a": 1}], [{"a": 2}, {}]),
-        ({"glob": "x?"}, ["xy"], ["x", "xyz"]),
-    ],
-)
-def test_conditions(condition: Any, fitting: list[Any], others: list[Any]) -> None:
-    rule = deny("t", where={"a": condition})
-    assert [v for v in fitting if not rule.matches("t", {"a": v})] == []
-    assert [v for v in others if rule.matches("t", {"a": v})] == []
-    assert not rule.matches("t", {}), "an absent argument is not so"
+def test_a_rule_that_cannot_be_evaluated_denies_and_asks_but_never_allows() -> None:
+    """The argument may be a list or a text, and the rules are about text."""
+    for rule, status in ((allow, "ask"), (deny, "deny"), (ask, "ask")):
+        policy = PermissionPolicy((rule("run", where={"command": "ls*"}),), "ask" if rule is allow else "allow")
+        assert policy.decide("run", {"command": ["ls"]}).action == status
 
 
-def test_a_nested_argument_is_named_with_a_dot() -> None:
-    rule = deny("t", where={"options.force": True})
-    assert rule.matches("t", {"options": {"force": True}})
-    assert rule.matches("t", {"options": [{"force": False}, {"force": True}]})
-    assert not rule.matches("t", {"options": {}})
-    assert not rule.matches("t", {"options": "force"})
+def test_a_pattern_of_tools_passes_over_those_without_the_argument() -> None:
+    rules = [deny("*", where={"command": "rm*"}), deny("*", where={"path": "/etc/*"})]
+    script = [call("transfer", amount=1), call("shell", command="rm x"), call("save", path="/etc/x", lines=[]), "ok"]
+    assert run(script, *rules, otherwise="allow").output == "ok"
+    assert done == [(1, "cash desk")]
+
+
+def test_an_argument_that_a_remote_tool_may_get_but_did_not_cannot_be_evaluated() -> None:
+    declared = {"type": "object", "properties": {"force": {"type": "boolean"}}}
+    rule = deny("delete", where={"force": True})
+    assert rule.applies("delete", {}, declared)
+    assert not rule.applies("delete", {}, {"type": "object", "properties": {"name": {"type": "string"}}})
+    assert rule.applies("delete", {}, {"type": "object"})
+
+
+def test_a_name_with_dots_is_given_in_a_tuple_or_in_quotes() -> None:
+    by_tuple, by_text = deny("t", where={("a.b", "c"): 1}), deny("t", where={'"a.b".c': 1})
+    assert by_tuple == by_text
+    assert by_tuple.applies("t", {"a.b": {"c": 1}})
+    assert not by_tuple.applies("t", {"a.b": {"c": 2}})
 
 
 def test_control_tools_need_no_approval() -> None:
@@ -277,25 +278,76 @@ def test_otherwise_is_one_of_three() -> None:
         permissions(otherwise="maybe")  # type: ignore[arg-type]
 
 
-def test_a_policy_that_breaks_stops_the_run_before_the_tool() -> None:
-    class Broken:
-        def __str__(self) -> str:
-            raise RuntimeError("no text")
+class Broken(BaseModel):
+    @model_serializer
+    def text(self) -> str:
+        raise RuntimeError("no text")
 
+
+def test_arguments_that_cannot_be_read_are_a_denied_call() -> None:
     @tool
-    def take(thing: Any) -> str:
+    def take(thing: Broken) -> str:
         """Take a thing."""
         done.append(thing)
         return "taken"
 
-    from dataclasses import replace
+    for policy in (permissions(otherwise="allow"), permissions(allow("*"))):
+        script = [call("take", thing={}), "ok"]
+        result = Agent(ScriptedModel(script), tools=[take], hooks=[policy]).run_sync("go")
+        assert result.output == "ok"
+        assert answers(result)[0].startswith("Denied: the arguments of 'take' cannot be checked")
+        assert done == []
 
-    odd = replace(take, adapter=take.adapter)
-    agent = Agent(ScriptedModel([call("take", thing=1)]), tools=[odd], hooks=[permissions(otherwise="allow")])
-    object.__setattr__(odd, "arguments", lambda given: {"thing": Broken()})
-    result = agent.run_sync("go")
-    assert result.run_state.aborted is not None
-    assert done == []
+
+# -- rules that can never apply ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rule", "problem"),
+    [
+        (deny("shell", where={"comand": "rm*"}), r"rule 2 \(deny shell where comand like \"rm\*\"\).*no 'comand'"),
+        (deny("save", where={"lines": "b*"}), "'lines' is of type array, and glob= matches text.*every= or any="),
+        (ask("transfer", where={"amount": "1*"}), "'amount' is of type integer"),
+        (allow("s*", where={"lines": "b*"}), "tool 'save'"),
+        (deny("*", where={"nothing": 1}), "no 'nothing'"),
+    ],
+)
+def test_a_rule_that_can_never_apply_to_a_tool_is_refused_with_the_agent(rule: Any, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        run(["ok"], allow("nobody"), rule)
+
+
+def test_a_rule_of_a_tool_that_the_agent_does_not_have_is_accepted() -> None:
+    assert run(["ok"], deny("other_tool", where={"x": 1})).output == "ok"
+
+
+def test_the_rules_of_a_calling_agent_are_checked_against_the_tools_of_its_sub_agents() -> None:
+    inner = Agent(ScriptedModel(["ok"]), tools=[save])
+    middle = Agent(ScriptedModel(["ok"]), tools=[inner.as_tool("inner", "Helps.")])
+    with pytest.raises(ConfigurationError, match="tool 'save'"):
+        Agent(
+            ScriptedModel(["ok"]),
+            tools=[middle.as_tool("middle", "Helps.")],
+            hooks=[permissions(deny("save", where={"lines": "b*"}))],
+        )
+
+
+def test_rules_print_as_a_table() -> None:
+    policy = permissions(
+        allow("read_*"),
+        deny("shell", where={"command": "*rm *"}, reason="nothing is\ndeleted here"),
+        ask("transfer", where={"amount": ArgumentMatcher(at_least=100), ("a.b", "c"): ArgumentMatcher(any="x")}),
+        otherwise="deny",
+    )
+    assert (
+        str(policy)
+        == """\
+   action  tool      when                                         reason
+1  allow   read_*    always
+2  deny    shell     command like "*rm *"                         nothing is deleted here
+3  ask     transfer  amount >= 100 and "a.b".c any item like "x"
+   deny    *         otherwise"""
+    )
 
 
 # -- first match wins, on random policies -----------------------------------------------------------------
