@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from agentfsm.errors import ConfigurationError
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.presets import PRESETS, Preset
 from agentfsm.machine.graph import Graph
+from agentfsm.runtime.unattended_calls import UnattendedCalls, unattended_calls
 from agentfsm.testing.counterexample import counterexample_test
 
 __all__ = ["check"]
@@ -110,6 +112,9 @@ def check(
     policy and people. A property that does not hold comes with the shortest counterexample. A graph that an agent
     would refuse is refused.
 
+    Of an agent, it also lists which calls of which tools can run without a person, by its permission rules, approvals
+    and hooks, and those of its sub-agents.
+
     --reviewed compares the verdicts, bounds and unreachable rows with those in a file, and shows what has changed.
 
     Exit codes: 0 every property holds, 1 one does not or the reviewed file differs, 2 wrong usage, 4 one could not
@@ -117,7 +122,7 @@ def check(
     """
     if graph and preset:
         raise click.UsageError("give MODULE:GRAPH or --preset, not both")
-    loaded, guardrails, traits = _load_inputs(graph, preset)
+    loaded, guardrails, traits, calls = _load_inputs(graph, preset)
     guardrails = change_guardrails(guardrails, limits)
     own = Assumptions() if assumptions is None else _load_assumptions(assumptions)
     analysis = analyse(
@@ -127,7 +132,7 @@ def check(
         traits=traits,
         assumptions=own,
     )
-    click.echo(json.dumps(analysis.to_dict(), indent=1) if report_opts.as_json else str(analysis))
+    click.echo(_report(analysis, calls, as_json=report_opts.as_json))
     if report_opts.output is not None:
         _draw_counterexample(analysis, report_opts.output)
     if report_opts.counterexample is not None:
@@ -142,6 +147,14 @@ def check(
     ctx.exit(0 if analysis.ok and reviewed else 1 if not reviewed or _is_broken(analysis) else 4)
 
 
+def _report(analysis: Analysis, calls: Sequence[UnattendedCalls], *, as_json: bool) -> str:
+    """The analysis, followed by which calls of an agent's tools can run without a person."""
+    if as_json:
+        more = {"unattended_calls": [each.to_dict() for each in calls]} if calls else {}
+        return json.dumps({**analysis.to_dict(), **more}, indent=1)
+    return f"{analysis}\n\n{UnattendedCalls.table(calls)}" if calls else str(analysis)
+
+
 def _is_broken(analysis: Analysis) -> bool:
     return any(verdict.holds is False for verdict in analysis.verdicts)
 
@@ -152,23 +165,26 @@ def _format_review(analysis: Analysis) -> str:
     return json.dumps(data, indent=1) + "\n"
 
 
-def _load_inputs(graph: str | None, preset: str | None) -> tuple[Graph, AgentGuardrails, AgentTraits]:
-    """The graph that is named, with the limits and what is known of its preset or agent.
+def _load_inputs(
+    graph: str | None, preset: str | None
+) -> tuple[Graph, AgentGuardrails, AgentTraits, Sequence[UnattendedCalls]]:
+    """The graph that is named, with the limits and what is known of its preset or agent, and the agent's tools.
 
     Raises:
         GraphError: No agent can run the graph.
     """
     if graph is None:
         source = PRESETS[preset or "standard"]
-        return source.graph, source.guardrails, AgentTraits(source.behavior if preset else None)
+        return source.graph, source.guardrails, AgentTraits(source.behavior if preset else None), ()
     loaded, owner = load_graph_and_owner(graph)
     match owner:
         case Agent():
-            return loaded, owner.guardrails, proof_traits(owner.config)
+            calls = unattended_calls(owner.config.tools, owner.config.hooks)
+            return loaded, owner.guardrails, proof_traits(owner.config), calls
         case Preset():
-            return check_agent_graph(loaded, {}), owner.guardrails, AgentTraits(owner.behavior)
+            return check_agent_graph(loaded, {}), owner.guardrails, AgentTraits(owner.behavior), ()
         case _:
-            return check_agent_graph(loaded, {}), AgentGuardrails(), AgentTraits()
+            return check_agent_graph(loaded, {}), AgentGuardrails(), AgentTraits(), ()
 
 
 def _load_assumptions(name: str) -> Assumptions:

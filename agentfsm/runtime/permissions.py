@@ -50,6 +50,7 @@ __all__ = [
     "deny",
     "permissions",
     "policies_of",
+    "table",
 ]
 
 PermissionAction = Literal["allow", "deny", "ask"]
@@ -172,7 +173,7 @@ class PermissionPolicy:
             (str(number), rule.action, rule.tool, rule.condition or "always", rule.reason)
             for number, rule in enumerate(self.rules, 1)
         ]
-        return _table(("", "action", "tool", "when", "reason"), [*rows, ("", self.otherwise, "*", "otherwise", "")])
+        return table(("", "action", "tool", "when", "reason"), [*rows, ("", self.otherwise, "*", "otherwise", "")])
 
     def __call__(self, context: HookContext) -> HookDecision:
         """The decision about the call that is about to run. Control tools (``return_done``...) are always allowed."""
@@ -195,7 +196,7 @@ class PermissionHook(Hook):
         return str(self.function)
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Rows of cells as aligned lines of text."""
     lines = [[" ".join(cell.split()) for cell in row] for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -78,6 +78,46 @@ def test_limits_and_behavior_come_from_the_named_object_and_from_options(cli: Cl
     assert {d["row"] for d in feedback["dead"]} >= {"post_tool.question_asked"}
 
 
+AGENT = """
+from agentfsm import Agent, allow, ask, deny, permissions
+from agentfsm.testing import ScriptedModel
+
+
+def read(path: str) -> str:
+    'Read a file.'
+    return ""
+
+
+def pay(amount: int) -> str:
+    'Pay.'
+    return ""
+
+
+HELPER = Agent(ScriptedModel([]), tools=[pay])
+AGENT = Agent(
+    ScriptedModel([]),
+    tools=[read, HELPER.as_tool("helper", "Helps.")],
+    hooks=[permissions(deny("read", where={"path": "/etc/*"}), allow("read"), allow("helper"))],
+)
+"""
+
+
+def test_which_calls_of_an_agent_can_run_without_a_person_is_listed(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "desk.py").write_text(AGENT)
+    result = cli("check", "desk.py:AGENT")
+    assert result.exit_code == 0
+    table = (
+        "tool        without a person  decided by\n"
+        'read        sometimes         deny if path like "/etc/*", else allow\n'
+        "helper      always            allow\n"
+        "helper/pay  never             ask\n"
+    )
+    assert result.stdout.endswith("\n\n" + table)
+    calls = json.loads(cli("check", "desk.py:AGENT", "--json").stdout)["unattended_calls"]
+    assert calls[2] == {"tool": "helper/pay", "unattended": "never", "decided_by": ["ask"]}
+    assert "unattended_calls" not in json.loads(cli("check", "--json").stdout)
+
+
 def test_what_you_know_of_your_own_guards_is_read_from_an_attribute(cli: Cli, mine: str) -> None:
     few = ("-g", "max_iterations=2", "-g", "max_calls_per_reply=2")
     result = cli("check", f"{mine}:DODGES", "--must-pass", "call_llm:pre_step", "--assumptions", f"{mine}:NEVER", *few)
