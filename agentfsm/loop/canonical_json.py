@@ -46,9 +46,12 @@ def canonical_json(value: object, *, ensure_ascii: bool = False) -> str:
 
     Raises:
         TypeError: The value is not JSON.
-        ValueError: The value contains NaN, an infinity or itself.
+        ValueError: The value contains NaN, an infinity or itself, or is nested too deeply.
     """
-    return (_SORTED_ASCII if ensure_ascii else _SORTED).encode(value)
+    try:
+        return (_SORTED_ASCII if ensure_ascii else _SORTED).encode(value)
+    except RecursionError:
+        raise ValueError("the value is nested too deeply for JSON") from None
 
 
 # In compact JSON a number follows one of these characters; a match inside a string only costs time.

@@ -18,7 +18,7 @@ from typing import Any, cast, overload
 
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.failures import Failure
-from agentfsm.loop.read_only import FrozenDict, RefusesListChanges, freeze_field, read_only
+from agentfsm.loop.read_only import MAX_NESTING, FrozenDict, RefusesListChanges, freeze_field, read_only
 
 __all__ = [
     "MEDIA_TYPES",
@@ -164,7 +164,8 @@ class ToolCall(_SignatureSlot):
     Attributes:
         id: The call's id, unique in its message.
         name: The tool's name.
-        arguments: The arguments, a JSON object; frozen, as the calls of a run cannot be changed.
+        arguments: The arguments, a JSON object; frozen, as the calls of a run cannot be changed. A call whose
+            arguments are nested more than 100 deep is never run.
         malformed: Why the arguments that the model sent are not a JSON object, or None. If set, ``arguments`` is
             empty and the tool is never run.
     """
@@ -175,7 +176,7 @@ class ToolCall(_SignatureSlot):
     malformed: str | None = None
 
     def __post_init__(self) -> None:
-        freeze_field(self, "arguments")
+        freeze_field(self, "arguments", MAX_NESTING)
 
     @property
     def signature(self) -> str:
@@ -183,8 +184,7 @@ class ToolCall(_SignatureSlot):
 
         Raises:
             TypeError: The arguments are not JSON.
-            ValueError: They contain NaN, an infinity or themselves.
-            RecursionError: They are nested too deeply.
+            ValueError: They contain NaN, an infinity or themselves, or are nested too deeply.
         """
         try:
             return self._signature

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar, cast
 from agentfsm.errors import ReadOnlyError
 
 __all__ = [
+    "MAX_NESTING",
     "FrozenDict",
     "FrozenList",
     "RefusesListChanges",
@@ -170,8 +171,20 @@ _ATOMS = frozenset({str, int, float, bool, type(None), FrozenDict, FrozenList})
 """The classes whose values need no freezing."""
 
 
-def freeze(value: Any) -> Any:
+MAX_NESTING = 100
+"""How deeply the arguments of a call may be nested: far less than Python's recursion limit, so that all code can walk
+them."""
+
+_ANY_NESTING = 1000
+"""More than Python's recursion limit lets ``freeze`` descend."""
+
+
+def freeze(value: Any, levels: int = _ANY_NESTING) -> Any:
     """A value with read-only copies of its mappings, lists and tuples; anything else in it stays as it is.
+
+    Args:
+        value: The value.
+        levels: How many levels of nesting are allowed.
 
     Raises:
         RecursionError: It contains itself, or is nested too deeply.
@@ -179,20 +192,22 @@ def freeze(value: Any) -> Any:
     kind = value.__class__
     if kind in _ATOMS:
         return value
+    if not levels:
+        raise RecursionError("nested too deeply")
     if kind is dict or isinstance(value, Mapping):
         frozen = FrozenDict(cast("Mapping[str, Any]", value))
         if not _ATOMS.issuperset(map(type, frozen.values())):
             for name, item in frozen.items():
                 if item.__class__ not in _ATOMS:
-                    _set_entry(frozen, name, freeze(item))  # the key exists: the size does not change
+                    _set_entry(frozen, name, freeze(item, levels - 1))  # the key exists: the size does not change
         return frozen
     if isinstance(value, list):
         items = FrozenList(cast("list[object]", value))
         for index, item in enumerate(items):
             if item.__class__ not in _ATOMS:
-                _set_item(items, index, freeze(item))
+                _set_item(items, index, freeze(item, levels - 1))
         return items
-    return tuple(map(freeze, value)) if kind is tuple else value
+    return tuple(freeze(item, levels - 1) for item in value) if kind is tuple else value
 
 
 _VALUES = frozenset({str, int, float, bool, type(None)})
@@ -208,12 +223,12 @@ def contains_objects(frozen: Any) -> bool:
     return kind not in _VALUES
 
 
-def freeze_field(self: object, name: str) -> None:
-    """Freeze a field of a frozen dataclass, in its ``__post_init__``. A value that contains itself stays as it is."""
+def freeze_field(self: object, name: str, levels: int = _ANY_NESTING) -> None:
+    """Freeze a field of a frozen dataclass, in its ``__post_init__``. One nested too deeply stays as it is."""
     value = getattr(self, name)
     if value.__class__ not in _ATOMS:
         try:  # noqa: SIM105  # ``suppress`` takes longer than freezing
-            object.__setattr__(self, name, freeze(value))
+            object.__setattr__(self, name, freeze(value, levels))
         except RecursionError:
             pass
 

@@ -21,8 +21,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, fiel
 from pydantic.types import SecretBytes, SecretStr
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from agentfsm.loop.read_only import MAX_NESTING
+
 __all__ = [
-    "MAX_DEPTH",
     "MISSING",
     "UNDECLARED",
     "UNREADABLE",
@@ -35,9 +36,6 @@ __all__ = [
     "readable_value",
     "value_at",
 ]
-
-MAX_DEPTH = 100
-"""How deeply the arguments of a call may be nested for a rule to be evaluated."""
 
 
 class _NoValue(Enum):
@@ -131,13 +129,13 @@ def readable_value(value: Any, depth: int = 0) -> Any:
     """A validated argument as rules see it: JSON, with Decimals kept; ``UNREADABLE`` for what is no JSON, or secret.
 
     Raises:
-        ValueError: It is nested more than ``MAX_DEPTH`` deep, or contains itself.
+        ValueError: It is nested more than ``MAX_NESTING`` deep, or contains itself.
     """
     kind = value.__class__
     if kind is str or kind is bool or kind is int or kind is float or value is None:
         return value
-    if depth >= MAX_DEPTH:
-        raise ValueError(f"nested more than {MAX_DEPTH} deep")
+    if depth >= MAX_NESTING:
+        raise ValueError(f"nested more than {MAX_NESTING} deep")
     if isinstance(value, Enum):
         return readable_value(value.value, depth + 1)
     if isinstance(value, Mapping):

@@ -29,7 +29,7 @@ from agentfsm.loop.model import (
 )
 from agentfsm.loop.outcomes import ModelCallFailed, ModelCallSucceeded, Outcome
 from agentfsm.loop.prompts import render_messages
-from agentfsm.loop.read_only import FrozenDict, plain_value
+from agentfsm.loop.read_only import MAX_NESTING, FrozenDict, plain_value
 from agentfsm.runtime.context import Context
 from agentfsm.runtime.timeout import TimeLimitError, Timeout, being_cancelled
 
@@ -168,7 +168,7 @@ def _normalize_call(call: ToolCall, index: int, used_ids: set[str]) -> ToolCall:
     try:
         _ = call.signature
         if call.arguments.__class__ is not FrozenDict:
-            raise RecursionError("they are nested too deeply")  # too deeply to be frozen
+            raise RecursionError(f"they are nested more than {MAX_NESTING} deep")
     except (TypeError, ValueError, RecursionError) as error:
         call = replace(call, arguments={}, malformed=f"the arguments are not a JSON object: {error}")
     return call if unique_id is call.id and name is call.name else replace(call, id=unique_id, name=name)

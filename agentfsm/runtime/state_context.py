@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from inspect import isawaitable
 from typing import Any, NamedTuple
 
-from pydantic_core import to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from agentfsm.errors import (
     BudgetSpentError,
@@ -32,7 +32,7 @@ from agentfsm.loop.guards import approval_decided, approval_required, doubt_sett
 from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult, Usage
 from agentfsm.loop.model import CallBudget, Model, ModelRequest
 from agentfsm.loop.outcomes import CallBlocked, Charge, Outcome, StateResult
-from agentfsm.loop.read_only import user_code
+from agentfsm.loop.read_only import MAX_NESTING, user_code
 from agentfsm.loop.recovery_policy import decide_recovery
 from agentfsm.loop.state import CallState, PendingRequest, RunState, RunView, StateCall, request_digest
 from agentfsm.loop.tool_batch import charge
@@ -42,7 +42,7 @@ from agentfsm.runtime.host import Clock
 from agentfsm.runtime.model_call import reply_or_failure
 from agentfsm.runtime.timeout import TimeLimitError, Timeout, being_cancelled
 from agentfsm.runtime.tool_dispatch import check_call, is_repeatable
-from agentfsm.runtime.tool_execution import run_call
+from agentfsm.runtime.tool_execution import invalid_arguments, run_call
 from agentfsm.runtime.tools import Tool, ToolContext
 
 __all__ = ["EffectCalls", "StateContext", "custom_effect"]
@@ -141,7 +141,13 @@ class StateContext:
             BudgetSpentError: The run's time is up.
         """
         async with self._calls.one_at_a_time():
-            return await self._calls.call_tool(name, to_jsonable_python(dict(arguments)))
+            try:
+                given = to_jsonable_python(dict(arguments))
+            except PydanticSerializationError:
+                raise
+            except ValueError:  # too deeply nested to be converted, and so to be called
+                return invalid_arguments(ToolCall("", name), f"the arguments are nested more than {MAX_NESTING} deep")
+            return await self._calls.call_tool(name, given)
 
 
 class _ModelOptions(NamedTuple):

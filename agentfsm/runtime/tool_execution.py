@@ -17,12 +17,14 @@ from agentfsm.errors import JournalError, StoreError, ToolError
 from agentfsm.loop import prompts
 from agentfsm.loop.failures import TOOL_REPORTABLE_KINDS, Failure, FailureKind, describe_exception
 from agentfsm.loop.messages import Image, ToolCall, ToolResult
+from agentfsm.loop.read_only import MAX_NESTING, FrozenDict
 from agentfsm.loop.state import SuspendedSubRun
 from agentfsm.runtime.timeout import TimeLimitError, Timeout, reraise_cancellation
 from agentfsm.runtime.tools import Delegation, Tool, ToolContext, problems
 
 __all__ = [
     "failed_result",
+    "invalid_arguments",
     "run_call",
     "run_delegation",
     "run_in_thread",
@@ -86,6 +88,17 @@ def _failure_result(call: ToolCall, failure: Failure, text: str, error_class: st
     return ToolResult(call.id, call.name, text, "failed", failure, error_class, retryable=retryable)
 
 
+def invalid_arguments(call: ToolCall, *reasons: str) -> ToolResult:
+    """The result of a call whose arguments are invalid.
+
+    Args:
+        call: The call.
+        reasons: What is wrong with them.
+    """
+    text = prompts.invalid_arguments_text(call.name, reasons)
+    return failed_result(call, FailureKind.invalid_arguments, text)
+
+
 def validate_call(call: ToolCall, tools: Any) -> tuple[Tool, dict[str, Any]] | ToolResult:
     """The tool of a call and its validated arguments, or a failed result that says why it cannot run.
 
@@ -97,13 +110,13 @@ def validate_call(call: ToolCall, tools: Any) -> tuple[Tool, dict[str, Any]] | T
     if tool is None:
         return failed_result(call, FailureKind.unknown_tool, prompts.unknown_tool_text(call.name, tools))
     if call.malformed is not None:
-        text = prompts.invalid_arguments_text(call.name, [call.malformed])
-        return failed_result(call, FailureKind.invalid_arguments, text)
+        return invalid_arguments(call, call.malformed)
+    if call.arguments.__class__ is not FrozenDict:  # too deeply nested to be frozen
+        return invalid_arguments(call, f"the arguments are nested more than {MAX_NESTING} deep")
     try:
         return tool, tool.arguments(call.arguments)
     except ValidationError as error:
-        text = prompts.invalid_arguments_text(call.name, problems(error))
-        return failed_result(call, FailureKind.invalid_arguments, text)
+        return invalid_arguments(call, *problems(error))
     except Exception as error:  # raised by a validator of the tool's types, or by a remote server's schema
         return _exception_result(call, tool, error)
 

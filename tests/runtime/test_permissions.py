@@ -23,7 +23,11 @@ from agentfsm import (
     FailureKind,
     Handoff,
     HookContext,
+    Host,
     HumanReplyError,
+    MemoryStore,
+    Message,
+    Reply,
     RunResult,
     State,
     UserInputRequested,
@@ -34,6 +38,7 @@ from agentfsm import (
     permissions,
     tool,
 )
+from agentfsm.models.wire_format import parse_tool_calls
 from agentfsm.runtime.permissions import PermissionPolicy, PermissionRule
 from agentfsm.testing import ScriptedModel, call
 
@@ -297,6 +302,132 @@ def test_arguments_that_cannot_be_read_are_a_denied_call() -> None:
         assert result.output == "ok"
         assert answers(result)[0].startswith("Denied: the arguments of 'take' cannot be checked")
         assert done == []
+
+
+# -- hostile arguments ------------------------------------------------------------------------------------
+
+
+@tool
+def take(thing: Any) -> str:
+    """Take a thing."""
+    done.append(thing)
+    return "taken"
+
+
+POLICIES = {
+    "no rules": [],
+    "rules": [permissions(allow("take", where={"thing": ArgumentMatcher(present=True)}))],
+    "approval": [permissions(ask("*"))],
+}
+
+
+def nested_json(depth: int) -> str:
+    """Arguments that are nested this deep, the object of arguments included."""
+    return '{"thing":' + "[" * (depth - 1) + "1" + "]" * (depth - 1) + "}"
+
+
+@pytest.mark.parametrize("store", [None, MemoryStore])
+@pytest.mark.parametrize("hooks", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("way", ["model", "wire", "envelope"])
+@pytest.mark.parametrize("depth", [101, 240, 500, 1000, 100_000])
+def test_a_call_whose_arguments_are_nested_too_deeply_does_not_run_and_the_run_goes_on(
+    depth: int, way: str, hooks: Any, store: Any
+) -> None:
+    preset, script = "standard", ["ok"]
+    if way == "envelope":
+        envelope = '{"kind": "tool_call", "tool_name": "take", "arguments": ' + nested_json(depth) + "}"
+        preset, script = "feedback", [envelope, '{"kind": "final", "content": "ok"}']
+    elif way == "wire":
+        calls = parse_tool_calls([("c1", "take", nested_json(depth))])
+        script.insert(0, Reply(Message.assistant("", calls)))  # type: ignore[arg-type]
+    else:
+        thing: Any = 1
+        for _ in range(depth - 1):
+            thing = [thing]
+        script.insert(0, call("take", thing=thing))  # type: ignore[arg-type]
+    host = Host(store=store() if store else None)
+    result = Agent(ScriptedModel(script), tools=[take], hooks=hooks, preset=preset, host=host).run_sync("go")
+    assert result.output == "ok"
+    assert done == []
+
+
+@pytest.mark.parametrize("hooks", POLICIES.values(), ids=POLICIES)
+def test_a_call_whose_arguments_are_nested_a_hundred_deep_runs(hooks: Any) -> None:
+    calls = parse_tool_calls([("c1", "take", nested_json(100))])
+    agent = Agent(ScriptedModel([Reply(Message.assistant("", calls)), "ok"]), tools=[take], hooks=hooks)
+
+    async def answered() -> RunResult:
+        first = await agent.run("go")
+        if not isinstance(first.outcome, UserInputRequested):
+            return first
+        return await agent.resume(first.outcome.suspension_record.to_json(), Allow())
+
+    assert asyncio.run(answered()).output == "ok"
+    assert len(done) == 1
+
+
+@pytest.mark.parametrize("depth", [101, 500, 1000, 100_000])
+def test_an_edit_that_is_nested_too_deeply_is_refused_and_the_run_still_waits(depth: int) -> None:
+    agent = Agent(ScriptedModel([call("take", thing=1), "ok"]), tools=[take], hooks=POLICIES["approval"])
+    thing: Any = 1
+    for _ in range(depth - 1):
+        thing = [thing]
+
+    async def edited() -> RunResult:
+        first = await agent.run("go")
+        assert isinstance(first.outcome, UserInputRequested)
+        with pytest.raises(HumanReplyError):
+            await agent.resume(first.outcome.suspension_record, Edit({"thing": thing}))
+        return await agent.resume(first.outcome.suspension_record, Allow())
+
+    assert asyncio.run(edited()).output == "ok"
+    assert done == [1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"thing": 1' + "0" * 5000 + "}",
+        '{"thing": NaN}',
+        '{"thing": 1e999}',
+        '{"thing": -Infinity}',
+    ],
+    ids=["5001 digits", "NaN", "1e999", "infinity"],
+)
+def test_numbers_that_are_no_json_are_a_failed_call(text: str) -> None:
+    calls = parse_tool_calls([("c1", "take", text)])
+    agent = Agent(ScriptedModel([Reply(Message.assistant("", calls)), "ok"]), tools=[take], hooks=POLICIES["rules"])
+    assert agent.run_sync("go").output == "ok"
+    assert done == []
+
+
+@pytest.mark.parametrize(
+    ("text", "denied"),
+    [
+        ('{"thing": "ls", "thing": "rm x"}', True),  # the last one is what the tool gets
+        ('{"thing": "rm x", "thing": "ls"}', False),
+        ('{"thing": "\\ud800rm x"}', False),
+        ('{"thing": "rm \\ud800"}', True),
+        ('{"thing": "rm ' + "x" * 1_000_000 + '"}', True),
+        ('{"thing": {"' + "x" * 1_000_000 + '": "rm x"}}', True),  # no text: it cannot be evaluated
+        ('{"thing": 1' + "0" * 4000 + "}", True),
+    ],
+    ids=[
+        "last key wins",
+        "first key loses",
+        "lone surrogate",
+        "surrogate at the end",
+        "long",
+        "long key",
+        "many digits",
+    ],
+)
+def test_rules_decide_about_unusual_arguments_as_the_tool_gets_them(text: str, denied: bool) -> None:
+    calls = parse_tool_calls([("c1", "take", text)])
+    policy = permissions(deny("take", where={"thing": "rm *"}), otherwise="allow")
+    agent = Agent(ScriptedModel([Reply(Message.assistant("", calls)), "ok"]), tools=[take], hooks=[policy])
+    assert agent.run_sync("go").output == "ok"
+    assert (done == []) is denied
 
 
 # -- rules that can never apply ---------------------------------------------------------------------------

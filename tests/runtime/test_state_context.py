@@ -821,3 +821,25 @@ def test_after_a_crash_in_a_tool_that_is_not_idempotent_the_run_waits_for_a_pers
     assert told["noted"] == ["first", "seen", noted_as, "second"]
     assert (told["asked"], told["looked"], told["sent"]) == (2, 1, sent)
     check_store(tmp_path)
+
+
+@pytest.mark.parametrize("depth", [100, 300, 1000, 100_000])
+def test_arguments_that_are_nested_too_deeply_are_a_failed_call(depth: int) -> None:
+    @tool
+    def take(thing: Any) -> str:
+        """Take a thing."""
+        done.append("taken")
+        return "taken"
+
+    thing: Any = "x"
+    for _ in range(depth):
+        thing = [thing]
+    results: list[Any] = []
+
+    async def effect(context: StateContext) -> None:
+        results.append(await context.call_tool("take", {"thing": thing}))
+
+    result = Agent(ScriptedModel(["ok"]), tools=[take], graph=reviewing(effect)).run_sync("go")
+    assert result.output == "ok"
+    assert (results[0].status, done) == ("failed", [])
+    assert "nested more than 100 deep" in results[0].content

@@ -681,6 +681,32 @@ def test_an_edit_that_the_calling_runs_permissions_deny_is_refused_and_the_run_w
     assert done == ["ls"]
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_rules_on_arguments_bind_sub_agents_at_every_depth(depth: int) -> None:
+    """Also where they cannot be evaluated, and whatever the agents in between allow."""
+    scripts = {"rm": "Denied: no rm", "RM": "Denied: no rm", "ls": "ran ls"}
+    for command, answer in scripts.items():
+        rules = [deny("shell", where={"command": "rm*"}, reason="no rm")]
+        model = ScriptedModel([call("shell", command=command), last])
+        assert helped(depth, rules, below=[allow("*")], make_model=model).run_sync("go").output == answer
+    assert done == ["ls"]
+
+
+def test_the_rules_of_every_agent_on_the_way_bind_the_last() -> None:
+    inner = Agent(ScriptedModel([call("shell", command="rm x"), last]), tools=[shell])
+    middle_rules = permissions(deny("shell", where={"command": "rm*"}, reason="not in the middle"), otherwise="allow")
+    middle = Agent(
+        ScriptedModel([call("h", task="x"), last]), tools=[inner.as_tool("h", "Helps.")], hooks=[middle_rules]
+    )
+    outer = Agent(
+        ScriptedModel([call("m", task="x"), last]),
+        tools=[middle.as_tool("m", "Helps.")],
+        hooks=[permissions(otherwise="allow")],
+    )
+    assert outer.run_sync("go").output == "Denied: not in the middle"
+    assert done == []
+
+
 def test_the_sub_agents_own_permissions_apply_too() -> None:
     result = helped(1, [allow("shell")], below=[deny("shell", reason="not here")]).run_sync("go")
     assert done == []
