@@ -39,8 +39,10 @@ if TYPE_CHECKING:
         SuspensionExpiredError,
         SuspensionFormatError,
         SuspensionGraphError,
+        SuspensionGuardrailsError,
         SuspensionRecordError,
         SuspensionRegistryError,
+        SuspensionRulesError,
         SuspensionTamperedError,
         SuspensionToolError,
         SuspensionUsedError,
@@ -198,9 +200,11 @@ __all__ = [
     "SuspensionExpiredError",
     "SuspensionFormatError",
     "SuspensionGraphError",
+    "SuspensionGuardrailsError",
     "SuspensionRecord",
     "SuspensionRecordError",
     "SuspensionRegistryError",
+    "SuspensionRulesError",
     "SuspensionTamperedError",
     "SuspensionToolError",
     "SuspensionUsedError",
@@ -245,7 +249,8 @@ if not TYPE_CHECKING:
                 "ModelError NoTransitionError ProviderError ReadOnlyError RunError RunExistsError "
                 "StaleHumanReplyError StaleLease StateEffectError StoreError StoreFormatError StoreFullError "
                 "StoreLockedError SuspensionExpiredError SuspensionFormatError SuspensionGraphError "
-                "SuspensionRecordError SuspensionRegistryError SuspensionTamperedError SuspensionToolError "
+                "SuspensionGuardrailsError SuspensionRecordError SuspensionRegistryError SuspensionRulesError "
+                "SuspensionTamperedError SuspensionToolError "
                 "SuspensionUsedError ToolDefinitionError ToolError TransientProviderError UnknownModelError "
                 "UnknownRunError"
             ),

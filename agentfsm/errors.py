@@ -22,6 +22,8 @@
     |   +-- SuspensionUsedError     it was resumed already
     |   +-- SuspensionRegistryError the host cannot know whether it was; the message says what to configure
     |   +-- SuspensionGraphError    it was written under another graph
+    |   +-- SuspensionRulesError    the agent has another preset; the message says what differs
+    |   +-- SuspensionGuardrailsError the agent has other limits; the message says which
     |   +-- SuspensionToolError     the tool of the call that waits is missing, or is not the one that was shown
     |   +-- HumanReplyError         the person's reply does not fit what the run waits for
     |       +-- BlankHumanReplyError    the reply is empty
@@ -73,8 +75,10 @@ __all__ = [
     "SuspensionExpiredError",
     "SuspensionFormatError",
     "SuspensionGraphError",
+    "SuspensionGuardrailsError",
     "SuspensionRecordError",
     "SuspensionRegistryError",
+    "SuspensionRulesError",
     "SuspensionTamperedError",
     "SuspensionToolError",
     "SuspensionUsedError",
@@ -190,6 +194,14 @@ class SuspensionRegistryError(SuspensionRecordError):
 
 class SuspensionGraphError(SuspensionRecordError):
     """The record was written under another graph."""
+
+
+class SuspensionRulesError(SuspensionRecordError):
+    """The agent has another preset than the run; the message says what differs."""
+
+
+class SuspensionGuardrailsError(SuspensionRecordError):
+    """The agent has other limits than the run; the message says which."""
 
 
 class SuspensionToolError(SuspensionRecordError):

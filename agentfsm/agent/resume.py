@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,10 @@ from agentfsm.errors import (
     StaleLease,
     SuspensionExpiredError,
     SuspensionFormatError,
+    SuspensionGuardrailsError,
     SuspensionRecordError,
     SuspensionRegistryError,
+    SuspensionRulesError,
     SuspensionToolError,
     SuspensionUsedError,
 )
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ResumeRequest",
+    "check_agent",
     "check_reply",
     "dismiss_run",
     "is_run_id",
@@ -163,6 +167,7 @@ def resume_run(config: AgentConfig, record: SuspensionRecord | str, request: Res
     state = open_suspended_state(config, parsed)
     _require_calling_run(state)
     reply = request.to_human_reply(parsed.kind)
+    check_agent(config, state, parsed.state)
     check_reply(config, state, reply)
     run_request = RunRequest(suspension_record=parsed, reply=reply)
     return _resume_from_record(config, parsed, state, run_request, request)
@@ -224,6 +229,7 @@ def _resume_from_store(config: AgentConfig, run_id: str, request: ResumeRequest)
         raise SuspensionExpiredError(f"the request expired without a reply; end the run with agent.dismiss({run_id!r})")
     request.check_current(loaded)
     answer = request.to_human_reply(loaded.resume_point.kind)
+    check_agent(config, loaded.run, loaded.pinned)
     check_reply(config, loaded.run, answer)
     return Run(config, loaded.run, RunRequest(reply=answer, resume_point=loaded.resume_point))
 
@@ -242,6 +248,7 @@ def _resume_from_record(
         raise SuspensionUsedError(f"run {record.run_id!r} has continued since record {record.record_id!r} was written")
     request.check_current(loaded)
     if run_request.reply is not None:
+        check_agent(config, loaded.run, loaded.pinned)
         check_reply(config, loaded.run, run_request.reply)
     return Run(config, loaded.run, replace(run_request, resume_point=loaded.resume_point))
 
@@ -296,6 +303,42 @@ def _require_registry(host: Host, record: SuspensionRecord) -> None:
 
 _GRANTING_REPLIES = frozenset({"allow", "edit", "did_not_run"})
 """The kinds of replies after which a call runs."""
+
+
+def check_agent(config: AgentConfig, state: RunState, pinned: Mapping[str, Any]) -> None:
+    """Check that an agent has the rules and the limits of a run that it resumes.
+
+    A sub-agent's limits are what its caller had left, and follow from the caller. What an earlier release did not
+    write is not compared.
+
+    Args:
+        config: The agent's configuration.
+        state: The run.
+        pinned: What was written of it: ``rules`` and ``guardrails`` as JSON data.
+
+    Raises:
+        SuspensionRulesError: Its preset has other switches.
+        SuspensionGuardrailsError: It has other limits.
+    """
+    rules = _differences(pinned.get("rules", {}), config.behavior.model_dump(mode="json"))
+    if rules:
+        raise SuspensionRulesError(
+            f"run {state.run_id!r} has another preset than this agent ({rules}): resume it with an agent that has the "
+            "preset under which it was suspended; nothing was changed"
+        )
+    limits = {name: value for name, value in pinned.get("guardrails", {}).items() if name != "validity_s"}
+    if state.parent is None and (other := _differences(limits, config.guardrails.model_dump(mode="json"))):
+        raise SuspensionGuardrailsError(
+            f"run {state.run_id!r} has other guardrails than this agent ({other}): resume it with an agent that has "
+            "the guardrails under which it was suspended; nothing was changed"
+        )
+
+
+def _differences(pinned: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The fields with other values, as text; empty if there are none."""
+    return ", ".join(
+        f"{name}: {value!r} there, {now.get(name)!r} here" for name, value in pinned.items() if now.get(name) != value
+    )
 
 
 def check_reply(config: AgentConfig, state: RunState, reply: HumanReply) -> None:

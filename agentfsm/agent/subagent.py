@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic_core import to_json
 
 from agentfsm.agent.config import with_host
-from agentfsm.agent.resume import check_reply, load_run, open_suspended_state, parse_record
+from agentfsm.agent.resume import check_agent, check_reply, load_run, open_suspended_state, parse_record
 from agentfsm.errors import SuspensionRecordError, ToolError
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.events import (
@@ -110,10 +110,15 @@ class SubagentFactory:
         """
         factory = self.under(caller)
         loaded = factory.load(held.run_id)
+        if isinstance(loaded, RunState):  # it has ended
+            return
         if loaded is None:
-            check_reply(factory.config, factory.open(held)[1], reply)
-        elif not isinstance(loaded, RunState):
-            check_reply(factory.config, loaded.run, reply)
+            record, state = factory.open(held)
+            check_agent(factory.config, state, record.state)
+        else:
+            state = loaded.run
+            check_agent(factory.config, state, loaded.pinned)
+        check_reply(factory.config, state, reply)
 
     @property
     def tools(self) -> Mapping[str, Tool]:
@@ -399,7 +404,8 @@ def cap_guardrails(
     request = None if state is None or reply is None or reply.kind != "text" else state.pending_request
     kind = None if request is None else request.failure_kind
     extended, granted = (None, None) if kind is None else (_EXTENDED_BY_REPLY.get(kind), _GRANTED_BY_REPLY.get(kind))
-    update: dict[str, Any] = {"validity_s": max(own.validity_s, caller.run.guardrails.validity_s)}
+    validity_s = own.validity_s, caller.run.guardrails.validity_s
+    update: dict[str, Any] = {"validity_s": max((each for each in validity_s if each is not None), default=None)}
     for budget in _budgets(caller, state or RunState(""), uncharged or Spent()):
         own_limit = _own_limit(own, budget.name, state, granted)
         if budget.limit is None:

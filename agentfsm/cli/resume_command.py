@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from agentfsm.cli.options import (
     report_options,
     require_secret,
 )
-from agentfsm.cli.run_command import drive_and_report, drive_with_progress, print_resume_hint
+from agentfsm.cli.run_command import drive_and_report, drive_with_progress, print_expired_hint, print_resume_hint
 from agentfsm.cli.run_report import NOT_COMPLETED, SUSPENDED, RunReport, exit_code, print_report, report_json
 from agentfsm.cli.terminal_prompt import HumanRequest, TerminalPrompter, parse_reply
 from agentfsm.errors import AgentfsmError, ConfigurationError, SuspensionToolError
@@ -147,7 +148,10 @@ def _print_summary(summary: _ResumeSummary, console: CliConsole, agent_opts: Age
         console.err.print(Text(f"run {run_id} was not resumed: {shorten(why, 2000)}"), soft_wrap=True)
     for request in summary.waiting:
         console.err.print(Text(f"run {request.run_id} waits for a person: {shorten(request)}"), soft_wrap=True)
-        print_resume_hint(console, request.run_id, request.kind, request.digest, agent_opts)
+        if request.has_expired(time.time()):
+            print_expired_hint(console, request.run_id, agent_opts)
+        else:
+            print_resume_hint(console, request.run_id, request.kind, request.digest, agent_opts)
     if not (summary.reports or summary.skipped):
         console.err.print("no run of this store was interrupted")
 

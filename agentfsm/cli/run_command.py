@@ -39,7 +39,15 @@ from agentfsm.runtime.approval import HumanInput
 from agentfsm.runtime.result import RunResult
 from agentfsm.runtime.run import Run
 
-__all__ = ["AnswerCallback", "drive", "drive_and_report", "drive_with_progress", "print_resume_hint", "run"]
+__all__ = [
+    "AnswerCallback",
+    "drive",
+    "drive_and_report",
+    "drive_with_progress",
+    "print_expired_hint",
+    "print_resume_hint",
+    "run",
+]
 
 
 AnswerCallback = Callable[[UserInputRequested], HumanInput | None]
@@ -222,6 +230,18 @@ def print_resume_hint(
     console.err.print(Text(f"  resume with: {line}"), soft_wrap=True)
     if kind in REPLY_FORMATS:
         console.err.print(Text(f"  valid replies: {REPLY_FORMATS[kind]}"), soft_wrap=True)
+
+
+def print_expired_hint(console: CliConsole, run_id: str, agent_opts: AgentCliOptions) -> None:
+    """Print the command that ends a run whose request has expired: it accepts no reply any more.
+
+    Args:
+        console: Where to print it.
+        run_id: The run's id.
+        agent_opts: The agent's options.
+    """
+    line = shlex.join(["agentfsm", "resume", run_id, "--dismiss", "expired", *agent_opts.to_args()])
+    console.err.print(Text(f"  its request has expired (validity_s); end it with: {line}"), soft_wrap=True)
 
 
 _EXAMPLES = """\b

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,6 +43,9 @@ Examples:
 def runs(status: Any, as_json: bool, path: Path | None) -> None:
     """List the runs of a store: id, status, number of records, the process that owns it, and what it waits for.
 
+    A request that has expired is marked: no reply is accepted any more, and agentfsm resume RUN --dismiss REASON ends
+    the run.
+
     A run that is "running" without an owner was interrupted: agentfsm resume continues it.
     """
     store = open_existing_store(path)
@@ -53,7 +57,8 @@ def runs(status: Any, as_json: bool, path: Path | None) -> None:
         else:
             interrupted = "  interrupted" if head.status == "running" else ""
             owner = f"  owned by {head.owner}" if head.owner else interrupted
-            question = f"  {shorten(request, 200)}" if request else ""
+            expired = "  expired" if isinstance(request, StoredRequest) and request.has_expired(time.time()) else ""
+            question = f"{expired}  {shorten(request, 200)}" if request else ""
             line = f"{head.run_id}  {head.status:<9}  {_count_records(head.seq)}{owner}"
             click.echo(single_line(line) + question)
     if not heads:
@@ -71,7 +76,8 @@ def _pending_request(store: Store, head: Head) -> StoredRequest | str:
 def _head_json(head: Head, request: StoredRequest | str) -> dict[str, Any]:
     data = {name: getattr(head, name) for name in ("run_id", "status", "seq", "hash", "epoch", "owner")}
     if isinstance(request, StoredRequest):
-        return data | {"kind": request.kind, "question": request.question, "digest": request.digest}
+        request_json = {name: getattr(request, name) for name in ("kind", "question", "digest", "expires_at")}
+        return data | request_json | {"expired": request.has_expired(time.time())}
     return data | ({"error": request} if request else {})
 
 

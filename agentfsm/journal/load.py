@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from agentfsm.errors import JournalError, RunError, UnknownRunError
@@ -33,7 +33,7 @@ class StoredRequest:
         question: The question; an empty string if it was redacted.
         tool: The tool that it is about, or an empty string.
         arguments: The arguments of the tool call, as the journal has them; empty if they were redacted.
-        expires_at: When the request expires, in seconds since the epoch.
+        expires_at: When the request expires, in seconds since the epoch; None if it does not.
     """
 
     run_id: str
@@ -43,7 +43,15 @@ class StoredRequest:
     question: str
     tool: str
     arguments: Mapping[str, Any]
-    expires_at: float
+    expires_at: float | None
+
+    def has_expired(self, now: float) -> bool:
+        """Whether no reply is accepted any more.
+
+        Args:
+            now: Seconds since the epoch.
+        """
+        return self.expires_at is not None and now > self.expires_at
 
     def __str__(self) -> str:
         about = f"  {self.tool} {json.dumps(self.arguments, ensure_ascii=False, default=repr)}" if self.tool else ""
@@ -78,10 +86,15 @@ def pending_request(store: Store, head: Head) -> StoredRequest | None:
             "" if isinstance(question, Redacted) else question,
             request.get("tool", ""),
             {} if isinstance(arguments, Redacted) else arguments,
-            body["expires"] / 1000,
+            _expiry(body),
         )
     except (LookupError, TypeError, AttributeError) as error:
         raise JournalError(f"record {record.seq} has no valid request") from error
+
+
+def _expiry(suspension: Mapping[str, Any]) -> float | None:
+    """When a request expires, in seconds since the epoch, or None."""
+    return None if suspension["expires"] is None else suspension["expires"] / 1000
 
 
 def _last_suspension(records: Sequence[SealedRecord]) -> SealedRecord | None:
@@ -111,11 +124,13 @@ class LoadedRun:
         run: Its state after its last record.
         resume_point: Where its journal continues.
         suspension_id: The id of its suspension, or None if it was interrupted.
+        pinned: Its first record, which has the rules and the guardrails that it began with.
     """
 
     run: RunState
     resume_point: ResumePoint
     suspension_id: str | None
+    pinned: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 def load_stored_run(store: Store, run_id: str, graph: Graph, migrations: Sequence[Migration] = ()) -> LoadedRun:
@@ -150,11 +165,12 @@ def load_stored_run(store: Store, run_id: str, graph: Graph, migrations: Sequenc
         rehydrated.hash,
         kind="interrupted" if suspension is None else str(suspension["waiting"]["kind"]),
         tool=run.pending_request.tool if run.pending_request is not None else "",
-        expires_at=None if suspension is None else suspension["expires"] / 1000,
+        expires_at=None if suspension is None else _expiry(suspension),
         request_ref=rehydrated.request_ref,
         attempts=dict(rehydrated.attempts),
         visited=frozenset(rehydrated.visited),
         results=rehydrated.unclaimed_results,
         migration_details=migration_details,
     )
-    return LoadedRun(run, resume_point, None if suspension is None else str(suspension["id"]))
+    suspension_id = None if suspension is None else str(suspension["id"])
+    return LoadedRun(run, resume_point, suspension_id, rehydrated.created)

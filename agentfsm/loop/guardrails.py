@@ -53,7 +53,8 @@ class AgentGuardrails(BaseModel, frozen=True):
         max_tool_retries: How many times one call may be run again unchanged (idempotent, retryable tools).
         max_output_tokens: Maximum tokens of one reply; None leaves it to the provider.
         max_output_tokens_limit: Upper bound for that maximum, which is doubled after each truncated reply.
-        validity_s: Seconds for which a suspended run may be resumed; 24 hours by default.
+        validity_s: Seconds for which a suspended run may be resumed, as a record or in a store. None is 24 hours for a
+            suspension record, and no limit for a run in a store.
 
     Raises:
         pydantic.ValidationError: A limit is out of range; the error names the field.
@@ -85,7 +86,7 @@ class AgentGuardrails(BaseModel, frozen=True):
     max_tool_retries: Annotated[int, Field(ge=0)] = 1
     max_output_tokens: Count | None = None
     max_output_tokens_limit: Count = 32_768
-    validity_s: Seconds = 24 * 60 * 60
+    validity_s: Seconds | None = None
 
     @model_validator(mode="after")
     def _some_budget_is_finite(self) -> AgentGuardrails:

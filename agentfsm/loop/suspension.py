@@ -25,10 +25,21 @@ from agentfsm.loop.failures import FailureKind
 from agentfsm.loop.read_only import freeze
 from agentfsm.loop.state import HumanReply, RunState, dump_state, load_state
 
-__all__ = ["IN_STORE", "RECORD_VERSION", "SuspensionRecord", "check_human_reply", "open_record", "sign_record"]
+__all__ = [
+    "DEFAULT_VALIDITY_S",
+    "IN_STORE",
+    "RECORD_VERSION",
+    "SuspensionRecord",
+    "check_human_reply",
+    "open_record",
+    "sign_record",
+]
 
 RECORD_VERSION = 2
 """The version of the record format. Version 1, of version 0.1.0, is read, too; the error about another names all."""
+
+DEFAULT_VALIDITY_S = 24 * 60 * 60
+"""Seconds for which a record may be resumed if the guardrails do not say (``validity_s``)."""
 
 IN_STORE = "store"
 """The ``registry`` of a record whose run is in a store, which knows what became of it."""
@@ -142,7 +153,7 @@ def sign_record(
         arguments=request_json["arguments"],
         originating_failure_kind=request.failure_kind,
         created_at=created_at,
-        expires_at=created_at + run.guardrails.validity_s,
+        expires_at=created_at + (run.guardrails.validity_s or DEFAULT_VALIDITY_S),
         graph=graph,
         state=state,
         registry=registry,

@@ -83,7 +83,7 @@ def suspend(context: Context) -> tuple[type[Ending], dict[str, Any]]:
         created_at=host.clock.time(),
         registry=_registry(context),
     )
-    expires = int(record.expires_at * 1000)
+    expires = None if run.guardrails.validity_s is None else int(record.expires_at * 1000)  # a stored run may wait
     context.recorder.record("run.suspended", {"waiting": pending, "id": record.record_id, "expires": expires})
     fields: dict[str, Any] = {
         "kind": pending.kind,

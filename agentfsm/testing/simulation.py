@@ -27,6 +27,7 @@ from agentfsm.loop.model import ModelRequest
 from agentfsm.loop.outcomes import RUN_CALLS, StateResult
 from agentfsm.loop.recovery_policy import Recovery, RecoveryPolicy
 from agentfsm.loop.state import RunState, RunView
+from agentfsm.loop.suspension import DEFAULT_VALIDITY_S
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS
 from agentfsm.machine.declaration import EffectSpec
 from agentfsm.machine.engine import Decision, Machine, Steppable
@@ -347,7 +348,7 @@ class Simulation:
         if isinstance(answer, Mapping):
             answer = cast("Mapping[str, Any]", answer).get(getattr(outcome, "kind", ""), DISMISSED)
         if answer is EXPIRED:
-            cursor.result.clock.advance(result.run_state.guardrails.validity_s + 1)
+            cursor.result.clock.advance((result.run_state.guardrails.validity_s or DEFAULT_VALIDITY_S) + 1)
         if answer is DISMISSED or answer is EXPIRED:
             return self._agent.dismiss(record)
         try:
@@ -428,7 +429,10 @@ class Simulator:
         cursor = self._cursor = Cursor(scenario, probe_moves, max_moves)
         store = None if self._from_records else cursor.result.store
         host = Host(clock=cursor.result.clock, secret=b"the simulator's secret", seed=1, store=store)
-        agent = self._agent.with_config(replace(self._config, host=host), scenario.guardrails)
+        guardrails = scenario.guardrails or self._config.guardrails
+        if guardrails.validity_s is None:  # a stored run would wait without limit, and EXPIRED would never come
+            guardrails = guardrails.model_copy(update={"validity_s": DEFAULT_VALIDITY_S})
+        agent = self._agent.with_config(replace(self._config, host=host), guardrails)
         self._simulation = Simulation(agent, cursor, from_records=self._from_records)
         return self._simulation
 

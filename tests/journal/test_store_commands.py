@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -11,10 +12,23 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from agentfsm import LOOP, Agent, Host, ModelError, ProviderError, SqliteStore, StateSpec, Transition, tool
+from agentfsm import (
+    LOOP,
+    Agent,
+    AgentGuardrails,
+    Host,
+    ModelError,
+    ProviderError,
+    SqliteStore,
+    StateSpec,
+    Transition,
+    tool,
+)
 from agentfsm.cli.app import app
-from agentfsm.testing import ScriptedModel
+from agentfsm.cli.user_code import load_tools
+from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.journal_scenarios import finished_run, waiting_run
+from tests.helpers.scenarios import await_run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "verify_journal.py"
 
@@ -53,6 +67,34 @@ def test_runs(path):
     assert [line.split()[:2] for line in lines] == [["whole", "finished"], ["waits", "suspended"]]
     only = command("runs", "--store", path, "--status", "suspended", "--json")
     assert json.loads(only)["run_id"] == "waits"
+
+
+def test_a_request_that_has_expired_is_marked_and_the_command_that_is_proposed_ends_its_run(tmp_path):
+    (tmp_path / "tools.py").write_text(
+        "from agentfsm import tool\n\n\n"
+        "@tool(requires_approval=True)\ndef pay() -> str:\n    'Pay.'\n    return 'paid'\n"
+    )
+    path, (pay,) = tmp_path / "runs.db", load_tools(tmp_path / "tools.py")
+    with SqliteStore(path) as store:
+        for run_id, limits in ("late", AgentGuardrails(validity_s=60)), ("open", AgentGuardrails()):
+            host = Host(store=store, clock=FakeClock())  # of long ago
+            agent = Agent(ScriptedModel([call("pay")]), tools=[pay], host=host, guardrails=limits)
+            asyncio.run(await_run(agent.run("Pay.", run_id=run_id)))
+    late, waiting = command("runs", "--store", path).splitlines()
+    assert "suspended" in late
+    assert "expired" in late
+    assert "expired" not in waiting
+    as_json = [json.loads(line) for line in command("runs", "--store", path, "--json").splitlines()]
+    assert [(each["expired"], each["expires_at"] is None) for each in as_json] == [(True, False), (False, True)]
+    options = ["-m", "ollama:x", "-t", str(tmp_path / "tools.py"), "--store", str(path)]
+    shown = command("resume", *options, code=3)
+    (ends,) = [line for line in shown.splitlines() if "has expired" in line]
+    (allows,) = [line for line in shown.splitlines() if "resume with: agentfsm resume open allow" in line]
+    assert "agentfsm" in allows
+    assert "expired without a reply" in command("resume", "late", "allow", *options, code=2)
+    assert "expired without a reply" in command(*shlex.split(ends.partition(": agentfsm ")[2]), code=1)
+    (late, _) = command("runs", "--store", path).splitlines()
+    assert late.split()[:2] == ["late", "finished"]
 
 
 def test_show_says_what_the_effect_of_a_state_has_called(tmp_path):

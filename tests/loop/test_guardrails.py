@@ -35,7 +35,7 @@ DEFAULTS = {
     "max_tool_retries": 1,
     "max_output_tokens": None,
     "max_output_tokens_limit": 32768,
-    "validity_s": 86400,
+    "validity_s": None,
 }
 MAY_BE_ZERO = {"finalize_grace_s", "max_continues", "max_tool_retries"}
 NUMBERS = sorted(DEFAULTS.keys() - {"on_limit"})

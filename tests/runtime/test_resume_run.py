@@ -11,6 +11,7 @@ from agentfsm import (
     LOOP,
     Action,
     Agent,
+    AgentGuardrails,
     Allow,
     Deny,
     Edit,
@@ -31,9 +32,18 @@ from agentfsm import (
     permissions,
     tool,
 )
-from agentfsm.errors import SuspensionToolError, SuspensionUsedError
+from agentfsm.errors import (
+    JournalGraphError,
+    SuspensionExpiredError,
+    SuspensionGraphError,
+    SuspensionGuardrailsError,
+    SuspensionRulesError,
+    SuspensionToolError,
+    SuspensionUsedError,
+)
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.events import Event, RecoveryStarted, RunResumed
+from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.state import RunState, dump_state, load_state
 from agentfsm.runtime.driver import RunRequest
 from agentfsm.runtime.permissions import PermissionRule
@@ -290,6 +300,65 @@ def test_a_call_whose_tool_changed_between_approval_and_call_is_asked_about_agai
     assert ran == []
     assert (outcome.kind, outcome.tool) == ("approval", "pay")
     assert "not for this definition of the tool" in outcome.question
+
+
+FUNNEL = PRESETS["funnel"].graph
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["stored run", "suspension record"])
+@pytest.mark.parametrize(
+    ("other", "error", "says"),
+    [
+        ({"preset": "standard", "graph": FUNNEL}, SuspensionRulesError, r"control_tools: True there, False here"),
+        ({"preset": "breaker", "graph": FUNNEL}, SuspensionRulesError, "another preset"),
+        ({"guardrails": AgentGuardrails(max_iterations=7)}, SuspensionGuardrailsError, "max_iterations: 50 there, 7"),
+        ({"graph": LOOP.without("pre_step.cost_limit")}, (SuspensionGraphError, JournalGraphError), "graph"),
+    ],
+    ids=["no control tools", "another preset", "other limits", "another graph"],
+)
+def test_a_run_is_resumed_by_an_agent_with_its_preset_limits_and_graph_and_waits_on_for_it(other, error, says, stored):
+    host = Host(clock=FakeClock(), secret=b"secret", store=MemoryStore() if stored else None)
+    script = call("ask_user", question="Which?"), call("return_done", output="done")
+    agent, _ = scripted_agent(*script, preset="funnel", host=host)
+    stranger, model = scripted_agent("done", **{"preset": "funnel", "host": host, **other})
+
+    async def scene() -> RunResult:
+        outcome = (await agent.run("go", run_id="r")).outcome
+        for waiting in ["r"] * stored + [outcome.suspension_record.to_json()]:
+            with pytest.raises(error, match=says):
+                await stranger.resume(waiting, "The first.")
+        assert model.requests == []
+        return await agent.resume("r" if stored else outcome.suspension_record, "The first.")
+
+    assert run_async(scene).output == "done"
+
+
+# -- for how long a run waits -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("validity_s", "stored", "waits_s"),
+    [(None, False, 86_400), (None, True, None), (3600, False, 3600), (3600, True, 3600)],
+)
+def test_a_record_waits_a_day_and_a_stored_run_without_limit_unless_the_guardrails_say(validity_s, stored, waits_s):
+    clock = FakeClock()
+    host = Host(clock=clock, secret=b"secret", store=MemoryStore() if stored else None)
+    limits = AgentGuardrails(validity_s=validity_s)
+    agent, _ = scripted_agent(*[call("pay"), "done"] * 2, tools=[pay], host=host, guardrails=limits)
+
+    async def scene(late: bool) -> RunResult:
+        outcome = (await agent.run("go", run_id=f"r{late}")).outcome
+        waiting = f"r{late}" if stored else outcome.suspension_record
+        clock.advance((waits_s or 30 * 86_400) + (1 if late else -1))
+        if waits_s is not None and late:
+            with pytest.raises(SuspensionExpiredError, match="dismiss"):
+                agent.resume(waiting, Allow())
+            return await agent.dismiss(waiting)
+        return await agent.resume(waiting, Allow())
+
+    assert run_async(lambda: scene(late=False)).output == "done"
+    late = run_async(lambda: scene(late=True))
+    assert late.decisions[-1].transition.id == "suspended.expired" if waits_s else late.output == "done"
 
 
 @pytest.mark.parametrize("to", ["", " ", 0, [], False, b"", {}])
