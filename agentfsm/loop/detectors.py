@@ -177,26 +177,26 @@ def _idle_reply_failure(run: RunState) -> Failure | None:
 # -- call_llm: the provider ---------------------------------------------------------------------------
 
 
-def _run_failure(run: RunState, kind: FailureKind) -> Failure | None:
-    return run.failure if run.failure is not None and run.failure.kind is kind else None
+def _of_kind(failure: Failure, kind: FailureKind) -> Failure | None:
+    return failure if failure.kind is kind else None
 
 
 @takes("transient_provider")
 def transient_provider(run: RunState) -> Failure | None:
     """The model call failed, and a retry may succeed."""
-    return _run_failure(run, FailureKind.transient_provider)
+    return run.failure and _of_kind(run.failure, FailureKind.transient_provider)
 
 
 @takes("provider_error")
 def provider_error(run: RunState) -> Failure | None:
     """The model call failed, and a retry cannot help."""
-    return _run_failure(run, FailureKind.provider_error)
+    return run.failure and _of_kind(run.failure, FailureKind.provider_error)
 
 
 @takes("context_overflow")
 def context_overflow(run: RunState) -> Failure | None:
     """The provider rejected the prompt as too long."""
-    return _run_failure(run, FailureKind.context_overflow)
+    return run.failure and _of_kind(run.failure, FailureKind.context_overflow)
 
 
 # -- post_llm: the reply ------------------------------------------------------------------------------
@@ -361,7 +361,7 @@ def invalid_arguments(run: RunState) -> Failure | None:
 
 def environment_error(run: RunState) -> Failure | None:
     """A tool raised an OSError: a missing file, a refused connection, a full disk."""
-    failure = _batch_failure(run, FailureKind.environment_error)
+    failure = _batch_failure(run, FailureKind.environment_error) if run.call_failures else None
     if failure is None or run.behavior.environment_errors == "retry":
         return failure
     return failure.model_copy(update={"suggested_action": Action.handoff})

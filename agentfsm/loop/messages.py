@@ -22,6 +22,7 @@ from agentfsm.loop.read_only import MAX_NESTING, FrozenDict, RefusesListChanges,
 
 __all__ = [
     "MEDIA_TYPES",
+    "NO_USAGE",
     "FinishReason",
     "Image",
     "Message",
@@ -379,6 +380,10 @@ class Usage:
         )
 
 
+NO_USAGE = Usage()
+"""The usage of a model that reports none."""
+
+
 @read_only
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -394,7 +399,7 @@ class Reply:
 
     message: Message
     finish_reason: FinishReason = FinishReason.STOP
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
     refusal: str | None = None
     model: str = ""
 

@@ -14,7 +14,7 @@ from agentfsm.loop import outcomes as o
 from agentfsm.loop import prompts
 from agentfsm.loop.detectors import output_malformed
 from agentfsm.loop.failures import LIMIT_KINDS, OUTPUT_KINDS, PROVIDER_KINDS, TOOL_KINDS, Action, Failure, FailureKind
-from agentfsm.loop.messages import Message, Role, ToolCall, ToolResult, Usage
+from agentfsm.loop.messages import NO_USAGE, Message, Role, ToolCall, ToolResult
 from agentfsm.loop.outcomes import (
     CALL_MODEL,
     CHECK_BUDGETS,
@@ -272,8 +272,6 @@ def _still_holds(run: RunState, lesson: Failure) -> bool:
     return not any(c.call.name == tool and c.result is not None and c.result.status == "done" for c in run.batch)
 
 
-_NO_USAGE = Usage()
-
 _FROM_OUTSIDE = frozenset({o.HumanAnswered, o.Expired})
 """Outcomes of a wait, whose time is never charged."""
 
@@ -329,7 +327,7 @@ def _on_model_call_succeeded(run: RunState, outcome: o.ModelCallSucceeded) -> No
     run.reply, run.reply_judged = outcome.reply, False
     run.messages.append(outcome.reply.message)
     open_batch(run, outcome.reply.message.tool_calls)
-    if outcome.reply.usage != _NO_USAGE:
+    if outcome.reply.usage is not NO_USAGE:
         run.usage += outcome.reply.usage
     run.pending_instruction = run.feedback = None
     _count_model_call(run, outcome.model_calls)

@@ -227,7 +227,8 @@ class Exhausted:
 
     def __call__(self, run: Any) -> Any:
         """What the decorated function says if the counter is empty (or True); else None."""
-        limit = self._limit(run)
+        limit_in = self._limit
+        limit = limit_in(run)
         if limit is None or run.counters.get(self._name, 0) < limit + self.past:
             return None
         return self._describe(run) or True

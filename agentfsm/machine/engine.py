@@ -103,9 +103,10 @@ def spend_counters(counters: dict[str, int], row: Transition, target: StateSpec)
 class _Step:
     """One move, in the part of the library's ``EventData``: the run, its view, and what the last guard returned."""
 
+    __slots__ = ("guard_result", "model", "view")
     model: Steppable
-    view: RunSnapshot | None = None
-    guard_result: object = None
+    view: RunSnapshot | None
+    guard_result: object
 
     def ask(self, guard: Guard) -> object:
         """What a guard that is not built in returns for an immutable view of the run."""
@@ -134,7 +135,11 @@ class _GuardCondition(Condition):
     def check(self, event_data: Any) -> bool:
         """As in ``transitions``; also keeps what the guard returned, if that is more than True."""
         try:
-            result = self._ask(event_data.model) if self.built_in else event_data.ask(self.guard)
+            if self.built_in:
+                ask = self._ask  # calling an attribute that is not a method is slower than calling a variable
+                result = ask(event_data.model)
+            else:
+                result = event_data.ask(self.guard)
             if not result:
                 return False
             if result is not True:
@@ -171,7 +176,8 @@ class _Row(transitions.Transition):
                 return False
         if self.counts:
             spend_counters(run.counters, self.row, self.target)
-        self.machine.set_state(self.dest_state, [run])  # a list saves the library from finding out that it is none
+        # In a list, since the library would ask whether it is one; through the class, since instances have __getattr__.
+        transitions.Machine.set_state(self.machine, self.dest_state, [run])
         return True
 
 
@@ -189,7 +195,7 @@ class _StepEvent(transitions.Event):
     def decide(self, run: Steppable) -> Decision | None:
         """Move a run by the first row that holds; None if there is none."""
         step = _Step()
-        step.model = run
+        step.model, step.view, step.guard_result = run, None, None
         row: _Row | None = None
         try:
             for row in self.rows.get(run.state, ()):

@@ -248,12 +248,13 @@ class Driver:
             if run.state in self._config.stop_states and _is_at_its_end(self._request, self._states[run.state].final):
                 await self._finish()
                 return
+        now = self._now  # calling an attribute that is not a method is slower than calling a variable
         outcome: Any = self._start_effect(run.state)
-        if type(outcome) is CoroutineType:
-            started = self._now()
+        if outcome.__class__ is CoroutineType:
+            started = now()
             idle_s = started - self._idle_since
             try:
-                outcome = await self._await_effect(run.state, cast("Coroutine[Any, Any, Outcome | None]", outcome))
+                outcome = await self._await_effect(run.state, outcome)
             except asyncio.CancelledError:
                 self._cancel_reason = self._cancel_reason or "the task was cancelled"
                 self._apply_outcome(self._cancelled_outcome(), started, idle_s)
@@ -261,7 +262,7 @@ class Driver:
                 raise
             self._apply_outcome(outcome, started, idle_s)
         elif self._states[run.state].effect is CHECK_BUDGETS:  # its guards read the clock, so its time must be counted
-            started = self._now()
+            started = now()
             self._apply_outcome(outcome, started, started - self._idle_since)
         else:  # the time of a plain function is negligible; it is counted with the next effect
             self._apply_outcome(outcome)
@@ -417,7 +418,8 @@ class Driver:
         context.seen = None
         elapsed_us = idle_us = 0
         if started is not None:
-            self._idle_since = ended = self._now()
+            now = self._now
+            self._idle_since = ended = now()
             # rounded to whole microseconds, so that replaying the journal adds up exactly the same times
             elapsed_us, idle_us = round((ended - started) * 1e6), round(idle_s * 1e6)
         try:
@@ -437,12 +439,13 @@ class Driver:
         aborted = run.aborted
         if self._change_attempts:  # of user code that has handled the error, or that runs in a task of its own
             run.abort("user code", ReadOnlyError(self._change_attempts[0]))
-        decision = self._step(run)
+        step, record_transition = self._step, self._record_transition
+        decision = step(run)
         self.decisions.append(decision)
         raised = run.aborted if run.aborted is not aborted else None  # a guard raised while it was evaluated
         if self._change_attempts:
             self._change_attempts.clear()
-        self._record_transition(outcome, cancel, elapsed_us, idle_us, decision, raised)
+        record_transition(outcome, cancel, elapsed_us, idle_us, decision, raised)
         if context.builds_events:
             emitted = self._now()
             _emit_transition(context, outcome, decision)

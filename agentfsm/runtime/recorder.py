@@ -151,7 +151,8 @@ class Recorder:
             decision: The transition taken.
             aborted: The failure that aborted the run in this step, or None.
         """
-        self.entries.append(("transition", self._time(), outcome, cancel, elapsed_us, idle_us, decision, aborted))
+        time = self._time
+        self.entries.append(("transition", time(), outcome, cancel, elapsed_us, idle_us, decision, aborted))
 
     def record_intent(self, effect_id: str, name: str, policy: str, request: Mapping[str, Any] | None = None) -> int:
         """Add an entry: an effect is about to start.
@@ -166,7 +167,8 @@ class Recorder:
             The number of this attempt, from 1.
         """
         attempt = self._attempts[effect_id] = self._attempts.get(effect_id, 0) + 1
-        self.entries.append(("effect.intent", self._time(), effect_id, name, attempt, policy, request))
+        time = self._time
+        self.entries.append(("effect.intent", time(), effect_id, name, attempt, policy, request))
         return attempt
 
     def restore_attempts(self, attempts: Mapping[str, int]) -> None:
@@ -181,7 +183,8 @@ class Recorder:
             result: That of a tool call; or, for a user-defined state's effect, a model's answer and how many model
                 calls it took.
         """
-        self.entries.append(("effect.result", self._time(), effect_id, result))
+        time = self._time
+        self.entries.append(("effect.result", time(), effect_id, result))
 
     def push(self) -> None:
         """Push the entries so far to the store, without waiting."""

@@ -27,6 +27,7 @@ from agentfsm.runtime.tools import BudgetShare, CallingRun, Delegation, Tool, To
 __all__ = ["calling_run", "check_call", "is_repeatable", "run_calls"]
 
 _FULL_SHARE = BudgetShare()
+_NONE: frozenset[str] = frozenset()
 
 _ReadyCall = tuple[str, CallState, Tool, dict[str, Any]]
 """The id of a call's effect, the call, its tool and its validated arguments."""
@@ -42,16 +43,14 @@ async def run_calls(context: Context) -> Outcome:
     limit = _limit_between_calls(context, due)
     if limit is not None:
         return _skip_rest(context, limit)
-    earlier = {r.call_id: r for r in context.completed_results}  # calls that ended before the run was interrupted
-    context.completed_results.clear()
+    earlier = _repeat_results(context) if context.completed_results else _NONE
     context.suspended_subruns.clear()
-    for result in earlier.values():  # before anything else: a call that must wait must not lose the results of others
-        _complete_call(context, result)
     ready: list[_ReadyCall] = []
+    several = len(due) > 1
     for index, call_state in due:
         if call_state.call.id in earlier:
             continue
-        if len(due) > 1:  # before a single call the driver has yielded
+        if several:  # before a single call the driver has yielded
             await context.yield_if_due()
         checked = await check_call(context, call_state)
         if isinstance(checked, PendingRequest):
@@ -65,17 +64,29 @@ async def run_calls(context: Context) -> Outcome:
     if context.recorder.sink is not None:  # one commit for all calls that run together
         await context.recorder.commit()
     if len(ready) == 1:
-        await _run_one(context, *ready[0], attempts[0], _budget_share(context, ready), timer=context.timeout)
+        await _run_one(context, *ready[0], attempts[0], _budget_share(context, ready), context.timeout)
     elif ready:
         await _run_parallel(context, ready, attempts)
     results = tuple(context.completed_results)
-    if len(due) > 1:
+    if several:
         by_id = {r.call_id: r for r in results}
         results = tuple(by_id[c.call.id] for _, c in due if c.call.id in by_id)
     if not context.suspended_subruns:
         return ToolsRan(results)
     suspended = tuple(context.suspended_subruns[c.call.id] for _, c in due if c.call.id in context.suspended_subruns)
     return CallBlocked(suspended[0].waiting, results, suspended)
+
+
+def _repeat_results(context: Context) -> frozenset[str]:
+    """Complete the calls that ended before the run was interrupted, and return their ids.
+
+    They come before anything else: a call that must wait must not lose the results of others.
+    """
+    earlier = {r.call_id: r for r in context.completed_results}
+    context.completed_results.clear()
+    for result in earlier.values():
+        _complete_call(context, result)
+    return frozenset(earlier)
 
 
 def _require_row(context: Context, request: PendingRequest) -> None:
@@ -275,7 +286,7 @@ async def _run_parallel(context: Context, ready: list[_ReadyCall], attempts: lis
 async def _run_beside_others(context: Context, call: _ReadyCall, attempt: int, share: BudgetShare) -> None:
     timer = Timeout(context.timeout.grace_s)
     try:
-        await _run_one(context, *call, attempt, share, timer=timer)
+        await _run_one(context, *call, attempt, share, timer)
     finally:
         timer.close()
 
@@ -288,7 +299,6 @@ async def _run_one(
     arguments: dict[str, Any],
     attempt: int,
     share: BudgetShare,
-    *,
     timer: Timeout,
 ) -> None:
     run = context.run

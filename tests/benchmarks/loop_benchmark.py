@@ -38,6 +38,7 @@ from agentfsm import (
 )
 from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.loop.presets import FEEDBACK
+from agentfsm.loop.transition_table import BUILT_IN_GUARDS
 from agentfsm.testing import paths
 from agentfsm.testing.path_generation import CRITERIA
 
@@ -245,7 +246,7 @@ def reference(graph_rows: dict[str, Any], run: RunState) -> Decision:
 
 def bench_step() -> None:
     """One step of the machine, relative to the plain reference that records the same."""
-    machine, rows = Machine(LOOP), {s.name: LOOP.rows(s.name) for s in LOOP.states}
+    machine, rows = Machine(LOOP, BUILT_IN_GUARDS), {s.name: LOOP.rows(s.name) for s in LOOP.states}
     print("One step, microseconds")
     print(f"{'state':>14} {'reference':>10} {'machine':>8} {'ratio':>6}")
     for state in ("pre_step", "call_llm", "post_llm", "dispatch_tool", "post_tool", "recover"):
