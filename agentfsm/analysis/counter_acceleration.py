@@ -8,26 +8,25 @@ what it does to the large counters.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product as combinations
 
 from agentfsm.analysis.assumptions import Comparison, GuardAssumption, Variable, parse_condition
+from agentfsm.analysis.layered_graph import Cost, UnboundedError, add_costs, elementwise_max
 from agentfsm.analysis.state_space import CompiledRow, Configuration, StateSpace
 
 __all__ = [
     "FOLDING_THRESHOLD",
     "AcceleratedGraph",
-    "Cost",
     "CostedMove",
     "CounterShift",
     "PathSummary",
     "ReachedNode",
-    "UnboundedError",
-    "add_costs",
-    "elementwise_max",
     "max_summary",
+    "shift_values",
 ]
 
 
@@ -37,15 +36,12 @@ ROWS_PER_CONFIGURATION = 20
 FOLDING_THRESHOLD = 4
 """A counter with a larger limit is *folded* (kept out of the nodes), unless its values are labels."""
 
-Cost = tuple[int, int, int]
-"""Moves, model calls and tool calls."""
-
 CounterShift = tuple[int, ...]
 """The change of each large counter: ``n`` adds n, ``-1 - n`` sets it to n."""
 
 
-class UnboundedError(Exception):
-    """A cost has no bound. Internal to the analysis: callers see a bound of None."""
+_Cases = tuple[list[int], list[int]]
+"""Values at which ranges of values start, in order, and a number for each range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +86,6 @@ class ReachedNode:
     cost_after_wait: Cost | None
 
 
-def add_costs(a: Cost, b: Cost) -> Cost:
-    """The sum of two costs."""
-    return (a[0] + b[0], a[1] + b[1], a[2] + b[2])
-
-
-def elementwise_max(a: Cost, b: Cost) -> Cost:
-    """The maximum of each cost."""
-    return (max(a[0], b[0]), max(a[1], b[1]), max(a[2], b[2]))
-
-
 class AcceleratedGraph:
     """The moves of a state space with its large counters folded.
 
@@ -108,8 +94,10 @@ class AcceleratedGraph:
         row_cost: The cost of taking a row, by its place.
 
     Attributes:
-        case_tables: For each state, by its place, and each large counter: for each value a number, such that a hub has
-            the same moves for all values with the same numbers.
+        large: The slots of the large counters.
+        limits: Their limits.
+        no_shift: The shift that changes none of them.
+        increased: The places, among the large counters, of those that are never set.
         unbounded: Whether the number of model or tool calls was found to have no bound when waits are passed through.
         rows_seen: The places of the rows taken so far.
     """
@@ -119,26 +107,42 @@ class AcceleratedGraph:
         self._row_cost = row_cost
         self.large = tuple(i for i, c in enumerate(space.counters, 1) if _is_foldable(c))
         self.limits = tuple(space.counters[i - 1].limit for i in self.large)
+        self.increased = [n for n, i in enumerate(self.large) if not any(u.to for u in space.counters[i - 1].updates)]
         self.no_shift: CounterShift = (0,) * len(self.large)
         tests = [self._tests_of_large(rows) for rows in space.rows]
         self._large_comparisons = tuple(tuple(space.compile_condition(((t,),)) for t in each) for each in tests)
-        self.case_tables = tuple(tuple(self._case_table(slot, each) for slot in self.large) for each in tests)
+        self._case_tables = tuple(tuple(self._cases(slot, each) for slot in self.large) for each in tests)
         self._summaries: dict[Configuration, tuple[PathSummary, ...]] = {}
         self.unbounded = False
         self.rows_seen: set[int] = set()
         self._moves: dict[tuple[Configuration, tuple[bool, ...]], tuple[CostedMove, ...]] = {}
 
-    def _case_table(self, slot: int, tests: Iterable[Comparison]) -> list[int]:
-        """For each value of a large counter, a number that says what the comparisons with it result in."""
+    def _cases(self, slot: int, tests: Iterable[Comparison]) -> _Cases:
+        """The ranges of values of a large counter for which comparisons have the same results."""
         counter = self.space.counters[slot - 1]
-        compared = [self.space.compile_condition(((t,),)) for t in tests if t.counter == counter.name]
+        own = [t for t in tests if t.counter == counter.name]
+        compared = [self.space.compile_condition(((t,),)) for t in own]
+        numbers = {counter.value(t.value) for t in own}
+        starts = sorted(n for n in {0, *numbers, *(n + 1 for n in numbers)} if n <= counter.limit)
         cases: dict[tuple[bool, ...], int] = {}
         config = [0] * (len(self.space.counters) + 1)
-        table: list[int] = []
-        for config[slot] in range(counter.limit + 1):
-            results = tuple(check(tuple(config)) for check in compared)
-            table.append(cases.setdefault(results, len(cases)))
-        return table
+        found: list[int] = []
+        for config[slot] in starts:
+            found.append(cases.setdefault(tuple(check(tuple(config)) for check in compared), len(cases)))
+        return starts, found
+
+    def case_of(self, state: int, values: Configuration) -> tuple[int, ...]:
+        """A number for the value of each large counter: with equal numbers, a hub in a state has the same moves."""
+        return tuple(
+            [
+                cases[bisect_right(starts, value) - 1]
+                for (starts, cases), value in zip(self._case_tables[state], values, strict=True)
+            ]
+        )
+
+    def case_changes(self, place: int) -> list[int]:
+        """The values of a large counter, given by its place, from which on the moves of a hub may differ, in order."""
+        return sorted({start for tables in self._case_tables for start in tables[place][0]})
 
     def _tests_of_large(self, rows: tuple[CompiledRow, ...]) -> tuple[Comparison, ...]:
         """Every comparison with a large counter in the assumptions about the rows of a state."""
@@ -319,6 +323,12 @@ class AcceleratedGraph:
                 return {key: replace(node, cost=most[key]) for key, node in nodes.items()}
         self.unbounded = True
         return nodes
+
+
+def shift_values(values: Configuration, shift: CounterShift, limits: Configuration) -> Configuration:
+    """The values of counters with given limits after a shift."""
+    changes = zip(values, shift, limits, strict=True)
+    return tuple([-1 - by if by < 0 else min(limit, value + by) for value, by, limit in changes])
 
 
 def _is_foldable(counter: Variable) -> bool:

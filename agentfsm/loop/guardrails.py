@@ -16,6 +16,9 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 STEPS_WITHOUT_ITERATION_LIMIT = 10_000
 
+STEPS_PER_ITERATION = 4
+"""A step may call no model, as one that finds a limit does: so many steps are allowed for each model call."""
+
 
 @read_only
 class AgentGuardrails(BaseModel, frozen=True):
@@ -28,11 +31,11 @@ class AgentGuardrails(BaseModel, frozen=True):
             ``max_execution_time_s`` is over; 0 for none.
         max_tokens: Maximum input plus output tokens of all model calls; None for no limit.
         max_cost_usd: Maximum cost of all model calls in USD; None for no limit.
-        max_steps: Maximum number of entries to ``pre_step``, whatever the policy decides. Defaults to four times
-            ``max_iterations`` (10,000 if that is None).
+        max_steps: Maximum number of entries to ``pre_step``, whatever the policy decides. Defaults to
+            ``4 * max_iterations * (1 + max_continues)`` (10,000 if ``max_iterations`` is None), so that it cuts off
+            nothing that ``max_continues`` grants.
         max_continues: How many times a person may extend a spent budget before the run stops. Model calls and time
-            begin anew then; of tokens and USD the same amount is granted once more. Extensions still
-            count against ``max_steps``: raise that too if they must not be cut short.
+            begin anew then; of tokens and USD the same amount is granted once more.
         max_calls_per_reply: How many calls of one reply are run. Those after them are not, and their results say so.
         max_moves: How many transitions a run may take between two waits for a person, whatever its graph; past it the
             run ends as aborted. None for the bound that follows from the graph, and at least 100,000.
@@ -105,7 +108,9 @@ class AgentGuardrails(BaseModel, frozen=True):
         """Maximum number of entries to ``pre_step``: ``max_steps``, or its default."""
         if self.max_steps is not None:
             return self.max_steps
-        return STEPS_WITHOUT_ITERATION_LIMIT if self.max_iterations is None else 4 * self.max_iterations
+        if self.max_iterations is None:
+            return STEPS_WITHOUT_ITERATION_LIMIT
+        return STEPS_PER_ITERATION * self.max_iterations * (1 + self.max_continues)
 
 
 @read_only

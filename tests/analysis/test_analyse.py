@@ -53,16 +53,16 @@ def test_every_preset_passes_whatever_its_policy() -> None:
 def test_the_bounds_of_the_default_limits_match_a_count_by_hand() -> None:
     """One lap with a model call: pre_step, call_llm, post_llm; four calls of two moves each; retry_tool; the
     four again; recover back to pre_step: 3 + 8 + 1 (to recover) ... = 21 moves. 50 of them use up the
-    iterations. The other 150 of the 200 steps are spent on a policy that retries the spent budget: two moves
-    each. The 201st step is the runaway's.
+    iterations. The other 750 of the 4 * 50 * (1 + 3) steps are spent on a policy that retries the spent budget:
+    two moves each. The 801st step is the runaway's.
     """
     found = analyse(LOOP, guardrails=AgentGuardrails(max_calls_per_reply=4))
-    assert found.bounds.moves == 50 * 21 + 150 * 2 + 1
+    assert found.bounds.moves == 50 * 21 + 750 * 2 + 1
     assert found.bounds.model_calls == 50
     assert found.bounds.tool_calls == 50 * (4 + 4)
-    # a person extends the iterations three times, each at a step that calls no model
-    assert found.bounds.model_calls_in_all == 200 - 3
-    assert found.bounds.tool_calls_in_all == (200 - 3) * 8
+    # a person extends the iterations three times; there are steps enough for all of them
+    assert found.bounds.model_calls_in_all == 50 * 4
+    assert found.bounds.tool_calls_in_all == 50 * 4 * 8
     assert found.exact
 
 
@@ -270,7 +270,7 @@ def test_an_analysis_converts_to_text() -> None:
     text = str(analyse(replace(LOOP, name="mine"), must_pass("terminal", through="call_llm")))
     assert text.startswith("mine: 8 states, ")
     assert "BROKEN  terminal only after call_llm\n          by: pre_step.cancelled" in text
-    bounds = "at most 13,351 moves, at most 50 model calls, at most 6,400 tool calls"
+    bounds = "at most 14,551 moves, at most 50 model calls, at most 6,400 tool calls"
     assert f"between two waits: {bounds}" in text
 
 

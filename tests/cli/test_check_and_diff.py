@@ -56,7 +56,7 @@ def test_every_property_of_the_default_loop_holds(cli: Cli) -> None:
     result = cli("check")
     assert result.exit_code == 0
     assert "holds   every run ends, or waits for a person" in result.stdout
-    assert "at most 13,351 moves" in result.stdout
+    assert "at most 14,551 moves" in result.stdout
     assert "BROKEN" not in result.stdout
 
 

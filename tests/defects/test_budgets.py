@@ -113,13 +113,14 @@ def test_recoveries_spend_the_same_iterations_as_steps_that_work() -> None:
     assert transitions_taken(result)[-2:] == ["pre_step: iteration_limit -> recover", "recover: stop -> terminal"]
 
 
-def test_a_person_who_extends_the_budget_gets_exactly_as_many_again() -> None:
+@pytest.mark.parametrize("budget", [1, 2])
+def test_a_person_who_extends_the_budget_gets_exactly_as_many_again(budget: int) -> None:
     model = scripted_model(*(call("echo", text=str(i)) for i in range(99)))
-    agent = Agent(model, tools=[echo], guardrails=AgentGuardrails(max_iterations=2, max_steps=99), host=make_host())
+    agent = Agent(model, tools=[echo], guardrails=AgentGuardrails(max_iterations=budget), host=make_host())
     for replies in (1, 2, 3):
         model.requests.clear()
         result = asyncio.run(run_with_replies(agent, "go", *["go on"] * replies))
-        assert len(model.requests) == 2 * (1 + replies)
+        assert len(model.requests) == budget * (1 + replies)
         assert isinstance(result.outcome, UserInputRequested if replies < 3 else PartialRunSummary)  # max_continues
 
 
