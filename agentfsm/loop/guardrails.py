@@ -45,8 +45,10 @@ class AgentGuardrails(BaseModel, frozen=True):
         hook_timeout_s: Timeout of one hook in seconds; one that does not return in time counts as having raised.
         cancel_grace_s: Seconds that a tool, hook, model or memory has to clean up after its timeout or a cancellation.
             One that is still running then is abandoned: closed where it stands, and the run goes on without it.
-        llm_timeout_s: Timeout of one model call in seconds.
-        stream_heartbeat_s: Seconds of silence after which a streamed reply counts as dropped.
+        llm_timeout_s: Timeout in seconds of a whole reply, and of the first piece of a streamed one. A stream that
+            flows is bounded by ``stream_heartbeat_s`` and the run's own time.
+        stream_heartbeat_s: Seconds of silence between two pieces after which a streamed reply counts as dropped;
+            keep-alive comments are silence.
         stall_threshold_s: Seconds of silence between two phases after which the run counts as stalled.
         loop_soft_threshold: From this number of equal calls with equal results on, the result warns the model.
         loop_hard_threshold: At this number of equal calls with equal results, the call is not run: ``loop_detected``.

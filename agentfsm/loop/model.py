@@ -88,10 +88,11 @@ class ModelRequest:
         messages: The rendered transcript; it never changes once the request is made.
         tools: The tools that the model may call; empty in envelope mode, where the instructions list them.
         max_output_tokens: Maximum tokens of the reply, or None.
-        timeout_s: Timeout in seconds; the loop enforces it too.
+        timeout_s: Timeout in seconds of a whole reply, and of the first piece of a streamed one; the loop enforces
+            it too.
         output_schema: JSON schema of the answer, or None for plain text.
         output_name: A name for that schema.
-        heartbeat_s: Seconds of silence in a streamed reply after which it counts as dropped.
+        heartbeat_s: Seconds of silence between two pieces of a streamed reply after which it counts as dropped.
         budget: A model that calls several models, as ``FallbackModel`` does, asks it before each call but the first.
         cache: Shared by all requests of a run. A model may store data for the next request there, under its own key.
     """
@@ -210,8 +211,8 @@ class StreamingModel(Model, Protocol):
     def stream(self, request: ModelRequest) -> AsyncIterator[StreamChunk | Reply]:
         """Answer one request: any number of chunks, then the complete reply that ``reply`` would return.
 
-        Silence longer than ``request.heartbeat_s`` between two chunks counts as a dropped connection; send a
-        ``KeepAlive`` to prevent that. A caller that stops early closes the iterator (``aclose``, if it has one).
+        Silence longer than ``request.heartbeat_s`` between two chunks counts as a dropped connection, a
+        ``KeepAlive`` included. A caller that stops early closes the iterator (``aclose``, if it has one).
 
         Raises:
             agentfsm.errors.ModelError: The call failed.

@@ -139,10 +139,9 @@ class HttpResponse:
         self._exchange = exchange
         self._errors = errors
         self._deadline = deadline
-        self._timeout_s = timeout_s
+        self._too_late = f"no complete response within {timeout_s:g} s"
         self._limit = limit
         self._size = 0
-        self._started = False
         self._decompressor = Decompressor(response.headers.get("content-encoding", ""))
         self._decompressed: Iterator[bytes] = iter(())
 
@@ -156,12 +155,13 @@ class HttpResponse:
         """Whether the headers mark the end of the body; without that, truncation cannot be detected."""
         return "content-length" in self.headers or "transfer-encoding" in self.headers
 
-    async def read(self, heartbeat_s: float | None = None) -> bytes:
-        """The next chunk of the body, decompressed; empty at the end.
+    def allow_silence(self, seconds: float) -> None:
+        """Give the next piece of a stream this many seconds from now on, in place of the deadline of the whole call."""
+        self._deadline = asyncio.get_running_loop().time() + seconds
+        self._too_late = f"the stream sent nothing for {seconds:g} s"
 
-        Args:
-            heartbeat_s: Seconds without data, once the body has started, after which the connection counts as
-                lost.
+    async def read(self) -> bytes:
+        """The next chunk of the body, decompressed; empty at the end.
 
         Raises:
             ModelError: The connection was lost, idle or too slow, or the body is too long or corrupt.
@@ -176,10 +176,9 @@ class HttpResponse:
                 if self._size > self._limit and self.ok:
                     raise self._too_long(self._limit)
                 return plain
-            raw = await self._next_chunk(heartbeat_s if self._started else None)
+            raw = await self._next_chunk()
             if raw is None:
                 return b""
-            self._started = self._started or bool(raw)
             self._decompressed = self._decompressor.feed(raw)
 
     async def read_all(self) -> bytes:
@@ -193,17 +192,14 @@ class HttpResponse:
             body += chunk
         return bytes(body)
 
-    async def read_start(self, heartbeat_s: float | None) -> bytes:
+    async def read_start(self) -> bytes:
         """The first chunk of the body without leading whitespace and byte-order mark; empty if there is no more.
-
-        Args:
-            heartbeat_s: As for ``read``.
 
         Raises:
             ModelError: As for ``read``, or the body starts with too much whitespace.
         """
         skipped = 0
-        while chunk := await self.read(heartbeat_s):
+        while chunk := await self.read():
             if start := chunk.lstrip(_LEADING_WHITESPACE):
                 return start
             skipped += len(chunk)
@@ -235,17 +231,12 @@ class HttpResponse:
     def _too_long(self, limit: int) -> ModelError:
         return self._errors.invalid_response(f"the response is longer than {limit} bytes", self.status)
 
-    async def _next_chunk(self, heartbeat_s: float | None) -> bytes | None:
+    async def _next_chunk(self) -> bytes | None:
         """The next bytes from the network, or None at the end."""
-        until = self._deadline
-        if heartbeat_s is not None:
-            until = min(until, asyncio.get_running_loop().time() + heartbeat_s)
         try:
-            return await self._exchange.read(until)
+            return await self._exchange.read(self._deadline)
         except TimeoutError:
-            late = f"no complete response within {self._timeout_s:g} s"
-            idle = f"the stream sent nothing for {heartbeat_s or 0:g} s"
-            failure: ModelError = self._errors.transient(late if until == self._deadline else idle)
+            failure: ModelError = self._errors.transient(self._too_late)
         except httpx.HTTPError as error:
             failure = _connection_error(self._errors, error)
         raise failure  # outside the except block: an httpx error holds the request, and the request holds the key

@@ -149,7 +149,7 @@ class HttpModel(ABC):
         options = self._http.options
         content = self._request_body(request, stream=True)
         async with self._http.open(self._path(), content, request, options.max_stream_bytes) as response:
-            chunk = await response.read_start(request.heartbeat_s)
+            chunk = await response.read_start()
             if chunk.startswith(self._plain_body_starts):
                 text = await response.read_remaining(chunk, options.max_body_bytes)
                 yield self._parse_reply(self._http.parse_response(response, text, request), request)
@@ -165,10 +165,11 @@ class HttpModel(ABC):
                 for part in reader.feed(frames.feed(chunk)):
                     produced = True
                     yield part
+                    response.allow_silence(request.heartbeat_s)  # from the first piece on; a comment is silence
                 if not produced:
                     yield KeepAlive()
                 if not accumulator.closed:
-                    chunk = await response.read(request.heartbeat_s)
+                    chunk = await response.read()
             if accumulator.closed:
                 await response.drain()
             else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -212,7 +213,7 @@ class FallbackModel:
                 break
             share = attempts.request_with_share()
             until = asyncio.get_running_loop().time() + share.timeout_s
-            stream, produced = _stream_model(model, share), False
+            stream, produced, started_at = _stream_model(model, share), False, math.inf
             try:
                 while True:
                     async with asyncio.timeout_at(until):
@@ -222,13 +223,17 @@ class FallbackModel:
                         return
                     if part is None:
                         raise TransientProviderError(f"{model.name}: the stream ended without a reply")
-                    produced = produced or not isinstance(part, KeepAlive)
+                    if not isinstance(part, KeepAlive):
+                        produced, now = True, asyncio.get_running_loop().time()
+                        started_at = min(started_at, now)
+                        until = now + request.heartbeat_s
                     yield part
             except Exception as error:
                 attempts.record_failure(model, error)
             finally:
                 await stream.aclose()
             if produced and attempts.remaining:
+                attempts.extend_deadline(asyncio.get_running_loop().time() - started_at)
                 yield StreamRestart(attempts.last_error)
         raise attempts.combined_error()
 
@@ -259,6 +264,10 @@ class _Attempts:
         share = max(self._deadline - self._now(), 0.001) / self.remaining
         self.remaining -= 1
         return replace(self._request, timeout_s=share)
+
+    def extend_deadline(self, seconds: float) -> None:
+        """Do not charge the time in which a stream flowed: the timeout is for the wait for a first piece."""
+        self._deadline += seconds
 
     def record_failure(self, model: Model, error: Exception) -> None:
         """Record a failure if the next model may be called after it; else raise it."""

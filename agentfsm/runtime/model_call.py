@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from operator import is_
@@ -122,14 +122,14 @@ def _mark_truncated(reply: Reply, request: ModelRequest) -> Reply:
     return replace(reply, finish_reason=FinishReason.LENGTH)
 
 
-class _NotAdmittedError(TransientProviderError):
-    """The run's time was up before the limits of the model admitted the call."""
+class _RunTimeError(TransientProviderError):
+    """The run's time was up before the limits of the model admitted the call, or before its stream ended."""
 
 
 def _model_failure(kind: FailureKind, text: str, error: ModelError | None = None) -> Failure:
     details = {} if error is None else {"retry_after_s": error.retry_after_s, "status": error.status}
     metadata = {k: v for k, v in details.items() if v is not None}
-    if isinstance(error, _NotAdmittedError):
+    if isinstance(error, _RunTimeError):
         metadata["not_admitted"] = True
     return Failure(kind=kind, explanation=text, blockers=(text,), metadata=metadata)
 
@@ -192,37 +192,60 @@ async def _request_reply(context: Context, model: Model, request: ModelRequest, 
                 waiting = stack.enter_async_context(model.admission(request))
                 admitted = await timer.run(waiting, math.inf if left is None else max(left, 0.0))
             except TimeLimitError:
-                raise _NotAdmittedError(
+                raise _RunTimeError(
                     f"the limits of {model.name} (Limited) admitted no call before the run's time was up"
                 ) from None
-            return await timer.run(_reply_coroutine(context, admitted, request, stream), request.timeout_s)
-    return await timer.run(_reply_coroutine(context, model, request, stream), request.timeout_s)
+            return await _limited_reply(context, admitted, request, timer, stream)
+    return await _limited_reply(context, model, request, timer, stream)
 
 
-def _reply_coroutine(context: Context, model: Model, request: ModelRequest, stream: bool) -> Coroutine[Any, Any, Reply]:
+def _limited_reply(
+    context: Context, model: Model, request: ModelRequest, timer: Timeout, stream: bool
+) -> Awaitable[Reply]:
+    """The reply: a whole one within the timeout of the request, a streamed one within the run's time."""
     context.model_requests += 1
     if stream and context.has_listeners and can_stream(model):
-        return _stream_reply(context, model.stream(request), model.name, request.heartbeat_s)
-    return model.reply(request)
+        return _stream_within_run(context, model.stream(request), model.name, request, timer)
+    return timer.run(model.reply(request), request.timeout_s)
+
+
+async def _stream_within_run(
+    context: Context, chunks: AsyncIterator[StreamChunk | Reply], name: str, request: ModelRequest, timer: Timeout
+) -> Reply:
+    left = context.time_left_s
+    if context.run.final_turn == "now":
+        left = request.timeout_s
+    try:
+        limit = math.inf if left is None else max(left, 0.0)
+        return await timer.run(_stream_reply(context, chunks, name, request), limit)
+    except TimeLimitError:
+        raise _RunTimeError(f"{name}: the run's time was up before the stream ended") from None
 
 
 async def _stream_reply(
-    context: Context, chunks: AsyncIterator[StreamChunk | Reply], name: str, heartbeat_s: float
+    context: Context, chunks: AsyncIterator[StreamChunk | Reply], name: str, request: ModelRequest
 ) -> Reply:
     """Emit the chunks of a stream, and return the reply that ends it.
 
-    The heartbeat timeout starts with the first chunk: until then the model reads the prompt, and the timeout of the
-    whole call applies.
+    The request's timeout bounds the wait for the first piece, and its heartbeat the wait for each further one. A
+    ``KeepAlive`` is no piece.
     """
     heartbeat = Timeout(context.run.guardrails.cancel_grace_s / 2)  # before the whole call is
     close: Any = getattr(chunks, "aclose", None)
+    now = asyncio.get_running_loop().time
+    limit = request.timeout_s
+    deadline = now() + limit
     try:
-        chunk = await anext(chunks, None)
-        while chunk is not None and not isinstance(chunk, Reply):
+        while True:
+            chunk = await heartbeat.run(anext(chunks, None), deadline - now())
+            if chunk is None or isinstance(chunk, Reply):
+                break
             _emit_chunk(context, chunk)
-            chunk = await heartbeat.run(anext(chunks, None), heartbeat_s)
+            if not isinstance(chunk, KeepAlive):
+                limit = request.timeout_s if isinstance(chunk, StreamRestart) else request.heartbeat_s
+                deadline = now() + limit
     except TimeLimitError:
-        raise TransientProviderError(f"{name}: the stream sent nothing for {heartbeat_s:g} s") from None
+        raise TransientProviderError(f"{name}: the stream sent nothing for {limit:g} s") from None
     finally:
         heartbeat.close()
         if close is not None:

@@ -139,24 +139,42 @@ def test_an_idle_stream_is_transient_and_reported_as_idle() -> None:
     assert model.closed == 2
 
 
-def test_keepalives_reset_the_heartbeat_and_before_the_first_chunk_only_the_timeout_applies() -> None:
+def test_a_stream_that_flows_outlasts_the_timeout_of_a_whole_reply() -> None:
     async def a_moment() -> None:
-        await asyncio.sleep(0.04)
+        await asyncio.sleep(0.02)
 
-    slow = [a_moment, a_moment, a_moment, TextChunk("a"), *[a_moment, KeepAlive()] * 4, HELLO]
-    events = asyncio.run(watched(agent(ScriptedStream(slow), stream_heartbeat_s=0.1)))
-    assert kinds(events) == [RunStarted, TextDelta, ModelReplied, RunCompleted]
+    parts = [x for _ in range(10) for x in (a_moment, TextChunk("a"))]
+    events = asyncio.run(watched(agent(ScriptedStream([*parts, HELLO]), llm_timeout_s=0.1)))
+    assert kinds(events) == [RunStarted, *[TextDelta] * 10, ModelReplied, RunCompleted]
 
 
-def test_the_whole_call_has_a_deadline_however_active_the_stream_is() -> None:
+@pytest.mark.parametrize(
+    ("first", "silence"),
+    [((), "0.1 s"), ((TextChunk("Half a"),), "0.05 s")],
+    ids=["before the first piece", "after it"],
+)
+def test_keepalives_are_silence(first: tuple[Any, ...], silence: str) -> None:
     async def a_moment() -> None:
         await asyncio.sleep(0.01)
 
-    model = ScriptedStream([x for _ in range(1000) for x in (a_moment, KeepAlive())], [HELLO])
-    events = asyncio.run(watched(agent(model, llm_timeout_s=0.1)))
+    parts = [*first, *(x for _ in range(1000) for x in (a_moment, KeepAlive()))]
+    events = asyncio.run(watched(agent(ScriptedStream(parts, [HELLO]), llm_timeout_s=0.1, stream_heartbeat_s=0.05)))
     (error,) = [event for event in events if isinstance(event, RecoveryStarted)]
     assert error.failure.kind == "transient_provider"
-    assert "within 0.1 s" in error.failure.explanation
+    assert f"sent nothing for {silence}" in error.failure.explanation
+
+
+def test_a_stream_that_flows_ends_with_the_time_of_the_run() -> None:
+    async def a_moment() -> None:
+        await asyncio.sleep(0.01)
+
+    model = ScriptedStream([x for _ in range(1000) for x in (a_moment, TextChunk("a"))])
+    events = asyncio.run(watched(agent(model, max_execution_time_s=0.1)))
+    last = events[-1]
+    assert isinstance(last, Handoff)
+    assert last.failure is not None
+    assert "the run's time was up" in last.failure.explanation
+    assert model.closed == 1
 
 
 def test_a_run_cancelled_in_mid_stream_ends_and_closes_the_stream() -> None:
