@@ -278,8 +278,13 @@ class Agent:
             ConfigurationError: There is no such format.
         """
         from agentfsm.diagrams import FORMATS, HooksOverlay, diagram  # not needed to run an agent
+        from agentfsm.loop.outcomes import RUN_CALLS
+        from agentfsm.machine.declaration import State
 
-        names = {state: [h.name or "hook" for h in hooks] for state, hooks in self._config.hooks.items()}
+        hooks = self._config.hooks
+        of_calls = {spec.name: State.DISPATCH_TOOL for spec in self.graph.states if spec.effect is RUN_CALLS}
+        keys = {spec.name: of_calls.get(spec.name, spec.name) for spec in self.graph.states}
+        names = {name: [h.name or "hook" for h in hooks[key]] for name, key in keys.items() if key in hooks}
         show_hooks = bool(names) and format in FORMATS and FORMATS[format].overlays
         return diagram(self.graph, format, overlay=HooksOverlay(names) if show_hooks else None)
 

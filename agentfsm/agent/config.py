@@ -432,8 +432,12 @@ def _hooks_by_state(hooks: Sequence[Hook | Observer], graph: Graph) -> dict[str,
             continue
         if not isinstance(each, Hook):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers
             raise ConfigurationError(f"a hook is made with @hook(...) or @observer, not {type(each).__name__}")
-        # what checks tool calls checks them wherever one is made
-        checks_calls = each.at == State.DISPATCH_TOOL or each.at in dispatching
-        state = State.DISPATCH_TOOL if checks_calls else graph.spec(each.at).name
-        by_state[state] = (*by_state.get(state, ()), each)
+        if each.at is RUN_CALLS or each.at == State.DISPATCH_TOOL or each.at in dispatching:
+            states = [str(State.DISPATCH_TOOL)]  # what checks tool calls checks them wherever one is made
+        elif isinstance(each.at, EffectSpec):
+            states = [spec.name for spec in graph.states if spec.effect is each.at]
+        else:
+            states = [graph.spec(each.at).name]
+        for state in states:
+            by_state[state] = (*by_state.get(state, ()), each)
     return by_state

@@ -22,7 +22,9 @@ from agentfsm.loop.events import (
     Transitioned,
 )
 from agentfsm.loop.messages import Message, ToolCall, ToolResult
-from agentfsm.machine.graph import Graph, State
+from agentfsm.loop.outcomes import CALL_MODEL, CHOOSE_RECOVERY, RUN_CALLS
+from agentfsm.machine.declaration import EffectSpec
+from agentfsm.machine.graph import Graph
 
 __all__ = ["ProgressDisplay"]
 
@@ -51,6 +53,8 @@ class ProgressDisplay:
         self._console = console.err
         self._live = console.live
         self._model = model
+        self._graph = graph
+        self._state = str(graph.initial)
         self._column = max(len(s.name) for s in graph.states)
         self._running: dict[str, str] = {}
         self._prefix = self._streamed = ""
@@ -87,20 +91,20 @@ class ProgressDisplay:
             case ReplyRestarted():
                 self._streamed = ""
             case ModelReplied(message=message):
-                self._print_line(State.CALL_LLM, _describe_reply(message))
+                self._print_line(self._state_with(CALL_MODEL), _describe_reply(message))
             case ToolStarted(call=call):
                 self._running[call.id] = shorten(call.name, 64)
                 names = self._running.values() if self._live else [call.name]
-                self._show_waiting(State.DISPATCH_TOOL, f"running {', '.join(names)}")
+                self._show_waiting(self._state_with(RUN_CALLS), f"running {', '.join(names)}")
             case ToolFinished(result=result):
                 self._running.pop(result.call_id, None)
                 if result.ending is None:  # one that ends or suspends the run is shown as the outcome
                     style = "" if result.status == "done" else "yellow"
-                    self._print_line(State.DISPATCH_TOOL, _describe_result(result), style)
+                    self._print_line(self._state_with(RUN_CALLS), _describe_result(result), style)
             case RecoveryStarted():
-                self._print_line(State.RECOVER, _describe_recovery(event), "yellow")
+                self._print_line(self._state_with(CHOOSE_RECOVERY), _describe_recovery(event), "yellow")
                 if event.backoff_s:
-                    self._show_waiting(State.RECOVER, f"backing off for {event.backoff_s:g} s")
+                    self._show_waiting(self._state_with(CHOOSE_RECOVERY), f"backing off for {event.backoff_s:g} s")
             case RunWarning(text=text):
                 self._print_line("warning", shorten(text), "red")
             case _:
@@ -109,10 +113,19 @@ class ProgressDisplay:
     def _on_state(self, state: str) -> None:
         self._running.clear()
         self._clear_waiting()
-        if state == State.CALL_LLM:
+        self._state = state
+        effect = self._graph.spec(state).effect
+        if effect is CALL_MODEL:
             self._show_waiting(state, f"waiting for {self._model}")
-        elif state not in State.__members__.values():
+        elif callable(effect):
             self._show_waiting(state, "running")
+
+    def _state_with(self, effect: EffectSpec) -> str:
+        """The state in which an effect, or a state's own one that does the same, has just reported something."""
+        here = self._graph.spec(self._state)
+        if here.effect is effect or callable(here.effect):
+            return here.name
+        return next((spec.name for spec in self._graph.states if spec.effect is effect), here.name)
 
     def _show_waiting(self, state: str, text: str) -> None:
         """Show what the run waits for; in plain lines, each call of a batch is one wait."""
@@ -132,7 +145,9 @@ class ProgressDisplay:
         room = max(20, self._console.width - self._column - len(prefix) - 16)  # beside spinner, state and seconds
         line = shorten(self._streamed, _MAX_STREAMED_CHARS)
         visible = line if len(line) <= room else f"…{line[-room + 1 :]}"
-        self._progress.update(self._task, description=f"{State.CALL_LLM:<{self._column}}  {prefix}{visible}")
+        self._progress.update(
+            self._task, description=f"{self._state_with(CALL_MODEL):<{self._column}}  {prefix}{visible}"
+        )
 
     def _clear_waiting(self) -> None:
         self._streamed = ""

@@ -13,8 +13,9 @@ from rich.text import Text
 
 from agentfsm.cli.console import CliConsole, sanitize, shorten
 from agentfsm.loop.events import Handoff, PartialRunSummary, RunAborted, RunCancelled, RunCompleted, UserInputRequested
+from agentfsm.loop.outcomes import CHOOSE_RECOVERY
 from agentfsm.machine.engine import Decision
-from agentfsm.machine.graph import OTHERWISE, Graph, State
+from agentfsm.machine.graph import OTHERWISE, Graph
 from agentfsm.runtime.result import RunResult
 
 __all__ = [
@@ -57,9 +58,9 @@ class RunReport:
     @property
     def recoveries(self) -> int:
         """How often the run recovered from a failure and continued."""
-        return sum(
-            d.source == State.RECOVER and d.target not in (State.TERMINAL, State.SUSPENDED) for d in self.decisions
-        )
+        specs = self.result.graph.specs
+        went_on = {name for name, spec in specs.items() if not (spec.final or spec.waits)}
+        return sum(specs[d.source].effect is CHOOSE_RECOVERY and d.target in went_on for d in self.decisions)
 
 
 def exit_code(report: RunReport) -> int:

@@ -36,8 +36,8 @@ from agentfsm.loop.events import (
 )
 from agentfsm.loop.failures import Failure
 from agentfsm.loop.messages import Message, Role, Usage
+from agentfsm.loop.outcomes import CALL_MODEL
 from agentfsm.loop.prompts import render_messages
-from agentfsm.machine.graph import State
 from agentfsm.runtime.hooks import Hook, HookContext, Observer
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def tracing(
     except ImportError as error:
         raise MissingExtraError("OpenTelemetry spans", "otel") from error
     spans = _SpanRecorder(trace.get_tracer("agentfsm", tracer_provider=tracer_provider), agent_name, content)
-    return Observer(spans.observe), Hook(State.CALL_LLM, spans.before_model, name="tracing")
+    return Observer(spans.observe), Hook(CALL_MODEL, spans.before_model, name="tracing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,7 @@ class _RunSpans:
     provider: str
     model: str
     common: dict[str, Any]
+    state: str = ""
     chat: OpenSpan | None = None
     tools: dict[str, OpenSpan] = field(default_factory=dict[str, OpenSpan])
     usage: Usage = field(default_factory=Usage)
@@ -208,15 +209,16 @@ class _SpanRecorder:
                 }
             ),
         )
-        stopped = decision.guard if decision.guard in ("cancelled", "aborted") else None
-        if decision.source == State.CALL_LLM and traced.chat is not None:
+        traced.state = str(decision.target)
+        ends = decision.transition.ends
+        stopped = ends if ends in ("cancelled", "aborted") else None
+        if traced.chat is not None:
             end_span(traced.chat, kind or stopped)
             traced.chat = None
-        elif decision.source == State.DISPATCH_TOOL:  # calls without a result: cancelled, or a sub-agent that waits
-            for open_span in traced.tools.values():
-                open_span.span.set_attribute("agentfsm.tool.status", "cut_off" if stopped else "waiting")
-                end_span(open_span, stopped)
-            traced.tools.clear()
+        for open_span in traced.tools.values():  # calls without a result: cancelled, or a sub-agent that waits
+            open_span.span.set_attribute("agentfsm.tool.status", "cut_off" if stopped else "waiting")
+            end_span(open_span, stopped)
+        traced.tools.clear()
 
     def _on_recovery(self, traced: _RunSpans, event: RecoveryStarted) -> None:
         traced.run.add_event(
@@ -274,7 +276,7 @@ class _SpanRecorder:
             "gen_ai.tool.type": "function",
             "gen_ai.tool.call.id": call.id,
             "gen_ai.tool.call.arguments": value_json(call.arguments) if self._content else None,
-            "agentfsm.state": str(State.DISPATCH_TOOL),
+            "agentfsm.state": traced.state or None,
         }
         traced.tools[call.id] = self._start_child_span(traced, f"execute_tool {call.name}", attributes)
 

@@ -140,7 +140,7 @@ async def run_hooks(
     decisions: list[HookDecision] = []
     for each in context.config.hooks.get(state, ()):
         if each.once:
-            if id(each) in context.once_hooks_run or state in context.visited_before_resume:
+            if id(each) in context.once_hooks_run or context.run.state in context.visited_before_resume:
                 continue
             context.once_hooks_run.add(id(each))
         try:
@@ -213,7 +213,7 @@ async def check_approval(
 
         def make_context() -> HookContext:
             shown = shown_arguments(tool, call, arguments)
-            return HookContext(State.DISPATCH_TOOL, context.view(), call, tool, shown)
+            return HookContext(context.run.state, context.view(), call, tool, shown)
 
         for decision in await run_hooks(context, State.DISPATCH_TOOL, make_context):
             if isinstance(decision, SkipCall):

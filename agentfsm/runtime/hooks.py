@@ -30,6 +30,7 @@ from agentfsm.loop.failures import FailureKind
 from agentfsm.loop.messages import ToolCall
 from agentfsm.loop.read_only import FrozenDict, read_only
 from agentfsm.loop.state import RunView
+from agentfsm.machine.declaration import EffectSpec
 from agentfsm.machine.graph import State
 from agentfsm.runtime.tools import Tool
 
@@ -108,9 +109,10 @@ class Hook:
     """A function that runs before a state's effect.
 
     Attributes:
-        at: The state. At ``dispatch_tool`` the hook runs once for each call, and again when a call that a human
-            approved is about to run: the approval does not replace the hook's, and much may have changed
-            meanwhile. At ``terminal`` it runs when the run ends, however it ends.
+        at: The state, or one of the loop's effects (``CALL_MODEL``, ``RUN_CALLS``, ...) for every state that has it,
+            whatever its name is. At ``dispatch_tool``, and wherever ``RUN_CALLS`` is the effect, the hook runs once for
+            each call, and again when a call that a human approved is about to run: the approval does not replace the
+            hook's, and much may have changed meanwhile. At ``terminal`` it runs when the run ends, however it ends.
         function: Plain or async; returns None to continue, or a decision. Any other value counts as an exception,
             and so does an async one that does not return within the guardrails' ``hook_timeout_s``, or before the
             run's time is up.
@@ -120,7 +122,7 @@ class Hook:
         name: Its name in warnings and errors.
     """
 
-    at: str
+    at: str | EffectSpec
     function: Callable[[HookContext], HookDecision | Awaitable[HookDecision]]
     fail_open: bool = True
     once: bool = False
@@ -151,11 +153,11 @@ HookFunction = Callable[[HookContext], HookDecision | Awaitable[HookDecision]]
 """A function that ``hook`` accepts."""
 
 
-def hook(at: State | str, *, fail_open: bool = True, once: bool = False) -> Callable[[HookFunction], Hook]:
+def hook(at: State | str | EffectSpec, *, fail_open: bool = True, once: bool = False) -> Callable[[HookFunction], Hook]:
     """Decorator: run a function before a state's effect.
 
     Args:
-        at: The state.
+        at: The state, or the effect of the states at which to run it; see ``Hook``.
         fail_open: Whether an exception is only a warning (True) or aborts the run (False).
         once: Whether it runs only the first time the run reaches the state.
     """

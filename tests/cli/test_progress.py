@@ -17,6 +17,7 @@ from agentfsm.loop.model import ReasoningChunk, StreamChunk, StreamRestart, Text
 from agentfsm.machine.graph import StateSpec, Transition
 from agentfsm.runtime.host import Host
 from agentfsm.testing import FakeClock, ScriptedModel, call
+from tests.helpers.graphs import renamed
 
 
 @tool(parallel=True)
@@ -49,6 +50,14 @@ def progress_lines(script: list[Any], *, live: bool = False, **agent: Any) -> tu
 
     result = asyncio.run(run_agent())
     return [line.rstrip() for line in out.getvalue().splitlines()], result
+
+
+def test_a_renamed_loop_shows_the_same_lines_with_its_own_names() -> None:
+    script = [TransientProviderError("503"), [call("add", a=1, b=2), call("fail", how="no")], "7"]
+    expected, _ = progress_lines(list(script))
+    lines, _ = progress_lines(list(script), graph=renamed(LOOP, "my_"))
+    assert [line.removeprefix("my_").split() for line in lines] == [line.split() for line in expected]
+    assert {line.split()[0] for line in lines} == {"my_call_llm", "my_dispatch_tool", "my_recover"}
 
 
 def test_every_wait_and_its_result_is_a_plain_line() -> None:

@@ -14,6 +14,7 @@ from agentfsm import LOOP, Agent, AgentGuardrails, RunResult, tool
 from agentfsm.cli.console import CliConsole
 from agentfsm.cli.run_report import RunReport, exit_code, print_outcome, report_json, state_style, transition_table
 from agentfsm.testing import ScriptedModel, call
+from tests.helpers.graphs import renamed
 
 
 class Town(BaseModel):
@@ -137,3 +138,8 @@ def test_states_have_the_colors_of_the_diagrams() -> None:
         "bold",
     ]
     assert "\x1b[33mrecover" in "".join(table_lines(RESULT, 120, colors=True))
+
+
+def test_recoveries_of_a_renamed_loop_are_counted() -> None:
+    agent = Agent(ScriptedModel(["", "fine"]), graph=renamed(LOOP, "my_"))
+    assert report_of(agent).recoveries == 1

@@ -20,6 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from agentfsm import (
+    LOOP,
     Agent,
     AgentGuardrails,
     FinishReason,
@@ -37,6 +38,7 @@ from agentfsm import (
 from agentfsm.integrations.otel import tracing
 from agentfsm.loop.events import RunCompleted, RunResumed, RunStarted
 from agentfsm.testing import FakeClock, ScriptedModel, call
+from tests.helpers.graphs import renamed
 from tests.helpers.provider_rules import check_transcript
 
 with warnings.catch_warnings():
@@ -465,3 +467,16 @@ def test_without_the_extra_the_message_names_it(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(MissingExtraError, match=r"agentfsm\[otel\]"):
         tracing()
+
+
+def test_a_renamed_loop_has_the_same_spans_with_its_own_names() -> None:
+    def spans(**graph: Any) -> list[tuple[str, Any]]:
+        collected = Collected()
+        hooks = tracing(tracer_provider=collected.provider)
+        agent = Agent(ScriptedModel([call("add", a=20, b=22), "42"]), tools=[add], hooks=hooks, **graph)
+        agent.run_sync("20 + 22?")
+        return [(span.name, (span.attributes or {}).get("agentfsm.state")) for span in collected.spans]
+
+    usual = spans()
+    assert ("execute_tool add", "dispatch_tool") in usual
+    assert spans(graph=renamed(LOOP, "my_")) == [(name, state and f"my_{state}") for name, state in usual]
