@@ -16,6 +16,7 @@ from agentfsm.cli.local_store import default_store_path, open_store_for_writing
 from agentfsm.cli.user_code import load_graph, load_tools
 from agentfsm.errors import ConfigurationError, StoreError, StoreFormatError
 from agentfsm.loop.guardrails import AgentGuardrails
+from agentfsm.loop.keys import SECRET_VARIABLE
 from agentfsm.loop.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from agentfsm.runtime.host import Host
 
 __all__ = [
-    "SECRET_VARIABLE",
     "AgentCliOptions",
     "CommandFunction",
     "ReportOptions",
@@ -39,8 +39,6 @@ __all__ = [
 CommandFunction = Callable[..., Any]
 
 USED_RECORDS_VARIABLE = "AGENTFSM_USED_RECORDS"
-
-SECRET_VARIABLE = "AGENTFSM_SECRET"  # noqa: S105  # the variable's name, not its value
 
 
 def collect_options(

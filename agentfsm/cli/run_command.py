@@ -20,7 +20,6 @@ from agentfsm.agent import Agent
 from agentfsm.cli.console import CliConsole, open_console
 from agentfsm.cli.diagram_command import require_run_diagram_format, write_run_diagram
 from agentfsm.cli.options import (
-    SECRET_VARIABLE,
     AgentCliOptions,
     ReportOptions,
     agent_options,
@@ -33,6 +32,7 @@ from agentfsm.cli.run_report import RunReport, exit_code, print_json, print_repo
 from agentfsm.cli.terminal_prompt import REPLY_FORMATS, TerminalPrompter
 from agentfsm.errors import ConfigurationError, HumanReplyError
 from agentfsm.loop.events import UserInputRequested
+from agentfsm.loop.keys import SECRET_VARIABLE
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.machine.engine import Decision
 from agentfsm.runtime.approval import HumanInput

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from agentfsm.loop.keys import SECRET_VARIABLE, Keyring
 from agentfsm.loop.messages import Message
 
 if TYPE_CHECKING:
@@ -172,6 +173,14 @@ _THIS_PROCESS = InMemoryReplayGuard()
 """What hosts without a guard of their own share, so that two hosts of a process cannot use one record twice."""
 
 
+_process_secret = secrets.token_bytes(32)
+
+
+def _default_secret() -> bytes:
+    """What the environment variable says, else a random secret, the same for all hosts of this process."""
+    return os.environ.get(SECRET_VARIABLE, "").strip().encode() or _process_secret
+
+
 MONITORS = ("off", "warn", "raise")
 """What is done about a run that leaves the model of its proofs."""
 
@@ -182,8 +191,11 @@ class Host:
 
     Attributes:
         clock: The clock.
-        secret: Signs suspension records. By default a random one, valid only in this process: give the same
-            secret to every process that suspends or resumes.
+        secret: At least 32 random bytes, from which the keys are derived that sign suspension records and
+            authenticate journals. By default what the environment variable ``AGENTFSM_SECRET`` says, else a random one
+            that is valid only in this process: give the same secret to every process that suspends or resumes.
+        old_secrets: Secrets that were used before: what they signed is still accepted, and nothing new is signed
+            with them.
         seed: Seed of a run's random draws (backoff jitter); None derives them from the run's id alone.
         replay_guard: Remembers which suspension records were used. By default this process does, and a record of
             another process is refused: give all of them the same ``FileReplayGuard``, or the same store.
@@ -196,30 +208,39 @@ class Host:
             default what the environment variable ``AGENTFSM_MONITOR`` says, else ``off``, which costs nothing.
 
     Raises:
-        ValueError: The secret is empty, ``watchdog_s`` is not greater than 0, or there is no such monitor.
+        ValueError: A secret is empty, ``watchdog_s`` is not greater than 0, or there is no such monitor.
     """
 
     clock: Clock = field(default_factory=SystemClock)
-    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+    secret: bytes = field(default_factory=_default_secret, repr=False)
+    old_secrets: Sequence[bytes] = field(default=(), repr=False)
     seed: int | None = None
     replay_guard: ReplayGuard = field(default_factory=lambda: _THIS_PROCESS)
     store: Store | None = None
     watchdog_s: float | None = 1.0
     monitor: str = field(default_factory=lambda: os.environ.get("AGENTFSM_MONITOR", "off"))
 
+    keyring: Keyring = field(init=False, repr=False, compare=False)
+    """The keys that are derived from the secrets."""
+
     def new_id(self) -> str:
         """A fresh random id, 16 hex digits."""
         return secrets.token_hex(8)
 
     def __post_init__(self) -> None:
-        if isinstance(self.secret, str):
-            object.__setattr__(self, "secret", self.secret.encode())
-        if not self.secret:
-            raise ValueError("secret is empty: anyone could sign a suspension record with it")
+        object.__setattr__(self, "secret", _as_bytes(self.secret))
+        object.__setattr__(self, "old_secrets", tuple(map(_as_bytes, self.old_secrets)))
+        if not self.secret or not all(self.old_secrets):
+            raise ValueError("a secret is empty: anyone could sign a suspension record with it")
+        object.__setattr__(self, "keyring", Keyring(self.secret, self.old_secrets))
         if self.watchdog_s is not None and not self.watchdog_s > 0:
             raise ValueError(f"watchdog_s must be greater than 0 seconds, or None, not {self.watchdog_s}")
         if self.monitor not in MONITORS:
             raise ValueError(f"monitor is {self.monitor!r}; it must be one of {', '.join(MONITORS)}")
+
+
+def _as_bytes(secret: bytes | str) -> bytes:
+    return secret.encode() if isinstance(secret, str) else secret
 
 
 class Memory(Protocol):

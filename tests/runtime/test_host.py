@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import subprocess
 import sys
@@ -82,16 +83,44 @@ def test_a_folder_that_cannot_be_written_claims_nothing(tmp_path):
         FileReplayGuard(blocked / "used").claim("a")
 
 
-def test_the_secret_is_random_not_shown_and_never_empty():
-    assert Host().secret != Host().secret
-    assert len(Host().secret) >= 32
-    assert "hush" not in repr(Host(secret=b"hush"))
-    with pytest.raises(ValueError, match="secret"):
-        Host(secret=b"")
+def test_the_secret_is_not_shown_and_never_empty():
+    assert "hush" not in repr(Host(secret=b"hush", old_secrets=[b"hush hush"]))
+    for empty in ({"secret": b""}, {"secret": b"hush", "old_secrets": [b"old", b""]}):
+        with pytest.raises(ValueError, match="secret"):
+            Host(**empty)
+
+
+def test_by_default_each_process_has_a_random_secret(monkeypatch):
+    monkeypatch.delenv("AGENTFSM_SECRET", raising=False)
+    assert Host().secret == Host().secret
+    code = "from agentfsm import Host; print(Host().secret.hex())"
+    others = {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout for _ in range(2)}
+    texts = {Host().secret.hex(), *(other.decode().strip() for other in others)}
+    assert len(texts) == 3
+    assert {len(text) for text in texts} == {64}
+
+
+def test_the_environment_names_the_secret_of_hosts_that_are_given_none(monkeypatch):
+    monkeypatch.setenv("AGENTFSM_SECRET", " from the environment\n")
+    assert Host().secret == b"from the environment"
+    assert Host(secret=b"given").secret == b"given"
+    monkeypatch.setenv("AGENTFSM_SECRET", "  ")
+    assert len(Host().secret) == 32
 
 
 def test_a_secret_may_be_a_string():
-    assert Host(secret="hush").secret == b"hush"  # type: ignore[arg-type]
+    host = Host(secret="hush", old_secrets=["old"])  # type: ignore[arg-type,list-item]
+    assert (host.secret, host.old_secrets) == (b"hush", (b"old",))
+
+
+def test_a_host_has_the_keys_of_all_its_secrets():
+    old = Host(secret=b"old")
+    host = Host(secret=b"new", old_secrets=[b"old"])
+    assert host.keyring.current.key_id == Host(secret=b"new").keyring.current.key_id != old.keyring.current.key_id
+    assert host.keyring.find(old.keyring.current.key_id) is not None
+    assert old.keyring.find(host.keyring.current.key_id) is None
+    replaced = dataclasses.replace(host, secret=b"newer", old_secrets=[host.secret])
+    assert replaced.keyring.find(host.keyring.current.key_id) is not None
 
 
 def test_ids_are_sixteen_hex_digits_and_differ():

@@ -1,0 +1,127 @@
+"""The keys that are derived from a host's secrets, one for each purpose, and how the right one is found again.
+
+A key is ``HKDF-SHA256(secret, salt="agentfsm", info=purpose)`` (RFC 5869), 32 bytes. The *key id* of a secret is
+derived in the same way, so it tells which secret was used and nothing about it. Whatever is signed, authenticated or
+sealed carries the key id, which is how secrets are replaced: everything new is written under the new one, and the old
+ones still check what was written before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from enum import StrEnum
+
+__all__ = ["SECRET_VARIABLE", "KeyPurpose", "Keyring", "Mac", "SecretKeys"]
+
+SECRET_VARIABLE = "AGENTFSM_SECRET"  # noqa: S105  # the variable's name, not its value
+"""The environment variable that holds the secret of hosts that are given none."""
+
+_SALT = b"agentfsm"
+_KEY_ID_BYTES = 4
+_BLOCK_BYTES = 64  # of SHA-256
+
+
+class KeyPurpose(StrEnum):
+    """What a derived key is for; the value is the ``info`` of its derivation, and never changes."""
+
+    suspension = "suspension record"
+    """Signs suspension records."""
+    record = "journal record"
+    """Authenticates the records of a journal."""
+    run = "run in a store"
+    """Authenticates what a store keeps about a run beside its records."""
+    sealing = "sealed value"
+    """Encrypts values that must not be readable in a journal."""
+
+
+class Mac:
+    """HMAC-SHA256 under one key, whose two pads are hashed in advance.
+
+    Args:
+        key: The key, at most 64 bytes.
+    """
+
+    __slots__ = ("_inner", "_outer")
+
+    def __init__(self, key: bytes) -> None:
+        block = key.ljust(_BLOCK_BYTES, b"\0")
+        self._inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in block))
+        self._outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in block))
+
+    def digest(self, message: bytes) -> bytes:
+        """The MAC of a message, 32 bytes."""
+        inner, outer = self._inner.copy(), self._outer.copy()
+        inner.update(message)
+        outer.update(inner.digest())
+        return outer.digest()
+
+
+class SecretKeys:
+    """The keys that are derived from one secret.
+
+    Args:
+        secret: The secret; at least 32 random bytes, or whoever knows a MAC can guess it.
+
+    Attributes:
+        key_id: Which secret it is, 8 hex digits; not secret.
+    """
+
+    __slots__ = ("_extracted", "_keys", "_macs", "key_id")
+
+    def __init__(self, secret: bytes) -> None:
+        self._extracted = hmac.digest(_SALT, secret, "sha256")
+        self._keys: dict[KeyPurpose, bytes] = {}
+        self._macs: dict[KeyPurpose, Mac] = {}
+        self.key_id = self._expand("key id")[:_KEY_ID_BYTES].hex()
+
+    def __repr__(self) -> str:
+        return f"SecretKeys({self.key_id})"
+
+    def key(self, purpose: KeyPurpose) -> bytes:
+        """The key for a purpose, 32 bytes."""
+        if purpose not in self._keys:
+            self._keys[purpose] = self._expand(purpose.value)
+        return self._keys[purpose]
+
+    def mac(self, purpose: KeyPurpose) -> Mac:
+        """The MAC under the key for a purpose."""
+        if purpose not in self._macs:
+            self._macs[purpose] = Mac(self.key(purpose))
+        return self._macs[purpose]
+
+    def _expand(self, info: str) -> bytes:
+        return hmac.digest(self._extracted, info.encode() + b"\1", "sha256")  # one block of HKDF-Expand
+
+
+class Keyring:
+    """The keys of a host: those of its secret, and those of secrets that it used before.
+
+    Args:
+        secret: The secret under which everything is written.
+        old_secrets: Earlier ones, under which things were written that are still to be read.
+
+    Attributes:
+        current: The keys of the secret.
+    """
+
+    __slots__ = ("_by_id", "current")
+
+    def __init__(self, secret: bytes, old_secrets: Sequence[bytes] = ()) -> None:
+        self.current = SecretKeys(secret)
+        self._by_id = {self.current.key_id: self.current}
+        for old in map(SecretKeys, old_secrets):
+            self._by_id.setdefault(old.key_id, old)
+
+    def __repr__(self) -> str:
+        return f"Keyring({', '.join(self.key_ids)})"
+
+    @property
+    def key_ids(self) -> tuple[str, ...]:
+        """The key ids of all secrets, the current one first."""
+        return tuple(self._by_id)
+
+    def find(self, key_id: str) -> SecretKeys | None:
+        """The keys of the secret with a key id, or None if the host does not have it."""
+        return self._by_id.get(key_id)
