@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         MissingExtraError,
         MissingKeyError,
         ModelError,
+        ModelMismatchError,
         NoTransitionError,
         ProviderError,
         ReadOnlyError,
@@ -155,6 +156,7 @@ __all__ = [
     "MissingKeyError",
     "Model",
     "ModelError",
+    "ModelMismatchError",
     "ModelReplied",
     "ModelRequest",
     "NoTransitionError",
@@ -246,7 +248,7 @@ if not TYPE_CHECKING:
             "agentfsm.errors": (
                 "AgentfsmError BlankHumanReplyError BudgetSpentError ConfigurationError ContextOverflowError "
                 "GraphError HumanReplyError JournalError JournalGraphError MissingExtraError MissingKeyError "
-                "ModelError NoTransitionError ProviderError ReadOnlyError RunError RunExistsError "
+                "ModelError ModelMismatchError NoTransitionError ProviderError ReadOnlyError RunError RunExistsError "
                 "StaleHumanReplyError StaleLease StateEffectError StoreError StoreFormatError StoreFullError "
                 "StoreLockedError SuspensionExpiredError SuspensionFormatError SuspensionGraphError "
                 "SuspensionGuardrailsError SuspensionRecordError SuspensionRegistryError SuspensionRulesError "

@@ -59,7 +59,7 @@ MAX_ANSWERS = 6
 
 
 class World:
-    """A random world: what the model says, what the tools do, how time passes; repeated for ever."""
+    """A random world: what the model says, what the tools do, how time passes; repeated forever."""
 
     name = "world"
 

@@ -51,7 +51,7 @@ class Verdict:
         if self.path:
             lines.append("        by: " + ", ".join(self.path))
         if self.loop:
-            lines.append("        and then for ever: " + ", ".join(self.loop))
+            lines.append("        and then forever: " + ", ".join(self.loop))
         return "\n".join(lines)
 
 

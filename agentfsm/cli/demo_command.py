@@ -349,7 +349,7 @@ _INSTRUCTIONS = (
 
 
 class _FastClock(SystemClock):
-    """The system clock, except that long back-offs are shortened."""
+    """The system clock, except that long backoffs are shortened."""
 
     async def sleep(self, seconds: float) -> None:
         """Wait, but not longer than ``_MAX_SLEEP_S``."""

@@ -69,7 +69,7 @@ def replay(
     """Replay the recorded outcomes of RUNs, or of all runs; no model and no tool is called.
 
     Reports every transition that would have been a different one, and how each run would have ended. The model,
-    the tools and people are supposed to have answered as recorded until the run takes another transition. From
+    the tools and people are assumed to have answered as recorded until the run takes another transition. From
     there on only what follows from the run itself is computed, and recorded outcomes are used again only where the
     run asks for exactly the same; otherwise the ending is not known, and the output says why.
 

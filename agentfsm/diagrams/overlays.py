@@ -87,7 +87,7 @@ class Counterexample:
     violated: str = ""
 
     def apply_to(self, view: View) -> View:
-        """The view with the number of the step, or "for ever", on each row, and the last state marked.
+        """The view with the number of the step, or "forever", on each row, and the last state marked.
 
         Raises:
             GraphError: An id is not in the graph.
@@ -97,7 +97,7 @@ class Counterexample:
             steps.setdefault(view.graph.transition(key).id, []).append(str(number))
         tags = {key: f"step {', '.join(numbers)}" for key, numbers in steps.items()}
         for key in dict.fromkeys(view.graph.transition(key).id for key in self.loop):
-            tags[key] = f"{tags[key]}, for ever" if key in tags else "for ever"
+            tags[key] = f"{tags[key]}, forever" if key in tags else "forever"
         ids = (*self.path, *self.loop)
         last = str(view.graph.transition(ids[-1]).target) if ids else None
         again = ", and then one that never ends" if self.loop else ""

@@ -194,7 +194,7 @@ class _ReplayedRun(RehydratedRun):
     """The recorded run, rehydrated, and beside it the same run under other settings.
 
     The second run makes its own transitions. As long as they are the recorded ones, the model, the tools and people
-    are supposed to have answered as recorded. Once they are not, what follows is computed where nothing outside the
+    are assumed to have answered as recorded. Once they are not, what follows is computed where nothing outside the
     run is needed for it, and a recorded outcome is used only where the second run asks for the same as the recorded
     run did: the same request, the same calls with the same results so far, the same question to a person.
 
@@ -419,7 +419,7 @@ def replay(
 ) -> Replay:
     """Run the machine on the recorded outcomes of a run; no model and no tool is called.
 
-    As long as the transitions are the recorded ones, the model, the tools and people are supposed to have answered as
+    As long as the transitions are the recorded ones, the model, the tools and people are assumed to have answered as
     recorded, whatever the wording of the requests. After another transition, nothing is supposed: what needs only
     the run is computed, and a recorded outcome is used only where the run would have asked for exactly what was asked
     in the recorded run. Otherwise the ending is reported as not known.

@@ -1,6 +1,6 @@
 """``StateContext``: what the effect of a user-defined state is given, and ``custom_effect``, which runs it.
 
-What the effect calls through its context is charged to the run, limited, retried and journalled as the loop's own
+What the effect calls through its context is charged to the run, limited, retried and journaled as the loop's own
 calls are. Each call has a number, in the order in which the effect makes them. An effect that is run again, because a
 person was asked or the process died, gets the recorded results of its earlier calls in that order; a tool call that
 was started and has no end is in doubt, as it is in the loop.
@@ -104,7 +104,7 @@ class StateContext:
         """A model's reply. It does not become part of the transcript.
 
         Every attempt is a model call of the run: it counts towards ``max_iterations``, ``max_tokens`` and
-        ``max_cost_usd``, has ``llm_timeout_s`` or what is left of the run's time, and is journalled. A failed one is
+        ``max_cost_usd``, has ``llm_timeout_s`` or what is left of the run's time, and is journaled. A failed one is
         repeated as the run's policy says.
 
         Args:
@@ -127,7 +127,7 @@ class StateContext:
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """The result of a call of one of the agent's tools, also if it failed or was denied.
 
-        It is validated, approved, timed out and journalled as a call of the model is. If it must wait for a person,
+        It is validated, approved, timed out and journaled as a call of the model is. If it must wait for a person,
         the effect is left here, and run again after the reply.
 
         Args:
@@ -304,7 +304,7 @@ class EffectCalls:
         if decision.backoff_s and self._count + 1 not in self._calls:
             left = self._context.time_left_s
             if left is not None and decision.backoff_s >= left:
-                text = f"repeat a model call: the back-off outlasts the run's time ({failure.explanation})"
+                text = f"repeat a model call: the backoff outlasts the run's time ({failure.explanation})"
                 raise self._budget_spent(text, FailureKind.time_limit)
             await self.sleep(decision.backoff_s)
 

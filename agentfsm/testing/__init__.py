@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         SimulationResult,
         Simulator,
     )
+    from agentfsm.testing.stored_proof import check_stored_run
 
 __all__ = [
     "DISMISSED",
@@ -69,6 +70,7 @@ __all__ = [
     "call",
     "check_priority",
     "check_priority_async",
+    "check_stored_run",
     "default_agent",
     "detector",
     "force",
@@ -91,6 +93,7 @@ if not TYPE_CHECKING:
             "agentfsm.testing.path_generation": "Path Paths paths",
             "agentfsm.testing.path_to_scenario": "NoExampleError",
             "agentfsm.testing.reviewed_paths": "ReviewedPaths",
+            "agentfsm.testing.stored_proof": "check_stored_run",
             "agentfsm.testing.simulation": (
                 "DISMISSED EXPIRED RUN_TOOL ModelTurn Scenario SideEvent SimulationResult Simulator"
             ),

@@ -105,7 +105,7 @@ def run(request: pytest.FixtureRequest, wire: str, aimock: AiMock, cli: Cli, tmp
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line uses the system clock; here a back-off takes no time."""
+    """The command line uses the system clock; here a backoff takes no time."""
 
     async def sleep(self: object, seconds: float) -> None:
         await asyncio.sleep(0)

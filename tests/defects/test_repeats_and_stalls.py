@@ -109,7 +109,7 @@ def test_silence_below_the_threshold_is_none() -> None:
     assert not result.run_state.lessons_learned
 
 
-@pytest.mark.parametrize("where", ["a slow tool", "a slow model", "a back-off", "a consumer", "a consumer in a tool"])
+@pytest.mark.parametrize("where", ["a slow tool", "a slow model", "a backoff", "a consumer", "a consumer in a tool"])
 def test_what_has_its_own_time_limit_is_no_stall(where: str) -> None:
     clock = FakeClock()
 
@@ -125,7 +125,7 @@ def test_what_has_its_own_time_limit_is_no_stall(where: str) -> None:
     entries: list[Any] = [call("slow_tool", text="a"), "x"]
     if where == "a slow model":
         entries.insert(0, slow_reply)
-    if where == "a back-off":
+    if where == "a backoff":
         entries.insert(0, TransientProviderError("429", retry_after_s=40))
     agent = Agent(scripted_model(*entries), tools=[slow_tool], host=Host(clock=clock))
 

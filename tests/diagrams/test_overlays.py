@@ -78,13 +78,13 @@ def test_a_counterexample_numbers_its_steps_and_names_the_property() -> None:
     assert {i: r.tag for i, r in found.items() if r.tag} == {
         "plan.otherwise": "step 1, 3",
         "work.revise": "step 2",
-        "work.again": "for ever",
+        "work.again": "forever",
     }
     assert all(r.dim is (not r.tag) for r in found.values())
     assert [b.name for b in view.boxes if b.current] == ["work"]
     assert view.caption == "broken: no work after work; by a run of 3 transitions, and then one that never ends"
     both = Counterexample(("work.again",), ("work.again",)).apply_to(build_view(SMALL_GRAPH))
-    assert rows(both)["work.again"].tag == "step 1, for ever"
+    assert rows(both)["work.again"].tag == "step 1, forever"
     assert diagram(SMALL_GRAPH, "text", overlay=Counterexample(ids)).isascii()
     with pytest.raises(GraphError, match=r"work\.nonsense"):
         diagram(SMALL_GRAPH, overlay=Counterexample((), ("work.nonsense",)))

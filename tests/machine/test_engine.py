@@ -184,7 +184,7 @@ def test_a_falsy_guard_result_does_not_hold(answer):
 
 
 def test_an_awaitable_is_no_answer():
-    """A plain function that returns a coroutine slips past the checks; it must not read as true for ever."""
+    """A plain function that returns a coroutine slips past the checks; it must not read as true forever."""
 
     async def later() -> bool:
         return False

@@ -450,7 +450,7 @@ def test_a_state_that_goes_round_again_when_its_counter_is_empty_does_not_end_th
 
 
 def test_a_row_within_the_cycle_in_front_of_the_one_that_leaves_it_does_not_end_the_cycle():
-    """The row in front could hold for ever, so the counter's end would never be asked."""
+    """The row in front could hold forever, so the counter's end would never be asked."""
     error = refused(
         (SPENDING, B, END),
         Transition("a", ready, "b"),
@@ -588,7 +588,7 @@ def random_counted_graph(seed: int) -> Graph | None:
 
 
 def test_the_bound_is_never_exceeded_whatever_the_graph():
-    """Of 4000 random graphs, those that pass: no run of theirs is longer, and none goes on for ever."""
+    """Of 4000 random graphs, those that pass: no run of theirs is longer, and none goes on forever."""
     compared = cyclic = 0
     for seed in range(4000):
         graph = random_counted_graph(seed)

@@ -188,7 +188,7 @@ ENDLESS = AgentGuardrails(max_iterations=100_000, loop_hard_threshold=20)
 
 
 def endless_agent() -> Agent:
-    """An agent whose model calls tools for ever, and whose effects never wait."""
+    """An agent whose model calls tools forever, and whose effects never wait."""
 
     class Endless:
         name = "endless"

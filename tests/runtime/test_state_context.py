@@ -426,7 +426,7 @@ def test_its_calls_are_validated_and_under_the_agents_permissions(
 def test_its_tool_calls_have_a_time_limit() -> None:
     @tool(timeout=0.02)
     async def slow() -> str:
-        """Take for ever."""
+        """Take forever."""
         await asyncio.Event().wait()
         return "never"
 

@@ -300,7 +300,7 @@ def test_with_nothing_left_no_sub_agent_is_begun() -> None:
 def test_those_that_run_together_spend_no_more_than_is_left_but_for_one_reply_each(
     together: int, limit: int, spent: int, each: list[int]
 ) -> None:
-    """Sub-agents that would go on for ever, side by side, each with replies of its own size."""
+    """Sub-agents that would go on forever, side by side, each with replies of its own size."""
 
     def endless(tokens: int) -> Agent:
         steps = iter(range(10_000))

@@ -331,7 +331,7 @@ def test_a_policy_that_always_goes_on_is_stopped_by_the_number_of_steps():
 
 
 async def swallow(started: list[str] | None = None) -> None:
-    """Wait for ever, whoever cancels it."""
+    """Wait forever, whoever cancels it."""
     if started is not None:
         started.append("started")
     while True:
