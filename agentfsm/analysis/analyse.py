@@ -122,7 +122,7 @@ class Analysis:
         yield f"{self.graph.name}: {len(self.graph.states)} states, {len(self.graph.transitions)} transitions"
         for verdict in self.verdicts:
             yield f"  {verdict}".replace("\n", "\n  ")
-        b, or_less = self.bounds, "" if self.exact else " (or less)"
+        b, or_less = self.bounds, "" if self.exact else " (upper bounds; the exact ones may be lower)"
         if b.limit:
             yield f"  closer bounds: open ({b.limit})"
             return
