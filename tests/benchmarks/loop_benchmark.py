@@ -1,7 +1,8 @@
 """Speed, as ratios within one process: run it with ``make bench``.
 
 Absolute times say more about the machine than about the code, so each figure stands next to what it is
-compared with. Every measurement is the best of several runs.
+compared with. Every measurement is the best of several runs, and what is compared takes turns. Bounds are printed with
+the figures; with ``--check``, the exit code is 1 if one is missed.
 
 The loop is compared with two hand-written ones that do the same work with the same scripted model, the
 same envelope and the same arguments, validated with pydantic: ``bare_loop`` has no time limits at all, which
@@ -11,11 +12,13 @@ nobody should deploy; ``careful_loop`` puts ``asyncio.timeout`` around the model
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+import tracemalloc
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -41,6 +44,7 @@ from agentfsm.loop.presets import FEEDBACK
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS
 from agentfsm.testing import paths
 from agentfsm.testing.path_generation import CRITERIA
+from tests.benchmarks.analysis_benchmark import bench_proofs
 
 SIZES = (10, 50, 200, 1000)
 REPEATS = 9
@@ -163,36 +167,110 @@ class BatchModel:
 
 
 BATCHES = (100, 1_000, 10_000)
+BATCH_REPEATS = 5
+WAITING_RUNS = 10_000
 
 
-def per_call(calls: int, *, parallel: bool, stored: bool) -> float:
-    """Microseconds of processor time per call of one reply with that many calls."""
+class Bounds:
+    """The bounds that were checked, and how many were missed."""
+
+    def __init__(self) -> None:
+        self.missed = 0
+
+    def check(self, what: str, value: float, most: float, unit: str = "x") -> None:
+        """Print a value with its bound, and whether it is met."""
+        met = value <= most
+        self.missed += not met
+        print(f"  {what}: {value:.2f}{unit} (bound {most:g}{unit}): {'met' if met else 'MISSED'}")
+
+
+BOUNDS = Bounds()
+
+
+def batch_agent(calls: int, *, parallel: bool, stored: bool) -> Agent:
+    """An agent whose model makes that many calls in one reply."""
     adder = tool(parallel=parallel)(add)
     limits = AgentGuardrails(max_calls_per_reply=calls, max_execution_time_s=3600)
     host = Host(store=MemoryStore() if stored else None)
-    agent = Agent(BatchModel("add", calls), tools=[adder], guardrails=limits, host=host)
+    return Agent(BatchModel("add", calls), tools=[adder], guardrails=limits, host=host)
 
-    async def timed() -> float:
-        times: list[float] = []
-        for _ in range(max(3, 3_000 // calls)):
-            start = time.process_time()
-            result = await agent.run("go")
-            times.append(time.process_time() - start)
-            assert result.ok
-        return min(times) / calls * 1e6
 
-    return asyncio.run(timed())
+def per_call(*, parallel: bool, stored: bool) -> list[float]:
+    """Microseconds of processor time per call of one reply, for each size; the sizes take turns."""
+    least = [float("inf")] * len(BATCHES)
+
+    async def timed() -> None:
+        agents = [batch_agent(calls, parallel=parallel, stored=stored) for calls in BATCHES]
+        for _ in range(BATCH_REPEATS):
+            for place, (agent, calls) in enumerate(zip(agents, BATCHES, strict=True)):
+                for _ in range(max(1, 1_000 // calls)):
+                    start = time.process_time()
+                    result = await agent.run("go")
+                    least[place] = min(least[place], (time.process_time() - start) / calls * 1e6)
+                    assert result.ok
+
+    asyncio.run(timed())
+    return least
 
 
 def bench_batch() -> None:
     """What one call of a reply costs, when the reply has more and more of them."""
     print("A reply of N calls, microseconds a call")
-    print(f"{'':>24} {''.join(f'{n:>9,}' for n in BATCHES)}  {BATCHES[-1]:,} against {BATCHES[0]}")
+    print(f"{'':>24} {''.join(f'{n:>9,}' for n in BATCHES)}")
     for parallel in (False, True):
         for stored in (False, True):
-            cost = [per_call(n, parallel=parallel, stored=stored) for n in BATCHES]
+            cost = per_call(parallel=parallel, stored=stored)
             what = ("parallel" if parallel else "one after the other") + (", stored" if stored else "")
-            print(f"{what:>24} {''.join(f'{c:>9.1f}' for c in cost)}  {cost[-1] / cost[0]:.2f}x (bound 1.3x)")
+            print(f"{what:>24} {''.join(f'{c:>9.1f}' for c in cost)}")
+            BOUNDS.check(f"a call of {BATCHES[-1]:,} to one of {BATCHES[0]}, {what}", cost[-1] / cost[0], 1.3)
+    print()
+
+
+class WaitingModel:
+    """A model that answers when it is told to."""
+
+    name = "waiting"
+
+    def __init__(self) -> None:
+        self.answer = asyncio.Event()
+        self.waiting = 0
+
+    async def reply(self, request: ModelRequest) -> Reply:
+        self.waiting += 1
+        await self.answer.wait()
+        return Reply(Message(Role.ASSISTANT, "done"))
+
+
+async def memory_per_waiting_run(count: int) -> float:
+    """Bytes of memory of one of many concurrent runs, each of which waits for its model."""
+    model = WaitingModel()
+    agent = Agent(model, tools=[tool(add)])
+    model.answer.set()
+    await agent.run("go")  # what is created once is not counted
+    model.answer.clear()
+    model.waiting = 0
+    gc.collect()
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    runs = [asyncio.ensure_future(_finished(agent)) for _ in range(count)]
+    while model.waiting < count:
+        await asyncio.sleep(0)
+    gc.collect()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    model.answer.set()
+    assert all(await asyncio.gather(*runs))
+    return (after - before) / count
+
+
+async def _finished(agent: Agent) -> bool:
+    return (await agent.run("go")).ok
+
+
+def bench_memory() -> None:
+    """What a waiting run keeps in memory."""
+    print(f"{WAITING_RUNS:,} concurrent runs on one loop")
+    BOUNDS.check("each waiting one", asyncio.run(memory_per_waiting_run(WAITING_RUNS)) / 1000, 12, " KB")
     print()
 
 
@@ -206,30 +284,35 @@ def best(function: Callable[[], Any], repeats: int = REPEATS) -> float:
     return min(times)
 
 
-def per_step(loop: Callable[[int], Awaitable[None]], steps: int) -> float:
-    """Microseconds per tool step, for a run of ``steps`` steps."""
+def per_step(loops: Sequence[Callable[[int], Awaitable[None]]]) -> dict[int, list[float]]:
+    """Microseconds of processor time per tool step, for each size and loop; all take turns."""
+    least = {steps: [float("inf")] * len(loops) for steps in SIZES}
 
-    async def timed() -> float:
-        times: list[float] = []
+    async def timed() -> None:
         for _ in range(REPEATS):
-            start = time.perf_counter()
-            await loop(steps)
-            times.append(time.perf_counter() - start)
-        return min(times) / steps * 1e6
+            for steps in SIZES:
+                for place, loop in enumerate(loops):
+                    for _ in range(max(1, 200 // steps)):
+                        start = time.process_time()
+                        await loop(steps)
+                        least[steps][place] = min(least[steps][place], (time.process_time() - start) / steps * 1e6)
 
-    return asyncio.run(timed())
+    asyncio.run(timed())
+    return least
 
 
 def bench_loop() -> None:
     """A run of N tool steps, relative to the hand-written loops."""
-    print("A run of N tool steps, microseconds a step (best of", REPEATS, "runs)")
+    print("A run of N tool steps, microseconds a step (best of", REPEATS, "rounds)")
     print(f"{'N':>6} {'bare':>8} {'careful':>8} {'agentfsm':>9} {'/ bare':>7} {'/ careful':>10}")
-    cost: dict[int, float] = {}
-    for steps in SIZES:
-        first, second, ours = (per_step(loop, steps) for loop in (bare_loop, careful_loop, declared_loop))
-        cost[steps] = ours
-        print(f"{steps:>6} {first:>8.1f} {second:>8.1f} {ours:>9.1f} {ours / first:>7.1f} {ours / second:>10.1f}")
-    print(f"per step at N = 1000 against N = 50: {cost[1000] / cost[50]:.2f}\n")
+    cost = per_step((bare_loop, careful_loop, declared_loop))
+    for steps, (bare, careful, ours) in cost.items():
+        print(f"{steps:>6} {bare:>8.1f} {careful:>8.1f} {ours:>9.1f} {ours / bare:>7.1f} {ours / careful:>10.1f}")
+    bare, careful, ours = cost[SIZES[-1]]
+    BOUNDS.check(f"a step to one of the bare loop, N = {SIZES[-1]:,}", ours / bare, 7)
+    BOUNDS.check(f"a step to one of the careful loop, N = {SIZES[-1]:,}", ours / careful, 3.5)
+    BOUNDS.check(f"a step at N = {SIZES[-1]:,} to one at N = {SIZES[0]}", ours / cost[SIZES[0]][2], 1.2)
+    print()
 
 
 def reference(graph_rows: dict[str, Any], run: RunState) -> Decision:
@@ -316,7 +399,10 @@ def bench_testing() -> None:
 if __name__ == "__main__":
     bench_loop()
     bench_batch()
+    bench_memory()
+    BOUNDS.missed += bench_proofs()
     bench_picture()
     bench_testing()
     bench_step()
     bench_import()
+    sys.exit(1 if BOUNDS.missed and "--check" in sys.argv else 0)
