@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, Protocol, overload
 
@@ -233,9 +233,7 @@ class Tool:
 
         An approval is for this tool and no other, and a journal pins it.
         """
-        function: Any = self.function
-        if type(function) is partial:
-            function = getattr(function, "func", None)
+        function = getattr(self.function, "func", self.function)  # of functools.partial
         data = {
             "definition": self.definition,
             "description": self.spec.description,
