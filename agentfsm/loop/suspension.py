@@ -60,7 +60,7 @@ class SuspensionRecord(BaseModel):
         arguments: For an approval or a call in doubt, the arguments of the call.
         originating_failure_kind: The kind of failure that led to the suspension, or None.
         created_at: When it was written, in seconds since the epoch.
-        expires_at: When it expires, in seconds since the epoch.
+        expires_at: When it expires, in seconds since the epoch; None if it does not, as that of a stored run.
         graph: Fingerprint of the run's graph.
         state: The state of the run, as ``dump_state`` writes it.
         registry: What knows whether the record was used: the scope of a ``ReplayGuard``, or ``store`` for a run that is
@@ -81,7 +81,7 @@ class SuspensionRecord(BaseModel):
     arguments: dict[str, Any] = Field(repr=False)
     originating_failure_kind: FailureKind | None
     created_at: float
-    expires_at: float
+    expires_at: float | None
     graph: str
     state: dict[str, Any] = Field(repr=False)
     registry: str = ""
@@ -141,6 +141,7 @@ def sign_record(
         raise ValueError(f"run {run.run_id!r} waits for nothing")
     state = dump_state(run)
     request_json = state["waiting"]
+    validity_s = run.guardrails.validity_s or (None if registry == IN_STORE else DEFAULT_VALIDITY_S)
     record = SuspensionRecord(
         version=RECORD_VERSION,
         record_id=record_id,
@@ -153,7 +154,7 @@ def sign_record(
         arguments=request_json["arguments"],
         originating_failure_kind=request.failure_kind,
         created_at=created_at,
-        expires_at=created_at + (run.guardrails.validity_s or DEFAULT_VALIDITY_S),
+        expires_at=None if validity_s is None else created_at + validity_s,
         graph=graph,
         state=state,
         registry=registry,
@@ -194,7 +195,7 @@ def open_record(
             f"the record belongs to graph {record.graph[:12]}, the agent runs graph {graph[:12]}: resume it with "
             "an agent that has the graph under which it was suspended"
         )
-    if now > record.expires_at and not allow_expired:
+    if record.expires_at is not None and now > record.expires_at and not allow_expired:
         raise SuspensionExpiredError(
             f"the record expired {now - record.expires_at:.0f} s ago; end the run with agent.dismiss(record)"
         )

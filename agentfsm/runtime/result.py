@@ -83,7 +83,7 @@ def suspend(context: Context) -> tuple[type[Ending], dict[str, Any]]:
         created_at=host.clock.time(),
         registry=_registry(context),
     )
-    expires = None if run.guardrails.validity_s is None else int(record.expires_at * 1000)  # a stored run may wait
+    expires = None if record.expires_at is None else int(record.expires_at * 1000)
     context.recorder.record("run.suspended", {"waiting": pending, "id": record.record_id, "expires": expires})
     fields: dict[str, Any] = {
         "kind": pending.kind,
@@ -101,9 +101,10 @@ def suspend(context: Context) -> tuple[type[Ending], dict[str, Any]]:
 
 def _registry(context: Context) -> str:
     """What knows whether the suspension record of the run was used."""
-    if context.run.parent is not None:
-        return ""  # only the calling run's record can be resumed
-    return context.config.host.replay_guard.scope if context.recorder.sink is None else IN_STORE
+    if context.recorder.sink is not None:
+        return IN_STORE
+    is_subagent = context.run.parent is not None  # only the calling run's record can be resumed
+    return "" if is_subagent else context.config.host.replay_guard.scope
 
 
 async def shielded(coroutine: Coroutine[Any, Any, None]) -> asyncio.CancelledError | None:

@@ -348,7 +348,7 @@ def test_a_record_waits_a_day_and_a_stored_run_without_limit_unless_the_guardrai
 
     async def scene(late: bool) -> RunResult:
         outcome = (await agent.run("go", run_id=f"r{late}")).outcome
-        waiting = f"r{late}" if stored else outcome.suspension_record
+        waiting = f"r{late}" if stored and late else outcome.suspension_record
         clock.advance((waits_s or 30 * 86_400) + (1 if late else -1))
         if waits_s is not None and late:
             with pytest.raises(SuspensionExpiredError, match="dismiss"):
