@@ -270,7 +270,14 @@ def open_suspended_state(config: AgentConfig, record: SuspensionRecord, allow_ex
         graph = record.graph  # load_run checks from the journal whether the run may change graphs
     elif record.graph in config.former_graphs:
         graph = record.graph  # a suspended run of an earlier release, whose wait is the same
-    state = open_record(record, graph=graph, secret=host.secret, now=host.clock.time(), allow_expired=allow_expired)
+    state = open_record(
+        record,
+        graph=graph,
+        keyring=host.keyring,
+        now=host.clock.time(),
+        secrets=(host.secret, *host.old_secrets),
+        allow_expired=allow_expired,
+    )
     if state.parent is not None:  # the calling run's record says whether it was used
         return state
     if not stored:  # else the store knows

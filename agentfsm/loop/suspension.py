@@ -1,13 +1,14 @@
 """Suspension records: a suspended run, signed, so that another process can resume it days later.
 
-The signature is HMAC-SHA256 over the canonical JSON of every other field, keyed with the host's secret, which is never
-part of the record. Reading a record changes nothing, so a refused record stays valid.
+The signature is HMAC-SHA256 over the canonical JSON of every other field, under a key that is derived from the host's
+secret and that the record names by its key id. Reading a record changes nothing, so a refused record stays valid.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Sequence
 from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -22,6 +23,7 @@ from agentfsm.errors import (
 )
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.failures import FailureKind
+from agentfsm.loop.keys import KeyPurpose, Keyring
 from agentfsm.loop.read_only import freeze
 from agentfsm.loop.state import HumanReply, RunState, dump_state, load_state
 
@@ -63,6 +65,8 @@ class SuspensionRecord(BaseModel):
         expires_at: When it expires, in seconds since the epoch; None if it does not, as that of a stored run.
         graph: Fingerprint of the run's graph.
         state: The state of the run, as ``dump_state`` writes it.
+        key_id: Which secret signed it, 8 hex digits (``Keyring``); empty in version 1, which was signed with the secret
+            itself.
         registry: What knows whether the record was used: the scope of a ``ReplayGuard``, or ``store`` for a run that is
             in a store; empty for a sub-agent's run, which only its caller resumes, and in version 1.
         signature: HMAC-SHA256 (hex) of all of the above.
@@ -84,6 +88,7 @@ class SuspensionRecord(BaseModel):
     expires_at: float | None
     graph: str
     state: dict[str, Any] = Field(repr=False)
+    key_id: str = ""
     registry: str = ""
     signature: str = Field(repr=False)
 
@@ -115,20 +120,20 @@ def _written_fields(record: SuspensionRecord) -> dict[str, Any]:
     return record.model_dump(mode="json", exclude_unset=True)
 
 
-def _signature(record: SuspensionRecord, secret: bytes) -> str:
+def _signature(record: SuspensionRecord, key: bytes) -> str:
     signed = canonical_json({k: v for k, v in _written_fields(record).items() if k != "signature"})
-    return hmac.new(secret, signed.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+    return hmac.new(key, signed.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
 
 
 def sign_record(
-    run: RunState, *, graph: str, secret: bytes, record_id: str, created_at: float, registry: str = ""
+    run: RunState, *, graph: str, keyring: Keyring, record_id: str, created_at: float, registry: str = ""
 ) -> SuspensionRecord:
     """The signed record of a suspended run.
 
     Args:
         run: The run; ``run.pending_request`` is what it waits for.
         graph: Fingerprint of its graph.
-        secret: The host's secret.
+        keyring: The host's keys; the current one signs.
         record_id: A fresh random id.
         created_at: Seconds since the epoch.
         registry: What knows whether the record was used; see ``SuspensionRecord``.
@@ -157,27 +162,36 @@ def sign_record(
         expires_at=None if validity_s is None else created_at + validity_s,
         graph=graph,
         state=state,
+        key_id=keyring.current.key_id,
         registry=registry,
         signature="",
     )
-    return record.model_copy(update={"signature": _signature(record, secret)})
+    key = keyring.current.key(KeyPurpose.suspension)
+    return record.model_copy(update={"signature": _signature(record, key)})
 
 
 def open_record(
-    record: SuspensionRecord, *, graph: str, secret: bytes, now: float, allow_expired: bool = False
+    record: SuspensionRecord,
+    *,
+    graph: str,
+    keyring: Keyring,
+    now: float,
+    secrets: Sequence[bytes] = (),
+    allow_expired: bool = False,
 ) -> RunState:
     """The run in a record, after checking the record.
 
     Args:
         record: The record.
         graph: Fingerprint of the graph of the agent that resumes.
-        secret: The host's secret.
+        keyring: The host's keys.
         now: Seconds since the epoch.
+        secrets: The host's secrets, which signed records of version 1 themselves.
         allow_expired: Whether to accept an expired record (to end its run).
 
     Raises:
         SuspensionFormatError: The record has another version, or its state was written by another release.
-        SuspensionTamperedError: A field was changed, or the secret is different.
+        SuspensionTamperedError: A field was changed, or the host does not have the secret that signed it.
         SuspensionGraphError: The record was written under another graph.
         SuspensionExpiredError: The record has expired.
     """
@@ -185,7 +199,8 @@ def open_record(
         raise SuspensionFormatError(
             f"the record has version {record.version}; this release reads versions 1 to {RECORD_VERSION}"
         )
-    if not hmac.compare_digest(_signature(record, secret), record.signature):
+    keys = _possible_keys(record, keyring, secrets)
+    if not any(hmac.compare_digest(_signature(record, key), record.signature) for key in keys):
         raise SuspensionTamperedError(
             "the record's signature does not match: it was changed, or it was signed with another secret "
             "(give both processes the same Host(secret=...))"
@@ -204,6 +219,24 @@ def open_record(
     except ValidationError as error:  # the signature matches, so another release wrote it
         where, what = _first_problem(error)
         raise SuspensionFormatError(f"this release cannot read the record's state: {where}: {what}") from None
+
+
+def _possible_keys(record: SuspensionRecord, keyring: Keyring, secrets: Sequence[bytes]) -> Sequence[bytes]:
+    """The keys with which a record may have been signed.
+
+    Raises:
+        SuspensionTamperedError: The host does not have the secret whose key id it names.
+    """
+    if record.version == 1:
+        return secrets
+    keys = keyring.find(record.key_id)
+    if keys is None:
+        raise SuspensionTamperedError(
+            f"the record was signed with another secret: it names the key {record.key_id!r}, and this host has "
+            f"{', '.join(keyring.key_ids)}. Give both processes the same Host(secret=...), or the secret that "
+            "signed it in Host(old_secrets=[...])"
+        )
+    return (keys.key(KeyPurpose.suspension),)
 
 
 def _first_problem(error: ValidationError) -> tuple[str, str]:

@@ -78,7 +78,7 @@ def suspend(context: Context) -> tuple[type[Ending], dict[str, Any]]:
     record = sign_record(
         run,
         graph=context.config.machine.graph.fingerprint,
-        secret=host.secret,
+        keyring=host.keyring,
         record_id=host.new_id(),
         created_at=host.clock.time(),
         registry=_registry(context),

@@ -21,12 +21,14 @@ from agentfsm.errors import (
     SuspensionTamperedError,
 )
 from agentfsm.loop.failures import FailureKind
+from agentfsm.loop.keys import KeyPurpose, Keyring
 from agentfsm.loop.messages import Message
 from agentfsm.loop.state import HumanReply, PendingRequest, RunState
 from agentfsm.loop.suspension import RECORD_VERSION, SuspensionRecord, check_human_reply, open_record, sign_record
 from tests.helpers.scenarios import make_run
 
 SECRET, GRAPH, NOW = b"secret", "f" * 64, 1000.0
+KEYRING = Keyring(SECRET)
 WAITING = PendingRequest(
     "approval", "May it?", "a context", ("yes", "no"), call_id="1", tool="pay", arguments={"amount": 3},
     failure_kind=FailureKind.ambiguous_input,
@@ -35,11 +37,11 @@ WAITING = PendingRequest(
 
 def a_record(**fields: Any) -> SuspensionRecord:
     run = make_run("suspended", **{"pending_request": WAITING, "messages": [Message.user("hi")], **fields})
-    return sign_record(run, graph=GRAPH, secret=SECRET, record_id="rid", created_at=NOW)
+    return sign_record(run, graph=GRAPH, keyring=KEYRING, record_id="rid", created_at=NOW)
 
 
 def opened(record: SuspensionRecord, **more: Any) -> RunState:
-    return open_record(record, **{"graph": GRAPH, "secret": SECRET, "now": NOW, **more})
+    return open_record(record, **{"graph": GRAPH, "keyring": KEYRING, "secrets": (SECRET,), "now": NOW, **more})
 
 
 # -- good records -------------------------------------------------------------------------------------
@@ -57,7 +59,7 @@ def test_a_record_contains_the_request():
 
 def test_a_run_comes_back_as_it_was_from_json_too():
     run = make_run("suspended", pending_request=WAITING, messages=[Message.user("hi")], counters={"steps": 3})
-    record = sign_record(run, graph=GRAPH, secret=SECRET, record_id="rid", created_at=NOW)
+    record = sign_record(run, graph=GRAPH, keyring=KEYRING, record_id="rid", created_at=NOW)
     assert opened(record) == run
     text = record.to_json()
     assert SuspensionRecord.from_json(text) == record
@@ -71,7 +73,10 @@ def test_the_signature_is_the_hmac_of_the_canonical_json_of_the_rest():
     fields = json.loads(a_record().to_json())
     signature = fields.pop("signature")
     signed = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    assert hmac.new(SECRET, signed.encode(), hashlib.sha256).hexdigest() == signature
+    extracted = hmac.digest(b"agentfsm", SECRET, "sha256")  # HKDF, RFC 5869
+    key = hmac.digest(extracted, b"suspension record\1", "sha256")
+    assert hmac.new(key, signed.encode(), hashlib.sha256).hexdigest() == signature
+    assert fields["key_id"] == hmac.digest(extracted, b"key id\1", "sha256")[:4].hex()
 
 
 def test_the_record_does_not_contain_the_secret():
@@ -118,6 +123,7 @@ OTHER: dict[str, Any] = {
     "expires_at": NOW + 10**9,
     "graph": "e" * 64,
     "state": {},
+    "key_id": "00000000",
     "registry": "another",
     "signature": "0" * 64,
 }
@@ -157,7 +163,36 @@ def test_anything_changed_deep_in_the_state_is_refused():
 
 def test_another_secret_does_not_open_it():
     with pytest.raises(SuspensionTamperedError, match="secret"):
-        opened(a_record(), secret=b"another")
+        opened(a_record(), keyring=Keyring(b"another"))
+
+
+def test_a_record_outlives_its_secret_while_the_host_has_it_as_an_old_one():
+    record = a_record()
+    rotated = Keyring(b"new", [b"between", SECRET])
+    assert opened(record, keyring=rotated).pending_request == WAITING
+    with pytest.raises(SuspensionTamperedError, match=rf"{record.key_id}.*old_secrets"):
+        opened(record, keyring=Keyring(b"new", [b"between"]))
+    forged = record.model_copy(update={"key_id": rotated.current.key_id})
+    with pytest.raises(SuspensionTamperedError):
+        opened(forged, keyring=rotated)
+
+
+def test_a_record_of_version_1_may_be_signed_with_an_old_secret_and_no_new_one_with_a_secret_itself():
+    fields = json.loads(a_record().to_json())
+    del fields["signature"]
+
+    def signed(**change: Any) -> SuspensionRecord:
+        data = {**fields, **change}
+        data = {name: value for name, value in data.items() if value is not None or name not in ("registry", "key_id")}
+        text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        signature = hmac.new(SECRET, text.encode(), "sha256").hexdigest()
+        return SuspensionRecord.model_validate({**data, "signature": signature})
+
+    old = signed(version=1, registry=None, key_id=None)
+    assert opened(old, secrets=(b"new", SECRET)).pending_request == WAITING
+    for record, secrets in (old, (b"new",)), (signed(), (SECRET,)):
+        with pytest.raises(SuspensionTamperedError):
+            opened(record, secrets=secrets)
 
 
 def test_a_record_of_another_version_is_refused_with_both_named():
@@ -167,7 +202,7 @@ def test_a_record_of_another_version_is_refused_with_both_named():
 
 def test_a_record_of_version_1_is_read_and_cannot_be_given_the_fields_of_version_2():
     fields = json.loads(a_record().to_json()) | {"version": 1}
-    del fields["registry"], fields["signature"]
+    del fields["registry"], fields["key_id"], fields["signature"]
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     fields["signature"] = hmac.new(SECRET, text.encode(), hashlib.sha256).hexdigest()
     old = SuspensionRecord.from_json(json.dumps(fields))
@@ -199,7 +234,8 @@ def test_a_good_signature_over_what_is_no_state_is_refused_in_order():
     record = a_record().model_copy(update={"state": {"run_id": 3}})
     fields = {k: v for k, v in record.model_dump(mode="json").items() if k != "signature"}
     signed = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    signature = hmac.new(SECRET, signed.encode(), hashlib.sha256).hexdigest()
+    key = KEYRING.current.key(KeyPurpose.suspension)
+    signature = hmac.new(key, signed.encode(), hashlib.sha256).hexdigest()
     with pytest.raises(SuspensionFormatError, match="run_id"):
         opened(record.model_copy(update={"signature": signature}))
 
