@@ -17,6 +17,7 @@ from agentfsm.loop.failures import Failure, FailureKind
 from agentfsm.loop.messages import ToolCall, ToolResult, Usage, is_secret_placeholder
 from agentfsm.loop.outcomes import CallBlocked, Outcome, ToolsRan
 from agentfsm.loop.state import CallState, PendingRequest, RunState, SuspendedSubRun
+from agentfsm.machine.graph import Graph
 from agentfsm.runtime.approval import check_approval, request_about
 from agentfsm.runtime.context import AgentConfig, Context
 from agentfsm.runtime.permissions import policies_of
@@ -164,19 +165,30 @@ def _last_sequential(context: Context, first: int) -> int:
 
 
 def _limit_between_calls(context: Context, due: list[tuple[int, CallState]]) -> Failure | None:
-    """The limit of the run that was reached since the first call of the batch, if ``pre_step`` would act on it."""
+    """The limit of the run that was reached since the first call of the batch, if a row of the graph acts on it."""
     run = context.run
     if not run.first_pending or not due or _is_decided(due[0][1]):
         return None
-    failure = token_limit(run) or cost_limit(run)
+    reached = [token_limit(run), cost_limit(run)]
     left = context.time_left_s
-    if failure is None and left is not None and left <= 0:
-        failure = time_limit(run)
-    if failure is None:
-        return None
-    guards = {"token_limit": token_limit, "cost_limit": cost_limit, "time_limit": time_limit}
-    acts = any(row.guard is guards[failure.kind.value] for row in context.config.machine.graph.transitions)
-    return failure if acts else None
+    if left is not None and left <= 0:
+        reached.append(time_limit(run))
+    for failure in reached:
+        if failure is not None and _acts_on(context.config.machine.graph, failure):
+            return failure
+    return None
+
+
+_LIMIT_GUARDS: Mapping[FailureKind, object] = {
+    FailureKind.token_limit: token_limit,
+    FailureKind.cost_limit: cost_limit,
+    FailureKind.time_limit: time_limit,
+}
+
+
+def _acts_on(graph: Graph, limit: Failure) -> bool:
+    guard = _LIMIT_GUARDS[limit.kind]
+    return any(row.guard is guard for row in graph.transitions)
 
 
 def _is_decided(call_state: CallState) -> bool:

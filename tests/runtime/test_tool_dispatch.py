@@ -435,6 +435,25 @@ def test_a_limit_that_the_graph_does_not_act_on_skips_no_call():
     assert tool_texts(result) == ["slow 0", "slow 1", "slow 2"]
 
 
+def test_a_limit_without_a_row_does_not_hide_another_that_has_one():
+    """Both budgets are used up after the first call, and the graph acts on the cost alone."""
+    ran: list[int] = []
+
+    @tool
+    async def work(n: int) -> str:
+        ran.append(n)
+        return "fine"
+
+    calls = tuple(call("work", n=n) for n in range(5))
+    model = ScriptedModel([Reply(Message.assistant("", calls), usage=Usage(60, 0, cost_usd=2))])
+    limits = AgentGuardrails(max_tokens=50, max_cost_usd=1, on_limit="stop")
+    agent = Agent(model, tools=[work], graph=LOOP.without("pre_step.token_limit"), guardrails=limits)
+    result = agent.run_sync("go")
+    assert result.outcome.failure.kind == "cost_limit"
+    assert ran == [0]
+    assert [text.startswith("Not run: cost_limit (") for text in tool_texts(result)] == [False] + [True] * 4
+
+
 def test_the_batch_of_the_last_turn_has_the_time_of_that_turn():
     clock = FakeClock()
 
