@@ -121,7 +121,7 @@ def test_approval_may_be_denied_and_needs_the_same_secret(tmp_path: Path) -> Non
     run("approval", tmp_path)
     wrong = run("approval", tmp_path, "allow", AGENTFSM_SECRET="another")
     assert wrong.returncode == 1
-    assert "signature does not match" in wrong.stderr
+    assert "signed with another secret" in wrong.stderr
     assert run("approval", tmp_path, "deny").stdout == "Result: Denied by the user: she changed her mind\n"
 
 

@@ -71,7 +71,7 @@ def test_another_process_resumes_the_record_and_a_third_cannot(agent: list[str],
     ("words", "environment", "message"),
     [
         (["allow"], {"AGENTFSM_SECRET": ""}, "needs the variable AGENTFSM_SECRET"),
-        (["allow"], {"AGENTFSM_SECRET": "another"}, "signature does not match"),
+        (["allow"], {"AGENTFSM_SECRET": "another"}, "signed with another secret"),
         (["perhaps"], {}, "'perhaps' is not a valid reply"),
         (["allow", "--preset", "strict"], {}, "belongs to graph"),
         ([], {}, "there is no terminal to ask at"),
