@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from agentfsm.agent import Agent
 from agentfsm.journal.verification import verify
 from agentfsm.loop.messages import Role
 from agentfsm.loop.state import RunState
+from agentfsm.machine.declaration import EffectSpec
 from agentfsm.runtime.tools import Tool
 from agentfsm.testing.simulation import SIMULATION_RUN_ID, Scenario, SimulationResult, Simulator
 
 __all__ = [
     "approved_before_run",
+    "counted_as_declared",
     "ended_once",
     "journal_verifies",
     "one_result_per_call",
@@ -62,6 +65,27 @@ def ended_once(result: SimulationResult) -> None:
     into = [d for d in result.decisions if d.target in finals]
     assert len(into) == 1, f"the run ended {len(into)} times"  # noqa: S101
     assert result.decisions[-1] is into[0], "the run took transitions after its end"  # noqa: S101
+
+
+def counted_as_declared(result: SimulationResult) -> None:
+    """Each counter was spent and refilled by exactly what the states and rows on the way declare.
+
+    Counters that an effect charges, or a person extends, are left out; model calls are counted by the calls made.
+    """
+    run, graph = result.run_result.run_state, result.run_result.graph
+    effects = [spec.effect for spec in graph.states]
+    charged = {name for effect in effects if isinstance(effect, EffectSpec) for name in effect.charges} | {"continues"}
+    expected = Counter(graph.states[0].spends)
+    for decision in result.decisions:
+        row = decision.transition
+        expected.update({name: -expected[name] for name in row.refills})
+        expected.update((*row.spends, *graph.spec(row.target).spends))
+    for counter in graph.counters:
+        if counter.name not in charged:
+            spent, declared = run.counters.get(counter.name, 0), expected[counter.name]
+            assert spent == declared, f"{counter.name} is {spent}, and was spent {declared} times"  # noqa: S101
+    if not any(callable(effect) for effect in effects):
+        assert run.turns == result.model_calls, f"{run.turns} turns of {result.model_calls} model calls"  # noqa: S101
 
 
 def journal_verifies(result: SimulationResult) -> None:

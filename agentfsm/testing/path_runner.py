@@ -27,6 +27,7 @@ from agentfsm.runtime.result import RunResult
 from agentfsm.runtime.run import Run
 from agentfsm.testing.fakes import ScriptedModel
 from agentfsm.testing.guard_examples import DEFAULT_TOOLS, GuardExamples, GuardExampleSet
+from agentfsm.testing.invariants import counted_as_declared
 from agentfsm.testing.path_assumptions import loop_guard
 from agentfsm.testing.path_generation import (
     Infeasible,
@@ -150,13 +151,16 @@ class PathRun:
         return self.simulation_result.decisions
 
     def check(self) -> PathRun:
-        """This object, if the run took its path.
+        """This object, if the run took its path, and counted on it what is declared.
 
         Raises:
             PathDivergenceError: The run did not take the path.
+            AssertionError: A counter is not what the rows of the path declare (``invariants.counted_as_declared``).
         """
         if self.divergence is not None:
             raise PathDivergenceError(self)
+        if self.simulation_result.run_results:
+            counted_as_declared(self.simulation_result)
         return self
 
 
@@ -361,7 +365,8 @@ class WitnessDriver:
             reply = enveloped_call(case.call) if self._agent.behavior.envelope else [case.call]
             results = (RUN_TOOL,) if self._runs_tools else ()
             scenario = Scenario((ModelTurn(reply),), results, human_replies=(Allow(),))
-            result = await self._simulator.run(scenario, max_moves=MAX_CHECK_MOVES)
+            simulator = Simulator(self._agent, final_answer=self._final_answer, side_events=False)
+            result = await simulator.run(scenario, max_moves=MAX_CHECK_MOVES)
             checked += 1
             steps = steps_of(self.graph, [d.transition for d in result.decisions])
             second = [i for i, step in enumerate(steps) if step.effect is CALL_MODEL][1:2]

@@ -207,6 +207,7 @@ class SimulationResult:
         decisions: Every transition taken, across suspensions and crashes.
         run_results: The result at each suspension and at the end. The last one is missing if the run was abandoned.
         started_tools: Every tool execution that was started, in order.
+        model_calls: How many times the model was called.
         guard_results: Results of the probed guards, by the number of transitions taken before and the row id; a
             ``GuardError`` if the guard raised.
         clock: The clock, at the time the run stopped.
@@ -216,6 +217,7 @@ class SimulationResult:
     decisions: list[Decision] = field(default_factory=list[Decision])
     run_results: list[RunResult] = field(default_factory=list[RunResult])
     started_tools: list[StartedTool] = field(default_factory=list[StartedTool])
+    model_calls: int = 0
     guard_results: dict[tuple[int, str], object] = field(default_factory=dict[tuple[int, str], object])
     clock: FakeClock = field(default_factory=FakeClock)
     store: MemoryStore = field(default_factory=MemoryStore)
@@ -370,9 +372,12 @@ class Simulator:
         agent: The agent; it is not changed.
         final_answer: What the model replies once the scenario's turns are used up.
         from_records: Whether runs are resumed from their suspension records instead of from the store.
+        side_events: Whether side events happen; they need a hook, and without one a run has only the agent's own hooks.
     """
 
-    def __init__(self, agent: Agent, *, final_answer: Any = "done", from_records: bool = False) -> None:
+    def __init__(
+        self, agent: Agent, *, final_answer: Any = "done", from_records: bool = False, side_events: bool = True
+    ) -> None:
         self._agent = agent
         self._from_records = from_records
         self._final_answer = final_answer
@@ -390,7 +395,7 @@ class Simulator:
             model=_ScenarioModel(self),
             tools={name: self._scripted_tool(tool) for name, tool in config.tools.items()},
             policy=_ScenarioPolicy(self, config.policy),
-            hooks={**config.hooks, **hooks},
+            hooks={**config.hooks, **hooks} if side_events else config.hooks,
             observers=(*config.observers, Observer(self._on_event)),
             effects={name: self._with_scripted_result(name, effect) for name, effect in config.effects.items()},
         )
@@ -507,6 +512,7 @@ class Simulator:
         cursor = self._cursor
         turn: ModelTurn = _next_or(cursor.scenario.model_turns, cursor.model_calls, ModelTurn(self._final_answer))
         cursor.model_calls += 1
+        cursor.result.model_calls += 1
         if isinstance(turn.entry, BaseException):
             # the copy is not stored in a variable: the frame and the error's traceback would form a reference cycle
             raise _copy_error(turn.entry)

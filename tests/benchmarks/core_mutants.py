@@ -1,0 +1,186 @@
+"""How many faults of the package's core the public testing kit notices, used as docs/paths.md says.
+
+    python tests/benchmarks/core_mutants.py [--seed 11] [--sample 34] [--only NUMBER ...]
+
+Needs cosmic-ray, whose operators make the mutants: ``pip install cosmic-ray``. One place in the core is drawn for each
+mutant, and one of the operators that apply there. In a copy of the package, the app of the page is tested against each
+mutant by the page's own tests, with reviewed paths that were written before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from difflib import unified_diff
+from importlib import import_module
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CORE = (
+    *(f"machine/{name}" for name in ("declaration", "engine", "graph")),
+    *(f"loop/{name}" for name in ("reducer", "detectors", "tool_batch", "recovery_policy", "guards")),
+    *(f"runtime/{name}" for name in ("driver", "tool_dispatch", "tool_execution", "approval")),
+)
+ALIKE = {"@lru_cache(maxsize=16)": "it only saves time"}
+"""Lines that a mutant may lack and behave exactly like the core, each with the reason."""
+
+TIME_LIMIT_S = 300
+
+
+@dataclass(frozen=True)
+class Place:
+    """A mutation of one module: the occurrence of an operator."""
+
+    module: str
+    operator: str
+    occurrence: int
+    line: int
+    column: int
+
+    @property
+    def id(self) -> str:
+        """A name that stays the same while the module does not change."""
+        return f"{self.module}:{self.line}:{self.column}:{self.operator.rpartition('/')[2]}"
+
+
+def places() -> list[Place]:
+    """Every mutation of the core."""
+    tool, plugins = import_module("cosmic_ray.ast"), import_module("cosmic_ray.plugins")
+    found: list[Place] = []
+    for module in CORE:
+        source = (ROOT / "agentfsm" / f"{module}.py").read_text(encoding="utf-8")
+        nodes = list(tool.ast_nodes(tool.get_ast(source)))
+        for name in sorted(plugins.operator_names()):
+            try:
+                operator = plugins.get_operator(name)()
+            except TypeError:  # it needs arguments
+                continue
+            positions = [start for node in nodes for start, _ in operator.mutation_positions(node)]
+            found += [Place(module, name, i, line, column) for i, (line, column) in enumerate(positions)]
+    return found
+
+
+def mutated(place: Place) -> tuple[str, str]:
+    """The source of a module before and after a mutation."""
+    source = (ROOT / "agentfsm" / f"{place.module}.py").read_text(encoding="utf-8")
+    operator = import_module("cosmic_ray.plugins").get_operator(place.operator)()
+    return source, import_module("cosmic_ray.mutating").mutate_code(source, operator, place.occurrence) or source
+
+
+def runs_alike(before: str, after: str) -> bool:
+    """Whether two sources differ in annotations and docstrings alone, which are never evaluated."""
+    return _without_notes(before) == _without_notes(after)
+
+
+def _without_notes(source: str) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            node.returns = None
+        elif isinstance(node, ast.arg | ast.AnnAssign):
+            node.annotation = ast.Constant(None)
+    return ast.dump(tree)
+
+
+def draw(seed: int, sample: int) -> list[Place]:
+    """So many mutations: each at a place of its own, by one of the operators that apply there."""
+    by_place: dict[tuple[str, int, int], list[Place]] = {}
+    for each in places():
+        by_place.setdefault((each.module, each.line, each.column), []).append(each)
+    chance = random.Random(seed)
+    order = sorted(by_place)
+    chance.shuffle(order)
+    drawn: list[Place] = []
+    for key in order:
+        place = chance.choice(by_place[key])
+        try:
+            if not runs_alike(*mutated(place)):
+                drawn.append(place)
+        except (SyntaxError, AttributeError):  # the operator does not apply there after all
+            continue
+        if len(drawn) == sample:
+            return drawn
+    return drawn
+
+
+def write_app(folder: Path) -> None:
+    """The app and the tests of the page, with paths from a file."""
+    sys.path.insert(0, str(ROOT))
+    from tests.test_docs import blocks
+    from tests.testing.test_mutation_score import write_app as write_policy
+
+    write_policy(folder)
+    (data,) = (b.text for b in blocks(ROOT / "docs" / "paths.md") if b.name == "test_data.py")
+    (folder / "test_data.py").write_text(data)
+
+
+def notices(folder: Path, package: Path) -> str:
+    """The first test of the app that fails with a package; empty if none does."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    environment = {**os.environ, "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1"}
+    shutil.rmtree(folder / ".hypothesis", ignore_errors=True)
+    try:
+        done = subprocess.run(
+            [*command, "--hypothesis-seed=0"],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=TIME_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "it takes too long"
+    if done.returncode == 0:
+        return ""
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return failed[0][:100] if failed else "the package cannot be imported"
+
+
+def main() -> int:
+    """Draw the mutants, run the tests against each, and print which survive."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=11)
+    parser.add_argument("--sample", type=int, default=34)
+    parser.add_argument("--only", type=int, nargs="*", help="the numbers of the mutants to try")
+    options = parser.parse_args()
+    drawn = draw(options.seed, options.sample)
+    caught = survived = excluded = 0
+    with tempfile.TemporaryDirectory() as name:
+        package, app = Path(name) / "package", Path(name) / "app"
+        app.mkdir()
+        shutil.copytree(ROOT / "agentfsm", package / "agentfsm", ignore=shutil.ignore_patterns("__pycache__"))
+        write_app(app)
+        if failing := notices(app, package):
+            print(f"the tests fail without a mutant: {failing}")
+            return 2
+        for number, place in enumerate(drawn, 1):
+            if options.only and number not in options.only:
+                continue
+            file = package / "agentfsm" / f"{place.module}.py"
+            before, after = mutated(place)
+            changed = set(before.split("\n")) - set(after.split("\n"))
+            if alike := [f"{line}: {why}" for line, why in ALIKE.items() if changed == {line}]:
+                excluded += 1
+                print(f"{number:3} excluded  {place.id}  {alike[0]}", flush=True)
+                continue
+            file.write_text(after, encoding="utf-8")
+            by = notices(app, package)
+            file.write_text(before, encoding="utf-8")
+            caught, survived = caught + bool(by), survived + (not by)
+            print(f"{number:3} {'caught  ' if by else 'SURVIVED'}  {place.id}  {by}", flush=True)
+            if not by:
+                print("\n".join(f"      {line}" for line in unified_diff(before.split("\n"), after.split("\n"), n=1)))
+    print(f"{caught} caught, {survived} survived, {excluded} excluded")
+    return int(bool(survived))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
