@@ -241,7 +241,7 @@ class Graph:
 
         Args:
             state: The state that evaluates it.
-            detector: A pure function of the ``RunState`` that returns a ``Failure`` or None.
+            detector: A pure function of the read-only ``RunView`` that returns a ``Failure`` or None.
             before: The guard before which it is evaluated; by default it is evaluated last.
             target: The state that a failure leads to.
             ends: How the run ends, if that state is final.
