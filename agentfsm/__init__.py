@@ -12,7 +12,10 @@ from agentfsm.lazy_imports import lazy_exports
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
     from agentfsm.errors import (
+        ActorIsRequesterError,
+        ActorRoleError,
         AgentfsmError,
+        AuthenticationError,
         BlankHumanReplyError,
         BudgetSpentError,
         ConfigurationError,
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
         NoTransitionError,
         ProviderError,
         ReadOnlyError,
+        RepeatedVoteError,
         RunError,
         RunExistsError,
         StaleHumanReplyError,
@@ -87,10 +91,11 @@ if TYPE_CHECKING:
     from agentfsm.loop.model import Model, ModelRequest, ToolSpec
     from agentfsm.loop.outcomes import StateResult
     from agentfsm.loop.presets import Preset
+    from agentfsm.loop.quorum import Actor, Approval
     from agentfsm.loop.recovery_policy import DefaultPolicy, Recovery, RecoveryPolicy
     from agentfsm.loop.state import RunState, RunView
     from agentfsm.loop.suspension import SuspensionRecord
-    from agentfsm.loop.transition_table import LOOP
+    from agentfsm.loop.transition_table import LOOP, with_votes
     from agentfsm.machine.declaration import Counter, Exhausted, exhausted
     from agentfsm.machine.engine import Decision, Machine
     from agentfsm.machine.graph import Graph, State, StateSpec, Transition
@@ -110,12 +115,17 @@ __all__ = [
     "LOOP",
     "AbortRun",
     "Action",
+    "Actor",
+    "ActorIsRequesterError",
+    "ActorRoleError",
     "Agent",
     "AgentGuardrails",
     "AgentfsmError",
     "Allow",
+    "Approval",
     "ArgumentMatcher",
     "AskApproval",
+    "AuthenticationError",
     "Behavior",
     "BlankHumanReplyError",
     "BudgetSpentError",
@@ -169,6 +179,7 @@ __all__ = [
     "Recovery",
     "RecoveryPolicy",
     "RecoveryStarted",
+    "RepeatedVoteError",
     "ReplayGuard",
     "Reply",
     "ReplyRestarted",
@@ -238,6 +249,7 @@ __all__ = [
     "observer",
     "permissions",
     "tool",
+    "with_votes",
 ]
 
 if not TYPE_CHECKING:
@@ -246,9 +258,11 @@ if not TYPE_CHECKING:
         {
             "agentfsm.agent": "Agent",
             "agentfsm.errors": (
-                "AgentfsmError BlankHumanReplyError BudgetSpentError ConfigurationError ContextOverflowError "
+                "ActorIsRequesterError ActorRoleError AgentfsmError AuthenticationError BlankHumanReplyError "
+                "BudgetSpentError ConfigurationError ContextOverflowError "
                 "GraphError HumanReplyError JournalError JournalGraphError MissingExtraError MissingKeyError "
-                "ModelError ModelMismatchError NoTransitionError ProviderError ReadOnlyError RunError RunExistsError "
+                "ModelError ModelMismatchError NoTransitionError ProviderError ReadOnlyError RepeatedVoteError "
+                "RunError RunExistsError "
                 "StaleHumanReplyError StaleLease StateEffectError StoreError StoreFormatError StoreFullError "
                 "StoreLockedError SuspensionExpiredError SuspensionFormatError SuspensionGraphError "
                 "SuspensionGuardrailsError SuspensionRecordError SuspensionRegistryError SuspensionRulesError "
@@ -275,9 +289,10 @@ if not TYPE_CHECKING:
             "agentfsm.loop.outcomes": "StateResult",
             "agentfsm.loop.recovery_policy": "DefaultPolicy Recovery RecoveryPolicy",
             "agentfsm.loop.presets": "Preset",
+            "agentfsm.loop.quorum": "Actor Approval",
             "agentfsm.loop.state": "RunState RunView",
             "agentfsm.loop.suspension": "SuspensionRecord",
-            "agentfsm.loop.transition_table": "LOOP",
+            "agentfsm.loop.transition_table": "LOOP with_votes",
             "agentfsm.machine.declaration": "Counter Exhausted exhausted",
             "agentfsm.machine.engine": "Decision Machine",
             "agentfsm.machine.graph": "Graph State StateSpec Transition",

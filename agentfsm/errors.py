@@ -220,6 +220,22 @@ class StaleHumanReplyError(HumanReplyError):
     """A person's reply answers an earlier request, not the current one; nothing was approved or denied."""
 
 
+class AuthenticationError(HumanReplyError):
+    """The host does not vouch for whoever requests or answers a run, or a rule must know who it is and nobody said."""
+
+
+class ActorRoleError(HumanReplyError):
+    """Whoever answers has none of the roles that may answer; the run still waits."""
+
+
+class ActorIsRequesterError(HumanReplyError):
+    """Whoever requested the run may not approve its call; the run still waits."""
+
+
+class RepeatedVoteError(HumanReplyError):
+    """Whoever answers has approved the call already; the run still waits for others."""
+
+
 class StoreError(AgentfsmError):
     """A store operation failed; the stored data is unchanged."""
 

@@ -142,6 +142,7 @@ class Agent:
         message_history: Sequence[Message] = (),
         session_id: str = "",
         run_id: str | None = None,
+        actor: Any = None,
     ) -> Run:
         """Create a run for a prompt: await it for its result, or iterate it for its events.
 
@@ -150,15 +151,22 @@ class Agent:
             message_history: Earlier messages of the conversation (``result.messages`` of an earlier run).
             session_id: The conversation's id, if you have one.
             run_id: The run's id; by default a random one.
+            actor: Who requests it: what ``Host(authenticate=...)`` takes, such as a token; without it an ``Actor`` or
+                a name, which is recorded as claimed.
 
         Raises:
             RunError: The prompt is not a string, or the history contains something that is not a message.
+            agentfsm.errors.AuthenticationError: When it starts: the host refuses the actor.
         """
         from agentfsm.runtime.run import start_run
 
-        return start_run(self._config, prompt, message_history=message_history, session_id=session_id, run_id=run_id)
+        return start_run(
+            self._config, prompt, message_history=message_history, session_id=session_id, run_id=run_id, actor=actor
+        )
 
-    def run_sync(self, prompt: str, *, message_history: Sequence[Message] = (), session_id: str = "") -> RunResult:
+    def run_sync(
+        self, prompt: str, *, message_history: Sequence[Message] = (), session_id: str = "", actor: Any = None
+    ) -> RunResult:
         """Run to the end and return the result, from code that has no running event loop.
 
         Raises:
@@ -169,11 +177,12 @@ class Agent:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return asyncio.run(_await_result(self.run(prompt, message_history=message_history, session_id=session_id)))
+            run = self.run(prompt, message_history=message_history, session_id=session_id, actor=actor)
+            return asyncio.run(_await_result(run))
         raise RunError("run_sync cannot be used inside a running event loop: use 'await agent.run(...)' there")
 
     def resume(
-        self, record: SuspensionRecord | str, reply: HumanInput | None = None, *, to: str | None = None, by: str = ""
+        self, record: SuspensionRecord | str, reply: HumanInput | None = None, *, to: str | None = None, by: Any = None
     ) -> Run:
         """Resume a suspended run with a human's reply, or an interrupted run without one.
 
@@ -184,7 +193,8 @@ class Agent:
             to: The request that the human was shown: ``UserInputRequested.digest`` of a stored run, or at least
                 its first 12 digits. The reply is refused if the run now asks something else (another call,
                 other arguments). None for whatever it asks now.
-            by: Who replied, for the journal.
+            by: Who replies: what ``Host(authenticate=...)`` takes, such as a token, and it must vouch for someone;
+                without it an ``Actor`` or a name, which is recorded as claimed, not verified.
 
         Raises:
             SuspensionRecordError: The record or the reply is invalid; each case has its own class, and the run

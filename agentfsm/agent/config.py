@@ -19,7 +19,7 @@ from agentfsm.loop.outcomes import JUDGE_RESULTS, PARSE_REPLY, RUN_CALLS
 from agentfsm.loop.presets import PRESETS, Preset
 from agentfsm.loop.recovery_policy import RecoveryPolicy
 from agentfsm.loop.state import RunState
-from agentfsm.loop.transition_table import BUILT_IN_GUARDS, LOOP
+from agentfsm.loop.transition_table import BUILT_IN_GUARDS, LOOP, counts_votes, with_votes
 from agentfsm.machine.declaration import EffectSpec
 from agentfsm.machine.engine import Machine
 from agentfsm.machine.graph import Graph, State
@@ -75,7 +75,9 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
     behavior, host = preset.behavior, options.host or Host()
     tools = _collect_tools(options.tools, behavior, options.output_type)
     _check_ending(behavior, tools)
-    graph = check_agent_graph(options.graph or preset.graph, tools)
+    own_graph, needs_votes = options.graph, any(t.may_need_votes for t in tools.values())
+    graph = check_agent_graph(own_graph or (with_votes(preset.graph) if needs_votes else preset.graph), tools)
+    former = {*preset.former_graphs, *([preset.graph.fingerprint] if needs_votes else [])}
     specs = tuple(t.spec for t in tools.values())
     adapter = None if options.output_type in (None, str) else _make_output_adapter(options.output_type)
     schema = None if adapter is None else adapter.json_schema()
@@ -102,7 +104,7 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
         output_adapter=adapter,
         output_schema=None if behavior.control_tools else schema,
         migrations=_check_migrations(tuple(options.migrations), graph),
-        former_graphs=frozenset() if options.graph is not None else preset.former_graphs,
+        former_graphs=frozenset() if own_graph is not None else frozenset(former),
         open_monitor=_monitor_factory(host, graph, traits),
     )
 
@@ -374,6 +376,13 @@ def check_agent_graph(graph: Graph, tools: Mapping[str, Tool]) -> Graph:
                     spec.name,
                     f"add the row that LOOP has for it, or leave {tool!r} out",
                 )
+    for name in (each.name for each in tools.values() if each.may_need_votes):
+        if not counts_votes(graph):
+            raise GraphError(
+                f"a call of {name!r} may need several approvals or escalation, and the graph counts no votes",
+                graph.name,
+                "give the agent with_votes(graph)",
+            )
     return graph
 
 

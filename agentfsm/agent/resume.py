@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from agentfsm.errors import (
@@ -29,7 +29,7 @@ from agentfsm.loop.suspension import IN_STORE, SuspensionRecord, check_human_rep
 from agentfsm.machine.graph import State
 from agentfsm.runtime.approval import HumanInput, shown_arguments, to_human_reply
 from agentfsm.runtime.context import AgentConfig
-from agentfsm.runtime.driver import RunRequest
+from agentfsm.runtime.driver import RunRequest, escalation_is_due
 from agentfsm.runtime.hooks import DenyCall, HookContext, logger
 from agentfsm.runtime.host import Host, InMemoryReplayGuard
 from agentfsm.runtime.run import Run
@@ -67,7 +67,7 @@ class ResumeRequest:
         human_input: The reply, or None.
         to: The hash of the record that the human was shown, or at least its first 12 hex digits; None for whatever
             the run asks now.
-        by: Who replied, or an empty string.
+        by: Who replied, as ``Host.identify`` takes it, or None.
 
     Raises:
         HumanReplyError: ``to`` is neither None nor a text that is not blank.
@@ -75,7 +75,7 @@ class ResumeRequest:
 
     human_input: HumanInput | None
     to: str | None = None
-    by: str = ""
+    by: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         to: Any = self.to
@@ -94,7 +94,7 @@ class ResumeRequest:
         Raises:
             HumanReplyError: The reply does not fit what the run waits for.
         """
-        reply = replace(to_human_reply("" if self.human_input is None else self.human_input), by=self.by)
+        reply = to_human_reply("" if self.human_input is None else self.human_input)
         check_human_reply(kind, reply)
         return reply
 
@@ -166,10 +166,12 @@ def resume_run(config: AgentConfig, record: SuspensionRecord | str, request: Res
     parsed = parse_record(record)
     state = open_suspended_state(config, parsed)
     _require_calling_run(state)
+    if request.human_input is None and escalation_is_due(config, state):
+        return _resume_from_record(config, parsed, state, RunRequest(suspension_record=parsed), request)
     reply = request.to_human_reply(parsed.kind)
     check_agent(config, state, parsed.state)
     check_reply(config, state, reply)
-    run_request = RunRequest(suspension_record=parsed, reply=reply)
+    run_request = RunRequest(suspension_record=parsed, reply=reply, by=request.by)
     return _resume_from_record(config, parsed, state, run_request, request)
 
 
@@ -227,11 +229,13 @@ def _resume_from_store(config: AgentConfig, run_id: str, request: ResumeRequest)
         return Run(config, loaded.run, RunRequest(prompt, resume_point=loaded.resume_point))
     if expires is not None and config.host.clock.time() > expires:
         raise SuspensionExpiredError(f"the request expired without a reply; end the run with agent.dismiss({run_id!r})")
+    if request.human_input is None and escalation_is_due(config, loaded.run):
+        return Run(config, loaded.run, RunRequest(resume_point=loaded.resume_point))
     request.check_current(loaded)
     answer = request.to_human_reply(loaded.resume_point.kind)
     check_agent(config, loaded.run, loaded.pinned)
     check_reply(config, loaded.run, answer)
-    return Run(config, loaded.run, RunRequest(reply=answer, resume_point=loaded.resume_point))
+    return Run(config, loaded.run, RunRequest(reply=answer, resume_point=loaded.resume_point, by=request.by))
 
 
 def _resume_from_record(

@@ -30,6 +30,7 @@ from agentfsm.loop.events import (
 from agentfsm.loop.failures import FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.messages import ToolResult, Usage
+from agentfsm.loop.quorum import Actor
 from agentfsm.loop.state import CallState, HumanReply, PendingRequest, RunState, SuspendedSubRun
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.machine.graph import State
@@ -139,7 +140,13 @@ class SubagentFactory:
         return SubagentFactory(config)
 
     def start(
-        self, guardrails: AgentGuardrails, task: str, run_id: str, session_id: str, parent: tuple[str, str]
+        self,
+        guardrails: AgentGuardrails,
+        task: str,
+        run_id: str,
+        session_id: str,
+        parent: tuple[str, str],
+        requester: Actor | None = None,
     ) -> Run:
         """A new run.
 
@@ -149,9 +156,10 @@ class SubagentFactory:
             run_id: Its id.
             session_id: The conversation's id.
             parent: The calling run and the id of the call that it answers.
+            requester: Who requested the calling run, or None.
         """
         config = replace(self.config, guardrails=guardrails)
-        return start_run(config, task, session_id=session_id, run_id=run_id, parent=parent)
+        return start_run(config, task, session_id=session_id, run_id=run_id, parent=parent, actor=requester)
 
     def open(self, suspended: SuspendedSubRun) -> tuple[SuspensionRecord, RunState]:
         """A run that was suspended inside its caller's record.
@@ -255,7 +263,8 @@ class SubRun:
         if limits is None:
             return None
         parent = self._caller.run
-        return factory.start(limits, task, run_id, parent.session_id, (parent.run_id, self._call_state.call.id))
+        by_call = (parent.run_id, self._call_state.call.id)
+        return factory.start(limits, task, run_id, parent.session_id, by_call, parent.requester)
 
     def _continue(self, state: RunState, request: RunRequest) -> Run | None:
         """A run that continues within what is left now; None if a person extends a budget of which nothing is left."""
@@ -289,6 +298,7 @@ class SubRun:
             {k: "(secret)" if k in secret else v for k, v in request.arguments.items()},
             request.originating_failure_kind,
             f"{call.name}/{request.asker}" if request.asker else call.name,
+            quorum=None if run.pending_request is None else run.pending_request.quorum,
         )
         record = request.suspension_record
         return SuspendedSubRun(

@@ -225,10 +225,13 @@ def _created_fields(outcomes: OutcomeWriter, entry: JournalEntry, commitments: C
         body["parent"] = dict(header.parent)
     if header.tools:
         body["tools"] = {t.name: t.digest for t in header.tools}
+    fields = _json_fields(body)
+    if header.requester is not None:
+        fields["requester"] = to_json(header.requester, commitments)
     if header.state is None:
-        return {**_json_fields(body), "messages": to_json(header.messages, commitments)}
+        return {**fields, "messages": to_json(header.messages, commitments)}
     return {
-        **_json_fields(body),
+        **fields,
         "at": encode(header.state["state"]),
         "state": commitments.commitment_json(header.state),
     }

@@ -327,6 +327,7 @@ _OUTCOME_TYPES: Mapping[str, Any] = {
     "parked": o.CallBlocked,
     "recovered": o.RecoveryDecided,
     "answered": o.HumanAnswered,
+    "escalated": o.Escalated,
     "expired": o.Expired,
     "noted": o.StateResult,
     "cancelled": o.Cancelled,

@@ -127,6 +127,7 @@ class RehydratedRun:
                 "guardrails": body["guardrails"],
                 "rules": body["rules"],
                 "messages": body["messages"],
+                "requester": body.get("requester"),
                 "counters": dict.fromkeys(self.table.initial.spends, 1),
             }
         )

@@ -110,9 +110,29 @@ def expired(run: RunState) -> bool:
     return run.expired
 
 
+def escalated(run: RunState) -> bool:
+    """Nobody has decided about the call for so long that more roles may answer."""
+    quorum = None if run.pending_request is None else run.pending_request.quorum
+    return quorum is not None and quorum.escalated and run.human_reply is None
+
+
+def vote_recorded(run: RunState) -> bool:
+    """A person approved the call, and others must approve it, too."""
+    return run.human_reply is not None and run.human_reply.kind == "allow" and _lacks_votes(run)
+
+
+def _lacks_votes(run: RunState) -> bool:
+    """Whether the call still needs approvals; a sub-agent's run counts those for its own calls."""
+    request = run.pending_request
+    return request is not None and not request.asker and request.quorum is not None and request.quorum.missing > 0
+
+
 def approval_decided(run: RunState) -> bool:
-    """A person approved, denied or edited the call, or answered a sub-agent, whose call can now continue."""
-    if run.human_reply is None:
+    """A person approved, denied or edited the call, or answered a sub-agent, whose call can now continue.
+
+    A call that several people must approve is decided by the last of them, or by the first who denies it.
+    """
+    if run.human_reply is None or (run.human_reply.kind != "deny" and _lacks_votes(run)):
         return False
     return run.human_reply.kind in ("allow", "deny", "edit") or any(c.answer is not None for c in run.batch)
 

@@ -32,6 +32,7 @@ __all__ = [
     "CallBlocked",
     "Cancelled",
     "Charge",
+    "Escalated",
     "Expired",
     "HumanAnswered",
     "ModelCallFailed",
@@ -195,6 +196,11 @@ class HumanAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class Escalated:
+    """``suspended``: nobody has decided about the call for so long that more roles may answer."""
+
+
+@dataclass(frozen=True, slots=True)
 class Expired:
     """``suspended``: the deadline for an answer has passed."""
 
@@ -259,6 +265,7 @@ Outcome = (
     | CallBlocked
     | RecoveryDecided
     | HumanAnswered
+    | Escalated
     | Expired
     | StateResult
     | Cancelled

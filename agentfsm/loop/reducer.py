@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from agentfsm.loop import guards, prompts
 from agentfsm.loop import outcomes as o
-from agentfsm.loop import prompts
 from agentfsm.loop.detectors import output_malformed
 from agentfsm.loop.failures import LIMIT_KINDS, OUTPUT_KINDS, PROVIDER_KINDS, TOOL_KINDS, Action, Failure, FailureKind
 from agentfsm.loop.messages import NO_USAGE, Message, Role, ToolCall, ToolResult
@@ -42,12 +42,20 @@ __all__ = ["on_human_answer", "on_outcome", "on_transition"]
 K = FailureKind
 
 
+_APPROVING_REPLIES = frozenset({"allow", "edit"})
+
+
 def on_human_answer(run: RunState, outcome: o.HumanAnswered) -> None:
     """Apply a person's answer: it becomes a message, the result of a call, or the decision about a call."""
     run.human_reply = reply = outcome.reply
     request = run.pending_request
     if request is None:
         return
+    actor, quorum = reply.answered_by, request.quorum
+    if quorum is not None and not request.asker and reply.kind in _APPROVING_REPLIES:
+        request = run.pending_request = replace(request, quorum=quorum.with_vote(actor))
+        if guards.vote_recorded(run):
+            return
     call = next((c for c in _open_calls(run) if c.call.id == request.call_id), None)
     if request.asker:
         if call is not None:
@@ -100,6 +108,7 @@ def _on_edit(run: RunState, call: CallState) -> None:
 def _approve(run: RunState, call: CallState) -> None:
     call.approved = True
     call.approved_tool = "" if run.pending_request is None else run.pending_request.tool_digest
+    call.quorum = None if run.pending_request is None else run.pending_request.quorum
 
 
 def _on_ran(run: RunState, call: CallState) -> None:
@@ -272,7 +281,7 @@ def _still_holds(run: RunState, lesson: Failure) -> bool:
     return not any(c.call.name == tool and c.result is not None and c.result.status == "done" for c in run.batch)
 
 
-_FROM_OUTSIDE = frozenset({o.HumanAnswered, o.Expired})
+_FROM_OUTSIDE = frozenset({o.HumanAnswered, o.Escalated, o.Expired})
 """Outcomes of a wait, whose time is never charged."""
 
 
@@ -470,6 +479,14 @@ def _prepare_end(run: RunState, failure: Failure) -> None:
     """Nothing to prepare: the run ends."""
 
 
+def _on_escalated(run: RunState, outcome: o.Escalated) -> None:
+    """More roles may answer; an answer that was kept has been acted on."""
+    request = run.pending_request
+    if request is not None and request.quorum is not None:
+        run.pending_request = replace(request, quorum=replace(request.quorum, escalated=True))
+        run.human_reply = None
+
+
 def _on_expired(run: RunState, outcome: o.Expired) -> None:
     run.expired = True
 
@@ -519,6 +536,7 @@ _ON_OUTCOME: dict[type, Callable[[RunState, Any], None]] = {
     o.CallBlocked: _on_call_blocked,
     o.RecoveryDecided: _on_recovery_decided,
     o.HumanAnswered: on_human_answer,
+    o.Escalated: _on_escalated,
     o.Expired: _on_expired,
     o.StateResult: _on_state_result,
     o.Cancelled: _on_cancelled,

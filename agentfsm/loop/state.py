@@ -23,6 +23,7 @@ from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.failures import Action, Failure, FailureKind, describe_exception
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult, Transcript, Usage, contains_secret_placeholder
+from agentfsm.loop.quorum import Actor, Quorum
 from agentfsm.loop.read_only import FrozenDict, FrozenList, freeze, freeze_field, read_only, refuse_change, user_code
 from agentfsm.machine.graph import State
 
@@ -62,6 +63,7 @@ class CallState:
         held: For the call of a sub-agent, the suspended run that works on it, or None.
         answer: A person's answer that has not been passed to that run yet, or None.
         approved_tool: The digest of the tool for which it was approved; an approval holds for that tool only.
+        quorum: The votes with which it was approved, if its approval has a rule about that, or None.
     """
 
     call: ToolCall
@@ -75,6 +77,7 @@ class CallState:
     held: SuspendedSubRun | None = None
     answer: HumanReply | None = None
     approved_tool: str = ""
+    quorum: Quorum | None = None
 
 
 @dataclass(slots=True)
@@ -130,6 +133,7 @@ class PendingRequest:
             an empty string.
         tool_digest: The digest of that tool (``Tool.digest``), to which the reply is bound; empty in what version
             0.1.0 wrote.
+        quorum: For an approval with a rule about who may answer, the rule and the votes so far; else None.
     """
 
     kind: str
@@ -142,6 +146,7 @@ class PendingRequest:
     failure_kind: FailureKind | None = None
     asker: str = ""
     tool_digest: str = ""
+    quorum: Quorum | None = None
 
     def __post_init__(self) -> None:
         freeze_field(self, "arguments")
@@ -183,15 +188,22 @@ class HumanReply:
         text: The answer, the reason, or the result of a call that ran.
         arguments: For ``edit``, the new arguments.
         by: Who answered, if the caller names them.
+        actor: Who answered, if the caller gives an ``Actor`` or the host vouches for one; else None.
     """
 
     kind: str
     text: str = ""
     arguments: Mapping[str, Any] = field(default_factory=FrozenDict)
     by: str = ""
+    actor: Actor | None = None
 
     def __post_init__(self) -> None:
         freeze_field(self, "arguments")
+
+    @property
+    def answered_by(self) -> Actor | None:
+        """Who answered; a name alone is an actor without roles, for which nobody vouches."""
+        return self.actor or (Actor(self.by) if self.by.strip() else None)
 
 
 class _BatchSnapshot:
@@ -243,6 +255,7 @@ class RunState(_HiddenSlots):
         run_id: The run's id.
         session_id: The conversation that it belongs to, or an empty string.
         parent: For the run of a sub-agent, the ids of the parent run and of the call that it works on; else None.
+        requester: Who requested it, or None.
         state: The name of its current state.
         guardrails: Its limits.
         behavior: Its behavior switches.
@@ -296,6 +309,7 @@ class RunState(_HiddenSlots):
     run_id: str
     session_id: str = ""
     parent: tuple[str, str] | None = None
+    requester: Actor | None = None
     state: str = State.PRE_STEP
     guardrails: AgentGuardrails = field(default_factory=AgentGuardrails)
     behavior: Behavior = field(default_factory=Behavior)

@@ -145,8 +145,11 @@ def sign_record(
     if request is None:
         raise ValueError(f"run {run.run_id!r} waits for nothing")
     state = dump_state(run)
-    request_json = state["waiting"]
+    request_json, quorum = state["waiting"], request.quorum
+    asked_at = created_at
     validity_s = run.guardrails.validity_s or (None if registry == IN_STORE else DEFAULT_VALIDITY_S)
+    if quorum is not None:  # votes and escalation extend no deadline
+        asked_at, validity_s = quorum.asked_at, quorum.rule.validity_s or validity_s
     record = SuspensionRecord(
         version=RECORD_VERSION,
         record_id=record_id,
@@ -159,7 +162,7 @@ def sign_record(
         arguments=request_json["arguments"],
         originating_failure_kind=request.failure_kind,
         created_at=created_at,
-        expires_at=None if validity_s is None else created_at + validity_s,
+        expires_at=None if validity_s is None else asked_at + validity_s,
         graph=graph,
         state=state,
         key_id=keyring.current.key_id,

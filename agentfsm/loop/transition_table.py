@@ -11,6 +11,9 @@ or waits for human input. So every run ends or waits within a bound that follows
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
+
 from agentfsm.loop.detectors import (
     ITERATIONS,
     STEPS,
@@ -49,6 +52,7 @@ from agentfsm.loop.guards import (
     declared_done,
     declared_unable,
     doubt_settled,
+    escalated,
     expired,
     handoff,
     in_doubt,
@@ -57,6 +61,7 @@ from agentfsm.loop.guards import (
     retry_tool,
     stop,
     tool_calls,
+    vote_recorded,
 )
 from agentfsm.loop.outcomes import (
     CALL_MODEL,
@@ -66,11 +71,12 @@ from agentfsm.loop.outcomes import (
     PARSE_REPLY,
     RUN_CALLS,
 )
+from agentfsm.loop.quorum import MAX_APPROVALS
 from agentfsm.machine.declaration import Counter
 from agentfsm.machine.graph import Graph, State, StateSpec
 from agentfsm.machine.graph import Transition as Row
 
-__all__ = ["BUILT_IN_GUARDS", "LOOP"]
+__all__ = ["BUILT_IN_GUARDS", "LOOP", "counts_votes", "with_votes"]
 
 PRE_STEP, CALL_LLM, POST_LLM, DISPATCH_TOOL, POST_TOOL, RECOVER, SUSPENDED, TERMINAL = State
 
@@ -168,5 +174,53 @@ LOOP = Graph(
 )
 # fmt: on
 
-BUILT_IN_GUARDS = frozenset({row.guard for row in LOOP if row.guard is not None} | {answer_not_serializable})
+VOTES = Counter("votes", MAX_APPROVALS - 1)
+ESCALATIONS = Counter("escalations", 1)
+
+
+@lru_cache(maxsize=16)
+def with_votes(graph: Graph) -> Graph:
+    """A graph in which a wait for an approval counts votes and can be escalated.
+
+    Each waiting state with the row ``approval_decided`` gets two rows to itself in front of it: ``escalated``, and
+    ``vote_recorded`` for an approval after which others must approve, too. Each spends a counter that a new request
+    refills. An agent whose tools need several approvals runs on such a graph.
+
+    Args:
+        graph: The graph; one that has these rows is returned as it is.
+
+    Raises:
+        GraphError: It has one of the rows in another place.
+    """
+    if any(row.guard is vote_recorded for row in graph):
+        return graph
+    rows: list[Row] = []
+    for row in graph.transitions:
+        if row.guard is approval_decided and graph.spec(row.source).waits:
+            rows.append(Row(row.source, escalated, row.source, spends=ESCALATIONS.name))
+            rows.append(Row(row.source, vote_recorded, row.source, spends=VOTES.name))
+        asks = row.guard is approval_required and graph.spec(row.target).waits
+        refills = (*row.refills, VOTES.name, ESCALATIONS.name) if asks else row.refills
+        rows.append(replace(row, refills=refills))
+    return replace(graph, counters=(*graph.counters, VOTES, ESCALATIONS), transitions=tuple(rows))
+
+
+def counts_votes(graph: Graph) -> bool:
+    """Whether each wait for an approval has the rows of ``with_votes``, which lead back to it.
+
+    Args:
+        graph: The graph.
+    """
+    waits = [row.source for row in graph if row.guard is approval_decided and graph.spec(row.source).waits]
+    for state in waits:
+        rows = graph.rows(state)
+        own = [row.guard for row in rows if row.target == state]
+        if escalated not in own or vote_recorded not in own:
+            return False
+    return bool(waits)
+
+
+BUILT_IN_GUARDS = frozenset(
+    {row.guard for row in LOOP if row.guard is not None} | {answer_not_serializable, escalated, vote_recorded}
+)
 """The guards of ``LOOP`` and the presets, which read the run itself; all others get an immutable view of it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import isawaitable
 from typing import Any
 
@@ -16,6 +16,7 @@ from agentfsm.errors import HumanReplyError, ReadOnlyError
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.failures import describe_exception
 from agentfsm.loop.messages import ToolCall, ToolResult
+from agentfsm.loop.quorum import Approval, Quorum
 from agentfsm.loop.read_only import contains_objects, freeze, user_code
 from agentfsm.loop.state import CallState, HumanReply, PendingRequest
 from agentfsm.machine.graph import State
@@ -202,13 +203,9 @@ async def check_approval(
         HookAbortError: A hook aborted the run, or tried to change it.
         ReadOnlyError: ``requires_approval`` tried to change the run.
     """
-    call, rule = call_state.call, tool.requires_approval
-    question = ""
-    if isinstance(rule, bool):
-        needs_approval = rule
-    else:
-        with user_code("requires_approval", rule, context.run.change_attempts):
-            needs_approval = rule(shown_arguments(tool, call, arguments))
+    call, question = call_state.call, ""
+    required = _required_approval(context, call, tool, arguments)
+    needs_approval = required is not False
     if context.config.hooks.get(State.DISPATCH_TOOL):
 
         def make_context() -> HookContext:
@@ -222,12 +219,44 @@ async def check_approval(
                 return ToolResult(call.id, call.name, f"Denied: {decision.reason}", status="denied")
             if isinstance(decision, AskApproval):
                 needs_approval, question = True, decision.question or question
-    if needs_approval and not (call_state.approved and call_state.approved_tool == tool.digest):
-        question = question or f"May {call.name!r} run with these arguments?"
-        if call_state.approved:
-            question += " It was approved, but not for this definition of the tool."
-        return request_about(call, tool, "approval", question)
-    return None
+    if not needs_approval:
+        return None
+    rule = required if isinstance(required, Approval) else None
+    same_tool = call_state.approved_tool == tool.digest
+    if call_state.approved and same_tool and _is_met(call_state, rule):
+        return None
+    question = question or f"May {call.name!r} run with these arguments?"
+    if call_state.approved:
+        what = "by those who must approve it now" if same_tool else "for this definition of the tool"
+        question += f" It was approved, but not {what}."
+    request = request_about(call, tool, "approval", question)
+    if rule is None:
+        return request
+    return replace(request, quorum=Quorum(rule, context.run.requester, context.config.host.clock.time()))
+
+
+def _is_met(call_state: CallState, rule: Approval | None) -> bool:
+    if rule is None or not rule.asks_who:
+        return True
+    return call_state.quorum is not None and call_state.quorum.is_met(rule)
+
+
+def _required_approval(context: Context, call: ToolCall, tool: Tool, arguments: Mapping[str, Any]) -> bool | Approval:
+    """What ``requires_approval`` says about a call.
+
+    Raises:
+        ReadOnlyError: It is a function that tried to change the run.
+    """
+    rule = tool.requires_approval
+    if isinstance(rule, (bool, Approval)):
+        return rule
+    shown = shown_arguments(tool, call, arguments)
+    given: tuple[Any, ...] = (shown,)
+    if tool.approval_takes_context:
+        given = (shown, HookContext(State.DISPATCH_TOOL, context.view(), call, tool, shown))
+    with user_code("requires_approval", rule, context.run.change_attempts):
+        required = rule(*given)
+    return required if isinstance(required, Approval) else bool(required)
 
 
 def request_about(call: ToolCall, tool: Tool, kind: str, question: str) -> PendingRequest:

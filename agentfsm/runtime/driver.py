@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from inspect import isawaitable
 from time import perf_counter
 from types import CoroutineType
@@ -38,6 +38,7 @@ from agentfsm.loop.outcomes import (
     Aborted,
     Cancelled,
     Charge,
+    Escalated,
     Expired,
     HumanAnswered,
     ModelCallSucceeded,
@@ -55,7 +56,15 @@ from agentfsm.runtime.result import ending_event, run_final_hooks, shielded, sus
 from agentfsm.runtime.timeout import being_cancelled
 from agentfsm.runtime.watchdog import WATCHDOG
 
-__all__ = ["Driver", "RunRequest", "require_transition", "resume_details", "run_header", "would_transition"]
+__all__ = [
+    "Driver",
+    "RunRequest",
+    "escalation_is_due",
+    "require_transition",
+    "resume_details",
+    "run_header",
+    "would_transition",
+]
 
 
 CHECKED_MOVES = 100_000
@@ -73,6 +82,7 @@ class RunRequest:
         dismiss_reason: Why the run is to end without a reply, or None.
         resume_point: The run's position in the host's store, if it was loaded from there.
         guardrails: The limits under which it continues; None for those that it had.
+        by: Who requests the run or replies, as the caller says: ``Host.identify`` turns it into an ``Actor``.
     """
 
     prompt: str = ""
@@ -81,6 +91,7 @@ class RunRequest:
     dismiss_reason: str | None = None
     resume_point: ResumePoint | None = None
     guardrails: AgentGuardrails | None = None
+    by: Any = field(default=None, repr=False)
 
     @property
     def expires_at(self) -> float | None:
@@ -88,6 +99,32 @@ class RunRequest:
         if self.resume_point is not None:
             return self.resume_point.expires_at
         return None if self.suspension_record is None else self.suspension_record.expires_at
+
+
+async def _identify(config: AgentConfig, run: RunState, request: RunRequest) -> RunRequest:
+    """The request with the actor who makes it; a new run gets its requester. Nothing is changed if it is refused.
+
+    A sub-agent's run gets both from its calling run.
+
+    Raises:
+        HumanReplyError: The host refuses whoever replies, or the approval's rule does.
+    """
+    if run.parent is not None:
+        return request
+    reply, host = request.reply, config.host
+    if reply is None:
+        if request.suspension_record is None and request.resume_point is None and request.by is not None:
+            run.requester = await host.identify(request.by)
+        return request
+    actor = await host.identify(request.by)
+    pending = run.pending_request
+    quorum = None if pending is None else pending.quorum
+    plain_name = host.authenticate is None and isinstance(request.by, str)
+    reply = replace(reply, by="" if actor is None else actor.id, actor=None if plain_name and quorum is None else actor)
+    if quorum is not None:
+        due = quorum.is_due(host.clock.time())
+        replace(quorum, escalated=quorum.escalated or due).check_reply(reply.kind, actor)
+    return replace(request, reply=reply)
 
 
 def run_header(config: AgentConfig, run: RunState, request: RunRequest) -> RunHeader:
@@ -105,6 +142,7 @@ def run_header(config: AgentConfig, run: RunState, request: RunRequest) -> RunHe
         config.host.seed,
         {} if run.parent is None else {"run": run.parent[0], "call": run.parent[1]},
         tuple(config.tools.values()),
+        run.requester,
     )
 
 
@@ -118,6 +156,14 @@ def resume_details(request: RunRequest) -> dict[str, Any]:
         return {"from": resume_point.kind, **limits}
     seq, digest = resume_point.request_ref
     return {"from": resume_point.kind, "to": {"seq": seq, "hash": digest}, **limits}
+
+
+def escalation_is_due(config: AgentConfig, run: RunState) -> bool:
+    """Whether the approval that a run waits for is to be escalated now; a sub-agent's by the sub-agent's run."""
+    request = run.pending_request
+    if request is None or request.quorum is None or request.asker:
+        return False
+    return request.quorum.is_due(config.host.clock.time())
 
 
 def would_transition(machine: Machine, run: RunState, outcome: Outcome) -> bool:
@@ -184,6 +230,7 @@ class Driver:
         self._started = False
         self._idle_since = 0.0
         self.context.uncharged_s = lambda: self._now() - self._idle_since
+        self._escalates = False
         self._cancel_reason: str | None = None
         self._owner: asyncio.Task[Any]
         self._task: asyncio.Task[Any] | None = None
@@ -245,7 +292,11 @@ class Driver:
             await sink.flush()  # raises, and releases the lease
         if not self._started:
             await self._open_run()
-            if run.state in self._config.stop_states and _is_at_its_end(self._request, self._states[run.state].final):
+            if (
+                run.state in self._config.stop_states
+                and not self._escalates
+                and _is_at_its_end(self._request, self._states[run.state].final)
+            ):
                 await self._finish()
                 return
         now = self._now  # calling an attribute that is not a method is slower than calling a variable
@@ -266,14 +317,22 @@ class Driver:
             self._apply_outcome(outcome, started, started - self._idle_since)
         else:  # the time of a plain function is negligible; it is counted with the next effect
             self._apply_outcome(outcome)
-        if run.state in self._config.stop_states:
+        if run.state in self._config.stop_states and not (
+            type(outcome) is Escalated and self._request.reply is not None  # which is applied next
+        ):
             await self._finish()
 
     async def _open_run(self) -> None:
-        config, run, request, recorder = self._config, self._run, self._request, self.context.recorder
+        config, run, recorder = self._config, self._run, self.context.recorder
+        request = self._request
+        if request.by is not None or request.reply is not None:
+            request = self._request = await _identify(config, run, request)
         record, resume_point = request.suspension_record, request.resume_point
         run.guardrails = request.guardrails or run.guardrails
         waits = self._states[run.state].waits
+        self._escalates = waits and request.dismiss_reason is None and escalation_is_due(config, run)
+        if self._escalates:
+            require_transition(config.machine, run, Escalated())
         if waits and (request.reply is not None or request.dismiss_reason is not None):
             require_transition(config.machine, run, self._external_outcome())
         elif request.dismiss_reason is not None:  # an interrupted run: its effect is not run again
@@ -311,7 +370,8 @@ class Driver:
         config = self._config
         effect = config.effects.get(state)
         if effect is None:
-            return self._external_outcome()
+            escalates, self._escalates = self._escalates and self._cancel_reason is None, False
+            return Escalated() if escalates else self._external_outcome()
         if self._cancel_reason is not None:
             return self._cancelled_outcome()
         if len(self.decisions) >= self._move_limit:

@@ -7,13 +7,16 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from inspect import isawaitable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from agentfsm.errors import AgentfsmError, AuthenticationError
 from agentfsm.loop.keys import SECRET_VARIABLE, Keyring
 from agentfsm.loop.messages import Message
+from agentfsm.loop.quorum import Actor
 
 if TYPE_CHECKING:
     from agentfsm.journal.store import Store
@@ -206,6 +209,9 @@ class Host:
         monitor: Whether each move of a run is checked against the model that proofs about its graph are based on:
             ``off``, ``warn`` (a log line and a ``RunWarning``) or ``raise`` (a ``ModelMismatchError``, for tests). By
             default what the environment variable ``AGENTFSM_MONITOR`` says, else ``off``, which costs nothing.
+        authenticate: Turns what the program has of whoever requests or answers a run (a token, a web request) into an
+            ``Actor``, or refuses it: it returns None or raises. It may be async. With it, every reply needs an
+            authenticated actor. Without it, whoever ``by`` names is recorded as claimed, not verified.
 
     Raises:
         ValueError: A secret is empty, ``watchdog_s`` is not greater than 0, or there is no such monitor.
@@ -219,6 +225,45 @@ class Host:
     store: Store | None = None
     watchdog_s: float | None = 1.0
     monitor: str = field(default_factory=lambda: os.environ.get("AGENTFSM_MONITOR", "off"))
+    authenticate: Callable[[Any], Actor | Awaitable[Actor | None] | None] | None = None
+
+    async def identify(self, given: Any) -> Actor | None:
+        """Who requests or answers a run; None if nobody says and the host does not ask.
+
+        Args:
+            given: What the caller gave: whatever ``authenticate`` takes, or without it an ``Actor`` or a name.
+
+        Raises:
+            AuthenticationError: The host refuses it, or it is neither an actor nor a name.
+        """
+        if self.authenticate is not None:
+            return replace(await self._authenticated(self.authenticate, given), verified=True)
+        if isinstance(given, Actor):
+            return replace(given, verified=False)
+        if given is None or given == "":
+            return None
+        if not isinstance(given, str):
+            raise AuthenticationError(
+                f"an actor is an Actor or a name, not {type(given).__name__}: only Host(authenticate=...) can "
+                "tell whose token that is"
+            )
+        return Actor(given)
+
+    async def _authenticated(self, authenticate: Callable[[Any], Any], given: Any) -> Actor:
+        try:
+            answer = authenticate(given)
+            actor: object = await answer if isawaitable(answer) else answer
+        except AgentfsmError:
+            raise
+        except Exception as error:  # its text may have the token
+            raise AuthenticationError(f"authenticate refused it: it raised {type(error).__name__}") from error
+        if not isinstance(actor, Actor):
+            raise AuthenticationError(
+                "authenticate refused it"
+                if actor is None
+                else f"authenticate must return an Actor or None, not {type(actor).__name__}"
+            )
+        return actor
 
     keyring: Keyring = field(init=False, repr=False, compare=False)
     """The keys that are derived from the secrets."""

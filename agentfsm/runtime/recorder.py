@@ -14,6 +14,7 @@ from agentfsm.loop.failures import Failure
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.messages import Message, Reply, ToolResult
 from agentfsm.loop.outcomes import Outcome
+from agentfsm.loop.quorum import Actor
 from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.host import Clock
@@ -42,6 +43,7 @@ class RunHeader:
         parent: For a fork: run, seq and hash of the record after which it diverges. For a sub-agent's run: the
             calling run and the id of the call. Else empty.
         tools: The tools; the record pins the digest of each.
+        requester: Who requested the run, or None.
     """
 
     run_id: str
@@ -55,6 +57,7 @@ class RunHeader:
     seed: int | None = None
     parent: Mapping[str, Any] = field(default_factory=dict[str, Any])
     tools: tuple[Tool, ...] = ()
+    requester: Actor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,7 @@ def suspend(context: Context) -> tuple[type[Ending], dict[str, Any]]:
         "tool": pending.tool,
         "arguments": pending.arguments,
         "asker": pending.asker,
+        "quorum": pending.quorum,
         "suspension_record": record,
         "originating_failure_kind": pending.failure_kind,
     }

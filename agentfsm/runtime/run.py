@@ -229,6 +229,7 @@ def start_run(
     session_id: str = "",
     run_id: str | None = None,
     parent: tuple[str, str] | None = None,
+    actor: Any = None,
 ) -> Run:
     """A new run, in the graph's initial state.
 
@@ -239,6 +240,7 @@ def start_run(
         session_id: The conversation's id.
         run_id: The run's id; by default a random one.
         parent: For a sub-agent's run, the calling run's id and the id of the call; else None.
+        actor: Who requests it, as ``Host.identify`` takes it; for a sub-agent's run the ``Actor`` itself.
 
     Raises:
         RunError: The prompt is not a string, or the history contains something that is not a message.
@@ -255,7 +257,9 @@ def start_run(
         messages=[*system, *_normalize_history(message_history), Message.user(prompt)],
     )
     state.parent = parent
-    return Run(config, state, RunRequest(prompt))
+    if parent is not None:
+        state.requester = actor
+    return Run(config, state, RunRequest(prompt, by=actor))
 
 
 def _normalize_history(history: Iterable[Message]) -> list[Message]:

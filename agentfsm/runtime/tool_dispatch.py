@@ -17,6 +17,7 @@ from agentfsm.loop.failures import Failure, FailureKind
 from agentfsm.loop.messages import ToolCall, ToolResult, Usage, is_secret_placeholder
 from agentfsm.loop.outcomes import CallBlocked, Outcome, ToolsRan
 from agentfsm.loop.state import CallState, PendingRequest, RunState, SuspendedSubRun
+from agentfsm.loop.transition_table import counts_votes
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.approval import check_approval, request_about
 from agentfsm.runtime.context import AgentConfig, Context
@@ -103,6 +104,13 @@ def _require_row(context: Context, request: PendingRequest) -> None:
             f"the call of {request.tool!r} must wait for a person, and no row of the state takes {outcome!r}",
             state,
             f"add the row {outcome!r} that LOOP has",
+        )
+    quorum = request.quorum
+    if quorum is not None and quorum.rule.needs_rows and not request.asker and not counts_votes(graph):
+        raise GraphError(
+            f"the call of {request.tool!r} needs several approvals or escalation, and the graph counts no votes",
+            state,
+            "give the agent graph=with_votes(LOOP), or annotate the function for requires_approval with '-> Approval'",
         )
 
 

@@ -20,6 +20,7 @@ from agentfsm.errors import ToolDefinitionError
 from agentfsm.loop.failures import describe_exception
 from agentfsm.loop.messages import ToolResult, Usage
 from agentfsm.loop.model import ToolSpec
+from agentfsm.loop.quorum import Approval
 from agentfsm.loop.state import CallState, HumanReply, RunState, SuspendedSubRun
 from agentfsm.runtime.host import Host
 from agentfsm.runtime.tool_schema import describe_function
@@ -43,8 +44,11 @@ __all__ = [
 ]
 
 
-ApprovalRequirement = bool | Callable[[Mapping[str, Any]], bool]
-"""Whether a human must approve a call: always, never, or depending on its (validated) arguments."""
+ApprovalRequirement = bool | Approval | Callable[..., bool | Approval]
+"""Whether a human must approve a call: always, never, by whom, or a function that says so.
+
+The function gets the validated arguments and, if it takes two, the ``HookContext`` of the call.
+"""
 
 UI_MESSAGE = "_ui_message"
 """An argument that a model may add to any call, with text for the user; passed to the tool only if it declares it."""
@@ -195,7 +199,8 @@ class Tool:
             a sub-agent runs on.
 
     Raises:
-        ToolDefinitionError: ``requires_approval`` is neither a bool nor a plain function.
+        ToolDefinitionError: ``requires_approval`` is neither a bool nor an ``Approval`` nor a plain function, or
+            several people would have to approve a call with secret arguments.
     """
 
     spec: ToolSpec
@@ -216,11 +221,36 @@ class Tool:
 
     def __post_init__(self) -> None:
         rule: object = self.requires_approval
-        if inspect.iscoroutinefunction(rule) or not (isinstance(rule, bool) or callable(rule)):
+        if inspect.iscoroutinefunction(rule) or not (isinstance(rule, (bool, Approval)) or callable(rule)):
             raise ToolDefinitionError(
-                f"tool {self.name!r}: requires_approval must be True, False or a plain function of the arguments "
-                "(a hook at dispatch_tool may be async)"
+                f"tool {self.name!r}: requires_approval must be True, False, an Approval or a plain function of the "
+                "arguments (a hook at dispatch_tool may be async)"
             )
+        if self.secret and isinstance(rule, Approval) and rule.n > 1:
+            raise ToolDefinitionError(
+                f"tool {self.name!r}: its secret arguments are not stored and must be given again after a restart, so "
+                "several people cannot approve the same call"
+            )
+
+    @property
+    def may_need_votes(self) -> bool:
+        """Whether a call may need several approvals or escalation: its rule does, or its function returns rules."""
+        rule = self.requires_approval
+        if isinstance(rule, Approval):
+            return rule.needs_rows
+        return "Approval" in str(getattr(rule, "__annotations__", {}).get("return", ""))
+
+    @cached_property
+    def approval_takes_context(self) -> bool:
+        """Whether ``requires_approval`` is a function of the arguments and the context."""
+        rule = self.requires_approval
+        if isinstance(rule, (bool, Approval)):
+            return False
+        try:
+            inspect.signature(rule).bind(None, None)
+        except (TypeError, ValueError):
+            return False
+        return True
 
     @property
     def name(self) -> str:
@@ -316,7 +346,8 @@ def tool(
         timeout: Seconds for one call; by default the guardrails' ``tool_timeout_s``.
         idempotent: Whether calling it twice with the same idempotency key has the same effect as calling it once.
         retryable: Whether a failed call may be retried unchanged (idempotent tools only).
-        requires_approval: Whether a human must approve a call: True, or a function of the arguments.
+        requires_approval: Whether a human must approve a call: True; an ``Approval``, which says how many and who; or
+            a function of the arguments, and if it takes two of the ``HookContext``, that returns one of these or False.
         ends_run: Whether a successful call ends the run with its result as the output.
         parallel: Whether calls may run in parallel with other parallel calls.
         secret: Names of arguments that are never journaled; arguments of type ``SecretStr`` always are secret.

@@ -8,6 +8,7 @@ from dataclasses import replace
 from agentfsm.agent import Agent
 from agentfsm.journal.verification import verify
 from agentfsm.loop.messages import Role
+from agentfsm.loop.quorum import Approval
 from agentfsm.loop.state import RunState
 from agentfsm.machine.declaration import EffectSpec
 from agentfsm.runtime.tools import Tool
@@ -54,8 +55,8 @@ def approved_before_run(agent: Agent, result: SimulationResult) -> None:
 
 def _needs_approval(tool: Tool, arguments: object) -> bool:
     rule = tool.requires_approval
-    if isinstance(rule, bool):
-        return rule
+    if isinstance(rule, (bool, Approval)):
+        return bool(rule)
     return bool(rule(tool.arguments(arguments)))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 

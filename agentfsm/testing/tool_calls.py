@@ -15,6 +15,7 @@ from typing import Any, cast
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.detectors import Example
 from agentfsm.loop.messages import ToolCall
+from agentfsm.loop.quorum import Approval
 from agentfsm.loop.state import CallState, RunState
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS
 from agentfsm.machine.graph import Graph
@@ -66,7 +67,7 @@ def requires_approval(tool: Tool, arguments: Mapping[str, Any]) -> bool | None:
     rule = tool.requires_approval
     try:
         validated = tool.arguments(arguments)
-        return rule if isinstance(rule, bool) else bool(rule(validated))
+        return bool(rule if isinstance(rule, (bool, Approval)) else rule(validated))
     except Exception:  # of a validator or of the rule: such a call shows neither
         return None
 
@@ -184,7 +185,8 @@ def _examples_of(graph: Graph) -> Iterator[Example]:
 def _candidates(tool: Tool, examples: Sequence[Example]) -> list[dict[str, Any]]:
     """Arguments to try, each once: from examples, then from the schema and the rule's code."""
     found: dict[str, dict[str, Any]] = {}
-    constants = [] if isinstance(tool.requires_approval, bool) else list(_constants(tool.requires_approval))
+    rule = tool.requires_approval
+    constants = [] if isinstance(rule, (bool, Approval)) else list(_constants(rule))
     schema = tool.spec.parameters
     named = [dict(e.call.arguments) for e in examples if e.call is not None and e.call.name == tool.name]
     for arguments in [*named, *_objects(schema, schema.get("$defs", {}), constants)]:

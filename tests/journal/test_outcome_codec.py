@@ -19,6 +19,7 @@ from agentfsm.loop import outcomes as o
 from agentfsm.loop.canonical_json import decode
 from agentfsm.loop.failures import Failure
 from agentfsm.loop.messages import MEDIA_TYPES, Image, Message, Reply, Role, ToolCall, ToolResult
+from agentfsm.loop.quorum import Actor, Approval
 
 KINDS = (*typing.get_args(o.Outcome), types.NoneType)
 
@@ -56,6 +57,10 @@ def any_of(shape: Any, name: str = "") -> st.SearchStrategy[Any]:
         return st.sampled_from(list(shape))
     if isinstance(shape, type) and issubclass(shape, Failure):
         return st.builds(Failure, **{n: any_of(f.annotation, n) for n, f in Failure.model_fields.items()})
+    if shape is Actor:
+        return st.builds(Actor, st.sampled_from(["ann", "ü"]), st.just(("manager",)), verified=st.booleans())
+    if shape is Approval:
+        return st.sampled_from([Approval(), Approval(2, ("a", "b"), True, 9.5, ("c",), 2.5)])
     if shape is Image:
         return st.builds(Image.from_bytes, st.binary(min_size=1, max_size=9), st.sampled_from(list(MEDIA_TYPES)))
     assert dataclasses.is_dataclass(shape), shape

@@ -22,7 +22,7 @@ from agentfsm.errors import ToolDefinitionError
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.messages import MEDIA_TYPES, Image
 from agentfsm.loop.model import ToolSpec
-from agentfsm.runtime.tools import UI_MESSAGE, Tool
+from agentfsm.runtime.tools import UI_MESSAGE, ApprovalRequirement, Tool
 
 if TYPE_CHECKING:
     from mcp.types import CallToolResult
@@ -38,7 +38,7 @@ class MCPSettings(BaseModel):
         prefix: A prefix for each tool's name.
         only: Names of the server's tools to use; all by default.
         timeout: Seconds for one call; the guardrails' ``tool_timeout_s`` by default.
-        requires_approval: Whether a person must approve a call: a bool, or a function of the arguments.
+        requires_approval: Whether a person must approve a call, as ``@tool`` takes it.
         parallel: Whether calls may run concurrently with other parallel calls.
         recheck: Whether to read the list of tools before each call; if False, only after a restart and when the
             server reports a change of the list.
@@ -54,7 +54,7 @@ class MCPSettings(BaseModel):
     prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,63}$")] = ""
     only: tuple[str, ...] | None = None
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    requires_approval: bool | Callable[[Mapping[str, Any]], bool] = False
+    requires_approval: ApprovalRequirement = False
     parallel: bool = False
     recheck: bool = True
     files: Path | None = None

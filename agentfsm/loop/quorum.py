@@ -1,0 +1,215 @@
+"""Who may answer: ``Actor``, the rule of an ``Approval``, and the ``Quorum`` that counts the votes on one call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentfsm.errors import (
+    ActorIsRequesterError,
+    ActorRoleError,
+    AuthenticationError,
+    ConfigurationError,
+    HumanReplyError,
+    RepeatedVoteError,
+)
+
+__all__ = ["MAX_APPROVALS", "Actor", "Approval", "Quorum"]
+
+
+MAX_APPROVALS = 16
+"""How many approvals a call may need."""
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who requests a run or answers it. It stands in journals, which keep its id readable: use one that may be kept.
+
+    Attributes:
+        id: Identifies the actor; two votes with one id are one vote.
+        roles: The actor's roles.
+        kind: What the actor is: ``person``, or another word such as ``service``.
+        verified: Whether the host vouches for it (``Host(authenticate=...)``); only the host sets it, and what a
+            caller says is not believed.
+
+    Raises:
+        ConfigurationError: The id is blank, or the roles are not a list of names.
+    """
+
+    id: str
+    roles: tuple[str, ...] = ()
+    kind: str = "person"
+    verified: bool = False
+
+    def __post_init__(self) -> None:
+        given: Any = self.id
+        if not (isinstance(given, str) and given.strip()):
+            raise ConfigurationError(f"an actor's id is a text that is not blank, not {given!r}")
+        object.__setattr__(self, "roles", _role_names(self.roles, f"the roles of actor {given!r}"))
+
+    def __str__(self) -> str:
+        roles = f" ({', '.join(self.roles)})" if self.roles else ""
+        return f"{self.id}{roles}{'' if self.verified else ', claimed, not verified'}"
+
+
+def _role_names(roles: Any, what: str) -> tuple[str, ...]:
+    names: tuple[Any, ...] = () if isinstance(roles, (str, bytes)) else tuple(roles)
+    if isinstance(roles, (str, bytes)) or not all(isinstance(name, str) and name.strip() for name in names):
+        raise ConfigurationError(f"{what} are a tuple of names, such as ('manager',), not {roles!r}")
+    return tuple(dict.fromkeys(names))
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """How many people must approve a call before it runs, and who they may be. One denial denies the call.
+
+    Attributes:
+        n: How many approvals it needs, each by another actor; at most ``MAX_APPROVALS``.
+        roles: Roles of which an actor must have one to approve or deny; empty for anyone.
+        not_requester: Whether the actor who requested the run may not approve.
+        validity_s: Seconds after which the request expires, votes or not; None for the guardrails' ``validity_s``.
+        escalate_to: Roles that may answer, too, once ``escalate_after_s`` seconds have passed.
+        escalate_after_s: After how many seconds without a decision the request is escalated.
+
+    Raises:
+        ConfigurationError: A value is out of range, or the two about escalation are not given together.
+    """
+
+    n: int = 1
+    roles: tuple[str, ...] = ()
+    not_requester: bool = False
+    validity_s: float | None = None
+    escalate_to: tuple[str, ...] = ()
+    escalate_after_s: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "roles", _role_names(self.roles, "the roles of an approval"))
+        object.__setattr__(self, "escalate_to", _role_names(self.escalate_to, "the roles of an escalation"))
+        if isinstance(self.n, bool) or not isinstance(self.n, int) or not 1 <= self.n <= MAX_APPROVALS:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(f"n is how many approvals a call needs, from 1 to {MAX_APPROVALS}, not {self.n!r}")
+        for name in ("validity_s", "escalate_after_s"):
+            seconds = getattr(self, name)
+            if seconds is not None and not 0 < seconds < float("inf"):
+                raise ConfigurationError(f"{name} must be a finite number of seconds greater than 0, not {seconds!r}")
+        if bool(self.escalate_to) != (self.escalate_after_s is not None):
+            raise ConfigurationError("give both escalate_to and escalate_after_s, or neither")
+        if self.escalate_to and not self.roles:
+            raise ConfigurationError("escalate_to names more roles that may answer, and without roles anyone may")
+        if (self.escalate_after_s or 0) >= (self.validity_s or float("inf")):
+            raise ConfigurationError("escalate_after_s must be less than validity_s, or the request expires first")
+
+    @property
+    def asks_who(self) -> bool:
+        """Whether it matters who answers."""
+        return self.n > 1 or bool(self.roles) or self.not_requester
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether a graph needs the rows of ``with_votes`` for it."""
+        return self.n > 1 or bool(self.escalate_to)
+
+
+_UNKNOWN = Actor("unknown")
+"""Who has approved where it does not matter who."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """The rule for one call and the votes on it so far, as the request in the journal has them.
+
+    Attributes:
+        rule: The rule, evaluated for this call.
+        requester: Who requested the run, or None.
+        asked_at: When the request was made, in seconds since the epoch; votes and escalation do not extend it.
+        votes: The actors who have approved, in order.
+        escalated: Whether the roles of ``rule.escalate_to`` may answer, too.
+    """
+
+    rule: Approval
+    requester: Actor | None = None
+    asked_at: float = 0.0
+    votes: tuple[Actor, ...] = ()
+    escalated: bool = False
+
+    @property
+    def missing(self) -> int:
+        """How many approvals are missing."""
+        return max(0, self.rule.n - len({actor.id for actor in self.votes}))
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles of which an actor must have one; empty for anyone."""
+        return (*self.rule.roles, *self.rule.escalate_to) if self.escalated else self.rule.roles
+
+    @property
+    def escalates_at(self) -> float | None:
+        """When the request is to be escalated, in seconds since the epoch; None if it is not, or was already."""
+        after = self.rule.escalate_after_s
+        return None if after is None or self.escalated else self.asked_at + after
+
+    def is_due(self, now: float) -> bool:
+        """Whether the request is to be escalated now.
+
+        Args:
+            now: Seconds since the epoch.
+        """
+        return self.escalates_at is not None and now >= self.escalates_at
+
+    def is_met(self, rule: Approval) -> bool:
+        """Whether the votes are enough for a rule, which may have become stricter than the one they were given for."""
+        strict = replace(self, rule=rule, votes=())
+        allowed = [actor for actor in self.votes if strict.roles_allow(actor) and not strict.bars_requester(actor)]
+        return not replace(strict, votes=tuple(allowed)).missing
+
+    def roles_allow(self, actor: Actor) -> bool:
+        """Whether an actor has one of the roles that may answer."""
+        return not self.roles or not set(actor.roles).isdisjoint(self.roles)
+
+    def bars_requester(self, actor: Actor) -> bool:
+        """Whether an actor may not approve, as the one who requested the run, or because nobody knows who did."""
+        return self.rule.not_requester and (self.requester is None or actor.id == self.requester.id)
+
+    def with_vote(self, actor: Actor | None) -> Quorum:
+        """The votes with one more, also of somebody unknown; a second one of the same actor changes nothing."""
+        actor = actor or _UNKNOWN
+        return self if any(each.id == actor.id for each in self.votes) else replace(self, votes=(*self.votes, actor))
+
+    def check_reply(self, kind: str, actor: Actor | None) -> None:
+        """Check that an actor may give a reply.
+
+        Args:
+            kind: ``allow``, ``deny`` or ``edit``.
+            actor: Who gives it, or None if nobody said.
+
+        Raises:
+            AuthenticationError: The rule needs to know who answers, and nobody said.
+            ActorRoleError: The actor has none of the roles that may answer.
+            ActorIsRequesterError: The actor requested the run, and may not approve.
+            RepeatedVoteError: The actor has approved already.
+            HumanReplyError: It is an edit, and several people must approve the same arguments.
+        """
+        rule = self.rule
+        if kind == "edit" and rule.n > 1:
+            raise HumanReplyError(
+                f"{rule.n} people approve this call, and an edit would be approved by one: deny it, with a reason"
+            )
+        if actor is None:
+            if not rule.asks_who:
+                return
+            raise AuthenticationError("the approval has a rule about who may answer: say who you are with by=")
+        if not self.roles_allow(actor):
+            raise ActorRoleError(
+                f"{actor.id!r} has the roles ({', '.join(actor.roles)}), and one of ({', '.join(self.roles)}) may "
+                "answer; the run still waits"
+            )
+        if kind == "deny":
+            return
+        if self.bars_requester(actor):
+            who = "nobody is recorded as its requester: agent.run(..., actor=...)"
+            if self.requester is not None:
+                who = f"{actor.id!r} requested it"
+            raise ActorIsRequesterError(f"whoever requests the run may not approve, and {who}; the run still waits")
+        if any(each.id == actor.id for each in self.votes):
+            raise RepeatedVoteError(
+                f"{actor.id!r} has approved this call already; {self.missing} more approval(s) by others are needed"
+            )

@@ -1,0 +1,349 @@
+"""Who may answer: actors, roles and votes on stored runs, and on signed records."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from agentfsm import (
+    LOOP,
+    Actor,
+    ActorIsRequesterError,
+    ActorRoleError,
+    Agent,
+    Allow,
+    Approval,
+    AuthenticationError,
+    ConfigurationError,
+    Deny,
+    Edit,
+    FileReplayGuard,
+    GraphError,
+    Host,
+    HumanReplyError,
+    MemoryStore,
+    RepeatedVoteError,
+    RunAborted,
+    RunResult,
+    SuspensionExpiredError,
+    SuspensionUsedError,
+    ToolDefinitionError,
+    UserInputRequested,
+    tool,
+    with_votes,
+)
+from agentfsm.testing import FakeClock, ScriptedModel, call
+
+ANN, BOB, CY = (Actor(name, ("manager",)) for name in ("ann", "bob", "cy"))
+CLERK, DIRECTOR = Actor("dan", ("clerk",)), Actor("eve", ("director",))
+FOUR_EYES = Approval(n=2, roles=("manager",), not_requester=True)
+
+
+class Desk:
+    """Runs that pay, under one rule; each reply comes with a new agent, as from another process."""
+
+    def __init__(self, rule: Any, *, stored: bool = True, **host: Any) -> None:
+        self.paid: list[int] = []
+        self.clock = FakeClock()
+        self.host = Host(clock=self.clock, store=MemoryStore() if stored else None, **host)
+        self.waiting: Any = "r"
+
+        @tool(requires_approval=rule)
+        def pay(amount: int) -> str:
+            """Pay."""
+            self.paid.append(amount)
+            return "paid"
+
+        self.pay = pay
+
+    def agent(self, *script: Any) -> Agent:
+        return Agent(ScriptedModel(script or ["Done."]), tools=[self.pay], host=self.host)
+
+    def ask(self, actor: Any = ANN, amount: int = 5) -> UserInputRequested:
+        agent = self.agent(call("pay", amount=amount))
+        return self.keep(agent.run_sync("Pay.", actor=actor) if not self.host.store else self._run(agent, actor))
+
+    def _run(self, agent: Agent, actor: Any) -> RunResult:
+        async def run() -> RunResult:
+            return await agent.run("Pay.", run_id="r", actor=actor)
+
+        return asyncio.run(run())
+
+    def reply(self, reply: Any, by: Any = None) -> Any:
+        async def resume() -> RunResult:
+            return await self.agent().resume(self.waiting, reply, by=by)
+
+        result = asyncio.run(resume())
+        return self.keep(result) if isinstance(result.outcome, UserInputRequested) else result.outcome
+
+    def keep(self, result: RunResult) -> Any:
+        outcome = result.outcome
+        if self.host.store is None and isinstance(outcome, UserInputRequested):
+            self.waiting = outcome.suspension_record.to_json()
+        return outcome
+
+
+@pytest.fixture(params=[True, False], ids=["stored", "record"])
+def desk(request: pytest.FixtureRequest) -> Callable[..., Desk]:
+    return partial(Desk, stored=request.param)
+
+
+def test_a_call_runs_once_two_distinct_permitted_actors_have_approved_it(desk: Callable[..., Desk]) -> None:
+    d = desk(FOUR_EYES)
+    d.ask()
+    for by, error in ((ANN, ActorIsRequesterError), (CLERK, ActorRoleError), (None, AuthenticationError)):
+        with pytest.raises(error):
+            d.reply(Allow(), by)
+    first = d.reply(Allow(), BOB)
+    assert [v.id for v in first.quorum.votes] == ["bob"]
+    assert d.paid == []
+    with pytest.raises(RepeatedVoteError):
+        d.reply(Allow(), BOB)
+    d.reply(Allow(), CY)
+    assert d.paid == [5]
+
+
+def test_one_denial_denies_whoever_approved_before(desk: Callable[..., Desk]) -> None:
+    d = desk(FOUR_EYES)
+    d.ask()
+    d.reply(Allow(), BOB)
+    with pytest.raises(ActorRoleError):
+        d.reply(Deny(), CLERK)
+    outcome = d.reply(Deny("no"), CY)
+    assert type(outcome).__name__ == "RunCompleted"
+    assert d.paid == []
+
+
+def test_several_people_cannot_approve_an_edit(desk: Callable[..., Desk]) -> None:
+    d = desk(FOUR_EYES)
+    d.ask()
+    with pytest.raises(HumanReplyError, match="edit"):
+        d.reply(Edit({"amount": 500}), BOB)
+    assert d.paid == []
+
+
+def test_one_person_of_a_role_may_edit(desk: Callable[..., Desk]) -> None:
+    d = desk(Approval(roles=("manager",)))
+    d.ask()
+    with pytest.raises(ActorRoleError):
+        d.reply(Edit({"amount": 6}), CLERK)
+    d.reply(Edit({"amount": 6}), BOB)
+    assert d.paid == [6]
+
+
+def test_an_edit_that_makes_the_rule_stricter_is_put_to_more_people() -> None:
+    def rule(arguments: Any) -> Approval:
+        return Approval(n=2 if arguments["amount"] > 100 else 1)
+
+    d = Desk(rule)
+    d.ask()
+    again = d.reply(Edit({"amount": 500}), BOB)
+    assert "by those who must approve it now" in again.question
+    assert d.paid == []
+    d.reply(Allow(), BOB)
+    d.reply(Allow(), CY)
+    assert d.paid == [500]
+
+
+def test_a_rule_may_be_a_function_of_the_arguments_and_the_context() -> None:
+    def rule(arguments: Any, context: Any) -> Approval | bool:
+        assert context.run.requester == Actor("ann", ("manager",))
+        return Approval(roles=("manager",)) if arguments["amount"] > 100 else False
+
+    d = Desk(rule)
+    assert type(d.ask(amount=5)).__name__ != "UserInputRequested"
+    assert d.paid == [5]
+    d = Desk(rule)
+    d.ask(amount=500)
+    with pytest.raises(ActorRoleError):
+        d.reply(Allow(), CLERK)
+
+
+def test_where_nobody_is_recorded_as_the_requester_nobody_passes_for_another(desk: Callable[..., Desk]) -> None:
+    d = desk(Approval(not_requester=True))
+    d.ask(actor=None)
+    with pytest.raises(ActorIsRequesterError, match="nobody is recorded"):
+        d.reply(Allow(), BOB)
+
+
+def test_the_host_vouches_for_the_requester_and_for_each_answer(desk: Callable[..., Desk]) -> None:
+    async def authenticate(token: Any) -> Actor | None:
+        return {"t-ann": ANN, "t-bob": BOB}[token]
+
+    d = desk(Approval(roles=("manager",), not_requester=True), authenticate=authenticate)
+    d.ask(actor="t-ann")
+    for by in (None, BOB, "ann", Actor("bob", ("manager",), verified=True)):
+        with pytest.raises(AuthenticationError):
+            d.reply(Allow(), by)
+    with pytest.raises(ActorIsRequesterError):
+        d.reply(Allow(), "t-ann")
+    d.reply(Allow(), "t-bob")
+    assert d.paid == [5]
+
+
+def refuse(token: Any) -> None:
+    """Vouch for nobody."""
+
+
+def test_a_refused_requester_starts_nothing() -> None:
+    d = Desk(True, authenticate=refuse)
+    with pytest.raises(AuthenticationError, match="refused"):
+        d.ask(actor="t")
+    assert d.host.store is not None
+    assert d.host.store.heads() == []
+
+
+def test_what_a_caller_says_about_verification_is_not_believed() -> None:
+    d = Desk(FOUR_EYES)
+    d.ask(actor=Actor("ann", verified=True))
+    votes = d.reply(Allow(), Actor("bob", ("manager",), verified=True)).quorum
+    assert not votes.requester.verified
+    assert not votes.votes[0].verified
+    assert "claimed, not verified" in str(votes.votes[0])
+
+
+def test_a_token_stands_in_no_error_and_no_repr() -> None:
+    def authenticate(token: str) -> Actor:
+        raise ValueError(f"bad token {token}")
+
+    d = Desk(True, authenticate=authenticate)
+    with pytest.raises(AuthenticationError) as caught:
+        d.ask(actor="s3cr3t-token")
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_votes_and_escalation_extend_no_deadline(desk: Callable[..., Desk]) -> None:
+    d = desk(Approval(n=2, validity_s=100))
+    asked = d.ask().suspension_record.expires_at
+    d.clock.advance(60)
+    assert d.reply(Allow(), BOB).suspension_record.expires_at == asked
+    d.clock.advance(41)
+    with pytest.raises(SuspensionExpiredError):
+        d.reply(Allow(), CY)
+    assert d.paid == []
+
+
+def test_a_request_escalates_to_other_roles_once_its_time_has_come(desk: Callable[..., Desk]) -> None:
+    rule = Approval(n=2, roles=("manager",), escalate_to=("director",), escalate_after_s=60)
+    d = desk(rule)
+    d.ask()
+    with pytest.raises(ActorRoleError):
+        d.reply(Allow(), DIRECTOR)
+    d.reply(Allow(), BOB)
+    d.clock.advance(60)
+    escalated = d.reply(None)
+    assert escalated.quorum.escalated
+    assert [v.id for v in escalated.quorum.votes] == ["bob"]
+    with pytest.raises(ActorRoleError):
+        d.reply(Allow(), CLERK)
+    d.reply(Allow(), DIRECTOR)
+    assert d.paid == [5]
+
+
+def test_an_answer_escalates_a_request_that_is_due(desk: Callable[..., Desk]) -> None:
+    d = desk(Approval(roles=("manager",), escalate_to=("director",), escalate_after_s=60))
+    d.ask()
+    d.clock.advance(61)
+    d.reply(Allow(), DIRECTOR)
+    assert d.paid == [5]
+
+
+def test_an_agent_whose_graph_counts_no_votes_is_refused_when_it_is_created() -> None:
+    d = Desk(FOUR_EYES)
+    with pytest.raises(GraphError, match="with_votes"):
+        Agent(ScriptedModel(["x"]), tools=[d.pay], graph=LOOP)
+    graph = with_votes(LOOP)
+    assert Agent(ScriptedModel(["x"]), tools=[d.pay], graph=graph).graph == d.agent().graph == graph
+    assert with_votes(graph) == graph
+
+
+def test_a_rule_that_the_graph_cannot_count_ends_the_run_and_not_in_a_payment() -> None:
+    def rule(arguments: Any) -> object:
+        return Approval(n=2)
+
+    d = Desk(rule)
+    assert isinstance(d.ask(), RunAborted)
+    assert d.paid == []
+
+
+def test_runs_stored_before_a_rule_needed_votes_continue(tmp_path: Any) -> None:
+    d = Desk(True)
+    d.ask()
+    new = Desk(FOUR_EYES)
+    agent = Agent(ScriptedModel(["Done."]), tools=[new.pay], host=d.host)
+
+    async def resume() -> Any:
+        return (await agent.resume("r", Allow(), by=BOB)).outcome
+
+    asked_again = asyncio.run(resume())
+    assert asked_again.quorum.missing == 2
+    assert new.paid == []
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"n": 0},
+        {"n": 17},
+        {"n": True},
+        {"roles": "manager"},
+        {"roles": ("",)},
+        {"validity_s": 0},
+        {"roles": ("a",), "escalate_to": ("b",)},
+        {"roles": ("a",), "escalate_after_s": 5},
+        {"escalate_to": ("b",), "escalate_after_s": 5},
+        {"roles": ("a",), "escalate_to": ("b",), "escalate_after_s": 9, "validity_s": 9},
+    ],
+    ids=str,
+)
+def test_a_rule_that_makes_no_sense_is_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        Approval(**bad)
+
+
+def test_several_people_cannot_approve_a_call_with_secret_arguments() -> None:
+    with pytest.raises(ToolDefinitionError, match="secret"):
+
+        @tool(requires_approval=Approval(n=2), secret=["card"])
+        def pay(card: str) -> str:
+            """Pay."""
+            return card
+
+
+def test_records_of_several_processes_are_used_once_for_each_vote(tmp_path: Any) -> None:
+    d = Desk(FOUR_EYES, stored=False, replay_guard=FileReplayGuard(tmp_path))
+    d.ask()
+    used = d.waiting
+    d.reply(Allow(), BOB)
+    d.waiting = used
+    with pytest.raises(SuspensionUsedError, match="already resumed"):
+        d.reply(Allow(), CY)
+    assert d.paid == []
+
+
+def test_a_sub_agents_call_gets_its_votes_through_the_calling_run(desk: Callable[..., Desk]) -> None:
+    d = desk(FOUR_EYES)
+    worker = Agent(ScriptedModel([call("pay", amount=7), "Paid."]), tools=[d.pay])
+
+    def agent(*script: Any) -> Agent:
+        sub = worker.as_tool("worker", "Pays.")
+        return Agent(ScriptedModel(script or ["Done."]), tools=[sub], host=d.host)
+
+    d.agent = agent  # type: ignore[method-assign]
+
+    async def run() -> RunResult:
+        return await agent(call("worker", task="Pay 7.")).run("Pay.", run_id="r", actor=ANN)
+
+    d.keep(asyncio.run(run()))
+    for by, error in ((ANN, ActorIsRequesterError), (CLERK, ActorRoleError)):
+        with pytest.raises(error):
+            d.reply(Allow(), by)
+    assert [v.id for v in d.reply(Allow(), BOB).quorum.votes] == ["bob"]
+    with pytest.raises(RepeatedVoteError):
+        d.reply(Allow(), BOB)
+    d.reply(Allow(), CY)
+    assert d.paid == [7]
