@@ -10,6 +10,8 @@ What is checked:
 4. Epochs only increase, and only where the run is acquired; a run that has ended does nothing more.
 5. Every effect was recorded before its result. One that may run only once was started again only after a human reply
    said that it did not run. A human reply answers the latest request, and no other.
+   A call that needs several approvals got them: from distinct actors with the roles that the request names, not from
+   the requester if it says so; and it was escalated to other roles only when that was due.
 6. The store's head of the run (last record, status, epoch) agrees, and so does a checkpoint, if given.
 """
 
@@ -17,13 +19,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from agentfsm.errors import JournalError, StoreError, UnknownRunError
+from pydantic import TypeAdapter
+
+from agentfsm.errors import ConfigurationError, HumanReplyError, JournalError, StoreError, UnknownRunError
 from agentfsm.journal.hash_chain import HashChainVerifier, InvalidRecordError
 from agentfsm.journal.records import FORMAT_VERSION, MIGRATION_BASES, RenameMap, SealedRecord, is_kind, read_line
 from agentfsm.journal.store import Head, Store, consistent_read
+from agentfsm.loop.canonical_json import decode
+from agentfsm.loop.quorum import APPROVING_REPLIES, Actor, Quorum
 from agentfsm.loop.stored_table import StoredTable, read_table
 from agentfsm.machine.declaration import Transition
 from agentfsm.machine.graph import table_fingerprint
@@ -62,6 +68,24 @@ ENDING_EVENTS = {
     "aborted": "RunAborted",
 }
 """The last event of a run, by what its last row says about the ending."""
+
+
+_ACTOR: TypeAdapter[Actor] = TypeAdapter(Actor)
+_QUORUM: TypeAdapter[Quorum] = TypeAdapter(Quorum)
+
+
+def _read_quorum(request: Data) -> Quorum | None:
+    """The rule and the votes of a request; None if it has none, or if the votes are counted by a sub-agent's run.
+
+    Raises:
+        InvalidRecordError: They cannot be read.
+    """
+    if "quorum" not in request or request.get("asker"):
+        return None
+    try:
+        return _QUORUM.validate_python(decode(json.dumps(request["quorum"])))
+    except (ValueError, ConfigurationError) as error:
+        raise InvalidRecordError(f"the rule of its request cannot be read: {error}") from error
 
 
 class UnsupportedFormatError(Exception):
@@ -103,6 +127,10 @@ class HistoryVerifier:
         self._finished_effects: set[str] = set()
         # Number of calls that did not run, according to a human reply, and that were not started again yet.
         self._retries_allowed = 0
+        # Whether it started from a suspension record or a fork, whose state is hidden, and made no request since.
+        self._origin_unread = False
+        # The rule of the approval that the run waits for, and the votes on it; None if it has none.
+        self._quorum: Quorum | None = None
 
     def verify_record(self, body: Data, digest: str) -> None:
         """Verify the next record.
@@ -183,6 +211,7 @@ class HistoryVerifier:
         self._reply_received = self._table.states[
             self.state
         ].waits  # resumed from a suspension record: its journal starts with the reply
+        self._origin_unread = "state" in body
 
     def _pin_graph(self, graph: Data) -> None:
         table: Data = {part: graph[part] for part in ("states", "transitions", "counters") if part in graph}
@@ -209,13 +238,18 @@ class HistoryVerifier:
                     "it uses a human reply, and no record says that there was a request and a reply"
                 )
             self._reply_received = False
+            self._count_vote(outcome["reply"])
             self._retries_allowed += outcome["reply"]["kind"] == "did_not_run"
         for result in outcome.get("results", ()):
             if isinstance(result, str) and result not in self._finished_effects:
                 raise InvalidRecordError(f"it uses the result of effect {result}, which has none")
+        self._verify_quorum(row, kind, body)
         self._path.add(transition)
         self.state, self._ended = target, row.ends
         if "waiting" in outcome:
+            self._quorum = _read_quorum(outcome["waiting"])
+            if self._quorum is not None and (self._quorum.votes or self._quorum.escalated):
+                raise InvalidRecordError("its request for an approval has votes already")
             if "held" in outcome:  # the suspended sub-agents stay as they are
                 self._started_effects = {
                     eid: policy for eid, policy in self._started_effects.items() if eid in self._finished_effects
@@ -223,6 +257,38 @@ class HistoryVerifier:
             return  # interrupted calls stay in doubt
         if not self._table.states[source].waits:
             self._started_effects, self._finished_effects, self._retries_allowed = {}, set(), 0
+
+    def _count_vote(self, reply: Data) -> None:
+        """Check who gives a reply against the rule of the request, and count it if it approves."""
+        quorum, kind = self._quorum, reply["kind"]
+        if quorum is None:
+            return
+        actor = _ACTOR.validate_python(reply["actor"]) if "actor" in reply else None
+        try:
+            quorum.check_reply(kind, actor)
+        except HumanReplyError as error:
+            raise InvalidRecordError(f"it uses a reply that the rule of the request does not allow: {error}") from error
+        if kind in APPROVING_REPLIES:
+            self._quorum = quorum.with_vote(actor)
+
+    def _verify_quorum(self, row: Transition, kind: str, body: Data) -> None:
+        """Verify that a run leaves its wait for an approval only by enough votes or a denial, or ends."""
+        quorum, states = self._quorum, self._table.states
+        if quorum is None or not states[row.source].waits:
+            return
+        if kind == "escalated":
+            if not quorum.is_due(body["ts"] / 1000 + 0.001):  # times of records are cut off to milliseconds
+                raise InvalidRecordError("it escalates a request that was not due yet")
+            self._quorum = replace(quorum, escalated=True)
+        if states[row.target].waits:
+            return
+        if not states[row.target].final:
+            reply = body["out"]["answered"]["reply"]["kind"] if kind == "answered" else ""
+            if reply != "deny" and (reply not in APPROVING_REPLIES or quorum.missing):
+                raise InvalidRecordError(
+                    f"it goes on with {len(quorum.votes)} of the {quorum.rule.n} approvals that the request needs"
+                )
+        self._quorum = None
 
     def _verify_guards(self, row: Transition, asked: str) -> None:
         """Verify that every guard before a row was asked and did not hold, or that one raised and aborted the run."""
@@ -240,6 +306,8 @@ class HistoryVerifier:
             if not self._retries_allowed:
                 raise InvalidRecordError(f"effect {eid} of {body['name']} may run only once, and is started again")
             self._retries_allowed -= 1
+        if self._table.states[self.state].waits:
+            raise InvalidRecordError(f"effect {eid} starts while the run waits in {self.state!r}")
         self._started_effects[eid] = policy
 
     def _result(self, body: Data) -> None:
@@ -255,6 +323,12 @@ class HistoryVerifier:
             raise InvalidRecordError(f"the run is in {self.state!r}, which is not a waiting state")
         self.status, self._migrated_while_suspended = "suspended", False
         self.waiting_for = body["waiting"]["kind"]
+        quorum = _read_quorum(body["waiting"])
+        if self._quorum is None and self._origin_unread:
+            self._quorum = quorum
+        if quorum != self._quorum:
+            raise InvalidRecordError("its request shows another rule or other votes than the records before it")
+        self._origin_unread = False
 
     def _resumed(self, body: Data) -> None:
         if "to" in body and self._request_ref != (to := (body["to"]["seq"], body["to"]["hash"])):

@@ -14,8 +14,11 @@ from agentfsm.errors import (
     RepeatedVoteError,
 )
 
-__all__ = ["MAX_APPROVALS", "Actor", "Approval", "Quorum"]
+__all__ = ["APPROVING_REPLIES", "MAX_APPROVALS", "Actor", "Approval", "Quorum"]
 
+
+APPROVING_REPLIES = frozenset({"allow", "edit"})
+"""The kinds of replies that are an approval."""
 
 MAX_APPROVALS = 16
 """How many approvals a call may need."""

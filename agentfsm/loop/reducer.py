@@ -23,6 +23,7 @@ from agentfsm.loop.outcomes import (
     PARSE_REPLY,
     RUN_CALLS,
 )
+from agentfsm.loop.quorum import APPROVING_REPLIES
 from agentfsm.loop.state import CallState, PendingRequest, RunState, StateCall, request_digest, state_call_number
 from agentfsm.loop.tool_batch import (
     append_tool_results,
@@ -42,9 +43,6 @@ __all__ = ["on_human_answer", "on_outcome", "on_transition"]
 K = FailureKind
 
 
-_APPROVING_REPLIES = frozenset({"allow", "edit"})
-
-
 def on_human_answer(run: RunState, outcome: o.HumanAnswered) -> None:
     """Apply a person's answer: it becomes a message, the result of a call, or the decision about a call."""
     run.human_reply = reply = outcome.reply
@@ -52,7 +50,7 @@ def on_human_answer(run: RunState, outcome: o.HumanAnswered) -> None:
     if request is None:
         return
     actor, quorum = reply.answered_by, request.quorum
-    if quorum is not None and not request.asker and reply.kind in _APPROVING_REPLIES:
+    if quorum is not None and not request.asker and reply.kind in APPROVING_REPLIES:
         request = run.pending_request = replace(request, quorum=quorum.with_vote(actor))
         if guards.vote_recorded(run):
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -36,6 +37,8 @@ from agentfsm import (
     tool,
     with_votes,
 )
+from agentfsm.journal.hash_chain import InvalidRecordError
+from agentfsm.journal.verification import GOOD, HistoryVerifier, verify
 from agentfsm.testing import FakeClock, ScriptedModel, call
 
 ANN, BOB, CY = (Actor(name, ("manager",)) for name in ("ann", "bob", "cy"))
@@ -347,3 +350,76 @@ def test_a_sub_agents_call_gets_its_votes_through_the_calling_run(desk: Callable
         d.reply(Allow(), BOB)
     d.reply(Allow(), CY)
     assert d.paid == [7]
+
+
+# -- offline: what verify finds -----------------------------------------------------------------------
+
+
+def test_verify_checks_the_votes_against_the_rule_in_the_journal() -> None:
+    d = Desk(Approval(n=2, roles=("manager",), not_requester=True, escalate_to=("director",), escalate_after_s=60))
+    d.ask()
+    d.reply(Allow(), BOB)
+    d.clock.advance(60)
+    d.reply(Allow(), DIRECTOR)
+    store = d.host.store
+    assert store is not None
+    records = store.records("r")
+    assert verify("r", records).code == GOOD
+
+    def found(change: Callable[[Any], None]) -> str:
+        """What a verifier of the history says of a journal with a change in each record, hashed again."""
+        history = HistoryVerifier("r")
+        try:
+            for record in records:
+                body = json.loads(record.body)
+                change(body)
+                history.verify_record(body, record.hash)
+        except InvalidRecordError as error:
+            return str(error)
+        return ""
+
+    def voter(**changes: Any) -> Callable[[Any], None]:
+        def change(body: Any) -> None:
+            reply = body.get("out", {}).get("answered", {}).get("reply", {})
+            if reply.get("actor", {}).get("id") == "eve":
+                reply["actor"].update(changes)
+
+        return change
+
+    def rule(**changes: Any) -> Callable[[Any], None]:
+        def change(body: Any) -> None:
+            waiting: Any = body.get("waiting") or body.get("out", {}).get("parked", {}).get("waiting") or {}
+            waiting.get("quorum", {}).get("rule", {}).update(changes)
+
+        return change
+
+    def drop_vote(body: Any) -> None:
+        if body.get("kind") == "run.suspended" and body["waiting"]["quorum"].get("votes"):
+            body["waiting"]["quorum"]["votes"][0]["id"] = "forged"
+
+    def early(body: Any) -> None:
+        if "escalated" in body.get("out", {}):
+            body["ts"] -= 2
+
+    assert found(lambda body: None) == ""
+    assert "has approved this call already" in found(voter(id="bob"))
+    assert "may answer" in found(voter(roles=["clerk"]))
+    assert "requested it" in found(voter(id="ann"))
+    assert "with 2 of the 3 approvals" in found(rule(n=3))
+    assert "other votes" in found(drop_vote)
+    assert "not due yet" in found(early)
+
+
+def test_verify_finds_a_call_that_starts_while_its_votes_are_missing() -> None:
+    d = Desk(FOUR_EYES)
+    d.ask()
+    d.reply(Allow(), BOB)
+    store = d.host.store
+    assert store is not None
+    history = HistoryVerifier("r")
+    for record in store.records("r"):
+        history.verify_record(json.loads(record.body), record.hash)
+    history.verify_record({"kind": "run.resumed", "epoch": 9, "from": "approval"}, "")
+    intent = {"kind": "effect.intent", "epoch": 9, "eid": "1.0", "name": "pay", "policy": "once"}
+    with pytest.raises(InvalidRecordError, match="while the run waits"):
+        history.verify_record(intent, "")
