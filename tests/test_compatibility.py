@@ -34,10 +34,13 @@ from agentfsm import (
     UserInputRequested,
     tool,
 )
+from agentfsm.errors import JournalError
+from agentfsm.journal.adoption import adopt
 from agentfsm.journal.records import SealedRecord, open_record
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
 from agentfsm.journal.verification import GOOD, OPEN, verify_stored_run
+from agentfsm.loop.keys import Keyring
 from agentfsm.loop.presets import PRESETS
 from agentfsm.runtime.host import InMemoryReplayGuard
 from agentfsm.testing import FakeClock, ScriptedModel, call
@@ -163,6 +166,14 @@ def resume(resumed: Agent, record: Any, reply: Any) -> RunResult:
     return asyncio.run(wait())
 
 
+def take_over(store: SqliteStore, run_id: str, resumed: Agent) -> None:
+    """Adopt a run, without which it is not resumed: version 0.1.0 did not seal journals."""
+    with pytest.raises(JournalError, match="adopt"):
+        resumed.resume(run_id, None)
+    assert asyncio.run(adopt(store, run_id, Keyring(SECRET), by="Ann"))
+    assert not asyncio.run(adopt(store, run_id, Keyring(SECRET)))
+
+
 @pytest.mark.parametrize("stored", [True, False], ids=["stored run", "suspension record"])
 @pytest.mark.parametrize(
     ("run_id", "reply", "script", "shown"),
@@ -178,6 +189,8 @@ def test_a_waiting_run_resumes(
     store: SqliteStore, stored: bool, run_id: str, reply: Any, script: Any, shown: str, tmp_path: Path
 ) -> None:
     resumed = agent(store if stored else None, run_id, script, guard=FileReplayGuard(tmp_path / "used"))
+    if stored:
+        take_over(store, run_id, resumed)
     result = resume(resumed, run_id if stored else SUSPENSION_RECORDS[run_id], reply)
     if isinstance(reply, Allow):  # it says nothing about the tool that was shown, so it is asked again
         assert isinstance(result.outcome, UserInputRequested)
@@ -208,6 +221,7 @@ def test_a_run_that_was_killed_during_a_tool_call_asks_whether_the_call_ran(stor
         calls.append(n)
         return "it ran now"
 
+    take_over(store, KILLED, agent(store, KILLED, tools=(once,)))
     interrupted = resume(agent(store, KILLED, tools=(once,)), KILLED, None)
     assert isinstance(interrupted.outcome, UserInputRequested)
     assert (interrupted.outcome.kind, calls) == ("in_doubt", [])

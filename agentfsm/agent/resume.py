@@ -145,7 +145,7 @@ def load_run(config: AgentConfig, run_id: str) -> LoadedRun:
     from agentfsm.journal.migration import Migration
 
     migrations = (*config.migrations, *map(Migration, sorted(config.former_graphs)))
-    return load_stored_run(require_store(config), run_id, config.machine.graph, migrations)
+    return load_stored_run(require_store(config), run_id, config.machine.graph, config.host.keyring, migrations)
 
 
 def resume_run(config: AgentConfig, record: SuspensionRecord | str, request: ResumeRequest) -> Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,21 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from agentfsm.errors import AgentfsmError
+from agentfsm.errors import AgentfsmError, ConfigurationError
 from agentfsm.journal.sqlite import SqliteStore
+from agentfsm.loop.keys import SECRET_VARIABLE, Keyring
 
-__all__ = ["complete_run_id", "default_store_path", "open_existing_store", "open_store_for_writing", "store_option"]
+__all__ = [
+    "complete_run_id",
+    "default_store_path",
+    "key_file",
+    "open_existing_store",
+    "open_store_for_writing",
+    "require_keyring",
+    "store_keyring",
+    "store_option",
+    "store_secrets",
+]
 
 
 def default_store_path() -> Path:
@@ -70,6 +82,78 @@ def open_store_for_writing(path: Path) -> SqliteStore:
     store = _close_with_command(SqliteStore(path))
     store.claim()  # fail before the first model call
     return store
+
+
+def key_file(path: Path) -> Path:
+    """The file with the secret of a store, beside it: ``agentfsm.db.key`` for ``agentfsm.db``."""
+    return path.with_name(f"{path.name}.key")
+
+
+def store_secrets(path: Path, *, create: bool = False) -> list[bytes]:
+    """The secrets under which a store's journals are sealed, the current one first; empty if there is none.
+
+    They are ``AGENTFSM_SECRET``, if it is set, and the one in the store's key file.
+
+    Args:
+        path: The store.
+        create: Whether to create the key file if there is no secret yet. Only its owner can read it.
+
+    Raises:
+        ConfigurationError: The key file cannot be read or created, or is empty.
+    """
+    file = key_file(path)
+    given = os.environ.get(SECRET_VARIABLE, "").strip().encode()
+    found = [given] if given else []
+    try:
+        if create and not found and not file.exists():
+            with contextlib.suppress(FileExistsError):  # another process was faster
+                _create_key_file(file)
+        if file.exists():
+            found.append(file.read_bytes().strip())
+    except OSError as error:
+        raise ConfigurationError(f"{file}, the key file of the store, cannot be used: {error.strerror}") from error
+    if not all(found):
+        raise ConfigurationError(f"{file}, the key file of the store, is empty: restore it, or delete it for a new one")
+    return found
+
+
+def _create_key_file(file: Path) -> None:
+    """Create a key file with a random secret, complete from the moment at which it has its name."""
+    draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as created:
+            created.write(f"{secrets.token_hex(32)}\n".encode())
+            created.flush()
+            os.fsync(created.fileno())
+        os.link(draft, file)
+    finally:
+        draft.unlink()
+
+
+def store_keyring(path: Path, *, create: bool = False) -> Keyring | None:
+    """The keys of a store's secrets, or None if it has none; for the arguments and errors see ``store_secrets``."""
+    found = store_secrets(path, create=create)
+    return Keyring(found[0], found[1:]) if found else None
+
+
+def require_keyring(path: Path, *, create: bool = False) -> Keyring:
+    """The keys under which a command writes to a store.
+
+    Args:
+        path: The store.
+        create: Whether to create the key file if there is no secret yet.
+
+    Raises:
+        ConfigurationError: The store has no secret, or its key file cannot be read or created, or is empty.
+    """
+    keyring = store_keyring(path, create=create)
+    if keyring is None:
+        raise ConfigurationError(
+            f"there is no secret for {path}: set {SECRET_VARIABLE} to that of the process that wrote it, or take its "
+            "runs over with agentfsm adopt"
+        )
+    return keyring
 
 
 def _close_with_command(store: SqliteStore) -> SqliteStore:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agentfsm.cli.console import parse_json_object
-from agentfsm.cli.local_store import default_store_path, open_store_for_writing
+from agentfsm.cli.local_store import default_store_path, open_store_for_writing, store_secrets
 from agentfsm.cli.user_code import load_graph, load_tools
 from agentfsm.errors import ConfigurationError, StoreError, StoreFormatError
 from agentfsm.loop.guardrails import AgentGuardrails
@@ -221,12 +221,13 @@ def _build_host(path: Path | None, *, persist: bool, required: bool) -> Host:
             if required or path is not None:
                 raise
             click.echo(f"agentfsm: this run is not stored: {error}", err=True)
+    found = [] if store is None else store_secrets(store.path, create=not required)
     secret = signing_secret()
     if secret is None:
-        return Host(store=store)
+        return Host(store=store, secret=found[0]) if found else Host(store=store)
     state_folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     used = os.environ.get(USED_RECORDS_VARIABLE) or state_folder / "agentfsm" / "used"
-    return Host(store=store, secret=secret, replay_guard=FileReplayGuard(used))
+    return Host(store=store, secret=secret, old_secrets=found[1:], replay_guard=FileReplayGuard(used))
 
 
 def agent_options(command: CommandFunction) -> CommandFunction:

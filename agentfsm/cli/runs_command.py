@@ -14,8 +14,9 @@ from typing import Any
 import click
 
 from agentfsm.cli.console import shorten, single_line
-from agentfsm.cli.local_store import complete_run_id, open_existing_store, store_option
+from agentfsm.cli.local_store import complete_run_id, open_existing_store, require_keyring, store_option
 from agentfsm.errors import JournalError, StoreError
+from agentfsm.journal.adoption import adopt as adopt_run
 from agentfsm.journal.fork import fork as fork_run
 from agentfsm.journal.load import StoredRequest, pending_request
 from agentfsm.journal.records import Record, SealedRecord, export_lines, read_record
@@ -25,7 +26,7 @@ from agentfsm.journal.sqlite.sqlite_orphans import truncate_wal
 from agentfsm.journal.store import Head, Store
 from agentfsm.loop.messages import Usage
 
-__all__ = ["export", "fork", "redact", "runs", "show"]
+__all__ = ["adopt", "export", "fork", "redact", "runs", "show"]
 
 
 _RUNS_EXAMPLES = """\b
@@ -274,7 +275,7 @@ def fork(run_id: str, at: int, new_id: str | None, path: Path | None) -> None:
     if not fork_id.strip() or not fork_id.isprintable():
         raise click.BadParameter(f"{fork_id!r} is not a valid id", param_hint="--as")
     store = open_existing_store(path)
-    asyncio.run(fork_run(store, run_id, at, fork_id))
+    asyncio.run(fork_run(store, run_id, at, fork_id, require_keyring(store.path)))
     store.close()
     click.echo(fork_id)
 
@@ -299,7 +300,7 @@ def redact(run_id: str, field: str, by: str, path: Path | None) -> None:
     record.
     """
     store = open_existing_store(path)
-    deleted = asyncio.run(redact_run(store, run_id, field, by))
+    deleted = asyncio.run(redact_run(store, run_id, field, require_keyring(store.path), by))
     truncated = truncate_wal(store.path)
     store.close()
     click.echo(f"{deleted} value{'s' * (deleted != 1)} deleted")
@@ -309,3 +310,28 @@ def redact(run_id: str, field: str, by: str, path: Path | None) -> None:
             "values",
             err=True,
         )
+
+
+_ADOPT_EXAMPLES = """\b
+Examples:
+  agentfsm adopt 3f9c0a1b2c3d4e5f --by Ann
+  agentfsm adopt --store runs.db              every run of the store
+"""
+
+
+@click.command(epilog=_ADOPT_EXAMPLES)
+@click.argument("run_ids", metavar="[RUN]...", nargs=-1, shell_complete=complete_run_id)
+@click.option("--by", default="", metavar="NAME", help="Who trusts the runs; recorded in their journals.")
+@store_option
+def adopt(run_ids: tuple[str, ...], by: str, path: Path | None) -> None:
+    """Seal RUNs, or all runs of a store, as they are, under the store's secret, so that they can be resumed.
+
+    For journals of an earlier release, which are not sealed, and for those whose secret is lost. Whoever could write
+    the file may have changed them: adopt only what you trust. What was approved and has not run yet is asked again.
+    """
+    store = open_existing_store(path)
+    keyring = require_keyring(store.path, create=True)
+    for run_id in run_ids or [head.run_id for head in store.heads() if head.seq]:
+        adopted = asyncio.run(adopt_run(store, run_id, keyring, by))
+        click.echo(single_line(f"{run_id}  {'adopted' if adopted else 'was sealed already'}"))
+    store.close()

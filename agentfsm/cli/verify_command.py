@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from agentfsm.cli.console import shorten, single_line
-from agentfsm.cli.local_store import complete_run_id, open_existing_store, store_option
+from agentfsm.cli.local_store import (
+    complete_run_id,
+    default_store_path,
+    open_existing_store,
+    store_keyring,
+    store_option,
+)
 from agentfsm.cli.user_code import load_object
 from agentfsm.errors import ConfigurationError, JournalError, StoreError, UnknownRunError
 from agentfsm.journal.checkpoint import read_checkpoint, write_checkpoint
@@ -25,6 +33,7 @@ from agentfsm.journal.verification import (
     verify_export,
     verify_stored_run,
 )
+from agentfsm.loop.keys import SECRET_VARIABLE, Keyring
 
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
@@ -69,11 +78,15 @@ def verify(
 ) -> None:
     """Verify RUNs, or all runs of a store: the hash chain is intact, and every transition was legal.
 
+    With the secret of the process that wrote them (AGENTFSM_SECRET, or the key file beside the store), each record's
+    MAC shows that nobody else did.
+
     With --proof, each move and counter of a stored run is also checked against the model from which agentfsm check
     proves properties; a run outside that model is reported, with exit code 1.
 
-    Exit codes: 0 good; 1 tampered with; 2 wrong usage; 3 cannot be verified, because a file cannot be read or a
-    checkpoint is not valid; 4 good with open items (runs that have not ended).
+    Exit codes: 0 good; 1 tampered with; 2 wrong usage; 3 cannot be verified, because a file cannot be read, a
+    checkpoint is not valid, or a run was not sealed under the secret; 4 good with open items (runs that have not
+    ended).
     """
     if (checkpoint_file is None) != (key is None):
         raise click.UsageError("--checkpoint and --key go together")
@@ -83,13 +96,11 @@ def verify(
         raise click.UsageError("--proof reads a store, not an exported file")
     maker = None if agent is None else _load_agent(agent)
     codes: set[int] = set()
+    keyring: Keyring | None = None
     try:
-        checkpoint_heads = (
-            read_checkpoint(checkpoint_file.read_text("utf-8", "replace"), key.read_bytes())
-            if checkpoint_file and key
-            else None
-        )
-        for report in _verify_runs(run_ids, export_file, path, checkpoint_heads):
+        keyring = _read_keyring(None if export_file is not None else path or default_store_path())
+        checkpoint_heads = _read_checkpoint(checkpoint_file, key)
+        for report in map(_with_doubt, _verify_runs(run_ids, export_file, path, checkpoint_heads, keyring)):
             codes.add(report.code)
             _print_report(report, as_json)
             if proof and report.code in (GOOD, OPEN) and not _print_proof(report.run_id, path, maker):
@@ -100,21 +111,26 @@ def verify(
         source = f"{export_file}: " if export_file is not None and isinstance(error, JournalError) else ""
         click.echo(f"agentfsm: cannot be verified: {source}{shorten(error, 2000)}", err=True)
         codes.add(UNVERIFIABLE)
+    _print_unchecked(keyring, checkpoint_file)
     ctx.exit(next((code for code in (TAMPERED, UNVERIFIABLE, OPEN) if code in codes), GOOD))
 
 
 def _verify_runs(
-    run_ids: tuple[str, ...], export_file: Path | None, path: Path | None, checkpoint_heads: CheckpointHeads | None
+    run_ids: tuple[str, ...],
+    export_file: Path | None,
+    path: Path | None,
+    checkpoint_heads: CheckpointHeads | None,
+    keyring: Keyring | None,
 ) -> Iterator[VerificationReport]:
     if export_file is not None:
-        yield verify_export(_read_text(export_file), checkpoint_heads)
+        yield verify_export(_read_text(export_file), checkpoint_heads, keyring)
         return
     store = open_existing_store(path)
     stored = [head.run_id for head in store.heads()]
     wanted = list(run_ids) or [*stored, *(checkpoint_heads or {})]
     for run_id in dict.fromkeys(wanted):
         try:
-            yield verify_stored_run(store, run_id, checkpoint_heads or {})
+            yield verify_stored_run(store, run_id, checkpoint_heads or {}, keyring)
         except UnknownRunError as error:
             if run_ids:
                 raise
@@ -124,6 +140,34 @@ def _verify_runs(
     yield from find_orphans(store.path)
     if not stored:
         click.echo(f"agentfsm: there is no run in {store.path}", err=True)
+
+
+def _read_checkpoint(file: Path | None, key: Path | None) -> CheckpointHeads | None:
+    """The runs of a checkpoint, or None if there is none."""
+    return read_checkpoint(file.read_text("utf-8", "replace"), key.read_bytes()) if file and key else None
+
+
+def _with_doubt(report: VerificationReport) -> VerificationReport:
+    """The report; a run of which it is not known who wrote it cannot be verified."""
+    if report.doubt and report.code in (GOOD, OPEN):
+        return replace(report, code=UNVERIFIABLE, reason=report.doubt)
+    return report
+
+
+def _print_unchecked(keyring: Keyring | None, checkpoint_file: Path | None) -> None:
+    """Print what could not be checked with what was given."""
+    if keyring is None:
+        click.echo(f"agentfsm: not checked without the secret ({SECRET_VARIABLE}): who wrote the records", err=True)
+    if checkpoint_file is None:
+        click.echo("agentfsm: not checked without a checkpoint: whether the end of a journal was cut off", err=True)
+
+
+def _read_keyring(path: Path | None) -> Keyring | None:
+    """The keys of the store at a path, or without one those of ``AGENTFSM_SECRET``; None if there is no secret."""
+    if path is not None:
+        return store_keyring(path)
+    given = os.environ.get(SECRET_VARIABLE, "").strip()
+    return Keyring(given.encode()) if given else None
 
 
 def _load_agent(name: str) -> Agent:

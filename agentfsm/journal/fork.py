@@ -6,14 +6,15 @@ import contextlib
 import time
 
 from agentfsm.errors import JournalError, StoreError, UnknownRunError
-from agentfsm.journal.hash_chain import record_hash
+from agentfsm.journal.hash_chain import RecordSealer
 from agentfsm.journal.journal_writer import owner_name
 from agentfsm.journal.outcome_codec import CommitmentWriter
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.rehydrate import RehydratedRun, rehydrate
 from agentfsm.journal.store import Store, consistent_read
-from agentfsm.journal.verification import TAMPERED, UNVERIFIABLE, verify
+from agentfsm.journal.verification import require_authentic, verify
 from agentfsm.loop.canonical_json import encode
+from agentfsm.loop.keys import Keyring
 from agentfsm.loop.outcomes import ToolsRan
 from agentfsm.loop.reducer import on_outcome
 from agentfsm.loop.state import dump_state
@@ -21,7 +22,7 @@ from agentfsm.loop.state import dump_state
 __all__ = ["fork"]
 
 
-async def fork(store: Store, run_id: str, at_seq: int, new_id: str) -> RehydratedRun:
+async def fork(store: Store, run_id: str, at_seq: int, new_id: str, keyring: Keyring) -> RehydratedRun:
     """Start a new run from the state of another one after one of its records.
 
     The new run has its own idempotency keys. Tool calls that were in progress at that record are in doubt, as after
@@ -32,6 +33,7 @@ async def fork(store: Store, run_id: str, at_seq: int, new_id: str) -> Rehydrate
         run_id: The run to fork.
         at_seq: The sequence number of the last record that the new run is based on.
         new_id: The new run's id.
+        keyring: The keys of the host: one of them sealed the run, and the current one seals the new run.
 
     Returns:
         The new run's state; ``agent.resume(new_id)`` continues it.
@@ -39,15 +41,14 @@ async def fork(store: Store, run_id: str, at_seq: int, new_id: str) -> Rehydrate
     Raises:
         UnknownRunError: There is no such run, or it has no such record.
         RunExistsError: A run with the new id exists already.
-        JournalError: The run had ended by then, or its journal cannot be read or was tampered with.
+        JournalError: The run had ended by then, or its journal cannot be read, was tampered with, or was not sealed
+            under a secret of the host.
         StoreError: The store cannot be read or written.
     """
     records, head = consistent_read(store, run_id)
     if not 1 <= at_seq <= len(records):
         raise UnknownRunError(f"run {run_id!r} has records 1 to {len(records)}, not {at_seq}")
-    report = verify(run_id, records, head)
-    if report.code in (TAMPERED, UNVERIFIABLE):
-        raise JournalError(f"run {run_id!r} cannot be forked: record {report.seq}: {report.reason}")
+    require_authentic(verify(run_id, records, head, keyring=keyring), "forked")
     parent = rehydrate(records[:at_seq])
     run = parent.run
     if parent.table.states[run.state].final:
@@ -76,12 +77,12 @@ async def fork(store: Store, run_id: str, at_seq: int, new_id: str) -> Rehydrate
         suspended = {"id": parent.suspension["id"], "expires": parent.suspension["expires"], "waiting": waiting}
         bodies.append(("run.suspended", suspended, commitments.dump()))
     new_records: list[SealedRecord] = []
-    last_hash = lease.hash
+    last_hash, sealer = lease.hash, RecordSealer(keyring.current)
     for kind, fields, hidden in bodies:
         seq = len(new_records) + 1
         body = encode({**fields, "kind": kind, "seq": seq, "epoch": lease.epoch, "ts": int(time.time() * 1000)})
-        last_hash = record_hash(last_hash, body)
-        new_records.append(SealedRecord(seq, body, last_hash, hidden))
+        new_records.append(sealer.seal(seq, body, last_hash, hidden))
+        last_hash = new_records[-1].hash
     try:
         await store.append(lease, new_records, "running" if parent.suspension is None else "suspended")
     finally:

@@ -1,5 +1,9 @@
 """The hash chain of a journal: where hashes are computed, and the check that no record was changed, moved or removed.
 
+A record's MAC says that someone with the host's secret wrote the record, and vouches for all records before
+it, too, whose hashes are part of its hash. It is the first half of ``HMAC-SHA256(key, hash)``, after the
+key id of the secret.
+
 A record's hash is ``SHA-256(0x00 || previous hash || body)``; for the first record, the previous hash is 32 zero
 bytes. A hidden value is committed to by ``SHA-256(salt || JSON text)``.
 """
@@ -7,6 +11,7 @@ bytes. A hidden value is committed to by ``SHA-256(salt || JSON text)``.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -14,8 +19,17 @@ from typing import Any
 
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.store import Head
+from agentfsm.loop.keys import KeyPurpose, Keyring, Mac, SecretKeys
 
-__all__ = ["GENESIS_HASH", "HashChainVerifier", "InvalidRecordError", "commitment", "record_hash"]
+__all__ = [
+    "GENESIS_HASH",
+    "HashChainVerifier",
+    "InvalidRecordError",
+    "MacVerifier",
+    "RecordSealer",
+    "commitment",
+    "record_hash",
+]
 
 Data = dict[str, Any]
 
@@ -40,6 +54,41 @@ def record_hash(previous: str, body: str) -> str:
 def commitment(salt: bytes, text: str) -> str:
     """The digest that a body holds in place of a hidden value, 64 hex digits."""
     return hashlib.sha256(salt + text.encode()).hexdigest()
+
+
+_KEY_ID_DIGITS = 8
+_MAC_BYTES = 16
+
+
+def _record_mac(mac: Mac, digest: str) -> str:
+    return mac.digest(bytes.fromhex(digest))[:_MAC_BYTES].hex()
+
+
+class RecordSealer:
+    """Seals records with their hashes and MACs.
+
+    Args:
+        keys: The keys of the secret under which records are written; None for records without MACs.
+    """
+
+    __slots__ = ("_key_id", "_mac")
+
+    def __init__(self, keys: SecretKeys | None) -> None:
+        self._key_id = "" if keys is None else keys.key_id
+        self._mac = None if keys is None else keys.mac(KeyPurpose.record)
+
+    def seal(self, seq: int, body: str, previous: str, hidden: str = "") -> SealedRecord:
+        """The sealed record.
+
+        Args:
+            seq: Its sequence number.
+            body: Its canonical JSON.
+            previous: The hash of the record before it; ``GENESIS_HASH`` for the first.
+            hidden: Its hidden values.
+        """
+        digest = record_hash(previous, body)
+        mac = "" if self._mac is None else self._key_id + _record_mac(self._mac, digest)
+        return SealedRecord(seq, body, digest, hidden, mac)
 
 
 class InvalidRecordError(Exception):
@@ -144,6 +193,59 @@ class HashChainVerifier:
     def unfinished_redactions(self) -> list[tuple[int, int]]:
         """Record and place of each value that a record says was redacted, and that is still there."""
         return sorted(self._redacted - self._missing.keys())
+
+
+class MacVerifier:
+    """Verifies the MACs of one run, record by record.
+
+    Args:
+        keyring: The keys of the host; without them, only where there are MACs is verified, not what they are.
+    """
+
+    def __init__(self, keyring: Keyring | None) -> None:
+        self._keyring = keyring
+        self._has_mac: bool | None = None  # whether the last record has one; None if there is no record yet
+        self._without = False  # whether a record that was not adopted has none
+        self._unknown_key_id = ""  # of a record that was not adopted
+
+    def verify_record(self, record: SealedRecord, kind: str) -> None:
+        """Verify the MAC of the next record.
+
+        Args:
+            record: The record.
+            kind: Its kind.
+
+        Raises:
+            InvalidRecordError: Somebody without the secret wrote it.
+        """
+        had_mac, self._has_mac = self._has_mac, bool(record.mac)
+        if not record.mac:
+            if had_mac:
+                raise InvalidRecordError("it has no MAC, and the record before it has: it was added without the secret")
+            self._without = True
+            return
+        if kind == "run.adopted":
+            self._without, self._unknown_key_id = False, ""
+        elif self._without:
+            raise InvalidRecordError("it has a MAC, and a record before it has none: that one was added or changed")
+        if self._keyring is None:
+            return
+        key_id = record.mac[:_KEY_ID_DIGITS]
+        keys = self._keyring.find(key_id)
+        if keys is None:
+            self._unknown_key_id = self._unknown_key_id or key_id
+            return
+        expected = keys.key_id + _record_mac(keys.mac(KeyPurpose.record), record.hash)
+        if not hmac.compare_digest(expected, record.mac):
+            raise InvalidRecordError("its MAC does not match: it was written or changed without the secret")
+
+    def doubt(self) -> str:
+        """Why it is not known who wrote the records, once all are verified; an empty string if it is known."""
+        if self._without:
+            return "its records have no MACs, so anyone with the file may have written them"
+        if self._unknown_key_id:
+            return f"its records were sealed under another secret, with key id {self._unknown_key_id}"
+        return ""
 
 
 def _parse_hidden(text: str) -> list[tuple[bytes, str] | None]:

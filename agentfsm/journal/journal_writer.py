@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, cast
 
 from agentfsm.errors import JournalError, StaleLease, StoreError
-from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
+from agentfsm.journal.hash_chain import GENESIS_HASH, RecordSealer
 from agentfsm.journal.outcome_codec import (
     CommitmentWriter,
     OutcomeWriter,
@@ -27,6 +27,7 @@ from agentfsm.journal.records import FORMAT_VERSION, Record, SealedRecord, read_
 from agentfsm.journal.store import Lease, Status, Store
 from agentfsm.loop.canonical_json import encode
 from agentfsm.loop.failures import Failure
+from agentfsm.loop.keys import SecretKeys
 from agentfsm.loop.messages import ToolResult
 from agentfsm.loop.outcomes import Outcome
 from agentfsm.loop.state import PendingRequest
@@ -51,6 +52,7 @@ class RecordWriter:
         head: Its hash, 64 hex digits.
         epoch: The epoch of the lease under which records are written.
         secrets: Replaces what must never be written.
+        keys: The keys under which records are sealed; without them, only hashes are computed.
 
     Attributes:
         seq: The sequence number of the last record.
@@ -58,12 +60,18 @@ class RecordWriter:
     """
 
     def __init__(
-        self, seq: int = 0, head: str = GENESIS_HASH, epoch: int = 1, secrets: SecretScrubber | None = None
+        self,
+        seq: int = 0,
+        head: str = GENESIS_HASH,
+        epoch: int = 1,
+        secrets: SecretScrubber | None = None,
+        keys: SecretKeys | None = None,
     ) -> None:
         self.seq = seq
         self.head = head
         self.epoch = epoch
         self._secrets = secrets
+        self._sealer = RecordSealer(keys)
         self._commitments = CommitmentWriter(secrets)
         self._outcomes = OutcomeWriter()
         self._row_cache: dict[int, tuple[Any, str]] = {}
@@ -96,8 +104,9 @@ class RecordWriter:
         text = write_fast(entry) if write_fast is not None else None
         if text is None:
             text = self._write_generic(entry)
-        self.head = head = record_hash(self.head, text)
-        return SealedRecord(self.seq, text, head, self._commitments.drain())
+        record = self._sealer.seal(self.seq, text, self.head, self._commitments.drain())
+        self.head = record.hash
+        return record
 
     def _scrub(self, text: str) -> str:
         return text if self._secrets is None else self._secrets.scrub(text)
@@ -360,6 +369,7 @@ async def open_journal(
     store: Store,
     run_id: str,
     resume_point: ResumePoint | None,
+    keys: SecretKeys,
     secret_arguments: Mapping[str, frozenset[str]],
     known_secrets: Iterable[SecretStr] = (),
 ) -> StoreJournal:
@@ -369,6 +379,7 @@ async def open_journal(
         store: The store.
         run_id: The run.
         resume_point: The end of the stored run when it was loaded, or None for a new run.
+        keys: The keys under which its records are sealed.
         secret_arguments: Names of arguments that must not be written, by tool.
         known_secrets: Values that must not be written anywhere, in addition to the keys in the environment.
 
@@ -381,7 +392,7 @@ async def open_journal(
     if resume_point is not None and (lease.seq, lease.hash) != (resume_point.seq, resume_point.hash):
         await store.release(lease)
         raise StaleLease(run_id, None, "has new records since it was loaded")
-    writer = RecordWriter(lease.seq, lease.hash, lease.epoch, _secret_scrubber(secret_arguments, known_secrets))
+    writer = RecordWriter(lease.seq, lease.hash, lease.epoch, _secret_scrubber(secret_arguments, known_secrets), keys)
     if resume_point is not None:
         writer.resume_from(resume_point.tool, resume_point.results)
     return StoreJournal(store, lease, writer)

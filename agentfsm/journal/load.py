@@ -12,8 +12,9 @@ from agentfsm.journal.migration import Migration, migrate
 from agentfsm.journal.records import Redacted, SealedRecord, is_kind, open_record
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.store import Head, Store, consistent_read
-from agentfsm.journal.verification import TAMPERED, UNVERIFIABLE, verify
+from agentfsm.journal.verification import require_authentic, verify
 from agentfsm.loop.canonical_json import decode
+from agentfsm.loop.keys import Keyring
 from agentfsm.loop.state import RunState
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.recorder import ResumePoint
@@ -133,28 +134,29 @@ class LoadedRun:
     pinned: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-def load_stored_run(store: Store, run_id: str, graph: Graph, migrations: Sequence[Migration] = ()) -> LoadedRun:
+def load_stored_run(
+    store: Store, run_id: str, graph: Graph, keyring: Keyring, migrations: Sequence[Migration] = ()
+) -> LoadedRun:
     """A stored run, verified, rehydrated and, if needed, migrated to a graph. Nothing is written.
 
     Args:
         store: The store that has the run.
         run_id: The run.
         graph: The graph under which it is to continue.
+        keyring: The keys of the host, one of which must have sealed its journal.
         migrations: Which runs of other graphs may continue.
 
     Raises:
         UnknownRunError: There is no such run, or it was interrupted before its first record.
         RunError: The run has finished.
         JournalGraphError: It was written under another graph; the error lists what differs.
-        JournalError: Its journal cannot be read or was tampered with.
+        JournalError: Its journal cannot be read, was tampered with, or was not sealed under a secret of the host.
         StoreError: The store cannot be read.
     """
     records, head = consistent_read(store, run_id)
     if not records:
         raise UnknownRunError(f"run {run_id!r} was interrupted before its first record: start it again")
-    report = verify(run_id, records, head)
-    if report.code in (TAMPERED, UNVERIFIABLE):
-        raise JournalError(f"run {run_id!r} cannot be resumed: record {report.seq}: {report.reason}")
+    require_authentic(verify(run_id, records, head, keyring=keyring), "resumed")
     rehydrated = rehydrate(records)
     if rehydrated.finished:
         raise RunError(f"run {run_id!r} has finished; there is nothing to resume")

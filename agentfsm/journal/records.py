@@ -8,6 +8,7 @@ The value and its salt are stored beside the body, where they can be redacted wi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -52,12 +53,14 @@ class SealedRecord(NamedTuple):
         hash: The record's hash, 64 hex digits.
         hidden: A JSON array of the hidden values, ``[salt in hex, value]`` each, null for a redacted one; an empty
             string if there are none.
+        mac: Who wrote it: a key id and a MAC of the hash, 40 hex digits; an empty string if it has none.
     """
 
     seq: int
     body: str
     hash: str
     hidden: str = ""
+    mac: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +212,13 @@ class RenameMap:
 
 
 def export_lines(records: Iterable[SealedRecord]) -> Iterator[str]:
-    """One line per record, ``{"hash":...,"hidden":[...],"record":...}``, where ``record`` is what was hashed."""
+    """One line per record, ``{"hash":...,"hidden":[...],"mac":...,"record":...}``; ``record`` is what was hashed.
+
+    A record without a MAC has no ``mac``.
+    """
     for record in records:
-        yield f'{{"hash":"{record.hash}","hidden":{record.hidden or "[]"},"record":{record.body}}}\n'
+        mac = f'"mac":"{record.mac}",' if record.mac else ""
+        yield f'{{"hash":"{record.hash}","hidden":{record.hidden or "[]"},{mac}"record":{record.body}}}\n'
 
 
 def read_lines(lines: Iterable[str]) -> list[SealedRecord]:
@@ -234,17 +241,21 @@ def read_line(number: int, line: str) -> SealedRecord:
         JournalError: It is not a line of an export.
     """
     head, separator, rest = line.rstrip("\r\n").partition('","hidden":')
-    hidden, body_key, body = _split_hidden(rest)
-    if not (head.startswith('{"hash":"') and separator and body_key and body.endswith("}}")):
+    hidden, rest = _split_hidden(rest)
+    fields = _AFTER_HIDDEN.match(rest)
+    if not (head.startswith('{"hash":"') and separator and fields and rest.endswith("}}")):
         raise JournalError(f"line {number} is not a line of an exported journal")
-    return SealedRecord(number, body[:-1], head.removeprefix('{"hash":"'), "" if hidden == "[]" else hidden)
+    hidden = "" if hidden == "[]" else hidden
+    return SealedRecord(number, rest[fields.end() : -1], head.removeprefix('{"hash":"'), hidden, fields[1] or "")
 
 
-def _split_hidden(text: str) -> tuple[str, str, str]:
-    """The JSON array at the start of a text, the key of the body, and the rest; empty strings if there is none."""
+_AFTER_HIDDEN = re.compile(r',(?:"mac":"([0-9a-f]*)",)?"record":')
+
+
+def _split_hidden(text: str) -> tuple[str, str]:
+    """The JSON array at the start of a text, and the rest; empty strings if there is none."""
     try:
         _, end = json.JSONDecoder().raw_decode(text)
     except ValueError:
-        return "", "", ""
-    body_key = ',"record":'
-    return (text[:end], body_key, text[end + len(body_key) :]) if text.startswith(body_key, end) else ("", "", "")
+        return "", ""
+    return text[:end], text[end:]

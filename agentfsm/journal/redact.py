@@ -8,16 +8,17 @@ import time
 from typing import Any, cast
 
 from agentfsm.errors import JournalError, StoreError, UnknownRunError
-from agentfsm.journal.hash_chain import record_hash
+from agentfsm.journal.hash_chain import RecordSealer
 from agentfsm.journal.journal_writer import owner_name
-from agentfsm.journal.records import SealedRecord
-from agentfsm.journal.store import Store
+from agentfsm.journal.store import Store, consistent_read
+from agentfsm.journal.verification import require_authentic, verify
 from agentfsm.loop.canonical_json import encode
+from agentfsm.loop.keys import Keyring
 
 __all__ = ["redact"]
 
 
-async def redact(store: Store, run_id: str, field: str, by: str = "") -> int:
+async def redact(store: Store, run_id: str, field: str, keyring: Keyring, by: str = "") -> int:
     """Delete hidden values of a record, with their salts.
 
     Args:
@@ -25,6 +26,7 @@ async def redact(store: Store, run_id: str, field: str, by: str = "") -> int:
         run_id: The run; it must not be in progress.
         field: The record's sequence number, and a field in it (``"4.out.replied.reply.message.content"``); the number
             alone, or a field that contains others, selects every hidden value in it.
+        keyring: The keys of the host: one of them sealed the run, and the current one seals the redaction.
         by: Who requested it, for the journal.
 
     Returns:
@@ -32,11 +34,12 @@ async def redact(store: Store, run_id: str, field: str, by: str = "") -> int:
 
     Raises:
         UnknownRunError: There is no such run or record.
-        JournalError: The field has no hidden value, or it was redacted already.
+        JournalError: The field has no hidden value, or it was redacted already; or the journal was tampered with, or
+            was not sealed under a secret of the host.
         StaleLease: Another owner holds the run.
         StoreError: The store cannot write.
     """
-    records = store.records(run_id)
+    records, head = consistent_read(store, run_id)
     number, _, path = field.partition(".")
     if not number.isdecimal() or not 1 <= int(number) <= len(records):
         raise UnknownRunError(
@@ -50,7 +53,7 @@ async def redact(store: Store, run_id: str, field: str, by: str = "") -> int:
     ]
     if not places:
         raise JournalError(f"field {field!r} of run {run_id!r} has no hidden value")
-    head = store.head(run_id)
+    require_authentic(verify(run_id, records, head, keyring=keyring), "redacted")
     lease = await store.acquire(run_id, owner_name())
     try:
         body = {
@@ -65,7 +68,7 @@ async def redact(store: Store, run_id: str, field: str, by: str = "") -> int:
         if by:
             body["by"] = by
         text = encode(body)
-        redaction = SealedRecord(lease.seq + 1, text, record_hash(lease.hash, text))
+        redaction = RecordSealer(keyring.current).seal(lease.seq + 1, text, lease.hash)
         status = "running" if head is None else head.status
         await store.append(lease, [redaction], status)
         if status != "running":  # the append ended the lease

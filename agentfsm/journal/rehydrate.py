@@ -226,6 +226,13 @@ class RehydratedRun:
         names.rename(self.run)
         self.visited = {names.state(name) for name in self.visited}
 
+    def _adopt(self, body: Data) -> None:
+        """What a person has approved, and has not run yet, is asked again: nobody knows who wrote the approval."""
+        state_tools = (each.tool for each in self.run.state_calls.values() if each.tool is not None)
+        for call in (*self.run.batch, *state_tools):
+            if call.result is None:
+                call.approved, call.approved_tool, call.quorum = False, "", None
+
     def _finish(self, body: Data) -> None:
         self.finished = True
 
@@ -241,6 +248,7 @@ _HANDLERS: Mapping[str, str] = {
     "run.suspended": "_suspend",
     "run.resumed": "_resume",
     "run.migrated": "_migrate",
+    "run.adopted": "_adopt",
     "run.finished": "_finish",
 }
 """The method that folds in each kind of record; records of other kinds do not change a run's state."""

@@ -12,7 +12,8 @@ What is checked:
    said that it did not run. A human reply answers the latest request, and no other.
    A call that needs several approvals got them: from distinct actors with the roles that the request names, not from
    the requester if it says so; and it was escalated to other roles only when that was due.
-6. The store's head of the run (last record, status, epoch) agrees, and so does a checkpoint, if given.
+6. Where records have MACs, all later ones have them, and with the host's secret each of them is verified.
+7. The store's head of the run (last record, status, epoch) agrees, and so does a checkpoint, if given.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from typing import Any, cast
 from pydantic import TypeAdapter
 
 from agentfsm.errors import ConfigurationError, HumanReplyError, JournalError, StoreError, UnknownRunError
-from agentfsm.journal.hash_chain import HashChainVerifier, InvalidRecordError
+from agentfsm.journal.hash_chain import HashChainVerifier, InvalidRecordError, MacVerifier
 from agentfsm.journal.records import FORMAT_VERSION, MIGRATION_BASES, RenameMap, SealedRecord, is_kind, read_line
 from agentfsm.journal.store import Head, Store, consistent_read
 from agentfsm.loop.canonical_json import decode
+from agentfsm.loop.keys import Keyring
 from agentfsm.loop.quorum import APPROVING_REPLIES, Actor, Quorum
 from agentfsm.loop.stored_table import StoredTable, read_table
 from agentfsm.machine.declaration import Transition
@@ -43,6 +45,7 @@ __all__ = [
     "HistoryVerifier",
     "UnsupportedFormatError",
     "VerificationReport",
+    "require_authentic",
     "verify",
     "verify_export",
     "verify_stored_run",
@@ -51,7 +54,7 @@ __all__ = [
 
 Data = dict[str, Any]
 
-_KINDS_AFTER_END = frozenset({"redaction", "checkpoint"})
+_KINDS_AFTER_END = frozenset({"redaction", "checkpoint", "run.adopted"})
 """Kinds that may follow any record, also the end of the run."""
 
 _EPOCH_START_KINDS = frozenset({"run.created", "run.forked", "run.resumed", "run.migrated", *_KINDS_AFTER_END})
@@ -391,6 +394,7 @@ _HANDLERS: Mapping[str, str] = {
     "effect.intent": "_intent",
     "effect.result": "_result",
     "redaction": "_ignored",
+    "run.adopted": "_ignored",
     "checkpoint": "_ignored",
 }
 """The method that verifies each kind of record."""
@@ -412,6 +416,7 @@ class VerificationReport:
         seq: The first invalid record, or None.
         reason: What is wrong with it, or an empty string.
         open: What is unfinished, one line each.
+        doubt: Why it is not known who wrote the journal, although the secret is given; empty if it is known.
     """
 
     run_id: str
@@ -420,6 +425,7 @@ class VerificationReport:
     seq: int | None = None
     reason: str = ""
     open: tuple[str, ...] = ()
+    doubt: str = ""
 
 
 def verify(
@@ -427,6 +433,7 @@ def verify(
     records: Sequence[SealedRecord],
     head: Head | None = None,
     checkpoint_hashes: Mapping[int, str] | None = None,
+    keyring: Keyring | None = None,
 ) -> VerificationReport:
     """Verify a run's journal.
 
@@ -435,12 +442,14 @@ def verify(
         records: Its records, from the first.
         head: The run's head in its store, if there is a store.
         checkpoint_hashes: Hashes of records by sequence number, from checkpoints with a valid signature.
+        keyring: The keys of the host that wrote it; without them, nothing shows who did.
     """
-    chain, history = HashChainVerifier(), HistoryVerifier(run_id)
+    chain, macs, history = HashChainVerifier(), MacVerifier(keyring), HistoryVerifier(run_id)
     seq = 0
     try:
         for seq, record in enumerate(records, 1):
             body = chain.verify_record(record, seq)
+            macs.verify_record(record, body["kind"])
             history.verify_record(body, record.hash)
             if body["kind"] == "redaction":
                 chain.note_redaction(body)
@@ -459,20 +468,44 @@ def verify(
         *history.open_items(),
         *(f"hidden value {place} of record {of} is still there after its redaction" for of, place in redactions),
     )
-    return VerificationReport(run_id, OPEN if unfinished else GOOD, len(records), open=unfinished)
+    doubt = "" if keyring is None else macs.doubt()
+    return VerificationReport(run_id, OPEN if unfinished else GOOD, len(records), open=unfinished, doubt=doubt)
+
+
+def require_authentic(report: VerificationReport, action: str) -> None:
+    """Check that a run's journal is good, and that a host with one of the secrets wrote it.
+
+    Args:
+        report: The result of its verification, with the secrets.
+        action: What is to be done with the run, as in ``resumed``, for the error.
+
+    Raises:
+        JournalError: It is not.
+    """
+    if report.code in (TAMPERED, UNVERIFIABLE):
+        raise JournalError(f"run {report.run_id!r} cannot be {action}: record {report.seq}: {report.reason}")
+    if report.doubt:
+        raise JournalError(
+            f"run {report.run_id!r} cannot be {action}: {report.doubt}; give the host the secret of the process that "
+            "wrote it, Host(secret=...) or AGENTFSM_SECRET, or, if you trust the file as it is, take the run over with "
+            f"agentfsm adopt {report.run_id}"
+        )
 
 
 CheckpointHeads = Mapping[str, tuple[int, str]]
 """Sequence number and hash of the last record of each run in a checkpoint, by run id."""
 
 
-def verify_stored_run(store: Store, run_id: str, checkpoint: CheckpointHeads) -> VerificationReport:
+def verify_stored_run(
+    store: Store, run_id: str, checkpoint: CheckpointHeads, keyring: Keyring | None = None
+) -> VerificationReport:
     """Verify one run of a store, including the record that it was forked from.
 
     Args:
         store: The store.
         run_id: The run.
         checkpoint: The runs of a checkpoint; empty if there is none.
+        keyring: The keys of the host that wrote it, or None.
 
     Raises:
         UnknownRunError: Neither the store nor the checkpoint has the run.
@@ -485,7 +518,7 @@ def verify_stored_run(store: Store, run_id: str, checkpoint: CheckpointHeads) ->
         raise
     except StoreError as error:
         return _report_unreadable(store, run_id, str(error))
-    report = verify(run_id, records, head, _checkpoint_hashes(checkpoint, run_id))
+    report = verify(run_id, records, head, _checkpoint_hashes(checkpoint, run_id), keyring)
     if report.code == TAMPERED or not records or not is_kind(records[0], "run.forked"):
         return report
     reason = _check_fork_parent(store, records[0])
@@ -529,12 +562,13 @@ def _report_unreadable(store: Store, run_id: str, reason: str) -> VerificationRe
     return VerificationReport(run_id, TAMPERED, records, low, f"it cannot be read: {reason}")
 
 
-def verify_export(text: str, checkpoint: CheckpointHeads | None) -> VerificationReport:
+def verify_export(text: str, checkpoint: CheckpointHeads | None, keyring: Keyring | None = None) -> VerificationReport:
     """Verify an exported journal.
 
     Args:
         text: The text of the export.
         checkpoint: The runs of a checkpoint, or None if there is none.
+        keyring: The keys of the host that wrote it, or None.
 
     Raises:
         JournalError: The text is not an exported journal.
@@ -553,7 +587,7 @@ def verify_export(text: str, checkpoint: CheckpointHeads | None) -> Verification
             if report.code == TAMPERED:
                 return report
             return VerificationReport(run_id, TAMPERED, len(lines), number, str(error))
-    report = verify(run_id, records, None, _checkpoint_hashes(checkpoint or {}, run_id))
+    report = verify(run_id, records, None, _checkpoint_hashes(checkpoint or {}, run_id), keyring)
     if checkpoint is not None and run_id not in checkpoint and report.code != TAMPERED:
         return VerificationReport(run_id, UNVERIFIABLE, len(records), None, "the checkpoint does not have this run")
     return report

@@ -40,6 +40,7 @@ from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
 from agentfsm.journal.store import Lease, Status
 from agentfsm.journal.verification import GOOD, OPEN, verify
+from agentfsm.loop.keys import Keyring
 from tests.helpers.journal_scenarios import (
     CHANGES,
     IDEMPOTENT_TOOLS,
@@ -112,7 +113,7 @@ async def run_life(world: CrashWorld, scenario: str) -> None:
         head = store.head(RUN)
         if head is None or not head.seq:
             world.passing("before the fork")
-            await fork(store, PAST, migration_point(store.records(PAST)), RUN)
+            await fork(store, PAST, migration_point(store.records(PAST)), RUN, Keyring(b"of the tests"))
             world.passing("after the fork")
     await run_to_end(world, scenario, both, store, RUN)
     store.close()

@@ -44,6 +44,7 @@ from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
 from agentfsm.journal.store import Lease, Status
 from agentfsm.journal.verification import GOOD, verify
+from agentfsm.loop.keys import Keyring
 from agentfsm.loop.presets import PRESETS
 from agentfsm.runtime import context
 from agentfsm.testing import FakeClock
@@ -235,7 +236,7 @@ async def _fork_run(agent: Agent, world: SimulatedWorld, store: SlowStore, run_i
     await _run_once(agent, world, store, past)
     head = store.head(run_id)
     if head is None or not head.seq:
-        await fork(store, past, migration_point(store.records(past)), run_id)
+        await fork(store, past, migration_point(store.records(past)), run_id, Keyring(b"of the tests"))
 
 
 async def _run_once(agent: Agent, world: SimulatedWorld, store: SlowStore, run_id: str) -> None:

@@ -12,6 +12,7 @@ from agentfsm.journal.journal_writer import owner_name
 from agentfsm.journal.load import load_stored_run
 from agentfsm.journal.store import consistent_read
 from agentfsm.journal.verification import OPEN, TAMPERED, verify
+from agentfsm.loop.keys import Keyring
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.testing import ScriptedModel, call
 from tests.helpers.journal_scenarios import finished_run
@@ -51,7 +52,7 @@ def test_records_appended_during_a_read_are_not_tampering(last):
 
 
 def test_a_run_that_is_being_written_is_loaded_consistently():
-    taken = load_stored_run(Growing(4, 20), "sample", LOOP).resume_point
+    taken = load_stored_run(Growing(4, 20), "sample", LOOP, Keyring(b"of the tests")).resume_point
     assert taken.hash == WHOLE[taken.seq - 1].hash  # whoever holds it is found when it is to go on
 
 

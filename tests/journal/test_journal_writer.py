@@ -8,6 +8,7 @@ from agentfsm import StaleLease, StoreFullError
 from agentfsm.errors import JournalError
 from agentfsm.journal.journal_writer import StoreJournal, open_journal
 from agentfsm.journal.memory_store import MemoryStore
+from agentfsm.loop.keys import Keyring
 
 
 class Failing(MemoryStore):
@@ -48,7 +49,7 @@ def note(kind="note", what=None):
 
 
 async def kept(store) -> StoreJournal:
-    return await open_journal(store, "r", None, {})
+    return await open_journal(store, "r", None, Keyring(b"s").current, {})
 
 
 def test_the_first_of_several_errors_is_raised_and_the_lease_released():

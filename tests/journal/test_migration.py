@@ -40,6 +40,7 @@ from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
 from agentfsm.journal.verification import GOOD, OPEN, TAMPERED, verify
+from agentfsm.loop.keys import Keyring
 from agentfsm.loop.state import dump_state
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests import test_properties as drawn
@@ -290,8 +291,8 @@ def test_a_fork_of_a_migrated_run_is_on_the_graph_of_its_record():
     store, _ = waiting_run()
     before = len(store.records("sample"))
     go_on(store, LONGER, [Migration(LOOP)], Allow())
-    asyncio.run(fork(store, "sample", before, "old"))
-    asyncio.run(fork(store, "sample", before + 4, "new"))
+    asyncio.run(fork(store, "sample", before, "old", Keyring(b"of the tests")))
+    asyncio.run(fork(store, "sample", before + 4, "new", Keyring(b"of the tests")))
     pinned = {name: json.loads(store.records(name)[0].body)["graph"]["fingerprint"] for name in ("old", "new")}
     assert pinned == {"old": LOOP.fingerprint, "new": LONGER.fingerprint}
 

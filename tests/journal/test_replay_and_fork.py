@@ -25,8 +25,11 @@ from agentfsm.journal.fork import fork
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.replay import replay
 from agentfsm.journal.verification import GOOD, OPEN, verify
+from agentfsm.loop.keys import Keyring
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.journal_scenarios import finished_run, sample_agent, waiting_run
+
+KEYRING = Keyring(b"of the tests")
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +93,9 @@ def test_a_fork_starts_from_any_record_with_its_parents_state():
         past = rehydrate(rows[:at])
         if past.run.state == "terminal":
             with pytest.raises(JournalError, match="had ended"):
-                asyncio.run(fork(store, "sample", at, f"f{at}"))
+                asyncio.run(fork(store, "sample", at, f"f{at}", KEYRING))
             continue
-        asyncio.run(fork(store, "sample", at, f"f{at}"))
+        asyncio.run(fork(store, "sample", at, f"f{at}", KEYRING))
         forked += 1
         made = store.records(f"f{at}")
         first = json.loads(made[0].body)
@@ -109,7 +112,7 @@ def test_a_fork_ends_on_its_own_and_repeats_no_effect():
     store, whole = finished_run()
     rows = store.records("sample")
     at = seq_of(rows, "post_tool.otherwise")  # behind the first tool
-    asyncio.run(fork(store, "sample", at, "other"))
+    asyncio.run(fork(store, "sample", at, "other", KEYRING))
     result = go_on(store, "other", ["another end"])
     assert result.output == "another end"
     assert [m.content for m in result.messages][:4] == [m.content for m in whole.messages][:4]
@@ -122,7 +125,7 @@ def test_a_fork_ends_on_its_own_and_repeats_no_effect():
 def test_a_fork_of_a_waiting_run_waits_too():
     store, _ = waiting_run()
     rows = store.records("sample")
-    asyncio.run(fork(store, "sample", len(rows), "other"))
+    asyncio.run(fork(store, "sample", len(rows), "other", KEYRING))
     agent = sample_agent(store, ["paid it"])
 
     async def live():
@@ -147,7 +150,7 @@ def test_a_fork_has_its_own_idempotency_keys():
     async def live():
         agent = Agent(ScriptedModel([call("act")]), tools=[act], host=Host(clock=FakeClock(), store=store))
         await agent.run("go", run_id="parent")
-        await fork(store, "parent", len(store.records("parent")), "child")
+        await fork(store, "parent", len(store.records("parent")), "child", Host().keyring)
         again = Agent(ScriptedModel(["a", "b"]), tools=[act], host=Host(clock=FakeClock(), store=store))
         await again.resume("child", Allow())
         await again.resume("parent", Allow())
@@ -161,11 +164,11 @@ def test_an_invalid_fork_changes_nothing():
     rows = list(store.records("sample"))
     for at in (0, -1, len(rows) + 1):
         with pytest.raises(UnknownRunError):
-            asyncio.run(fork(store, "sample", at, "other"))
+            asyncio.run(fork(store, "sample", at, "other", KEYRING))
     with pytest.raises(UnknownRunError):
-        asyncio.run(fork(store, "nobody", 1, "other"))
+        asyncio.run(fork(store, "nobody", 1, "other", KEYRING))
     with pytest.raises(RunExistsError):
-        asyncio.run(fork(store, "sample", 1, "sample"))
+        asyncio.run(fork(store, "sample", 1, "sample", KEYRING))
     assert [h.run_id for h in store.heads()] == ["sample"]
     assert store.records("sample") == rows
 

@@ -33,6 +33,12 @@ from tests.helpers.scenarios import await_run
 EXAMPLE = Path(__file__).parents[2] / "examples" / "verify_journal.py"
 
 
+@pytest.fixture(autouse=True)
+def secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The secret under which the runs of these tests were sealed."""
+    monkeypatch.setenv("AGENTFSM_SECRET", "of the tests")
+
+
 @pytest.fixture
 def path(tmp_path):
     store = SqliteStore(tmp_path / "runs.db")

@@ -45,7 +45,8 @@ def forge(path: Path, *statements: str) -> None:
 
 
 def run_command(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
+    secret = "of the tests" if words[0] in ("fork", "redact") else ""
+    return CliRunner().invoke(app, [str(word) for word in words], env={"AGENTFSM_SECRET": secret})
 
 
 def found(path: Path, *words: str, code: int = 1) -> dict[str, tuple[int | None, str]]:
@@ -105,7 +106,7 @@ def test_a_run_deleted_with_its_records_is_found_by_its_number(path: Path) -> No
 
 
 def test_a_record_before_the_first_is_found(path: Path) -> None:
-    forge(path, f"INSERT INTO journal VALUES ({2 << 32}, '{{}}', zeroblob(32), NULL)")
+    forge(path, f"INSERT INTO journal VALUES ({2 << 32}, '{{}}', zeroblob(32), NULL, NULL)")
     assert list(found(path)) == ["(run 2)"]
 
 

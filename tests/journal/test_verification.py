@@ -14,9 +14,12 @@ from agentfsm.journal.records import SealedRecord, export_lines, read_lines
 from agentfsm.journal.redact import redact
 from agentfsm.journal.store import Head
 from agentfsm.journal.verification import GOOD, OPEN, TAMPERED, verify
+from agentfsm.loop.keys import Keyring
 from tests.helpers.journal_scenarios import finished_run, reseal, sample_agent, waiting_run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "verify_journal.py"
+
+KEYRING = Keyring(b"of the tests")
 
 
 def independent(rows: list[SealedRecord]) -> str | None:
@@ -198,7 +201,7 @@ def test_a_redacted_value_is_gone_and_the_journal_is_good(tmp_path, kind, state)
     finished_run(store) if state == "finished" else waiting_run(store)
     before = store.head("sample").status
     field = field_with(store, "contents of a")
-    assert asyncio.run(redact(store, "sample", field + ".out.content", by="the officer")) == 1
+    assert asyncio.run(redact(store, "sample", field + ".out.content", KEYRING, by="the officer")) == 1
     rows = store.records("sample")
     assert not any("contents of a" in r.body + r.hidden for r in rows[: int(field)])
     assert json.loads(rows[-1].body)["by"] == "the officer"
@@ -207,7 +210,7 @@ def test_a_redacted_value_is_gone_and_the_journal_is_good(tmp_path, kind, state)
     assert independent(rows) is None
     assert (store.head("sample").status, store.head("sample").owner) == (before, None)
     with pytest.raises(JournalError, match="has no hidden value"):
-        asyncio.run(redact(store, "sample", field + ".out.content"))
+        asyncio.run(redact(store, "sample", field + ".out.content", KEYRING))
     if kind == "sqlite" and state == "finished":  # at once: the store is not closed yet
         left = b"".join(p.read_bytes() for p in tmp_path.iterdir())
         assert b"contents of none" not in left
@@ -218,7 +221,7 @@ def test_a_redacted_value_is_gone_and_the_journal_is_good(tmp_path, kind, state)
 def test_an_interrupted_redaction_is_reported(whole):
     forged = [*whole]
     body = f'{{"epoch":3,"field":"1","kind":"redaction","of":1,"places":[0],"seq":{len(whole) + 1},"ts":1}}'
-    forged = reseal([*whole, SealedRecord(len(whole) + 1, body, "")], len(whole))
+    forged = reseal([*whole, SealedRecord(len(whole) + 1, body, "", mac="00" * 20)], len(whole))
     report = verify("sample", forged)
     assert report.code == OPEN
     assert "still there" in report.open[0]
@@ -229,12 +232,12 @@ def test_a_redaction_of_nothing_changes_nothing():
     rows = list(store.records("sample"))
     for field, error in (("0", UnknownRunError), ("x", UnknownRunError), ("99999", UnknownRunError)):
         with pytest.raises(error):
-            asyncio.run(redact(store, "sample", field))
+            asyncio.run(redact(store, "sample", field, KEYRING))
     for field in ("1.nothing", "2", "2.out.checked", f"{len(rows)}.ending"):
         with pytest.raises(JournalError):
-            asyncio.run(redact(store, "sample", field))
+            asyncio.run(redact(store, "sample", field, KEYRING))
     with pytest.raises(UnknownRunError):
-        asyncio.run(redact(store, "nobody", "1"))
+        asyncio.run(redact(store, "nobody", "1", KEYRING))
     assert store.records("sample") == rows
 
 
@@ -244,7 +247,7 @@ def test_a_run_in_progress_cannot_be_redacted():
     async def try_it():
         held = await store.acquire("sample", "somebody")
         with pytest.raises(StaleLease, match="somebody"):
-            await redact(store, "sample", "1")
+            await redact(store, "sample", "1", KEYRING)
         del held
 
     asyncio.run(try_it())
@@ -252,7 +255,7 @@ def test_a_run_in_progress_cannot_be_redacted():
 
 def test_a_redacted_run_cannot_be_resumed():
     store, _ = waiting_run()
-    asyncio.run(redact(store, "sample", "1"))
+    asyncio.run(redact(store, "sample", "1", KEYRING))
     agent = sample_agent(store)
     with pytest.raises(JournalError, match=r"record 1 .*redacted"):
         agent.resume("sample", "x")

@@ -20,6 +20,7 @@ __all__ = [
     "SynchronousLevel",
     "as_store_error",
     "connect",
+    "has_macs",
     "has_tables",
     "open_reader",
     "open_writer",
@@ -29,7 +30,8 @@ __all__ = [
 APPLICATION_ID = 0x6166736D
 """``afsm`` in ASCII: tells an agentfsm store from any other SQLite file."""
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""1: without MACs, as 0.1.0 wrote it; 2: with them. The first write migrates a file."""
 
 BUSY_TIMEOUT_S = 5.0
 """Seconds to wait for a lock on the file that another program holds."""
@@ -42,6 +44,16 @@ READ_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 
 SynchronousLevel = Literal["full", "normal"]
 """What a commit waits for: ``full``: the disk; ``normal``: the operating system."""
+
+_UPDATE_TRIGGER = """CREATE TRIGGER journal_keeps_what_it_has BEFORE UPDATE OF key, body, hash, mac ON journal
+BEGIN SELECT RAISE(ABORT, 'a journal is append-only'); END;"""
+
+_MIGRATION_FROM_1 = f"""
+ALTER TABLE journal ADD COLUMN mac BLOB;
+DROP TRIGGER IF EXISTS journal_keeps_what_it_has;
+{_UPDATE_TRIGGER}
+PRAGMA user_version = 2;
+"""
 
 _SCHEMA = f"""
 CREATE TABLE run (
@@ -57,10 +69,10 @@ CREATE TABLE journal (
     key INTEGER PRIMARY KEY,  -- run.id << 32 | seq: a run's records lie together, and need no other index
     body TEXT NOT NULL,
     hash BLOB NOT NULL,
-    hidden TEXT
+    hidden TEXT,
+    mac BLOB
 );
-CREATE TRIGGER journal_keeps_what_it_has BEFORE UPDATE OF key, body, hash ON journal
-BEGIN SELECT RAISE(ABORT, 'a journal is append-only'); END;
+{_UPDATE_TRIGGER}
 CREATE TRIGGER journal_loses_nothing BEFORE DELETE ON journal
 BEGIN SELECT RAISE(ABORT, 'a journal is append-only'); END;
 PRAGMA application_id = {APPLICATION_ID};
@@ -84,6 +96,8 @@ def open_writer(path: Path, level: SynchronousLevel) -> sqlite3.Connection:
         db.execute(f"PRAGMA wal_autocheckpoint = {WAL_AUTOCHECKPOINT_PAGES}")
         if not has_tables(db):
             db.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+        elif not has_macs(db):
+            db.executescript(f"BEGIN; {_MIGRATION_FROM_1} COMMIT;")
 
     try:
         return _initialized(connect(f"{path.absolute().as_uri()}?mode=rwc", timeout=0), begin)
@@ -169,6 +183,11 @@ def connect(uri: str, timeout: float | None = None) -> sqlite3.Connection:
 def has_tables(db: sqlite3.Connection) -> bool:
     """Whether the file has any tables yet."""
     return bool(db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0])
+
+
+def has_macs(db: sqlite3.Connection) -> bool:
+    """Whether the file has a column for MACs; a file of schema version 1 has none until it is written."""
+    return bool(db.execute("PRAGMA user_version").fetchone()[0] != 1)
 
 
 def _check_schema(db: sqlite3.Connection, path: Path) -> None:

@@ -77,10 +77,10 @@ _UPDATE_RUN = (
     " AND (status <> 'finished' OR ? = 'finished')"
 )
 _SELECT_RECORDS = (  # cast to text, because a flipped bit on the disk may change the type of a value
-    "SELECT key - ?, coalesce(CAST(body AS TEXT), ''), lower(hex(hash)), coalesce(CAST(hidden AS TEXT), '')"
-    " FROM journal WHERE key > ? AND key < ? ORDER BY key"
+    "SELECT key - ?, coalesce(CAST(body AS TEXT), ''), lower(hex(hash)), coalesce(CAST(hidden AS TEXT), ''),"
+    " lower(hex({mac})) FROM journal WHERE key > ? AND key < ? ORDER BY key"
 )
-_INSERT_RECORD = "INSERT INTO journal (key, body, hash, hidden) VALUES (?, ?, ?, ?)"
+_INSERT_RECORD = "INSERT INTO journal (key, body, hash, hidden, mac) VALUES (?, ?, ?, ?, ?)"
 
 
 def insert_records(db: sqlite3.Connection, key: LeaseKey, records: Sequence[SealedRecord], status: Status) -> None:
@@ -100,7 +100,10 @@ def insert_records(db: sqlite3.Connection, key: LeaseKey, records: Sequence[Seal
     high = key.run_rowid << 32
     db.executemany(
         _INSERT_RECORD,
-        [(high | r.seq, r.body, digest, r.hidden or None) for r, digest in zip(records, hashes, strict=True)],
+        [
+            (high | r.seq, r.body, digest, r.hidden or None, bytes.fromhex(r.mac) or None)
+            for r, digest in zip(records, hashes, strict=True)
+        ],
     )
 
 
@@ -152,7 +155,8 @@ def select_records(db: sqlite3.Connection, run_id: str, after: int) -> list[Seal
     if run is None:
         return None
     low, high = run[0] << 32, (run[0] + 1) << 32
-    return [SealedRecord(*row) for row in db.execute(_SELECT_RECORDS, (low, low + after, high))]
+    query = _SELECT_RECORDS.format(mac="mac" if sqlite_schema.has_macs(db) else "NULL")
+    return [SealedRecord(*row) for row in db.execute(query, (low, low + after, high))]
 
 
 QueryResult = TypeVar("QueryResult")
