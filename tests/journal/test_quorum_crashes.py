@@ -1,0 +1,22 @@
+"""A run that needs two votes, killed at every write: no vote is lost or counted twice, and the call runs once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.soak)])
+def test_no_call_runs_without_its_quorum_and_no_vote_is_lost_or_counted_twice(step: int) -> None:
+    command = [sys.executable, "-m", "tests.helpers.quorum_crashes", str(step)]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    counts = json.loads(told.stdout)
+    print(counts)
+    for scenario, votes, payments in (("votes", 2, 1), ("expiry", 1, 0)):
+        of = counts[scenario]
+        assert of["killed"] == -(-of["points"] // step) > 1
+        assert (of["votes"], of["payments"]) == (votes * of["killed"], payments * of["killed"])
