@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from agentfsm.journal.migration import Migration
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.store import Store
+from agentfsm.loop.quorum import Actor
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.runtime.approval import HumanInput
 from agentfsm.runtime.run import Run
@@ -159,7 +160,7 @@ def _print_summary(summary: _ResumeSummary, console: CliConsole, agent_opts: Age
 def _summary_json(summary: _ResumeSummary) -> dict[str, Any]:
     return {
         "resumed": [report_json(report) for report in summary.reports],
-        "waiting": [{**vars(request), "arguments": dict(request.arguments)} for request in summary.waiting],
+        "waiting": [asdict(replace(each, arguments=dict(each.arguments))) for each in summary.waiting],
         "left": [{"run_id": run_id, "reason": why} for run_id, why in summary.skipped.items()],
     }
 
@@ -183,6 +184,7 @@ class _ReplyOptions:
     dismiss: str | None
     digest: str | None
     by: str
+    roles: tuple[str, ...]
 
     def resume_record(self, agent: Agent, record: SuspensionRecord) -> Run:
         """The run of a suspension record, resumed or dismissed."""
@@ -206,9 +208,15 @@ class _ReplyOptions:
 
     def _resume(self, agent: Agent, waiting: SuspensionRecord | str, answer: HumanInput, digest: str | None) -> Run:
         try:
-            return agent.resume(waiting, answer, to=digest, by=self.by)
+            return agent.resume(waiting, answer, to=digest, by=self._actor())
         except SuspensionToolError as error:
             raise SuspensionToolError(f"{error} (--tools names the file of a tool)") from None
+
+    def _actor(self) -> Actor | str:
+        """Who replies, as the command line claims."""
+        if self.roles and not self.by.strip():
+            raise click.UsageError("--role says what role the person has whom --by names: give both")
+        return Actor(self.by, self.roles) if self.roles else self.by
 
     def _get_answer(self, request: HumanRequest) -> HumanInput:
         """The reply from the command line, or else from the user at the terminal."""
@@ -235,7 +243,8 @@ def _reply_options(command: CommandFunction) -> CommandFunction:
                 metavar="DIGEST",
                 help="The digest of the request that you saw; fail if the run asks something else now.",
             ),
-            click.option("--by", default="", metavar="NAME", help="Who replies; recorded in the journal."),
+            click.option("--by", default="", metavar="NAME", help="Who replies; recorded as claimed, not verified."),
+            click.option("--role", "roles", multiple=True, metavar="ROLE", help="A role of that person; repeatable."),
         ],
     )(command)
 
@@ -310,6 +319,7 @@ Examples:
   agentfsm resume -m gpt-5-mini -t my_tools.py            all interrupted runs
   agentfsm resume 3f9c0a1b2c3d4e5f -m gpt-5-mini          one interrupted run
   agentfsm resume 3f9c0a1b2c3d4e5f allow --by Ann -m gpt-5-mini -t my_tools.py
+  agentfsm resume 3f9c0a1b2c3d4e5f allow --by Ann --role manager -m gpt-5-mini -t my_tools.py
   agentfsm resume wait.json "deny not on a Friday" -m gpt-5-mini -t my_tools.py
   agentfsm resume 3f9c0a1b2c3d4e5f --dismiss "no longer needed" -m gpt-5-mini
   agentfsm resume 3f9c0a1b2c3d4e5f -m gpt-5-mini --graph my_graph.py:NEW --migrate

@@ -7,6 +7,7 @@ import json
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.sqlite.sqlite_orphans import truncate_wal
 from agentfsm.journal.store import Head, Store
 from agentfsm.loop.messages import Usage
+from agentfsm.loop.quorum import Actor
 
 __all__ = ["adopt", "export", "fork", "redact", "runs", "show"]
 
@@ -59,7 +61,7 @@ def runs(status: Any, as_json: bool, path: Path | None) -> None:
             interrupted = "  interrupted" if head.status == "running" else ""
             owner = f"  owned by {head.owner}" if head.owner else interrupted
             expired = "  expired" if isinstance(request, StoredRequest) and request.has_expired(time.time()) else ""
-            question = f"{expired}  {shorten(request, 200)}" if request else ""
+            question = f"{expired}{_deadlines(request)}  {shorten(request, 200)}" if request else ""
             line = f"{head.run_id}  {head.status:<9}  {_count_records(head.seq)}{owner}"
             click.echo(single_line(line) + question)
     if not heads:
@@ -74,11 +76,22 @@ def _pending_request(store: Store, head: Head) -> StoredRequest | str:
         return f"cannot be read: {error}"
 
 
+def _deadlines(request: StoredRequest | str) -> str:
+    """When the votes on a request end, and when it is escalated."""
+    if isinstance(request, str) or request.quorum is None:
+        return ""
+    times = {"expires": request.expires_at, "escalates": request.quorum.escalates_at}
+    return "".join(
+        f"  {name} {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}" for name, at in times.items() if at is not None
+    )
+
+
 def _head_json(head: Head, request: StoredRequest | str) -> dict[str, Any]:
     data = {name: getattr(head, name) for name in ("run_id", "status", "seq", "hash", "epoch", "owner")}
     if isinstance(request, StoredRequest):
         request_json = {name: getattr(request, name) for name in ("kind", "question", "digest", "expires_at")}
-        return data | request_json | {"expired": request.has_expired(time.time())}
+        votes = {} if request.quorum is None else {"quorum": asdict(request.quorum)}
+        return data | request_json | {"expired": request.has_expired(time.time()), **votes}
     return data | ({"error": request} if request else {})
 
 
@@ -180,7 +193,8 @@ def _describe_record(record: Record, graph: Any) -> str:
         case "run.created" | "run.forked":
             parent = data.get("parent")
             origin = f" from {parent['run']}" + (f" at {parent['seq']}" if "seq" in parent else "") if parent else ""
-            return f"{record.kind}{origin} on graph {graph['name']} ({graph['fingerprint'][:12]})"
+            requester = f", requested by {_describe_actor(data['requester'])}" if "requester" in data else ""
+            return f"{record.kind}{origin} on graph {graph['name']} ({graph['fingerprint'][:12]}){requester}"
         case _:
             rest = {k: v for k, v in data.items() if k not in ("kind", "seq", "ts", "epoch", "salt")}
             return f"{record.kind} {json.dumps(rest, default=str) if rest else ''}".rstrip()
@@ -212,7 +226,14 @@ def _describe_migration(data: Any, graph: Any) -> str:
 def _describe_human_reply(reply: Any) -> str:
     """What a person replied, and who it was."""
     content = "".join(f" {_preview(reply[name])}" for name in ("text", "arguments") if name in reply)
-    return f"{reply['kind']}{content}" + (f" by {_preview(reply['by'])}" if "by" in reply else "")
+    by = f" by {_preview(reply['by'])}, claimed, not verified" if "by" in reply else ""
+    if "actor" in reply:
+        by = f" by {_describe_actor(reply['actor'])}"
+    return f"{reply['kind']}{content}{by}"
+
+
+def _describe_actor(actor: Any) -> str:
+    return str(Actor(actor["id"], actor.get("roles", ()), verified=actor.get("verified", False)))
 
 
 def _describe_model_reply(reply: Any) -> str:

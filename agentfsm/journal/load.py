@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentfsm.errors import JournalError, RunError, UnknownRunError
+from pydantic import TypeAdapter
+
+from agentfsm.errors import ConfigurationError, JournalError, RunError, UnknownRunError
 from agentfsm.journal.migration import Migration, migrate
 from agentfsm.journal.records import Redacted, SealedRecord, is_kind, open_record
 from agentfsm.journal.rehydrate import rehydrate
@@ -15,6 +17,7 @@ from agentfsm.journal.store import Head, Store, consistent_read
 from agentfsm.journal.verification import require_authentic, verify
 from agentfsm.loop.canonical_json import decode
 from agentfsm.loop.keys import Keyring
+from agentfsm.loop.quorum import Quorum
 from agentfsm.loop.state import RunState
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.recorder import ResumePoint
@@ -35,6 +38,7 @@ class StoredRequest:
         tool: The tool that it is about, or an empty string.
         arguments: The arguments of the tool call, as the journal has them; empty if they were redacted.
         expires_at: When the request expires, in seconds since the epoch; None if it does not.
+        quorum: For an approval with a rule about who may answer, the rule and the votes so far; else None.
     """
 
     run_id: str
@@ -45,6 +49,7 @@ class StoredRequest:
     tool: str
     arguments: Mapping[str, Any]
     expires_at: float | None
+    quorum: Quorum | None = None
 
     def has_expired(self, now: float) -> bool:
         """Whether no reply is accepted any more.
@@ -55,8 +60,12 @@ class StoredRequest:
         return self.expires_at is not None and now > self.expires_at
 
     def __str__(self) -> str:
+        votes = "" if self.quorum is None else f"  {self.quorum}"
         about = f"  {self.tool} {json.dumps(self.arguments, ensure_ascii=False, default=repr)}" if self.tool else ""
-        return f"{self.kind}: {self.question}{about}"
+        return f"{self.kind}: {self.question}{votes}{about}"
+
+
+_QUORUM: TypeAdapter[Quorum | None] = TypeAdapter(Quorum | None)
 
 
 def pending_request(store: Store, head: Head) -> StoredRequest | None:
@@ -88,8 +97,9 @@ def pending_request(store: Store, head: Head) -> StoredRequest | None:
             request.get("tool", ""),
             {} if isinstance(arguments, Redacted) else arguments,
             _expiry(body),
+            _QUORUM.validate_python(request.get("quorum")),
         )
-    except (LookupError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, ConfigurationError) as error:
         raise JournalError(f"record {record.seq} has no valid request") from error
 
 

@@ -134,6 +134,15 @@ class Quorum:
     votes: tuple[Actor, ...] = ()
     escalated: bool = False
 
+    def __str__(self) -> str:
+        """The votes so far, who may answer, and later."""
+        voters = f": {'; '.join(map(str, self.votes))}" if self.votes else ""
+        who = f", by one of ({', '.join(self.roles)})" if self.roles else ""
+        if self.rule.not_requester:
+            who += f", not by {'its requester' if self.requester is None else self.requester.id}"
+        later = "" if self.escalates_at is None else f", later also by ({', '.join(self.rule.escalate_to)})"
+        return f"{self.rule.n - self.missing} of {self.rule.n} approvals{voters}{who}{later}"
+
     @property
     def missing(self) -> int:
         """How many approvals are missing."""

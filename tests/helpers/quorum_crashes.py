@@ -79,7 +79,7 @@ async def live(folder: Path, scenario: str, points: KillPoints) -> None:
         state = rehydrate(store.records(RUN)).run
         request = state.pending_request
         votes = () if request is None or request.quorum is None else request.quorum.votes
-        if votes or state.turns and request is None:
+        if votes or (state.turns and request is None):
             clock.advance(START + 200 - clock.time())
         resuming = late if state.turns else agent
         if head.status == "running":
@@ -117,7 +117,7 @@ def check(folder: Path, scenario: str) -> tuple[int, int]:
     replies = [m["out"]["answered"]["reply"] for m in moves if "answered" in m.get("out", {})]
     voters = [r["actor"]["id"] for r in replies if r["kind"] == "allow"]
     paid = read(folder / "paid")
-    expected = (["bob"], []) if scenario == "expiry" else (["bob", "eve"], ["5"])
+    expected: tuple[list[str], list[str]] = (["bob"], []) if scenario == "expiry" else (["bob", "eve"], ["5"])
     assert (voters, paid) == expected, (voters, paid)
     assert set(read(folder / "acknowledged")) <= set(voters)
     kinds = ["pay" if "eid" in m else m["transition"] for m in moves if m.get("name") == "pay" or "transition" in m]
