@@ -123,6 +123,7 @@ def test_a_sample_of_random_graphs_in_random_worlds(counted: Callable[[str], Non
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(7_200)
 def test_300_random_graphs_in_50_worlds_each(counted: Callable[[str], None]) -> None:
     counts = Counts()
     for seed in range(1_000, 1_300):

@@ -21,6 +21,7 @@ from agentfsm import (
     Edit,
     GiveUp,
     Host,
+    HumanReplyError,
     ItDidNotRun,
     ItRan,
     UserInputRequested,
@@ -519,7 +520,10 @@ async def run_in_world(agent: Agent, world: World, seed: int) -> list[list[Any]]
                 if dice.random() < 0.1:
                     result = await agent.dismiss(record)
                 else:
-                    result = await agent.resume(record, _reply(dice, record.kind))
+                    try:
+                        result = await agent.resume(record, _reply(dice, record.kind))
+                    except HumanReplyError:  # edited arguments that the tool does not take: the run waits on
+                        result = await agent.resume(record, Allow())
             except NoTransitionError:  # no row takes this reply: the run waits on
                 return stretches
 

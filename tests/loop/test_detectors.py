@@ -49,8 +49,9 @@ def test_an_aborted_run_is_one_with_a_failure():
     assert guards.aborted(make_run(aborted=make_failure("aborted")))
 
 
-@pytest.mark.parametrize(("steps", "fires"), [(12, False), (13, True)])
+@pytest.mark.parametrize(("steps", "fires"), [(48, False), (49, True)])
 def test_runaway_is_more_steps_than_allowed(steps, fires):
+    """4 steps an iteration, for 3 iterations and as many for each of 3 extensions."""
     found = d.runaway(make_run(counters={"steps": steps}, limits={"max_iterations": 3}))
     assert bool(found) is fires
     if found:
