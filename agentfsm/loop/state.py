@@ -629,7 +629,8 @@ def load_state(data: dict[str, Any]) -> RunState:
     fields = {_FIELD_NAMES.get(name, name): value for name, value in data.items() if name not in _FORMER_COUNTERS}
     if former := {name: data[name] for name in _FORMER_COUNTERS if name in data}:
         fields["counters"] = {**fields.get("counters", {}), **former}
-    fields.setdefault("reply_judged", fields.get("state") != State.POST_LLM)  # earlier releases went by the name
+    if "reply_judged" not in fields:  # earlier releases went by the state's name
+        fields["reply_judged"] = fields.get("reply") is not None and fields.get("state") != State.POST_LLM
     fields.setdefault("turns", fields.get("model_calls", 0))  # earlier releases counted only these
     run = _state_adapter().validate_python(fields)
     run.answer, run.ending_value = freeze(run.answer), freeze(run.ending_value)

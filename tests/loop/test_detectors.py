@@ -58,7 +58,7 @@ def test_runaway_is_more_steps_than_allowed(steps, fires):
         assert (found.kind, found.suggested_action, found.metadata) == (
             K.iteration_limit,
             Action.stop,
-            {"max_steps": 12},
+            {"max_steps": 48},
         )
 
 
