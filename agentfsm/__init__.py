@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         StoreFormatError,
         StoreFullError,
         StoreLockedError,
+        StoreMovedError,
         SuspensionExpiredError,
         SuspensionFormatError,
         SuspensionGraphError,
@@ -210,6 +211,7 @@ __all__ = [
     "StoreFormatError",
     "StoreFullError",
     "StoreLockedError",
+    "StoreMovedError",
     "SuspensionExpiredError",
     "SuspensionFormatError",
     "SuspensionGraphError",
@@ -264,7 +266,7 @@ if not TYPE_CHECKING:
                 "ModelError ModelMismatchError NoTransitionError ProviderError ReadOnlyError RepeatedVoteError "
                 "RunError RunExistsError "
                 "StaleHumanReplyError StaleLease StateEffectError StoreError StoreFormatError StoreFullError "
-                "StoreLockedError SuspensionExpiredError SuspensionFormatError SuspensionGraphError "
+                "StoreLockedError StoreMovedError SuspensionExpiredError SuspensionFormatError SuspensionGraphError "
                 "SuspensionGuardrailsError SuspensionRecordError SuspensionRegistryError SuspensionRulesError "
                 "SuspensionTamperedError SuspensionToolError "
                 "SuspensionUsedError ToolDefinitionError ToolError TransientProviderError UnknownModelError "

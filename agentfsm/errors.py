@@ -32,6 +32,7 @@
     |   +-- StoreFormatError        the file is not an agentfsm store, or a newer release wrote it
     |   +-- StoreLockedError        another process is writing to it; the message names it
     |   +-- StoreFullError          the disk is full; the run can be resumed when there is space
+    |   +-- StoreMovedError         the store's file was moved, deleted or replaced while it was open
     |   +-- RunExistsError          the store already has a run with that id
     |   +-- UnknownRunError         the store has no run with that id
     |   +-- StaleLease              another process owns the run; the message names it
@@ -72,6 +73,7 @@ __all__ = [
     "StoreFormatError",
     "StoreFullError",
     "StoreLockedError",
+    "StoreMovedError",
     "SuspensionExpiredError",
     "SuspensionFormatError",
     "SuspensionGraphError",
@@ -250,6 +252,10 @@ class StoreLockedError(StoreError):
 
 class StoreFullError(StoreError):
     """The disk is full; the run can be resumed when there is space again."""
+
+
+class StoreMovedError(StoreError):
+    """The file was moved, deleted or replaced while the store was open; what was written last may be lost."""
 
 
 class RunExistsError(StoreError):

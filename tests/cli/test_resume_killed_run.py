@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfsm.journal.sqlite.sqlite_writer import FileLock
+from agentfsm.journal.sqlite.store_file import FileLock
 from tests.cli.conftest import Cli
 from tests.helpers.fake_model_server import fake_model_server, text_output, tool_call_output
 from tests.helpers.terminal import COMMAND, clean_environment, run_without_terminal

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from agentfsm import StoreLockedError
-from agentfsm.journal.sqlite import sqlite_writer
-from agentfsm.journal.sqlite.sqlite_writer import FileLock
+from agentfsm.journal.sqlite import store_file
+from agentfsm.journal.sqlite.store_file import FileLock
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="flock")
 
@@ -57,10 +57,10 @@ def test_an_owner_that_has_not_written_its_name_yet_is_waited_for(path, monkeypa
         if len(waits) == 9:
             path.write_text("process 7 on earth\n")
 
-    monkeypatch.setattr(sqlite_writer.time, "sleep", sleep)
+    monkeypatch.setattr(store_file.time, "sleep", sleep)
     assert "is in use by process 7 on earth: " in refusal(path)
     path.write_text("")
-    monkeypatch.setattr(sqlite_writer.time, "sleep", lambda seconds: waits.append(seconds))
+    monkeypatch.setattr(store_file.time, "sleep", lambda seconds: waits.append(seconds))
     assert "is in use by another process: " in refusal(path)
     assert sum(waits) < 0.2
 
@@ -72,7 +72,7 @@ def test_a_process_that_only_checks_the_lock_is_not_its_owner(path, monkeypatch,
     path.write_text(left)
     asking = os.open(path, os.O_RDWR)
     fcntl.flock(asking, fcntl.LOCK_EX)  # what ``held`` does for an instant
-    monkeypatch.setattr(sqlite_writer.time, "sleep", lambda seconds: fcntl.flock(asking, fcntl.LOCK_UN))
+    monkeypatch.setattr(store_file.time, "sleep", lambda seconds: fcntl.flock(asking, fcntl.LOCK_UN))
     FileLock(path).acquire()
     os.close(asking)
     assert path.read_text() == f"{US}\n"
@@ -80,15 +80,15 @@ def test_a_process_that_only_checks_the_lock_is_not_its_owner(path, monkeypatch,
 
 def test_two_concurrent_checks_do_not_see_each_other(path, monkeypatch):
     path.touch()
-    one, told = sqlite_writer.FileLock(path), []
+    one, told = store_file.FileLock(path), []
     close = os.close
 
     def closing(descriptor: int) -> None:  # the first one is still asking when the second does
-        monkeypatch.setattr(sqlite_writer.os, "close", close)
+        monkeypatch.setattr(store_file.os, "close", close)
         told.append(FileLock(path).held_by_other())
         close(descriptor)
 
-    monkeypatch.setattr(sqlite_writer.os, "close", closing)
+    monkeypatch.setattr(store_file.os, "close", closing)
     told.append(one.held_by_other())
     assert told == [False, False]
     one.acquire()

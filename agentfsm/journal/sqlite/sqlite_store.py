@@ -21,6 +21,7 @@ from agentfsm.journal.hash_chain import GENESIS_HASH
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.sqlite.sqlite_schema import APPLICATION_ID, SCHEMA_VERSION
 from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
+from agentfsm.journal.sqlite.store_file import StoreFile, after_fork, leak
 from agentfsm.journal.store import Head, Lease, Status
 
 __all__ = [
@@ -173,19 +174,21 @@ class SqliteStore:
             but a power cut may lose the last commits, never part of one.
 
     Attributes:
-        path: The file.
+        path: The file, as an absolute path.
 
     Raises:
         StoreFormatError: The file is not an agentfsm store, or a newer release wrote it.
-        StoreError: The file cannot be read.
+        StoreError: The file cannot be read, or has hard links.
     """
 
     def __init__(self, path: str | Path, *, synchronous: Literal["full", "normal"] = "full") -> None:
-        self.path = Path(path)
-        self._writer = SqliteWriter(self.path, synchronous)
+        self._file = StoreFile(Path(path))
+        self.path = self._file.given
+        self._writer = SqliteWriter(self._file, synchronous)
         self._leases: WeakValueDictionary[str, Lease] = WeakValueDictionary()
         self._reader: sqlite3.Connection | None = None
         self._reader_lock = threading.Lock()
+        after_fork(self)
         self._read(lambda db: None, None)
 
     # -- leases ---------------------------------------------------------------------------------------
@@ -201,6 +204,7 @@ class SqliteStore:
 
     async def acquire(self, run_id: str, owner: str, *, new: bool = False) -> Lease:
         """Acquire the lease of a run; see ``Store.acquire``."""
+        self._file.check_process()
         current = self._leases.get(run_id)
         if current is not None and new:
             raise RunExistsError(f"run {run_id!r} exists already")
@@ -271,13 +275,18 @@ class SqliteStore:
         """The result of a query, or a default if the file has no tables yet.
 
         Raises:
-            StoreError: It cannot be read.
+            StoreMovedError: It was moved, deleted or replaced while the store was open.
+            StoreError: It cannot be read, or this process is a forked child.
         """
+        self._file.check_process()
         with self._reader_lock:
+            self._file.check_unmoved()
             if self._reader is None:
-                self._reader = sqlite_schema.open_reader(self.path)
-            if self._reader is None:
-                return default
+                self._file.check_openable()
+                self._reader = sqlite_schema.open_reader(self._file.path)
+                if self._reader is None:
+                    return default
+                self._file.opened()
             try:
                 return query(self._reader)
             except sqlite_schema.READ_ERRORS as error:
@@ -285,12 +294,16 @@ class SqliteStore:
 
     def close(self) -> None:
         """Write what is queued, and close the file; other processes can then write it."""
-        if (
-            self._reader is not None
-        ):  # first: the connection that is closed last checkpoints the log, which the reader cannot
+        if self._reader is not None:  # first: the connection closed last checkpoints the log, which a reader cannot
             self._reader.close()
             self._reader = None
         self._writer.close()
+        self._file.closed()
+
+    def inherited(self) -> None:
+        """In a forked child: never close the connection, which belongs to the parent."""
+        leak(self._reader)
+        self._reader = None
 
     def __enter__(self) -> Self:
         return self

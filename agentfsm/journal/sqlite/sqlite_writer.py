@@ -1,4 +1,4 @@
-"""The single writer of a SQLite store: file lock, job queue, and group commits in a thread.
+"""The single writer of a SQLite store: job queue, and group commits in a thread.
 
 Queued jobs are executed in the event loop's thread, which takes microseconds, and committed in the writer thread,
 which takes as long as the disk does. A thread that did both would compete with a busy loop for the GIL at every
@@ -9,127 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
 import sqlite3
-import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal
 
 import agentfsm.journal.sqlite.sqlite_schema as sqlite_schema
-from agentfsm.errors import StoreError, StoreLockedError
+from agentfsm.errors import StoreError, StoreMovedError
+from agentfsm.journal.sqlite.store_file import StoreFile, after_fork, leak
 
-__all__ = ["FileLock", "Job", "SqliteWriter"]
-
-
-LOCK_ATTEMPTS, ATTEMPTS_ONCE_NAMED, RETRY_DELAY_S = 50, 3, 0.001
-"""Attempts to lock a file, attempts if the file names an owner, and seconds between attempts."""
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _try_exclusive(descriptor: int) -> None:
-        os.lseek(descriptor, 1 << 20, os.SEEK_SET)  # far after the text, so that other processes can read that
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-
-    _try_shared = _try_exclusive
-
-else:
-    import fcntl
-
-    def _try_exclusive(descriptor: int) -> None:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def _try_shared(descriptor: int) -> None:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # any number of processes may check at once
-
-
-class FileLock:
-    """An exclusive lock on a file; the operating system releases it when the process ends, however it ends.
-
-    Args:
-        path: A separate lock file; a lock on the database itself would interfere with SQLite's locks.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._descriptor: int | None = None
-
-    def acquire(self) -> None:
-        """Acquire the lock.
-
-        Raises:
-            StoreLockedError: Another process holds it; the message names the process.
-            StoreError: The lock file cannot be created.
-        """
-        try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise StoreError(f"{self._path} cannot be written: {error.strerror}") from error
-        name = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
-        owner = _lock_or_owner(descriptor)
-        if owner is not None:
-            os.close(descriptor)
-            raise StoreLockedError(
-                f"{self._path.name.removesuffix('-lock')} is in use by {owner or 'another process'}: only one process "
-                "at a time can write a SQLite store; use a server-based store for more"
-            )
-        os.write(descriptor, name)  # overwrites the name of a dead process; other processes read the first line
-        os.ftruncate(descriptor, len(name))
-        self._descriptor = descriptor
-
-    def held_by_other(self) -> bool:
-        """Whether another process holds the lock."""
-        try:
-            descriptor = os.open(self._path, os.O_RDWR)
-        except OSError:
-            return False
-        try:
-            _try_shared(descriptor)
-        except OSError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
-
-    def release(self) -> None:
-        """Release the lock, if this process holds it."""
-        if self._descriptor is not None:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, 0)  # our name must not be read as the next owner's
-            with contextlib.suppress(OSError):
-                os.close(self._descriptor)
-            self._descriptor = None
-
-
-def _lock_or_owner(descriptor: int) -> str | None:
-    """Lock a file, or return the name of its owner, empty if the file has none; None if it is locked now.
-
-    It tries for up to 50 ms: another process may only be checking whether the file is locked, and a new owner may not
-    have written its name over that of a dead process yet.
-    """
-    for attempt in range(1, LOCK_ATTEMPTS + 1):
-        try:
-            _try_exclusive(descriptor)
-        except OSError:
-            owner = _owner_name(descriptor)
-            if owner and attempt >= ATTEMPTS_ONCE_NAMED:
-                return owner
-            time.sleep(RETRY_DELAY_S)
-        else:
-            return None
-    return ""
-
-
-def _owner_name(descriptor: int) -> str:
-    if not hasattr(os, "pread"):
-        return ""
-    line, ended, _ = os.pread(descriptor, 200, 0).partition(b"\n")
-    return line.decode(errors="replace") if ended else ""
+__all__ = ["Job", "SqliteWriter"]
 
 
 CHECKPOINT_INTERVAL: Mapping[sqlite_schema.SynchronousLevel, int] = {"full": 64, "normal": 500}
@@ -151,14 +41,14 @@ class SqliteWriter:
     """The only writer of a file, from its first job on.
 
     Args:
-        path: The SQLite file.
+        file: The SQLite file.
         level: What a commit waits for.
     """
 
-    def __init__(self, path: Path, level: sqlite_schema.SynchronousLevel) -> None:
-        self._path = path
+    def __init__(self, file: StoreFile, level: sqlite_schema.SynchronousLevel) -> None:
+        self._file = file
+        self._path = file.given
         self._level: sqlite_schema.SynchronousLevel = level
-        self._file_lock = FileLock(path.with_name(path.name + "-lock"))
         self._lock = threading.Lock()
         self._queue: list[QueuedJob] = []
         self._state: Literal["idle", "due", "busy"] = (
@@ -170,26 +60,31 @@ class SqliteWriter:
         self._batches: SimpleQueue[Batch | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._db: sqlite3.Connection | None = None
+        after_fork(self)
 
     def owned_by_other_process(self) -> bool:
         """Whether another process writes the file."""
-        return self._thread is None and self._file_lock.held_by_other()
+        return self._thread is None and self._file.lock.held_by_other()
 
     def start(self) -> None:
         """Lock the file and start the writer thread, if that is not done yet.
 
         Raises:
             StoreLockedError: Another process writes the file; the message names it.
-            StoreError: The file cannot be written.
+            StoreMovedError: Another file has taken the place of the one that was read.
+            StoreError: The file cannot be written, has hard links, or is open in the process that forked this one.
         """
+        self._file.check_process()
         with self._lock:
             if self._thread is not None:
                 return
-            self._file_lock.acquire()
+            self._file.check_openable()
+            self._file.lock.acquire()
             try:
-                self._db = sqlite_schema.open_writer(self._path, self._level)
+                self._db = sqlite_schema.open_writer(self._file.path, self._level)
+                self._file.opened(to_write=True)
             except BaseException:
-                self._file_lock.release()
+                self._disconnect()
                 raise
             self._thread = threading.Thread(target=self._commit_loop, name="agentfsm-store", daemon=True)
             self._thread.start()
@@ -208,12 +103,13 @@ class SqliteWriter:
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
-        if self._thread is None:
-            try:
+        try:
+            self._file.check_process()
+            if self._thread is None:
                 self.start()
-            except StoreError as error:
-                done.set_exception(error)
-                return done
+        except StoreError as error:
+            done.set_exception(error)
+            return done
         with self._lock:
             self._queue.append((job, done, truncate_wal))
             if self._state == "idle":
@@ -317,6 +213,9 @@ class SqliteWriter:
                 db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             elif not self._commits_since_checkpoint:
                 db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            self._file.check_unmoved()
+        except StoreMovedError as moved:
+            return [(future, None, error or moved) for future, _, error in completions or ()]
         except sqlite3.Error as error:
             sqlite_schema.rollback(db)
             if len(jobs) > 1:  # one of them may be the cause: commit each on its own
@@ -339,10 +238,20 @@ class SqliteWriter:
             self._batches.put((jobs, None, False))
         self._batches.put(None)
         self._thread.join()
-        self._connection().close()
-        self._thread = self._db = None
+        self._thread = None
         self._state = "idle"
-        self._file_lock.release()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+        self._file.lock.release()
+
+    def inherited(self) -> None:
+        """In a forked child: never close the connection, which belongs to the parent."""
+        self._thread = None  # it did not survive the fork
+        leak(self._db)
 
 
 def _run_jobs(db: sqlite3.Connection, jobs: list[QueuedJob]) -> list[Completion]:

@@ -1,0 +1,291 @@
+"""A store's file: its real path, the lock of its only writer, and whether it was moved or the process forked."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sqlite3
+import sys
+import time
+from pathlib import Path
+from typing import Protocol
+from weakref import WeakSet
+
+from agentfsm.errors import StoreError, StoreLockedError, StoreMovedError
+
+__all__ = ["FileLock", "StoreFile", "after_fork", "leak"]
+
+
+FileId = tuple[int, int]
+"""Device and inode of a file."""
+
+LOCK_ATTEMPTS, ATTEMPTS_ONCE_NAMED, RETRY_DELAY_S = 50, 3, 0.001
+"""Attempts to lock a file, attempts if the file names an owner, and seconds between attempts."""
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _try_exclusive(descriptor: int) -> None:
+        os.lseek(descriptor, 1 << 20, os.SEEK_SET)  # far after the text, so that other processes can read that
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+
+    _try_shared = _try_exclusive
+
+else:
+    import fcntl
+
+    def _try_exclusive(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _try_shared(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # any number of processes may check at once
+
+
+class FileLock:
+    """An exclusive lock on a file; the operating system releases it when the process ends, however it ends.
+
+    Args:
+        path: A separate lock file; a lock on the database itself would interfere with SQLite's locks.
+
+    Attributes:
+        path: The lock file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+
+    def acquire(self) -> None:
+        """Acquire the lock.
+
+        Raises:
+            StoreLockedError: Another process holds it; the message names the process.
+            StoreError: The lock file cannot be created.
+        """
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
+        name = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
+        owner = _lock_or_owner(descriptor)
+        if owner is not None:
+            os.close(descriptor)
+            raise StoreLockedError(
+                f"{self.path.name.removesuffix('-lock')} is in use by {owner or 'another process'}: only one process "
+                "at a time can write a SQLite store; use a server-based store for more"
+            )
+        os.write(descriptor, name)  # overwrites the name of a dead process; other processes read the first line
+        os.ftruncate(descriptor, len(name))
+        self._descriptor = descriptor
+
+    def held_by_other(self) -> bool:
+        """Whether another process holds the lock."""
+        try:
+            descriptor = os.open(self.path, os.O_RDWR)
+        except OSError:
+            return False
+        try:
+            _try_shared(descriptor)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def release(self) -> None:
+        """Release the lock, if this process holds it."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, 0)  # our name must not be read as the next owner's
+        self.close()
+
+    def file_id(self) -> FileId | None:
+        """The file that is locked, or None if this process does not hold the lock."""
+        if self._descriptor is None:
+            return None
+        status = os.fstat(self._descriptor)
+        return status.st_dev, status.st_ino
+
+    def close(self) -> None:
+        """Close the descriptor; the lock is held until every process that inherited it has done so."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _lock_or_owner(descriptor: int) -> str | None:
+    """Lock a file, or return the name of its owner, empty if the file has none; None if it is locked now.
+
+    It tries for up to 50 ms: another process may only be checking whether the file is locked, and a new owner may not
+    have written its name over that of a dead process yet.
+    """
+    for attempt in range(1, LOCK_ATTEMPTS + 1):
+        try:
+            _try_exclusive(descriptor)
+        except OSError:
+            owner = _owner_name(descriptor)
+            if owner and attempt >= ATTEMPTS_ONCE_NAMED:
+                return owner
+            time.sleep(RETRY_DELAY_S)
+        else:
+            return None
+    return ""
+
+
+def _owner_name(descriptor: int) -> str:
+    if not hasattr(os, "pread"):
+        return ""
+    line, ended, _ = os.pread(descriptor, 200, 0).partition(b"\n")
+    return line.decode(errors="replace") if ended else ""
+
+
+_inherited: set[FileId] = set()
+"""Files that the parent process had open when it forked this one."""
+
+
+class StoreFile:
+    """The file of an open store: where it really is, and whether it is still there.
+
+    A relative path is made absolute at once, and symbolic links are resolved, so that every way to the file leads to
+    the same lock.
+
+    Args:
+        path: The path that the user gave.
+
+    Attributes:
+        given: The path, made absolute.
+        path: The real path.
+        lock: The lock of the process that writes the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.given = path.absolute()
+        self.path = Path(os.path.realpath(self.given))
+        self.lock = FileLock(self.path.with_name(self.path.name + "-lock"))
+        self._process = os.getpid()
+        self._opened: FileId | None = None
+        self._beside: list[tuple[Path, FileId | None]] = []  # the lock and the log of the file that is written
+        _open_files.add(self)
+
+    def check_process(self) -> None:
+        """Check that this is the process that opened the store.
+
+        Raises:
+            StoreError: It is a child that was forked later.
+        """
+        if os.getpid() != self._process:
+            raise StoreError(
+                f"{self.given} was opened by process {self._process}, and process {os.getpid()} was forked from it: a "
+                "store does not work in a forked child; open one there, before the parent does, or start the child "
+                "with the method 'spawn'"
+            )
+
+    def check_openable(self) -> None:
+        """Check that the file has one name and is not open in the parent of a forked process.
+
+        Raises:
+            StoreError: It has hard links, or is open in the parent.
+        """
+        try:
+            status = self.path.stat()
+        except OSError:  # it does not exist yet, or opening it says why not
+            return
+        if status.st_nlink > 1:
+            raise StoreError(
+                f"{self.given} has {status.st_nlink} names (hard links), and its lock and log can lie beside one of "
+                "them only: delete the other names, or copy the file and open the copy"
+            )
+        if (status.st_dev, status.st_ino) in _inherited:
+            raise StoreError(
+                f"{self.given} was open in the process that forked this one, and SQLite cannot open it here: close the "
+                "store before the fork, or start the child with the method 'spawn'"
+            )
+
+    def opened(self, *, to_write: bool = False) -> None:
+        """Remember which file was opened, or check that it is the one that was opened before.
+
+        Args:
+            to_write: Whether this process has the lock and writes the log.
+
+        Raises:
+            StoreMovedError: It is another one.
+        """
+        if self._opened is None:
+            self._opened = _file_id(self.path)
+        self.check_unmoved()
+        if to_write:
+            log = self.path.with_name(self.path.name + "-wal")
+            self._beside = [(self.lock.path, self.lock.file_id()), (log, _file_id(log))]
+
+    def check_unmoved(self) -> None:
+        """Check that the path still leads to the file that was opened, and to its log and lock.
+
+        Raises:
+            StoreMovedError: The file was moved, deleted or replaced.
+        """
+        if self._opened is None:
+            return
+        if (found := _file_id(self.given)) != self._opened:
+            happened = "moved or deleted" if found is None else "replaced by another file"
+            raise _moved_error(self.given, self.given, happened)
+        for path, expected in self._beside:
+            if (found := _file_id(path)) != expected:
+                raise _moved_error(self.given, path, "deleted" if found is None else "replaced")
+
+    def closed(self) -> None:
+        """Forget which file was opened."""
+        self._opened, self._beside = None, []
+
+    def inherited(self) -> None:
+        """In a forked child: give up the lock's descriptor, so that the child does not keep the parent's lock."""
+        if self._opened is not None:
+            _inherited.add(self._opened)
+        self.lock.close()
+
+
+def _file_id(path: Path) -> FileId | None:
+    try:
+        status = os.stat(path)  # noqa: PTH116  # half the time of ``Path.stat``, once per commit
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _moved_error(store: Path, path: Path, happened: str) -> StoreMovedError:
+    return StoreMovedError(
+        f"{path} was {happened} while the store was open: what was written last may be lost, and nothing more is "
+        f"written. Put the files of the store back together ({store.name} with its -wal), or choose another file; then "
+        "open the store again, and resume its runs"
+    )
+
+
+class _HasFork(Protocol):
+    def inherited(self) -> None:
+        """Called in a forked child."""
+
+
+_open_files: WeakSet[_HasFork] = WeakSet()
+
+
+def after_fork(owner: _HasFork) -> None:
+    """Call ``owner.inherited()`` in every child that is forked from now on."""
+    _open_files.add(owner)
+
+
+def leak(db: sqlite3.Connection | None) -> None:
+    """Keep a connection from ever being closed: SQLite forbids to close one in a forked child."""
+    if db is not None:
+        import ctypes
+
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(db))
+
+
+def _on_fork() -> None:
+    for owner in list(_open_files):
+        owner.inherited()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_on_fork)
