@@ -50,8 +50,11 @@ def text_content(words: str) -> dict[str, Any]:
 
 def tools() -> list[dict[str, Any]]:
     said = json.loads((FOLDER / "descriptions.json").read_text())
+    own = FOLDER / "schemas.json"  # of further tools: input and output schema, by name
+    schemas = json.loads(own.read_text()) if own.exists() else {}
     every = [{"name": n, "description": said.get(n, f"Does {n}."), "inputSchema": s} for n, s in TOOLS.items()]
-    return [t for t in every if t["description"] is not None]
+    every += [{"name": name, **each} for name, each in schemas.items()]
+    return [t for t in every if t.get("description", "") is not None]
 
 
 def call(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
@@ -80,6 +83,8 @@ def call(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
             return text_content("told")
         case "pid":
             return text_content(str(os.getpid()))
+        case "structured":
+            return {"content": [], "structuredContent": {"a": "a" * 35 + "!"}}
         case _:
             return text_content(f"did {name}")
 

@@ -219,6 +219,32 @@ def test_remote_references_in_a_schema_are_not_fetched(world: World) -> None:
     assert results(run(world, [call("odd_schema", a=1), "ok"])) == ["did odd_schema"]
 
 
+def test_a_servers_patterns_cannot_freeze_the_process(world: World) -> None:
+    pytest.importorskip("re2")
+    slow = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}
+    anything = {"type": "object"}
+    schemas = {"checked": {"inputSchema": slow}, "structured": {"inputSchema": anything, "outputSchema": slow}}
+    (world.folder / "schemas.json").write_text(json.dumps(schemas))
+    first, second = results(run(world, [call("checked", a="a" * 35 + "!"), call("structured"), "ok"]))
+    assert "does not match '^(a+)+$'" in first
+    assert "Invalid structured content returned by tool structured: " in second
+    assert world.called == ["structured"]
+
+
+def test_a_tool_whose_schema_is_too_large_or_too_deep_is_left_out(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    deep: dict[str, Any] = {"type": "object"}
+    for _ in range(70):
+        deep = {"type": "object", "properties": {"a": deep}}
+    large = {"type": "object", "description": "x" * 100_000}
+    schemas = {"deep": {"inputSchema": deep}, "large": {"inputSchema": {"type": "object"}, "outputSchema": large}}
+    (world.folder / "schemas.json").write_text(json.dumps(schemas))
+    assert "There is no tool named 'deep'" in results(run(world, [call("deep"), "ok"]))[0]
+    lines = [line for line in caplog.messages if "is left out" in line]
+    assert ["nested more than 64 deep" in lines[0], "more than 100,000" in lines[1]] == [True, True]
+
+
 def test_ui_messages_are_not_sent_to_the_server(world: World) -> None:
     assert results(run(world, [call("echo", text="hi", _ui_message="One moment"), "ok"])) == ["hi"]
 

@@ -11,7 +11,6 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
 from agentfsm.errors import ToolDefinitionError
+from agentfsm.integrations.mcp.schema_check import SchemaCheck
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.messages import MEDIA_TYPES, Image
 from agentfsm.loop.model import ToolSpec
@@ -75,33 +75,18 @@ class RemoteTool(Tool):
         Raises:
             pydantic_core.ValidationError: They are invalid; the error names each field.
         """
-        unresolvable = import_module("referencing.exceptions").Unresolvable
         own = self.spec.parameters.get("properties", {})
         data = {k: v for k, v in given.items() if k != UI_MESSAGE or k in own}
-        try:
-            errors = [] if self._validator is None else list(self._validator.iter_errors(data))
-        except unresolvable:  # a reference that only the server can resolve
-            errors = []
-        if errors:
+        if errors := self._check.errors(data):
             raise ValidationError.from_exception_data(
                 self.name,
-                [
-                    InitErrorDetails(type=_schema_error(e.message), loc=tuple(e.absolute_path), input=None)
-                    for e in errors
-                ],
+                [InitErrorDetails(type=_schema_error(reason), loc=path, input=None) for path, reason in errors],
             )
         return data
 
     @cached_property
-    def _validator(self) -> Any:
-        """Validates arguments without fetching remote references; None if the schema is invalid."""
-        jsonschema, schema = import_module("jsonschema"), dict(self.spec.parameters)
-        kind = jsonschema.validators.validator_for(schema)
-        try:
-            kind.check_schema(schema)
-        except jsonschema.SchemaError:
-            return None
-        return kind(schema, registry=import_module("referencing").Registry())
+    def _check(self) -> SchemaCheck:
+        return SchemaCheck(self.spec.parameters)
 
 
 def _schema_error(message: str) -> PydanticCustomError:

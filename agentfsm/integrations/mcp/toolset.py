@@ -8,11 +8,15 @@ Tool definitions are pinned when the block is entered. The list is read again be
 whose description or schema has changed is rejected as a ``policy_violation`` (a server that shows one description for
 approval and later uses another is a known attack, the "rug pull"). If the server dies, the current call fails with an
 ``environment_error``, and the next call restarts it.
+
+Schemas are evaluated within bounds (``schema_check``). A tool whose schema is too large or nested too deep is left out,
+with a warning in the log.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +31,7 @@ from agentfsm.integrations.mcp.remote_tool import (
     make_remote_tool,
     result_content,
 )
+from agentfsm.integrations.mcp.schema_check import SchemaCheck, schema_problem
 from agentfsm.integrations.mcp.session import (
     ClientFactory,
     MCPSession,
@@ -44,6 +49,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MCPSettings", "MCPTools"]
 
+logger = logging.getLogger("agentfsm")
+
 
 class MCPTools:
     """The tools of one MCP server, to be iterated inside ``async with``. Made by ``stdio`` or ``http``.
@@ -58,6 +65,7 @@ class MCPTools:
         self.settings = settings
         self._connect = connect
         self._pinned: dict[str, str] = {}
+        self._outputs: dict[str, SchemaCheck] = {}
         self._tools: tuple[RemoteTool, ...] | None = None
         self._session: MCPSession | None = None
         self._changed = False
@@ -137,7 +145,8 @@ class MCPTools:
                 raise ConfigurationError(
                     f"the MCP server {self.label!r} has no tool {', '.join(missing)}; it has: {has}"
                 )
-            selected = [t for t in listed if only is None or t.name in only]
+            selected = [t for t in listed if (only is None or t.name in only) and self._is_usable(t)]
+            self._outputs = {t.name: SchemaCheck(t.output_schema) for t in selected if t.output_schema is not None}
             self._pinned = {t.name: definition_pin(t) for t in selected}
             self._tools = tuple(make_remote_tool(t, self._call, self.settings) for t in selected)
         except BaseException:
@@ -165,6 +174,17 @@ class MCPTools:
         if getattr(message, "method", None) == "notifications/tools/list_changed":
             self._changed = True
 
+    def _is_usable(self, listed: Listed) -> bool:
+        problem = schema_problem(listed.input_schema) or schema_problem(listed.output_schema)
+        if problem:
+            logger.warning(
+                "the tool %r of the MCP server %r is left out, because of its schema: %s",
+                listed.name,
+                self.label,
+                problem,
+            )
+        return not problem
+
     # -- a call -----------------------------------------------------------------------------------------
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> str | list[str | Image]:
@@ -186,6 +206,11 @@ class MCPTools:
         parts = await result_content(result, self.settings.files)
         if result.is_error:
             raise ToolError(to_model_content(parts)[0] or "the tool failed and gave no reason")
+        if (check := self._outputs.get(name)) is not None:
+            if result.structured_content is None:
+                raise ToolError(f"Tool {name} has an output schema but did not return structured content")
+            for _, reason in check.errors(result.structured_content):
+                raise ToolError(f"Invalid structured content returned by tool {name}: {reason}")
         return parts
 
     async def _verified_session(self, name: str) -> MCPSession:

@@ -1,0 +1,208 @@
+"""Checks values by a server's JSON schema, within bounds that a hostile schema cannot exceed.
+
+Regular expressions are evaluated by RE2 in linear time, never by ``re``, which can take exponential time and holds the
+interpreter meanwhile. One that RE2 does not know (look-around, backreferences) is not evaluated: the value is checked
+without it. Everything else counts against ``MAX_STEPS``. Remote references are never fetched, ``format`` is not
+checked, and ``unevaluatedProperties`` and ``unevaluatedItems`` are ignored. A server has to check its arguments itself;
+this check tells the model early what is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from importlib import import_module
+from itertools import islice
+from typing import Any
+
+from agentfsm.loop.canonical_json import canonical_json
+
+__all__ = ["MAX_SCHEMA_CHARS", "MAX_SCHEMA_DEPTH", "MAX_STEPS", "SchemaCheck", "schema_problem"]
+
+MAX_SCHEMA_CHARS = 100_000
+"""Maximum length of a schema as JSON; the largest of the reference servers has 3,000."""
+
+MAX_SCHEMA_DEPTH = 64
+"""Maximum nesting of a schema."""
+
+MAX_STEPS = 20_000
+"""Maximum steps of one check, of 10 to 70 µs each: keywords evaluated, and 10,000 characters times instructions of
+regular expressions."""
+
+MAX_ERRORS = 20
+"""Maximum number of errors that one check reports."""
+
+PATTERN_MEMORY = 1 << 20
+"""Bytes that RE2 may use for one regular expression; one that needs more is not evaluated."""
+
+_IGNORED = ("unevaluatedProperties", "unevaluatedItems", "format")
+
+
+def schema_problem(schema: object) -> str:
+    """Why a schema cannot be used, or an empty string."""
+    level: list[object] = [schema]
+    for _ in range(MAX_SCHEMA_DEPTH):
+        level = [child for node in level for child in _children(node)]
+        if not level:
+            break
+    else:
+        return f"it is nested more than {MAX_SCHEMA_DEPTH} deep"
+    length = len(json.dumps(schema, ensure_ascii=False, separators=(",", ":")))
+    return "" if length <= MAX_SCHEMA_CHARS else f"it has {length:,} characters, more than {MAX_SCHEMA_CHARS:,}"
+
+
+def _children(node: object) -> list[object]:
+    match node:
+        case Mapping():
+            return list(node.values())  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        case list():
+            return node  # pyright: ignore[reportUnknownVariableType]
+        case _:
+            return []
+
+
+class _TooMuchWorkError(Exception):
+    """A check exceeded its steps. This error is not raised outside this module."""
+
+
+class _Steps:
+    def __init__(self) -> None:
+        self.left = MAX_STEPS
+
+    def spend(self, count: int = 1) -> None:
+        self.left -= count
+        if self.left < 0:
+            raise _TooMuchWorkError
+
+
+class SchemaCheck:
+    """Checks values by one schema.
+
+    Args:
+        schema: The schema; see ``schema_problem`` for those that cannot be used.
+    """
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._schema = dict(schema)
+        self._steps = _Steps()
+        self._patterns: dict[str, Any] = {}
+
+    def errors(self, value: object) -> list[tuple[tuple[str | int, ...], str]]:
+        """What is wrong with a value: the path and the reason of each error.
+
+        A schema that is not valid JSON Schema finds nothing wrong. A value that cannot be checked within the bounds is
+        an error.
+        """
+        validator = self._validator
+        if validator is None:
+            return []
+        self._steps.left = MAX_STEPS
+        try:
+            return [(tuple(e.absolute_path), e.message) for e in islice(validator.iter_errors(value), MAX_ERRORS)]
+        except (_TooMuchWorkError, RecursionError):
+            return [((), "the schema takes too much work to evaluate, so nothing is accepted")]
+        except (ArithmeticError, ValueError) as error:
+            return [((), f"the schema cannot be evaluated: {type(error).__name__}")]
+
+    @cached_property
+    def _validator(self) -> Any:
+        """A validator of ``jsonschema``; None if the schema is not valid."""
+        jsonschema, registry = import_module("jsonschema"), import_module("referencing").Registry()
+        try:
+            kind = jsonschema.validators.validator_for(self._schema, default=jsonschema.Draft202012Validator)
+        except (TypeError, AttributeError, ValueError):  # ``$schema`` is not a URI
+            return None
+        bounded = jsonschema.validators.extend(
+            kind, {name: self._counted(check) for name, check in {**kind.VALIDATORS, **self._own()}.items()}
+        )
+        self._steps.left = MAX_STEPS
+        rules = bounded(kind.META_SCHEMA, registry=import_module("jsonschema_specifications").REGISTRY)
+        try:
+            if next(rules.iter_errors(self._schema), None) is not None:
+                return None
+        except (_TooMuchWorkError, RecursionError):
+            return bounded({"not": {}})
+        return bounded(self._schema, registry=registry)
+
+    def _counted(self, check: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
+        unresolvable = import_module("referencing.exceptions").Unresolvable
+
+        def counted(validator: Any, keyword: Any, value: Any, schema: Any) -> Iterator[Any]:
+            self._steps.spend()
+            try:
+                yield from check(validator, keyword, value, schema) or ()
+            except unresolvable:  # a reference that only the server can resolve
+                return
+
+        return counted
+
+    def _own(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "pattern": self._pattern,
+            "patternProperties": self._pattern_properties,
+            "additionalProperties": self._additional_properties,
+            "uniqueItems": self._unique,
+            **dict.fromkeys(_IGNORED, _accept),
+        }
+
+    def _matches(self, pattern: str, text: str) -> bool | None:
+        """Whether a regular expression occurs in a text; None if it cannot be evaluated."""
+        if pattern not in self._patterns:
+            self._patterns[pattern] = _compile(pattern)
+        compiled = self._patterns[pattern]
+        if compiled is None:
+            return None
+        self._steps.spend(1 + len(text) * compiled.programsize // 10_000)
+        return compiled.search(text.encode(errors="replace")) is not None
+
+    def _pattern(self, validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
+        if validator.is_type(value, "string") and self._matches(pattern, value) is False:
+            yield _error(f"{value!r} does not match {pattern!r}")
+
+    def _pattern_properties(
+        self, validator: Any, patterns: Mapping[str, Any], value: Any, schema: Any
+    ) -> Iterator[Any]:
+        if validator.is_type(value, "object"):
+            for pattern, inner in patterns.items():
+                for name, item in value.items():
+                    if self._matches(pattern, name):
+                        yield from validator.descend(item, inner, path=name, schema_path=pattern)
+
+    def _additional_properties(self, validator: Any, inner: Any, value: Any, schema: Any) -> Iterator[Any]:
+        if not validator.is_type(value, "object"):
+            return
+        known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+        for name, item in value.items():
+            if name in known or any(self._matches(pattern, name) is not False for pattern in patterns):
+                continue
+            if validator.is_type(inner, "object"):
+                yield from validator.descend(item, inner, path=name)
+            elif inner is False:
+                yield _error(f"Additional properties are not allowed ({name!r} was unexpected)")
+
+    def _unique(self, validator: Any, unique: Any, value: Any, schema: Any) -> Iterator[Any]:
+        if unique and validator.is_type(value, "array") and len(set(map(canonical_json, value))) < len(value):
+            yield _error("its items are not unique")
+
+
+def _accept(*_: object) -> tuple[()]:
+    return ()
+
+
+def _compile(pattern: str) -> Any:
+    """A compiled RE2 pattern for bytes of UTF-8, or None if it cannot be evaluated."""
+    try:
+        re2 = import_module("re2")
+    except ImportError:
+        return None
+    options = re2.Options()
+    options.log_errors, options.max_mem = False, PATTERN_MEMORY
+    try:
+        return re2.compile(pattern.encode(), options)
+    except (re2.error, UnicodeEncodeError):
+        return None
+
+
+def _error(message: str) -> Any:
+    return import_module("jsonschema").ValidationError(message)
