@@ -316,7 +316,7 @@ def policy_violation(run: RunState) -> Failure | None:
 
 
 def repeated_error(run: RunState) -> Failure | None:
-    """Circuit breaker: the same tool error occurred ``repeated_error_threshold`` times in a row."""
+    """Circuit breaker: the same tool error occurred in ``repeated_error_threshold`` batches in a row."""
     if run.error_key is None or run.error_streak < run.guardrails.repeated_error_threshold:
         return None
     kind, tool, _, message = run.error_key

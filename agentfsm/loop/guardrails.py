@@ -53,7 +53,7 @@ class AgentGuardrails(BaseModel, frozen=True):
         loop_soft_threshold: From this number of equal calls with equal results on, the result warns the model.
         loop_hard_threshold: At this number of equal calls with equal results, the call is not run: ``loop_detected``.
         loop_window: How many of the last calls are checked for repeats.
-        repeated_error_threshold: Consecutive equal tool errors that open the circuit breaker.
+        repeated_error_threshold: Batches in a row with an equal tool error that open the circuit breaker.
         max_denials: Consecutive denied calls that are a ``policy_violation``.
         max_tool_retries: How many times one call may be run again unchanged (idempotent, retryable tools).
         max_output_tokens: Maximum tokens of one reply; None leaves it to the provider.

@@ -83,14 +83,25 @@ def _record_result(run: RunState, call: CallState, result: ToolResult) -> None:
         run.denials += 1
     elif result.failure is not None:
         run.denials = 0
-        key = (result.failure.kind.value, result.name, result.error_class, " ".join(result.content.split()))
-        count_error(run, key)
+        key = _error_key(result)
+        if key != run.error_key or not any(_has_error(each, key) for each in run.batch if each is not call):
+            count_error(run, key)
         run.call_failures.setdefault(result.failure.kind, result.failure)
     elif result.status == "done":
         run.denials = run.error_streak = 0
         run.error_key = None
         if result.ending is not None:
             run.ending, run.ending_value = result.ending, result.value
+
+
+def _error_key(result: ToolResult) -> tuple[str, str, str, str]:
+    kind = "" if result.failure is None else result.failure.kind.value
+    return kind, result.name, result.error_class, " ".join(result.content.split())
+
+
+def _has_error(call: CallState, key: tuple[str, str, str, str]) -> bool:
+    """Whether a call has failed with an error; the circuit breaker counts batches, not calls."""
+    return call.result is not None and call.result.failure is not None and _error_key(call.result) == key
 
 
 def count_error(run: RunState, key: tuple[str, str, str, str]) -> None:

@@ -113,9 +113,9 @@ class _KitAssumptions:
             *(Update.of(row, to=(1,)) for row in self._rows if row.guard in (guards.calls_pending, guards.in_doubt)),
         ]
         yield Variable("later", updates=tuple(later), budget=False)
+        yield Variable("errors", updates=tuple(self._errors()), budget=False)
         if not single:
             return
-        yield Variable("errors", updates=tuple(self._errors()), budget=False)
         yield Variable("looped", updates=tuple(self._looped()), budget=False)
         repeatable = [
             *(Update.of(row, to=(1,)) for row in self._leaving(PARSE_REPLY, guards.tool_calls)),
@@ -124,11 +124,18 @@ class _KitAssumptions:
         yield Variable("repeatable", updates=tuple(repeatable), budget=False)
 
     def _errors(self) -> Iterator[Update]:
-        """Whether the last batch failed: what a single call can repeat."""
+        """Whether the last batch failed with an error that the next can repeat."""
         for row in self._leaving(JUDGE_RESULTS):
-            yield Update.of(row, to=(int(self._into_recovery(row) and row.guard in _REPEATABLE_FAILURES),))
+            if self._into_recovery(row) and row.guard in _REPEATABLE_FAILURES:
+                yield Update.of(row, to=(1,), when=self._nobody_asked())
+            yield Update.of(row, to=(0,))
         forgetting = (*self._leaving(PARSE_REPLY), *self._leaving(CHECK_BUDGETS, d.no_progress))
         yield from (Update.of(row, to=(0,)) for row in forgetting if self._into_recovery(row))
+
+    def _nobody_asked(self) -> str:
+        """The condition that no call of the batch waited for a person."""
+        known = [f"{name} == 0" for name in ("asked", "doubted") if name in self._known]
+        return " and ".join(known) or "always"
 
     def _looped(self) -> Iterator[Update]:
         """Whether recovery, or the question that came of it, is about calls that repeat."""
@@ -147,13 +154,15 @@ class _KitAssumptions:
             elif row.guard in (d.token_limit, d.cost_limit):
                 why = "once a reply has spent the budget, its later calls are not run"
                 yield GuardAssumption(row.id, may="later == 0", why=why)
+            elif row.guard is d.repeated_error:
+                why = "equal errors of one batch are one"
+                yield GuardAssumption(row.id, may="errors == 1", why=why)
+                yield GuardAssumption(row.id, may=self._nobody_asked(), why=why)
             if not single:
                 continue
             if row.guard in (d.unknown_tool, d.invalid_arguments) and {"asked", "doubted"} <= self._known:
                 why = "no approval is requested for a call that cannot run"
                 yield GuardAssumption(row.id, may="asked == 0 and doubted == 0", why=why)
-            elif row.guard is d.repeated_error:
-                yield GuardAssumption(row.id, may="errors == 1", why="a single call repeats no error")
             elif row.guard is d.loop_detected:
                 yield GuardAssumption(row.id, may="repeatable == 1", why="a single call repeats none")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from agentfsm.errors import AgentfsmError
 from agentfsm.loop.canonical_json import canonical_json
-from agentfsm.loop.detectors import DEFAULT_RESULT, Example, invalid_arguments
+from agentfsm.loop.detectors import DEFAULT_RESULT, Example, invalid_arguments, repeated_error
 from agentfsm.loop.failures import Action
 from agentfsm.loop.guards import (
     aborted,
@@ -224,7 +224,7 @@ class BatchPlan:
             planner.add_result(planned_call, DEFAULT_RESULT)
         elif need.times > 1 and planned_call.results:  # it is executed again and fails in the same way
             planner.repeat_result(planned_call, planned_call.results[-1].value)
-        elif need.times > 1 and planner.single_call:
+        elif need.times > 1 and (planner.single_call or (step is not None and step.guard is repeated_error)):
             planner.repeat_last_failure(planned_call, need.result)
         elif need.call is not None:
             again = bool(planned_call.results) and step is not None and step.guard is declared_done
@@ -492,7 +492,7 @@ class BatchPlanner:
         planned_call.results.append(self.results[-1])
 
     def repeat_last_failure(self, planned_call: PlannedCall, value: Any) -> None:
-        """Make a call fail exactly as the last one did, for replies of one call that must repeat an error."""
+        """Make a call fail exactly as the last one of an earlier batch did: equal errors of one batch are one."""
         if self._last_failure is not None:
             planned_call.call, value = self._last_failure
         if value is None:

@@ -60,12 +60,25 @@ def test_the_first_failure_of_each_kind_is_the_batchs():
     }
 
 
-def test_equal_errors_in_a_row_are_counted_whatever_their_spaces():
-    run = make_run("dispatch_tool", batch=pending_calls(ONE, TWO, THREE))
-    on_outcome(run, o.ToolsRan((failed_result(ONE, text="no  disk\n"), failed_result(TWO, text="no disk"))))
+def test_equal_errors_of_batches_in_a_row_are_counted_whatever_their_spaces():
+    run = make_run("dispatch_tool", batch=pending_calls(ONE))
+    on_outcome(run, o.ToolsRan((failed_result(ONE, text="no  disk\n"),)))
+    run.batch = pending_calls(TWO, THREE)
+    on_outcome(run, o.ToolsRan((failed_result(TWO, text="no disk"),)))
     assert (run.error_streak, run.error_key) == (2, ("tool_error", "look", "ValueError", "no disk"))
     on_outcome(run, o.ToolsRan((failed_result(THREE, text="no ink"),)))
     assert run.error_streak == 1
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["together", "one after the other"])
+def test_equal_errors_of_one_batch_are_one(together):
+    run = make_run("dispatch_tool")
+    for batch in range(1, 4):
+        run.batch = pending_calls(ONE, TWO, THREE)
+        results = tuple(failed_result(each) for each in (ONE, TWO, THREE))
+        for outcome in [results] if together else [(each,) for each in results]:
+            on_outcome(run, o.ToolsRan(outcome))
+        assert run.error_streak == batch
 
 
 @pytest.mark.parametrize(
