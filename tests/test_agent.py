@@ -134,7 +134,7 @@ def test_presets_with_control_tools_tell_the_model_of_them(name):
 def test_envelope_instructions_follow_the_agents_instructions():
     agent = Agent(ScriptedModel(), preset="feedback", tools=[look], instructions="Be brief.")
     assert agent.instructions.startswith("Be brief.\n\nAnswer with exactly one JSON object")
-    assert "- look: Look somewhere." in agent.instructions
+    assert '"description":"Look somewhere."' in agent.instructions
 
 
 def test_the_output_schema_is_in_the_instructions_unless_a_tool_has_it():

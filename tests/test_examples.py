@@ -40,8 +40,8 @@ recover.otherwise -> pre_step
 pre_step.otherwise -> call_llm
 call_llm.otherwise -> post_llm
 post_llm.otherwise -> terminal
-Instruction to the model: The last step failed (only a human may promise a refund). Pick the smallest next step that \
-avoids this.
+Instruction to the model: The last step failed (<error>only a human may promise a refund</error>). Pick the smallest \
+next step that avoids this.
 Answer: I have passed this on to a colleague.
 """,
     "own_state": """\

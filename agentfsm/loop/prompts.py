@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from agentfsm.loop.failures import Failure
+from agentfsm.loop.failures import Failure, FailureGroup
 from agentfsm.loop.guardrails import Behavior
 from agentfsm.loop.messages import Message, Role, Transcript
 from agentfsm.loop.state import RunState
@@ -77,7 +77,7 @@ def limit_reached_text(failure: Failure) -> str:
 def feedback_text(failure: Failure, behavior: Behavior) -> str:
     """The feedback on a reply that has no tool result to carry it."""
     return failure.kind.spec.feedback.format(
-        explanation=failure.explanation, next_step=_next_step(behavior), form=_required_form(behavior)
+        explanation=_explanation(failure), next_step=_next_step(behavior), form=_required_form(behavior)
     )
 
 
@@ -98,7 +98,14 @@ def truncation_feedback(remedy: str) -> str:
 
 def narrow_scope_instruction(failure: Failure, behavior: Behavior) -> str:
     """The instruction to the model after ``narrow_scope``; it names only tools that the run has."""
-    return failure.kind.spec.instruction.format(explanation=failure.explanation, next_step=_next_step(behavior))
+    return failure.kind.spec.instruction.format(explanation=_explanation(failure), next_step=_next_step(behavior))
+
+
+def _explanation(failure: Failure) -> str:
+    """The explanation, fenced and escaped if a tool may have written it."""
+    if failure.kind.spec.group is FailureGroup.tool:
+        return f"<error>{_escape(failure.explanation)}</error>"
+    return failure.explanation
 
 
 def _next_step(behavior: Behavior) -> str:
@@ -208,8 +215,11 @@ def without_memory(message: Message) -> Message:
 
 def _fence(tag: str, text: str) -> str:
     """A text between XML tags that it cannot close, because its markup is escaped."""
-    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return f"<{tag}>\n{escaped}\n</{tag}>"
+    return f"<{tag}>\n{_escape(text)}\n</{tag}>"
+
+
+def _escape(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s\"'<>]+", re.IGNORECASE)

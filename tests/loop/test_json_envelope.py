@@ -153,8 +153,8 @@ def test_the_instructions_name_both_forms_and_every_tool_with_its_schema():
     )
     assert '{"kind": "final", "content": ' in text
     assert '{"kind": "tool_call", "tool_name": ' in text
-    assert '- add: Add two numbers. Arguments (JSON schema): {"type":"object"}' in text
-    assert "- now: Tell the time." in text
+    assert '- add: {"arguments":{"type":"object"},"description":"Add two numbers."}' in text
+    assert '- now: {"arguments":{},"description":"Tell the time."}' in text
 
 
 def test_the_instructions_say_so_where_there_is_no_tool():
