@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from agentfsm.cli.local_store import (
 )
 from agentfsm.cli.user_code import load_object
 from agentfsm.errors import ConfigurationError, JournalError, StoreError, UnknownRunError
-from agentfsm.journal.checkpoint import read_checkpoint, write_checkpoint
+from agentfsm.journal.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from agentfsm.journal.sqlite.sqlite_orphans import find_orphans
 from agentfsm.journal.verification import (
     GOOD,
@@ -97,9 +98,11 @@ def verify(
     maker = None if agent is None else _load_agent(agent)
     codes: set[int] = set()
     keyring: Keyring | None = None
+    signed: Checkpoint | None = None
     try:
         keyring = _read_keyring(None if export_file is not None else path or default_store_path())
-        checkpoint_heads = _read_checkpoint(checkpoint_file, key)
+        signed = _read_checkpoint(checkpoint_file, key)
+        checkpoint_heads = None if signed is None else signed.heads
         for report in map(_with_doubt, _verify_runs(run_ids, export_file, path, checkpoint_heads, keyring)):
             codes.add(report.code)
             _print_report(report, as_json)
@@ -111,6 +114,8 @@ def verify(
         source = f"{export_file}: " if export_file is not None and isinstance(error, JournalError) else ""
         click.echo(f"agentfsm: cannot be verified: {source}{shorten(error, 2000)}", err=True)
         codes.add(UNVERIFIABLE)
+    if signed is not None and signed.date is not None:
+        click.echo(f"agentfsm: the checkpoint is of {signed.date:%Y-%m-%d %H:%M:%S} UTC", err=True)
     _print_unchecked(keyring, checkpoint_file)
     ctx.exit(next((code for code in (TAMPERED, UNVERIFIABLE, OPEN) if code in codes), GOOD))
 
@@ -130,7 +135,7 @@ def _verify_runs(
     wanted = list(run_ids) or [*stored, *(checkpoint_heads or {})]
     for run_id in dict.fromkeys(wanted):
         try:
-            yield verify_stored_run(store, run_id, checkpoint_heads or {}, keyring)
+            yield verify_stored_run(store, run_id, checkpoint_heads, keyring)
         except UnknownRunError as error:
             if run_ids:
                 raise
@@ -142,8 +147,8 @@ def _verify_runs(
         click.echo(f"agentfsm: there is no run in {store.path}", err=True)
 
 
-def _read_checkpoint(file: Path | None, key: Path | None) -> CheckpointHeads | None:
-    """The runs of a checkpoint, or None if there is none."""
+def _read_checkpoint(file: Path | None, key: Path | None) -> Checkpoint | None:
+    """The checkpoint in a file, or None if there is none."""
     return read_checkpoint(file.read_text("utf-8", "replace"), key.read_bytes()) if file and key else None
 
 
@@ -225,11 +230,22 @@ Examples:
 @click.option("--key", required=True, type=_EXISTING_FILE, help="An Ed25519 private key, as PEM.")
 @click.option("--name", default="agentfsm", metavar="NAME", help="The name of the store and its key; no spaces.")
 @store_option
-def checkpoint(key: Path, name: str, path: Path | None) -> None:
+@click.pass_context
+def checkpoint(ctx: click.Context, key: Path, name: str, path: Path | None) -> None:
     """Write a signed checkpoint of all runs, with the last hash of each, to stdout. Keep it apart from the store.
 
-    With it, agentfsm verify --checkpoint detects journals that were truncated or rewritten. Create a key with:
+    With it, agentfsm verify --checkpoint detects journals that were truncated, rewritten, deleted or forged since its
+    date. A store that does not verify gets none, and the exit code is that of agentfsm
+    verify. Create a key with:
     openssl genpkey -algorithm ed25519 -out key.pem; and its public half with: openssl pkey -in key.pem -pubout
     -out public.pem
     """
-    click.echo(write_checkpoint(open_existing_store(path).heads(), key.read_bytes(), name), nl=False)
+    store = open_existing_store(path)
+    heads = store.heads()
+    signed = {head.run_id: (head.seq, head.hash) for head in heads}  # what is signed is what is verified
+    for report in map(_with_doubt, _verify_runs((), None, path, signed, store_keyring(store.path))):
+        if report.code not in (GOOD, OPEN):
+            problem = f"run {report.run_id!r}: {report.reason}; agentfsm verify shows everything that is wrong"
+            click.echo(f"agentfsm: not signed, because the store does not verify: {problem}", err=True)
+            ctx.exit(report.code)
+    click.echo(write_checkpoint(heads, key.read_bytes(), datetime.now(UTC), name), nl=False)

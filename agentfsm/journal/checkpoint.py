@@ -2,8 +2,8 @@
 
 A hash chain proves that nothing inside it was changed. It cannot prove that its end was not truncated, or that the
 whole journal was not rewritten; a checkpoint can. It is a signed note in the format of transparency logs (C2SP
-``tlog-checkpoint`` and ``signed-note``): origin, number of runs, root hash, a line for each run
-(``seq hash "run id"``), a blank line, and an Ed25519 signature.
+``tlog-checkpoint`` and ``signed-note``): origin, number of runs, root hash, the date (``date 2026-11-23T08:30:00Z``), a
+line for each run (``seq hash "run id"``), a blank line, and an Ed25519 signature. The root hash covers the date too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from agentfsm.errors import JournalError, MissingExtraError
@@ -21,17 +23,32 @@ from agentfsm.journal.store import Head
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-__all__ = ["read_checkpoint", "write_checkpoint"]
+__all__ = ["Checkpoint", "read_checkpoint", "write_checkpoint"]
 
 _LINE = re.compile(r'(\d+) ([0-9a-f]{64}) (".*")')
+_DATE = "date %Y-%m-%dT%H:%M:%SZ"
 
 
-def write_checkpoint(heads: Iterable[Head], key: bytes, name: str = "agentfsm") -> str:
-    """A signed checkpoint of some runs.
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint whose signature is valid.
+
+    Attributes:
+        heads: Sequence number and hash of the last record of each run, by run id.
+        date: When it was written, in UTC; None if a release that noted no date wrote it.
+    """
+
+    heads: dict[str, tuple[int, str]]
+    date: datetime | None
+
+
+def write_checkpoint(heads: Iterable[Head], key: bytes, date: datetime, name: str = "agentfsm") -> str:
+    """A signed checkpoint of some runs. It says nothing about their records: verify those first.
 
     Args:
         heads: The heads of the runs.
         key: An Ed25519 private key as PEM (``openssl genpkey -algorithm ed25519``).
+        date: The date of the checkpoint, with its time zone; it is written to the second, in UTC.
         name: The name of the store and of the key; without spaces and plus signs.
 
     Returns:
@@ -46,15 +63,16 @@ def write_checkpoint(heads: Iterable[Head], key: bytes, name: str = "agentfsm") 
             f"{name!r} is not a valid checkpoint name: it must not be empty or contain a space or a plus sign"
         )
     signer = _load_private_key(key)
-    lines = sorted(f"{h.seq} {h.hash} {json.dumps(h.run_id)}" for h in heads)
+    runs = sorted(f"{h.seq} {h.hash} {json.dumps(h.run_id)}" for h in heads)
+    lines = [date.astimezone(UTC).strftime(_DATE), *runs]
     root = base64.b64encode(_root_hash(lines)).decode()
-    text = "".join(f"{line}\n" for line in (f"{name}/runs", str(len(lines)), root, *lines))
+    text = "".join(f"{line}\n" for line in (f"{name}/runs", str(len(runs)), root, *lines))
     signature = _key_id(name, signer.public_key()) + signer.sign(text.encode())
     return f"{text}\n\u2014 {name} {base64.b64encode(signature).decode()}\n"
 
 
-def read_checkpoint(text: str, key: bytes) -> dict[str, tuple[int, str]]:
-    """Sequence number and hash of the last record of each run in a checkpoint, by run id.
+def read_checkpoint(text: str, key: bytes) -> Checkpoint:
+    """The checkpoint in a signed note.
 
     Args:
         text: The signed note.
@@ -76,8 +94,9 @@ def read_checkpoint(text: str, key: bytes) -> dict[str, tuple[int, str]]:
             break
     else:
         raise JournalError("the checkpoint has no valid signature of this key")
-    runs = lines[3:]
-    if len(runs) != int(lines[1]) or base64.b64encode(_root_hash(runs)).decode() != lines[2]:
+    dated = len(lines) > 3 and lines[3].startswith("date ")
+    runs = lines[4:] if dated else lines[3:]
+    if len(runs) != int(lines[1]) or base64.b64encode(_root_hash(lines[3:])).decode() != lines[2]:
         raise JournalError("the checkpoint's lines do not match its root hash")
     heads: dict[str, tuple[int, str]] = {}
     for line in runs:
@@ -85,7 +104,14 @@ def read_checkpoint(text: str, key: bytes) -> dict[str, tuple[int, str]]:
         if match is None:
             raise JournalError(f"{line!r} is not a line of a checkpoint")
         heads[json.loads(match[3])] = (int(match[1]), match[2])
-    return heads
+    return Checkpoint(heads, _read_date(lines[3]) if dated else None)
+
+
+def _read_date(line: str) -> datetime:
+    try:
+        return datetime.strptime(line, _DATE).replace(tzinfo=UTC)
+    except ValueError:
+        raise JournalError(f"{line!r} is not the date of a checkpoint") from None
 
 
 def _root_hash(lines: Iterable[str]) -> bytes:

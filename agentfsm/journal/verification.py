@@ -497,21 +497,24 @@ CheckpointHeads = Mapping[str, tuple[int, str]]
 
 
 def verify_stored_run(
-    store: Store, run_id: str, checkpoint: CheckpointHeads, keyring: Keyring | None = None
+    store: Store, run_id: str, checkpoint: CheckpointHeads | None = None, keyring: Keyring | None = None
 ) -> VerificationReport:
     """Verify one run of a store, including the record that it was forked from.
+
+    With keys and a checkpoint, records that none of the keys authenticates must be in the checkpoint: whatever came
+    after it and was not sealed under a secret of the host was forged.
 
     Args:
         store: The store.
         run_id: The run.
-        checkpoint: The runs of a checkpoint; empty if there is none.
+        checkpoint: The runs of a checkpoint, or None if there is none.
         keyring: The keys of the host that wrote it, or None.
 
     Raises:
         UnknownRunError: Neither the store nor the checkpoint has the run.
     """
     try:
-        if run_id in checkpoint and store.head(run_id) is None:
+        if checkpoint and run_id in checkpoint and store.head(run_id) is None:
             return VerificationReport(run_id, TAMPERED, 0, None, "the checkpoint has it, and the store does not")
         records, head = consistent_read(store, run_id)
     except UnknownRunError:
@@ -519,6 +522,11 @@ def verify_stored_run(
     except StoreError as error:
         return _report_unreadable(store, run_id, str(error))
     report = verify(run_id, records, head, _checkpoint_hashes(checkpoint, run_id), keyring)
+    if checkpoint is not None and report.doubt and report.code in (GOOD, OPEN):
+        signed, _ = checkpoint.get(run_id, (0, ""))
+        if signed < len(records):
+            reason = f"it was written after the checkpoint, and {report.doubt}"
+            return VerificationReport(run_id, TAMPERED, len(records), signed + 1, reason)
     if report.code == TAMPERED or not records or not is_kind(records[0], "run.forked"):
         return report
     reason = _check_fork_parent(store, records[0])
@@ -587,12 +595,12 @@ def verify_export(text: str, checkpoint: CheckpointHeads | None, keyring: Keyrin
             if report.code == TAMPERED:
                 return report
             return VerificationReport(run_id, TAMPERED, len(lines), number, str(error))
-    report = verify(run_id, records, None, _checkpoint_hashes(checkpoint or {}, run_id), keyring)
+    report = verify(run_id, records, None, _checkpoint_hashes(checkpoint, run_id), keyring)
     if checkpoint is not None and run_id not in checkpoint and report.code != TAMPERED:
         return VerificationReport(run_id, UNVERIFIABLE, len(records), None, "the checkpoint does not have this run")
     return report
 
 
-def _checkpoint_hashes(checkpoint: CheckpointHeads, run_id: str) -> dict[int, str]:
-    seq, digest = checkpoint.get(run_id, (0, ""))
+def _checkpoint_hashes(checkpoint: CheckpointHeads | None, run_id: str) -> dict[int, str]:
+    seq, digest = (checkpoint or {}).get(run_id, (0, ""))
     return {seq: digest} if seq else {}

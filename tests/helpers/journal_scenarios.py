@@ -80,17 +80,17 @@ SAMPLE_SCRIPT = [
 ]
 
 
-def sample_agent(store: Any, script: Any = SAMPLE_SCRIPT, **more: Any) -> Agent:
-    host = Host(clock=FakeClock(), store=store, secret=b"of the tests")
+def sample_agent(store: Any, script: Any = SAMPLE_SCRIPT, secret: bytes = b"of the tests", **more: Any) -> Agent:
+    host = Host(clock=FakeClock(), store=store, secret=secret)
     return Agent(ScriptedModel(script), tools=[add, pay, look], instructions="Be brief.", host=host, **more)
 
 
-def finished_run(store: Any = None, run_id: str = "sample") -> tuple[Any, Any]:
+def finished_run(store: Any = None, run_id: str = "sample", secret: bytes = b"of the tests") -> tuple[Any, Any]:
     """A store with one finished run in it, and its result."""
     store = MemoryStore() if store is None else store
 
     async def live() -> Any:
-        agent = sample_agent(store)
+        agent = sample_agent(store, secret=secret)
         await agent.run("Do it all.", run_id=run_id)
         return await agent.resume(run_id, Edit({"to": "Bob", "amount": 2.0}))
 

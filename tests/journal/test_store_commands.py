@@ -199,6 +199,35 @@ def test_a_checkpoint_finds_truncated_and_deleted_runs(path, tmp_path):
     command("verify", "--checkpoint", note, "--store", path, code=2)
 
 
+@pytest.fixture
+def signed(path, tmp_path):
+    """A checkpoint of the store, as arguments of ``agentfsm verify``."""
+    key, public, note = tmp_path / "key.pem", tmp_path / "public.pem", tmp_path / "note"
+    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", key], check=True)
+    subprocess.run(["openssl", "pkey", "-in", key, "-pubout", "-out", public], check=True)
+    note.write_text(command("checkpoint", "--key", key, "--store", path), encoding="utf-8")
+    return "verify", "--checkpoint", note, "--key", public, "--store", path
+
+
+def test_the_secret_and_a_checkpoint_find_a_run_that_was_forged_from_its_first_record(path, signed):
+    assert "the checkpoint is of 20" in command(*signed, code=4)
+    with SqliteStore(path) as store:
+        finished_run(store, "forged", secret=b"of a forger")
+    command("verify", "forged", "--store", path, code=3)  # it may be from before a secret was lost
+    assert "it was written after the checkpoint, and its records were sealed under another" in command(*signed, code=1)
+
+
+def test_a_store_that_does_not_verify_gets_no_checkpoint(path, signed, tmp_path, monkeypatch):
+    sign = ("checkpoint", "--key", tmp_path / "key.pem", "--store", path)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("AGENTFSM_SECRET", "another")
+        assert "'whole': its records were sealed under another secret" in command(*sign, code=3)
+    forge(path, "UPDATE run SET status = 'running' WHERE run_id = 'whole'")
+    refused = command(*sign, code=1)
+    assert refused.startswith("agentfsm: not signed, because the store does not verify: run 'whole': the store has")
+    assert "\u2014" not in refused
+
+
 def test_an_invalid_checkpoint_is_unverifiable(path, tmp_path):
     for name in ("key", "other"):
         key = tmp_path / name

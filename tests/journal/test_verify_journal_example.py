@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from agentfsm.loop.presets import PRESETS
 from tests.helpers.journal_scenarios import finished_run, reseal, sample_agent, waiting_run
 from tests.journal.test_migration import LONGER, LOOP, NO_ADDING, go_on
 
+DATE = datetime(2026, 11, 23, tzinfo=UTC)
 EXAMPLE = Path(__file__).parents[2] / "examples" / "verify_journal.py"
 
 
@@ -119,7 +121,7 @@ def test_a_migrated_run_is_verified_with_each_of_its_graphs(migrated):
 def test_a_checkpoint_finds_truncated_and_rewritten_journals(whole, tmp_path):
     key = tmp_path / "key.pem"
     subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", key], check=True)
-    note = write_checkpoint([Head("sample", 2, None, len(whole), whole[-1].hash, "finished")], key.read_bytes())
+    note = write_checkpoint([Head("sample", 2, None, len(whole), whole[-1].hash, "finished")], key.read_bytes(), DATE)
     assert independent(whole, note) is None
     assert "was truncated" in str(independent(whole[:-1], note))
     rows, _ = forged(whole, "effect.intent", '"name":"scripted"', '"name":"another"')
