@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -457,7 +458,8 @@ LIMITS = frozenset({d.runaway, d.iteration_limit, d.time_limit, d.token_limit, d
 def scenarios_through_rows(agent: Agent) -> Iterator[Scenario]:
     """For each row that a run of an agent can take, the scenario of a shortest run that takes it.
 
-    It has guardrails of its own if the run comes to a limit. Rows whose guards have no example are left out.
+    It has guardrails of its own if the run comes to a limit. Rows that need a guard without examples are
+    left out, and named in a warning.
 
     Args:
         agent: The agent.
@@ -465,8 +467,20 @@ def scenarios_through_rows(agent: Agent) -> Iterator[Scenario]:
     behavior = agent.behavior
     guardrails = small_guardrails(behavior)
     space = state_space_for(agent.graph, guardrails, behavior, agent.config.output_adapter is not None)
-    found = (shortest_run_through(space, row) for row in agent.graph)
-    return _scenarios(agent, (Path(0, each[0], 1, guardrails, behavior) for each in found if each is not None))
+    driver = WitnessDriver(agent)
+    left_out: list[str] = []
+    for row in agent.graph:
+        found = shortest_run_through(space, row)
+        if found is not None:
+            scenarios = list(_scenarios(driver, [Path(0, found[0], 1, guardrails, behavior)]))
+            left_out += [] if scenarios else [row.id]
+            yield from scenarios
+    if left_out:
+        warnings.warn(
+            f"no scenario is made for {', '.join(left_out)}: a guard has no example (@detector(fires_on=...)); "
+            "WitnessDriver(agent).undriven_rows() gives the reasons",
+            stacklevel=2,
+        )
 
 
 def scenarios_along_paths(agent: Agent) -> Iterator[Scenario]:
@@ -475,11 +489,10 @@ def scenarios_along_paths(agent: Agent) -> Iterator[Scenario]:
     Args:
         agent: The agent.
     """
-    return _scenarios(agent, paths(agent, "transitions"))
+    return _scenarios(WitnessDriver(agent), paths(agent, "transitions"))
 
 
-def _scenarios(agent: Agent, chosen: Iterable[Path]) -> Iterator[Scenario]:
-    driver = WitnessDriver(agent)
+def _scenarios(driver: WitnessDriver, chosen: Iterable[Path]) -> Iterator[Scenario]:
     for path in chosen:
         try:
             scenario = driver.scenario_for(path)

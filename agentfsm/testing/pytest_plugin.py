@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path as FilePath
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from agentfsm.machine.graph import Graph
     from agentfsm.testing.coverage_reporter import CoveredGraph, GraphCoverageReporter
     from agentfsm.testing.path_generation import Path, Paths
+    from agentfsm.testing.recorded_runs import RunRecorder
     from agentfsm.testing.reviewed_paths import BrokenPath
 
 # agentfsm is only imported where it is used: every pytest run loads this plugin.
@@ -45,6 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--fsm-graph", metavar="MODULE:NAME", help=f"a graph, a preset or an agent (default: {DEFAULT_GRAPH})"
     )
     group.addoption("--fsm-paths", metavar="FILE", help="take the paths from a file that agentfsm paths --output wrote")
+    group.addoption("--fsm-record", action="store_true", help="write what fsm_record compares, instead of comparing")
     group.addoption(
         "--fsm-cover",
         choices=("transitions", "pairs", "triples", "prime"),
@@ -99,6 +102,32 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     file = _paths_file(metafunc, options.get("paths"))
     found = list(_generate_paths(graph, cover)) if file is None else _read_paths(graph, file)
     metafunc.parametrize("fsm_path", found, ids=[path.id for path in found])
+
+
+@pytest.fixture
+def fsm_record(request: pytest.FixtureRequest) -> Iterator[RunRecorder]:
+    """Call it with a ``PathRun``, ``SimulationResult`` or ``RunResult``, which must equal the recorded one.
+
+    The runs of ``test_policy.py`` are in ``test_policy.runs.json``, next to it; ``--fsm-record`` writes them.
+    """
+    from agentfsm.errors import ConfigurationError
+    from agentfsm.testing.recorded_runs import RecordedRuns, RunRecorder
+
+    record: bool = request.config.getoption("--fsm-record")
+    if record and hasattr(request.config, "workerinput"):
+        raise pytest.UsageError("--fsm-record writes one file from every test: run pytest without xdist (-n0)")
+    file = request.path.with_suffix(".runs.json")
+    advice = f"write {file.name} with pytest --fsm-record, and review it"
+    try:
+        recorded = RecordedRuns.read(file)
+    except ConfigurationError as error:
+        raise pytest.UsageError(str(error)) from error
+    recorder = RunRecorder(request.node.name, recorded, advice, record=record)
+    yield recorder
+    if record:
+        recorded.write(file)
+    else:
+        recorder.finish()
 
 
 @pytest.hookimpl(tryfirst=True)

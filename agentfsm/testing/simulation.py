@@ -153,6 +153,15 @@ class Scenario:
     side_events: Mapping[int, SideEvent] = field(default_factory=dict[int, SideEvent])
     guardrails: AgentGuardrails | None = None
 
+    def with_crashes(self, moves: int = 100) -> Scenario:
+        """The same scenario, but the process dies at the first start of a tool in each visit, and the run is resumed.
+
+        Args:
+            moves: Crashes happen before so many transitions.
+        """
+        crashes = {i: replace(self.side_events.get(i, NO_SIDE_EVENT), crash=True) for i in range(moves)}
+        return replace(self, side_events=crashes)
+
 
 MAX_MOVES = 100_000
 """Default limit on the transitions of a simulated run; a run that exceeds it is assumed not to end."""
@@ -208,6 +217,7 @@ class SimulationResult:
         run_results: The result at each suspension and at the end. The last one is missing if the run was abandoned.
         started_tools: Every tool execution that was started, in order.
         model_calls: How many times the model was called.
+        requests: What the model was asked, in order.
         guard_results: Results of the probed guards, by the number of transitions taken before and the row id; a
             ``GuardError`` if the guard raised.
         clock: The clock, at the time the run stopped.
@@ -218,6 +228,7 @@ class SimulationResult:
     run_results: list[RunResult] = field(default_factory=list[RunResult])
     started_tools: list[StartedTool] = field(default_factory=list[StartedTool])
     model_calls: int = 0
+    requests: list[ModelRequest] = field(default_factory=list[ModelRequest])
     guard_results: dict[tuple[int, str], object] = field(default_factory=dict[tuple[int, str], object])
     clock: FakeClock = field(default_factory=FakeClock)
     store: MemoryStore = field(default_factory=MemoryStore)
@@ -513,6 +524,7 @@ class Simulator:
         turn: ModelTurn = _next_or(cursor.scenario.model_turns, cursor.model_calls, ModelTurn(self._final_answer))
         cursor.model_calls += 1
         cursor.result.model_calls += 1
+        cursor.result.requests.append(request)
         if isinstance(turn.entry, BaseException):
             # the copy is not stored in a variable: the frame and the error's traceback would form a reference cycle
             raise _copy_error(turn.entry)

@@ -181,7 +181,7 @@ def scenarios(agent: Agent, *, max_turns: int = 8) -> st.SearchStrategy[Scenario
 
     Four of five follow a path through the graph that can happen, with data drawn along it, so that a few hundred reach
     every row that a run of this agent can take; with small limits, where the path leads to a limit. The others are
-    drawn freely.
+    drawn freely. A warning names the rows that no path leads to, because a guard has no example.
 
     ::
 

@@ -11,11 +11,22 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
-from agentfsm import Agent, AgentGuardrails, tool
+from agentfsm import Agent, AgentGuardrails, Failure, RunState, tool
 from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.transition_table import LOOP
-from agentfsm.testing import ModelTurn, Scenario, ScriptedModel, SideEvent, Simulator, call, default_agent, paths
+from agentfsm.testing import (
+    ModelTurn,
+    Scenario,
+    ScriptedModel,
+    SideEvent,
+    Simulator,
+    WitnessDriver,
+    call,
+    default_agent,
+    paths,
+)
 from agentfsm.testing import invariants as must
+from agentfsm.testing.path_runner import scenarios_through_rows
 from agentfsm.testing.strategies import AgentStateMachine, arguments, scenarios
 
 FEW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -190,3 +201,17 @@ def test_an_agent_without_the_default_tools_is_led_along_paths_with_its_own() ->
     missing = feasible - reached.keys()
     assert len(missing) <= 3, missing  # none of its tools ends a run, for example
     assert unknown.keys() <= {"no_such_tool", "fsm_nowhere"}
+
+
+def test_a_warning_names_the_rows_that_no_scenario_follows_because_a_guard_has_no_example() -> None:
+    def secret(run: RunState) -> Failure | None:
+        return None
+
+    own = Agent(ScriptedModel(), graph=LOOP.with_detector("post_llm", secret))
+    with pytest.warns(UserWarning, match=r"no scenario is made for post_llm\.secret: .*undriven_rows") as warned:
+        drawn = list(scenarios_through_rows(own))
+    assert len(warned) == 1
+    assert len(drawn) > 40
+    assert [each.rows for each in WitnessDriver(own).undriven_rows() if "secret" in each.rows[0]] == [
+        ("post_llm.secret",)
+    ]
