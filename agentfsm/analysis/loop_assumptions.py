@@ -160,6 +160,7 @@ class _RowReader:
         self.traits = traits
         self.many = 1 if guardrails.max_calls_per_reply == 1 else 2
         self.rows = [row for row in graph.transitions if not graph.spec(row.target).final]
+        self.mode_rows = [row for row in self.rows if not _keeps_waiting(graph, row)]
         usual = _batches_as_in_loop(graph) and not (traits.sub_agents or traits.secrets)
         self.batches_as_in_loop = traits.scripted or usual
 
@@ -238,7 +239,7 @@ class _VariableBuilder(_RowReader):
 
     def variable(self, name: str, limit: int, effect_of: Callable[[Transition], list[Update]]) -> Variable:
         """A mode variable, from a function that says what a row does to it (nothing by default)."""
-        updates = chain.from_iterable(effect_of(row) for row in self.rows)
+        updates = chain.from_iterable(effect_of(row) for row in self.mode_rows)
         return Variable(name, limit, tuple(updates), budget=False)
 
     def counters(self) -> Iterator[Variable]:
@@ -269,7 +270,9 @@ class _VariableBuilder(_RowReader):
             yield Update.of(row, spent)
 
     def modes(self) -> Iterator[Variable]:
-        yield Variable("about", labels=_ABOUT_LABELS, updates=tuple(chain.from_iterable(map(self._about, self.rows))))
+        yield Variable(
+            "about", labels=_ABOUT_LABELS, updates=tuple(chain.from_iterable(map(self._about, self.mode_rows)))
+        )
         yield self.variable("pending", self.many, self._pending)
         yield self.variable("ran", self.many, self._ran)
         yield self.variable("rerun", 1, self._rerun)
@@ -452,7 +455,7 @@ class _GuardReader(_RowReader):
         """What the engine enforces for every graph."""
         for counter in self.graph.counters:
             name, limit = counter.name, self.limit_of(counter)
-            if limit is None:
+            if limit is None or _keeps_waiting(self.graph, row):  # bounds start anew at each wait
                 continue
             if name in row.spends and name not in row.refills:
                 yield GuardAssumption(
@@ -509,7 +512,7 @@ class _GuardReader(_RowReader):
         if not self.source(row).waits or self.traits.sub_agents:
             return
         one_kind = self.unless_agent("a run waits for one kind of reply at a time", "no tool is a sub-agent")
-        if row.guard is guards.approval_decided:
+        if row.guard is guards.approval_decided or _keeps_waiting(self.graph, row):
             yield GuardAssumption(row.id, may="about == approval", why=one_kind)
         elif row.guard is guards.doubt_settled:
             yield GuardAssumption(row.id, may="about == doubt", why=one_kind)
@@ -588,10 +591,17 @@ def _stops_when_a_guard_raises(graph: Graph, state: StateSpec) -> bool:
     return state.final or (aborting is not None and aborting.guard is guards.aborted)
 
 
+def _keeps_waiting(graph: Graph, row: Transition) -> bool:
+    """Whether a row is one of those that ``with_votes`` adds: it changes who may answer, and nothing else of a run."""
+    votes = row.guard in (guards.escalated, guards.vote_recorded)
+    return votes and row.source == row.target and graph.spec(row.source).waits and not row.extends
+
+
 def _batches_as_in_loop(graph: Graph) -> bool:
     """Whether calls are run, judged, approved and run again by rows of ``LOOP``, in its order, and by no others.
 
-    Rows into a final state may be added anywhere, and detectors that lead to recovery after ``calls_pending``.
+    Rows into a final state may be added anywhere, as well as those of ``with_votes``, and detectors that lead to
+    recovery after ``calls_pending``.
     """
     own = {spec.effect: spec.name for spec in graph.states if isinstance(spec.effect, EffectSpec)}
     waits = [spec.name for spec in graph.states if spec.waits]
@@ -619,7 +629,7 @@ def _rows_as_in_loop(graph: Graph, state: str, ours: str) -> bool:
     complete = ours != "post_tool"
     for row in graph.rows(state):
         place = next((i for i, each in enumerate(loop_rows) if each.guard is row.guard), None)
-        if graph.spec(row.target).final:
+        if graph.spec(row.target).final or _keeps_waiting(graph, row):
             continue
         if place is not None and _same_kind(graph, row.target, loop_rows[place].target):
             order.append(place)
@@ -638,7 +648,7 @@ def _same_kind(graph: Graph, state: str, ours: str) -> bool:
 def _entered_as_in_loop(graph: Graph, names: dict[str, str]) -> bool:
     """Whether the states of batches are entered only by rows that lead to them in ``LOOP``."""
     for row in graph.transitions:
-        if row.target not in names or names[row.target] == "recover":
+        if row.target not in names or names[row.target] == "recover" or _keeps_waiting(graph, row):
             continue
         if not any(
             each.guard is row.guard

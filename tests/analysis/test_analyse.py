@@ -20,13 +20,15 @@ from agentfsm.analysis import (
     must_pass,
     never_after,
 )
+from agentfsm.analysis.loop_assumptions import graph_assumptions
 from agentfsm.analysis.state_space import StateSpace
 from agentfsm.errors import ConfigurationError
 from agentfsm.loop.detectors import tool_error
 from agentfsm.loop.guardrails import AgentGuardrails
+from agentfsm.loop.guards import vote_recorded
 from agentfsm.loop.outcomes import CALL_MODEL
 from agentfsm.loop.presets import PRESETS
-from agentfsm.loop.transition_table import LOOP
+from agentfsm.loop.transition_table import LOOP, with_votes
 from agentfsm.machine import declaration
 from agentfsm.machine.graph import Graph, StateSpec, Transition
 from tests.helpers.graphs import (
@@ -328,3 +330,28 @@ def test_one_kind_of_call_can_be_bounded_when_the_other_is_not() -> None:
     )
     most = analyse(graph).bounds
     assert (most.model_calls_in_all, most.tool_calls_in_all) == (None, 0)
+
+
+def test_the_rows_that_count_votes_change_neither_verdicts_nor_bounds_nor_the_size_of_the_proof() -> None:
+    plain, counting = (analyse(graph, guardrails=FEW) for graph in (LOOP, with_votes(LOOP)))
+    assert counting.ok, str(counting)
+    assert counting.exact == plain.exact
+    assert counting.to_dict()["bounds"] == plain.to_dict()["bounds"]
+    assert counting.dead == plain.dead
+    assert counting.explored <= 1.1 * plain.explored
+
+
+def test_a_row_for_votes_that_leads_elsewhere_is_not_taken_for_one_that_keeps_waiting() -> None:
+    graph = with_votes(LOOP)
+    around = replace(
+        graph,
+        transitions=tuple(
+            replace(row, target="dispatch_tool") if row.guard is vote_recorded else row for row in graph.transitions
+        ),
+    )
+    known = {variable.name for variable in graph_assumptions(graph, FEW).counters}
+    assert "together" in known
+    assert "votes" not in known
+    unsure = {variable.name for variable in graph_assumptions(around, FEW).counters}
+    assert "together" not in unsure
+    assert "votes" in unsure
