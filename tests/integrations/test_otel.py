@@ -376,7 +376,7 @@ def everything(collected: Collected) -> str:
 
 
 def talk(collected: Collected, **options: Any) -> None:
-    model = Named([call("add", a=4711, b=2), call("broken"), "canary reply"])
+    model = Named([call("add", a=47110815471108154711, b=2), call("broken"), "canary reply"])
     agent = Agent(model, tools=[add, broken], instructions="canary instructions", hooks=collected.hooks(**options))
     agent.run_sync("canary prompt")
 
@@ -384,8 +384,8 @@ def talk(collected: Collected, **options: Any) -> None:
 def test_spans_contain_no_content_by_default(collected: Collected) -> None:
     talk(collected)
     assert "canary" not in everything(collected)
-    assert "4711" not in everything(collected)
-    assert "4713" not in everything(collected)
+    assert "47110815471108154711" not in everything(collected)
+    assert "47110815471108154713" not in everything(collected)
 
 
 def test_spans_contain_content_on_request(collected: Collected) -> None:
@@ -398,13 +398,17 @@ def test_spans_contain_content_on_request(collected: Collected) -> None:
     (recorded,) = json.loads(first["gen_ai.output.messages"])
     assert (recorded["role"], recorded["finish_reason"]) == ("assistant", "tool_calls")
     assert recorded["parts"][0]["type"] == "tool_call"
-    assert recorded["parts"][0]["arguments"] == {"a": 4711, "b": 2}
+    assert recorded["parts"][0]["arguments"] == {"a": 47110815471108154711, "b": 2}
     assert json.loads(third["gen_ai.output.messages"])[0]["parts"] == [{"type": "text", "content": "canary reply"}]
     heard = [m["parts"][0] for m in json.loads(third["gen_ai.input.messages"]) if m["role"] == "tool"]
-    assert heard[0] == {"type": "tool_call_response", "id": recorded["parts"][0]["id"], "response": "4713"}
+    assert heard[0] == {
+        "type": "tool_call_response",
+        "id": recorded["parts"][0]["id"],
+        "response": "47110815471108154713",
+    }
     done = attributes(collected.named("execute_tool add"))
-    assert json.loads(done["gen_ai.tool.call.arguments"]) == {"a": 4711, "b": 2}
-    assert done["gen_ai.tool.call.result"] == "4713"
+    assert json.loads(done["gen_ai.tool.call.arguments"]) == {"a": 47110815471108154711, "b": 2}
+    assert done["gen_ai.tool.call.result"] == "47110815471108154713"
 
 
 # -- other ---------------------------------------------------------------------------------------------------

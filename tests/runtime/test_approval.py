@@ -334,7 +334,7 @@ def test_of_two_hooks_that_ask_the_one_with_a_question_is_used():
 
 @pytest.mark.parametrize("rule", [perhaps, "yes", None, 1])
 def test_an_invalid_requires_approval_is_refused_when_the_tool_is_made(rule):
-    with pytest.raises(ToolDefinitionError, match="requires_approval must be True, False or a plain function"):
+    with pytest.raises(ToolDefinitionError, match="requires_approval must be True, False, an Approval or"):
         tool(requires_approval=rule)(look)
 
 
