@@ -36,6 +36,7 @@ from agentfsm.journal.store import Store
 from agentfsm.loop.quorum import Actor
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.runtime.approval import HumanInput
+from agentfsm.runtime.driver import escalation_is_due
 from agentfsm.runtime.run import Run
 
 __all__ = ["require_tools", "resume", "resume_all"]
@@ -202,6 +203,8 @@ class _ReplyOptions:
         if request is None or stored.request_ref is None:
             run = agent.resume(run_id, self.reply)  # interrupted; if it has ended, this raises
             return require_tools(agent, run)
+        if self.reply is None and escalation_is_due(agent.config, stored.run):
+            return agent.resume(run_id)  # more people may answer from now on
         digest = stored.request_ref[1] if self.reply is None and self.digest is None else self.digest
         answer = self._get_answer(request)
         return self._resume(agent, run_id, answer, digest)

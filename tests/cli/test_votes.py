@@ -41,3 +41,19 @@ def test_two_people_approve_a_call_on_the_command_line(cli: Cli, tmp_path: Path)
     assert resume("--by", "bob", "--role", "manager")[:2] == (0, "Done.\n")
     assert "allow by bob (manager), claimed, not verified" in cli("show", run_id, "--store", "runs.db").stdout
     assert cli("verify", run_id, "--store", "runs.db").exit_code == 0
+
+
+def test_resume_without_a_reply_escalates_a_request_that_is_due(cli: Cli, tmp_path: Path) -> None:
+    rule = 'Approval(roles=("manager",), escalate_to=("director",), escalate_after_s=1e-9)'
+    (tmp_path / "tools.py").write_text(TOOLS.replace('Approval(n=2, roles=("manager",))', rule))
+    options = ["--store", "runs.db", "-m", "some-model", "-t", "tools.py"]
+    with fake_model_server(tool_call_output(("remove", {"path": "old.txt"}))) as server:
+        assert cli("run", "tidy", *options, "--base-url", server.url).exit_code == 3
+    run_id = json.loads(cli("runs", "--store", "runs.db", "--json").stdout)["run_id"]
+    with fake_model_server(text_output("Done.")) as server:
+        assert cli("resume", run_id, *options, "--base-url", server.url).exit_code == 3
+        assert json.loads(cli("runs", "--store", "runs.db", "--json").stdout)["quorum"]["escalated"]
+        asked_again = cli("resume", run_id, *options, "--base-url", server.url)
+        assert (asked_again.exit_code, "there is no terminal" in asked_again.stderr) == (2, True)
+        answer = ("allow", "--by", "eve", "--role", "director")
+        assert cli("resume", run_id, *answer, *options, "--base-url", server.url).exit_code == 0
