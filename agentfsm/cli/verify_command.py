@@ -23,7 +23,7 @@ from agentfsm.cli.local_store import (
 from agentfsm.cli.user_code import load_object
 from agentfsm.errors import ConfigurationError, JournalError, StoreError, UnknownRunError
 from agentfsm.journal.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from agentfsm.journal.sqlite.sqlite_orphans import find_orphans
+from agentfsm.journal.sqlite.sqlite_orphans import find_orphans, find_schema_changes
 from agentfsm.journal.verification import (
     GOOD,
     OPEN,
@@ -131,6 +131,7 @@ def _verify_runs(
         yield verify_export(_read_text(export_file), checkpoint_heads, keyring)
         return
     store = open_existing_store(path)
+    yield from find_schema_changes(store.path)
     stored = [head.run_id for head in store.heads()]
     wanted = list(run_ids) or [*stored, *(checkpoint_heads or {})]
     for run_id in dict.fromkeys(wanted):

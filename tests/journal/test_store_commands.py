@@ -61,9 +61,12 @@ def command(*args, code=0):
 
 def forge(path, text, values=()):
     db = sqlite3.connect(path)
-    db.execute("DROP TRIGGER journal_keeps_what_it_has")
-    db.execute("DROP TRIGGER journal_loses_nothing")
+    triggers = db.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'trigger'").fetchall()
+    for name, _ in triggers:
+        db.execute(f"DROP TRIGGER {name}")
     db.execute(text, values)
+    for _, create in triggers:
+        db.execute(create)
     db.commit()
     db.close()
 

@@ -15,6 +15,7 @@ from agentfsm.cli.app import app
 from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
 from tests.helpers.journal_scenarios import finished_run, waiting_run
 
+V_0_1_0 = Path(__file__).parents[1] / "data" / "v0.1.0" / "runs.db"
 RECORD = 4  # of the run "whole": a model's reply, with hidden values beside it
 
 
@@ -36,10 +37,16 @@ def path(made: Path, tmp_path: Path) -> Path:
 
 
 def forge(path: Path, *statements: str) -> None:
-    """Do to the file what its triggers forbid."""
+    """Do to the file what its triggers forbid, and put them back."""
     db = sqlite3.connect(path)
-    for statement in ("DROP TRIGGER journal_keeps_what_it_has", "DROP TRIGGER journal_loses_nothing", *statements):
+    triggers = db.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'trigger'").fetchall()
+    for name, _ in triggers:
+        db.execute(f"DROP TRIGGER {name}")
+    for statement in statements:
         db.execute(statement)
+    if db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'journal'").fetchone():
+        for _, create in triggers:
+            db.execute(create)
     db.commit()
     db.close()
 
@@ -82,12 +89,11 @@ def test_a_decreased_epoch_is_found(path: Path) -> None:
 
 
 def test_an_id_that_changed_its_type_hides_no_other_run(path: Path) -> None:
-    forge(path, "UPDATE run SET run_id = CAST(run_id AS BLOB) WHERE run_id = 'whole'")
-    forge_id = "UPDATE journal SET body = replace(body, 'tried', 'trial') WHERE key = (3 << 32 | 2)"
-    db = sqlite3.connect(path)
-    db.execute(forge_id)
-    db.commit()
-    db.close()
+    forge(
+        path,
+        "UPDATE run SET run_id = CAST(run_id AS BLOB) WHERE run_id = 'whole'",
+        "UPDATE journal SET body = replace(body, 'tried', 'trial') WHERE key = (3 << 32 | 2)",
+    )
     result = run_command("verify", "--store", path)
     assert result.exit_code == 1
     assert [line.split()[1] for line in result.stdout.splitlines()] == ["good,", "TAMPERED", "TAMPERED"]
@@ -175,19 +181,56 @@ def test_runs_lists_a_run_with_an_unreadable_request(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("statement", "words"),
+    ("statement", "words", "code"),
     [
-        ("PRAGMA user_version = 99", "schema version 99"),
-        ("PRAGMA application_id = 7", "another program"),
-        ("DROP TABLE journal", "no such table"),
-        ("DROP TABLE run", "no such table"),
+        ("PRAGMA user_version = 99", "schema version 99", 3),
+        ("PRAGMA application_id = 7", "another program", 3),
+        ("DROP TABLE journal", "no such table", 1),
+        ("DROP TABLE run", "no such table", 1),
     ],
 )
-def test_an_uncheckable_file_is_neither_good_nor_wrong_usage(path: Path, statement: str, words: str) -> None:
+def test_an_uncheckable_file_is_neither_good_nor_wrong_usage(path: Path, statement: str, words: str, code: int) -> None:
     forge(path, statement)
     result = run_command("verify", "--store", path)
-    assert result.exit_code == 3
+    assert result.exit_code == code
     assert words in result.output
+
+
+@pytest.mark.parametrize(
+    ("statements", "named"),
+    [
+        (["DROP TRIGGER journal_loses_nothing"], "trigger journal_loses_nothing"),
+        (["CREATE TRIGGER more AFTER INSERT ON run BEGIN SELECT 1; END"], "trigger more"),
+        (["CREATE TABLE more (x)"], "table more"),
+        (["CREATE INDEX more ON run (hash)"], "index more"),
+        (["CREATE VIEW more AS SELECT 1"], "view more"),
+        (["ALTER TABLE run ADD COLUMN more"], "table run"),
+        (["ALTER TABLE run RENAME TO kept", "CREATE VIEW run AS SELECT * FROM kept"], "view run"),
+        (["PRAGMA user_version = 0"], "schema version is 0"),
+        (["PRAGMA user_version = 1"], "table journal"),
+    ],
+)
+def test_a_changed_schema_is_found(path: Path, statements: list[str], named: str) -> None:
+    db = sqlite3.connect(path)
+    for statement in statements:
+        db.execute(statement)
+    db.commit()
+    db.close()
+    for words in ([], ["whole"]):  # also if only one run is verified
+        assert named in found(path, *words)["(schema)"][1]
+
+
+def test_a_store_of_an_earlier_release_has_its_own_schema_and_one_that_was_migrated_too(tmp_path: Path) -> None:
+    path = Path(shutil.copy(V_0_1_0, tmp_path / "runs.db"))
+    assert "(schema)" not in run_command("verify", "--store", path).stdout
+    with SqliteStore(path) as store:
+        finished_run(store, "new")
+    db = sqlite3.connect(path)
+    assert db.execute("PRAGMA user_version").fetchone() == (2,)
+    db.execute("ANALYZE")  # statistics of the user's are no change
+    db.commit()
+    db.close()
+    assert "(schema)" not in run_command("verify", "--store", path).stdout
 
 
 def test_a_file_that_is_not_a_database_cannot_be_verified(tmp_path: Path) -> None:

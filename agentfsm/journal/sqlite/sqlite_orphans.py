@@ -1,4 +1,4 @@
-"""Finds records and runs deleted from a SQLite store, and truncates its write-ahead log.
+"""Finds a changed schema, and records and runs deleted from a SQLite store, and truncates its write-ahead log.
 
 Runs are numbered in order, and agentfsm never deletes one, so records without a run, and gaps in the numbers, mean
 that a run was deleted. Deleting the newest run with all its records leaves no trace here; a checkpoint detects that.
@@ -14,11 +14,32 @@ from typing import Any
 import agentfsm.journal.sqlite.sqlite_schema as sqlite_schema
 from agentfsm.journal.verification import TAMPERED, VerificationReport
 
-__all__ = ["find_orphans", "truncate_wal"]
+__all__ = ["find_orphans", "find_schema_changes", "truncate_wal"]
 
 _SELECT_RUN_IDS = "SELECT id FROM run"
 _COUNT_RECORDS_BY_RUN = "SELECT key >> 32, count(*), min(key & 4294967295) FROM journal GROUP BY key >> 32"
 _SELECT_FIRST_RECORD = "SELECT CAST(body AS TEXT) FROM journal WHERE key = (? << 32 | 1)"
+
+
+def find_schema_changes(path: Path) -> list[VerificationReport]:
+    """One report if the file's tables or triggers are not those of a store, or none.
+
+    Args:
+        path: The SQLite file.
+
+    Raises:
+        StoreError: The file cannot be read.
+    """
+    db = sqlite_schema.open_reader(path)
+    if db is None:
+        return []
+    try:
+        changed = sqlite_schema.changed_schema(db)
+    except sqlite_schema.READ_ERRORS as error:
+        raise sqlite_schema.as_store_error(error, path) from error
+    finally:
+        db.close()
+    return [VerificationReport("(schema)", TAMPERED, 0, None, changed)] if changed else []
 
 
 def find_orphans(path: Path) -> list[VerificationReport]:

@@ -19,6 +19,7 @@ __all__ = [
     "WAL_AUTOCHECKPOINT_PAGES",
     "SynchronousLevel",
     "as_store_error",
+    "changed_schema",
     "connect",
     "has_macs",
     "has_tables",
@@ -45,8 +46,10 @@ READ_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 SynchronousLevel = Literal["full", "normal"]
 """What a commit waits for: ``full``: the disk; ``normal``: the operating system."""
 
-_UPDATE_TRIGGER = """CREATE TRIGGER journal_keeps_what_it_has BEFORE UPDATE OF key, body, hash, mac ON journal
+_UPDATE_TRIGGER_OF_1 = """CREATE TRIGGER journal_keeps_what_it_has BEFORE UPDATE OF key, body, hash ON journal
 BEGIN SELECT RAISE(ABORT, 'a journal is append-only'); END;"""
+
+_UPDATE_TRIGGER = _UPDATE_TRIGGER_OF_1.replace("hash ON", "hash, mac ON")
 
 _MIGRATION_FROM_1 = f"""
 ALTER TABLE journal ADD COLUMN mac BLOB;
@@ -78,6 +81,46 @@ BEGIN SELECT RAISE(ABORT, 'a journal is append-only'); END;
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
 """
+
+_SCHEMA_OF_1 = _SCHEMA.replace("hidden TEXT,\n    mac BLOB", "hidden TEXT").replace(
+    _UPDATE_TRIGGER, _UPDATE_TRIGGER_OF_1
+)
+
+_SELECT_SCHEMA = "SELECT type, name, tbl_name, sql FROM sqlite_schema WHERE name NOT LIKE 'sqlite!_stat%' ESCAPE '!'"
+"""Without the statistics that ANALYZE keeps."""
+
+
+def changed_schema(db: sqlite3.Connection) -> str:
+    """How the schema of a store differs from one that a release created or migrated, or an empty string.
+
+    Raises:
+        sqlite3.Error: The file cannot be read.
+    """
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    by_version: dict[int, list[tuple[str, ...]]] = {
+        1: [(_SCHEMA_OF_1,)],
+        2: [(_SCHEMA,), (_SCHEMA_OF_1, _MIGRATION_FROM_1)],
+    }
+    allowed = by_version.get(version)
+    if allowed is None:
+        return f"its schema version is {version}, which no release wrote"
+    found = set(db.execute(_SELECT_SCHEMA))
+    differences: list[str] = []
+    for scripts in allowed:
+        expected = _schema_after(*scripts)
+        if found == expected:
+            return ""
+        changed = sorted({f"{kind} {name}" for kind, name, *_ in found ^ expected})
+        differences.append(f"its schema differs from the one that agentfsm created: {', '.join(changed)}")
+    return min(differences, key=len)
+
+
+def _schema_after(*scripts: str) -> set[tuple[str, str, str, str | None]]:
+    """The schema of an empty store after some scripts."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        for script in scripts:
+            db.executescript(script)
+        return set(db.execute(_SELECT_SCHEMA))
 
 
 def open_writer(path: Path, level: SynchronousLevel) -> sqlite3.Connection:
