@@ -211,11 +211,12 @@ def _read_text(path: Path) -> str:
 
 def _print_report(report: VerificationReport, as_json: bool) -> None:
     if as_json:
-        fields = ("run_id", "code", "records", "seq", "reason", "open")
+        fields = ("run_id", "code", "records", "seq", "reason", "open", "claimed")
         click.echo(json.dumps({name: getattr(report, name) for name in fields}))
         return
     reason = f": record {report.seq}: {report.reason}" if report.seq is not None else f": {report.reason}"
     details = reason if report.reason else "".join(f"; {line}" for line in report.open)
+    details += f"; claimed, not verified: {', '.join(report.claimed)}" if report.claimed else ""
     count = f"{report.records} record{'s' * (report.records != 1)}"
     click.echo(single_line(f"{report.run_id}  {_STATUS_TEXTS[report.code]} ({count}){details}"))
 

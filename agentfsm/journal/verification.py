@@ -105,6 +105,7 @@ class HistoryVerifier:
         state: The state that the run is in.
         status: ``none`` (no record yet), ``running``, ``suspended`` or ``finished``.
         waiting_for: The kind of request that a suspended run waits for.
+        claimed: The ids of actors who voted, and for whom no host vouched, in order.
     """
 
     def __init__(self, run_id: str) -> None:
@@ -134,6 +135,7 @@ class HistoryVerifier:
         self._origin_unread = False
         # The rule of the approval that the run waits for, and the votes on it; None if it has none.
         self._quorum: Quorum | None = None
+        self.claimed: dict[str, None] = {}
 
     def verify_record(self, body: Data, digest: str) -> None:
         """Verify the next record.
@@ -271,6 +273,8 @@ class HistoryVerifier:
             quorum.check_reply(kind, actor)
         except HumanReplyError as error:
             raise InvalidRecordError(f"it uses a reply that the rule of the request does not allow: {error}") from error
+        if actor is not None and not actor.verified:
+            self.claimed[actor.id] = None
         if kind in APPROVING_REPLIES:
             self._quorum = quorum.with_vote(actor)
 
@@ -417,6 +421,7 @@ class VerificationReport:
         reason: What is wrong with it, or an empty string.
         open: What is unfinished, one line each.
         doubt: Why it is not known who wrote the journal, although the secret is given; empty if it is known.
+        claimed: The ids of actors who voted, and for whom no host vouched.
     """
 
     run_id: str
@@ -426,6 +431,7 @@ class VerificationReport:
     reason: str = ""
     open: tuple[str, ...] = ()
     doubt: str = ""
+    claimed: tuple[str, ...] = ()
 
 
 def verify(
@@ -469,7 +475,8 @@ def verify(
         *(f"hidden value {place} of record {of} is still there after its redaction" for of, place in redactions),
     )
     doubt = "" if keyring is None else macs.doubt()
-    return VerificationReport(run_id, OPEN if unfinished else GOOD, len(records), open=unfinished, doubt=doubt)
+    code, claimed = OPEN if unfinished else GOOD, tuple(history.claimed)
+    return VerificationReport(run_id, code, len(records), open=unfinished, doubt=doubt, claimed=claimed)
 
 
 def require_authentic(report: VerificationReport, action: str) -> None:

@@ -40,7 +40,9 @@ def test_two_people_approve_a_call_on_the_command_line(cli: Cli, tmp_path: Path)
     assert json.loads(cli("runs", "--store", "runs.db", "--json").stdout)["quorum"]["votes"][0]["id"] == "ann"
     assert resume("--by", "bob", "--role", "manager")[:2] == (0, "Done.\n")
     assert "allow by bob (manager), claimed, not verified" in cli("show", run_id, "--store", "runs.db").stdout
-    assert cli("verify", run_id, "--store", "runs.db").exit_code == 0
+    verified = cli("verify", run_id, "--store", "runs.db")
+    assert verified.exit_code == 0
+    assert "claimed, not verified: ann, bob" in verified.stdout
 
 
 def test_resume_without_a_reply_escalates_a_request_that_is_due(cli: Cli, tmp_path: Path) -> None:
