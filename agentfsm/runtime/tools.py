@@ -44,10 +44,12 @@ __all__ = [
 ]
 
 
-ApprovalRequirement = bool | Approval | Callable[..., bool | Approval]
+ApprovalRequirement = (
+    bool | Approval | Callable[[dict[str, Any]], bool | Approval] | Callable[[dict[str, Any], Any], bool | Approval]
+)
 """Whether a human must approve a call: always, never, by whom, or a function that says so.
 
-The function gets the validated arguments and, if it takes two, the ``HookContext`` of the call.
+The function gets the validated arguments and, if it needs a second argument, the ``HookContext`` of the call.
 """
 
 UI_MESSAGE = "_ui_message"
@@ -242,15 +244,16 @@ class Tool:
 
     @cached_property
     def approval_takes_context(self) -> bool:
-        """Whether ``requires_approval`` is a function of the arguments and the context."""
+        """Whether ``requires_approval`` needs two arguments: those of the call, and the context."""
         rule = self.requires_approval
         if isinstance(rule, (bool, Approval)):
             return False
         try:
-            inspect.signature(rule).bind(None, None)
-        except (TypeError, ValueError):
+            parameters = inspect.signature(rule).parameters.values()
+        except ValueError:  # a built-in function
             return False
-        return True
+        by_place = (p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+        return sum(p.default is p.empty for p in by_place) > 1
 
     @property
     def name(self) -> str:

@@ -8,11 +8,10 @@ from dataclasses import replace
 from agentfsm.agent import Agent
 from agentfsm.journal.verification import verify
 from agentfsm.loop.messages import Role
-from agentfsm.loop.quorum import Approval
 from agentfsm.loop.state import RunState
 from agentfsm.machine.declaration import EffectSpec
-from agentfsm.runtime.tools import Tool
 from agentfsm.testing.simulation import SIMULATION_RUN_ID, Scenario, SimulationResult, Simulator
+from agentfsm.testing.tool_calls import requires_approval
 
 __all__ = [
     "approved_before_run",
@@ -49,15 +48,8 @@ def approved_before_run(agent: Agent, result: SimulationResult) -> None:
     tools = agent.config.tools
     for started in result.started_tools:
         tool = tools.get(started.tool)
-        if tool is not None and _needs_approval(tool, started.arguments):
+        if tool is not None and requires_approval(tool, started.arguments):
             assert started.approved, f"{started.tool} was executed without approval: {started.arguments}"  # noqa: S101
-
-
-def _needs_approval(tool: Tool, arguments: object) -> bool:
-    rule = tool.requires_approval
-    if isinstance(rule, (bool, Approval)):
-        return bool(rule)
-    return bool(rule(tool.arguments(arguments)))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def ended_once(result: SimulationResult) -> None:

@@ -113,7 +113,7 @@ def fsm_record(request: pytest.FixtureRequest) -> Iterator[RunRecorder]:
     from agentfsm.errors import ConfigurationError
     from agentfsm.testing.recorded_runs import RecordedRuns, RunRecorder
 
-    record: bool = request.config.getoption("--fsm-record")
+    record = bool(request.config.getoption("--fsm-record"))
     if record and hasattr(request.config, "workerinput"):
         raise pytest.UsageError("--fsm-record writes one file from every test: run pytest without xdist (-n0)")
     file = request.path.with_suffix(".runs.json")

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from difflib import unified_diff
 from pathlib import Path as FilePath
-from typing import Any
 
 from agentfsm.errors import ConfigurationError
+from agentfsm.loop.events import Ending
 from agentfsm.loop.failures import Failure
 from agentfsm.loop.messages import Message
 from agentfsm.loop.model import ModelRequest
@@ -87,9 +87,9 @@ def _message_text(message: Message) -> str:
     return f"{message.role}{about}: {' + '.join([_json(message.content), *calls])}"
 
 
-def _outcome_text(outcome: Any) -> str:
-    shown = {name: value for name, value in vars(outcome).items() if name not in ENVELOPE_FIELDS}
-    return f"{type(outcome).__name__} {_json(shown)}"
+def _outcome_text(outcome: Ending) -> str:
+    names = [each.name for each in fields(outcome) if each.name not in ENVELOPE_FIELDS]
+    return f"{type(outcome).__name__} {_json({name: getattr(outcome, name) for name in names})}"
 
 
 def _json(value: object) -> str:

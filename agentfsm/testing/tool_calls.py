@@ -58,7 +58,9 @@ class ApprovalCase:
 
 
 def requires_approval(tool: Tool, arguments: Mapping[str, Any]) -> bool | None:
-    """Whether a tool's own rule requires approval of a call; None if its arguments are invalid or the rule raises.
+    """Whether a tool's own rule requires approval of a call; None if that cannot be said of the arguments alone.
+
+    They may be invalid, the rule may raise, or it may be a function of the context, too.
 
     Args:
         tool: The tool.
@@ -67,7 +69,10 @@ def requires_approval(tool: Tool, arguments: Mapping[str, Any]) -> bool | None:
     rule = tool.requires_approval
     try:
         validated = tool.arguments(arguments)
-        return bool(rule if isinstance(rule, (bool, Approval)) else rule(validated))
+        if isinstance(rule, (bool, Approval)):
+            return bool(rule)
+        by_arguments = cast("Callable[[dict[str, Any]], bool | Approval]", rule)
+        return None if tool.approval_takes_context else bool(by_arguments(validated))
     except Exception:  # of a validator or of the rule: such a call shows neither
         return None
 

@@ -51,7 +51,7 @@ def text_content(words: str) -> dict[str, Any]:
 def tools() -> list[dict[str, Any]]:
     said = json.loads((FOLDER / "descriptions.json").read_text())
     own = FOLDER / "schemas.json"  # of further tools: input and output schema, by name
-    schemas = json.loads(own.read_text()) if own.exists() else {}
+    schemas: dict[str, dict[str, Any]] = json.loads(own.read_text()) if own.exists() else {}
     every = [{"name": n, "description": said.get(n, f"Does {n}."), "inputSchema": s} for n, s in TOOLS.items()]
     every += [{"name": name, **each} for name, each in schemas.items()]
     return [t for t in every if t.get("description", "") is not None]

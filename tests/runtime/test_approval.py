@@ -332,6 +332,17 @@ def test_of_two_hooks_that_ask_the_one_with_a_question_is_used():
         assert asked.question == "Is it safe?"
 
 
+def test_a_rule_with_a_default_gets_the_arguments_alone():
+    """Binding a value as a default is how a lambda in a loop keeps it; it is not a place for the context."""
+    rules = [lambda arguments, limit=limit: arguments["n"] > limit for limit in (1, 100)]
+
+    def spend(n: int) -> str:
+        return f"spent {n}"
+
+    asked = [tool(requires_approval=rule)(spend) for rule in rules]
+    assert [each.approval_takes_context for each in asked] == [False, False]
+
+
 @pytest.mark.parametrize("rule", [perhaps, "yes", None, 1])
 def test_an_invalid_requires_approval_is_refused_when_the_tool_is_made(rule):
     with pytest.raises(ToolDefinitionError, match="requires_approval must be True, False, an Approval or"):
