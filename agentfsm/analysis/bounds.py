@@ -57,7 +57,7 @@ class Bounds:
     tool_calls: int | None
     model_calls_in_all: int | None
     tool_calls_in_all: int | None
-    longest: tuple[int, ...] = ()
+    longest: tuple[int, ...] = field(default=(), repr=False)
     reachable_rows: frozenset[int] = frozenset()
     assumptions: tuple[GuardAssumption, ...] = ()
     limit: str = ""

@@ -27,7 +27,7 @@ def dead_variables(graph: Graph, assumptions: Assumptions) -> Mapping[Configurat
     dead: dict[Configuration, set[str]] = {config: set() for config in moves}
     reads = _variables_read(graph, assumptions)
     for variable in assumptions.counters:
-        live = _live(variable, moves, graph.transitions, reads)
+        live = _live(variable, moves, graph, reads)
         for config in moves.keys() - live:
             dead[config].add(variable.name)
     return {config: frozenset(names) for config, names in dead.items()}
@@ -57,12 +57,17 @@ def _variables_read(graph: Graph, assumptions: Assumptions) -> list[set[str]]:
 def _live(
     variable: Variable,
     moves: Mapping[Configuration, tuple[tuple[int, Configuration], ...]],
-    rows: tuple[Transition, ...],
+    graph: Graph,
     reads: list[set[str]],
 ) -> set[Configuration]:
+    rows = graph.transitions
     read = {place for place, names in enumerate(reads) if variable.name in names}
     keeps = {place for place, row in enumerate(rows) if not _sets(variable, row)}
-    live = {config for config, onward in moves.items() if any(place in read for place, _ in onward)}
+    if variable.labels:  # its value decides which rows are among the moves: also one that it rules out reads it
+        sources = {rows[place].source for place in read}
+        live = {config for config in moves if graph.states[config[0]].name in sources}
+    else:
+        live = {config for config, onward in moves.items() if any(place in read for place, _ in onward)}
     before: dict[Configuration, set[Configuration]] = {}
     for config, onward in moves.items():
         for place, after in onward:

@@ -248,7 +248,8 @@ def _has_names(case: SpinCase) -> bool:
 ONE = AgentGuardrails(max_iterations=1, max_steps=2, max_continues=1, max_calls_per_reply=2)
 
 
-@pytest.mark.parametrize("batch", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, 60))])
+# In batch 2 a variable matters only by ruling out the one row that reads it.
+@pytest.mark.parametrize("batch", [0, 2, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, 60) if n != 2)])
 def test_random_graphs_of_users(batch: int, tmp_path: Path) -> None:
     """That they end, the rows that are ever taken, and the properties that do not hold, as SPIN has them."""
     cases = users_cases(range(5 * batch, 5 * batch + 5))
