@@ -197,7 +197,7 @@ MUTANTS = (
     ),
     Mutant(
         "no lock on the file",
-        "agentfsm/journal/sqlite/sqlite_writer.py",
+        "agentfsm/journal/sqlite/store_file.py",
         "fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)",
         "pass",
         STORES,

@@ -9,9 +9,12 @@ from agentfsm.journal.fork import fork
 from agentfsm.journal.redact import redact
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.verification import GOOD, verify
+from agentfsm.loop.keys import Keyring
 from agentfsm.loop.state import dump_state
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.journal_scenarios import sample_agent
+
+OURS = Keyring(b"of the tests")
 
 
 class Failing(MemoryStore):
@@ -162,9 +165,9 @@ def test_a_fork_that_failed_for_lack_of_space_can_be_repeated():
         await sample_agent(store, ["a"]).run("go", run_id="r")
         store.left = 0
         with pytest.raises(StoreFullError) as failed:
-            await fork(store, "r", 2, "other")
+            await fork(store, "r", 2, "other", OURS)
         store.left = 99
-        await fork(store, "r", 2, "other")  # though somebody still holds the error, and so all that it came from
+        await fork(store, "r", 2, "other", OURS)  # though somebody still holds the error, and so all that it came from
         return failed
 
     asyncio.run(live())
@@ -179,9 +182,9 @@ def test_a_redaction_that_failed_for_lack_of_space_can_be_repeated():
         await sample_agent(store, ["a"]).run("go", run_id="r")
         store.left = 0
         with pytest.raises(StoreFullError) as failed:
-            await redact(store, "r", "1")
+            await redact(store, "r", "1", OURS)
         store.left = 99
-        assert await redact(store, "r", "1") > 0  # though somebody still holds the error
+        assert await redact(store, "r", "1", OURS) > 0  # though somebody still holds the error
         return failed
 
     asyncio.run(live())
