@@ -101,6 +101,7 @@ def test_a_graph_names_the_packages_that_read_it_and_imports_none():
     assert {i.imported for i in OURS if i.importer == "agentfsm.machine.graph"} == {
         "agentfsm.errors",
         "agentfsm.machine.declaration",
+        "agentfsm.machine.graph_checks",
     }
     assert sorted(graph._READERS) == ["analyse", "diagram"]
     for name, package in graph._READERS.items():

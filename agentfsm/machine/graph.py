@@ -1,51 +1,34 @@
-"""Declared graphs: states, transitions, and the checks that every graph must pass.
+"""Declared graphs: states, transitions, and the changed copies that are made of them.
 
 A graph is data, and its order is behavior: in each state the transitions are tried in the order in which they are
-declared, and the first whose guard holds is taken. ``check_graph`` runs when a graph is built and reads nothing else:
-
-1. State, guard and counter names are identifiers; no state is declared twice, no guard is used twice in one state.
-2. Every transition joins declared states, and none leaves a final state. A row into a final state says how the run
-   ends, and no other row does.
-3. A guard is a plain function: a coroutine function or a generator would always be truthy.
-4. Every state except a waiting or final one ends with a transition without a guard, so no run is ever stuck;
-   no transition follows it, because it could never be tried. That transition spends nothing.
-5. The guards that ``first`` names come first in every state that is not final.
-6. What a state's effect may come back with is taken by a row of that state.
-7. Every state is reachable, and a final state is reachable from every state.
-8. Every counter that is spent is declared. Every cycle spends a counter that is not refilled in the same cycle, or
-   waits for an external event, so every run ends or waits within ``Graph.max_moves`` moves.
+declared, and the first whose guard holds is taken. ``graph_checks`` has the rules that every graph keeps.
 """
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, cast
 
 from agentfsm.errors import GraphError
 from agentfsm.machine.declaration import (
-    ENDINGS,
     OTHERWISE,
     Counter,
-    EffectSpec,
     Exhausted,
     Guard,
     State,
     StateSpec,
     Transition,
-    guard_name,
     outcomes_taken,
 )
+from agentfsm.machine.graph_checks import check_graph, max_moves
 
-__all__ = ["OTHERWISE", "Graph", "Guard", "State", "StateSpec", "Transition", "check_graph", "table_fingerprint"]
+__all__ = ["OTHERWISE", "Graph", "Guard", "State", "StateSpec", "Transition", "table_fingerprint"]
 
 
 _READERS = {"diagram": "agentfsm.diagrams", "analyse": "agentfsm.analysis"}
@@ -176,10 +159,7 @@ class Graph:
         Args:
             limit: The limit of each counter in the run; None for no limit.
         """
-        by_name = {c.name: limit(c) for c in self.counters}
-        inner = frozenset(s.name for s in self.states if not (s.waits or s.final))
-        edges = [t for t in self.transitions if t.source in inner and t.target in inner]
-        return _longest_walk(self, inner, edges, by_name) + 2
+        return max_moves(self, limit)
 
     def diagram(self, format: str = "svg") -> str:  # noqa: A002  # the usual name for it
         """The graph as a diagram or in another format; ``agentfsm.diagrams`` has themes, overlays and images.
@@ -316,305 +296,3 @@ class Graph:
                 raise GraphError(f"there is no row {before!r} to insert it before", new.id, f"rows: {names}")
             index = named[0]
         return (*table[:index], new, *table[index:])
-
-
-def check_graph(graph: Graph) -> None:
-    """Check every rule of the module's docstring.
-
-    Raises:
-        GraphError: A rule is broken; it names the first such rule and the edge.
-    """
-    for rule in (_check_names, _check_endpoints, _check_guards, _check_default_rows, _check_reachability):
-        rule(graph)
-    if not graph.stored:
-        for rule in (_check_first_rows, _check_endings, _check_outcomes, _check_counters, _check_cycles):
-            rule(graph)
-
-
-def _check_names(graph: Graph) -> None:
-    if not graph.states:
-        raise GraphError("a graph needs at least one state", graph.name)
-    _check_unique((s.name for s in graph.states), "the state is declared twice")
-    for spec in graph.states:
-        if not spec.name.isidentifier():
-            raise GraphError("a state's name must be an identifier", repr(spec.name))
-    for transition in graph.transitions:
-        if not transition.name.isidentifier():
-            raise GraphError(
-                "a guard's name must be an identifier", transition.id, "name the function: a lambda has no name"
-            )
-    _check_unique((t.id for t in graph.transitions), "the guard is used twice in one state")
-
-
-def _check_unique(names: Iterable[str], rule: str) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise GraphError(rule, name)
-        seen.add(name)
-
-
-def _check_endpoints(graph: Graph) -> None:
-    specs = {s.name: s for s in graph.states}
-    for transition in graph.transitions:
-        for end in (transition.source, transition.target):
-            if end not in specs:
-                known = ", ".join(specs)
-                raise GraphError(f"{end!r} is not a declared state", transition.id, f"declared: {known}")
-        if specs[transition.source].final:
-            raise GraphError("no transition may leave a final state", transition.id)
-
-
-def _check_guards(graph: Graph) -> None:
-    for transition in graph.transitions:
-        guard = transition.guard
-        if guard is None:
-            continue
-        if not callable(guard):
-            raise GraphError("a guard must be a function of the run", transition.id)
-        if _returns_unawaited(guard) or _returns_unawaited(type(guard).__call__):
-            raise GraphError(
-                "a guard must be a plain function, not a coroutine function or a generator",
-                transition.id,
-                "await in an effect",
-            )
-
-
-def _returns_unawaited(function: object) -> bool:
-    """Whether calling the function returns a coroutine or a generator, which is always truthy."""
-    return (
-        inspect.iscoroutinefunction(function)
-        or inspect.isgeneratorfunction(function)
-        or inspect.isasyncgenfunction(function)
-    )
-
-
-def _check_default_rows(graph: Graph) -> None:
-    for spec in graph.states:
-        rows = graph.rows(spec.name)
-        if spec.final:
-            continue
-        if not rows:
-            raise GraphError("no transition leaves the state", spec.name, "declare it final, or add a row")
-        for earlier, later in pairwise(rows):
-            if earlier.guard is None:
-                raise GraphError(f"can never be evaluated: {earlier.id} comes before it and has no guard", later.id)
-        if rows[-1].guard is not None and not spec.waits:
-            raise GraphError(
-                "the last transition of a state that does not wait must have no guard",
-                rows[-1].id,
-                f"add Transition({str(spec.name)!r}, None, ...) after it",
-            )
-
-
-def _check_reachability(graph: Graph) -> None:
-    reached = _reachable({graph.initial}, graph.transitions, lambda t: (t.source, t.target))
-    finals = {s.name for s in graph.states if s.final}
-    if not finals:
-        raise GraphError("a graph needs a final state", graph.name)
-    ending = _reachable(finals, graph.transitions, lambda t: (t.target, t.source))
-    for spec in graph.states:
-        if spec.name not in reached:
-            raise GraphError(f"the state cannot be reached from {graph.initial!r}", spec.name)
-        if spec.name not in ending:
-            raise GraphError("no final state can be reached from the state", spec.name)
-
-
-def _reachable(
-    start: set[str], transitions: Iterable[Transition], ends: Callable[[Transition], tuple[str, str]]
-) -> set[str]:
-    pairs = [ends(t) for t in transitions]
-    reached = set(start)
-    while more := {b for a, b in pairs if a in reached} - reached:
-        reached |= more
-    return reached
-
-
-def _check_first_rows(graph: Graph) -> None:
-    for spec in graph.states:
-        if spec.final:
-            continue
-        for place, guard in enumerate(graph.first):
-            name = guard_name(guard)
-            rows = graph.rows(spec.name)
-            if len(rows) <= place or rows[place].guard is not guard:
-                there = next((t for t in rows if t.guard is guard), None)
-                raise GraphError(
-                    f"{name!r} must be row {place + 1} of every state that is not final",
-                    there.id if there is not None else spec.name,
-                    f"rows: {', '.join(t.name for t in rows)}",
-                )
-            if not graph.spec(rows[place].target).final:
-                raise GraphError(f"{name!r} must lead to a final state", rows[place].id)
-
-
-def _check_endings(graph: Graph) -> None:
-    for row in graph.transitions:
-        final = graph.spec(row.target).final
-        if final and row.ends not in ENDINGS:
-            raise GraphError(
-                "a row into a final state must say how the run ends",
-                row.id,
-                f"ends=... is one of {', '.join(ENDINGS)}" + (f", not {row.ends!r}" if row.ends else ""),
-            )
-        if row.ends and not final:
-            raise GraphError(f"it ends the run ({row.ends}) and leads to {row.target!r}, which is not final", row.id)
-
-
-def _check_outcomes(graph: Graph) -> None:
-    """Each outcome of a state's effect must be taken by a row of the state."""
-    for spec in graph.states:
-        taken = outcomes_taken(graph.rows(spec.name))
-        needed = spec.effect.exceptional if isinstance(spec.effect, EffectSpec) else spec.outcomes
-        for outcome in needed:
-            if outcome not in taken:
-                raise GraphError(
-                    f"its effect may come back with {outcome!r}, and no row of the state takes that",
-                    spec.name,
-                    "add a row whose guard takes it",
-                )
-
-
-def _check_counters(graph: Graph) -> None:
-    for counter in graph.counters:
-        if not counter.name.isidentifier():
-            raise GraphError("a counter's name must be an identifier", repr(counter.name))
-        if isinstance(counter.limit, int) and counter.limit < 0:
-            raise GraphError(f"the counter's limit is {counter.limit}; it must be 0 or more", counter.name)
-    _check_unique((c.name for c in graph.counters), "the counter is declared twice")
-    declared = {c.name for c in graph.counters}
-    uses = [(s.name, s.spends) for s in graph.states]
-    uses += [(t.id, (*t.spends, *t.refills)) for t in graph.transitions]
-    for where, names in uses:
-        for name in names:
-            if name not in declared:
-                raise GraphError(
-                    f"it spends or refills {name!r}, which is not a declared counter",
-                    where,
-                    f"declare Counter({name!r}, limit) in Graph(counters=...); declared: {', '.join(sorted(declared))}",
-                )
-    for row in graph.transitions:
-        if row.guard is None and row.spends and not graph.spec(row.source).waits:
-            raise GraphError("a transition without a guard must not spend: a run that cannot would be stuck", row.id)
-        if isinstance(row.guard, Exhausted) and row.guard.counter not in graph.counters:
-            raise GraphError(f"its guard is made from {row.guard.counter}, which is not a declared counter", row.id)
-    for spec in graph.states:
-        for name in spec.spends:
-            if not (spec.waits or spec.final) and not any(_ends_counter(t, name) for t in graph.rows(spec.name)):
-                raise GraphError(
-                    f"it spends {name!r} and has no row for the counter's end",
-                    spec.name,
-                    f"add a row whose guard is made with exhausted({name!r}, past=True)",
-                )
-
-
-def _ends_counter(row: Transition, counter: str) -> bool:
-    return isinstance(row.guard, Exhausted) and row.guard.counter.name == counter
-
-
-def _check_cycles(graph: Graph) -> None:
-    graph.max_moves(lambda counter: 1)
-
-
-def _longest_walk(
-    graph: Graph, states: frozenset[str], edges: Sequence[Transition], limits: Mapping[str, int | None]
-) -> int:
-    """An upper bound on the number of rows that a run can take in a row, all of them among ``edges``.
-
-    A strongly connected part of the graph is left at the latest when what its rows spend is used up. So the rows that
-    spend a counter which no row of the part refills are taken a limited number of times, and what lies between two of
-    them is a walk without these rows, which is bounded in the same way.
-
-    Raises:
-        GraphError: A cycle spends nothing that bounds it.
-    """
-    parts = _strongly_connected(states, edges)
-    total = len(parts) - 1
-    for part in parts:
-        inside = [t for t in edges if t.source in part and t.target in part]
-        if not inside:
-            continue
-        spent = _bounded_rows(graph, part, inside, limits)
-        if not spent:
-            raise _cycle_error(inside)
-        times = sum(spent.values())
-        rest = [t for t in inside if not any(t in rows for rows in spent)]
-        total += times + (times + 1) * _longest_walk(graph, part, rest, limits)
-    return total
-
-
-def _bounded_rows(
-    graph: Graph, part: frozenset[str], inside: Sequence[Transition], limits: Mapping[str, int | None]
-) -> dict[tuple[Transition, ...], int]:
-    """The rows of a part that can be taken a limited number of times, and how often, by the counter that they spend."""
-    bounded: dict[tuple[Transition, ...], int] = {}
-    for counter in graph.counters:
-        name, limit = counter.name, limits[counter.name]
-        if limit is None or any(name in t.refills for t in inside):
-            continue
-        if rows := tuple(t for t in inside if name in t.spends):
-            bounded[rows] = bounded.get(rows, 0) + limit
-        for state in sorted(part):
-            if name in graph.spec(state).spends and _left_at_the_end(graph, state, name, part):
-                entries = tuple(t for t in inside if t.target == state)
-                bounded[entries] = bounded.get(entries, 0) + limit + 1
-    return bounded
-
-
-def _left_at_the_end(graph: Graph, state: str, counter: str, part: frozenset[str]) -> bool:
-    """Whether a run leaves a part of the graph for good when a state finds the counter spent that it spends."""
-    for row in graph.rows(state):
-        if row.target in part:
-            return False
-        if _ends_counter(row, counter):
-            return True
-    return False
-
-
-def _strongly_connected(states: frozenset[str], edges: Iterable[Transition]) -> list[frozenset[str]]:
-    """The strongly connected parts of a graph."""
-    pairs = [(t.source, t.target) for t in edges]
-    after = {state: _reach(state, pairs) for state in states}
-    parts: list[frozenset[str]] = []
-    for state in sorted(states):
-        if not any(state in part for part in parts):
-            parts.append(frozenset(other for other in after[state] if state in after[other]) | {state})
-    return parts
-
-
-def _reach(start: str, pairs: Sequence[tuple[str, str]]) -> set[str]:
-    reached: set[str] = set()
-    todo = [start]
-    while todo:
-        state = todo.pop()
-        more = {b for a, b in pairs if a == state} - reached
-        reached |= more
-        todo += more
-    return reached
-
-
-def _cycle_error(inside: Sequence[Transition]) -> GraphError:
-    """The error about a cycle in a strongly connected part that spends nothing to bound it."""
-    first = inside[0]
-    came_from: dict[str, Transition | None] = {first.target: None}
-    todo = deque([first.target])
-    while todo and first.source not in came_from:
-        state = todo.popleft()
-        for each in inside:
-            if each.source == state and each.target not in came_from:
-                came_from[each.target] = each
-                todo.append(each.target)
-    path: list[Transition] = []
-    row: Transition | None = came_from.get(first.source)
-    while row is not None:
-        path.append(row)
-        row = came_from[row.source]
-    cycle = [first, *reversed(path)]
-    names = " -> ".join([first.source, *(str(t.target) for t in cycle)])
-    spent = sorted({name for t in cycle for name in t.spends})
-    why = f"spends {', '.join(spent)}, which it also refills," if spent else "spends no counter"
-    return GraphError(
-        f"closes a cycle that {why} and never waits: {names}",
-        cycle[-1].id,
-        "give a row of it spends=... with a declared counter, or route it through a state that spends one",
-    )

@@ -147,7 +147,7 @@ def unchecked_graph(
     counters: Iterable[declaration.Counter] = (),
     first: Iterable[Guard] = (),
     *,
-    unchecked: Iterable[str] = ("check_graph",),
+    unchecked: Iterable[str] = ("graph.check_graph",),
 ) -> Graph:
     """A graph that breaks rules on purpose, for what must cope with such a graph or find the fault itself.
 
@@ -157,11 +157,11 @@ def unchecked_graph(
         name: Its name.
         counters: Its counters.
         first: The guards that come first.
-        unchecked: The functions of ``agentfsm.machine.graph`` that do not check it; by default nothing does.
+        unchecked: The functions of ``agentfsm.machine`` that do not check it; by default nothing does.
     """
     with ExitStack() as patches:
         for check in unchecked:
-            patches.enter_context(patch(f"agentfsm.machine.graph.{check}"))
+            patches.enter_context(patch(f"agentfsm.machine.{check}"))
         return Graph(tuple(states), tuple(transitions), name, tuple(counters), tuple(first))
 
 
@@ -332,7 +332,8 @@ def _random_counted_graph(dice: random.Random, seed: int) -> Graph | None:
             rows.append(Transition(name, None, dice.choice([*names, "end"])))
     rows = [replace(t, ends="completed") if t.target == "end" else t for t in rows]
     try:
-        return unchecked_graph(states, rows, f"random-{seed}", unchecked=("_check_cycles", "_check_outcomes"))
+        skipped = ("graph_checks._check_cycles", "graph_checks._check_outcomes")
+        return unchecked_graph(states, rows, f"random-{seed}", unchecked=skipped)
     except GraphError:
         return None
 
