@@ -185,7 +185,7 @@ def _journal_factory(
     def open_sink(run_id: str, resume_point: ResumePoint | None) -> Awaitable[JournalSink]:
         from agentfsm.journal.journal_writer import open_journal  # only runs with a store write a journal
 
-        return open_journal(store, run_id, resume_point, host.keyring.current, secret, model_secrets)
+        return open_journal(store, run_id, resume_point, host.keyring, secret, model_secrets)
 
     return open_sink
 

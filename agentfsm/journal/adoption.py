@@ -49,7 +49,7 @@ async def adopt(store: Store, run_id: str, keyring: Keyring, by: str = "") -> bo
             f"run {run_id!r} cannot be adopted: {given}, and cannot be asked again; continue it with the release and "
             "the secret that wrote it, or dismiss it there"
         )
-    lease = await store.acquire(run_id, owner_name())
+    lease = await store.acquire(run_id, owner_name(), keyring=keyring)
     try:
         if lease.hash != records[-1].hash:
             raise JournalError(f"run {run_id!r} cannot be adopted: it has new records")

@@ -66,7 +66,7 @@ async def fork(store: Store, run_id: str, at_seq: int, new_id: str, keyring: Key
         "state": commitments.commitment_value(dump_state(run)),
         "parent": {"run": run_id, "seq": at_seq, "hash": records[at_seq - 1].hash},
     }
-    lease = await store.acquire(new_id, owner_name(), new=True)
+    lease = await store.acquire(new_id, owner_name(), new=True, keyring=keyring)
     bodies = [("run.forked", first, commitments.dump())]
     if parent.suspension is not None:
         commitments = CommitmentWriter()

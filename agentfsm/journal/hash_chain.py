@@ -11,7 +11,6 @@ bytes. A hidden value is committed to by ``SHA-256(salt || JSON text)``.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.store import Head
-from agentfsm.loop.keys import KeyPurpose, Keyring, Mac, SecretKeys
+from agentfsm.loop.keys import KeyPurpose, Keyring, SecretKeys
 
 __all__ = [
     "GENESIS_HASH",
@@ -36,6 +35,7 @@ Data = dict[str, Any]
 GENESIS_HASH = "0" * 64
 """The previous hash of a run's first record."""
 
+_KEY_ID_DIGITS = 8
 _COMMITMENT = re.compile(r'\{"#":\[(\d+),"([0-9a-f]{64})"\]\}')
 _SALTED = re.compile(r'\["((?:[0-9a-f]{2})*)",')
 _value_at = json.JSONDecoder().raw_decode
@@ -56,14 +56,6 @@ def commitment(salt: bytes, text: str) -> str:
     return hashlib.sha256(salt + text.encode()).hexdigest()
 
 
-_KEY_ID_DIGITS = 8
-_MAC_BYTES = 16
-
-
-def _record_mac(mac: Mac, digest: str) -> str:
-    return mac.digest(bytes.fromhex(digest))[:_MAC_BYTES].hex()
-
-
 class RecordSealer:
     """Seals records with their hashes and MACs.
 
@@ -71,11 +63,10 @@ class RecordSealer:
         keys: The keys of the secret under which records are written; None for records without MACs.
     """
 
-    __slots__ = ("_key_id", "_mac")
+    __slots__ = ("_keys",)
 
     def __init__(self, keys: SecretKeys | None) -> None:
-        self._key_id = "" if keys is None else keys.key_id
-        self._mac = None if keys is None else keys.mac(KeyPurpose.record)
+        self._keys = keys
 
     def seal(self, seq: int, body: str, previous: str, hidden: str = "") -> SealedRecord:
         """The sealed record.
@@ -87,7 +78,7 @@ class RecordSealer:
             hidden: Its hidden values.
         """
         digest = record_hash(previous, body)
-        mac = "" if self._mac is None else self._key_id + _record_mac(self._mac, digest)
+        mac = "" if self._keys is None else self._keys.seal(KeyPurpose.record, bytes.fromhex(digest))
         return SealedRecord(seq, body, digest, hidden, mac)
 
 
@@ -230,14 +221,33 @@ class MacVerifier:
             raise InvalidRecordError("it has a MAC, and a record before it has none: that one was added or changed")
         if self._keyring is None:
             return
-        key_id = record.mac[:_KEY_ID_DIGITS]
-        keys = self._keyring.find(key_id)
-        if keys is None:
-            self._unknown_key_id = self._unknown_key_id or key_id
-            return
-        expected = keys.key_id + _record_mac(keys.mac(KeyPurpose.record), record.hash)
-        if not hmac.compare_digest(expected, record.mac):
+        valid = self._keyring.check_seal(KeyPurpose.record, bytes.fromhex(record.hash), record.mac)
+        if valid is None:
+            self._unknown_key_id = self._unknown_key_id or record.mac[:_KEY_ID_DIGITS]
+        elif not valid:
             raise InvalidRecordError("its MAC does not match: it was written or changed without the secret")
+
+    def verify_head(self, head: Head | None) -> None:
+        """Verify the MAC of what the store keeps about the run, once all records are verified.
+
+        Args:
+            head: The head of the run in its store, if there is a store.
+
+        Raises:
+            InvalidRecordError: Somebody without the secret wrote it.
+        """
+        if head is None or self._keyring is None or self._without:
+            return
+        if not head.mac:
+            if self._has_mac:
+                raise InvalidRecordError("the store's row of the run has no MAC: it was written without the secret")
+            self._without = True  # it has no records
+            return
+        valid = self._keyring.check_seal(KeyPurpose.run, head.row.encode(), head.mac)
+        if valid is None:
+            self._unknown_key_id = self._unknown_key_id or head.mac[:_KEY_ID_DIGITS]
+        elif not valid:
+            raise InvalidRecordError("the MAC of the store's row of the run does not match: the row was changed")
 
     def doubt(self) -> str:
         """Why it is not known who wrote the records, once all are verified; an empty string if it is known."""

@@ -27,7 +27,7 @@ from agentfsm.journal.records import FORMAT_VERSION, Record, SealedRecord, read_
 from agentfsm.journal.store import Lease, Status, Store
 from agentfsm.loop.canonical_json import encode
 from agentfsm.loop.failures import Failure
-from agentfsm.loop.keys import SecretKeys
+from agentfsm.loop.keys import Keyring, SecretKeys
 from agentfsm.loop.messages import ToolResult
 from agentfsm.loop.outcomes import Outcome
 from agentfsm.loop.state import PendingRequest
@@ -369,7 +369,7 @@ async def open_journal(
     store: Store,
     run_id: str,
     resume_point: ResumePoint | None,
-    keys: SecretKeys,
+    keyring: Keyring,
     secret_arguments: Mapping[str, frozenset[str]],
     known_secrets: Iterable[SecretStr] = (),
 ) -> StoreJournal:
@@ -379,20 +379,22 @@ async def open_journal(
         store: The store.
         run_id: The run.
         resume_point: The end of the stored run when it was loaded, or None for a new run.
-        keys: The keys under which its records are sealed.
+        keyring: The keys of the host; the current one seals its records.
         secret_arguments: Names of arguments that must not be written, by tool.
         known_secrets: Values that must not be written anywhere, in addition to the keys in the environment.
 
     Raises:
         RunExistsError: The run is to be new, and the store has a run with that id.
         StaleLease: Another owner holds the run, or it has new records since it was loaded.
-        StoreError: The store cannot write.
+        StoreError: The store cannot write, or somebody without the secret changed what it keeps about the run.
     """
-    lease = await store.acquire(run_id, owner_name(), new=resume_point is None)
+    lease = await store.acquire(run_id, owner_name(), new=resume_point is None, keyring=keyring)
     if resume_point is not None and (lease.seq, lease.hash) != (resume_point.seq, resume_point.hash):
         await store.release(lease)
         raise StaleLease(run_id, None, "has new records since it was loaded")
-    writer = RecordWriter(lease.seq, lease.hash, lease.epoch, _secret_scrubber(secret_arguments, known_secrets), keys)
+    writer = RecordWriter(
+        lease.seq, lease.hash, lease.epoch, _secret_scrubber(secret_arguments, known_secrets), keyring.current
+    )
     if resume_point is not None:
         writer.resume_from(resume_point.tool, resume_point.results)
     return StoreJournal(store, lease, writer)

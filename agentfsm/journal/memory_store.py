@@ -10,7 +10,8 @@ from weakref import ReferenceType, ref
 from agentfsm.errors import RunExistsError, StaleLease, UnknownRunError
 from agentfsm.journal.hash_chain import GENESIS_HASH
 from agentfsm.journal.records import SealedRecord
-from agentfsm.journal.store import Head, Lease, Status
+from agentfsm.journal.store import Head, Lease, Status, head_row, seal_row
+from agentfsm.loop.keys import Keyring
 
 __all__ = ["MemoryStore"]
 
@@ -18,12 +19,16 @@ __all__ = ["MemoryStore"]
 @dataclass
 class _StoredRun:
     head: Head
+    number: int
     records: list[SealedRecord] = field(default_factory=list[SealedRecord])
     lease: ReferenceType[Lease] | None = None
+    keyring: Keyring | None = None
 
     def current_head(self) -> Head:
         is_leased = self.lease is not None and self.lease() is not None
-        return self.head if is_leased else replace(self.head, owner=None)
+        head = self.head if is_leased else replace(self.head, owner=None)
+        row = head_row(self.number, head.run_id, head.epoch, head.owner, head.seq, head.hash, head.status)
+        return replace(head, row=row, mac=seal_row(self.keyring, row))
 
 
 class MemoryStore:
@@ -32,19 +37,19 @@ class MemoryStore:
     def __init__(self) -> None:
         self._runs: dict[str, _StoredRun] = {}
 
-    async def acquire(self, run_id: str, owner: str, *, new: bool = False) -> Lease:
+    async def acquire(self, run_id: str, owner: str, *, new: bool = False, keyring: Keyring | None = None) -> Lease:
         """Acquire the lease of a run; see ``Store.acquire``."""
         existing = self._runs.get(run_id)
         if new and existing is not None and (existing.records or existing.current_head().owner is not None):
             raise RunExistsError(f"run {run_id!r} exists already")
         if new and existing is None:
-            self._runs[run_id] = _StoredRun(Head(run_id, 0, None, 0, GENESIS_HASH, "running"))
+            self._runs[run_id] = _StoredRun(Head(run_id, 0, None, 0, GENESIS_HASH, "running"), len(self._runs) + 1)
         stored = self._stored_run(run_id)
         if stored.lease is not None and stored.lease() is not None:
             raise StaleLease(run_id, stored.head.owner, "is being run")
         stored.head = replace(stored.head, epoch=stored.head.epoch + 1, owner=owner)
         lease = Lease(run_id, owner, stored.head.epoch, stored.head.seq, stored.head.hash)
-        stored.lease = ref(lease)
+        stored.lease, stored.keyring = ref(lease), keyring
         return lease
 
     def append(self, lease: Lease, records: Sequence[SealedRecord], status: Status) -> Awaitable[None]:

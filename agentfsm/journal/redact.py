@@ -54,7 +54,7 @@ async def redact(store: Store, run_id: str, field: str, keyring: Keyring, by: st
     if not places:
         raise JournalError(f"field {field!r} of run {run_id!r} has no hidden value")
     require_authentic(verify(run_id, records, head, keyring=keyring), "redacted")
-    lease = await store.acquire(run_id, owner_name())
+    lease = await store.acquire(run_id, owner_name(), keyring=keyring)
     try:
         body = {
             "kind": "redaction",
@@ -72,7 +72,7 @@ async def redact(store: Store, run_id: str, field: str, keyring: Keyring, by: st
         status = "running" if head is None else head.status
         await store.append(lease, [redaction], status)
         if status != "running":  # the append ended the lease
-            lease = await store.acquire(run_id, owner_name())
+            lease = await store.acquire(run_id, owner_name(), keyring=keyring)
         await store.redact(lease, of, _remove_hidden(record.hidden, places))
     finally:
         with contextlib.suppress(StoreError):  # the lease is released whether or not the writes succeeded

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
+from json.encoder import encode_basestring_ascii as _quote
 from typing import Literal, Protocol
 
 from agentfsm.journal.records import SealedRecord
+from agentfsm.loop.keys import KeyPurpose, Keyring
 
-__all__ = ["Head", "Lease", "Status", "Store", "consistent_read"]
+__all__ = ["Head", "Lease", "Status", "Store", "consistent_read", "head_row", "seal_row"]
 
 
 Status = Literal["running", "suspended", "finished"]
@@ -30,6 +32,8 @@ class Head:
         seq: The sequence number of its last record; 0 if there is none yet.
         hash: That record's hash, 64 hex digits.
         status: ``running`` (in progress or interrupted), ``suspended`` or ``finished``.
+        row: All that the store keeps about the run, as ``head_row`` writes it.
+        mac: The seal of ``row``; empty if the run was last acquired without keys.
     """
 
     run_id: str
@@ -38,6 +42,29 @@ class Head:
     seq: int
     hash: str
     status: Status
+    row: str = ""
+    mac: str = ""
+
+
+def head_row(number: int, run_id: str, epoch: int, owner: str | None, seq: int, digest: str, status: str) -> str:
+    """What a store keeps about a run, as the text that is sealed: a JSON array.
+
+    Args:
+        number: The number of the run in the store.
+        run_id: The run.
+        epoch: How often it was acquired.
+        owner: The owner of its lease; for a dead process, the last one.
+        seq: The sequence number of its last record.
+        digest: That record's hash, 64 hex digits.
+        status: Its status.
+    """
+    owned = "null" if owner is None else _quote(str(owner))  # str: what a changed file has may have any type
+    return f'[{number},{_quote(str(run_id))},{epoch},{owned},{seq},"{digest}","{status}"]'
+
+
+def seal_row(keyring: Keyring | None, row: str) -> str:
+    """The seal of such a text under the current key; empty without keys."""
+    return "" if keyring is None else keyring.current.seal(KeyPurpose.run, row.encode())
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -62,19 +89,22 @@ class Lease:
 class Store(Protocol):
     """Stores journals. Reads return at once; a write is durable when its await returns."""
 
-    async def acquire(self, run_id: str, owner: str, *, new: bool = False) -> Lease:
+    async def acquire(self, run_id: str, owner: str, *, new: bool = False, keyring: Keyring | None = None) -> Lease:
         """Acquire the lease of a run, in a new epoch.
+
+        With keys, what the store keeps about the run is sealed from here on, whenever it changes.
 
         Args:
             run_id: The run.
             owner: A name of the owner, for error messages.
             new: Whether to create the run. A run that was interrupted before its first record counts as new.
+            keyring: The keys of the host.
 
         Raises:
             RunExistsError: It is to be created and exists already.
             UnknownRunError: It is not to be created and does not exist.
             StaleLease: Another owner holds it; the error names the owner.
-            StoreError: The store cannot write.
+            StoreError: The store cannot write, or somebody without the secret changed what it keeps about the run.
         """
         ...
 

@@ -12,7 +12,8 @@ What is checked:
    said that it did not run. A human reply answers the latest request, and no other.
    A call that needs several approvals got them: from distinct actors with the roles that the request names, not from
    the requester if it says so; and it was escalated to other roles only when that was due.
-6. Where records have MACs, all later ones have them, and with the host's secret each of them is verified.
+6. Where records have MACs, all later ones have them, and with the host's secret each of them is verified, and the MAC
+   of what the store keeps about the run.
 7. The store's head of the run (last record, status, epoch) agrees, and so does a checkpoint, if given.
 """
 
@@ -462,6 +463,7 @@ def verify(
         seq = len(records)
         chain.finish(head, checkpoint_hashes or {}, records)
         history.finish(head)
+        macs.verify_head(head)
     except InvalidRecordError as error:
         return VerificationReport(run_id, TAMPERED, len(records), error.seq or seq or None, str(error))
     except UnsupportedFormatError as error:

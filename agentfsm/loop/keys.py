@@ -21,6 +21,7 @@ SECRET_VARIABLE = "AGENTFSM_SECRET"  # noqa: S105  # the variable's name, not it
 _SALT = b"agentfsm"
 _KEY_ID_BYTES = 4
 _BLOCK_BYTES = 64  # of SHA-256
+_MAC_BYTES = 16
 
 
 class KeyPurpose(StrEnum):
@@ -85,11 +86,20 @@ class SecretKeys:
             self._keys[purpose] = self._expand(purpose.value)
         return self._keys[purpose]
 
-    def mac(self, purpose: KeyPurpose) -> Mac:
-        """The MAC under the key for a purpose."""
-        if purpose not in self._macs:
-            self._macs[purpose] = Mac(self.key(purpose))
-        return self._macs[purpose]
+    def seal(self, purpose: KeyPurpose, message: bytes) -> str:
+        """What shows that somebody with the secret wrote a message: the key id, and the first half of its MAC.
+
+        Args:
+            purpose: What the message is.
+            message: The message.
+
+        Returns:
+            40 hex digits.
+        """
+        mac = self._macs.get(purpose)
+        if mac is None:
+            mac = self._macs[purpose] = Mac(self.key(purpose))
+        return self.key_id + mac.digest(message)[:_MAC_BYTES].hex()
 
     def _expand(self, info: str) -> bytes:
         return hmac.digest(self._extracted, info.encode() + b"\1", "sha256")  # one block of HKDF-Expand
@@ -125,3 +135,14 @@ class Keyring:
     def find(self, key_id: str) -> SecretKeys | None:
         """The keys of the secret with a key id, or None if the host does not have it."""
         return self._by_id.get(key_id)
+
+    def check_seal(self, purpose: KeyPurpose, message: bytes, seal: str) -> bool | None:
+        """Whether a seal belongs to a message; None if it names a secret that the host does not have.
+
+        Args:
+            purpose: What the message is.
+            message: The message.
+            seal: Its seal; see ``SecretKeys.seal``.
+        """
+        keys = self._by_id.get(seal[: 2 * _KEY_ID_BYTES])
+        return None if keys is None else hmac.compare_digest(keys.seal(purpose, message), seal)

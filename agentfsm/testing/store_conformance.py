@@ -19,7 +19,8 @@ from collections.abc import Awaitable, Callable
 from agentfsm.errors import AgentfsmError, RunExistsError, StaleLease, UnknownRunError
 from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
 from agentfsm.journal.records import SealedRecord
-from agentfsm.journal.store import Head, Store
+from agentfsm.journal.store import Head, Store, seal_row
+from agentfsm.loop.keys import Keyring
 
 __all__ = ["CHECKS", "OpenStore", "StoreCheck", "sealed_records"]
 
@@ -233,6 +234,33 @@ async def redacts_hidden_values(make: OpenStore) -> None:
     store.close()
 
 
+async def seals_what_it_keeps(make: OpenStore) -> None:
+    """What is kept about a run is sealed under the keys with which it was acquired, whenever it changes."""
+    store, keyring, rows = make(), Keyring(b"new", [b"old"]), list[str]()
+
+    def require_sealed(by: Keyring) -> None:
+        head = _existing_head(store, "a")
+        _require(head.mac == seal_row(by, head.row))
+        rows.append(head.row)
+
+    lease = await store.acquire("a", "me", new=True, keyring=Keyring(b"old"))
+    require_sealed(Keyring(b"old"))
+    await store.append(lease, sealed_records(1), "running")
+    require_sealed(Keyring(b"old"))
+    await store.release(lease)
+    require_sealed(Keyring(b"old"))
+    lease = await store.acquire("a", "me", keyring=keyring)
+    require_sealed(keyring)
+    await store.append(lease, (), "running")
+    require_sealed(keyring)
+    await store.append(lease, (), "suspended")
+    require_sealed(keyring)
+    await store.acquire("a", "me")
+    _require(_existing_head(store, "a").mac == "")
+    _require(len(set(rows)) == len(rows) - 1)  # one append changed nothing
+    store.close()
+
+
 async def preserves_append_order(make: OpenStore) -> None:
     """Appends are queued when they are called, even before they are awaited; concurrent runs do not interfere."""
     store = make()
@@ -257,6 +285,7 @@ CHECKS: tuple[StoreCheck, ...] = (
     never_reopens_a_finished_run,
     frees_an_abandoned_lease,
     redacts_hidden_values,
+    seals_what_it_keeps,
     preserves_append_order,
 )
 """Every check."""

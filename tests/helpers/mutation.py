@@ -175,10 +175,17 @@ MUTANTS = (
         STORES,
     ),
     Mutant(
+        "the MAC of a row is not checked",
+        "agentfsm/journal/verification.py",
+        "        macs.verify_head(head)\n",
+        "",
+        "tests/journal/test_tampered_store.py",
+    ),
+    Mutant(
         "no head check",
         "agentfsm/journal/sqlite/sqlite_store.py",
-        "seq + 1 = coalesce(?, seq + 1)",
-        "0 < coalesce(?, 1)",
+        "epoch = ? AND seq = ? AND owner",
+        "epoch = ? AND -2 < ? AND owner",
         STORES,
     ),
     Mutant(

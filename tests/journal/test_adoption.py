@@ -38,15 +38,15 @@ def resealed(records: Sequence[SealedRecord], keyring: Keyring | None, first: in
     return made
 
 
-def stored(records: Sequence[SealedRecord], status: Status = "running") -> MemoryStore:
+def stored(records: Sequence[SealedRecord], status: Status = "running", keyring: Keyring | None = OURS) -> MemoryStore:
     store = MemoryStore()
 
     async def put() -> None:
-        lease = await store.acquire("sample", "a process that died", new=True)
+        lease = await store.acquire("sample", "a process that died", new=True, keyring=keyring)
         lease_epoch = open_record(records[-1])["epoch"]
         while lease.epoch < lease_epoch:
             await store.release(lease)
-            lease = await store.acquire("sample", "a process that died")
+            lease = await store.acquire("sample", "a process that died", keyring=keyring)
         await store.append(lease, records, status)
         await store.release(lease)
 

@@ -26,6 +26,7 @@ from agentfsm import (
 from agentfsm.journal.records import SealedRecord, open_record
 from agentfsm.journal.rehydrate import rehydrate
 from agentfsm.journal.verification import GOOD, TAMPERED, verify
+from agentfsm.loop.keys import Keyring
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.journal_scenarios import reseal
 
@@ -176,7 +177,7 @@ def test_a_reply_to_an_interrupted_run_is_a_clear_error():
         await asked(bank)
         rows = store.records("r")[:-1]
         other = MemoryStore()
-        lease = await other.acquire("r", "gone", new=True)
+        lease = await other.acquire("r", "gone", new=True, keyring=Keyring(b"of the tests"))
         await other.append(lease, rows, "running")
         await other.release(lease)
         with pytest.raises(HumanReplyError, match="asks nothing"):

@@ -49,7 +49,7 @@ def note(kind="note", what=None):
 
 
 async def kept(store) -> StoreJournal:
-    return await open_journal(store, "r", None, Keyring(b"s").current, {})
+    return await open_journal(store, "r", None, Keyring(b"s"), {})
 
 
 def test_the_first_of_several_errors_is_raised_and_the_lease_released():

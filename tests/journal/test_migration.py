@@ -76,16 +76,19 @@ def reviewing(name: str) -> Graph:
     )
 
 
+KEYRING = Keyring(b"of the tests")
+
+
 def stored(rows: Sequence[SealedRecord], run_id: str = "sample") -> MemoryStore:
     """A store that holds a run as far as some rows tell it, as after a crash."""
     store = MemoryStore()
     waits = '"kind":"run.suspended"' in rows[-1].body
 
     async def put() -> None:
-        lease = await store.acquire(run_id, "a process that is gone", new=True)
+        lease = await store.acquire(run_id, "a process that is gone", new=True, keyring=KEYRING)
         while lease.epoch < json.loads(rows[-1].body)["epoch"]:
             await store.release(lease)
-            lease = await store.acquire(run_id, "another that is gone")
+            lease = await store.acquire(run_id, "another that is gone", keyring=KEYRING)
         await store.append(lease, list(rows), "suspended" if waits else "running")
         if not waits:
             await store.release(lease)
@@ -291,8 +294,8 @@ def test_a_fork_of_a_migrated_run_is_on_the_graph_of_its_record():
     store, _ = waiting_run()
     before = len(store.records("sample"))
     go_on(store, LONGER, [Migration(LOOP)], Allow())
-    asyncio.run(fork(store, "sample", before, "old", Keyring(b"of the tests")))
-    asyncio.run(fork(store, "sample", before + 4, "new", Keyring(b"of the tests")))
+    asyncio.run(fork(store, "sample", before, "old", KEYRING))
+    asyncio.run(fork(store, "sample", before + 4, "new", KEYRING))
     pinned = {name: json.loads(store.records(name)[0].body)["graph"]["fingerprint"] for name in ("old", "new")}
     assert pinned == {"old": LOOP.fingerprint, "new": LONGER.fingerprint}
 
@@ -328,7 +331,7 @@ def test_a_run_that_cannot_continue_does_not_block_the_others(caplog):
     store = stored([*rows[:2], rows[2]._replace(body=rows[2].body.replace("scripted", "another")), rows[3]], "bad")
 
     async def more() -> list[RunResult]:
-        lease = await store.acquire("sample", "gone", new=True)
+        lease = await store.acquire("sample", "gone", new=True, keyring=KEYRING)
         await store.append(lease, rows, "running")
         await store.release(lease)
         return [await run for run in sample_agent(store, ["all done"]).unfinished_runs()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import sqlite3
@@ -10,10 +11,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from agentfsm import SqliteStore
+from agentfsm import Allow, JournalError, SqliteStore
 from agentfsm.cli.app import app
+from agentfsm.errors import StoreError
 from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
-from tests.helpers.journal_scenarios import finished_run, waiting_run
+from agentfsm.loop.keys import Keyring
+from tests.helpers.journal_scenarios import finished_run, sample_agent, waiting_run
 
 V_0_1_0 = Path(__file__).parents[1] / "data" / "v0.1.0" / "runs.db"
 RECORD = 4  # of the run "whole": a model's reply, with hidden values beside it
@@ -51,17 +54,21 @@ def forge(path: Path, *statements: str) -> None:
     db.close()
 
 
-def run_command(*words: object) -> Result:
-    secret = "of the tests" if words[0] in ("fork", "redact") else ""
+def run_command(*words: object, secret: str = "") -> Result:
+    secret = "of the tests" if words[0] in ("fork", "redact") else secret
     return CliRunner().invoke(app, [str(word) for word in words], env={"AGENTFSM_SECRET": secret})
 
 
-def found(path: Path, *words: str, code: int = 1) -> dict[str, tuple[int | None, str]]:
+def found(path: Path, *words: str, code: int = 1, secret: str = "") -> dict[str, tuple[int | None, str]]:
     """Record and reason of each run that is not good."""
-    result = run_command("verify", *words, "--json", "--store", path)
+    result = run_command("verify", *words, "--json", "--store", path, secret=secret)
     assert result.exit_code == code, result.output
     reports = [json.loads(line) for line in result.stdout.splitlines()]
     return {each["run_id"]: (each["seq"], each["reason"]) for each in reports if each["reason"]}
+
+
+async def resumed(store: SqliteStore) -> object:
+    return await sample_agent(store).resume("waits", Allow())
 
 
 def at(record: int, run: int = 2) -> str:
@@ -86,6 +93,39 @@ def test_a_changed_status_in_the_head_is_found(path: Path, run: str, status: str
 def test_a_decreased_epoch_is_found(path: Path) -> None:
     forge(path, "UPDATE run SET epoch = 0 WHERE run_id = 'whole'")
     assert "epoch 0" in found(path)["whole"][1]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("epoch = epoch + 1", "the row was changed"),
+        ("owner = 'somebody'", "the row was changed"),
+        ("mac = (SELECT mac FROM run WHERE run_id = 'first')", "the row was changed"),
+        ("mac = NULL", "has no MAC"),
+    ],
+)
+def test_a_changed_row_of_a_run_is_found_with_the_secret_and_not_acted_on(path: Path, change: str, words: str) -> None:
+    assert found(path, code=4, secret="of the tests") == {}
+    forge(path, f"UPDATE run SET {change} WHERE run_id = 'waits'")
+    ((run, (_, reason)),) = found(path, secret="of the tests").items()
+    assert (run, words in reason) == ("waits", True)
+    with SqliteStore(path) as store, pytest.raises(JournalError, match=words):
+        asyncio.run(resumed(store))
+
+
+def test_a_row_that_changes_between_loading_and_acquiring_a_run_is_not_sealed_again(path: Path) -> None:
+    keyring = Keyring(b"new", [b"of the tests"])
+
+    async def change_while_held(store: SqliteStore) -> None:
+        lease = await store.acquire("waits", "me", keyring=keyring)
+        forge(path, "UPDATE run SET owner = 'you' WHERE run_id = 'waits'")
+        await store.release(lease)
+        with pytest.raises(StoreError, match="somebody without the secret changed its row"):
+            await store.acquire("waits", "me", keyring=keyring)
+
+    with SqliteStore(path) as store:
+        asyncio.run(change_while_held(store))
+    assert "the row was changed" in found(path, secret="new")["waits"][1]
 
 
 def test_an_id_that_changed_its_type_hides_no_other_run(path: Path) -> None:

@@ -245,7 +245,7 @@ def test_a_run_in_progress_cannot_be_redacted():
     store, _ = waiting_run()
 
     async def try_it():
-        held = await store.acquire("sample", "somebody")
+        held = await store.acquire("sample", "somebody", keyring=KEYRING)
         with pytest.raises(StaleLease, match="somebody"):
             await redact(store, "sample", "1", KEYRING)
         del held

@@ -47,8 +47,17 @@ def test_a_mac_is_hmac_sha256():
         mac = Mac(key)
         for message in (b"", b"x", random.randbytes(32), random.randbytes(1000)):
             assert mac.digest(message) == hmac.new(key, message, hashlib.sha256).digest()
-    record = SecretKeys(SECRET).mac(KeyPurpose.record)
-    assert record.digest(b"x") == hmac.digest(hkdf(SECRET, "journal record"), b"x", "sha256")
+
+
+def test_a_seal_is_the_key_id_and_half_a_mac_under_the_key_of_its_purpose():
+    ring, old = Keyring(b"new", [SECRET]), SecretKeys(SECRET)
+    seal = old.seal(KeyPurpose.record, b"x")
+    assert seal == old.key_id + hmac.digest(hkdf(SECRET, "journal record"), b"x", "sha256")[:16].hex()
+    assert ring.check_seal(KeyPurpose.record, b"x", seal) is True
+    assert ring.check_seal(KeyPurpose.run, b"x", seal) is False
+    assert ring.check_seal(KeyPurpose.record, b"y", seal) is False
+    assert ring.check_seal(KeyPurpose.record, b"x", seal[:-1]) is False
+    assert ring.check_seal(KeyPurpose.record, b"x", SecretKeys(b"unknown").seal(KeyPurpose.record, b"x")) is None
 
 
 def test_a_keyring_finds_current_and_old_secrets_by_their_ids():

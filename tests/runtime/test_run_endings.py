@@ -86,7 +86,7 @@ def test_an_interrupted_run_that_is_dismissed_keeps_the_results_of_its_calls():
 
     async def dismissed() -> None:
         store = MemoryStore()
-        lease = await store.acquire("r", "gone", new=True)
+        lease = await store.acquire("r", "gone", new=True, keyring=Host().keyring)
         await store.append(lease, kept, "running")
         await store.release(lease)
         result = check_result(

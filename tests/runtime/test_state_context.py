@@ -51,6 +51,7 @@ from agentfsm.journal.replay import replay
 from agentfsm.journal.sqlite import SqliteStore
 from agentfsm.journal.verification import GOOD, OPEN, verify
 from agentfsm.loop.guards import approval_decided, approval_required, doubt_settled, expired, in_doubt
+from agentfsm.loop.keys import Keyring
 from agentfsm.loop.state import dump_state
 from agentfsm.models import FallbackModel
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel
@@ -655,7 +656,7 @@ def test_an_effect_cannot_go_on_past_a_call_that_waits(swallow: type[BaseExcepti
 async def cut_off_after(records: list[Any], count: int) -> MemoryStore:
     """A store that has the first records of a run alone, as after a crash."""
     store = MemoryStore()
-    lease = await store.acquire("one", "a process that died", new=True)
+    lease = await store.acquire("one", "a process that died", new=True, keyring=Keyring(SECRET))
     await store.append(lease, records[:count], "running")
     await store.release(lease)
     return store

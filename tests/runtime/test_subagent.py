@@ -62,6 +62,7 @@ from agentfsm.journal.replay import replay
 from agentfsm.journal.sqlite import SqliteStore
 from agentfsm.journal.store import Lease
 from agentfsm.journal.verification import GOOD, OPEN, verify
+from agentfsm.loop.keys import Keyring
 from agentfsm.loop.state import HumanReply, PendingRequest, dump_state
 from agentfsm.loop.tool_batch import charge
 from agentfsm.loop.transition_table import LOOP
@@ -1097,10 +1098,10 @@ def test_the_journal_gives_the_live_state_back_at_every_stop() -> None:
 class LockedBelow(MemoryStore):
     """A store that lets nobody but the run on top in."""
 
-    async def acquire(self, run_id: str, owner: str, *, new: bool = False) -> Lease:
+    async def acquire(self, run_id: str, owner: str, *, new: bool = False, keyring: Keyring | None = None) -> Lease:
         if run_id != "top":
             raise StoreError(f"{run_id} is locked")
-        return await super().acquire(run_id, owner, new=new)
+        return await super().acquire(run_id, owner, new=new, keyring=keyring)
 
 
 @pytest.mark.parametrize("calls", [1, 2])

@@ -53,6 +53,7 @@ _UPDATE_TRIGGER = _UPDATE_TRIGGER_OF_1.replace("hash ON", "hash, mac ON")
 
 _MIGRATION_FROM_1 = f"""
 ALTER TABLE journal ADD COLUMN mac BLOB;
+ALTER TABLE run ADD COLUMN mac BLOB;
 DROP TRIGGER IF EXISTS journal_keeps_what_it_has;
 {_UPDATE_TRIGGER}
 PRAGMA user_version = 2;
@@ -66,7 +67,8 @@ CREATE TABLE run (
     owner TEXT,
     seq INTEGER NOT NULL DEFAULT 0,
     hash BLOB NOT NULL,
-    status TEXT NOT NULL DEFAULT 'running'
+    status TEXT NOT NULL DEFAULT 'running',
+    mac BLOB
 );
 CREATE TABLE journal (
     key INTEGER PRIMARY KEY,  -- run.id << 32 | seq: a run's records lie together, and need no other index
@@ -82,9 +84,7 @@ PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
 """
 
-_SCHEMA_OF_1 = _SCHEMA.replace("hidden TEXT,\n    mac BLOB", "hidden TEXT").replace(
-    _UPDATE_TRIGGER, _UPDATE_TRIGGER_OF_1
-)
+_SCHEMA_OF_1 = _SCHEMA.replace(",\n    mac BLOB", "").replace(_UPDATE_TRIGGER, _UPDATE_TRIGGER_OF_1)
 
 _SELECT_SCHEMA = "SELECT type, name, tbl_name, sql FROM sqlite_schema WHERE name NOT LIKE 'sqlite!_stat%' ESCAPE '!'"
 """Without the statistics that ANALYZE keeps."""
@@ -229,7 +229,7 @@ def has_tables(db: sqlite3.Connection) -> bool:
 
 
 def has_macs(db: sqlite3.Connection) -> bool:
-    """Whether the file has a column for MACs; a file of schema version 1 has none until it is written."""
+    """Whether the file has columns for MACs; a file of schema version 1 has none until it is written."""
     return bool(db.execute("PRAGMA user_version").fetchone()[0] != 1)
 
 

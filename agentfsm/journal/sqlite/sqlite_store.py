@@ -22,7 +22,8 @@ from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.sqlite.sqlite_schema import APPLICATION_ID, SCHEMA_VERSION
 from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
 from agentfsm.journal.sqlite.store_file import StoreFile, after_fork, leak
-from agentfsm.journal.store import Head, Lease, Status
+from agentfsm.journal.store import Head, Lease, Status, head_row, seal_row
+from agentfsm.loop.keys import KeyPurpose, Keyring
 
 __all__ = [
     "APPLICATION_ID",
@@ -45,36 +46,86 @@ class LeaseKey(NamedTuple):
     epoch: int
     owner: str
     run_rowid: int  # its row in the table of runs
+    keyring: Keyring | None
 
 
-def acquire_lease(db: sqlite3.Connection, run_id: str, owner: str, new: bool) -> tuple[int, int, str, int]:
+def acquire_lease(
+    db: sqlite3.Connection, run_id: str, owner: str, new: bool, keyring: Keyring | None = None
+) -> tuple[int, int, str, int]:
     """Acquire a run: its new epoch, its last record's sequence number and hash, and its row id.
 
     Raises:
         RunExistsError: It is to be created and exists already.
         UnknownRunError: It is not to be created and does not exist.
+        StoreError: Somebody without the secret changed its row.
     """
-    run = db.execute("SELECT epoch, seq, hash, id FROM run WHERE run_id = ?", (run_id,)).fetchone()
-    if new and run is not None and run[1]:
+    run = _select_row(db, run_id)
+    if new and run is not None and run.seq:
         raise RunExistsError(f"run {run_id!r} exists already")
     if new and run is None:
-        inserted = db.execute("INSERT INTO run (run_id, hash) VALUES (?, ?)", (run_id, bytes.fromhex(GENESIS_HASH)))
-        run = (0, 0, bytes.fromhex(GENESIS_HASH), inserted.lastrowid or 0)
+        db.execute("INSERT INTO run (run_id, hash) VALUES (?, ?)", (run_id, bytes.fromhex(GENESIS_HASH)))
+        run = _select_row(db, run_id)
     if run is None:
         raise UnknownRunError(f"there is no run {run_id!r}")
-    db.execute("UPDATE run SET epoch = epoch + 1, owner = ? WHERE run_id = ?", (owner, run_id))
-    return run[0] + 1, run[1], run[2].hex(), run[3]
+    if _is_changed(run, keyring):
+        raise StoreError(
+            f"run {run_id!r} is not acquired: somebody without the secret changed its row in the store; agentfsm "
+            "verify shows what is wrong"
+        )
+    _update_row(db, run._replace(epoch=run.epoch + 1, owner=owner), keyring)
+    return run.epoch + 1, run.seq, run.digest, run.number
 
 
 def release_lease(db: sqlite3.Connection, key: LeaseKey) -> None:
-    """Release a run, unless another owner has acquired it since."""
-    db.execute("UPDATE run SET owner = NULL WHERE run_id = ? AND epoch = ?", (key.run_id, key.epoch))
+    """Release a run, unless another owner has acquired it since. A row that somebody changed stays as it is."""
+    run = _select_row(db, key.run_id)
+    if run is not None and run.epoch == key.epoch and not _is_changed(run, key.keyring):
+        _update_row(db, run._replace(owner=None), key.keyring)
+
+
+class _RunRow(NamedTuple):
+    """The row of a run."""
+
+    number: int
+    run_id: str
+    epoch: int
+    owner: str | None
+    seq: int
+    digest: str
+    status: str
+    mac: str
+
+    def text(self) -> str:
+        """The text that is sealed."""
+        return head_row(*self[:-1])
+
+
+def _select_row(db: sqlite3.Connection, run_id: str) -> _RunRow | None:
+    row = db.execute(f"SELECT {_ROW} FROM run WHERE run_id = ?", (run_id,)).fetchone()  # noqa: S608  # no user text
+    return None if row is None else _RunRow(*row)
+
+
+_ROW = "id, run_id, epoch, owner, seq, lower(hex(hash)), status, lower(hex(mac))"
+
+
+def _is_changed(run: _RunRow, keyring: Keyring | None) -> bool:
+    """Whether somebody without the secret changed a row that was sealed under a secret of the host."""
+    return bool(run.mac and keyring and keyring.check_seal(KeyPurpose.run, run.text().encode(), run.mac) is False)
+
+
+def _update_row(db: sqlite3.Connection, run: _RunRow, keyring: Keyring | None) -> None:
+    """Write the epoch and the owner of a run."""
+    mac = _mac_bytes(keyring, run.text())
+    db.execute("UPDATE run SET epoch = ?, owner = ?, mac = ? WHERE id = ?", (run.epoch, run.owner, mac, run.number))
+
+
+def _mac_bytes(keyring: Keyring | None, row: str) -> bytes | None:
+    return None if keyring is None else bytes.fromhex(seal_row(keyring, row))
 
 
 _UPDATE_RUN = (
-    "UPDATE run SET seq = coalesce(?, seq), hash = coalesce(?, hash), status = ?,"
-    " owner = CASE WHEN ? = 'running' THEN owner END"
-    " WHERE id = ? AND run_id = ? AND epoch = ? AND seq + 1 = coalesce(?, seq + 1) AND owner IS NOT NULL"
+    "UPDATE run SET seq = ?, hash = ?, status = ?, owner = ?, mac = ?"
+    " WHERE id = ? AND run_id = ? AND epoch = ? AND seq = ? AND owner IS NOT NULL"
     " AND (status <> 'finished' OR ? = 'finished')"
 )
 _SELECT_RECORDS = (  # cast to text, because a flipped bit on the disk may change the type of a value
@@ -91,14 +142,20 @@ def insert_records(db: sqlite3.Connection, key: LeaseKey, records: Sequence[Seal
         StaleLease: Another owner holds the run, or the records do not follow its last one.
         UnknownRunError: There is no such run.
     """
+    number, run_id, epoch, owner, keyring = key.run_rowid, key.run_id, key.epoch, key.owner, key.keyring
+    if records:
+        before, seq, digest = records[0].seq - 1, records[-1].seq, records[-1].hash
+    else:  # only the status changes
+        run = _select_row(db, run_id)
+        before = seq = -1 if run is None else run.seq
+        digest = "" if run is None else run.digest
+    owned = owner if status == "running" else None
+    mac = _mac_bytes(keyring, head_row(number, run_id, epoch, owned, seq, digest, status))
     hashes = [bytes.fromhex(record.hash) for record in records]
-    first, last, last_hash = (records[0].seq, records[-1].seq, hashes[-1]) if records else (None, None, None)
-    updated = db.execute(
-        _UPDATE_RUN, (last, last_hash, status, status, key.run_rowid, key.run_id, key.epoch, first, status)
-    )
-    if updated.rowcount != 1:
+    changes = (seq, hashes[-1] if hashes else bytes.fromhex(digest), status, owned, mac)
+    if db.execute(_UPDATE_RUN, (*changes, number, run_id, epoch, before, status)).rowcount != 1:
         raise _stale_error(db, key)
-    high = key.run_rowid << 32
+    high = number << 32
     db.executemany(
         _INSERT_RECORD,
         [
@@ -138,7 +195,7 @@ def _stale_error(db: sqlite3.Connection, key: LeaseKey) -> StoreError:
 
 
 def select_heads(db: sqlite3.Connection, column: str = "", *values: str) -> list[Any]:
-    """Run id, epoch, owner, seq, hash and status of runs, the oldest run first.
+    """Number, run id, epoch, owner, seq, hash, status and MAC of runs, the oldest run first.
 
     Args:
         db: The file.
@@ -146,8 +203,8 @@ def select_heads(db: sqlite3.Connection, column: str = "", *values: str) -> list
         values: The value of that column.
     """
     where = f" WHERE {column} = ?" if column else ""
-    text = f"SELECT run_id, epoch, owner, seq, lower(hex(hash)), status FROM run{where} ORDER BY id"  # noqa: S608  # column names from our code
-    return db.execute(text, values).fetchall()
+    row = _ROW if sqlite_schema.has_macs(db) else _ROW.replace("lower(hex(mac))", "''")
+    return db.execute(f"SELECT {row} FROM run{where} ORDER BY id", values).fetchall()  # noqa: S608  # column names from our code
 
 
 def select_records(db: sqlite3.Connection, run_id: str, after: int) -> list[SealedRecord] | None:
@@ -202,7 +259,7 @@ class SqliteStore:
         """
         self._writer.start()
 
-    async def acquire(self, run_id: str, owner: str, *, new: bool = False) -> Lease:
+    async def acquire(self, run_id: str, owner: str, *, new: bool = False, keyring: Keyring | None = None) -> Lease:
         """Acquire the lease of a run; see ``Store.acquire``."""
         self._file.check_process()
         current = self._leases.get(run_id)
@@ -213,9 +270,9 @@ class SqliteStore:
         lease = _SqliteLease(run_id, owner, 0, 0, GENESIS_HASH)
         self._leases[run_id] = lease  # from here on, nothing else in this process can acquire it
         try:
-            acquired = await self._writer.submit(lambda db: acquire_lease(db, run_id, owner, new))
+            acquired = await self._writer.submit(lambda db: acquire_lease(db, run_id, owner, new, keyring))
             lease.epoch, lease.seq, lease.hash, rowid = acquired
-            lease.key = LeaseKey(run_id, lease.epoch, owner, rowid)
+            lease.key = LeaseKey(run_id, lease.epoch, owner, rowid, keyring)
         except BaseException:
             self._drop_lease(lease)
             raise
@@ -260,8 +317,17 @@ class SqliteStore:
         rows: list[Any] = self._read(lambda db: select_heads(db, *filters), [])
         others = bool(rows) and self._writer.owned_by_other_process()
         return [
-            Head(run_id, epoch, owner if others or run_id in self._leases else None, seq, digest, status)
-            for run_id, epoch, owner, seq, digest, status in rows
+            Head(
+                run_id,
+                epoch,
+                owner if others or run_id in self._leases else None,
+                seq,
+                digest,
+                status,
+                row=head_row(number, run_id, epoch, owner, seq, digest, status),
+                mac=mac,
+            )
+            for number, run_id, epoch, owner, seq, digest, status, mac in rows
         ]
 
     def records(self, run_id: str, after: int = 0) -> list[SealedRecord]:
@@ -322,4 +388,4 @@ class _SqliteLease(Lease):
 def _lease_key(lease: Lease) -> LeaseKey:
     if isinstance(lease, _SqliteLease) and lease.key is not None:
         return lease.key
-    return LeaseKey(lease.run_id, lease.epoch, lease.owner, 0)  # not a lease of this store: no run has row 0
+    return LeaseKey(lease.run_id, lease.epoch, lease.owner, 0, None)  # not a lease of this store: no run has row 0
