@@ -395,6 +395,7 @@ class Reply:
         usage: What the call consumed.
         refusal: The text of the model's refusal, or None.
         model: The model name that the provider reported, or an empty string.
+        repairs: How the response broke its API's rules, and how it was read nevertheless; a run warns of each.
     """
 
     message: Message
@@ -402,6 +403,7 @@ class Reply:
     usage: Usage = NO_USAGE
     refusal: str | None = None
     model: str = ""
+    repairs: tuple[str, ...] = ()
 
 
 @read_only

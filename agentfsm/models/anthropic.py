@@ -25,10 +25,10 @@ from agentfsm.models.wire_format import (
     as_text,
     dumps,
     final_finish_reason,
-    finish_reason,
     mark_unpriced,
     own_extra,
     parse_tool_calls,
+    repairs_of_end,
     safe_tool_name,
     token_count,
     tool_choice,
@@ -176,7 +176,8 @@ def decode(body: object, *, used_ids: Collection[str] = (), origin: str = "") ->
     text = "".join(str(block["text"]) for block in blocks if block.get("type") == "text")
     uses = [block for block in blocks if block.get("type") == "tool_use"]
     calls = parse_tool_calls([(use.get("id"), use.get("name"), use.get("input")) for use in uses], used_ids)
-    stated = _FINISH_REASONS.get(finish_reason(top, "stop_reason"), FinishReason.STOP)
+    reason = as_text(top.get("stop_reason"))
+    stated = _FINISH_REASONS.get(reason, FinishReason.STOP)
     refusal = None
     if stated is FinishReason.REFUSAL:
         explanation = as_text(as_object(top.get("stop_details")).get("explanation"))
@@ -204,6 +205,7 @@ def decode(body: object, *, used_ids: Collection[str] = (), origin: str = "") ->
         ),
         refusal=refusal,
         model=str(top.get("model") or ""),
+        repairs=repairs_of_end(reason, text or refusal, calls),
     )
 
 
@@ -389,7 +391,7 @@ class AnthropicAccumulator:
 
     Attributes:
         closed: Whether ``message_stop`` has arrived. Gateways omit it after a stop reason
-            (https://github.com/esengine/DeepSeek-Reasonix/pull/8756), so a stream is complete with that.
+            (https://github.com/esengine/DeepSeek-Reasonix/pull/8756), so a stream is complete with either of them.
     """
 
     def __init__(self) -> None:
@@ -402,8 +404,8 @@ class AnthropicAccumulator:
 
     @property
     def complete(self) -> bool:
-        """Whether the stop reason has arrived."""
-        return bool(self._top.get("stop_reason"))
+        """Whether the stop reason or ``message_stop`` has arrived."""
+        return self.closed or bool(self._top.get("stop_reason"))
 
     def add(self, event: dict[str, Any]) -> Iterator[StreamChunk]:
         """Add one event; yields the parts of the reply in it."""
@@ -423,6 +425,11 @@ class AnthropicAccumulator:
                 self.closed = True
             case _:  # ping, content_block_stop, and unknown events
                 pass
+
+    @property
+    def repairs(self) -> tuple[str, ...]:
+        """Always empty: streams of this API are read as they are."""
+        return ()
 
     def body(self) -> object:
         """The complete message."""

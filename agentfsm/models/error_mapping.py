@@ -4,8 +4,9 @@ The first rule that applies wins:
 
 1. status 413, or an error text for a prompt that is too long (except with 401, 403, 404 and 429):
    ``ContextOverflowError``
-2. status 408, 409, 425, 429 or 5xx: ``TransientProviderError``
-3. everything else: ``ProviderError``
+2. an account without credit, whatever the status, or ``x-should-retry: false``: ``ProviderError``
+3. status 408, 409, 425, 429 or 5xx, or ``x-should-retry: true``: ``TransientProviderError``
+4. everything else: ``ProviderError``
 
 ``agentfsm.runtime.model_call`` turns the error into the ``Failure`` of the error's ``kind``.
 
@@ -22,6 +23,7 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from math import isfinite
+from urllib.parse import urlsplit
 
 from agentfsm.errors import ContextOverflowError, ModelError, ProviderError, TransientProviderError
 from agentfsm.loop.messages import Message
@@ -80,6 +82,14 @@ _STATUS_BY_ERROR_CODE = {
     "overloaded_error": 529,
 }
 """The HTTP status for the type or code of an error object in a response with status 200."""
+
+_NO_CREDIT_CODES = frozenset(
+    {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "billing_error"}
+)
+"""The codes of OpenAI and Anthropic for an account without credit, which no retry helps.
+
+(https://platform.openai.com/docs/guides/error-codes, https://docs.anthropic.com/en/api/errors)
+"""
 
 _MAX_QUOTED_CHARS = 300
 """How many characters of a provider's message an error text quotes."""
@@ -191,10 +201,15 @@ class CallErrors:
         if status == 413 or (status not in _NEVER_OVERFLOW_STATUSES and _OVERFLOW_PATTERN.search(error_text)):
             text = f"{self.name}: the prompt is too long for the model{_status_suffix(status)}{server_message}"
             return ContextOverflowError(text, status=status)
-        if status in _RETRYABLE_STATUSES or status >= 500:
+        should_retry = headers.get("x-should-retry", "").strip().lower()  # as the SDKs of OpenAI and Anthropic read it
+        no_credit = status == 402 or not _NO_CREDIT_CODES.isdisjoint(error.codes)
+        retryable = should_retry == "true" or (
+            should_retry != "false" and (status in _RETRYABLE_STATUSES or status >= 500)
+        )
+        if retryable and not no_credit:
             text = f"{self.name}: the server is temporarily unavailable{_status_suffix(status)}{server_message}"
             return TransientProviderError(text, retry_after_s=retry_after_s(headers, now), status=status)
-        what, to_do = self._advice(status)
+        what, to_do = ("the account has no credit", "check its billing") if no_credit else self._advice(status)
         if not to_do and _NO_IMAGE_SUPPORT_PATTERN.search(error_text) and any(message.images for message in prompt):
             to_do = "does the model accept images? if not, use ModelSettings(images=False)"
         text = f"{self.name}: {what}{_status_suffix(status)}{to_do and f': {to_do}'}{server_message}"
@@ -204,6 +219,27 @@ class CallErrors:
         """The error for a server that cannot be reached."""
         where, hint = self.endpoint.base_url, self.endpoint.provider.hint
         return TransientProviderError(f"{self.name}: cannot connect to {where}: {hint} ({self.scrub(why)})")
+
+    def proxy_failed(self, why: str) -> TransientProviderError:
+        """The error for a proxy that cannot be reached or refuses the connection."""
+        return TransientProviderError(
+            f"{self.name}: the proxy does not connect to {self.endpoint.base_url}: "
+            f"is it running, and are proxy= or HTTPS_PROXY, HTTP_PROXY and NO_PROXY right? ({self.scrub(why)})"
+        )
+
+    def unknown_host(self) -> ProviderError:
+        """The error for an address whose host no name server knows."""
+        return ProviderError(
+            f"{self.name}: there is no host {urlsplit(self.endpoint.base_url).hostname!r}: "
+            f"is the address {self.endpoint.base_url} right?"
+        )
+
+    def untrusted_certificate(self, why: str) -> ProviderError:
+        """The error for a server whose certificate cannot be verified."""
+        return ProviderError(
+            f"{self.name}: the certificate of {self.endpoint.base_url} cannot be verified ({self.scrub(why)}): "
+            "pass the certificate of its authority as HttpOptions(verify=...)"
+        )
 
     def transient(self, what: str) -> TransientProviderError:
         """The error for a missing or incomplete response; a retry may succeed."""

@@ -7,6 +7,8 @@ decompressed in bounded chunks. Every wait has a timeout, so no server can hold 
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 import time
 import zlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
@@ -392,11 +394,29 @@ def _connection_error(errors: CallErrors, error: httpx.HTTPError | httpx.Invalid
     match error:
         case httpx.ConnectTimeout():
             return errors.unreachable("timed out")
-        case httpx.ConnectError() | httpx.ProxyError():
-            return errors.unreachable(str(error))
+        case httpx.ProxyError():
+            return errors.proxy_failed(str(error))
+        case httpx.ConnectError():
+            return _no_connection(errors, error)
         case httpx.TimeoutException():
             return errors.transient("the server sent nothing in time")
         case httpx.NetworkError() | httpx.RemoteProtocolError():
             return errors.transient("the connection was lost before the response was complete")
         case _:
             return errors.invalid_response(f"the call cannot be made: {type(error).__name__}")
+
+
+_UNKNOWN_HOST_CODES = {getattr(socket, name, None) for name in ("EAI_NONAME", "EAI_NODATA")}
+"""The codes of ``getaddrinfo`` for a name that does not exist; with the others a retry may help."""
+
+
+def _no_connection(errors: CallErrors, error: httpx.ConnectError) -> ModelError:
+    """The error for a connection that was not made; a retry changes neither a certificate nor a name."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return errors.untrusted_certificate(cause.verify_message)
+        if isinstance(cause, socket.gaierror) and cause.errno in _UNKNOWN_HOST_CODES:
+            return errors.unknown_host()
+        cause = cause.__cause__ or cause.__context__
+    return errors.unreachable(str(error))

@@ -181,7 +181,8 @@ class HttpModel(ABC):
             body = repair_surrogates(accumulator.body())
         except ValueError as error:
             raise self._errors.invalid_response(f"the response cannot be stored as JSON ({error})") from None
-        yield self._parse_reply(body, request)
+        reply = self._parse_reply(body, request)
+        yield replace(reply, repairs=(*accumulator.repairs, *reply.repairs)) if accumulator.repairs else reply
 
     async def aclose(self) -> None:
         """Close the connections. May be called more than once; the next call opens new ones."""

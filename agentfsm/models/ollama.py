@@ -219,6 +219,11 @@ class OllamaAccumulator:
         if event.get("done") is True:
             self._final_event, self.closed = event, True
 
+    @property
+    def repairs(self) -> tuple[str, ...]:
+        """Always empty: streams of this API are read as they are."""
+        return ()
+
     def body(self) -> object:
         """The complete response."""
         message: dict[str, Any] = {"role": "assistant", "content": str(self._text)}

@@ -28,13 +28,13 @@ from agentfsm.models.wire_format import (
     data_url,
     dumps,
     final_finish_reason,
-    finish_reason,
     function_spec,
     labelled_images,
     openai_usage,
     output_schema_block,
     own_extra,
     parse_tool_calls,
+    repairs_of_end,
     safe_tool_name,
     tool_choice,
 )
@@ -69,6 +69,10 @@ _FINISH_REASONS = {
 
 _ABORTED_REASONS = ("abort", "error")
 """The finish reasons of vLLM and OpenRouter for a reply that the server interrupted."""
+
+
+_REUSED_INDEX = "the server streamed several calls at one index; each new id or name began another call"
+"""The repair of such a stream, in ``Reply.repairs``."""
 
 
 class OpenAIChat(HttpModel):
@@ -166,7 +170,7 @@ def decode(body: object, *, used_ids: Collection[str] = (), origin: str = "") ->
     if message.get("function_call") and not functions:  # the deprecated format of a call, without an id
         functions = [(None, as_object(message["function_call"]))]
     calls = parse_tool_calls([(id_, f.get("name"), f.get("arguments")) for id_, f in functions], used_ids)
-    reason = finish_reason(choice, "finish_reason")
+    reason = as_text(choice.get("finish_reason"))
     if reason in _ABORTED_REASONS:
         raise TransientProviderError(f"the server interrupted the reply ({reason})")
     usage = as_object(as_object(body).get("usage"))
@@ -178,6 +182,7 @@ def decode(body: object, *, used_ids: Collection[str] = (), origin: str = "") ->
         usage=openai_usage(usage, "prompt_tokens", "completion_tokens", _reported_cost_usd(usage)),
         refusal=refusal or None,
         model=str(as_object(body).get("model") or ""),
+        repairs=repairs_of_end(reason, text or refusal, calls),
     )
 
 
@@ -280,6 +285,11 @@ class _Call:
     extra_fields: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
+    def has_arguments(self) -> bool:
+        """Whether any part of the arguments has arrived."""
+        return bool(self.arguments_text) or self.arguments_value is not None
+
+    @property
     def complete(self) -> bool:
         """Whether the arguments are complete, so that further arguments belong to another call."""
         if self.arguments_value is not None:
@@ -314,11 +324,19 @@ class _CallTable:
     1. A delta continues the call that has its id, else the one at its index, else the last one.
     2. A delta with a name starts a call at a new index, or if rule 1 finds a call with another name, or one whose
        arguments are complete while the delta has more.
-    3. A delta with an id, no name and a new index starts a call; its name comes later.
+    3. A delta with a name and another id than the call that rule 1 finds starts a call if that one's arguments are
+       complete or neither has any, unless ids have changed within a call of this stream.
+    4. A delta with an id, no name and a new index starts a call; its name comes later.
+
+    Attributes:
+        calls: The calls, in the order in which they started.
+        index_reused: Whether a call has started at the index of another.
     """
 
     def __init__(self) -> None:
         self.calls: list[_Call] = []
+        self.index_reused = False
+        self._ids_change = False
         self._by_index: dict[int, _Call] = {}
         self._by_id: dict[str, _Call] = {}
 
@@ -326,16 +344,14 @@ class _CallTable:
         """The call that a delta belongs to, which may be a new one."""
         position = index if isinstance(index, int) else None
         call = self._existing_call(position, call_id, name)
-        if (
-            call is not None
-            and name
-            and call.name
-            and (name != call.name or (call.complete and not _is_blank(arguments)))
-        ):
+        if call is not None and self._starts_another(call, call_id, name, arguments):
+            self.index_reused = self.index_reused or position is not None
             call = None
         if call is None:
             call = _Call(len(self.calls), position)
             self.calls.append(call)
+        elif call_id and call.id and call_id != call.id:
+            self._ids_change = True
         if position is not None:
             self._by_index[position] = call
         if call_id:
@@ -343,6 +359,17 @@ class _CallTable:
         call.id = call.id or call_id
         call.name = call.name or name
         return call
+
+    def _starts_another(self, call: _Call, call_id: str, name: str, arguments: object) -> bool:
+        """Whether a delta that would continue a call starts another one."""
+        if not (name and call.name):
+            return False
+        complete, blank = call.complete, _is_blank(arguments)
+        if name != call.name or (complete and not blank):
+            return True
+        if not call_id or not call.id or call_id == call.id or self._ids_change:
+            return False
+        return complete or (blank and not call.has_arguments)
 
     def _existing_call(self, position: int | None, call_id: str, name: str) -> _Call | None:
         fresh = position is not None and position not in self._by_index
@@ -395,9 +422,8 @@ class ChatAccumulator:
     """Accumulates the chunks of a chat completion into a complete one.
 
     Attributes:
-        closed: Whether ``[DONE]`` has arrived. Some servers omit it, and some send usage after the finish reason,
-            so a stream is complete with its finish reason and closed at its end
-            (https://github.com/BerriAI/litellm/issues/40260).
+        closed: Whether ``[DONE]`` has arrived. Some servers omit it, and some send usage after the finish reason, so a
+            stream is complete with either of them (https://github.com/BerriAI/litellm/issues/40260).
     """
 
     def __init__(self) -> None:
@@ -412,8 +438,13 @@ class ChatAccumulator:
 
     @property
     def complete(self) -> bool:
-        """Whether the finish reason has arrived."""
-        return self._finish_reason is not None
+        """Whether the finish reason or ``[DONE]`` has arrived."""
+        return self.closed or self._finish_reason is not None
+
+    @property
+    def repairs(self) -> tuple[str, ...]:
+        """How the stream broke the API's rules, and how it was read nevertheless."""
+        return (_REUSED_INDEX,) if self._calls.index_reused else ()
 
     def add(self, event: dict[str, Any]) -> Iterator[StreamChunk]:
         """Add one chunk; yields the parts of the reply in it."""

@@ -29,12 +29,12 @@ from agentfsm.models.wire_format import (
     data_url,
     dumps,
     final_finish_reason,
-    finish_reason,
     function_spec,
     openai_usage,
     output_schema_block,
     own_extra,
     parse_tool_calls,
+    repairs_of_end,
     safe_tool_name,
     tool_choice,
 )
@@ -136,7 +136,7 @@ def decode(body: object, *, used_ids: Collection[str] = (), origin: str = "") ->
     top = as_object(body)
     if not isinstance(top.get("output"), list):
         raise ProviderError("the response has no output; does base_url speak responses?")
-    status = finish_reason(top, "status")
+    status = as_text(top.get("status"))
     if status in ("failed", "cancelled", "queued", "in_progress"):
         raise TransientProviderError(f"the server interrupted the reply ({status})")
     items = [as_object(item) for item in as_list(top["output"])]
@@ -147,6 +147,8 @@ def decode(body: object, *, used_ids: Collection[str] = (), origin: str = "") ->
     calls = parse_tool_calls(
         [(call.get("call_id") or call.get("id"), call.get("name"), call.get("arguments")) for call in raw], used_ids
     )
+    if not status and any(item.get("status") == "in_progress" for item in items):
+        raise TransientProviderError("the server does not say that the reply has ended")
     stated = FinishReason.STOP
     if status == "incomplete":
         reason = as_object(top.get("incomplete_details")).get("reason")
@@ -159,6 +161,7 @@ def decode(body: object, *, used_ids: Collection[str] = (), origin: str = "") ->
         usage=openai_usage(top.get("usage"), "input_tokens", "output_tokens"),
         refusal=refusal,
         model=as_text(top.get("model")),
+        repairs=repairs_of_end(status, text or refusal, calls),
     )
 
 
@@ -177,20 +180,23 @@ def _new_encoder(origin: str, images: bool) -> PerMessageEncoder:
 
 
 def _encode_message(message: Message, origin: str) -> list[dict[str, Any]]:
-    """A message as input items; reasoning comes before the calls that it led to."""
+    """A message as input items; reasoning comes before the calls that it led to.
+
+    OpenAI takes a message without a type as one; other servers of the API reject it (llama-server, LiteLLM).
+    """
     match message.role:
         case Role.TOOL if message.tool_call_id is not None:
             return [
                 {"type": "function_call_output", "call_id": message.tool_call_id, "output": _encode_content(message)}
             ]
         case Role.TOOL | Role.USER:
-            return [{"role": "user", "content": _encode_content(message)}]
+            return [{"type": "message", "role": "user", "content": _encode_content(message)}]
         case Role.SYSTEM:
-            return [{"role": "system", "content": message.content}]
+            return [{"type": "message", "role": "system", "content": message.content}]
         case Role.ASSISTANT:
             text: list[dict[str, Any]] = []
             if message.content or not message.tool_calls:
-                text = [{"role": "assistant", "content": message.content}]
+                text = [{"type": "message", "role": "assistant", "content": message.content}]
             calls = [
                 {
                     "type": "function_call",
@@ -284,6 +290,11 @@ class ResponsesAccumulator:
                 known.start, known.done = item, True
         elif kind.endswith(".delta"):
             yield from self._apply_delta(kind, event)
+
+    @property
+    def repairs(self) -> tuple[str, ...]:
+        """Always empty: streams of this API are read as they are."""
+        return ()
 
     def body(self) -> object:
         """The complete response."""

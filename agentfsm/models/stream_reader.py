@@ -180,6 +180,11 @@ class StreamAccumulator(Protocol):
         """Whether the reply is complete if the stream ends here."""
         ...
 
+    @property
+    def repairs(self) -> tuple[str, ...]:
+        """How the stream broke the API's rules, and how it was read nevertheless; for ``Reply.repairs``."""
+        ...
+
     def body(self) -> object:
         """The body of the complete response, for ``decode``."""
         ...

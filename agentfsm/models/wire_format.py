@@ -35,7 +35,6 @@ __all__ = [
     "data_url",
     "dumps",
     "final_finish_reason",
-    "finish_reason",
     "function_spec",
     "is_strict_schema",
     "join_body",
@@ -48,6 +47,7 @@ __all__ = [
     "own_extra",
     "parse_tool_calls",
     "repair_surrogates",
+    "repairs_of_end",
     "safe_tool_name",
     "token_count",
     "tool_choice",
@@ -266,19 +266,29 @@ def labelled_images(messages: Iterable[Message]) -> Iterable[tuple[str, Image]]:
 # -- parts of a response ----------------------------------------------------------------------------------
 
 
-def finish_reason(body: Mapping[str, Any], key: str) -> str:
-    """The finish reason that the server gave.
+NO_FINISH_REASON = "the server gave no finish reason; its reply is complete otherwise and was taken as finished"
+"""The repair of a reply without a finish reason, in ``Reply.repairs``."""
 
-    Without one it is unknown whether the reply is complete. OpenAI's own servers have sent complete replies
-    without it, by a fault that a retry did not meet (https://github.com/openai/openai-openapi/pull/20), and
-    Azure's send null in an incomplete reply (https://github.com/MicrosoftDocs/azure-docs/issues/109589).
+
+def repairs_of_end(reason: str, text: str | None, calls: Collection[ToolCall]) -> tuple[str, ...]:
+    """The repairs of a response that arrived as a whole, or was streamed to its last event.
+
+    Servers omit the finish reason of complete replies (https://github.com/openai/openai-openapi/pull/20). Such a
+    reply is taken if there is something in it and each of its calls has complete arguments, so nothing is lost.
+
+    Args:
+        reason: The finish reason that the server gave, or an empty string.
+        text: The text of the reply.
+        calls: Its tool calls.
 
     Raises:
-        TransientProviderError: There is none.
+        TransientProviderError: There is no finish reason, and nothing in the reply, or a call that is cut off.
     """
-    if reason := as_text(body.get(key)):
-        return reason
-    raise TransientProviderError(f"the server does not say that the reply has ended (it gives no {key})")
+    if reason:
+        return ()
+    if (text or calls) and not any(call.malformed for call in calls):
+        return (NO_FINISH_REASON,)
+    raise TransientProviderError("the server does not say that the reply has ended, and there is no complete reply")
 
 
 def final_finish_reason(stated: FinishReason, calls: Collection[ToolCall], refusal: object = None) -> FinishReason:

@@ -91,6 +91,8 @@ async def reply_or_failure(
         reply = await _request_reply(context, model, request, timer, stream)
         if reply.usage.unpriced_tokens:
             _warn_if_unpriced(context, model, reply)
+        for repair in reply.repairs:
+            context.warn(f"{model.name}: {repair}")
         return _normalize_reply(_mark_truncated(reply, request), call_ids)
     except TimeoutError:
         text = f"{model.name} sent no reply within {request.timeout_s:g} s"

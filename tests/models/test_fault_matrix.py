@@ -97,8 +97,8 @@ def good(case: Case) -> bytes:
 
 
 def no_end(case: Case) -> bytes:
-    """A valid response with another finish reason, or without one."""
-    body = whole_body(case.wire, GOOD)
+    """A valid response without a finish reason, and with nothing in it that could be taken as complete."""
+    body = whole_body(case.wire, ModelOutput(""))
     holder = body["choices"][0] if case.wire == "openai" else body
     del holder[{"openai": "finish_reason", "responses": "status", "anthropic": "stop_reason"}.get(case.wire, "done")]
     return json.dumps(body).encode()

@@ -21,12 +21,14 @@ import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentfsm import Agent, Handoff, Host, observer
 from agentfsm.errors import (
     ConfigurationError,
     ContextOverflowError,
@@ -34,10 +36,12 @@ from agentfsm.errors import (
     ProviderError,
     TransientProviderError,
 )
+from agentfsm.loop.events import RecoveryStarted
 from agentfsm.loop.messages import Message, ToolCall
 from agentfsm.loop.model import ModelRequest
 from agentfsm.models.error_mapping import retry_after_s
 from agentfsm.models.http_client import HttpOptions
+from agentfsm.testing import FakeClock
 from tests.helpers.model_clients import (
     CANARY_KEY,
     CANARY_PROMPT,
@@ -66,6 +70,58 @@ def test_a_retryable_status_is_transient(wire: str, status: int) -> None:
     assert error.status == status
     assert str(status) in str(error)
     assert "busy" in str(error)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize(
+    ("status", "code"), [(429, "insufficient_quota"), (429, "billing_hard_limit_reached"), (402, "x")]
+)
+def test_an_account_without_credit_is_not_retried(wire: str, status: int, code: str) -> None:
+    body = {"error": {"message": "You exceeded your current quota", "type": "rate_limit", "code": code}}
+    error = request_error(build_model(wire, respond_with(status, body, retry_after="1")))
+    assert type(error) is ProviderError
+    assert "no credit" in str(error)
+    assert "exceeded your current quota" in str(error)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize(
+    ("status", "header", "kind"),
+    [
+        (500, "false", ProviderError),
+        (429, "False", ProviderError),
+        (429, "true", TransientProviderError),
+        (400, "true", TransientProviderError),
+        (503, "perhaps", TransientProviderError),
+    ],
+)
+def test_a_server_may_say_whether_to_retry(wire: str, status: int, header: str, kind: type[ModelError]) -> None:
+    answer = respond_with(status, {"error": {"message": "no"}}, x_should_retry=header)
+    assert type(request_error(build_model(wire, answer))) is kind
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_the_reason_of_a_provider_is_quoted_in_every_attempt(wire: str) -> None:
+    reason = "the upstream region eu-7 is draining for maintenance"
+    model = build_model(wire, respond_with(503, {"error": {"message": reason}}))
+    told: list[str] = []
+    note = observer(
+        lambda event: told.append(event.failure.explanation) if isinstance(event, RecoveryStarted) else None
+    )
+    result = Agent(model, hooks=[note], host=Host(clock=FakeClock())).run_sync("What is the weather in Paris?")
+    assert len(told) > 2
+    assert all(reason in text for text in told)
+    assert isinstance(result.outcome, Handoff)
+    assert reason in str(result.outcome)
+
+
+def test_a_host_that_does_not_exist_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    for code, kind in ((socket.EAI_NONAME, ProviderError), (socket.EAI_AGAIN, TransientProviderError)):
+        failing = AsyncMock(side_effect=socket.gaierror(code, "no such name"))
+        monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", failing)
+        error = request_error(build_model("openai", base_url="http://models.example/v1"))
+        assert type(error) is kind
+        assert "models.example" in str(error)
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -369,7 +425,7 @@ def test_an_unreachable_server_is_transient_and_named(wire: str) -> None:
         (httpx.PoolTimeout, TransientProviderError, "nothing in time"),
         (httpx.WriteError, TransientProviderError, "lost"),
         (httpx.RemoteProtocolError, TransientProviderError, "lost"),
-        (httpx.ProxyError, TransientProviderError, "cannot connect"),
+        (httpx.ProxyError, TransientProviderError, "the proxy does not connect"),
         (httpx.LocalProtocolError, ProviderError, "LocalProtocolError"),
     ],
 )

@@ -54,13 +54,17 @@ def test_a_conversation_is_sent_as_items_without_storage() -> None:
         "model": "m",
         "store": False,
         "input": [
-            {"role": "system", "content": "be brief"},
-            {"role": "user", "content": "weather?"},
-            {"role": "assistant", "content": "Looking."},
+            {"type": "message", "role": "system", "content": "be brief"},
+            {"type": "message", "role": "user", "content": "weather?"},
+            {"type": "message", "role": "assistant", "content": "Looking."},
             {"type": "function_call", "call_id": "call_a", "name": "weather", "arguments": '{"city":"Paris"}'},
             {"type": "function_call_output", "call_id": "call_a", "output": "sunny"},
-            {"role": "user", "content": "Feedback on your last message:\n<feedback>\n[TOOL ERROR] no\n</feedback>"},
-            {"role": "assistant", "content": "sunny"},
+            {
+                "type": "message",
+                "role": "user",
+                "content": "Feedback on your last message:\n<feedback>\n[TOOL ERROR] no\n</feedback>",
+            },
+            {"type": "message", "role": "assistant", "content": "sunny"},
         ],
     }
 
@@ -141,7 +145,7 @@ def test_encrypted_reasoning_is_sent_back_before_its_calls_and_without_its_id() 
     reply = decode(answered(SEALED, text_item("Looking."), call('{"city": "Paris"}')))
     items = encode(ModelRequest((Message.user("x"), reply.message)), "m")["input"]
     assert items[1] == {"type": "reasoning", "summary": [], "encrypted_content": "xyz"}
-    assert [item.get("type") for item in items[2:]] == [None, "function_call"]
+    assert [item.get("type") for item in items[2:]] == ["message", "function_call"]
 
 
 def test_reasoning_that_is_not_encrypted_or_has_no_call_is_not_stored() -> None:

@@ -191,9 +191,8 @@ def chat(*deltas: dict[str, Any], finish: str | None = "tool_calls", done: bool 
     return streaming_model("openai", encode_events("openai", [*chunks, "[DONE]"] if done else chunks))
 
 
-def test_done_without_a_finish_reason_is_not_a_success() -> None:
-    """https://github.com/BerriAI/litellm/issues/40260"""
-    assert isinstance(stream_error(chat({"content": "Half a"}, finish=None)), TransientProviderError)
+def test_a_stream_that_ends_with_neither_a_finish_reason_nor_the_done_marker_is_not_a_success() -> None:
+    assert isinstance(stream_error(chat({"content": "Half a"}, finish=None, done=False)), TransientProviderError)
 
 
 def test_a_finish_reason_without_the_done_marker_is_a_success() -> None:
@@ -433,10 +432,33 @@ BOTH = [("a", "weather", PARIS), ("b", "weather", ROME)]
             BOTH[:1],
             id="all but the arguments once more at the end",
         ),
+        pytest.param(
+            [piece("", "now", 0, "a"), piece("", "now", 0, "b")],
+            [("a", "now", {}), ("b", "now", {})],
+            id="one index for two calls without arguments",
+        ),
+        pytest.param(
+            [piece("", "weather", 0, "a"), piece(P, index=0), piece("", "weather", 0, "b"), piece(R, index=0)],
+            BOTH,
+            id="a second head at the index of a complete call",
+        ),
+        pytest.param(
+            [piece("", "now", 0, "a"), *(piece(x, "now", 0, f"z{i}") for i, x in enumerate([*P, ""]))],
+            [("a", "now", PARIS)],
+            id="a new id and the name with every piece",
+        ),
     ],
 )
 def test_the_deltas_of_a_call_are_joined(deltas: list[Any], calls: list[Any]) -> None:
     assert called(*deltas) == calls
+
+
+@pytest.mark.parametrize(("index", "repairs"), [(0, 1), (1, 0)])
+def test_a_reused_index_is_named_in_the_reply(index: int, repairs: int) -> None:
+    pieces = [piece(P, "weather", 0, "a"), piece(R, "weather", index, "b")]
+    reply = request_stream(chat(*({"tool_calls": [each]} for each in pieces)))[1]
+    assert len(reply.repairs) == repairs
+    assert all("at one index" in repair for repair in reply.repairs)
 
 
 def test_calls_with_finish_reason_stop_are_calls() -> None:
