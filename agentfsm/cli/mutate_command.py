@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,7 @@ class _Suite:
         file: The file that declares the table.
         attribute: The name in it.
         arguments: The arguments for pytest.
+        folder: Where the tests report, which is removed when the command ends.
         limit_s: After how many seconds a run hangs; None for no limit.
     """
 
@@ -107,8 +108,8 @@ class _Suite:
     file: str
     attribute: str
     arguments: tuple[str, ...]
+    folder: str
     limit_s: float | None = None
-    folder: str = field(default_factory=lambda: tempfile.mkdtemp(prefix="agentfsm-mutate-"))
 
     def run(self, mutant: Mutant | None) -> tuple[int, list[str], str]:
         """The exit code of pytest (-1 if it hangs), what the plugin reported, and pytest's output."""
@@ -178,7 +179,8 @@ def mutate(
     Exit codes: 0 enough was caught, 1 some survived, 2 wrong usage, or the tests fail without a mutant.
     """
     source = load_path_source(target)
-    suite = _Suite(target, _file_of(target), target.rpartition(":")[2], pytest_arguments)
+    folder = ctx.with_resource(tempfile.TemporaryDirectory(prefix="agentfsm-mutate-"))
+    suite = _Suite(target, _file_of(target), target.rpartition(":")[2], pytest_arguments, folder)
     excluded = _read_exclusions(which)
     chosen = _choose(table_mutants(source), which, excluded)
     suite = _check_suite(suite)
@@ -248,8 +250,7 @@ def _check_suite(suite: _Suite) -> _Suite:
         raise ConfigurationError(f"the tests must pass before anything is changed: {last[0]}")
     if "applied" not in report:
         raise ConfigurationError(f"the tests do not import {suite.file}, which {suite.target} names")
-    limit_s = HANGS_AFTER * (time.monotonic() - begun) + HANGS_AT_LEAST_S
-    return _Suite(suite.target, suite.file, suite.attribute, suite.arguments, limit_s, suite.folder)
+    return replace(suite, limit_s=HANGS_AFTER * (time.monotonic() - begun) + HANGS_AT_LEAST_S)
 
 
 def _run_all(suite: _Suite, mutants: Sequence[Mutant], jobs: int, *, show: bool) -> Iterator[MutantResult]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -64,6 +67,15 @@ def project(folder: Path, tests: str = TESTS["by name"], checks: str = CHECKS) -
     (folder / "money.py").write_text(APP)
     (folder / "conftest.py").write_text("from money import AGENT, pay\n" if "conftest" in tests else "")
     (folder / "test_money.py").write_text(tests + checks)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """However the command ends, it leaves no temporary file."""
+    folder = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield
+    assert list(folder.iterdir()) == []
 
 
 @pytest.fixture(autouse=True)
@@ -168,6 +180,14 @@ def test_a_mutant_that_makes_tests_hang_is_caught(monkeypatch: pytest.MonkeyPatc
     project(tmp_path, checks=hang)
     result = cli("mutate", "money:AGENT", "--only", "drop:*greedy", "--json", "-q")
     assert [row["by"] for row in json.loads(result.stdout)["mutants"]] == ["the tests do not end"]
+
+
+def test_an_interrupted_command_leaves_no_file(monkeypatch: pytest.MonkeyPatch, cli: Cli, tmp_path: Path) -> None:
+    project(tmp_path)
+    interrupt = mock.Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr(subprocess, "run", interrupt)
+    assert cli("mutate", "money:AGENT", "-q").exit_code == 130
+    assert interrupt.called
 
 
 def test_workers_of_xdist_have_the_mutant(cli: Cli, tmp_path: Path) -> None:
