@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
+from pydantic import SecretStr
 
 from agentfsm.cli.console import parse_json_object
 from agentfsm.cli.local_store import default_store_path, open_store_for_writing, store_secrets
@@ -18,9 +21,11 @@ from agentfsm.errors import ConfigurationError, StoreError, StoreFormatError
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.keys import SECRET_VARIABLE
 from agentfsm.loop.presets import PRESETS
+from agentfsm.models.settings import EFFORTS
 
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
+    from agentfsm.loop.model import Model
     from agentfsm.runtime.host import Host
 
 __all__ = [
@@ -113,6 +118,15 @@ class AgentCliOptions:
     model: str
     base_url: str | None
     api_key_env: str | None
+    api_key_command: str | None
+    header: tuple[str, ...]
+    query: tuple[str, ...]
+    ca_bundle: Path | None
+    proxy: str | None
+    timeout: float | None
+    temperature: float | None
+    max_tokens: int | None
+    effort: str | None
     tools: tuple[str, ...]
     instructions: str
     preset: str
@@ -133,13 +147,16 @@ class AgentCliOptions:
             agentfsm.errors.StoreError: The store cannot be used.
         """
         from agentfsm.agent import Agent  # only here: agentfsm diagram uses this module without an agent
-        from agentfsm.models import resolve
 
         preset = PRESETS[self.preset]
-        limits = {"max_iterations": self.max_iterations, "max_execution_time_s": self.max_time}
+        limits = {
+            "max_iterations": self.max_iterations,
+            "max_execution_time_s": self.max_time,
+            "llm_timeout_s": self.timeout,
+        }
         overrides = {name: value for name, value in limits.items() if value is not None}
         return Agent(
-            resolve(self.model, base_url=self.base_url, api_key=_api_key(self.api_key_env)),
+            self._resolve_model(),
             tools=[each for path in self.tools for each in load_tools(path)],
             instructions=self.instructions,
             preset=preset,
@@ -148,8 +165,28 @@ class AgentCliOptions:
             host=_build_host(self.store, persist=not self.no_store, required=require_store),
         )
 
+    def _resolve_model(self) -> Model:
+        from agentfsm.models import HttpOptions, ModelSettings, resolve
+
+        settings = ModelSettings(
+            temperature=self.temperature, max_tokens=self.max_tokens, reasoning_effort=cast("Any", self.effort)
+        )
+        http = HttpOptions(
+            headers=dict(map(_parse_header, self.header)),
+            query=dict(map(_parse_query, self.query)),
+            verify=self.ca_bundle,
+            proxy=None if self.proxy is None else SecretStr(self.proxy),
+        )
+        if self.api_key_command is not None and self.api_key_env is not None:
+            raise ConfigurationError("--api-key-env and --api-key-command both say where the key is: give one of them")
+        key = _api_key(self.api_key_env) if self.api_key_command is None else _key_command(self.api_key_command)
+        return resolve(self.model, base_url=self.base_url, api_key=key, settings=settings, http=http)
+
     def to_args(self) -> list[str]:
-        """The options as command-line arguments, for a command that continues with the same agent."""
+        """The options as command-line arguments, for a command that continues with the same agent.
+
+        The values of headers and the proxy are left out, since they may contain secrets.
+        """
         args: list[str] = []
         for each in fields(self):
             value: object = getattr(self, each.name)
@@ -158,9 +195,37 @@ class AgentCliOptions:
             if value is True:
                 args.append(f"--{each.name.replace('_', '-')}")
                 continue
-            for one in self.tools if each.name == "tools" else (value,):
+            shown = value
+            if each.name == "header":
+                shown = [f"{text.partition(':')[0]}: ..." for text in self.header]
+            elif each.name == "proxy":
+                shown = "..."
+            for one in cast("Sequence[str]", shown) if isinstance(shown, (tuple, list)) else (shown,):
                 args += [f"--{each.name.replace('_', '-')}", str(one)]
         return args
+
+
+def _parse_query(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ConfigurationError(f"--query {text!r}: write NAME=VALUE, as in api-version=2024-10-21")
+    return name, value
+
+
+def _key_command(command: str) -> Callable[[], str]:
+    """A function that runs a command and returns what it prints."""
+
+    def run() -> str:
+        return subprocess.run(shlex.split(command), check=True, stdout=subprocess.PIPE, text=True, timeout=60).stdout  # noqa: S603  # the user's own command
+
+    return run
+
+
+def _parse_header(text: str) -> tuple[str, SecretStr]:
+    name, colon, value = text.partition(":")
+    if not colon or not value.strip():
+        raise ConfigurationError(f"--header {name!r}: write 'NAME: VALUE', as in 'anthropic-beta: some-feature'")
+    return name.strip(), SecretStr(value.strip())
 
 
 def _api_key(variable: str | None) -> str | None:
@@ -248,6 +313,28 @@ def agent_options(command: CommandFunction) -> CommandFunction:
             ),
             click.option("--base-url", metavar="URL", help="An address to use instead of the provider's."),
             click.option("--api-key-env", metavar="VAR", help="The variable that holds the API key for --base-url."),
+            click.option(
+                "--api-key-command",
+                metavar="COMMAND",
+                help="A command that prints the API key, and is run again when the key is rejected.",
+            ),
+            click.option(
+                "--header", multiple=True, metavar="'NAME: VALUE'", help="A header of every call; repeatable."
+            ),
+            click.option("--query", multiple=True, metavar="NAME=VALUE", help="A parameter of every URL; repeatable."),
+            click.option(
+                "--ca-bundle",
+                type=click.Path(exists=True, path_type=Path),
+                metavar="PATH",
+                help="The certificates of the authorities to trust, in PEM format.",
+            ),
+            click.option("--proxy", metavar="URL", help="A proxy for every call; default: HTTPS_PROXY and the like."),
+            click.option("--timeout", type=float, metavar="SECONDS", help="Maximum time of one reply."),
+            click.option("--temperature", type=float, metavar="NUMBER", help="Randomness of the replies."),
+            click.option(
+                "--max-tokens", type=click.IntRange(min=1), metavar="N", help="Maximum length of one reply, in tokens."
+            ),
+            click.option("--effort", type=click.Choice(EFFORTS), help="How much a reasoning model may think."),
             click.option("-t", "--tools", multiple=True, type=path, help="A Python file with tools; repeatable."),
             click.option("--instructions", default="", metavar="TEXT", help="The system prompt."),
             click.option(

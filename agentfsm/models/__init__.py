@@ -13,6 +13,7 @@ from agentfsm.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from agentfsm.models.anthropic import AnthropicMessages
+    from agentfsm.models.http_client import HttpOptions
     from agentfsm.models.limits import ConcurrencyLimit, RateLimit
     from agentfsm.models.model_registry import resolve
     from agentfsm.models.model_wrappers import FallbackModel, Limited, Price, Priced
@@ -25,6 +26,7 @@ __all__ = [
     "AnthropicMessages",
     "ConcurrencyLimit",
     "FallbackModel",
+    "HttpOptions",
     "Limited",
     "ModelSettings",
     "OllamaChat",
@@ -41,6 +43,7 @@ if not TYPE_CHECKING:
         __name__,
         {
             "agentfsm.models.anthropic": "AnthropicMessages",
+            "agentfsm.models.http_client": "HttpOptions",
             "agentfsm.models.limits": "ConcurrencyLimit RateLimit",
             "agentfsm.models.model_registry": "resolve",
             "agentfsm.models.ollama": "OllamaChat",

@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from math import isfinite
 from urllib.parse import urlsplit
+
+from pydantic import SecretStr
 
 from agentfsm.errors import ContextOverflowError, ModelError, ProviderError, TransientProviderError
 from agentfsm.loop.messages import Message
@@ -162,10 +164,13 @@ class CallErrors:
     Attributes:
         model: The model's name at its provider.
         endpoint: The base URL and the API key of the calls.
+        secrets: The keys, tokens and passwords of the calls, which no error text quotes; keys that are renewed
+            are added.
     """
 
     model: str
     endpoint: Endpoint
+    secrets: list[SecretStr] = field(default_factory=list[SecretStr], repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -220,12 +225,17 @@ class CallErrors:
         where, hint = self.endpoint.base_url, self.endpoint.provider.hint
         return TransientProviderError(f"{self.name}: cannot connect to {where}: {hint} ({self.scrub(why)})")
 
-    def proxy_failed(self, why: str) -> TransientProviderError:
-        """The error for a proxy that cannot be reached or refuses the connection."""
-        return TransientProviderError(
+    def proxy_failed(self, why: str) -> ModelError:
+        """The error for a proxy that cannot be reached, or that rejects the call (4xx, which no retry helps)."""
+        kind = ProviderError if re.match(r"4\d\d\b", why) else TransientProviderError
+        return kind(
             f"{self.name}: the proxy does not connect to {self.endpoint.base_url}: "
             f"is it running, and are proxy= or HTTPS_PROXY, HTTP_PROXY and NO_PROXY right? ({self.scrub(why)})"
         )
+
+    def no_key(self, why: str) -> ProviderError:
+        """The error for an API key that cannot be obtained."""
+        return ProviderError(f"{self.name}: there is no API key to call {self.endpoint.base_url} with: {why}")
 
     def unknown_host(self) -> ProviderError:
         """The error for an address whose host no name server knows."""
@@ -250,12 +260,11 @@ class CallErrors:
         return ProviderError(f"{self.name}: {what} ({self.endpoint.base_url})", status=status)
 
     def scrub(self, text: str, prompt: Sequence[Message] = ()) -> str:
-        """A server's text on one line, shortened, without the API key and without any part of the prompt."""
+        """A server's text on one line, shortened, without secrets and without any part of the prompt."""
         line = " ".join("".join(c if c.isprintable() else " " for c in text).split())[: 2 * _MAX_QUOTED_CHARS]
-        key = self.endpoint.key
         hidden = set[int]()
-        if key is not None:
-            hidden |= _overlap(line, key.get_secret_value(), _MIN_KEY_MATCH)
+        for secret in self.secrets:
+            hidden |= _overlap(line, secret.get_secret_value(), _MIN_KEY_MATCH)
         for text_of_prompt in _prompt_texts(prompt):
             hidden |= _overlap(line, text_of_prompt, _MIN_PROMPT_MATCH)
         if any(message.images for message in prompt):

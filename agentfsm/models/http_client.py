@@ -7,21 +7,26 @@ decompressed in bounded chunks. Every wait has a timeout, so no server can hold 
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import ssl
 import time
 import zlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import NoReturn
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn, cast
+from urllib.parse import unquote, urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
+from pydantic import SecretStr
 
 from agentfsm.errors import ConfigurationError, ModelError
 from agentfsm.loop.model import ModelRequest
 from agentfsm.models.error_mapping import CallErrors, extract_error
-from agentfsm.models.transport import ApiKeyAuth, ClientPool, HttpExchange
+from agentfsm.models.transport import ApiKeyAuth, ApiKeyError, ClientPool, HttpExchange
 from agentfsm.models.wire_format import loads
 
 __all__ = ["ACCEPT_ENCODING", "Decompressor", "HttpClient", "HttpOptions", "HttpResponse"]
@@ -92,9 +97,19 @@ class Decompressor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpOptions:
-    """Timeouts and limits of HTTP calls; the defaults suit almost every use.
+    """How HTTP calls are made; the defaults suit almost every use.
 
     Attributes:
+        headers: More headers of every call, such as ``anthropic-beta`` or ``OpenAI-Organization``. A value that is a
+            secret is a ``SecretStr``.
+        query: Parameters of every URL, such as ``api-version``.
+        verify: The certificates of the authorities to trust: a file in PEM format, a folder of such files, or an
+            ``ssl.SSLContext`` (for a client certificate, too). By default those of ``SSL_CERT_FILE`` and
+            ``SSL_CERT_DIR``, else the usual ones.
+        proxy: The URL of a proxy, as a ``SecretStr`` if it contains a password; by default the one that
+            ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` say.
+        client: Your own client, which makes every call and is never closed here. It belongs to the event loop in
+            which it is first used. ``verify``, ``proxy`` and ``transport`` are its own then.
         connect_timeout_s: Seconds to connect to the server; the request's own timeout also applies.
         max_body_bytes: Maximum size of a response, or of one event of a stream, in bytes after decompression.
         max_stream_bytes: Maximum size of all events of a stream, in bytes after decompression. Each chunk of
@@ -103,9 +118,15 @@ class HttpOptions:
         clock: The wall clock, in seconds since 1970, to compare the date in a Retry-After header with.
 
     Raises:
-        ConfigurationError: A number is not above zero.
+        ConfigurationError: A number is not above zero, a header or the proxy is invalid, there are no certificates, or
+            ``client`` stands beside a setting of its own.
     """
 
+    headers: Mapping[str, str | SecretStr] = field(default_factory=dict[str, "str | SecretStr"], repr=False)
+    query: Mapping[str, str] = field(default_factory=dict[str, str])
+    verify: str | Path | ssl.SSLContext | None = None
+    proxy: str | SecretStr | None = field(default=None, repr=False)
+    client: httpx.AsyncClient | None = None
     connect_timeout_s: float = 10.0
     max_body_bytes: int = 32 * 1024 * 1024
     max_stream_bytes: int = 512 * 1024 * 1024
@@ -116,6 +137,48 @@ class HttpOptions:
         for name in ("connect_timeout_s", "max_body_bytes", "max_stream_bytes"):
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"{name} must be above zero")
+        for header, value in self.headers.items():
+            _check_header(header, _plain(value))
+        if self.proxy is not None and urlsplit(_plain(self.proxy)).scheme not in ("http", "https"):
+            raise ConfigurationError("proxy is not a URL such as http://127.0.0.1:3128")
+        if self.client is not None and (self.verify, self.proxy, self.transport) != (None, None, None):
+            raise ConfigurationError("verify, proxy and transport are settings of the client that you pass as client")
+        if not (self.verify is None or isinstance(self.verify, ssl.SSLContext)):
+            object.__setattr__(self, "verify", _load_certificates(Path(self.verify)))
+
+    @property
+    def secrets(self) -> tuple[SecretStr, ...]:
+        """The secrets among the headers, and the password of the proxy."""
+        found = [value for value in self.headers.values() if isinstance(value, SecretStr)]
+        password = urlsplit(_plain(self.proxy)).password if self.proxy is not None else None
+        return (*found, *([SecretStr(unquote(password))] if password else ()))
+
+
+def _plain(value: str | SecretStr) -> str:
+    return value.get_secret_value() if isinstance(value, SecretStr) else value
+
+
+_RESERVED_HEADERS = frozenset({"accept-encoding", "content-length", "content-type", "host", "transfer-encoding"})
+
+
+def _check_header(name: str, value: str) -> None:
+    if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
+        raise ConfigurationError(f"{name!r} is not the name of an HTTP header")
+    if name.lower() in _RESERVED_HEADERS:
+        raise ConfigurationError(f"the header {name} is set by agentfsm itself")
+    if not (value.isascii() and value.isprintable()):
+        raise ConfigurationError(f"the header {name} contains a character that is not allowed in one (a line break?)")
+
+
+def _load_certificates(path: Path) -> ssl.SSLContext:
+    try:
+        if path.is_dir():
+            return ssl.create_default_context(capath=path)
+        return ssl.create_default_context(cafile=path)
+    except ssl.SSLError:
+        raise ConfigurationError(f"verify: {path} is not a file of certificates in PEM format") from None
+    except OSError as error:
+        raise ConfigurationError(f"verify: cannot read the certificates in {path}: {error.strerror}") from None
 
 
 class HttpResponse:
@@ -267,9 +330,17 @@ class HttpClient:
         self._errors = errors
         common = {"content-type": "application/json", "accept-encoding": ACCEPT_ENCODING, "user-agent": "agentfsm"}
         self._headers = {**common, **headers}
-        self._auth = ApiKeyAuth(key_header, key_scheme, errors.endpoint.key)
-        self._pool = ClientPool(options.transport if options else None)
-        self.options = options or HttpOptions()
+        self.options = options = options or HttpOptions()
+        endpoint = errors.endpoint
+        errors.secrets.extend((*([endpoint.key] if endpoint.key is not None else ()), *options.secrets))
+        self._auth = ApiKeyAuth(key_header, key_scheme, endpoint.key, endpoint.key_function, errors.secrets.append)
+        self._pool = ClientPool(
+            options.transport,
+            cast("ssl.SSLContext | None", options.verify),
+            None if options.proxy is None else SecretStr(_plain(options.proxy)),
+            options.client,
+        )
+        self._query = urlencode(options.query)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -311,8 +382,9 @@ class HttpClient:
         deadline = asyncio.get_running_loop().time() + request.timeout_s
         connect = self.options.connect_timeout_s
         connect_s = connect if connect < request.timeout_s else None
-        url = self._errors.endpoint.base_url + path
-        exchange = HttpExchange(self._pool, url, content, self._headers, self._auth, connect_s)
+        url = f"{self._errors.endpoint.base_url}{path}{self._query and f'?{self._query}'}"
+        headers = self._headers | {name.lower(): _plain(value) for name, value in self.options.headers.items()}
+        exchange = HttpExchange(self._pool, url, content, headers, self._auth, connect_s)
         try:
             raw = await self._response_head(exchange, deadline, request.timeout_s)
             try:
@@ -384,12 +456,23 @@ class HttpClient:
             return await exchange.response_head(deadline)
         except TimeoutError:
             failure: ModelError = self._errors.transient(f"no complete response within {timeout_s:g} s")
+        except ApiKeyError as error:
+            failure = self._errors.no_key(str(error))
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            failure = _connection_error(self._errors, error)
+            failure = _connection_error(self._errors, error, proxied=self._uses_proxy())
         raise failure  # outside the except block: an httpx error holds the request, and the request holds the key
 
+    def _uses_proxy(self) -> bool:
+        """Whether calls go through a proxy, as far as the options and the environment say."""
+        url = urlsplit(self._errors.endpoint.base_url)
+        proxies = getproxies()
+        named = url.scheme in proxies or "all" in proxies
+        return self.options.proxy is not None or (named and not proxy_bypass(url.hostname or ""))
 
-def _connection_error(errors: CallErrors, error: httpx.HTTPError | httpx.InvalidURL) -> ModelError:
+
+def _connection_error(
+    errors: CallErrors, error: httpx.HTTPError | httpx.InvalidURL, *, proxied: bool = False
+) -> ModelError:
     """The error for a call without a complete response; quotes only texts that cannot contain a header."""
     match error:
         case httpx.ConnectTimeout():
@@ -397,7 +480,7 @@ def _connection_error(errors: CallErrors, error: httpx.HTTPError | httpx.Invalid
         case httpx.ProxyError():
             return errors.proxy_failed(str(error))
         case httpx.ConnectError():
-            return _no_connection(errors, error)
+            return _no_connection(errors, error, proxied=proxied)
         case httpx.TimeoutException():
             return errors.transient("the server sent nothing in time")
         case httpx.NetworkError() | httpx.RemoteProtocolError():
@@ -410,13 +493,13 @@ _UNKNOWN_HOST_CODES = {getattr(socket, name, None) for name in ("EAI_NONAME", "E
 """The codes of ``getaddrinfo`` for a name that does not exist; with the others a retry may help."""
 
 
-def _no_connection(errors: CallErrors, error: httpx.ConnectError) -> ModelError:
+def _no_connection(errors: CallErrors, error: httpx.ConnectError, *, proxied: bool) -> ModelError:
     """The error for a connection that was not made; a retry changes neither a certificate nor a name."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
             return errors.untrusted_certificate(cause.verify_message)
-        if isinstance(cause, socket.gaierror) and cause.errno in _UNKNOWN_HOST_CODES:
+        if isinstance(cause, socket.gaierror) and not proxied and cause.errno in _UNKNOWN_HOST_CODES:
             return errors.unknown_host()
         cause = cause.__cause__ or cause.__context__
-    return errors.unreachable(str(error))
+    return errors.proxy_failed(str(error)) if proxied else errors.unreachable(str(error))

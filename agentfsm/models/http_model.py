@@ -19,7 +19,7 @@ from agentfsm.loop.messages import FinishReason, Reply, Role
 from agentfsm.loop.model import KeepAlive, ModelRequest, StreamChunk
 from agentfsm.models.error_mapping import CallErrors
 from agentfsm.models.http_client import HttpClient, HttpOptions
-from agentfsm.models.providers import Endpoint, resolve_endpoint
+from agentfsm.models.providers import Endpoint, KeyFunction, resolve_endpoint
 from agentfsm.models.settings import ModelSettings
 from agentfsm.models.stream_reader import (
     MIDSTREAM_ERROR_STATUS,
@@ -48,9 +48,10 @@ class HttpModel(ABC):
         provider: The row of ``providers.PROVIDERS`` with the address and the variable of the API key; by default
             the provider that defined the wire.
         base_url: An address to use instead of the provider's own. Only ``api_key`` is sent to it.
-        api_key: The API key; by default the one in the provider's environment variable.
+        api_key: The API key, or a function that returns it and is called again when the provider rejects the key; by
+            default the one in the provider's environment variable.
         settings: Sampling and output settings.
-        http: Timeouts and limits of the HTTP calls.
+        http: Headers, certificates, proxy, timeouts and limits of the HTTP calls.
 
     Attributes:
         model: The model's name at its provider.
@@ -87,7 +88,7 @@ class HttpModel(ABC):
         *,
         provider: str | None = None,
         base_url: str | None = None,
-        api_key: str | SecretStr | None = None,
+        api_key: str | SecretStr | KeyFunction | None = None,
         settings: ModelSettings | None = None,
         http: HttpOptions | None = None,
     ) -> None:
@@ -95,11 +96,13 @@ class HttpModel(ABC):
         self.settings = self._validate_settings(settings or ModelSettings())
         self._endpoint = self._resolve_endpoint(provider or self._default_provider, base_url, api_key)
         self._errors = CallErrors(model, self._endpoint)
+        row = self._endpoint.provider
+        fixed = bool(row.key_header) and self._endpoint.key_function is None
         self._http = HttpClient(
             self._errors,
             headers=self._headers,
-            key_header=self._key_header,
-            key_scheme=self._key_scheme,
+            key_header=row.key_header if fixed else self._key_header,
+            key_scheme="" if fixed else self._key_scheme,
             options=http,
         )
 
@@ -110,8 +113,8 @@ class HttpModel(ABC):
 
     @property
     def secrets(self) -> tuple[SecretStr, ...]:
-        """The API key, which must not appear in a journal."""
-        return () if self._endpoint.key is None else (self._endpoint.key,)
+        """The keys, tokens and passwords of its calls, which must not appear in a journal."""
+        return tuple(self._errors.secrets)
 
     @property
     def _is_official(self) -> bool:
@@ -190,7 +193,9 @@ class HttpModel(ABC):
 
     # -- implemented by a wire ------------------------------------------------------------------------
 
-    def _resolve_endpoint(self, provider: str, base_url: str | None, api_key: str | SecretStr | None) -> Endpoint:
+    def _resolve_endpoint(
+        self, provider: str, base_url: str | None, api_key: str | SecretStr | KeyFunction | None
+    ) -> Endpoint:
         """The base URL and the API key."""
         return resolve_endpoint(provider, base_url, api_key)
 

@@ -15,9 +15,10 @@ from pydantic import SecretStr
 
 from agentfsm.errors import UnknownModelError
 from agentfsm.loop.model import Model
-from agentfsm.models.providers import PROVIDERS, Provider
+from agentfsm.models.providers import PROVIDERS, KeyFunction, Provider
 
 if TYPE_CHECKING:
+    from agentfsm.models.http_client import HttpOptions
     from agentfsm.models.http_model import HttpModel
     from agentfsm.models.settings import ModelSettings
 
@@ -42,8 +43,9 @@ def resolve(
     name: str,
     *,
     base_url: str | None = None,
-    api_key: str | SecretStr | None = None,
+    api_key: str | SecretStr | KeyFunction | None = None,
     settings: ModelSettings | None = None,
+    http: HttpOptions | None = None,
 ) -> Model:
     """The model for a name.
 
@@ -54,8 +56,10 @@ def resolve(
     Args:
         name: The model's name.
         base_url: An address to use instead of the provider's own. Only ``api_key`` is sent to it.
-        api_key: The API key; by default the one in the provider's environment variable.
+        api_key: The API key, or a function (plain or ``async``) that returns it and is called again when the provider
+            rejects the key; by default the one in the provider's environment variable.
         settings: Sampling and output settings.
+        http: Headers, query parameters, certificates, proxy, timeouts and limits of the HTTP calls.
 
     Raises:
         UnknownModelError: No provider is known for the name; the text lists those that are.
@@ -64,7 +68,7 @@ def resolve(
     """
     provider, model = _parse_name(name, base_url)
     model_class = wire_class(provider.wire)
-    return model_class(model, provider=provider.name, base_url=base_url, api_key=api_key, settings=settings)
+    return model_class(model, provider=provider.name, base_url=base_url, api_key=api_key, settings=settings, http=http)
 
 
 def _parse_name(name: str, base_url: str | None) -> tuple[Provider, str]:

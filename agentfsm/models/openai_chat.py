@@ -7,6 +7,7 @@ streams; the reason for each rule is next to it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -67,6 +68,12 @@ _FINISH_REASONS = {
 }
 """Finish reasons; whether the model calls tools is read from the calls, since servers disagree."""
 
+_REASONING_MODEL_PATTERN = re.compile(r"(.*[/.])?(gpt-5|o[1-9](-|$))")
+"""OpenAI's models that reject ``max_tokens``, wherever they run; other servers may know that name alone.
+
+(https://platform.openai.com/docs/api-reference/chat/create, https://github.com/mnfst/llm-gateway/issues/1878)
+"""
+
 _ABORTED_REASONS = ("abort", "error")
 """The finish reasons of vLLM and OpenRouter for a reply that the server interrupted."""
 
@@ -98,8 +105,13 @@ class OpenAIChat(HttpModel):
 
     def _encode(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
         body = encode(request, self.model, self.settings, official=self._is_official, origin=self._origin)
+        row = self._endpoint.provider
+        if row.renamed:
+            body = {row.renamed.get(name, name): value for name, value in body.items()}
+        if not stream:
+            return body
         # Without the option there is no usage at all (https://platform.openai.com/docs/api-reference/chat/create).
-        return {"stream": True, "stream_options": {"include_usage": True}} | body if stream else body
+        return {"stream": True} | ({"stream_options": {"include_usage": True}} if row.stream_usage else {}) | body
 
     def _message_encoder(self) -> tuple[str, MessageEncoder]:
         return "messages", _new_encoder(self._origin, self.settings.images)
@@ -125,9 +137,9 @@ def encode(
         request: The request.
         model: The model's name.
         settings: Sampling and output settings.
-        official: Whether the server is OpenAI's own. Only that one requires ``max_completion_tokens``, and only
-            that one is known to support tools together with a response format: Ollama never calls a tool then, and
-            llama.cpp rejects the request. The instructions contain the schema anyway.
+        official: Whether the server is OpenAI's own. Only that one is known to support tools together with a response
+            format: Ollama never calls a tool then, and llama.cpp rejects the request. The instructions contain the
+            schema anyway.
         origin: The server and model that is called. It gets back its own reasoning, and no other's.
     """
     settings = settings or ModelSettings()
@@ -139,7 +151,8 @@ def encode(
             named = {"type": "function", "function": {"name": choice}}
             body["tool_choice"] = choice if choice in TOOL_CHOICE_MODES else named
     if cap := request.max_output_tokens or settings.max_tokens:
-        body["max_completion_tokens" if official else "max_tokens"] = cap
+        reasoning = _REASONING_MODEL_PATTERN.match(model) is not None
+        body["max_completion_tokens" if official or reasoning else "max_tokens"] = cap
     if schema := output_schema_block(request, beside_tools=official):
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
     sampling = settings.model_dump(include={"temperature", "top_p", "seed", "reasoning_effort"}, exclude_none=True)

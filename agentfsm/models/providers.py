@@ -7,8 +7,8 @@ variables that hold the URL and the key. ``resolve("provider:model")`` then acce
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NoReturn
 from urllib.parse import SplitResult, urlsplit
 
@@ -16,7 +16,10 @@ from pydantic import SecretStr
 
 from agentfsm.errors import ConfigurationError, MissingKeyError
 
-__all__ = ["PROVIDERS", "Endpoint", "Provider", "resolve_endpoint"]
+__all__ = ["PROVIDERS", "Endpoint", "KeyFunction", "Provider", "parse_key", "resolve_endpoint"]
+
+KeyFunction = Callable[[], str | SecretStr | Awaitable[str | SecretStr]]
+"""A function that returns an API key, for keys that expire."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,11 @@ class Provider:
         bare_patterns: Patterns of model names that need no ``provider:`` prefix.
         hint: What to check when the address cannot be reached.
         parse_url: Converts the value of ``url_env`` to a base URL.
+        needs_url: Whether each customer has an address of their own, so that there is none to fall back to.
+        key_header: The header that carries a key, in place of the wire's. The tokens of a function are sent as the
+            wire sends keys.
+        stream_usage: Whether it accepts ``stream_options``; without them some providers report no usage.
+        renamed: Fields of a request body that it names differently.
     """
 
     name: str
@@ -47,6 +55,23 @@ class Provider:
     bare_patterns: tuple[str, ...] = ()
     hint: str = "is the server running, and is base_url right?"
     parse_url: Callable[[str], str] = str
+    needs_url: bool = False
+    key_header: str = ""
+    stream_usage: bool = True
+    renamed: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def _azure_url(endpoint: str) -> str:
+    """The base URL for a value of ``AZURE_OPENAI_ENDPOINT``: ``https://NAME.openai.azure.com``."""
+    return f"{endpoint.rstrip('/')}/openai/v1"
+
+
+def _bedrock_url(region: str) -> str:
+    """The base URL of Bedrock's chat completions in a region such as ``eu-central-1``.
+
+    (https://docs.aws.amazon.com/bedrock/latest/userguide/inference-chat-completions.html)
+    """
+    return f"https://bedrock-runtime.{region}.amazonaws.com/openai/v1"
 
 
 def _ollama_url(host: str) -> str:
@@ -127,6 +152,94 @@ PROVIDERS: dict[str, Provider] = {
             key_env="OPENROUTER_API_KEY",
             needs_key=True,
         ),
+        Provider(
+            name="groq",
+            wire="openai",
+            base_url="https://api.groq.com/openai/v1",
+            example="llama-3.3-70b-versatile",
+            key_env="GROQ_API_KEY",
+            needs_key=True,
+        ),
+        Provider(
+            name="mistral",
+            wire="openai",
+            base_url="https://api.mistral.ai/v1",
+            example="mistral-large-latest",
+            key_env="MISTRAL_API_KEY",
+            needs_key=True,
+            stream_usage=False,
+            renamed={"seed": "random_seed"},
+        ),
+        Provider(
+            name="deepseek",
+            wire="openai",
+            base_url="https://api.deepseek.com",
+            example="deepseek-chat",
+            key_env="DEEPSEEK_API_KEY",
+            needs_key=True,
+        ),
+        Provider(
+            name="xai",
+            wire="openai",
+            base_url="https://api.x.ai/v1",
+            example="grok-4",
+            key_env="XAI_API_KEY",
+            needs_key=True,
+        ),
+        Provider(
+            name="together",
+            wire="openai",
+            base_url="https://api.together.xyz/v1",
+            example="meta-llama/Llama-3.3-70B-Instruct-Turbo",
+            key_env="TOGETHER_API_KEY",
+            needs_key=True,
+        ),
+        Provider(
+            name="gemini",
+            wire="openai",
+            base_url="https://generativelanguage.googleapis.com/v1beta/openai",
+            example="gemini-2.5-flash",
+            key_env="GEMINI_API_KEY",
+            needs_key=True,
+        ),
+        Provider(
+            name="azure",
+            wire="openai",
+            base_url="https://openai.azure.com/openai/v1",
+            example="my-deployment",
+            url_env="AZURE_OPENAI_ENDPOINT",
+            key_env="AZURE_OPENAI_API_KEY",
+            needs_key=True,
+            needs_url=True,
+            key_header="api-key",
+            parse_url=_azure_url,
+        ),
+        Provider(
+            name="bedrock",
+            wire="openai",
+            base_url="https://bedrock-runtime.us-east-1.amazonaws.com/openai/v1",
+            example="openai.gpt-oss-20b-1:0",
+            url_env="AWS_REGION",
+            key_env="AWS_BEARER_TOKEN_BEDROCK",
+            needs_key=True,
+            parse_url=_bedrock_url,
+        ),
+        Provider(
+            name="lmstudio",
+            wire="openai",
+            base_url="http://127.0.0.1:1234/v1",
+            example="qwen3-8b",
+            hint="is its server running (lms server start), and is base_url right?",
+        ),
+        Provider(
+            name="litellm",
+            wire="openai",
+            base_url="http://127.0.0.1:4000/v1",
+            example="gpt-5-mini",
+            url_env="LITELLM_BASE_URL",
+            key_env="LITELLM_API_KEY",
+            hint="is the proxy running (litellm), and is LITELLM_BASE_URL or base_url right?",
+        ),
     )
 }
 """Every provider, by its name."""
@@ -140,6 +253,7 @@ class Endpoint:
         provider: The provider's row of the table.
         base_url: Where calls go, without a trailing slash.
         key: The API key, or None; it is shown in no ``repr``, and an endpoint cannot be pickled.
+        key_function: Returns the API key, for a key that is not known yet, or None.
         key_source: Where the key came from: the name of a variable or ``api_key``; empty without a key.
         is_official: Whether the address is the provider's own.
     """
@@ -149,6 +263,7 @@ class Endpoint:
     key: SecretStr | None
     key_source: str
     is_official: bool
+    key_function: KeyFunction | None = None
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a model holds an API key and is never pickled: store its name, and resolve() it again")
@@ -160,7 +275,7 @@ class Endpoint:
 def resolve_endpoint(
     provider: str,
     base_url: str | None,
-    api_key: str | SecretStr | None,
+    api_key: str | SecretStr | KeyFunction | None,
     environ: Mapping[str, str] | None = None,
 ) -> Endpoint:
     """The base URL and the API key for calls to a provider.
@@ -173,18 +288,21 @@ def resolve_endpoint(
     Args:
         provider: A name in ``PROVIDERS``.
         base_url: The address, or None.
-        api_key: The key, or None.
+        api_key: The key, a function that returns it, or None.
         environ: The environment variables; those of the process by default.
 
     Raises:
         MissingKeyError: The provider's own address needs a key, and there is none.
-        ConfigurationError: The provider is not in the table, or the address or the key is invalid.
+        ConfigurationError: The provider is not in the table, the address or the key is invalid, or there is no
+            address.
     """
     environ = os.environ if environ is None else environ
     if provider not in PROVIDERS:
         raise ConfigurationError(f"there is no provider {provider!r}; known providers: {', '.join(sorted(PROVIDERS))}")
     row = PROVIDERS[provider]
     from_env = environ.get(row.url_env, "").strip() if row.url_env else ""
+    if row.needs_url and base_url is None and not from_env:
+        raise ConfigurationError(f"{provider} has no address of its own: set {row.url_env}, or pass base_url")
     official = urlsplit(row.base_url)
     if base_url is None and from_env:
         url = _parse_base_url(from_env, row.url_env, row.parse_url)
@@ -193,9 +311,12 @@ def resolve_endpoint(
         url = _parse_base_url(row.base_url if base_url is None else base_url, "base_url")
         trusted = _same_origin(url, official)
     is_official = _same_origin(url, official)
-    key, source = _parse_key(api_key), "api_key"
+    function = api_key if callable(api_key) else None
+    key, source = None if callable(api_key) else parse_key(api_key), "api_key"
+    if function is not None:
+        return Endpoint(row, url.geturl(), None, source, is_official, function)
     if key is None and row.key_env and trusted:
-        key, source = _parse_key(environ.get(row.key_env), row.key_env), row.key_env
+        key, source = parse_key(environ.get(row.key_env), row.key_env), row.key_env
     if key is None and row.needs_key and is_official:
         raise MissingKeyError(
             f"{provider} needs an API key: set the environment variable {row.key_env}, or pass api_key"
@@ -225,8 +346,12 @@ def _parse_base_url(text: str, source: str, parse: Callable[[str], str] = str) -
     return url
 
 
-def _parse_key(value: str | SecretStr | None, source: str = "api_key") -> SecretStr | None:
-    """The key without surrounding blanks, or None if it is blank.
+def parse_key(value: str | SecretStr | None, source: str = "api_key") -> SecretStr | None:
+    """An API key without surrounding blanks, or None if it is blank.
+
+    Args:
+        value: The key.
+        source: Where it came from, for the error text.
 
     Raises:
         ConfigurationError: It contains a character that is not allowed in an HTTP header. The HTTP library's own

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from agentfsm.errors import ConfigurationError
 from agentfsm.loop.canonical_json import canonical_json
 
-__all__ = ["ModelSettings", "reject_prompt_cache"]
+__all__ = ["EFFORTS", "ModelSettings", "reject_prompt_cache"]
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+EFFORTS: tuple[str, ...] = get_args(Effort)
+"""The values of ``ModelSettings.reasoning_effort``."""
 
 _RESERVED_FIELDS = frozenset({"input", "instructions", "messages", "model", "stream", "system", "tools"})
 
@@ -52,7 +57,7 @@ class ModelSettings(BaseModel):
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     seed: int | None = None
     tool_choice: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
     prompt_cache: Literal["off", "5m", "1h"] | None = None
     images: bool = True
     extra_body: dict[str, Any] = Field(default_factory=dict[str, Any])

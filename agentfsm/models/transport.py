@@ -9,17 +9,22 @@ the loop shuts down its asynchronous generators.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import ssl
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Generator
+from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import cast
+from weakref import WeakKeyDictionary
 
 import httpx
 from pydantic import SecretStr
 
-__all__ = ["ApiKeyAuth", "ClientPool", "HttpExchange", "PooledClient"]
+from agentfsm.errors import ConfigurationError
+from agentfsm.models.providers import KeyFunction, parse_key
+
+__all__ = ["ApiKeyAuth", "ApiKeyError", "ClientPool", "HttpExchange", "PooledClient"]
 
 
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=100)
@@ -32,17 +37,75 @@ def _ssl_context() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
+class ApiKeyError(Exception):
+    """The function that returns the API key raised, or returned something else."""
+
+
 class ApiKeyAuth(httpx.Auth):
-    """Adds the API key to a request just before it is sent, so that no variable shown in a traceback holds it."""
+    """Adds the API key to a request just before it is sent, so that no variable shown in a traceback holds it.
 
-    def __init__(self, header: str, scheme: str, key: SecretStr | None) -> None:
+    Args:
+        header: The header that carries the key.
+        scheme: What precedes the key in it.
+        key: The key, or None.
+        function: Returns the key, where ``key`` is None. It is called before the first request, and once more if a
+            request is rejected with 401, which is then repeated with the new key. A plain function runs in a thread.
+        on_key: Receives each key that the function returned.
+    """
+
+    def __init__(
+        self,
+        header: str,
+        scheme: str,
+        key: SecretStr | None,
+        function: KeyFunction | None,
+        on_key: Callable[[SecretStr], None],
+    ) -> None:
         self._header, self._scheme, self._key = header, scheme, key
+        self._function, self._on_key = function, on_key
+        self._locks = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]()
 
-    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """Add the key to the request."""
+    async def async_auth_flow(self, request: httpx.Request) -> AsyncGenerator[httpx.Request, httpx.Response]:
+        """Add the key to the request, and repeat it once with a renewed key.
+
+        Raises:
+            ApiKeyError: The function that returns the key failed.
+        """
+        if self._key is None:
+            await self._renew_key(None)
+        sent = self._add_key(request)
+        response = yield request
+        if response.status_code == 401 and self._function is not None:
+            await self._renew_key(sent)
+            self._add_key(request)
+            yield request
+
+    def _add_key(self, request: httpx.Request) -> SecretStr | None:
         if self._key is not None:
             request.headers[self._header] = self._scheme + self._key.get_secret_value()
-        yield request
+        return self._key
+
+    async def _renew_key(self, rejected: SecretStr | None) -> None:
+        """Fetch a key, unless another call has done so since this one read the key."""
+        if self._function is None:
+            return
+        async with self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+            if self._key is rejected:
+                self._key = await self._fetch_key(self._function)
+
+    async def _fetch_key(self, function: KeyFunction) -> SecretStr:
+        try:
+            value = await asyncio.to_thread(function) if not inspect.iscoroutinefunction(function) else function()
+            value = await value if inspect.isawaitable(value) else value
+            key = parse_key(value, "the api_key function")
+        except ConfigurationError as error:
+            raise ApiKeyError(str(error)) from None
+        except Exception as error:
+            raise ApiKeyError(f"the api_key function raised {type(error).__name__}") from None
+        if key is None:
+            raise ApiKeyError("the api_key function returned no key")
+        self._on_key(key)
+        return key
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +120,7 @@ class PooledClient:
     """
 
     client: httpx.AsyncClient
-    lifetime: AsyncGenerator[None, None]
+    lifetime: AsyncGenerator[None]
     users: int = 0
     retired: bool = False
 
@@ -67,20 +130,35 @@ class ClientPool:
 
     Args:
         transport: Replaces the network, or None.
+        verify: The certificates of the authorities to trust; by default the system's and certifi's.
+        proxy: The URL of a proxy; by default what the environment says.
+        client: A client to use for every call, which is never closed here, or None.
     """
 
-    def __init__(self, transport: httpx.AsyncBaseTransport | None) -> None:
-        self._transport = transport
+    def __init__(
+        self,
+        transport: httpx.AsyncBaseTransport | None = None,
+        verify: ssl.SSLContext | None = None,
+        proxy: SecretStr | None = None,
+        client: httpx.AsyncClient | None = None,
+    ) -> None:
+        self._transport, self._verify, self._proxy = transport, verify, proxy
+        self._given = None if client is None else PooledClient(client, _never())
         self._clients: dict[asyncio.AbstractEventLoop, PooledClient] = {}
 
     async def acquire(self) -> PooledClient:
         """The client of the running loop, to be released; clients of closed loops are dropped."""
+        if self._given is not None:
+            return self._given
         for loop in [loop for loop in list(self._clients) if loop.is_closed()]:
             self._clients.pop(loop, None)
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
             client = httpx.AsyncClient(
-                transport=self._transport, verify=_ssl_context(), follow_redirects=False, limits=_LIMITS
+                transport=self._transport,
+                verify=self._verify or _ssl_context(),
+                proxy=None if self._proxy is None else self._proxy.get_secret_value(),
+                limits=_LIMITS,
             )
             self._clients[loop] = pooled = PooledClient(client, _close_on_loop_shutdown(client))
             await anext(pooled.lifetime)
@@ -96,6 +174,8 @@ class ClientPool:
             cancelled: Whether the call was cancelled. The client may then consider a connection busy forever, so
                 it gets no more calls and is closed after the last.
         """
+        if pooled is self._given:
+            return
         pooled.users -= 1
         if cancelled:
             pooled.retired = True
@@ -112,11 +192,17 @@ class ClientPool:
             await pooled.lifetime.aclose()
 
 
-async def _close_on_loop_shutdown(client: httpx.AsyncClient) -> AsyncGenerator[None, None]:
+async def _close_on_loop_shutdown(client: httpx.AsyncClient) -> AsyncGenerator[None]:
     try:
         yield
     finally:
         await client.aclose()
+
+
+async def _never() -> AsyncGenerator[None]:
+    """The lifetime of a client that others close."""
+    return
+    yield
 
 
 _MAX_BUFFERED_BYTES = 256 * 1024
@@ -163,6 +249,7 @@ class HttpExchange:
         Raises:
             TimeoutError: They have not arrived by the deadline.
             httpx.HTTPError: The request failed.
+            ApiKeyError: The function that returns the API key failed.
         """
         while self._response is None:
             if self._task.done():
@@ -230,7 +317,7 @@ class HttpExchange:
         try:
             timeout = httpx.Timeout(None, connect=connect_s)
             request = pooled.client.build_request("POST", url, content=content, headers=headers, timeout=timeout)
-            response = await pooled.client.send(request, auth=auth, stream=True)
+            response = await pooled.client.send(request, auth=auth, stream=True, follow_redirects=False)
             self._response = response
             _wake(self._data_ready)
             try:

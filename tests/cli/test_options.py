@@ -1,16 +1,22 @@
-"""``--guardrails`` is one option with one syntax in every command that has it."""
+"""The options that several commands share: limits, and how the model is called."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import shlex
+import sys
+from dataclasses import fields
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from agentfsm import Agent, Host, SqliteStore
+from agentfsm.cli.options import AgentCliOptions
 from agentfsm.testing import ScriptedModel
 from tests.cli.conftest import Cli
+from tests.helpers.renewing_server import serve
 
 
 @pytest.fixture
@@ -66,3 +72,52 @@ def test_what_is_neither_or_not_a_limit_is_refused_with_the_reason(
     result = cli(command, *store, "--guardrails", text)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_what_a_call_to_the_model_carries_can_be_said(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "token.txt").write_text("expired-token")
+    renew = (
+        "import pathlib, sys; p = pathlib.Path('token.txt'); t = p.read_text(); p.write_text('fresh-token'); print(t)"
+    )
+    with serve("openai") as server:
+        server.accepts = lambda headers: headers["authorization"] == "Bearer fresh-token"
+        result = cli(
+            *("run", "hi", "--no-store", "--model", "openai:gpt-5", "--base-url", server.url),
+            *("--api-key-command", shlex.join([sys.executable, "-c", renew])),
+            *("--header", "OpenAI-Project: proj_1", "--query", "api-version=2024-10-21", "--timeout", "30"),
+            *("--temperature", "0.5", "--max-tokens", "77", "--effort", "low"),
+        )
+    assert result.stdout.strip() == "hello", result.stderr
+    assert [headers["authorization"] for _, headers in server.calls] == ["Bearer expired-token", "Bearer fresh-token"]
+    assert {path for path, _ in server.calls} == {"/v1/chat/completions?api-version=2024-10-21"}
+    assert {headers["openai-project"] for _, headers in server.calls} == {"proj_1"}
+    sent = server.bodies[-1]
+    assert (sent["temperature"], sent["max_completion_tokens"], sent["reasoning_effort"]) == (0.5, 77, "low")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--header", "no colon"), "write 'NAME: VALUE'"),
+        (("--query", "api-version"), "write NAME=VALUE"),
+        (("--api-key-env", "HOME", "--api-key-command", "true"), "give one of them"),
+        (("--proxy", "localhost:3128"), "proxy is not a URL"),
+        (("--temperature", "9"), "temperature"),
+        (("--ca-bundle", "nowhere.pem"), "nowhere.pem"),
+    ],
+)
+def test_an_option_of_the_call_that_is_wrong_is_refused(cli: Cli, words: tuple[str, ...], says: str) -> None:
+    result = cli("run", "hi", "--no-store", "--model", "ollama:m", *words)
+    assert result.exit_code == 2
+    assert says in result.stderr
+
+
+def test_a_command_to_resume_with_repeats_no_secret() -> None:
+    options = dict.fromkeys(each.name for each in fields(AgentCliOptions)) | {
+        "tools": (),
+        "query": ("a=b",),
+        "model": "m",
+    }
+    options |= {"header": ("X-Key: hidden-1",), "proxy": "http://ann:hidden-2@p:1"}
+    shown = cast("Any", AgentCliOptions)(**options).to_args()
+    assert shown == ["--model", "m", "--header", "X-Key: ...", "--query", "a=b", "--proxy", "..."]
