@@ -1,14 +1,22 @@
-"""Verify an exported journal with only the standard library: ``python verify_journal.py run.jsonl [checkpoint]``.
+"""Verify an exported journal with only the standard library: ``python verify_journal.py run.jsonl [checkpoint log]``.
 
-For an auditor who does not want to trust agentfsm: read these lines, then run them. Exit code 0: good; 1: not. A
-checkpoint, if given, must have the journal's last record; openssl can check its Ed25519 signature.
+For an auditor who does not want to trust agentfsm: read these lines, then run them. Exit code 0: good; 1: not. The
+journal must have every record that the log has of it, and the log must begin with what the checkpoint signed; openssl
+can check its Ed25519 signature. With the secrets of the host in AGENTFSM_SECRET, one a line, each record's MAC is
+checked, too.
 """
 
+import base64
 import hashlib
+import hmac
 import json
+import os
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+
+IGNORED = ("redaction", "checkpoint", "run.adopted")  # what may come at any time
 
 
 def dumps(value: object) -> str:
@@ -24,7 +32,20 @@ def require(good: object, problem: str) -> None:
         raise ValueError(problem)
 
 
-def verify(lines: list[str], checkpoint: str = "") -> str | None:
+def derive(secret: bytes, purpose: str) -> bytes:  # HKDF-SHA256 (RFC 5869), of which one block is used
+    return hmac.digest(hmac.digest(b"agentfsm", secret, "sha256"), purpose.encode() + b"\1", "sha256")
+
+
+def root_hash(entries: list[str]) -> bytes:  # of the Merkle tree of RFC 6962
+    if len(entries) < 2:
+        return hashlib.sha256(b"".join(b"\0" + entry.encode() for entry in entries)).digest()
+    half = 1 << (len(entries) - 1).bit_length() - 1
+    return hashlib.sha256(b"\1" + root_hash(entries[:half]) + root_hash(entries[half:])).digest()
+
+
+def verify(lines: list[str], checkpoint: str = "", log: str = "", secrets: Iterable[bytes] = ()) -> str | None:
+    keys, strangers = {derive(s, "key id")[:4].hex(): derive(s, "journal record") for s in secrets}, list[int]()
+    sealed: bool | None = None  # whether the last record has a MAC; None before the first
     hashes, redacted, started, ended = ["00" * 32], set[tuple[int, int]](), set[str](), set[str]()
     table, epoch, finished, state, fingerprint, request = dict[str, tuple[str, str, str]](), 0, False, None, None, None
     for number, line in enumerate(lines, 1):
@@ -38,7 +59,16 @@ def verify(lines: list[str], checkpoint: str = "") -> str | None:
                 pair = entry["hidden"][int(place)]  # a salt and a value; null if the value is gone
                 require(not pair or sha256(bytes.fromhex(pair[0]), dumps(*pair[1:])) == digest, "a value was changed")
             redacted |= {(record["of"], place) for place in record.get("places", ())}
-            ignored, acquired = kind in ("redaction", "checkpoint"), kind.startswith("run.") and kind != "run.finished"
+            mac, before, sealed = entry.get("mac", ""), sealed, "mac" in entry
+            adopted = kind == "run.adopted"  # somebody vouched for all records before it
+            require(sealed or not before, "it has no MAC, and the record before it has")
+            require(adopted or not sealed or before is not False, "it has a MAC, and the record before it has none")
+            seal = hmac.digest(keys.get(mac[:8], b""), bytes.fromhex(entry["hash"]), "sha256")[:16].hex()
+            require(
+                mac[:8] not in keys or mac[8:] == seal, "its MAC does not match: it was not written with the secret"
+            )
+            strangers = [*([] if adopted else strangers), *([number] if keys and mac[:8] not in keys else [])]
+            ignored, acquired = kind in IGNORED, kind.startswith("run.") and kind != "run.finished"
             require(ignored or not finished, "the run had finished")
             require(epoch == record["epoch"] or (epoch < record["epoch"] and (ignored or acquired)), "wrong epoch")
             epoch, finished = record["epoch"], finished or kind == "run.finished"
@@ -68,16 +98,28 @@ def verify(lines: list[str], checkpoint: str = "") -> str | None:
             return f"record {number}: {error}"
     missing = {(n, i) for n, t in enumerate(lines, 1) for i, h in enumerate(json.loads(t)["hidden"]) if not h}
     problems = [f"record {of}: a value is gone, and was not redacted" for of, _ in sorted(missing - redacted)]
-    heads = {json.loads(run): (int(n), h) for n, h, run in re.findall(r'(?m)^(\d+) (\w{64}) (".*")$', checkpoint)}
-    seq, digest = heads.get(json.loads(lines[0])["record"].get("run"), (0, ""))
-    if checkpoint and hashes[seq : seq + 1] != [digest]:  # record 0: the checkpoint does not have this run
-        problems += [f"record {seq}: the checkpoint has another one: the journal was truncated or rewritten"]
+    problems += [f"record {number}: it was not sealed under a secret that was given" for number in strangers]
+    if checkpoint:
+        entries = log.split("\n")[: int(checkpoint.split("\n")[1])]
+        if base64.b64encode(root_hash(entries)).decode() != checkpoint.split("\n")[2]:
+            return "the log does not begin with the entries that the checkpoint signed"
+        heads = [re.fullmatch(r'(\d+) (\w{64}) (".*")', entry) for entry in entries]
+        own = [(int(h[1]), h[2]) for h in heads if h and json.loads(h[3]) == json.loads(lines[0])["record"].get("run")]
+        for seq, digest in own or [(0, "")]:  # record 0: the checkpoint does not have this run
+            if hashes[seq : seq + 1] != [digest]:
+                problems += [f"record {seq}: the checkpoint has another one: the journal was truncated or rewritten"]
     return problems[0] if problems else None
 
 
 if __name__ == "__main__":
-    journal, *checkpoints = (Path(n).read_text("utf-8", "surrogateescape") for n in sys.argv[1:] or sys.exit(__doc__))
-    problem = verify(lines := journal.rstrip("\n").split("\n"), *checkpoints)
+    journal, *signed = (Path(n).read_text("utf-8", "surrogateescape") for n in sys.argv[1:] or sys.exit(__doc__))
+    secrets = os.environ.get("AGENTFSM_SECRET", "").encode().splitlines()
+    checkpoint, log = signed or ("", "")
+    problem = verify(lines := journal.rstrip("\n").split("\n"), checkpoint, log, secrets)
     end = problem or any(json.loads(line)["record"]["kind"] == "run.finished" for line in lines)
     print(problem or ("good" if end else "good so far: the run has not finished, or its end was truncated"))
+    if not secrets:
+        print("not checked without the secret (AGENTFSM_SECRET): who wrote the records", file=sys.stderr)
+    if not signed:
+        print("not checked without a checkpoint and its log: whether the end was cut off", file=sys.stderr)
     sys.exit(bool(problem))

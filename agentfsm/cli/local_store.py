@@ -18,6 +18,7 @@ from agentfsm.journal.sqlite import SqliteStore
 from agentfsm.loop.keys import SECRET_VARIABLE, Keyring
 
 __all__ = [
+    "checkpoint_log",
     "complete_run_id",
     "default_store_path",
     "key_file",
@@ -87,6 +88,11 @@ def open_store_for_writing(path: Path) -> SqliteStore:
 def key_file(path: Path) -> Path:
     """The file with the secret of a store, beside it: ``agentfsm.db.key`` for ``agentfsm.db``."""
     return path.with_name(f"{path.name}.key")
+
+
+def checkpoint_log(path: Path) -> Path:
+    """The file with the log of a store's checkpoints, beside it: ``agentfsm.db.log`` for ``agentfsm.db``."""
+    return path.with_name(f"{path.name}.log")
 
 
 def store_secrets(path: Path, *, create: bool = False) -> list[bytes]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,22 +14,24 @@ import click
 
 from agentfsm.cli.console import shorten, single_line
 from agentfsm.cli.local_store import (
+    checkpoint_log,
     complete_run_id,
     default_store_path,
     open_existing_store,
     store_keyring,
     store_option,
 )
+from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.cli.user_code import load_object
 from agentfsm.errors import ConfigurationError, JournalError, StoreError, UnknownRunError
-from agentfsm.journal.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from agentfsm.journal.checkpoint import Checkpoint, CheckpointLog, read_checkpoint, write_checkpoint
 from agentfsm.journal.sqlite.sqlite_orphans import find_orphans, find_schema_changes
 from agentfsm.journal.verification import (
     GOOD,
     OPEN,
     TAMPERED,
     UNVERIFIABLE,
-    CheckpointHeads,
+    CheckpointHashes,
     VerificationReport,
     verify_export,
     verify_stored_run,
@@ -45,6 +47,47 @@ _EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _STATUS_TEXTS = {GOOD: "good", TAMPERED: "TAMPERED", UNVERIFIABLE: "cannot be verified", OPEN: "good, open"}
 
 
+_log_option = click.option(
+    "--log",
+    "log_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="The log of the store's checkpoints; default: beside the store, with .log after its name.",
+)
+
+
+_CHECKPOINT_OPTIONS: list[Callable[[CommandFunction], CommandFunction]] = [
+    click.option(
+        "--checkpoint", "checkpoint_file", type=_EXISTING_FILE, help="A signed checkpoint that the runs must match."
+    ),
+    click.option("--key", type=_EXISTING_FILE, help="The public key of the checkpoint, as PEM."),
+    _log_option,
+]
+
+
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """The files that say what a store had: a checkpoint, its public key, and the log of the store's checkpoints."""
+
+    checkpoint_file: Path | None
+    key: Path | None
+    log_file: Path | None
+
+    def __post_init__(self) -> None:
+        if (self.checkpoint_file is None) != (self.key is None):
+            raise click.UsageError("--checkpoint and --key go together")
+
+    def read(self) -> Checkpoint | None:
+        """The checkpoint, or None if there is none.
+
+        Raises:
+            JournalError: It is not valid.
+        """
+        if self.checkpoint_file is None or self.key is None:
+            return None
+        return read_checkpoint(self.checkpoint_file.read_text("utf-8", "replace"), self.key.read_bytes())
+
+
 _VERIFY_EXAMPLES = """\b
 Examples:
   agentfsm verify                          every run of the store
@@ -57,10 +100,7 @@ Examples:
 @click.command(epilog=_VERIFY_EXAMPLES)
 @click.argument("run_ids", metavar="[RUN]...", nargs=-1, shell_complete=complete_run_id)
 @click.option("--file", "export_file", type=_EXISTING_FILE, help="Verify an exported journal instead of a store.")
-@click.option(
-    "--checkpoint", "checkpoint_file", type=_EXISTING_FILE, help="A signed checkpoint that the runs must match."
-)
-@click.option("--key", type=_EXISTING_FILE, help="The public key of the checkpoint, as PEM.")
+@collect_options(CheckpointOptions, "witness", _CHECKPOINT_OPTIONS)
 @click.option("--proof", is_flag=True, help="Also check that each run stayed inside the model of its graph's proofs.")
 @click.option("--agent", metavar="MODULE:AGENT", help="For --proof, the agent that made the runs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per run.")
@@ -70,8 +110,7 @@ def verify(
     ctx: click.Context,
     run_ids: tuple[str, ...],
     export_file: Path | None,
-    checkpoint_file: Path | None,
-    key: Path | None,
+    witness: CheckpointOptions,
     proof: bool,
     agent: str | None,
     as_json: bool,
@@ -89,21 +128,24 @@ def verify(
     checkpoint is not valid, or a run was not sealed under the secret; 4 good with open items (runs that have not
     ended).
     """
-    if (checkpoint_file is None) != (key is None):
-        raise click.UsageError("--checkpoint and --key go together")
     if export_file is not None and run_ids:
         raise click.UsageError("--file holds a single run: do not name one")
     if export_file is not None and proof:
         raise click.UsageError("--proof reads a store, not an exported file")
+    if export_file is not None and witness.checkpoint_file is not None and witness.log_file is None:
+        raise click.UsageError("--file with --checkpoint needs --log, the log of the store's checkpoints")
     maker = None if agent is None else _load_agent(agent)
     codes: set[int] = set()
     keyring: Keyring | None = None
     signed: Checkpoint | None = None
     try:
         keyring = _read_keyring(None if export_file is not None else path or default_store_path())
-        signed = _read_checkpoint(checkpoint_file, key)
-        checkpoint_heads = None if signed is None else signed.heads
-        for report in map(_with_doubt, _verify_runs(run_ids, export_file, path, checkpoint_heads, keyring)):
+        signed = witness.read()
+        hashes, changed = _signed_hashes(signed, witness.log_file or checkpoint_log(path or default_store_path()))
+        if changed:
+            codes.add(TAMPERED)
+            _print_report(VerificationReport("(log)", TAMPERED, 0, None, changed), as_json)
+        for report in map(_with_doubt, _verify_runs(run_ids, export_file, path, hashes, keyring)):
             codes.add(report.code)
             _print_report(report, as_json)
             if proof and report.code in (GOOD, OPEN) and not _print_proof(report.run_id, path, maker):
@@ -114,9 +156,9 @@ def verify(
         source = f"{export_file}: " if export_file is not None and isinstance(error, JournalError) else ""
         click.echo(f"agentfsm: cannot be verified: {source}{shorten(error, 2000)}", err=True)
         codes.add(UNVERIFIABLE)
-    if signed is not None and signed.date is not None:
+    if signed is not None:
         click.echo(f"agentfsm: the checkpoint is of {signed.date:%Y-%m-%d %H:%M:%S} UTC", err=True)
-    _print_unchecked(keyring, checkpoint_file)
+    _print_unchecked(keyring, signed)
     ctx.exit(next((code for code in (TAMPERED, UNVERIFIABLE, OPEN) if code in codes), GOOD))
 
 
@@ -124,19 +166,19 @@ def _verify_runs(
     run_ids: tuple[str, ...],
     export_file: Path | None,
     path: Path | None,
-    checkpoint_heads: CheckpointHeads | None,
+    hashes: CheckpointHashes | None,
     keyring: Keyring | None,
 ) -> Iterator[VerificationReport]:
     if export_file is not None:
-        yield verify_export(_read_text(export_file), checkpoint_heads, keyring)
+        yield verify_export(_read_text(export_file), hashes, keyring)
         return
     store = open_existing_store(path)
     yield from find_schema_changes(store.path)
     stored = [head.run_id for head in store.heads()]
-    wanted = list(run_ids) or [*stored, *(checkpoint_heads or {})]
+    wanted = list(run_ids) or [*stored, *(hashes or {})]
     for run_id in dict.fromkeys(wanted):
         try:
-            yield verify_stored_run(store, run_id, checkpoint_heads, keyring)
+            yield verify_stored_run(store, run_id, hashes, keyring)
         except UnknownRunError as error:
             if run_ids:
                 raise
@@ -148,9 +190,40 @@ def _verify_runs(
         click.echo(f"agentfsm: there is no run in {store.path}", err=True)
 
 
-def _read_checkpoint(file: Path | None, key: Path | None) -> Checkpoint | None:
-    """The checkpoint in a file, or None if there is none."""
-    return read_checkpoint(file.read_text("utf-8", "replace"), key.read_bytes()) if file and key else None
+def _read_log(file: Path) -> CheckpointLog:
+    """The log in a file; an empty one if the file does not exist.
+
+    Raises:
+        JournalError: It cannot be read.
+    """
+    try:
+        return CheckpointLog(file.read_text("utf-8", "replace"))
+    except FileNotFoundError:
+        return CheckpointLog()
+    except OSError as error:
+        raise JournalError(f"{file}, the log of the checkpoints, cannot be read: {error.strerror}") from error
+
+
+def _signed_hashes(signed: Checkpoint | None, file: Path) -> tuple[CheckpointHashes | None, str]:
+    """What a checkpoint signed, by the log of its store, and what is wrong with that log.
+
+    Raises:
+        JournalError: The log is missing or cannot be read.
+    """
+    if signed is None:
+        return None, ""
+    log = _read_log(file)
+    if signed.size and not file.exists():
+        raise JournalError(
+            f"there is no {file}, the log of the checkpoints, so the store cannot be compared with the checkpoint; "
+            "if the log is elsewhere, give it with --log"
+        )
+    if log.begins_with(signed):
+        return log.hashes(signed.size), ""
+    return None, (
+        f"the checkpoint signed {signed.size} entries of the log, and {file} has {len(log)}, which do not begin with "
+        "them: entries were cut off or changed"
+    )
 
 
 def _with_doubt(report: VerificationReport) -> VerificationReport:
@@ -160,11 +233,11 @@ def _with_doubt(report: VerificationReport) -> VerificationReport:
     return report
 
 
-def _print_unchecked(keyring: Keyring | None, checkpoint_file: Path | None) -> None:
+def _print_unchecked(keyring: Keyring | None, signed: Checkpoint | None) -> None:
     """Print what could not be checked with what was given."""
     if keyring is None:
         click.echo(f"agentfsm: not checked without the secret ({SECRET_VARIABLE}): who wrote the records", err=True)
-    if checkpoint_file is None:
+    if signed is None:
         click.echo("agentfsm: not checked without a checkpoint: whether the end of a journal was cut off", err=True)
 
 
@@ -225,29 +298,87 @@ _CHECKPOINT_EXAMPLES = """\b
 Examples:
   agentfsm checkpoint --key key.pem > note
   agentfsm checkpoint --key key.pem --name payroll --store runs.db > note
+  agentfsm checkpoint --key key.pem --after note --proof proof > newer
 """
 
 
 @click.command(epilog=_CHECKPOINT_EXAMPLES)
 @click.option("--key", required=True, type=_EXISTING_FILE, help="An Ed25519 private key, as PEM.")
 @click.option("--name", default="agentfsm", metavar="NAME", help="The name of the store and its key; no spaces.")
+@_log_option
+@click.option("--after", type=_EXISTING_FILE, metavar="NOTE", help="An earlier checkpoint, which this one must extend.")
+@click.option(
+    "--proof",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="With --after, write the proof that this checkpoint extends it, for a witness.",
+)
 @store_option
 @click.pass_context
-def checkpoint(ctx: click.Context, key: Path, name: str, path: Path | None) -> None:
-    """Write a signed checkpoint of all runs, with the last hash of each, to stdout. Keep it apart from the store.
+def checkpoint(
+    ctx: click.Context,
+    key: Path,
+    name: str,
+    log_file: Path | None,
+    after: Path | None,
+    proof: Path | None,
+    path: Path | None,
+) -> None:
+    """Write a signed checkpoint of all runs to stdout. Keep it apart from the store.
 
     With it, agentfsm verify --checkpoint detects journals that were truncated, rewritten, deleted or forged since its
-    date. A store that does not verify gets none, and the exit code is that of agentfsm
-    verify. Create a key with:
-    openssl genpkey -algorithm ed25519 -out key.pem; and its public half with: openssl pkey -in key.pem -pubout
-    -out public.pem
+    date. A store that does not verify gets none, and the exit code is that of agentfsm verify.
+
+    The heads of the runs that changed are appended to a log beside the store, and the checkpoint signs how long the
+    log is, and its root hash. So it stays small, and each checkpoint extends the ones before it; --after checks that.
+
+    Create a key with: openssl genpkey -algorithm ed25519 -out key.pem; and its public half with: openssl pkey -in
+    key.pem -pubout -out public.pem
     """
-    store = open_existing_store(path)
-    heads = store.heads()
-    signed = {head.run_id: (head.seq, head.hash) for head in heads}  # what is signed is what is verified
+    if proof is not None and after is None:
+        raise click.UsageError("--proof goes with --after")
+    store, secret_key = open_existing_store(path), key.read_bytes()
+    log_path = log_file or checkpoint_log(store.path)
+    before, heads = _read_log(log_path), store.heads()
+    old = None if after is None else read_checkpoint(after.read_text("utf-8", "replace"), secret_key)
+    if old is not None and not before.begins_with(old):
+        click.echo(f"agentfsm: not signed, because {log_path} does not begin with what {after} signed", err=True)
+        ctx.exit(TAMPERED)
+    signed = {run_id: dict(hashes) for run_id, hashes in before.hashes(len(before)).items()}
+    for head in heads:  # what is signed is what is verified
+        signed.setdefault(head.run_id, {}).setdefault(head.seq, head.hash)
     for report in map(_with_doubt, _verify_runs((), None, path, signed, store_keyring(store.path))):
         if report.code not in (GOOD, OPEN):
             problem = f"run {report.run_id!r}: {report.reason}; agentfsm verify shows everything that is wrong"
             click.echo(f"agentfsm: not signed, because the store does not verify: {problem}", err=True)
             ctx.exit(report.code)
-    click.echo(write_checkpoint(heads, key.read_bytes(), datetime.now(UTC), name), nl=False)
+    log = before.extended(heads)
+    note = write_checkpoint(log, secret_key, datetime.now(UTC), name)
+    _append_to_log(log_path, before, log)
+    if proof is not None and old is not None:
+        proof.write_text(log.proof(old.size), "utf-8")
+    click.echo(note, nl=False)
+
+
+def _append_to_log(file: Path, before: CheckpointLog, log: CheckpointLog) -> None:
+    """Append what a log has more than before to its file, durably, and before anything of it is signed.
+
+    Raises:
+        JournalError: It cannot be written, or another process wrote to it.
+    """
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(descriptor, "r+b") as opened:
+            found = opened.read()
+            whole = found[: found.rfind(b"\n") + 1]
+            unchanged = whole == before.text.encode()
+            if unchanged:
+                if whole != found:
+                    opened.truncate(len(whole))  # what a process that was killed wrote of a line: nobody signed it
+                opened.write(log.text[len(before.text) :].encode())
+                opened.flush()
+                os.fsync(opened.fileno())
+    except OSError as error:
+        raise JournalError(f"{file}, the log of the checkpoints, cannot be written: {error.strerror}") from error
+    if not unchanged or _read_log(file).text != log.text:
+        raise JournalError(f"another process wrote to {file} at the same time: run agentfsm checkpoint again")

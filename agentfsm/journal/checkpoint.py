@@ -1,9 +1,11 @@
-"""Signed checkpoints: the last record of each run in a store, as a signed note that is kept elsewhere.
+"""Signed checkpoints of a store: how far its log of runs' heads had come, as a signed note that is kept elsewhere.
 
 A hash chain proves that nothing inside it was changed. It cannot prove that its end was not truncated, or that the
-whole journal was not rewritten; a checkpoint can. It is a signed note in the format of transparency logs (C2SP
-``tlog-checkpoint`` and ``signed-note``): origin, number of runs, root hash, the date (``date 2026-11-23T08:30:00Z``), a
-line for each run (``seq hash "run id"``), a blank line, and an Ed25519 signature. The root hash covers the date too.
+whole journal was not rewritten; a checkpoint can. The *log* has a line (``seq hash "run id"``) for the head of each run
+that had changed when a checkpoint was made, and is only ever appended to. A checkpoint signs its length and its root
+hash in the formats of transparency logs (RFC 6962, C2SP ``tlog-checkpoint`` and ``signed-note``): origin, number of
+entries, root, the date (``date 2026-11-23T08:30:00Z``), a blank line, and an Ed25519 signature. So it has the same size
+for any number of runs, and whoever kept an earlier one can check that a later one extends it.
 """
 
 from __future__ import annotations
@@ -12,20 +14,21 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from agentfsm.errors import JournalError, MissingExtraError
+from agentfsm.journal.merkle_tree import extends, extension_proof, leaf_hash, root_hash
 from agentfsm.journal.store import Head
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-__all__ = ["Checkpoint", "read_checkpoint", "write_checkpoint"]
+__all__ = ["Checkpoint", "CheckpointLog", "is_extension", "read_checkpoint", "write_checkpoint"]
 
-_LINE = re.compile(r'(\d+) ([0-9a-f]{64}) (".*")')
+_ENTRY = re.compile(r'(\d+) ([0-9a-f]{64}) (".*")')
 _DATE = "date %Y-%m-%dT%H:%M:%SZ"
 
 
@@ -34,22 +37,93 @@ class Checkpoint:
     """A checkpoint whose signature is valid.
 
     Attributes:
-        heads: Sequence number and hash of the last record of each run, by run id.
-        date: When it was written, in UTC; None if a release that noted no date wrote it.
+        size: The number of entries that the log had.
+        root: The root hash of their Merkle tree.
+        date: When it was written, in UTC.
     """
 
-    heads: dict[str, tuple[int, str]]
-    date: datetime | None
+    size: int
+    root: bytes
+    date: datetime
 
 
-def write_checkpoint(heads: Iterable[Head], key: bytes, date: datetime, name: str = "agentfsm") -> str:
-    """A signed checkpoint of some runs. It says nothing about their records: verify those first.
+class CheckpointLog:
+    """The heads of runs, in the order in which checkpoints found them changed.
 
     Args:
-        heads: The heads of the runs.
+        text: The log; a last line that was not written to its end is left out.
+
+    Attributes:
+        text: Its complete lines.
+
+    Raises:
+        JournalError: A line is not an entry.
+    """
+
+    def __init__(self, text: str = "") -> None:
+        self.text = text[: text.rfind("\n") + 1]
+        self._entries = self.text.split("\n")[:-1]
+        self._heads = [_read_entry(entry) for entry in self._entries]
+        self._last = {run_id: (seq, digest) for run_id, seq, digest in self._heads}
+
+    def __len__(self) -> int:
+        """The number of entries."""
+        return len(self._entries)
+
+    def extended(self, heads: Iterable[Head]) -> CheckpointLog:
+        """The log with an entry more for each run whose head is not the last one that it has."""
+        changed = [head for head in heads if self._last.get(head.run_id) != (head.seq, head.hash)]
+        lines = "".join(f"{head.seq} {head.hash} {json.dumps(head.run_id)}\n" for head in changed)
+        return CheckpointLog(self.text + lines)
+
+    def root(self, size: int) -> bytes:
+        """The root hash of the first entries."""
+        return root_hash(leaf_hash(entry.encode()) for entry in self._entries[:size])
+
+    def begins_with(self, checkpoint: Checkpoint) -> bool:
+        """Whether its first entries are those that were signed."""
+        return checkpoint.size <= len(self) and self.root(checkpoint.size) == checkpoint.root
+
+    def hashes(self, size: int) -> dict[str, Mapping[int, str]]:
+        """Hashes of records by sequence number, for each run of the first entries."""
+        found: dict[str, dict[int, str]] = {}
+        for run_id, seq, digest in self._heads[:size]:
+            found.setdefault(run_id, {})[seq] = digest
+        return dict(found)
+
+    def proof(self, size: int) -> str:
+        """What shows that the log extends its first entries, as C2SP ``tlog-witness`` has it: ``old SIZE``, and hashes.
+
+        With a blank line and the new checkpoint after it, it is the request that a witness gets.
+        """
+        hashes = extension_proof([leaf_hash(entry.encode()) for entry in self._entries], size)
+        return "".join(f"{line}\n" for line in (f"old {size}", *(_base64(each) for each in hashes)))
+
+
+def is_extension(new: Checkpoint, old: Checkpoint, proof: str) -> bool:
+    """Whether the log of a checkpoint begins with that of an older one, by two checkpoints and a proof alone.
+
+    Args:
+        new: The new checkpoint.
+        old: The older one.
+        proof: The text of ``CheckpointLog.proof`` for the older one's size.
+    """
+    first, *lines = proof.splitlines() or [""]
+    try:
+        hashes = [base64.b64decode(line, validate=True) for line in lines]
+    except ValueError:
+        return False
+    return first == f"old {old.size}" and extends(new.size, new.root, old.size, old.root, hashes)
+
+
+def write_checkpoint(log: CheckpointLog, key: bytes, date: datetime, name: str = "agentfsm") -> str:
+    """A signed checkpoint of a log. It says nothing about the records of its runs: verify those first.
+
+    Args:
+        log: The log.
         key: An Ed25519 private key as PEM (``openssl genpkey -algorithm ed25519``).
         date: The date of the checkpoint, with its time zone; it is written to the second, in UTC.
-        name: The name of the store and of the key; without spaces and plus signs.
+        name: The name of the log and of the key; without spaces and plus signs.
 
     Returns:
         The text of the signed note.
@@ -63,12 +137,11 @@ def write_checkpoint(heads: Iterable[Head], key: bytes, date: datetime, name: st
             f"{name!r} is not a valid checkpoint name: it must not be empty or contain a space or a plus sign"
         )
     signer = _load_private_key(key)
-    runs = sorted(f"{h.seq} {h.hash} {json.dumps(h.run_id)}" for h in heads)
-    lines = [date.astimezone(UTC).strftime(_DATE), *runs]
-    root = base64.b64encode(_root_hash(lines)).decode()
-    text = "".join(f"{line}\n" for line in (f"{name}/runs", str(len(runs)), root, *lines))
+    size = len(log)
+    lines = (name, str(size), _base64(log.root(size)), date.astimezone(UTC).strftime(_DATE))
+    text = "".join(f"{line}\n" for line in lines)
     signature = _key_id(name, signer.public_key()) + signer.sign(text.encode())
-    return f"{text}\n\u2014 {name} {base64.b64encode(signature).decode()}\n"
+    return f"{text}\n\u2014 {name} {_base64(signature)}\n"
 
 
 def read_checkpoint(text: str, key: bytes) -> Checkpoint:
@@ -76,46 +149,41 @@ def read_checkpoint(text: str, key: bytes) -> Checkpoint:
 
     Args:
         text: The signed note.
-        key: The Ed25519 public key as PEM (``openssl pkey -in key.pem -pubout``).
+        key: The Ed25519 key as PEM: the public one (``openssl pkey -in key.pem -pubout``), or the private one.
 
     Raises:
-        JournalError: The text is not a checkpoint, its signature is not valid, or the key is not an Ed25519 public key.
+        JournalError: The text is not a checkpoint, its signature is not valid, or the key is not an Ed25519 key.
         MissingExtraError: The package for signatures is not installed.
     """
     public = _load_public_key(key)
     body, blank, signatures = text.rpartition("\n\n")
-    signed = body + "\n"
     lines = body.split("\n")
-    if not blank or len(lines) < 3 or not lines[1].isdigit():
+    if not blank or len(lines) != 4:
         raise JournalError("the text is not a checkpoint")
-    name = lines[0].removesuffix("/runs")
-    for signature in signatures.splitlines():
-        if _is_valid_signature(signature, name, signed, public):
-            break
-    else:
+    name, size, root, date = lines
+    if not any(_is_valid_signature(line, name, f"{body}\n", public) for line in signatures.splitlines()):
         raise JournalError("the checkpoint has no valid signature of this key")
-    dated = len(lines) > 3 and lines[3].startswith("date ")
-    runs = lines[4:] if dated else lines[3:]
-    if len(runs) != int(lines[1]) or base64.b64encode(_root_hash(lines[3:])).decode() != lines[2]:
-        raise JournalError("the checkpoint's lines do not match its root hash")
-    heads: dict[str, tuple[int, str]] = {}
-    for line in runs:
-        match = _LINE.fullmatch(line)
-        if match is None:
-            raise JournalError(f"{line!r} is not a line of a checkpoint")
-        heads[json.loads(match[3])] = (int(match[1]), match[2])
-    return Checkpoint(heads, _read_date(lines[3]) if dated else None)
-
-
-def _read_date(line: str) -> datetime:
     try:
-        return datetime.strptime(line, _DATE).replace(tzinfo=UTC)
+        return Checkpoint(
+            int(size), base64.b64decode(root, validate=True), datetime.strptime(date, _DATE).replace(tzinfo=UTC)
+        )
     except ValueError:
-        raise JournalError(f"{line!r} is not the date of a checkpoint") from None
+        raise JournalError("the checkpoint's size, root hash or date cannot be read") from None
 
 
-def _root_hash(lines: Iterable[str]) -> bytes:
-    return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).digest()
+def _read_entry(line: str) -> tuple[str, int, str]:
+    """Run, sequence number and hash in a line of a log."""
+    match = _ENTRY.fullmatch(line)
+    try:
+        if match is not None:
+            return str(json.loads(match[3])), int(match[1]), match[2]
+    except ValueError:
+        pass
+    raise JournalError(f"{line[:200]!r} is not a line of a checkpoint log")
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
 
 
 def _is_valid_signature(line: str, name: str, signed: str, public: Ed25519PublicKey) -> bool:
@@ -127,7 +195,7 @@ def _is_valid_signature(line: str, name: str, signed: str, public: Ed25519Public
         signature = base64.b64decode(encoded, validate=True)
     except ValueError:
         return False
-    if base64.b64encode(signature).decode() != encoded:  # its unused bits were changed
+    if _base64(signature) != encoded:  # its unused bits were changed
         return False
     if dash != "\u2014" or signer != name or signature[:4] != _key_id(name, public):
         return False
@@ -163,6 +231,8 @@ def _load_public_key(key: bytes) -> Ed25519PublicKey:
         from cryptography.hazmat.primitives.serialization import load_pem_public_key
     except ImportError as error:
         raise MissingExtraError("a signed checkpoint", "signing") from error
+    if b"PRIVATE KEY" in key:
+        return _load_private_key(key).public_key()
     try:
         loaded = load_pem_public_key(key)
     except (ValueError, TypeError) as error:

@@ -42,7 +42,7 @@ __all__ = [
     "OPEN",
     "TAMPERED",
     "UNVERIFIABLE",
-    "CheckpointHeads",
+    "CheckpointHashes",
     "HistoryVerifier",
     "UnsupportedFormatError",
     "VerificationReport",
@@ -501,12 +501,12 @@ def require_authentic(report: VerificationReport, action: str) -> None:
         )
 
 
-CheckpointHeads = Mapping[str, tuple[int, str]]
-"""Sequence number and hash of the last record of each run in a checkpoint, by run id."""
+CheckpointHashes = Mapping[str, Mapping[int, str]]
+"""Hashes of records by sequence number, for each run in a checkpoint; 0 is a run without records."""
 
 
 def verify_stored_run(
-    store: Store, run_id: str, checkpoint: CheckpointHeads | None = None, keyring: Keyring | None = None
+    store: Store, run_id: str, checkpoint: CheckpointHashes | None = None, keyring: Keyring | None = None
 ) -> VerificationReport:
     """Verify one run of a store, including the record that it was forked from.
 
@@ -532,7 +532,7 @@ def verify_stored_run(
         return _report_unreadable(store, run_id, str(error))
     report = verify(run_id, records, head, _checkpoint_hashes(checkpoint, run_id), keyring)
     if checkpoint is not None and report.doubt and report.code in (GOOD, OPEN):
-        signed, _ = checkpoint.get(run_id, (0, ""))
+        signed = max(checkpoint.get(run_id, (0,)))
         if signed < len(records):
             reason = f"it was written after the checkpoint, and {report.doubt}"
             return VerificationReport(run_id, TAMPERED, len(records), signed + 1, reason)
@@ -579,7 +579,7 @@ def _report_unreadable(store: Store, run_id: str, reason: str) -> VerificationRe
     return VerificationReport(run_id, TAMPERED, records, low, f"it cannot be read: {reason}")
 
 
-def verify_export(text: str, checkpoint: CheckpointHeads | None, keyring: Keyring | None = None) -> VerificationReport:
+def verify_export(text: str, checkpoint: CheckpointHashes | None, keyring: Keyring | None = None) -> VerificationReport:
     """Verify an exported journal.
 
     Args:
@@ -610,6 +610,5 @@ def verify_export(text: str, checkpoint: CheckpointHeads | None, keyring: Keyrin
     return report
 
 
-def _checkpoint_hashes(checkpoint: CheckpointHeads | None, run_id: str) -> dict[int, str]:
-    seq, digest = (checkpoint or {}).get(run_id, (0, ""))
-    return {seq: digest} if seq else {}
+def _checkpoint_hashes(checkpoint: CheckpointHashes | None, run_id: str) -> dict[int, str]:
+    return {seq: digest for seq, digest in (checkpoint or {}).get(run_id, {}).items() if seq}

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import json
+import re
 import shlex
 import sqlite3
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +28,7 @@ from agentfsm import (
 )
 from agentfsm.cli.app import app
 from agentfsm.cli.user_code import load_tools
+from agentfsm.journal.checkpoint import is_extension, read_checkpoint
 from agentfsm.testing import FakeClock, ScriptedModel, call
 from tests.helpers.journal_scenarios import finished_run, waiting_run
 from tests.helpers.scenarios import await_run
@@ -220,6 +223,43 @@ def test_the_secret_and_a_checkpoint_find_a_run_that_was_forged_from_its_first_r
     assert "it was written after the checkpoint, and its records were sealed under another" in command(*signed, code=1)
 
 
+def test_each_checkpoint_extends_the_one_before_it_and_has_one_size(path, signed, tmp_path):
+    older, newer, proof, log = tmp_path / "note", tmp_path / "newer", tmp_path / "proof", path.with_name("runs.db.log")
+    assert (stat.S_IMODE(log.stat().st_mode), len(log.read_text().splitlines())) == (0o600, 2)
+    sign = ("checkpoint", "--key", tmp_path / "key.pem", "--store", path)
+    assert command(*sign).splitlines()[1] == "2"  # nothing changed
+    with SqliteStore(path) as store:
+        finished_run(store, "later")
+    log.write_bytes(log.read_bytes() + b"7 ab")  # another process was killed when it wrote this
+    newer.write_text(command(*sign, "--after", older, "--proof", proof), encoding="utf-8")
+    assert newer.read_text().splitlines()[1] == "3"
+    assert [line.split()[2] for line in log.read_text().splitlines()] == ['"whole"', '"waits"', '"later"']
+    assert len(newer.read_bytes()) == len(older.read_bytes())
+    old, new = (read_checkpoint(note.read_text(), (tmp_path / "public.pem").read_bytes()) for note in (older, newer))
+    assert is_extension(new, old, proof.read_text())
+    assert not is_extension(old, new, proof.read_text())
+    command(*signed, code=4)  # the older one is as good as it was
+    command(*sign, "--proof", proof, code=2)
+
+
+def test_a_log_that_was_changed_is_found_and_not_signed_again(path, signed, tmp_path):
+    log, sign = path.with_name("runs.db.log"), ("checkpoint", "--key", tmp_path / "key.pem", "--store", path)
+    first, second = (whole := log.read_text()).splitlines(keepends=True)
+    for text in (first, second + first, whole.replace('"waits"', '"later"'), "", whole[:-1]):
+        log.write_text(text)
+        assert "(log)  TAMPERED" in command(*signed, code=1)
+        assert "does not begin with" in command(*sign, "--after", tmp_path / "note", code=1)
+    log.write_text(re.sub("[0-9a-f]{64}", "0" * 64, whole))
+    assert "not signed" in command(*sign, code=1)  # what it says of the runs is wrong
+    log.write_text(f"{whole}x\n")
+    assert "is not a line of a checkpoint log" in command(*signed, code=3)
+    log.unlink()
+    assert "give it with --log" in command(*signed, code=3)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text(whole)
+    command(*signed, "--log", elsewhere, code=4)
+
+
 def test_a_store_that_does_not_verify_gets_no_checkpoint(path, signed, tmp_path, monkeypatch):
     sign = ("checkpoint", "--key", tmp_path / "key.pem", "--store", path)
     with monkeypatch.context() as elsewhere:
@@ -241,14 +281,14 @@ def test_an_invalid_checkpoint_is_unverifiable(path, tmp_path):
     verify = ("verify", "whole", "--store", path, "--checkpoint")
     command(*verify, note, "--key", public)
     assert "no valid signature of this key" in command(*verify, note, "--key", tmp_path / "other.pub", code=3)
-    assert "not a public key" in command(*verify, note, "--key", tmp_path / "key", code=3)
+    assert "not a public key" in command(*verify, note, "--key", note, code=3)
     changed = tmp_path / "changed"
     good = note.read_bytes()
     for content in (
         b"",
         b"hello",
-        good.replace(b"waits", b"w\xffits"),
-        good.replace(b"waits", b"wails"),
+        good.replace(b"date 2", b"date \xff"),
+        good.replace(b"date 2", b"date 3"),
         path.read_bytes(),
     ):
         changed.write_bytes(content)
@@ -263,8 +303,9 @@ def test_a_checkpoint_without_the_exported_run_is_unverifiable(path, tmp_path):
     store = SqliteStore(path)
     finished_run(store, "later")
     store.close()
-    with_note = ("verify", "--file", out, "--checkpoint", note, "--key", public)
+    with_note = ("verify", "--file", out, "--checkpoint", note, "--key", public, "--log", f"{path}.log")
     out.write_text(command("export", "whole", "--store", path), encoding="utf-8")
+    assert "needs --log" in command(*with_note[:-2], code=2)
     assert command(*with_note).startswith("whole  good")
     out.write_text(command("export", "later", "--store", path), encoding="utf-8")
     assert "the checkpoint does not have this run" in command(*with_note, code=3)

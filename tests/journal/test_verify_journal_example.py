@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import base64
+import hmac
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from agentfsm import Allow, Migration
-from agentfsm.journal.checkpoint import write_checkpoint
+from agentfsm.journal.checkpoint import CheckpointLog, write_checkpoint
+from agentfsm.journal.hash_chain import record_hash
 from agentfsm.journal.records import SealedRecord, export_lines
 from agentfsm.journal.store import Head
-from agentfsm.journal.verification import TAMPERED, verify
+from agentfsm.journal.verification import GOOD, TAMPERED, verify
+from agentfsm.loop.keys import Keyring
 from agentfsm.loop.presets import PRESETS
 from tests.helpers.journal_scenarios import finished_run, reseal, sample_agent, waiting_run
 from tests.journal.test_migration import LONGER, LOOP, NO_ADDING, go_on
@@ -26,13 +36,13 @@ DATE = datetime(2026, 11, 23, tzinfo=UTC)
 EXAMPLE = Path(__file__).parents[2] / "examples" / "verify_journal.py"
 
 
-def independent(rows: list[SealedRecord], note: str = "") -> str | None:
+def independent(rows: list[SealedRecord], note: str = "", log: str = "", secrets: Sequence[bytes] = ()) -> str | None:
     spec = importlib.util.spec_from_file_location("verify_journal", EXAMPLE)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    found: str | None = module.verify(list(export_lines(rows)), note)
+    found: str | None = module.verify(list(export_lines(rows)), note, log, secrets)
     return found
 
 
@@ -95,7 +105,7 @@ def test_recomputing_hashes_alone_hides_nothing(whole):
 
 def test_a_record_after_the_end_is_found(whole):
     last = whole[-1]
-    more = SealedRecord(len(whole) + 1, re.sub(r'"seq":\d+', f'"seq":{len(whole) + 1}', last.body), "")
+    more = last._replace(seq=len(whole) + 1, body=re.sub(r'"seq":\d+', f'"seq":{len(whole) + 1}', last.body))
     rows = reseal([*whole, more], len(whole))
     assert "the run had finished" in str(independent(rows))
 
@@ -121,13 +131,66 @@ def test_a_migrated_run_is_verified_with_each_of_its_graphs(migrated):
 def test_a_checkpoint_finds_truncated_and_rewritten_journals(whole, tmp_path):
     key = tmp_path / "key.pem"
     subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", key], check=True)
-    note = write_checkpoint([Head("sample", 2, None, len(whole), whole[-1].hash, "finished")], key.read_bytes(), DATE)
-    assert independent(whole, note) is None
-    assert "was truncated" in str(independent(whole[:-1], note))
+    before = Head("sample", 1, None, 5, whole[4].hash, "running")
+    log = CheckpointLog().extended([before, replace(before, run_id="another")])
+    log = log.extended([replace(before, seq=len(whole), hash=whole[-1].hash)])
+    note = write_checkpoint(log, key.read_bytes(), DATE)
+    assert independent(whole, note, log.text) is None
+    assert independent(whole, note, f"{log.text}7 00 what came later\n") is None
+    assert "was truncated" in str(independent(whole[:-1], note, log.text))
     rows, _ = forged(whole, "effect.intent", '"name":"scripted"', '"name":"another"')
-    assert "or rewritten" in str(independent(rows, note))
-    other = note.replace('"sample"', '"another"')
-    assert str(independent(whole, other)).startswith("record 0: the checkpoint has another one")  # not this run
+    assert "or rewritten" in str(independent(rows, note, log.text))
+    entries = log.text.splitlines(keepends=True)
+    for other in ("", "".join(entries[:-1]), log.text.replace('"sample"', '"simple"'), "".join(reversed(entries))):
+        assert independent(whole, note, other) == "the log does not begin with the entries that the checkpoint signed"
+    others = CheckpointLog().extended([replace(before, run_id="another")])
+    found = independent(whole, write_checkpoint(others, key.read_bytes(), DATE), others.text)
+    assert str(found).startswith("record 0: the checkpoint has another one")  # not this run
+
+
+def mac_by_hand(secret: bytes, digest: str) -> str:
+    """The seal of a record, by the HKDF of another package."""
+
+    def derive(info: bytes, length: int) -> bytes:
+        return HKDF(SHA256(), length, b"agentfsm", info).derive(secret)
+
+    mac = hmac.new(derive(b"journal record", 32), bytes.fromhex(digest), "sha256").digest()
+    return derive(b"key id", 4).hex() + mac[:16].hex()
+
+
+def sealed_by_hand(rows: list[SealedRecord], secret: bytes, first: int = 0) -> list[SealedRecord]:
+    return [*rows[:first], *(row._replace(mac=mac_by_hand(secret, row.hash)) for row in rows[first:])]
+
+
+def test_with_the_secret_it_finds_who_did_not_have_it(whole):
+    mine = [b"of the tests"]
+    assert sealed_by_hand(whole, mine[0]) == whole
+    assert independent(whole, secrets=mine) is None
+    assert independent(sealed_by_hand(whole, b"new", 7), secrets=[b"new", *mine]) is None  # the secret was replaced
+    without = [row._replace(mac="") for row in whole]
+    changed, at = forged(whole, "effect.intent", '"name":"scripted"', '"name":"another"')
+    cases = [
+        (changed, f"record {at}: its MAC does not match"),
+        ([*whole[:6], *without[6:]], "record 7: it has no MAC"),
+        ([*without[:6], *whole[6:]], "record 7: it has a MAC, and"),
+        (without, "record 1: it was not sealed under a secret that was given"),
+        (sealed_by_hand(whole, b"of a forger"), "record 1: it was not sealed"),
+        (sealed_by_hand(whole, b"of a forger", len(whole) - 1), f"record {len(whole)}: it was not sealed"),
+        ([whole[0]._replace(mac=whole[1].mac), *whole[1:]], "record 1: its MAC does not match"),
+    ]
+    for rows, words in cases:
+        assert str(independent(rows, secrets=mine)).startswith(words)
+    assert independent(without) is None  # nothing can tell without the secret
+    assert independent(sealed_by_hand(whole, b"of a forger")) is None
+
+
+def test_a_run_that_was_adopted_is_vouched_for(whole):
+    body = f'{{"epoch":9,"kind":"run.adopted","seq":{len(whole) + 1},"ts":1}}'
+    adopted = SealedRecord(len(whole) + 1, body, record_hash(whole[-1].hash, body))
+    for before in ([row._replace(mac="") for row in whole], sealed_by_hand(whole, b"that is lost")):
+        rows = sealed_by_hand([*before, adopted], b"new", len(before))
+        assert independent(rows, secrets=[b"new"]) is None
+        assert verify("sample", rows, keyring=Keyring(b"new")).code == GOOD
 
 
 @pytest.mark.parametrize("changed", ['[null,"other"]', '["","other"]', '["00","other",1]', '"other"', "7", "true"])
@@ -148,16 +211,24 @@ def test_an_added_hidden_value_is_found(whole):
 
 
 def test_it_is_a_command(whole, tmp_path):
-    file, note = tmp_path / "run.jsonl", tmp_path / "note"
+    file, note, log = tmp_path / "run.jsonl", tmp_path / "note", tmp_path / "log"
     file.write_text("".join(export_lines(whole)), encoding="utf-8")
-    note.write_text(f'x/runs\n1\nroot\n{len(whole)} {"0" * 64} "sample"\n\n\u2014 x y\n', encoding="utf-8")
+    log.write_text(f'{len(whole)} {"0" * 64} "sample"\n', encoding="utf-8")
+    root = base64.b64encode(sha256(b"\0" + log.read_bytes()[:-1]).digest()).decode()
+    note.write_text(f"x\n1\n{root}\n\n\u2014 x y\n", encoding="utf-8")
 
-    def run_example(*words: Any) -> tuple[int, str]:
-        done = subprocess.run([sys.executable, EXAMPLE, *words], capture_output=True, text=True, check=False)
+    def run_example(*words: Any, secret: str = "", unchecked: int = 2) -> tuple[int, str]:
+        environment = {**os.environ, "AGENTFSM_SECRET": secret}
+        command = [sys.executable, EXAMPLE, *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        assert done.stderr.count("not checked without") == unchecked, done.stderr
         return done.returncode, done.stdout
 
     assert run_example(file) == (0, "good\n")
-    assert run_example() == (1, "")  # it says how it is used
+    assert run_example(file, secret="of the tests", unchecked=1) == (0, "good\n")
+    assert run_example(file, secret="another\nof the tests", unchecked=1) == (0, "good\n")
+    assert run_example(file, secret="another", unchecked=1)[0] == 1
+    assert run_example(unchecked=0) == (1, "")  # it says how it is used
     cut = tmp_path / "cut.jsonl"
     cut.write_text("".join(export_lines(whole[:-1])), encoding="utf-8")
     code, printed = run_example(cut)
@@ -165,7 +236,7 @@ def test_it_is_a_command(whole, tmp_path):
     cut.write_bytes("".join(export_lines(whole)).encode().replace(b"scripted", b"scr\xffpted", 1))
     code, printed = run_example(cut)
     assert (code, printed.startswith("record 3: ")) == (1, True)
-    code, printed = run_example(file, note)
+    code, printed = run_example(file, note, log, unchecked=1)
     assert code == 1
     assert "the checkpoint has another one" in printed
 
