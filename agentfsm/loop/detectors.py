@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.messages import FinishReason, ToolCall
 from agentfsm.loop.state import RunState
-from agentfsm.machine.declaration import Counter, exhausted, takes
+from agentfsm.machine.declaration import Counter, exhausted, silent_while, takes
 
 __all__ = ["DEFAULT_RESULT", "ITERATIONS", "STEPS", "Example", "detector"]
 
@@ -133,6 +133,7 @@ def time_limit(run: RunState) -> Failure | None:
     return _limit_failure(run, FailureKind.time_limit, f"{run.elapsed_s:.1f} s of {limit:g} s are used up")
 
 
+@silent_while("guardrails.max_tokens", None)
 def token_limit(run: RunState) -> Failure | None:
     """``max_tokens`` are used up."""
     limit = run.token_limit
@@ -141,6 +142,7 @@ def token_limit(run: RunState) -> Failure | None:
     return _limit_failure(run, FailureKind.token_limit, f"{run.usage.total_tokens} of {limit} tokens are used up")
 
 
+@silent_while("guardrails.max_cost_usd", None)
 def cost_limit(run: RunState) -> Failure | None:
     """``max_cost_usd`` is used up."""
     limit = run.cost_limit
@@ -181,18 +183,21 @@ def _of_kind(failure: Failure, kind: FailureKind) -> Failure | None:
     return failure if failure.kind is kind else None
 
 
+@silent_while("failure", None)
 @takes("transient_provider")
 def transient_provider(run: RunState) -> Failure | None:
     """The model call failed, and a retry may succeed."""
     return run.failure and _of_kind(run.failure, FailureKind.transient_provider)
 
 
+@silent_while("failure", None)
 @takes("provider_error")
 def provider_error(run: RunState) -> Failure | None:
     """The model call failed, and a retry cannot help."""
     return run.failure and _of_kind(run.failure, FailureKind.provider_error)
 
 
+@silent_while("failure", None)
 @takes("context_overflow")
 def context_overflow(run: RunState) -> Failure | None:
     """The provider rejected the prompt as too long."""
@@ -304,6 +309,8 @@ def _batch_failure(run: RunState, kind: FailureKind) -> Failure | None:
     return failure.model_copy(update={"metadata": {**failure.metadata, "others": others}})
 
 
+@silent_while("denials", 0)
+@silent_while("call_failures", {})
 def policy_violation(run: RunState) -> Failure | None:
     """``max_denials`` consecutive calls were denied, or a tool reported it."""
     if run.denials >= run.guardrails.max_denials:
@@ -315,6 +322,7 @@ def policy_violation(run: RunState) -> Failure | None:
     return _batch_failure(run, FailureKind.policy_violation) if run.call_failures else None
 
 
+@silent_while("error_key", None)
 def repeated_error(run: RunState) -> Failure | None:
     """Circuit breaker: the same tool error occurred in ``repeated_error_threshold`` batches in a row."""
     if run.error_key is None or run.error_streak < run.guardrails.repeated_error_threshold:
@@ -329,36 +337,43 @@ def repeated_error(run: RunState) -> Failure | None:
     )
 
 
+@silent_while("call_failures", {})
 def ambiguous_input(run: RunState) -> Failure | None:
     """A tool reported that the request is ambiguous."""
     return _batch_failure(run, FailureKind.ambiguous_input) if run.call_failures else None
 
 
+@silent_while("call_failures", {})
 def scope_too_large(run: RunState) -> Failure | None:
     """A tool reported that the task is too large for one step."""
     return _batch_failure(run, FailureKind.scope_too_large) if run.call_failures else None
 
 
+@silent_while("call_failures", {})
 def capability_gap(run: RunState) -> Failure | None:
     """A tool reported that no available tool can do what is needed."""
     return _batch_failure(run, FailureKind.capability_gap) if run.call_failures else None
 
 
+@silent_while("call_failures", {})
 def kernel_invalidated(run: RunState) -> Failure | None:
     """A tool reported that its execution kernel lost its state."""
     return _batch_failure(run, FailureKind.kernel_invalidated) if run.call_failures else None
 
 
+@silent_while("call_failures", {})
 def unknown_tool(run: RunState) -> Failure | None:
     """A call names a tool that is not registered."""
     return _batch_failure(run, FailureKind.unknown_tool) if run.call_failures else None
 
 
+@silent_while("call_failures", {})
 def invalid_arguments(run: RunState) -> Failure | None:
     """A call's arguments cannot be parsed or are not valid; the tool was not run."""
     return _batch_failure(run, FailureKind.invalid_arguments) if run.call_failures else None
 
 
+@silent_while("call_failures", {})
 def environment_error(run: RunState) -> Failure | None:
     """A tool raised an OSError: a missing file, a refused connection, a full disk."""
     failure = _batch_failure(run, FailureKind.environment_error) if run.call_failures else None
@@ -367,6 +382,7 @@ def environment_error(run: RunState) -> Failure | None:
     return failure.model_copy(update={"suggested_action": Action.handoff})
 
 
+@silent_while("call_failures", {})
 def tool_error(run: RunState) -> Failure | None:
     """A tool raised, returned a failure, or timed out."""
     return _batch_failure(run, FailureKind.tool_error) if run.call_failures else None

@@ -9,16 +9,18 @@ from collections.abc import Callable
 
 from agentfsm.loop.failures import Action
 from agentfsm.loop.state import RunState
-from agentfsm.machine.declaration import takes
+from agentfsm.machine.declaration import silent_while, takes
 
 # -- any state: what stops a run -------------------------------------------------------------------
 
 
+@silent_while("cancelled", None)
 def cancelled(run: RunState) -> bool:
     """The run was cancelled."""
     return run.cancelled is not None
 
 
+@silent_while("aborted", None)
 def aborted(run: RunState) -> bool:
     """A hook failed closed or aborted the run, or user code raised."""
     return run.aborted is not None
@@ -36,12 +38,14 @@ def tool_calls(run: RunState) -> bool:
 # -- dispatch_tool: what must wait for a person -------------------------------------------------------
 
 
+@silent_while("pending_request", None)
 @takes("approval_required")
 def approval_required(run: RunState) -> bool:
     """The next call needs a person's approval."""
     return run.pending_request is not None and run.pending_request.kind == "approval"
 
 
+@silent_while("pending_request", None)
 @takes("in_doubt")
 def in_doubt(run: RunState) -> bool:
     """A call was started before a crash, and it is not known whether it ran."""
@@ -51,18 +55,21 @@ def in_doubt(run: RunState) -> bool:
 # -- post_tool: the results of the batch ----------------------------------------------------------------
 
 
+@silent_while("ending", None)
 @takes("declared_done")
 def declared_done(run: RunState) -> bool:
     """``return_done``, or a tool that ends the run, has run."""
     return run.ending == "done"
 
 
+@silent_while("ending", None)
 @takes("declared_unable")
 def declared_unable(run: RunState) -> bool:
     """``return_unable`` has run."""
     return run.ending == "unable"
 
 
+@silent_while("ending", None)
 @takes("question_asked")
 def question_asked(run: RunState) -> bool:
     """``ask_user`` has run."""
@@ -78,24 +85,28 @@ def calls_pending(run: RunState) -> bool:
 # -- recover: what the policy decided -----------------------------------------------------------------
 
 
+@silent_while("action", None)
 @takes("ask_user")
 def ask_user(run: RunState) -> bool:
     """The policy decided to ask a person."""
     return run.action is Action.ask_user
 
 
+@silent_while("action", None)
 @takes("handoff")
 def handoff(run: RunState) -> bool:
     """The policy decided to hand off the task."""
     return run.action is Action.handoff
 
 
+@silent_while("action", None)
 @takes("stop")
 def stop(run: RunState) -> bool:
     """The policy decided to end the run without asking."""
     return run.action is Action.stop
 
 
+@silent_while("retry_calls", False)
 @takes("retry_tool")
 def retry_tool(run: RunState) -> bool:
     """The failed calls are to be run again unchanged: their tools are idempotent and retryable."""
@@ -105,6 +116,7 @@ def retry_tool(run: RunState) -> bool:
 # -- suspended: external events ----------------------------------------------------------------
 
 
+@silent_while("expired", False)
 def expired(run: RunState) -> bool:
     """The deadline for an answer has passed."""
     return run.expired

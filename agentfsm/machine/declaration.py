@@ -22,6 +22,7 @@ __all__ = [
     "exhausted",
     "guard_name",
     "outcomes_taken",
+    "silent_while",
     "takes",
 ]
 
@@ -261,6 +262,25 @@ def takes(*outcomes: str) -> Callable[[G], G]:
 
     def declare(guard: G) -> G:
         guard.takes = frozenset(outcomes)  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
+        return guard
+
+    return declare
+
+
+def silent_while(field: str, value: object) -> Callable[[G], G]:
+    """Declare that a guard does not hold while a field of the run has a value; the function itself is unchanged.
+
+    Declared of several fields, it does not hold while all of them have these values. The engine compares the fields of
+    a state's built-in guards at once, and asks the guards only if some value differs.
+
+    Args:
+        field: The field's name; with a dot, that of a field of the guardrails.
+        value: The value.
+    """
+
+    def declare(guard: G) -> G:
+        declared = getattr(guard, "silent_while", ())
+        guard.silent_while = ((field, value), *declared)  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
         return guard
 
     return declare

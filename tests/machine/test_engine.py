@@ -21,7 +21,7 @@ from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.state import RunState
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS, LOOP
 from agentfsm.machine import engine
-from agentfsm.machine.declaration import Counter, Exhausted, exhausted
+from agentfsm.machine.declaration import Counter, Exhausted, exhausted, silent_while
 from agentfsm.machine.engine import Machine, spend_counters
 from agentfsm.machine.graph import Graph, State, StateSpec, Transition
 from tests.helpers.graphs import exhausted_guard, unchecked_graph
@@ -555,6 +555,22 @@ def test_spending_is_a_function_of_the_table_alone():
     row = Transition("hall", None, "game", spends=("coins", "tickets"), refills="coins")
     spend_counters(counters, row, StateSpec("game", spends="tickets"))
     assert counters == {"coins": 1, "tickets": 2}
+
+
+# -- guards that are silent while fields have their usual values -----------------------------------------------
+
+
+@pytest.mark.parametrize(("trusted", "asked"), [(True, []), (False, ["quiet"])], ids=["built in", "of a user"])
+def test_only_a_built_in_guard_is_known_to_be_silent_without_being_asked(trusted, asked):
+    quiet = silent_while("views", 0)(stand_in("quiet"))
+    graph = two_ways(quiet)
+    machine = Machine(graph, [quiet] if trusted else ())
+    run = Puppet("start", {"quiet": False}, views=0)
+    decision = machine.step(run)
+    assert (run.asked, decision.tried) == (asked, (("quiet", False), ("otherwise", True)))
+    run = Puppet("start", {"quiet": True}, views=7)
+    assert machine.step(run).tried == (("quiet", True),)
+    assert run.asked == ["quiet"]
 
 
 # -- transitions makes the moves ----------------------------------------------------------------------
