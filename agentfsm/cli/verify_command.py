@@ -156,8 +156,6 @@ def verify(
         source = f"{export_file}: " if export_file is not None and isinstance(error, JournalError) else ""
         click.echo(f"agentfsm: cannot be verified: {source}{shorten(error, 2000)}", err=True)
         codes.add(UNVERIFIABLE)
-    if signed is not None:
-        click.echo(f"agentfsm: the checkpoint is of {signed.date:%Y-%m-%d %H:%M:%S} UTC", err=True)
     _print_unchecked(keyring, signed)
     ctx.exit(next((code for code in (TAMPERED, UNVERIFIABLE, OPEN) if code in codes), GOOD))
 
@@ -186,6 +184,9 @@ def _verify_runs(
     if run_ids:
         return
     yield from find_orphans(store.path)
+    if not stored and keyring is not None and hashes is None:
+        reason = "there is no run, but a secret: only a checkpoint can tell whether there was one"
+        yield VerificationReport("(store)", UNVERIFIABLE, 0, None, reason)
     if not stored:
         click.echo(f"agentfsm: there is no run in {store.path}", err=True)
 
@@ -233,12 +234,20 @@ def _with_doubt(report: VerificationReport) -> VerificationReport:
     return report
 
 
+_KEY_TELLS = "who wrote the records, the answers and the redactions in them, and each run's epoch and owner"
+_CHECKPOINT_TELLS = "whether records or runs were cut off, and whether the file was put back to an older state"
+
+
 def _print_unchecked(keyring: Keyring | None, signed: Checkpoint | None) -> None:
     """Print what could not be checked with what was given."""
+    unchecked: list[str] = []
     if keyring is None:
-        click.echo(f"agentfsm: not checked without the secret ({SECRET_VARIABLE}): who wrote the records", err=True)
+        unchecked.append(f"without the secret ({SECRET_VARIABLE}, or the key file of the store): {_KEY_TELLS}")
     if signed is None:
-        click.echo("agentfsm: not checked without a checkpoint: whether the end of a journal was cut off", err=True)
+        unchecked.append(f"without a checkpoint: {_CHECKPOINT_TELLS}")
+    else:
+        unchecked.append(f"since the checkpoint, which is of {signed.date:%Y-%m-%d %H:%M:%S} UTC: {_CHECKPOINT_TELLS}")
+    click.echo("\n  ".join(("agentfsm: not checked:", *unchecked)), err=True)
 
 
 def _read_keyring(path: Path | None) -> Keyring | None:

@@ -193,7 +193,10 @@ def test_commands_adopt_and_verify_with_a_key_file_that_only_its_owner_can_read(
         waiting_run(store)
     without = command("verify", "--store", path)
     assert without.exit_code == OPEN
-    assert "not checked without the secret" in without.stderr
+    assert re.fullmatch(
+        r"agentfsm: not checked:\n  without the secret \(.*\): who wrote the records.*\n  without a checkpoint: .*\n",
+        without.stderr,
+    )
     assert command("verify", "--store", path, secret="of the tests").exit_code == OPEN
     other = command("verify", "--store", path, secret="another")
     assert (other.exit_code, "under another secret" in other.stdout) == (3, True)

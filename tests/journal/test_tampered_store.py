@@ -6,10 +6,13 @@ import asyncio
 import json
 import shutil
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from agentfsm import Allow, JournalError, SqliteStore
 from agentfsm.cli.app import app
@@ -136,7 +139,7 @@ def test_an_id_that_changed_its_type_hides_no_other_run(path: Path) -> None:
     )
     result = run_command("verify", "--store", path)
     assert result.exit_code == 1
-    assert [line.split()[1] for line in result.stdout.splitlines()] == ["good,", "TAMPERED", "TAMPERED"]
+    assert [line.split()[1] for line in result.stdout.splitlines()] == ["good,", "TAMPERED", "TAMPERED", "2)"]
     for words, totals in ((["replay"], 1), (["replay", "--json"], 1), (["runs"], 0), (["runs", "--json"], 0)):
         assert len(run_command(*words, "--store", path).stdout.splitlines()) == 3 + totals, words
 
@@ -178,7 +181,11 @@ def test_a_missing_value_is_reported_with_its_record(path: Path) -> None:
 
 def test_a_record_that_is_not_text_is_reported_and_hides_no_other_run(path: Path) -> None:
     forge(path, f"UPDATE journal SET body = x'ff00' {at(RECORD)}", "DELETE FROM run WHERE run_id = 'first'")
-    assert {run: seq for run, (seq, _) in found(path).items()} == {"whole": RECORD, "first": None}
+    assert {run: seq for run, (seq, _) in found(path).items()} == {
+        "whole": RECORD,
+        "first": None,
+        "(run 2)": RECORD,
+    }
 
 
 @pytest.mark.parametrize("column", ["body", "hidden"])
@@ -286,6 +293,42 @@ def test_an_empty_store_is_reported(tmp_path: Path) -> None:
         result = run_command(*words, "--store", tmp_path / "runs.db")
         assert (result.exit_code, result.stdout) == (0, "")
         assert "there is no run" in result.stderr
+    unchecked = run_command("verify", "--store", tmp_path / "runs.db").stderr
+    assert "without a checkpoint: whether records or runs were cut off" in unchecked
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def replaced(path: Path) -> None:
+    path.unlink()
+    with SqliteStore(path) as store:
+        store.claim()
+
+
+def without_tables(path: Path) -> None:
+    forge(path, "DROP TABLE journal", "DROP TABLE run")
+
+
+@pytest.mark.parametrize("clear", [emptied, replaced, without_tables])
+def test_a_store_that_has_lost_everything_is_not_good(
+    path: Path, tmp_path: Path, clear: Callable[[Path], None]
+) -> None:
+    private = ed25519.Ed25519PrivateKey.generate()
+    key, public, note = tmp_path / "key.pem", tmp_path / "public.pem", tmp_path / "note"
+    key.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public.write_bytes(private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    note.write_text(run_command("checkpoint", "--key", key, "--store", path).stdout, "utf-8")
+    clear(path)
+    assert {"first", "whole", "waits"} <= found(path, "--checkpoint", str(note), "--key", str(public)).keys()
+    assert run_command("checkpoint", "--key", key, "--store", path).exit_code == 1
+    with_secret = run_command("verify", "--store", path, secret="of the tests")
+    assert with_secret.exit_code == (1 if clear is without_tables else 3)
+    assert "only a checkpoint can tell whether there was one" in with_secret.stdout
+    without = run_command("verify", "--store", path)
+    assert without.exit_code == (1 if clear is without_tables else 0)
+    assert "there is no run in" in without.stderr
     assert "no suspended run" in run_command("runs", "--status", "suspended", "--store", tmp_path / "runs.db").stderr
 
 

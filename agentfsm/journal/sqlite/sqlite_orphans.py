@@ -22,7 +22,7 @@ _SELECT_FIRST_RECORD = "SELECT CAST(body AS TEXT) FROM journal WHERE key = (? <<
 
 
 def find_schema_changes(path: Path) -> list[VerificationReport]:
-    """One report if the file's tables or triggers are not those of a store, or none.
+    """One report if the file's tables or triggers are not those of a store, or are gone, or none.
 
     Args:
         path: The SQLite file.
@@ -30,7 +30,7 @@ def find_schema_changes(path: Path) -> list[VerificationReport]:
     Raises:
         StoreError: The file cannot be read.
     """
-    db = sqlite_schema.open_reader(path)
+    db = sqlite_schema.open_reader(path, empty=True)
     if db is None:
         return []
     try:
@@ -43,7 +43,7 @@ def find_schema_changes(path: Path) -> list[VerificationReport]:
 
 
 def find_orphans(path: Path) -> list[VerificationReport]:
-    """A report for each run that was deleted, and for each run with a record before its first.
+    """A report for each run that was deleted, with a record before its first, or with a value of another type.
 
     Args:
         path: The SQLite file.
@@ -67,6 +67,9 @@ def find_orphans(path: Path) -> list[VerificationReport]:
             elif not first:
                 reason = "it has a record before its first"
                 reports.append(VerificationReport(f"(run {number})", TAMPERED, count, None, reason))
+        for number, seq in sqlite_schema.wrong_types(db):
+            reason = "a value has another type than every release wrote"
+            reports.append(VerificationReport(f"(run {number})", TAMPERED, 0, seq, reason))
     except sqlite_schema.READ_ERRORS as error:
         raise sqlite_schema.as_store_error(error, path) from error
     finally:

@@ -26,6 +26,7 @@ __all__ = [
     "open_reader",
     "open_writer",
     "rollback",
+    "wrong_types",
 ]
 
 APPLICATION_ID = 0x6166736D
@@ -123,6 +124,28 @@ def _schema_after(*scripts: str) -> set[tuple[str, str, str, str | None]]:
         return set(db.execute(_SELECT_SCHEMA))
 
 
+def wrong_types(db: sqlite3.Connection) -> list[tuple[int, int | None]]:
+    """Number of the run, and of the record if it is in one, of each row with a value of another type than declared.
+
+    SQLite would convert many of them without a word, so the values may be the same.
+
+    Raises:
+        sqlite3.Error: The file cannot be read.
+    """
+    found: list[tuple[int, int | None]] = [(number, None) for number in _rows_with_wrong_types(db, "run")]
+    found += [(key >> 32, key & 0xFFFFFFFF) for key in _rows_with_wrong_types(db, "journal")]
+    return found
+
+
+def _rows_with_wrong_types(db: sqlite3.Connection, table: str) -> list[int]:
+    columns = db.execute(f"PRAGMA table_info({table})").fetchall()
+    wrong = " OR ".join(
+        f"typeof({name}) NOT IN ('{declared.lower()}', '{declared.lower() if required else 'null'}')"
+        for _, name, declared, required, *_ in columns
+    )
+    return [rowid for (rowid,) in db.execute(f"SELECT rowid FROM {table} WHERE {wrong}")]  # noqa: S608  # our own names
+
+
 def open_writer(path: Path, level: SynchronousLevel) -> sqlite3.Connection:
     """A connection that writes to the file, which is created if it does not exist.
 
@@ -148,8 +171,12 @@ def open_writer(path: Path, level: SynchronousLevel) -> sqlite3.Connection:
         raise as_store_error(error, path) from error
 
 
-def open_reader(path: Path) -> sqlite3.Connection | None:
+def open_reader(path: Path, *, empty: bool = False) -> sqlite3.Connection | None:
     """A connection that reads the file, or None if it does not exist or is empty.
+
+    Args:
+        path: The file.
+        empty: Whether to open also a store that has lost its tables.
 
     Raises:
         StoreError: It cannot be read.
@@ -164,7 +191,7 @@ def open_reader(path: Path) -> sqlite3.Connection | None:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
     try:
         db = _read_only(path)
-        if has_tables(db):
+        if has_tables(db) or (empty and _application_id(db) == APPLICATION_ID):
             return db
         db.close()
     except READ_ERRORS as error:
@@ -233,11 +260,15 @@ def has_macs(db: sqlite3.Connection) -> bool:
     return bool(db.execute("PRAGMA user_version").fetchone()[0] != 1)
 
 
+def _application_id(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA application_id").fetchone()[0])
+
+
 def _check_schema(db: sqlite3.Connection, path: Path) -> None:
     """Raise StoreFormatError for the file of another program or of a newer release."""
     if not has_tables(db):
         return
-    application = db.execute("PRAGMA application_id").fetchone()[0]
+    application = _application_id(db)
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if application != APPLICATION_ID:
         raise StoreFormatError(f"{path} is a database of another program")
