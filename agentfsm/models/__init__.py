@@ -12,6 +12,15 @@ from typing import TYPE_CHECKING
 from agentfsm.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
+    from agentfsm.loop.model import (
+        KeepAlive,
+        ReasoningChunk,
+        StreamChunk,
+        StreamingModel,
+        StreamRestart,
+        TextChunk,
+        ToolCallChunk,
+    )
     from agentfsm.models.anthropic import AnthropicMessages
     from agentfsm.models.http_client import HttpOptions
     from agentfsm.models.limits import ConcurrencyLimit, RateLimit
@@ -27,6 +36,7 @@ __all__ = [
     "ConcurrencyLimit",
     "FallbackModel",
     "HttpOptions",
+    "KeepAlive",
     "Limited",
     "ModelSettings",
     "OllamaChat",
@@ -35,6 +45,12 @@ __all__ = [
     "Price",
     "Priced",
     "RateLimit",
+    "ReasoningChunk",
+    "StreamChunk",
+    "StreamRestart",
+    "StreamingModel",
+    "TextChunk",
+    "ToolCallChunk",
     "resolve",
 ]
 
@@ -42,6 +58,9 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
+            "agentfsm.loop.model": (
+                "KeepAlive ReasoningChunk StreamChunk StreamingModel StreamRestart TextChunk ToolCallChunk"
+            ),
             "agentfsm.models.anthropic": "AnthropicMessages",
             "agentfsm.models.http_client": "HttpOptions",
             "agentfsm.models.limits": "ConcurrencyLimit RateLimit",

@@ -206,9 +206,19 @@ def _limited_reply(
 ) -> Awaitable[Reply]:
     """The reply: a whole one within the timeout of the request, a streamed one within the run's time."""
     context.model_requests += 1
-    if stream and context.has_listeners and can_stream(model):
+    if not (stream and context.has_listeners):
+        return timer.run(model.reply(request), request.timeout_s)
+    if can_stream(model):
         return _stream_within_run(context, model.stream(request), model.name, request, timer)
-    return timer.run(model.reply(request), request.timeout_s)
+    return _show_whole(context, timer.run(model.reply(request), request.timeout_s))
+
+
+async def _show_whole(context: Context, whole: Awaitable[Reply]) -> Reply:
+    """A reply that was not streamed; its text is one ``TextDelta``, so whoever shows deltas misses nothing."""
+    reply = await whole
+    if text := _as_text(reply.message.content):
+        context.emit(TextDelta, text=text)
+    return reply
 
 
 async def _stream_within_run(
@@ -235,6 +245,7 @@ async def _stream_reply(
     heartbeat = Timeout(context.run.guardrails.cancel_grace_s / 2)  # before the whole call is
     close: Any = getattr(chunks, "aclose", None)
     now = asyncio.get_running_loop().time
+    shown = False
     limit = request.timeout_s
     deadline = now() + limit
     try:
@@ -242,6 +253,7 @@ async def _stream_reply(
             chunk = await heartbeat.run(anext(chunks, None), deadline - now())
             if chunk is None or isinstance(chunk, Reply):
                 break
+            shown = isinstance(chunk, TextChunk) or (shown and not isinstance(chunk, StreamRestart))
             _emit_chunk(context, chunk)
             if not isinstance(chunk, KeepAlive):
                 limit = request.timeout_s if isinstance(chunk, StreamRestart) else request.heartbeat_s
@@ -254,6 +266,8 @@ async def _stream_reply(
             await close()
     if chunk is None:
         raise TransientProviderError(f"{name}: the stream ended without a reply")
+    if not shown and (text := _as_text(chunk.message.content)):  # the server ignored that a stream was requested
+        context.emit(TextDelta, text=text)
     return chunk
 
 

@@ -40,7 +40,7 @@ from agentfsm.loop.model import (
 from agentfsm.runtime.host import Host
 from agentfsm.testing import FakeClock, ScriptedModel
 from tests.helpers.fake_model_server import ModelOutput, encode_events, stream_events, whole_body
-from tests.helpers.model_clients import WIRES, ByteChunks, ScriptedStream, build_model, hang
+from tests.helpers.model_clients import GOOD_BODIES, WIRES, ByteChunks, ScriptedStream, build_model, hang
 
 
 def agent(model: Any, **limits: Any) -> Agent:
@@ -207,9 +207,16 @@ def test_a_stream_that_raises_something_else_is_a_provider_error() -> None:
     assert events[-1].failure.kind == "provider_error"
 
 
-def test_a_model_without_streaming_emits_the_same_events() -> None:
+def test_a_model_that_does_not_stream_shows_its_whole_text_as_one_delta() -> None:
     events = asyncio.run(watched(agent(ScriptedModel(["Hello"]))))
-    assert kinds(events) == [RunStarted, ModelReplied, RunCompleted]
+    assert kinds(events) == [RunStarted, TextDelta, ModelReplied, RunCompleted]
+    assert [event.text for event in events if isinstance(event, TextDelta)] == ["Hello"]
+
+
+def test_a_server_that_ignores_the_request_for_a_stream_shows_its_whole_text_as_one_delta() -> None:
+    model = build_model("openai", lambda _: httpx.Response(200, json=GOOD_BODIES["openai"]))
+    events = asyncio.run(watched(agent(model)))
+    assert [event.text for event in events if isinstance(event, TextDelta)] == ["hello"]
 
 
 # -- over the wires ----------------------------------------------------------------------------------------

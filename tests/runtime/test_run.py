@@ -16,6 +16,7 @@ from agentfsm import (
     RunResult,
     RunStarted,
     SkipCall,
+    TextDelta,
     ToolStarted,
     Transitioned,
     hook,
@@ -96,7 +97,7 @@ def test_iterating_a_run_gives_every_event_in_order():
     async def play(run: Run) -> None:
         events = await collect_events(run)
         assert [type(e) for e in events if not isinstance(e, Transitioned)] == [
-            RunStarted, ModelReplied, ToolStarted, ToolFinished, ModelReplied, RunCompleted,
+            RunStarted, ModelReplied, ToolStarted, ToolFinished, TextDelta, ModelReplied, RunCompleted,
         ]  # fmt: skip
         assert [e.decision for e in events if isinstance(e, Transitioned)] == list(run.decisions)
         assert {e.run_id for e in events} == {run.run_id}
