@@ -1,14 +1,18 @@
 """The journal sink of a store: entries are appended in order, without waiting, and no error is lost."""
 
 import asyncio
+from collections import Counter
 
 import pytest
 
-from agentfsm import StaleLease, StoreFullError
+from agentfsm import Agent, Host, SqliteStore, StaleLease, StoreFullError
 from agentfsm.errors import JournalError
 from agentfsm.journal.journal_writer import StoreJournal, open_journal
 from agentfsm.journal.memory_store import MemoryStore
-from agentfsm.loop.keys import Keyring
+from agentfsm.journal.sqlite import sqlite_store
+from agentfsm.loop.keys import KeyPurpose, Keyring, SecretKeys
+from agentfsm.testing import ScriptedModel, call
+from tests.helpers.journal_scenarios import add
 
 
 class Failing(MemoryStore):
@@ -134,3 +138,30 @@ def test_a_cancelled_flush_loses_no_entry():
         assert len(store.records("r")) == 2
 
     asyncio.run(live())
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_there_is_one_mac_for_each_record_and_each_append_and_none_without_a_store(stored, tmp_path, monkeypatch):
+    sealed, appended = Counter(), list[int]()
+    seal, append = SecretKeys.seal, sqlite_store.insert_records
+
+    def count_seal(keys, purpose, message):
+        sealed[purpose] += 1
+        return seal(keys, purpose, message)
+
+    def count_append(db, key, records, status):
+        appended.append(len(records))
+        append(db, key, records, status)
+
+    monkeypatch.setattr(SecretKeys, "seal", count_seal)
+    monkeypatch.setattr(sqlite_store, "insert_records", count_append)
+    store = SqliteStore(tmp_path / "runs.db") if stored else None
+
+    async def live():
+        return await Agent(ScriptedModel([call("add", a=1, b=2), "3"]), tools=[add], host=Host(store=store)).run("go")
+
+    assert asyncio.run(live()).ok
+    if store is not None:
+        store.close()
+    expected = {KeyPurpose.record: sum(appended), KeyPurpose.run: len(appended) + 1} if stored else {}
+    assert sealed == expected  # one more: the run is acquired
