@@ -83,6 +83,10 @@ def call(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
             return text_content("told")
         case "pid":
             return text_content(str(os.getpid()))
+        case "strange":
+            return {"content": [{"type": "hologram", "data": "secret-of-the-tool"}]}
+        case "both":
+            return {"content": [{"type": "text", "text": "in words"}], "structuredContent": {"in": "data"}}
         case "structured":
             return {"content": [], "structuredContent": {"a": "a" * 35 + "!"}}
         case _:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 from collections.abc import Awaitable, Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from pydantic import ValidationError
@@ -57,6 +59,9 @@ class World:
 
     def describe(self, descriptions: dict[str, str | None]) -> None:
         (self.folder / "descriptions.json").write_text(json.dumps(descriptions))
+
+    def add_tools(self, definitions: dict[str, dict[str, Any]]) -> None:
+        (self.folder / "schemas.json").write_text(json.dumps(definitions))
 
     def log(self, method: str) -> list[dict[str, Any]]:
         path = self.folder / "log.jsonl"
@@ -155,8 +160,31 @@ def test_every_kind_of_part_is_converted_in_order(world: World) -> None:
         "inside a",
         "[resource file:///b, application/octet-stream, 3 bytes: not shown]",
         "[resource file:///c (c): the third]",
-        '{"n":1}',
     ]
+
+
+@pytest.mark.parametrize(
+    ("prefer", "tool", "result"),
+    [
+        ("text", "both", "in words"),
+        ("structured", "both", '{"in":"data"}'),
+        ("text", "structured", '{"a":"' + "a" * 35 + '!"}'),
+        ("structured", "pid_text", "did pid_text"),
+    ],
+)
+def test_a_result_with_text_and_structured_content_is_passed_on_once(
+    world: World, prefer: Literal["text", "structured"], tool: str, result: str
+) -> None:
+    world.add_tools({tool: {"inputSchema": {"type": "object"}}})
+    assert results(run(world, [call(tool), "ok"], results=prefer)) == [result]
+
+
+def test_a_result_of_an_unknown_type_is_the_error_of_its_call_and_the_server_stays_up(world: World) -> None:
+    world.add_tools({"strange": {"inputSchema": {"type": "object"}}})
+    before, failed, after = results(run(world, [call("pid"), call("strange"), call("pid"), "ok"]))
+    assert after.split()[0] == before
+    assert "a result that is not valid" in failed
+    assert "secret-of-the-tool" not in failed
 
 
 def test_an_image_result_is_sent_to_the_model_as_an_image(world: World) -> None:
@@ -224,7 +252,7 @@ def test_a_servers_patterns_cannot_freeze_the_process(world: World) -> None:
     slow = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}
     anything = {"type": "object"}
     schemas = {"checked": {"inputSchema": slow}, "structured": {"inputSchema": anything, "outputSchema": slow}}
-    (world.folder / "schemas.json").write_text(json.dumps(schemas))
+    world.add_tools(schemas)
     first, second = results(run(world, [call("checked", a="a" * 35 + "!"), call("structured"), "ok"]))
     assert "does not match '^(a+)+$'" in first
     assert "Invalid structured content returned by tool structured: " in second
@@ -239,7 +267,7 @@ def test_a_tool_whose_schema_is_too_large_or_too_deep_is_left_out(
         deep = {"type": "object", "properties": {"a": deep}}
     large = {"type": "object", "description": "x" * 100_000}
     schemas = {"deep": {"inputSchema": deep}, "large": {"inputSchema": {"type": "object"}, "outputSchema": large}}
-    (world.folder / "schemas.json").write_text(json.dumps(schemas))
+    world.add_tools(schemas)
     assert "There is no tool named 'deep'" in results(run(world, [call("deep"), "ok"]))[0]
     lines = [line for line in caplog.messages if "is left out" in line]
     assert ["nested more than 64 deep" in lines[0], "more than 100,000" in lines[1]] == [True, True]
@@ -458,6 +486,44 @@ def test_a_command_that_is_not_an_mcp_server_is_an_error() -> None:
         opened(MCPTools.stdio(sys.executable, ["-c", "print('hello')"]))
 
 
+def test_a_server_that_ends_at_its_start_is_quoted() -> None:
+    many = "for n in range(20): print(n, '\\x1b[31m', file=sys.stderr)"
+    program = f"import sys\n{many}\nsys.exit('no such folder: /data')"
+    with pytest.raises(ConfigurationError) as caught:
+        opened(MCPTools.stdio(sys.executable, ["-c", program]))
+    text = str(caught.value)
+    assert f"{Path(sys.executable).name!r} cannot be started or reached: it has ended" in text
+    assert text.endswith("no such folder: /data")
+    assert text.count("\n") == 10  # the last lines only
+    assert "\x1b" not in text
+
+
+def test_a_server_that_does_not_respond_in_time_is_given_up() -> None:
+    tools = MCPTools.stdio(
+        sys.executable, ["-c", "import time; time.sleep(60)"], settings=MCPSettings(start_timeout=0.2)
+    )
+    with pytest.raises(ConfigurationError, match=r"does not respond within 0\.2 s \(start_timeout\)"):
+        opened(tools)
+
+
+def test_a_server_that_rejects_the_connection_is_named_with_its_status() -> None:
+    class Forbidding(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(403)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the name in the base class
+            """Log nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Forbidding) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        with pytest.raises(ConfigurationError, match="it answered 403 Forbidden"):
+            opened(MCPTools.http(f"http://127.0.0.1:{server.server_address[1]}/mcp"))
+        server.shutdown()
+
+
 def test_an_unreachable_address_error_contains_no_secret() -> None:
     tools = MCPTools.http("http://user:canary@127.0.0.1:9/mcp?key=canary", headers={"Authorization": "canary"})
     assert "canary" not in repr(tools)
@@ -477,9 +543,26 @@ def test_a_selected_tool_that_the_server_does_not_have_is_an_error(world: World)
         opened(world.tools(only=["eco"]))
 
 
-def test_a_prefix_that_makes_a_name_too_long_is_rejected(world: World) -> None:
+def test_a_selected_tool_whose_name_the_prefix_makes_too_long_is_an_error(world: World) -> None:
     with pytest.raises(ToolDefinitionError, match="64 at most"):
-        opened(world.tools(prefix="x" * 62))
+        opened(world.tools(prefix="x" * 62, only=["echo"]))
+
+
+def test_a_bad_tool_is_left_out_and_the_others_work(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.add_tools(
+        {
+            "n" * 65: {"inputSchema": {"type": "object"}},
+            "no_schema": {},
+            "text_schema": {"inputSchema": {"type": "string"}},
+            "odd_description": {"inputSchema": {"type": "object"}, "description": 7},
+            "untyped": {"inputSchema": {}},
+        }
+    )
+    assert results(run(world, [call("untyped"), "ok"])) == ["did untyped"]
+    left_out = [record.getMessage() for record in caplog.records if "is left out" in record.getMessage()]
+    names = ["n" * 65, "no_schema", "text_schema", "odd_description"]
+    assert all(any(repr(name) in text for text in left_out) for name in names)
+    assert not any("untyped" in text for text in left_out)
 
 
 def test_tools_are_available_only_while_the_server_is_open(world: World) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import json
 import mimetypes
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from mcp.types import CallToolResult
     from mcp.types import Tool as Listed
 
-__all__ = ["MCPSettings", "RemoteTool", "definition_pin", "make_remote_tool", "result_content"]
+__all__ = ["MCPSettings", "RemoteTool", "definition_pin", "is_valid_name", "make_remote_tool", "result_content"]
 
 
 class MCPSettings(BaseModel):
@@ -42,6 +41,10 @@ class MCPSettings(BaseModel):
         parallel: Whether calls may run concurrently with other parallel calls.
         recheck: Whether to read the list of tools before each call; if False, only after a restart and when the
             server reports a change of the list.
+        results: What the model gets of a result that has both texts and structured content: the texts (``text``), or
+            the structured content as JSON (``structured``). Images and other parts are passed on in both cases, and a
+            result that has only one of the two is passed on as it is.
+        start_timeout: Seconds for the server to start and respond; one that is installed on its first start takes long.
         files: A folder for results that a model cannot be shown (audio and other binary data); the model gets the
             path. Images are also stored there. Without it, the model only gets a note that there was such a result.
 
@@ -57,6 +60,8 @@ class MCPSettings(BaseModel):
     requires_approval: ApprovalRequirement = False
     parallel: bool = False
     recheck: bool = True
+    results: Literal["text", "structured"] = "text"
+    start_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0
     files: Path | None = None
 
 
@@ -108,8 +113,8 @@ def make_remote_tool(
         ToolDefinitionError: With the prefix its name is too long.
     """
     own = listed.name
-    name = settings.prefix + re.sub(r"[^A-Za-z0-9_-]", "_", own)
-    if not re.fullmatch(rf"[A-Za-z0-9_-]{{1,{MAX_NAME_CHARS}}}", name):
+    name = _model_name(own, settings.prefix)
+    if not is_valid_name(own, settings.prefix):
         raise ToolDefinitionError(
             f"{name!r} is not a valid tool name (letters, digits, '_' and '-', {MAX_NAME_CHARS} at most): choose "
             "another prefix, or select other tools of the server with only=..."
@@ -128,6 +133,15 @@ def make_remote_tool(
         parallel=settings.parallel,
         definition=definition_pin(listed),
     )
+
+
+def _model_name(own: str, prefix: str) -> str:
+    return prefix + re.sub(r"[^A-Za-z0-9_-]", "_", own)
+
+
+def is_valid_name(own: str, prefix: str) -> bool:
+    """Whether the name of a server's tool is valid for models, once it has the prefix."""
+    return re.fullmatch(rf"[A-Za-z0-9_-]{{1,{MAX_NAME_CHARS}}}", _model_name(own, prefix)) is not None
 
 
 def definition_pin(listed: Listed) -> str:
@@ -150,31 +164,31 @@ MAX_IMAGE_CHARS = 5 * 1024 * 1024
 (https://docs.anthropic.com/en/docs/build-with-claude/vision), and then every later request with that image."""
 
 
-async def result_content(result: CallToolResult, files: Path | None) -> str | list[str | Image]:
+async def result_content(
+    result: CallToolResult, files: Path | None, prefer: Literal["text", "structured"] = "text"
+) -> str | list[str | Image]:
     """The parts of a result in order: texts, and images that a model can be shown.
 
-    Structured content is added as JSON, unless a text part contains the same value.
+    Servers send structured content as text, too, often in other words, so only one of the two is passed on.
 
     Args:
         result: The result.
         files: The folder for binary parts, or None to store no files.
+        prefer: Which one, where the result has both.
 
     Returns:
         One text if there are no images.
     """
-    parts = [part for item in result.content for part in await _convert_part(item, files)]
     structured = result.structured_content
-    if structured is not None and not any(_is_same_json(part, structured) for part in parts):
+    items = result.content
+    has_text = any(item.type == "text" for item in items)
+    if structured is not None and prefer == "structured":
+        items, has_text = [item for item in items if item.type != "text"], False
+    parts = [part for item in items for part in await _convert_part(item, files)]
+    if structured is not None and not has_text:
         parts.append(canonical_json(structured))
     texts = [part for part in parts if isinstance(part, str)]
     return parts if len(texts) < len(parts) else "\n".join(texts)
-
-
-def _is_same_json(part: str | Image, value: Any) -> bool:
-    try:
-        return isinstance(part, str) and bool(json.loads(part) == value)
-    except ValueError:
-        return False
 
 
 async def _convert_part(part: Any, files: Path | None) -> list[str | Image]:

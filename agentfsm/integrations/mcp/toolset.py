@@ -9,8 +9,8 @@ whose description or schema has changed is rejected as a ``policy_violation`` (a
 approval and later uses another is a known attack, the "rug pull"). If the server dies, the current call fails with an
 ``environment_error``, and the next call restarts it.
 
-Schemas are evaluated within bounds (``schema_check``). A tool whose schema is too large or nested too deep is left out,
-with a warning in the log.
+Schemas are evaluated within bounds (``schema_check``). A tool whose schema is too large or nested too deep, whose name
+is too long or whose definition is invalid is left out, with a warning in the log.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from agentfsm.integrations.mcp.remote_tool import (
     MCPSettings,
     RemoteTool,
     definition_pin,
+    is_valid_name,
     make_remote_tool,
     result_content,
 )
 from agentfsm.integrations.mcp.schema_check import SchemaCheck, schema_problem
 from agentfsm.integrations.mcp.session import (
-    ClientFactory,
+    HttpServer,
     MCPSession,
+    Server,
     ServerGoneError,
-    http_client_factory,
+    StdioServer,
     require_sdk,
-    stdio_client_factory,
 )
 from agentfsm.loop.messages import Image
 from agentfsm.runtime.tool_execution import to_model_content
@@ -60,10 +61,10 @@ class MCPTools:
         settings: How its tools are used.
     """
 
-    def __init__(self, label: str, connect: ClientFactory, settings: MCPSettings) -> None:
-        self.label = label
+    def __init__(self, server: Server, settings: MCPSettings) -> None:
+        self.label = server.name
         self.settings = settings
-        self._connect = connect
+        self._server = server
         self._pinned: dict[str, str] = {}
         self._outputs: dict[str, SchemaCheck] = {}
         self._tools: tuple[RemoteTool, ...] | None = None
@@ -89,7 +90,7 @@ class MCPTools:
             args: Its arguments.
             env: Environment variables, in addition to a few of this process (``PATH``, ``HOME``...).
             cwd: The working directory.
-            errlog: Receives its stderr; discarded by default.
+            errlog: Receives its stderr. By default the last lines are kept for the error if it does not start.
             settings: How its tools are used.
 
         Raises:
@@ -99,7 +100,7 @@ class MCPTools:
         from mcp import StdioServerParameters
 
         server = StdioServerParameters(command=command, args=list(args), env=dict(env or {}), cwd=cwd)
-        return cls(Path(command).name, stdio_client_factory(server, errlog), settings or MCPSettings())
+        return cls(StdioServer(server, errlog), settings or MCPSettings())
 
     @classmethod
     def http(
@@ -120,7 +121,7 @@ class MCPTools:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigurationError("the address of an MCP server must be an http or https URL with a host")
-        return cls(parts.hostname, http_client_factory(url, dict(headers or {})), settings or MCPSettings())
+        return cls(HttpServer(url, parts.hostname, dict(headers or {})), settings or MCPSettings())
 
     # -- the tools ------------------------------------------------------------------------------------
 
@@ -129,14 +130,17 @@ class MCPTools:
 
         Raises:
             ConfigurationError: It cannot be started or reached, or does not have a tool in ``settings.only``.
-            agentfsm.errors.ToolDefinitionError: A tool's name is not valid for models.
+            agentfsm.errors.ToolDefinitionError: The name of a tool in ``settings.only`` is not valid for models.
         """
         if self._session is not None:
             raise ConfigurationError(f"the MCP server {self.label!r} is already open")
         try:
             listed = await self._open()
         except ServerGoneError as error:
-            raise ConfigurationError(f"the MCP server {self.label!r} cannot be started or reached: {error}") from error
+            said = self._server.diagnosis()
+            raise ConfigurationError(
+                f"the MCP server {self.label!r} cannot be started or reached: {error}{said}"
+            ) from error
         try:
             only = self.settings.only
             names = [t.name for t in listed]
@@ -176,14 +180,12 @@ class MCPTools:
 
     def _is_usable(self, listed: Listed) -> bool:
         problem = schema_problem(listed.input_schema) or schema_problem(listed.output_schema)
-        if problem:
-            logger.warning(
-                "the tool %r of the MCP server %r is left out, because of its schema: %s",
-                listed.name,
-                self.label,
-                problem,
-            )
-        return not problem
+        why = f"because of its schema: {problem}" if problem else ""
+        if not problem and self.settings.only is None and not is_valid_name(listed.name, self.settings.prefix):
+            why = f"because its name is too long with the prefix {self.settings.prefix!r}"
+        if why:
+            logger.warning("the tool %r of the MCP server %r is left out, %s", listed.name, self.label, why)
+        return not why
 
     # -- a call -----------------------------------------------------------------------------------------
 
@@ -203,7 +205,7 @@ class MCPTools:
             await self._disconnect(session)
             text = f"the MCP server {self.label!r} is gone: {error}; the next call reconnects, without its state"
             raise ToolError(text, kind="environment_error") from error
-        parts = await result_content(result, self.settings.files)
+        parts = await result_content(result, self.settings.files, self.settings.results)
         if result.is_error:
             raise ToolError(to_model_content(parts)[0] or "the tool failed and gave no reason")
         if (check := self._outputs.get(name)) is not None:
@@ -244,7 +246,7 @@ class MCPTools:
         return session
 
     async def _open(self) -> list[Listed]:
-        session = self._session = MCPSession(lambda: self._connect(self._on_message))
+        session = self._session = MCPSession(self._server, self._on_message, self.settings.start_timeout)
         try:
             await session.open()
             self._changed = False
