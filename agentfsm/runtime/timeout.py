@@ -130,11 +130,13 @@ class Timeout:
         limit = loop.time() + seconds
         self._expired = self._abandoned = False
         self._task, self._cancelling = task, task.cancelling()
-        steps = self._keep_value(inner)
+        steps: Any = self._keep_value(inner)
+        value: T
         try:
             waiting = next(steps, _ENDED)
             if waiting is _ENDED:  # a coroutine that never waits needs no timer
-                return self._take_value()
+                value = self._take_value()
+                return value
             self._start(loop, limit)
             while waiting is not _ENDED:
                 error: BaseException | None = None
@@ -157,7 +159,8 @@ class Timeout:
                 waiting = next(steps, _ENDED) if error is None else _throw(steps, error)
                 if self._in_grace and task.cancelling() <= self._cancelling:  # a timeout inside the coroutine: handled
                     self._end_grace()
-            return self._take_value()
+            value = self._take_value()
+            return value
         except asyncio.CancelledError as error:
             if self._requested and task.cancelling() - self._requested <= self._cancelling:  # nobody else cancels it
                 raise TimeLimitError(seconds, self._describe_abandonment()) from error
