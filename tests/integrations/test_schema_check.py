@@ -67,6 +67,49 @@ def test_a_schema_that_takes_too_much_work_accepts_nothing(schema: dict[str, Any
         assert reasons(schema, value) == TOO_MUCH
 
 
+NAMES = [f"k{n}" for n in range(1_000)]
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"items": {"not": {"enum": list(range(15_000))}}}, [-1] * 2_000),
+        ({"items": {"anyOf": [{"required": NAMES}]}}, [{}] * 1_000),
+        ({"items": {"properties": dict.fromkeys(NAMES, True)}}, [{}] * 2_000),
+        ({"anyOf": [{"type": "string"}] * 500}, [1] * 200_000),
+        ({"anyOf": [{"uniqueItems": True}] * 500}, ["x" * 1_000] * 100),
+        ({"anyOf": [{"items": True, "type": "string"}] * 500}, [1] * 200_000),
+    ],
+    ids=["enum", "required", "properties", "quoted in errors", "unique", "nothing to check"],
+)
+def test_work_that_grows_with_the_schema_and_the_value_is_bounded(schema: dict[str, Any], value: object) -> None:
+    assert schema_problem(schema) == ""
+    assert reasons(schema, value) == TOO_MUCH
+
+
+@pytest.mark.parametrize("reference", ["#nowhere", "http://x/y", "#/$defs/k1/type", "#/$defs/k1/0", "other#/x", "#a"])
+@pytest.mark.parametrize("keyword", ["$ref", "$dynamicRef"])
+def test_a_reference_that_is_not_a_pointer_to_a_schema_is_not_searched_for(keyword: str, reference: str) -> None:
+    schema = {"items": {keyword: reference}, "$defs": {name: {"$anchor": name} for name in NAMES[:100]}}
+    with patch("referencing.Registry.crawl", lambda *_: pytest.fail("a search through the schema")):
+        assert reasons(schema, [1] * 500) == []
+
+
+def test_pointers_are_followed_as_in_the_standard() -> None:
+    text = {"type": "string"}
+    schema = {"$defs": {"a/b": text, "e%f g": text}, "default": {"c~d": [text]}, "anyOf": [text, True]}
+    for pointer in ("#/$defs/a~1b", "#/default/c~0d/0", "#/$defs/e%25f%20g", "#/anyOf/0"):
+        assert reasons({**schema, "items": {"$ref": pointer}}, [1]) == ["1 is not of type 'string'"]
+
+
+@pytest.mark.parametrize(
+    "part", [{"required": 5}, {"properties": 3}, {"type": {"a": 1}}, {"minimum": "x"}, {"enum": 1}]
+)
+def test_a_reference_to_a_part_that_is_no_schema_ends_no_run(part: dict[str, Any]) -> None:
+    (reason,) = reasons({"default": part, "items": {"$ref": "#/default"}}, [{"a": 1}, 1])[:1]
+    assert reason
+
+
 def test_a_pattern_is_not_matched_against_text_without_end() -> None:
     pytest.importorskip("re2")
     assert reasons({"pattern": "([a-z]?){200}Q"}, "a" * 5_000_000) == TOO_MUCH

@@ -2,9 +2,10 @@
 
 Regular expressions are evaluated by RE2 in linear time, never by ``re``, which can take exponential time and holds the
 interpreter meanwhile. One that RE2 does not know (look-around, backreferences) is not evaluated: the value is checked
-without it. Everything else counts against ``MAX_STEPS``. Remote references are never fetched, ``format`` is not
-checked, and ``unevaluatedProperties`` and ``unevaluatedItems`` are ignored. A server has to check its arguments itself;
-this check tells the model early what is wrong.
+without it. Everything else counts against ``MAX_STEPS``. References are followed only within the schema, by JSON
+pointer (``#/$defs/a``): to find any other would take time that grows with the schema, and none is ever fetched.
+``format`` is not checked, and ``unevaluatedProperties`` and ``unevaluatedItems`` are ignored. A server has to check
+its arguments itself; this check tells the model early what is wrong.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from functools import cached_property
 from importlib import import_module
 from itertools import islice
 from typing import Any
+from urllib.parse import unquote
 
 from agentfsm.loop.canonical_json import canonical_json
 
@@ -27,8 +29,14 @@ MAX_SCHEMA_DEPTH = 64
 """Maximum nesting of a schema."""
 
 MAX_STEPS = 20_000
-"""Maximum steps of one check, of 10 to 70 µs each: keywords evaluated, and 10,000 characters times instructions of
-regular expressions."""
+"""Maximum steps of one check, of 10 to 70 µs each: keywords evaluated, ``ITEMS_PER_STEP`` of their members or of those
+of the value, 1,000 characters of an error, and 10,000 characters times instructions of regular expressions."""
+
+ITEMS_PER_STEP = 32
+"""Members of a list or object that one step may look at."""
+
+CHARS_PER_STEP = 1_000
+"""Characters of text that one step may write: an error quotes the value that it is about."""
 
 MAX_ERRORS = 20
 """Maximum number of errors that one check reports."""
@@ -102,7 +110,7 @@ class SchemaCheck:
             return [(tuple(e.absolute_path), e.message) for e in islice(validator.iter_errors(value), MAX_ERRORS)]
         except (_TooMuchWorkError, RecursionError):
             return [((), "the schema takes too much work to evaluate, so nothing is accepted")]
-        except (ArithmeticError, ValueError) as error:
+        except Exception as error:  # of a part that a reference leads to and that is no schema, or of numbers
             return [((), f"the schema cannot be evaluated: {type(error).__name__}")]
 
     @cached_property
@@ -113,11 +121,15 @@ class SchemaCheck:
             kind = jsonschema.validators.validator_for(self._schema, default=jsonschema.Draft202012Validator)
         except (TypeError, AttributeError, ValueError):  # ``$schema`` is not a URI
             return None
-        bounded = jsonschema.validators.extend(
-            kind, {name: self._counted(check) for name, check in {**kind.VALIDATORS, **self._own()}.items()}
-        )
+
+        def counted(checks: Mapping[str, Any]) -> Any:
+            return jsonschema.validators.extend(kind, {name: self._counted(each) for name, each in checks.items()})
+
+        bounded = counted({**kind.VALIDATORS, **self._own(), **self._references()})
         self._steps.left = MAX_STEPS
-        rules = bounded(kind.META_SCHEMA, registry=import_module("jsonschema_specifications").REGISTRY)
+        rules = counted({**kind.VALIDATORS, **self._own()})(
+            kind.META_SCHEMA, registry=import_module("jsonschema_specifications").REGISTRY
+        )
         try:
             if next(rules.iter_errors(self._schema), None) is not None:
                 return None
@@ -126,16 +138,21 @@ class SchemaCheck:
         return bounded(self._schema, registry=registry)
 
     def _counted(self, check: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
-        unresolvable = import_module("referencing.exceptions").Unresolvable
-
         def counted(validator: Any, keyword: Any, value: Any, schema: Any) -> Iterator[Any]:
-            self._steps.spend()
-            try:
-                yield from check(validator, keyword, value, schema) or ()
-            except unresolvable:  # a reference that only the server can resolve
-                return
+            self._steps.spend(1 + (_members(keyword) + _members(value)) // ITEMS_PER_STEP)
+            for error in check(validator, keyword, value, schema) or ():
+                self._steps.spend(1 + len(error.message) // CHARS_PER_STEP)
+                yield error
 
         return counted
+
+    def _references(self) -> dict[str, Callable[..., Any]]:
+        return dict.fromkeys(("$ref", "$dynamicRef", "$recursiveRef"), self._reference)
+
+    def _reference(self, validator: Any, reference: Any, value: Any, schema: Any) -> Iterator[Any]:
+        target = _at_pointer(self._schema, reference) if isinstance(reference, str) else None
+        if isinstance(target, dict | bool):  # any other only the server can resolve
+            yield from validator.descend(value, target)
 
     def _own(self) -> dict[str, Callable[..., Any]]:
         return {
@@ -182,8 +199,32 @@ class SchemaCheck:
                 yield _error(f"Additional properties are not allowed ({name!r} was unexpected)")
 
     def _unique(self, validator: Any, unique: Any, value: Any, schema: Any) -> Iterator[Any]:
-        if unique and validator.is_type(value, "array") and len(set(map(canonical_json, value))) < len(value):
-            yield _error("its items are not unique")
+        if unique and validator.is_type(value, "array"):
+            texts = [canonical_json(item) for item in value]
+            self._steps.spend(sum(map(len, texts)) // CHARS_PER_STEP)
+            if len(set(texts)) < len(value):
+                yield _error("its items are not unique")
+
+
+def _members(value: object) -> int:
+    return len(value) if isinstance(value, dict | list) else 0  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _at_pointer(schema: object, reference: str) -> object:
+    """What a JSON pointer in a URI fragment leads to (https://www.rfc-editor.org/rfc/rfc6901#section-6), or None."""
+    fragment = unquote(reference.removeprefix("#"))
+    if not reference.startswith("#") or (fragment and not fragment.startswith("/")):
+        return None
+    found: Any = schema
+    for token in fragment.split("/")[1:]:
+        name = token.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, dict):
+            found = found.get(name)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):  # pyright: ignore[reportUnknownArgumentType]
+            found = found[int(name)]  # pyright: ignore[reportUnknownVariableType]
+        else:
+            return None
+    return found  # pyright: ignore[reportUnknownVariableType]
 
 
 def _accept(*_: object) -> tuple[()]:
