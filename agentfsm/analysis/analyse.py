@@ -345,6 +345,7 @@ def _check_end_reachable(checker: ModelChecker, text: str = END_REACHABLE) -> Ve
     ending = {config for config in search.nodes if config[0] in space.finals}
     todo = list(ending)
     while todo:
+        space.meter.work()
         for before in predecessors.get(todo.pop(), ()):
             if before not in ending:
                 ending.add(before)

@@ -17,7 +17,7 @@ from agentfsm.errors import ConfigurationError
 __all__ = ["AnalysisLimitError", "AnalysisLimits", "Meter"]
 
 READ_CLOCK_EVERY = 512
-"""The clock is read once for so many configurations."""
+"""The clock is read once for so many configurations and steps."""
 
 
 class AnalysisLimitError(Exception):
@@ -32,7 +32,8 @@ class AnalysisLimits:
         max_configurations: The most configurations (and moves between them) that one search may keep. A million of
             them take about 400 MB.
         max_seconds: The most seconds that the analysis may take in all.
-        clock: What tells the time, in seconds.
+        clock: What tells the time, in seconds; by default processor time, so that a busy machine decides as much as an
+            idle one.
 
     Raises:
         ConfigurationError: A limit is not greater than zero.
@@ -40,7 +41,7 @@ class AnalysisLimits:
 
     max_configurations: int = 600_000
     max_seconds: float = 15.0
-    clock: Callable[[], float] = time.perf_counter
+    clock: Callable[[], float] = time.thread_time
 
     def __post_init__(self) -> None:
         for name in ("max_configurations", "max_seconds"):
@@ -72,8 +73,22 @@ class Meter:
             AnalysisLimitError: A limit is reached.
         """
         self.visited += amount
+        if self.visited >= self._next_check:
+            self._check()
+
+    def work(self, amount: int = 1) -> None:
+        """Count steps that visit nothing new, such as a pass over what was visited: only time limits them.
+
+        Raises:
+            AnalysisLimitError: The time is up.
+        """
+        self._next_check -= amount
+        if self.visited >= self._next_check:
+            self._check()
+
+    def _check(self) -> None:
         limits = self._limits
-        if limits is None or self.visited < self._next_check:
+        if limits is None:
             return
         self._next_check = min(self.visited + READ_CLOCK_EVERY, self._cap + 1)
         if self.visited > self._cap:

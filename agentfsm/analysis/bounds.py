@@ -240,6 +240,7 @@ class _BoundsComputation:
         rest: PathSummary,
     ) -> _HubSuccessor:
         graph = self._accelerated
+        graph.space.meter.work()
         shift = graph.no_shift if rest.node is None else graph.compose_shifts(first.shift, rest.shift)
         if (rest.node, shift) not in successors:
             hub = -1 if rest.node is None else self._hub(rest.node)

@@ -263,7 +263,9 @@ class AcceleratedGraph:
             else:
                 self._summarize(step.node, above | {node})
                 first = PathSummary(step.node, step.shift, step.cost, (step.row,))
-                segments += [self.join(first, each) for each in self._summaries[step.node]]
+                rest = self._summaries[step.node]
+                self.space.meter.work(len(rest))
+                segments += [self.join(first, each) for each in rest]
         best = self._summaries[node] = _best_summaries(segments)
         self.space.meter.count(sum(1 + len(each.rows) // ROWS_PER_CONFIGURATION for each in best))
 
@@ -288,6 +290,7 @@ class AcceleratedGraph:
             waits = here[0][0] in self.space.waits
             for step in self.moves(here[0]):
                 then = (step.node, self.compose_shifts(here[1], step.shift))
+                self.space.meter.work()
                 edges.append((here, then, step.cost))
                 old = reached.get(then)
                 if old is None:
@@ -310,7 +313,7 @@ class AcceleratedGraph:
         most: dict[tuple[Configuration, CounterShift], Cost] = {start: (0, 0, 0)}
         for _ in range(len(nodes) + 1):
             changed = False
-            self.space.meter.count()
+            self.space.meter.work(1 + len(edges))
             for here, then, cost in edges:
                 if here not in most:
                     continue

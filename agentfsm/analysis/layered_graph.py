@@ -9,7 +9,7 @@ that of visiting each.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -90,6 +90,7 @@ class LayeredGraph(Generic[N, E]):
         start: The layer and the node from which the search starts.
         last: The last layer.
         reach: The most layers that an edge leads ahead.
+        meter: Counts the nodes that are visited.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class LayeredGraph(Generic[N, E]):
         self.reach = 0
         self._edges_of = edges_of
         self._changes = changes
-        self._meter = meter
+        self.meter = meter
         self._firsts: list[int] = []
         self._layers: list[_Layer[N, E]] = []  # each stands for all layers up to the next that is kept
         self._search()
@@ -162,7 +163,7 @@ class LayeredGraph(Generic[N, E]):
         layer = _Layer[N, E](predecessors=found)
         for node in (todo := list(found)):
             edges = layer.edges[node] = self._edges_of(at, node)
-            self._meter.count(1 + len(edges) // EDGES_PER_CONFIGURATION)
+            self.meter.count(1 + len(edges) // EDGES_PER_CONFIGURATION)
             for edge in edges:
                 if edge.node is None or not edge.followed:
                     continue
@@ -192,6 +193,7 @@ class LongestPaths(Generic[N, E]):
 
     Raises:
         UnboundedError: There is a cycle that costs something.
+        AnalysisLimitError: The time of the graph's meter is up.
 
     Attributes:
         from_start: The maximum of each cost over the paths from the start.
@@ -206,6 +208,7 @@ class LongestPaths(Generic[N, E]):
         entry_cost_of: Callable[[E], Cost | None] = lambda label: None,
     ) -> None:
         self._graph = graph
+        self._meter = graph.meter
         self._values: dict[int, dict[N, Cost]] = {}
         self._firsts: list[int] = []  # in falling order, as the maxima are computed
         self._choices: list[dict[N, LayeredEdge[N, E] | None]] = []
@@ -213,8 +216,8 @@ class LongestPaths(Generic[N, E]):
         self.most = NO_COST
         self.entry: tuple[int, N, LayeredEdge[N, E]] | None = None
         for first, last, edges in graph.ranges():
-            candidates = {n: _with_costs(each, cost_of) for n, each in edges.items()}
-            entries = {n: _with_costs(each, entry_cost_of) for n, each in edges.items()}
+            candidates = {n: self._with_costs(each, cost_of) for n, each in edges.items()}
+            entries = {n: self._with_costs(each, entry_cost_of) for n, each in edges.items()}
             self._solve_range(first, last, candidates, entries)
         start, node = graph.start
         self.from_start = self._values[start][node]
@@ -264,6 +267,7 @@ class LongestPaths(Generic[N, E]):
         values: dict[N, Cost] = {}
         choices: dict[N, LayeredEdge[N, E] | None] = {}
         for node, each in candidates.items():
+            self._meter.work(1 + len(each))
             most = model = tool = longest_first = 0
             choice: LayeredEdge[N, E] | None = None
             for (moves, models, tools), edge in each:
@@ -295,7 +299,7 @@ class LongestPaths(Generic[N, E]):
                     edges.append((edge.node, cost))
                 else:
                     edges.append((None, add_costs(cost, self._values[after][edge.node])))
-        return _max_path_costs(edges_of)
+        return _max_path_costs(edges_of, self._meter)
 
     def _alike(self, layer: int, candidates: _Candidates[N, E], growth: Mapping[N, Cost]) -> int:
         """How many earlier layers of a range certainly grow as this layer and those within reach of it did.
@@ -326,6 +330,13 @@ class LongestPaths(Generic[N, E]):
                     return 0
         return certain
 
+    def _with_costs(
+        self, edges: Sequence[LayeredEdge[N, E]], cost_of: Callable[[E], Cost | None]
+    ) -> list[tuple[Cost, LayeredEdge[N, E]]]:
+        self._meter.work(1 + len(edges))
+        costs = ((cost_of(edge.label), edge) for edge in edges)
+        return [(cost, edge) for cost, edge in costs if cost is not None]
+
     def _note_entries(self, layer: int, entries: _Candidates[N, E]) -> None:
         longest, found = -1, None
         for node, each in entries.items():
@@ -337,13 +348,6 @@ class LongestPaths(Generic[N, E]):
                 self.most = elementwise_max(self.most, cost)
         if found is not None and longest >= self._longest_entry:  # of equal ones the nearest to the start
             self._longest_entry, self.entry = longest, found
-
-
-def _with_costs(
-    edges: Iterable[LayeredEdge[N, E]], cost_of: Callable[[E], Cost | None]
-) -> list[tuple[Cost, LayeredEdge[N, E]]]:
-    costs = ((cost_of(edge.label), edge) for edge in edges)
-    return [(cost, edge) for cost, edge in costs if cost is not None]
 
 
 def _has_edges_within(candidates: _Candidates[N, E]) -> bool:
@@ -359,7 +363,7 @@ def _grown(cost: Cost, growth: Cost, times: int) -> Cost:
     return (cost[0] + growth[0] * times, cost[1] + growth[1] * times, cost[2] + growth[2] * times)
 
 
-def _max_path_costs(edges_of: Mapping[N, Sequence[tuple[N | None, Cost]]]) -> dict[N, Cost]:
+def _max_path_costs(edges_of: Mapping[N, Sequence[tuple[N | None, Cost]]], meter: Meter) -> dict[N, Cost]:
     """The maximum of each cost over all paths from each node.
 
     Tarjan's algorithm finds the strongly connected components, sinks first. All nodes of a component have the
@@ -367,9 +371,11 @@ def _max_path_costs(edges_of: Mapping[N, Sequence[tuple[N | None, Cost]]]) -> di
 
     Args:
         edges_of: The successors of each node with their costs; a successor of None is an end.
+        meter: Counts the edges.
 
     Raises:
         UnboundedError: There is a cycle that costs something.
+        AnalysisLimitError: The meter's time is up.
     """
     index: dict[N, int] = {}
     low: dict[N, int] = {}
@@ -381,6 +387,7 @@ def _max_path_costs(edges_of: Mapping[N, Sequence[tuple[N | None, Cost]]]) -> di
             node, place = stack.pop()
             edges = edges_of[node]
             if place == 0:
+                meter.work(1 + len(edges))
                 index[node] = low[node] = len(index)
                 component_stack.append(node)
             else:

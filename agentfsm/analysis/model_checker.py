@@ -265,6 +265,7 @@ def is_feasible_in(space: StateSpace, trace: Trace, start: Iterable[Configuratio
 
 def _after_row(space: StateSpace, configurations: set[Configuration], place: int) -> set[Configuration]:
     space.meter.count()
+    space.meter.work(len(configurations))
     return {after for config in configurations for row, after in space.moves(config) if row == place}
 
 
@@ -391,7 +392,7 @@ def _shortest_lasso(space: StateSpace) -> Trace | None:
     order = list(search)
     resting = space.waits | space.finals
     inner = {c: [m for m in space.moves(c) if m[1][0] not in resting] for c in order if c[0] not in resting}
-    cyclic = _configurations_on_cycles(inner)
+    cyclic = _configurations_on_cycles(inner, space.meter)
     best: Trace | None = None
     for config in order:  # nearest first
         if config not in cyclic:
@@ -420,13 +421,16 @@ def _shortest_cycle(
     return ()
 
 
-def _configurations_on_cycles(moves: dict[Configuration, list[tuple[int, Configuration]]]) -> set[Configuration]:
+def _configurations_on_cycles(
+    moves: dict[Configuration, list[tuple[int, Configuration]]], meter: Meter
+) -> set[Configuration]:
     """The configurations left after removing, again and again, those without successors or predecessors."""
     remaining = set(moves)
     for forward in (True, False):
         edges: dict[Configuration, list[Configuration]] = {c: [] for c in remaining}
         degree = dict.fromkeys(remaining, 0)
         for config in remaining:
+            meter.work(1 + len(moves[config]))
             for _, after in moves[config]:
                 if after in remaining:
                     source, target = (config, after) if forward else (after, config)

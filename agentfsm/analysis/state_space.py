@@ -214,6 +214,7 @@ class StateSpace:
             AnalysisLimitError: The meter's limit is reached.
         """
         known = self._moves.get(config)
+        self.meter.work()
         if known is None:
             moves, used = self._compute_moves(config)
             known = self._moves[config] = (tuple(moves), tuple(used))

@@ -9,6 +9,7 @@ import pytest
 
 from agentfsm.analysis import AnalysisLimits, analyse, must_pass
 from agentfsm.analysis.analysis_limits import AnalysisLimitError, Meter
+from agentfsm.analysis.layered_graph import LayeredEdge, LayeredGraph, LongestPaths
 from agentfsm.errors import ConfigurationError
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.transition_table import LOOP
@@ -68,9 +69,39 @@ def test_a_search_counts_what_it_visits_and_each_search_has_its_own_count() -> N
     assert meter.visited == 22
 
 
+def test_passes_over_what_was_visited_end_with_the_time_and_have_no_other_limit() -> None:
+    now = 0.0
+    meter = Meter(AnalysisLimits(max_configurations=10, max_seconds=5, clock=lambda: now))
+    with meter.search():
+        meter.count(5)
+        meter.work(10**6)
+        now = 6.0
+        with pytest.raises(AnalysisLimitError, match="explored 5 configurations until its time was up"):
+            meter.work(10**6)
+    assert meter.visited == 5
+
+
+@pytest.mark.parametrize("layers", [0, 1_000])
+def test_longest_paths_end_with_the_time_after_their_graph_was_found_in_time(layers: int) -> None:
+    """By hand: 1,001 nodes, each with two edges to later ones, all in one layer, or in a layer each."""
+
+    def edges(layer: int, node: int) -> list[LayeredEdge[int, int]]:
+        after = [node + 1, node + 2] if node < 1_000 else []
+        return [LayeredEdge(min(layers, 1), each, 1, followed=True) for each in after]
+
+    now = 0.0
+    meter = Meter(AnalysisLimits(max_seconds=5, clock=lambda: now))
+    with meter.search():
+        graph = LayeredGraph((0, 0), edges, layers, range(layers), meter)
+        now = 6.0
+        with pytest.raises(AnalysisLimitError, match="until its time was up"):
+            LongestPaths(graph, lambda cost: (cost, 0, 0))
+
+
 def test_a_meter_without_limits_never_stops() -> None:
     meter = Meter()
     meter.count(10**9)
+    meter.work(10**9)
     assert meter.visited == 10**9
 
 
