@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -117,7 +117,7 @@ class StdioServer:
 
 
 @contextmanager
-def _line_reader(lines: deque[str]) -> Iterator[TextIO]:
+def _line_reader(lines: deque[str]) -> Generator[TextIO]:
     """A file whose lines are added to ``lines`` until every process that writes to it has closed it."""
     read_end, write_end = os.pipe()
 
