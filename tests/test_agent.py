@@ -319,7 +319,7 @@ def test_runs_of_one_agent_do_not_disturb_each_other():
     assert first.run_id != second.run_id
 
 
-# -- run_sync -----------------------------------------------------------------------------------------
+# -- run_sync, resume_sync, notebooks ---------------------------------------------------------------------------
 
 
 def test_run_sync_gives_the_result_where_no_loop_runs():
@@ -329,14 +329,31 @@ def test_run_sync_gives_the_result_where_no_loop_runs():
     assert agent.run_sync("more", message_history=first.messages).output == "again"
 
 
-def test_run_sync_in_a_running_loop_is_an_error():
+def test_a_run_is_started_under_its_id_and_resumed_without_a_loop():
+    agent = paying()
+    first = agent.run_sync("go", run_id="mine")
+    assert first.run_id == "mine"
+    assert isinstance(first.outcome, UserInputRequested)
+    result = agent.resume_sync(first.outcome.suspension_record, Allow(), by="ann")
+    assert (result.run_id, result.output) == ("mine", "done")
+
+
+def test_the_methods_without_a_loop_are_an_error_in_a_running_one():
     agent, _ = scripted_agent("done")
 
     async def scene() -> None:
-        with pytest.raises(RunError, match="use 'await agent"):
+        with pytest.raises(RunError, match=r"use 'await agent\.run"):
             agent.run_sync("go")
+        with pytest.raises(RunError, match=r"use 'await agent\.resume"):
+            agent.resume_sync("record")
 
     asyncio.run(scene())
+
+
+def test_a_notebook_shows_the_path_of_a_result_and_the_picture_of_a_graph():
+    agent, _ = scripted_agent("done")
+    result = agent.run_sync("go")
+    assert result._repr_svg_() == result.diagram() != agent.graph._repr_svg_() == agent.graph.diagram()
 
 
 # -- resuming -----------------------------------------------------------------------------------------

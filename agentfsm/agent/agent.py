@@ -165,21 +165,38 @@ class Agent:
         )
 
     def run_sync(
-        self, prompt: str, *, message_history: Sequence[Message] = (), session_id: str = "", actor: Any = None
+        self,
+        prompt: str,
+        *,
+        message_history: Sequence[Message] = (),
+        session_id: str = "",
+        run_id: str | None = None,
+        actor: Any = None,
     ) -> RunResult:
         """Run to the end and return the result, from code that has no running event loop.
 
-        Raises:
-            RunError: An event loop is running in this thread; await ``agent.run`` there.
-        """
-        import asyncio
+        The arguments are those of ``run``.
 
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            run = self.run(prompt, message_history=message_history, session_id=session_id, actor=actor)
-            return asyncio.run(_await_result(run))
-        raise RunError("run_sync cannot be used inside a running event loop: use 'await agent.run(...)' there")
+        Raises:
+            RunError: An event loop is running in this thread, as in a notebook; await ``agent.run`` there.
+        """
+        _check_no_loop("run_sync", "agent.run")
+        return _complete(
+            self.run(prompt, message_history=message_history, session_id=session_id, run_id=run_id, actor=actor)
+        )
+
+    def resume_sync(
+        self, record: SuspensionRecord | str, reply: HumanInput | None = None, *, to: str | None = None, by: Any = None
+    ) -> RunResult:
+        """Resume a run to its end and return the result, from code that has no running event loop.
+
+        The arguments and the other errors are those of ``resume``.
+
+        Raises:
+            RunError: An event loop is running in this thread, as in a notebook; await ``agent.resume`` there.
+        """
+        _check_no_loop("resume_sync", "agent.resume")
+        return _complete(self.resume(record, reply, to=to, by=by))
 
     def resume(
         self, record: SuspensionRecord | str, reply: HumanInput | None = None, *, to: str | None = None, by: Any = None
@@ -302,5 +319,21 @@ class Agent:
         return f"Agent({self._config.model.name!r}, tools={sorted(self._config.tools)}, graph={self.graph.name!r})"
 
 
-async def _await_result(run: Run) -> RunResult:
-    return await run
+def _check_no_loop(method: str, instead: str) -> None:
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RunError(f"{method} cannot be used inside a running event loop: use 'await {instead}(...)' there")
+
+
+def _complete(run: Run) -> RunResult:
+    """The result of a run, in a new event loop."""
+    import asyncio
+
+    async def result() -> RunResult:
+        return await run
+
+    return asyncio.run(result())

@@ -173,6 +173,9 @@ class Graph:
         """
         return cast("str", _reader("diagram")(self, format))
 
+    _repr_svg_ = diagram
+    """What a notebook shows."""
+
     def analyse(self, *properties: Any, guardrails: Any = None) -> Any:
         """What can be proved about the graph, as an ``agentfsm.analysis.Analysis``.
 

@@ -151,6 +151,11 @@ class RunResult:
         return [] if self._read_journal is None else self._read_journal()
 
     @property
+    def run_id(self) -> str:
+        """The run's id, by which its store finds it."""
+        return self.run_state.run_id
+
+    @property
     def ok(self) -> bool:
         """Whether the run completed with an answer (``outcome`` is ``RunCompleted``)."""
         return isinstance(self.outcome, RunCompleted)
@@ -183,6 +188,10 @@ class RunResult:
 
         path = RunPath.from_ids((d.transition.id for d in self.decisions), self.run_state.state)
         return diagram(self.graph, format, overlay=path)
+
+    def _repr_svg_(self) -> str:
+        """What a notebook shows: the picture of the run's path."""
+        return self.diagram()
 
 
 def ending_event(run: RunState) -> tuple[type[Ending], dict[str, Any]]:
