@@ -311,9 +311,10 @@ def on_outcome(run: RunState, outcome: o.Outcome | None, duration_s: float = 0.0
 
 
 def _on_pre_step_done(run: RunState, outcome: o.PreStepDone) -> None:
-    limit = run.guardrails.max_execution_time_s
-    if limit is not None and run.guardrails.finalize_grace_s and not run.final_turn and run.elapsed_s >= limit:
-        run.final_turn = "now"
+    if run.guardrails.finalize_grace_s and not run.final_turn:
+        limit = run.guardrails.max_execution_time_s
+        if limit is not None and run.elapsed_s >= limit:
+            run.final_turn = "now"
     if outcome.recalled:
         _add_recalled(run, outcome.recalled)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 from agentfsm.loop import prompts
@@ -29,10 +29,12 @@ def charge(run: RunState, usage: Usage | None, model_calls: int) -> None:
     run.counters["iterations"] = run.iterations + model_calls
 
 
-def open_batch(run: RunState, calls: Iterable[ToolCall]) -> None:
+def open_batch(run: RunState, calls: Collection[ToolCall]) -> None:
     """Make the calls of a reply the current batch. Those beyond ``max_calls_per_reply`` are not run."""
+    run.batch, run.first_pending = [], 0
+    if not calls:
+        return
     run.batch = [CallState(call, call.signature) for call in calls]
-    run.first_pending = 0
     limit = run.guardrails.max_calls_per_reply
     if len(run.batch) > limit:
         for each in run.batch[limit:]:
@@ -141,8 +143,9 @@ def append_tool_results(run: RunState) -> None:
         if call.edited:
             content += "\n[Note: a person changed the arguments of this call.]"
         if result.status in ("done", "failed") and run.behavior.repeats == "results":
-            count = _count_repeats(run, call)
-            if count >= run.guardrails.loop_soft_threshold:
+            enough = run.guardrails.loop_soft_threshold
+            count = _count_repeats(run, call, enough)
+            if count >= enough:
                 content += "\n" + prompts.repeated_call_note(count)
         run.messages.append(
             Message(
@@ -182,10 +185,13 @@ def _digest(result: ToolResult) -> str:
     return f"{zlib.crc32(text):08x}"  # of an honest tool; a digest that nobody can forge is not needed here
 
 
-def _count_repeats(run: RunState, call: CallState) -> int:
-    """How many of the recent calls are equal to one of the batch, and are known to have had the same result."""
+def _count_repeats(run: RunState, call: CallState, enough: int) -> int:
+    """How many of the recent calls are equal to one of the batch, and are known to have had the same result.
+
+    If fewer than ``enough`` are equal, their results are not compared.
+    """
     count = run.recent_calls.count(call.signature)
-    if count < run.guardrails.loop_soft_threshold or call.result is None:
+    if count < enough or call.result is None:
         return count
     entry = (call.signature, _digest(call.result))
     return sum(pair == entry for pair in zip(run.recent_calls, run.recent_results, strict=False))

@@ -17,6 +17,7 @@ from agentfsm.loop.messages import FinishReason, Message, Reply, ToolCall
 from agentfsm.loop.model import (
     CallBudget,
     KeepAlive,
+    LimitedModel,
     Model,
     ModelRequest,
     ReasoningChunk,
@@ -88,7 +89,10 @@ async def reply_or_failure(
         asyncio.CancelledError: The run is being cancelled.
     """
     try:
-        reply = await _request_reply(context, model, request, timer, stream)
+        if has_admission(model):
+            reply = await _admitted_reply(context, model, request, timer, stream)
+        else:
+            reply = await _limited_reply(context, model, request, timer, stream)
         if reply.usage.unpriced_tokens:
             _warn_if_unpriced(context, model, reply)
         for repair in reply.repairs:
@@ -146,8 +150,10 @@ def _normalize_reply(reply: Reply, used_ids: set[str]) -> Reply:
     Raises:
         TypeError: Its content is neither a string nor None.
     """
-    reply = plain_value(Reply, reply)
-    message = plain_value(Message, reply.message)
+    if reply.__class__ is not Reply or reply.message.__class__ is not Message:  # a user's class, which might change
+        reply = plain_value(Reply, reply)
+        reply = replace(reply, message=plain_value(Message, reply.message))
+    message = reply.message
     if not isinstance(message.content, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped models
         if message.content is not None:
             raise TypeError(f"the reply's content is not a string but {type(message.content).__name__}")
@@ -180,25 +186,25 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else "" if value is None else str(value)
 
 
-async def _request_reply(context: Context, model: Model, request: ModelRequest, timer: Timeout, stream: bool) -> Reply:
-    """The model's reply. If the model has rate or concurrency limits, the timeout starts when they admit the call.
+async def _admitted_reply(
+    context: Context, model: LimitedModel, request: ModelRequest, timer: Timeout, stream: bool
+) -> Reply:
+    """The reply of a model with rate or concurrency limits: the timeout starts when they admit the call.
 
     Raises:
         TimeoutError: There was no reply within ``request.timeout_s``.
         agentfsm.errors.ModelError: The call failed, or was not admitted before the run's time was up.
     """
-    if has_admission(model):
-        left = context.time_left_s
-        async with AsyncExitStack() as stack:
-            try:
-                waiting = stack.enter_async_context(model.admission(request))
-                admitted = await timer.run(waiting, math.inf if left is None else max(left, 0.0))
-            except TimeLimitError:
-                raise _RunTimeError(
-                    f"the limits of {model.name} (Limited) admitted no call before the run's time was up"
-                ) from None
-            return await _limited_reply(context, admitted, request, timer, stream)
-    return await _limited_reply(context, model, request, timer, stream)
+    left = context.time_left_s
+    async with AsyncExitStack() as stack:
+        try:
+            waiting = stack.enter_async_context(model.admission(request))
+            admitted = await timer.run(waiting, math.inf if left is None else max(left, 0.0))
+        except TimeLimitError:
+            raise _RunTimeError(
+                f"the limits of {model.name} (Limited) admitted no call before the run's time was up"
+            ) from None
+        return await _limited_reply(context, admitted, request, timer, stream)
 
 
 def _limited_reply(

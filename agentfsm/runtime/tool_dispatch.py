@@ -34,6 +34,9 @@ _NONE: frozenset[str] = frozenset()
 _ReadyCall = tuple[str, CallState, Tool, dict[str, Any]]
 """The id of a call's effect, the call, its tool and its validated arguments."""
 
+_Checked = tuple[Tool, dict[str, Any]] | ToolResult | PendingRequest
+"""A call's tool and validated arguments if it may run; else its result, or what a human must decide."""
+
 
 CALLS_STARTED_TOGETHER = 32
 """How many parallel calls are started before the event loop may run anything else."""
@@ -54,7 +57,9 @@ async def run_calls(context: Context) -> Outcome:
             continue
         if several:  # before a single call the driver has yielded
             await context.yield_if_due()
-        checked = await check_call(context, call_state)
+        checked = _check_without_approval(context, call_state)
+        if not isinstance(checked, (ToolResult, PendingRequest)) and _approval_is_checked(context, checked[0]):
+            checked = await check_approval(context, call_state, *checked) or checked
         if isinstance(checked, PendingRequest):
             _require_row(context, checked)
             return CallBlocked(checked, tuple(context.completed_results))
@@ -114,14 +119,20 @@ def _require_row(context: Context, request: PendingRequest) -> None:
         )
 
 
-async def check_call(
-    context: Context, call_state: CallState
-) -> tuple[Tool, dict[str, Any]] | ToolResult | PendingRequest:
+async def check_call(context: Context, call_state: CallState) -> _Checked:
     """Whether a call may run.
 
     Returns:
         Its tool and validated arguments if it may; the result if it may not; or what a human must decide.
     """
+    checked = _check_without_approval(context, call_state)
+    if isinstance(checked, (ToolResult, PendingRequest)) or not _approval_is_checked(context, checked[0]):
+        return checked
+    return await check_approval(context, call_state, *checked) or checked
+
+
+def _check_without_approval(context: Context, call_state: CallState) -> _Checked:
+    """Whether a call may run, but for its approval: for most calls there is nothing to await."""
     call, tools = call_state.call, context.config.tools
     if call_state.denied is not None:
         return ToolResult(call.id, call.name, call_state.denied, status="denied")
@@ -130,15 +141,17 @@ async def check_call(
     checked = validate_call(call, tools)
     if isinstance(checked, ToolResult):
         return checked
-    tool, arguments = checked
+    tool, _ = checked
     if call_state.started and not is_repeatable(context, tool):
         question = f"The call of {call.name!r} was interrupted, and it is not known whether it ran. Did it?"
         return request_about(call, tool, "in_doubt", question)
     if call_state.held is not None and call_state.answer is None:
         return call_state.held.waiting
-    if tool.requires_approval is False and not context.config.hooks:
-        return checked
-    return await check_approval(context, call_state, tool, arguments) or checked
+    return checked
+
+
+def _approval_is_checked(context: Context, tool: Tool) -> bool:
+    return tool.requires_approval is not False or bool(context.config.hooks)
 
 
 def _runnable_calls(context: Context) -> list[tuple[int, CallState]]:
