@@ -223,21 +223,23 @@ class Agent:
 
         return resume_run(self._config, record, ResumeRequest(reply, to, by))
 
-    def dismiss(self, record: SuspensionRecord | str, reason: str = "dismissed") -> Run:
+    def dismiss(self, record: SuspensionRecord | str, reason: str = "dismissed", *, by: Any = None) -> Run:
         """End a suspended run without a reply. A run whose record has expired ends as expired.
 
         Args:
             record: The suspension record, or its JSON text; or, if the host has a store, the run's id.
             reason: Why it is dismissed; becomes ``RunCancelled.reason``.
+            by: Who dismisses it, as ``resume`` takes it. With ``Host(authenticate=...)`` the host must vouch for
+                someone who may deny what the run waits for, unless that has expired.
 
         Raises:
-            SuspensionRecordError: The record is invalid.
+            SuspensionRecordError: The record is invalid, or the actor may not dismiss the run.
             agentfsm.errors.JournalGraphError: The stored run belongs to another graph, and no migration accepts it.
             agentfsm.errors.StoreError: The run is not in the store, or the store cannot be read.
         """
         from agentfsm.agent.resume import dismiss_run
 
-        return dismiss_run(self._config, record, reason)
+        return dismiss_run(self._config, record, reason, by)
 
     def as_tool(
         self,

@@ -175,13 +175,14 @@ def resume_run(config: AgentConfig, record: SuspensionRecord | str, request: Res
     return _resume_from_record(config, parsed, state, run_request, request)
 
 
-def dismiss_run(config: AgentConfig, record: SuspensionRecord | str, reason: str) -> Run:
+def dismiss_run(config: AgentConfig, record: SuspensionRecord | str, reason: str, by: Any = None) -> Run:
     """End a suspended or interrupted run without a reply.
 
     Args:
         config: The agent's configuration.
         record: The suspension record, its JSON text, or the id of a stored run.
         reason: Why; becomes ``RunCancelled.reason``.
+        by: Who dismisses it, as ``Host.identify`` takes it, or None.
 
     Raises:
         SuspensionRecordError: The record is invalid.
@@ -191,13 +192,12 @@ def dismiss_run(config: AgentConfig, record: SuspensionRecord | str, reason: str
     if is_run_id(record):
         loaded = load_run(config, str(record))
         _require_calling_run(loaded.run)
-        return Run(config, loaded.run, RunRequest(dismiss_reason=reason, resume_point=loaded.resume_point))
+        return Run(config, loaded.run, RunRequest(dismiss_reason=reason, resume_point=loaded.resume_point, by=by))
     parsed = parse_record(record)
     state = open_suspended_state(config, parsed, allow_expired=True)
     _require_calling_run(state)
-    return _resume_from_record(
-        config, parsed, state, RunRequest(suspension_record=parsed, dismiss_reason=reason), ResumeRequest(None)
-    )
+    request = RunRequest(suspension_record=parsed, dismiss_reason=reason, by=by)
+    return _resume_from_record(config, parsed, state, request, ResumeRequest(None))
 
 
 def _require_calling_run(state: RunState) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +30,8 @@ class Actor:
     """Who requests a run or answers it. It stands in journals, which keep its id readable: use one that may be kept.
 
     Attributes:
-        id: Identifies the actor; two votes with one id are one vote.
+        id: Identifies the actor; two votes with one id are one vote, and so are those with ids that differ only in
+            case, white space, invisible characters or width, as a directory may accept one person under each of them.
         roles: The actor's roles.
         kind: What the actor is: ``person``, or another word such as ``service``.
         verified: Whether the host vouches for it (``Host(authenticate=...)``); only the host sets it, and what a
@@ -46,13 +48,24 @@ class Actor:
 
     def __post_init__(self) -> None:
         given: Any = self.id
-        if not (isinstance(given, str) and given.strip()):
+        if not (isinstance(given, str) and _folded(given)):
             raise ConfigurationError(f"an actor's id is a text that is not blank, not {given!r}")
         object.__setattr__(self, "roles", _role_names(self.roles, f"the roles of actor {given!r}"))
+
+    def is_same_as(self, other: Actor) -> bool:
+        """Whether two ids are one person's, however they are spelt."""
+        return self.id == other.id or _folded(self.id) == _folded(other.id)
 
     def __str__(self) -> str:
         roles = f" ({', '.join(self.roles)})" if self.roles else ""
         return f"{self.id}{roles}{'' if self.verified else ', claimed, not verified'}"
+
+
+def _folded(name: str) -> str:
+    """A name without what spellings of it differ in; empty if it shows nothing."""
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+    shown = "".join(char for char in folded if char.isspace() or unicodedata.category(char) not in ("Cf", "Cc"))
+    return " ".join(shown.split())
 
 
 def _role_names(roles: Any, what: str) -> tuple[str, ...]:
@@ -179,12 +192,13 @@ class Quorum:
 
     def bars_requester(self, actor: Actor) -> bool:
         """Whether an actor may not approve, as the one who requested the run, or because nobody knows who did."""
-        return self.rule.not_requester and (self.requester is None or actor.id == self.requester.id)
+        return self.rule.not_requester and (self.requester is None or actor.is_same_as(self.requester))
 
     def with_vote(self, actor: Actor | None) -> Quorum:
         """The votes with one more, also of somebody unknown; a second one of the same actor changes nothing."""
         actor = actor or _UNKNOWN
-        return self if any(each.id == actor.id for each in self.votes) else replace(self, votes=(*self.votes, actor))
+        counted = any(each.is_same_as(actor) for each in self.votes)
+        return self if counted else replace(self, votes=(*self.votes, actor))
 
     def check_reply(self, kind: str, actor: Actor | None) -> None:
         """Check that an actor may give a reply.
@@ -221,7 +235,7 @@ class Quorum:
             if self.requester is not None:
                 who = f"{actor.id!r} requested it"
             raise ActorIsRequesterError(f"whoever requests the run may not approve, and {who}; the run still waits")
-        if any(each.id == actor.id for each in self.votes):
+        if any(each.is_same_as(actor) for each in self.votes):
             raise RepeatedVoteError(
                 f"{actor.id!r} has approved this call already; {self.missing} more approval(s) by others are needed"
             )

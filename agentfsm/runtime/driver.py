@@ -82,7 +82,8 @@ class RunRequest:
         dismiss_reason: Why the run is to end without a reply, or None.
         resume_point: The run's position in the host's store, if it was loaded from there.
         guardrails: The limits under which it continues; None for those that it had.
-        by: Who requests the run or replies, as the caller says: ``Host.identify`` turns it into an ``Actor``.
+        by: Who requests the run, replies or dismisses it, as the caller says: ``Host.identify`` turns it into an
+            ``Actor``.
     """
 
     prompt: str = ""
@@ -112,6 +113,13 @@ async def _identify(config: AgentConfig, run: RunState, request: RunRequest) -> 
     if run.parent is not None:
         return request
     reply, host = request.reply, config.host
+    if request.dismiss_reason is not None:
+        expired = request.expires_at is not None and host.clock.time() > request.expires_at
+        if not expired and (host.authenticate is not None or request.by is not None):
+            actor, pending = await host.identify(request.by), run.pending_request
+            if pending is not None and pending.quorum is not None:
+                pending.quorum.check_reply("deny", actor)
+        return request
     if reply is None:
         if request.suspension_record is None and request.resume_point is None and request.by is not None:
             run.requester = await host.identify(request.by)
@@ -325,7 +333,7 @@ class Driver:
     async def _open_run(self) -> None:
         config, run, recorder = self._config, self._run, self.context.recorder
         request = self._request
-        if request.by is not None or request.reply is not None:
+        if request.by is not None or request.reply is not None or request.dismiss_reason is not None:
             request = self._request = await _identify(config, run, request)
         record, resume_point = request.suspension_record, request.resume_point
         run.guardrails = request.guardrails or run.guardrails
