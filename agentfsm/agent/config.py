@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -20,6 +21,7 @@ from agentfsm.loop.presets import PRESETS, Preset
 from agentfsm.loop.recovery_policy import RecoveryPolicy
 from agentfsm.loop.state import RunState
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS, LOOP, counts_votes, with_votes
+from agentfsm.loop.withholding import Withholder, environment_secrets
 from agentfsm.machine.declaration import EffectSpec
 from agentfsm.machine.engine import Machine
 from agentfsm.machine.graph import Graph, State
@@ -84,6 +86,7 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
     instructions = _system_prompt(options.instructions, behavior, specs, schema)
     model = _resolve_model(model)
     traits = partial(_proof_traits, behavior, tools, model, adapter is not None)
+    open_withholder = _withholder_factory(host, tools, model)
     return AgentConfig(
         machine=Machine(graph, BUILT_IN_GUARDS),
         model=model,
@@ -96,8 +99,9 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
         host=host,
         effects=_effects_by_state(graph),
         stop_states=frozenset(s.name for s in graph.states if s.final or s.waits),
-        open_journal_sink=_journal_factory(host, tools, model),
-        read_journal=_journal_reader(host, tools, model),
+        open_journal_sink=_journal_factory(host, open_withholder),
+        read_journal=_journal_reader(host, open_withholder),
+        open_withholder=open_withholder,
         hooks=_check_permissions(_hooks_by_state(hooks, graph), tools),
         observers=tuple(h for h in hooks if isinstance(h, Observer)),
         memory=options.memory,
@@ -117,12 +121,14 @@ def with_host(config: AgentConfig, host: Host, guardrails: AgentGuardrails | Non
         host: The host.
         guardrails: Other limits; by default those of ``config``.
     """
+    open_withholder = _withholder_factory(host, config.tools, config.model)
     return replace(
         config,
         host=host,
         guardrails=guardrails or config.guardrails,
-        open_journal_sink=_journal_factory(host, config.tools, config.model),
-        read_journal=_journal_reader(host, config.tools, config.model),
+        open_journal_sink=_journal_factory(host, open_withholder),
+        read_journal=_journal_reader(host, open_withholder),
+        open_withholder=open_withholder,
         open_monitor=_monitor_factory(host, config.machine.graph, partial(proof_traits, config)),
     )
 
@@ -139,7 +145,7 @@ def _proof_traits(behavior: Behavior, tools: Mapping[str, Tool], model: Model, s
         behavior,
         structured,
         sub_agents=any(t.delegate is not None for t in tools.values()),
-        secrets=any(bool(t.secret) for t in tools.values()),
+        secrets=bool(secret_arguments(tools.values())),
         fallbacks=not _makes_one_call(model),
         asks=any(t.control == "ask" for t in tools.values()),
         gives_up=any(t.control == "unable" for t in tools.values()),
@@ -173,32 +179,42 @@ def _monitor_factory(
 
 
 def _journal_factory(
-    host: Host, tools: Mapping[str, Tool], model: Model
+    host: Host, open_withholder: Callable[[], Withholder]
 ) -> Callable[[str, ResumePoint | None], Awaitable[JournalSink]] | None:
     """Opens a run's journal in the host's store; None if the host has no store."""
     store = host.store
     if store is None:
         return None
-    secret = secret_arguments(tools)
-    model_secrets = secrets_of(model)
 
     def open_sink(run_id: str, resume_point: ResumePoint | None) -> Awaitable[JournalSink]:
         from agentfsm.journal.journal_writer import open_journal  # only runs with a store write a journal
 
-        return open_journal(store, run_id, resume_point, host.keyring, secret, model_secrets)
+        withholder = open_withholder()
+        for secret in () if resume_point is None else resume_point.secrets:
+            withholder.add(secret)
+        return open_journal(store, run_id, resume_point, host.keyring, withholder)
 
     return open_sink
 
 
-def _journal_reader(host: Host, tools: Mapping[str, Tool], model: Model) -> Callable[[Recorder, str], list[Record]]:
+def _withholder_factory(host: Host, tools: Mapping[str, Tool], model: Model) -> Callable[[], Withholder]:
+    """Makes what withholds the secrets of one run."""
+    paths = secret_arguments(with_subagents(tools))
+
+    def make() -> Withholder:
+        known = [secret.get_secret_value() for secret in (*host.secrets, *secrets_of(model))]
+        return Withholder(host.keyring.current, [*environment_secrets(os.environ), *known], paths)
+
+    return make
+
+
+def _journal_reader(host: Host, open_withholder: Callable[[], Withholder]) -> Callable[[Recorder, str], list[Record]]:
     """Reads a run's journal, from its recorder or from the host's store."""
-    secret = secret_arguments(tools)
-    model_secrets = secrets_of(model)
 
     def read(recorder: Recorder, run_id: str) -> list[Record]:
         from agentfsm.journal.journal_writer import read_journal  # most runs without a store never read it
 
-        return read_journal(recorder, run_id, host.store, secret, model_secrets)
+        return read_journal(recorder, run_id, host.store, open_withholder())
 
     return read
 

@@ -33,13 +33,14 @@ from agentfsm.loop.messages import ToolResult, Usage
 from agentfsm.loop.quorum import Actor
 from agentfsm.loop.state import CallState, HumanReply, PendingRequest, RunState, SuspendedSubRun
 from agentfsm.loop.suspension import SuspensionRecord
+from agentfsm.loop.withholding import SecretOpener
 from agentfsm.machine.graph import State
 from agentfsm.runtime.context import AgentConfig
 from agentfsm.runtime.driver import RunRequest
 from agentfsm.runtime.hooks import Hook
 from agentfsm.runtime.result import ending_event
 from agentfsm.runtime.run import Run, count_model_requests, live_state, start_run
-from agentfsm.runtime.tools import CallingRun, Tool, as_tool, secret_arguments
+from agentfsm.runtime.tools import CallingRun, Tool, as_tool
 
 if TYPE_CHECKING:
     from agentfsm.journal.load import LoadedRun
@@ -184,7 +185,7 @@ class SubagentFactory:
         if head.status == "finished":
             from agentfsm.journal.rehydrate import rehydrate  # only needed for runs in a store
 
-            return rehydrate(store.records(run_id)).run
+            return rehydrate(store.records(run_id), SecretOpener(self.config.host.keyring)).run
         return load_run(self.config, run_id)
 
 
@@ -287,7 +288,8 @@ class SubRun:
 
     def _suspended(self, request: UserInputRequested, run: RunState) -> SuspendedSubRun:
         call = self._call_state.call
-        secret = secret_arguments(self._factory.config.tools).get(request.tool, frozenset())
+        tool = self._factory.config.tools.get(request.tool)
+        secret = frozenset[str]() if tool is None else tool.secret
         waiting = PendingRequest(
             request.kind,
             request.question,

@@ -12,17 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from agentfsm.errors import JournalError, StaleLease, StoreError
 from agentfsm.journal.hash_chain import GENESIS_HASH, RecordSealer
-from agentfsm.journal.outcome_codec import (
-    CommitmentWriter,
-    OutcomeWriter,
-    SecretScrubber,
-    environment_secrets,
-    to_json,
-)
+from agentfsm.journal.outcome_codec import CommitmentWriter, OutcomeWriter, to_json
 from agentfsm.journal.records import FORMAT_VERSION, Record, SealedRecord, read_records
 from agentfsm.journal.store import Lease, Status, Store
 from agentfsm.loop.canonical_json import encode
@@ -31,11 +25,9 @@ from agentfsm.loop.keys import Keyring, SecretKeys
 from agentfsm.loop.messages import ToolResult
 from agentfsm.loop.outcomes import Outcome
 from agentfsm.loop.state import PendingRequest
+from agentfsm.loop.withholding import Withholder
 from agentfsm.machine.engine import Decision
 from agentfsm.runtime.recorder import JournalEntry, Recorder, ResumePoint, RunHeader
-
-if TYPE_CHECKING:
-    from pydantic import SecretStr
 
 __all__ = ["RecordWriter", "StoreJournal", "describe_policy", "open_journal", "owner_name", "read_journal"]
 
@@ -51,7 +43,7 @@ class RecordWriter:
         seq: The sequence number of the last record; 0 for a new run.
         head: Its hash, 64 hex digits.
         epoch: The epoch of the lease under which records are written.
-        secrets: Replaces what must never be written.
+        withholder: Replaces what must never be written.
         keys: The keys under which records are sealed; without them, only hashes are computed.
 
     Attributes:
@@ -64,15 +56,14 @@ class RecordWriter:
         seq: int = 0,
         head: str = GENESIS_HASH,
         epoch: int = 1,
-        secrets: SecretScrubber | None = None,
+        withholder: Withholder | None = None,
         keys: SecretKeys | None = None,
     ) -> None:
         self.seq = seq
         self.head = head
         self.epoch = epoch
-        self._secrets = secrets
         self._sealer = RecordSealer(keys)
-        self._commitments = CommitmentWriter(secrets)
+        self._commitments = CommitmentWriter(withholder)
         self._outcomes = OutcomeWriter()
         self._row_cache: dict[int, tuple[Any, str]] = {}
         self._fast_writers: Mapping[str, Callable[[JournalEntry], str | None]] = {
@@ -108,9 +99,6 @@ class RecordWriter:
         self.head = record.hash
         return record
 
-    def _scrub(self, text: str) -> str:
-        return text if self._secrets is None else self._secrets.scrub(text)
-
     # The most frequent records are formatted by hand, for speed: their fields are known, and in sorted order.
 
     def _write_transition(self, entry: JournalEntry) -> str | None:
@@ -127,18 +115,17 @@ class RecordWriter:
         out = self._outcomes.write(outcome, self._commitments) if repeated is None else repeated
         self.seq += 1
         us = f',"us":[{elapsed_us},{silence_us}]' if elapsed_us or silence_us else ""
-        text = (
+        return (
             f'{{"epoch":{self.epoch},"kind":"transition","out":{out},"seq":{self.seq},'
             f'{cached[1]},"ts":{int(time * 1000)}{us}}}'
         )
-        return self._scrub(text) if repeated is None else text  # a repeated outcome has no user text
 
     def _write_intent(self, entry: JournalEntry) -> str:
         _, time, eid, name, attempt, policy, request = entry
         self.seq += 1
         asked = "" if request is None else f'"request":{self._request_json(name, request)},'
         attempt_field = f'"attempt":{attempt},' if attempt > 1 else ""
-        return self._scrub(
+        return (
             f'{{{attempt_field}"eid":{encode(eid)},"epoch":{self.epoch},"kind":"effect.intent","name":{encode(name)},'
             f'"policy":{encode(policy)},{asked}"seq":{self.seq},"ts":{int(time * 1000)}}}'
         )
@@ -147,13 +134,13 @@ class RecordWriter:
         """What a call of a user-defined state's effect was given: a tool's arguments, or a model's messages."""
         if "arguments" in request:
             return f'{{"arguments":{self._commitments.arguments_json(name, request["arguments"])}}}'
-        return f'{{"messages":{self._commitments.commitment_json(request["messages"])}}}'
+        return f'{{"messages":{self._commitments.own_json(request["messages"])}}}'
 
     def _write_result(self, entry: JournalEntry) -> str:
         _, time, eid, result = entry
         out = self._outcomes.write_result(eid, result, self._commitments)
         self.seq += 1
-        return self._scrub(
+        return (
             f'{{"eid":{encode(eid)},"epoch":{self.epoch},"kind":"effect.result","out":{out},'
             f'"seq":{self.seq},"ts":{int(time * 1000)}}}'
         )
@@ -161,12 +148,10 @@ class RecordWriter:
     def _write_generic(self, entry: JournalEntry) -> str:
         kind, commitments = entry[0], self._commitments
         texts = _FIELD_WRITERS.get(kind, _plain_fields)(self._outcomes, entry, commitments)
-        if self._secrets is not None and kind in _SALTED_KINDS:
-            texts["salt"] = commitments.commitment_json(self._secrets.salt)
         self.seq += 1
         texts |= {"epoch": str(self.epoch), "kind": f'"{kind}"', "seq": str(self.seq), "ts": str(int(entry[1] * 1000))}
         fields = [f'"{name}":{texts[name]}' for name in sorted(texts)]
-        return self._scrub(f"{{{','.join(fields)}}}")
+        return f"{{{','.join(fields)}}}"
 
 
 def _json_fields(data: Data) -> JsonFields:
@@ -187,7 +172,7 @@ def _transition_fields(outcomes: OutcomeWriter, entry: JournalEntry, commitments
     if elapsed_us or silence_us:
         texts["us"] = f"[{elapsed_us},{silence_us}]"
     if cancel is not None:
-        texts["cancel"] = encode(cancel)
+        texts["cancel"] = commitments.visible_json(cancel)
     if isinstance(decision.guard_result, Failure):
         texts["failure"] = to_json(decision.guard_result, commitments)
     if aborted is not None:
@@ -223,7 +208,6 @@ def _created_fields(outcomes: OutcomeWriter, entry: JournalEntry, commitments: C
         "graph": {"name": header.graph.name, "fingerprint": header.graph.fingerprint, **header.graph.table},
         "guardrails": header.guardrails.model_dump(mode="json"),
         "rules": header.behavior.model_dump(mode="json"),
-        "policy": describe_policy(header.policy),
         "versions": _versions(),
     }
     if header.session_id:
@@ -234,7 +218,7 @@ def _created_fields(outcomes: OutcomeWriter, entry: JournalEntry, commitments: C
         body["parent"] = dict(header.parent)
     if header.tools:
         body["tools"] = {t.name: t.digest for t in header.tools}
-    fields = _json_fields(body)
+    fields = {**_json_fields(body), "policy": commitments.visible_json(describe_policy(header.policy))}
     if header.requester is not None:
         fields["requester"] = to_json(header.requester, commitments)
     if header.state is None:
@@ -242,7 +226,7 @@ def _created_fields(outcomes: OutcomeWriter, entry: JournalEntry, commitments: C
     return {
         **fields,
         "at": encode(header.state["state"]),
-        "state": commitments.commitment_json(header.state),
+        "state": commitments.own_json(header.state),
     }
 
 
@@ -252,10 +236,6 @@ _FIELD_WRITERS: dict[str, Callable[[OutcomeWriter, JournalEntry, CommitmentWrite
     "run.forked": _created_fields,
     "run.suspended": _suspended_fields,
 }
-
-
-_SALTED_KINDS = frozenset({"run.created", "run.forked", "run.resumed"})
-"""The first record that a process writes for a run; it holds the salt of that process's secret placeholders."""
 
 
 def describe_policy(policy: Any) -> Data:
@@ -370,8 +350,7 @@ async def open_journal(
     run_id: str,
     resume_point: ResumePoint | None,
     keyring: Keyring,
-    secret_arguments: Mapping[str, frozenset[str]],
-    known_secrets: Iterable[SecretStr] = (),
+    withholder: Withholder,
 ) -> StoreJournal:
     """Acquire a run, new or stored, and return the journal that appends to it.
 
@@ -380,8 +359,7 @@ async def open_journal(
         run_id: The run.
         resume_point: The end of the stored run when it was loaded, or None for a new run.
         keyring: The keys of the host; the current one seals its records.
-        secret_arguments: Names of arguments that must not be written, by tool.
-        known_secrets: Values that must not be written anywhere, in addition to the keys in the environment.
+        withholder: Replaces what must never be written.
 
     Raises:
         RunExistsError: The run is to be new, and the store has a run with that id.
@@ -392,9 +370,7 @@ async def open_journal(
     if resume_point is not None and (lease.seq, lease.hash) != (resume_point.seq, resume_point.hash):
         await store.release(lease)
         raise StaleLease(run_id, None, "has new records since it was loaded")
-    writer = RecordWriter(
-        lease.seq, lease.hash, lease.epoch, _secret_scrubber(secret_arguments, known_secrets), keyring.current
-    )
+    writer = RecordWriter(lease.seq, lease.hash, lease.epoch, withholder, keyring.current)
     if resume_point is not None:
         writer.resume_from(resume_point.tool, resume_point.results)
     return StoreJournal(store, lease, writer)
@@ -404,8 +380,7 @@ def read_journal(
     recorder: Recorder,
     run_id: str,
     store: Store | None,
-    secret_arguments: Mapping[str, frozenset[str]],
-    known_secrets: Iterable[SecretStr] = (),
+    withholder: Withholder,
 ) -> list[Record]:
     """A run's records, from its store or, without one, written now; for the arguments see ``open_journal``.
 
@@ -416,9 +391,4 @@ def read_journal(
     """
     if store is not None:
         return read_records(store.records(run_id), run_id)
-    writer = RecordWriter(secrets=_secret_scrubber(secret_arguments, known_secrets))
-    return read_records(writer.write(recorder.entries), run_id)
-
-
-def _secret_scrubber(arguments: Mapping[str, frozenset[str]], known_secrets: Iterable[SecretStr]) -> SecretScrubber:
-    return SecretScrubber([*environment_secrets(), *(secret.get_secret_value() for secret in known_secrets)], arguments)
+    return read_records(RecordWriter(withholder=withholder).write(recorder.entries), run_id)

@@ -19,6 +19,7 @@ from agentfsm.loop.canonical_json import decode
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.quorum import Quorum
 from agentfsm.loop.state import RunState
+from agentfsm.loop.withholding import SecretOpener
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.recorder import ResumePoint
 
@@ -162,12 +163,14 @@ def load_stored_run(
         JournalGraphError: It was written under another graph; the error lists what differs.
         JournalError: Its journal cannot be read, was tampered with, or was not sealed under a secret of the host.
         StoreError: The store cannot be read.
+        MissingExtraError: It has sealed values, and the package that opens them is not installed.
     """
     records, head = consistent_read(store, run_id)
     if not records:
         raise UnknownRunError(f"run {run_id!r} was interrupted before its first record: start it again")
     require_authentic(verify(run_id, records, head, keyring=keyring), "resumed")
-    rehydrated = rehydrate(records)
+    opener = SecretOpener(keyring)
+    rehydrated = rehydrate(records, opener)
     if rehydrated.finished:
         raise RunError(f"run {run_id!r} has finished; there is nothing to resume")
     migration_details = migrate(records, rehydrated, graph, migrations)
@@ -183,6 +186,7 @@ def load_stored_run(
         visited=frozenset(rehydrated.visited),
         results=rehydrated.unclaimed_results,
         migration_details=migration_details,
+        secrets=tuple(opener.opened.values()),
     )
     suspension_id = None if suspension is None else str(suspension["id"])
     return LoadedRun(run, resume_point, suspension_id, rehydrated.created)

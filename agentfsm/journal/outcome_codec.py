@@ -1,4 +1,4 @@
-"""Outcomes and other loop values as canonical JSON, and back: commitments, secret scrubbing, field encoding.
+"""Outcomes and other loop values as canonical JSON, and back: commitments, withheld secrets, field encoding.
 
 Fields equal to their default are omitted. Texts and user-supplied JSON are hidden: the body holds a commitment, and
 the value is stored beside it. Names, ids, kinds and counts are in the body itself. Secrets are replaced before
@@ -9,11 +9,9 @@ stored once, in its own record, which the outcome references.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from operator import attrgetter
@@ -25,18 +23,17 @@ from pydantic_core import to_jsonable_python
 from agentfsm.errors import JournalError
 from agentfsm.journal.hash_chain import commitment
 from agentfsm.loop import outcomes as o
-from agentfsm.loop.canonical_json import MAX_INT, decode, encode
+from agentfsm.loop.canonical_json import MAX_INT, encode
 from agentfsm.loop.failures import Failure
-from agentfsm.loop.messages import Message, Reply, ToolResult, secret_placeholder
-from agentfsm.loop.state import HumanReply, PendingRequest
+from agentfsm.loop.messages import Message, Reply, ToolResult
+from agentfsm.loop.state import TEXT_FIELDS, HumanReply, PendingRequest
+from agentfsm.loop.withholding import Withholder
 
 __all__ = [
     "HIDDEN_FIELDS",
     "CommitmentWriter",
     "OutcomeReader",
     "OutcomeWriter",
-    "SecretScrubber",
-    "environment_secrets",
     "fields_to_json",
     "load_failure",
     "load_reply",
@@ -45,72 +42,15 @@ __all__ = [
 ]
 
 
-_SECRET_NAME = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)\Z")
-
-MIN_SECRET_LENGTH = 8
-"""Characters that a value needs to be searched for in texts: a shorter one may occur there by chance."""
-
-
-def environment_secrets() -> list[str]:
-    """The values of environment variables that are named like keys, tokens or passwords."""
-    values = [os.environ.get(name, "") for name in os.environ if _SECRET_NAME.search(name.upper())]
-    return [value for value in values if len(value) >= MIN_SECRET_LENGTH]
-
-
-class SecretScrubber:
-    """Replaces secrets by placeholders in everything that one run writes.
-
-    Args:
-        values: Values to replace wherever they occur.
-        arguments: Names of secret arguments, by tool.
-
-    Attributes:
-        salt: The run's salt, in hex: with it and a secret one can check that a placeholder is for that secret.
-    """
-
-    def __init__(self, values: Iterable[str] = (), arguments: Mapping[str, frozenset[str]] | None = None) -> None:
-        self.salt = os.urandom(16).hex()
-        self._arguments = arguments or {}
-        self._placeholders: dict[str, str] = {}
-        for value in values:
-            self._add(value)
-
-    def placeholder_for(self, value: Any) -> str:
-        """The text that is written instead of a secret."""
-        text = value if isinstance(value, str) else encode(value)
-        digest = hashlib.sha256(f"{self.salt}{text}".encode("utf-8", "surrogatepass")).hexdigest()
-        return secret_placeholder(digest)
-
-    def _add(self, value: Any) -> None:
-        if isinstance(value, str) and len(value) >= MIN_SECRET_LENGTH:
-            self._placeholders[encode(value)[1:-1]] = self.placeholder_for(value)
-
-    def scrub(self, text: str) -> str:
-        """A JSON text with every known secret replaced."""
-        for secret, placeholder in self._placeholders.items():
-            if secret in text:
-                text = encode(decode(text.replace(secret, placeholder)))
-        return text
-
-    def scrub_arguments(self, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call with the secret ones replaced; from now on they are replaced in texts too."""
-        secret = self._arguments.get(tool)
-        if not secret:
-            return dict(arguments)
-        for name in secret & arguments.keys():
-            self._add(arguments[name])
-        return {name: self.placeholder_for(value) if name in secret else value for name, value in arguments.items()}
-
-
 class CommitmentWriter:
     """Collects the hidden values of one record and returns the commitments that go into its body.
 
     Args:
-        secrets: Replaces what must never be written.
+        withholder: Replaces what must never be written.
     """
 
-    def __init__(self, secrets: SecretScrubber | None = None) -> None:
-        self._secrets = secrets
+    def __init__(self, withholder: Withholder | None = None) -> None:
+        self._withholder = withholder
         self._hidden: list[str] = []
         self._salts = b""
 
@@ -128,9 +68,26 @@ class CommitmentWriter:
         try:
             text = encode(value)
         except TypeError:  # a user-supplied value that JSON cannot represent: the closest JSON
-            text = encode(to_jsonable_python(value, fallback=str, inf_nan_mode="constants"))
-        if self._secrets is not None:
-            text = self._secrets.scrub(text)
+            value = to_jsonable_python(value, fallback=str, inf_nan_mode="constants")
+            text = encode(value)
+        if self._withholder is not None and self._withholder.may_occur(text):
+            text = encode(self._withholder.clean(value))
+        return self._commit(text)
+
+    def own_json(self, data: Any) -> str:
+        """The JSON that the body holds for data of ours (a state, messages), in which some fields are the user's."""
+        withholder = self._withholder
+        return self._commit(encode(data if withholder is None else withholder.clean_fields(data, TEXT_FIELDS, _KEPT)))
+
+    def visible_json(self, value: Any) -> str:
+        """The JSON of a value of the user's that the body holds itself."""
+        return encode(value if self._withholder is None else self._withholder.clean(value))
+
+    def name_json(self, name: str) -> str:
+        """The JSON that the body holds for who answered; a name is never withheld."""
+        return self._commit(encode(name)) if name else '""'
+
+    def _commit(self, text: str) -> str:
         salt = self._next_salt()
         self._hidden.append(f'["{salt.hex()}",{text}]')
         return f'{{"#":[{len(self._hidden) - 1},"{commitment(salt, text)}"]}}'
@@ -140,10 +97,15 @@ class CommitmentWriter:
         return json.loads(self.commitment_json(value))
 
     def arguments_json(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """The JSON that the body holds for a call's arguments; secret arguments are not stored at all."""
-        return self.commitment_json(
-            dict(arguments) if self._secrets is None else self._secrets.scrub_arguments(tool, arguments)
-        )
+        """The JSON that the body holds for a call's arguments, with the secret ones replaced."""
+        if self._withholder is None or not arguments:
+            return self.commitment_json(dict(arguments))
+        self._withholder.add_arguments(tool, arguments)
+        text = encode(arguments)
+        has_secrets = self._withholder.has_secret_arguments(tool)
+        if has_secrets or self._withholder.may_occur(text):
+            text = encode(self._withholder.clean_arguments(tool, arguments))
+        return self._commit(text)
 
     def dump(self) -> str:
         """The hidden values so far, as ``SealedRecord.hidden``."""
@@ -185,6 +147,9 @@ HIDDEN_FIELDS = frozenset(
     }
 )
 """The fields that hold texts or user-supplied JSON; they are hidden. Mappings are hidden in every field."""
+
+_KEPT = frozenset({"by", "record"})
+"""The fields with texts in which nothing is withheld: who answered, and signed records, which withhold their own."""
 
 _NO_DEFAULT = object()
 _EMPTY_JSON: Mapping[str, tuple[Any, ...]] = {"{}": ({},), "[]": ((), [])}  # by text, the defaults equal to it
@@ -293,6 +258,8 @@ def fields_to_json(
             continue
         elif not hidden:
             text = to_json(field_value, commitments)
+        elif name == "by":
+            text = commitments.name_json(field_value)
         elif name == "arguments":
             text = commitments.arguments_json(
                 str(getattr(value, "tool", "") or getattr(value, "name", "")), field_value

@@ -18,6 +18,7 @@ from agentfsm.loop.canonical_json import decode
 
 if TYPE_CHECKING:
     from agentfsm.loop.state import RunState
+    from agentfsm.loop.withholding import SecretOpener
 
 __all__ = [
     "FORMAT_VERSION",
@@ -106,16 +107,24 @@ def is_kind(record: SealedRecord, kind: str) -> bool:
     return f'"kind":"{kind}"' in record.body
 
 
-def open_record(record: SealedRecord) -> dict[str, Any]:
+def open_record(record: SealedRecord, opener: SecretOpener | None = None) -> dict[str, Any]:
     """The body of a record, with every hidden value filled in; ``REDACTED`` for a redacted one.
+
+    Args:
+        record: The record.
+        opener: Opens the secrets in it; without it, their placeholders stay.
 
     Raises:
         JournalError: The record cannot be read.
+        MissingExtraError: The package that opens secrets is not installed.
     """
     try:
         body: dict[str, Any] = decode(record.body)
         if record.hidden:
-            body = restore_hidden(body, json.loads(record.hidden), tagged='"$' in record.hidden)
+            hidden: list[Any] = json.loads(record.hidden)
+            if opener is not None and "[sealed " in record.hidden:
+                hidden = [each and [each[0], opener.open(each[1])] for each in hidden]
+            body = restore_hidden(body, hidden, tagged='"$' in record.hidden)
         return body
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise JournalError(f"record {record.seq} cannot be read: {error}") from error

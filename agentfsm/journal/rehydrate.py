@@ -31,6 +31,7 @@ from agentfsm.loop.state import (
     state_call_number,
 )
 from agentfsm.loop.stored_table import StoredTable, read_table
+from agentfsm.loop.withholding import SecretOpener
 from agentfsm.machine.engine import Decision, spend_counters
 
 __all__ = ["RehydratedRun", "rehydrate"]
@@ -41,6 +42,9 @@ Data = dict[str, Any]
 
 class RehydratedRun:
     """A run's state after the records added so far.
+
+    Args:
+        opener: Opens the secrets of the run; without it, their placeholders stay.
 
     Attributes:
         seq: The sequence number of the last record; 0 before the first.
@@ -57,7 +61,8 @@ class RehydratedRun:
         outcome: The outcome of the last transition.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, opener: SecretOpener | None = None) -> None:
+        self._opener = opener
         self.seq, self.hash, self.epoch = 0, GENESIS_HASH, 0
         self.created: Data = {}
         self.graph: Data = {}
@@ -89,7 +94,7 @@ class RehydratedRun:
         Raises:
             JournalError: The record cannot be read, or a value in it was redacted.
         """
-        body = open_record(record)
+        body = open_record(record, self._opener)
         try:
             handler = _HANDLERS.get(body["kind"])
             if handler is not None:
@@ -254,13 +259,18 @@ _HANDLERS: Mapping[str, str] = {
 """The method that folds in each kind of record; records of other kinds do not change a run's state."""
 
 
-def rehydrate(records: Iterable[SealedRecord]) -> RehydratedRun:
+def rehydrate(records: Iterable[SealedRecord], opener: SecretOpener | None = None) -> RehydratedRun:
     """The state of a run, rebuilt from its records.
+
+    Args:
+        records: The records.
+        opener: Opens the secrets of the run; without it, their placeholders stay.
 
     Raises:
         JournalError: A record cannot be read or does not follow from the one before, or there is none.
+        MissingExtraError: The package that opens secrets is not installed.
     """
-    rehydrated = RehydratedRun()
+    rehydrated = RehydratedRun(opener)
     for record in records:
         rehydrated.add(record)
     _ = rehydrated.run  # raises if there was no record

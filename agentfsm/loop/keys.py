@@ -35,6 +35,8 @@ class KeyPurpose(StrEnum):
     """Authenticates what a store keeps about a run beside its records."""
     sealing = "sealed value"
     """Encrypts values that must not be readable in a journal."""
+    withholding = "withheld value"
+    """Tells withheld values apart that are not kept, not even encrypted."""
 
 
 class Mac:

@@ -32,33 +32,8 @@ __all__ = [
     "ToolResult",
     "Transcript",
     "Usage",
-    "contains_secret_placeholder",
-    "is_secret_placeholder",
-    "secret_placeholder",
     "with_missing_results",
 ]
-
-
-_SECRET_PLACEHOLDER = re.compile(r"\[secret [0-9a-f]{32}\]")
-
-
-def secret_placeholder(digest: str) -> str:
-    """The placeholder for a redacted secret.
-
-    Args:
-        digest: Salted hash of the secret, in hex.
-    """
-    return f"[secret {digest[:32]}]"
-
-
-def is_secret_placeholder(value: object) -> bool:
-    """Whether a value is the placeholder of a redacted secret."""
-    return isinstance(value, str) and _SECRET_PLACEHOLDER.fullmatch(value) is not None
-
-
-def contains_secret_placeholder(text: str) -> bool:
-    """Whether a text contains the placeholder of a redacted secret."""
-    return _SECRET_PLACEHOLDER.search(text) is not None
 
 
 MEDIA_TYPES: Mapping[str, re.Pattern[bytes]] = {
@@ -187,9 +162,10 @@ class ToolCall(_SignatureSlot):
             TypeError: The arguments are not JSON.
             ValueError: They contain NaN, an infinity or themselves, or are nested too deeply.
         """
-        known: str | None = getattr(self, "_signature", None)  # computed on first use, as few copies of a call need it
-        if known is not None:
-            return known
+        try:
+            return self._signature
+        except AttributeError:  # computed on first use: a call is looked up several times
+            pass
         arguments: Mapping[str, Any] = self.arguments
         if "_ui_message" in arguments or arguments.__class__ is not FrozenDict:
             arguments = {k: v for k, v in arguments.items() if k != "_ui_message"}

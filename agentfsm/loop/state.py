@@ -22,13 +22,15 @@ from pydantic_core import to_jsonable_python
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.failures import Action, Failure, FailureKind, describe_exception
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
-from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult, Transcript, Usage, contains_secret_placeholder
+from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult, Transcript, Usage
 from agentfsm.loop.quorum import Actor, Quorum
 from agentfsm.loop.read_only import FrozenDict, FrozenList, freeze, freeze_field, read_only, refuse_change, user_code
+from agentfsm.loop.withholding import contains_placeholder
 from agentfsm.machine.graph import State
 
 __all__ = [
     "MAX_LESSONS",
+    "TEXT_FIELDS",
     "CallState",
     "HumanReply",
     "PendingRequest",
@@ -42,6 +44,38 @@ __all__ = [
     "state_call_number",
 ]
 
+
+TEXT_FIELDS = frozenset(
+    {
+        "answer",
+        "arguments",
+        "blockers",
+        "cancelled",
+        "choices",
+        "content",
+        "context",
+        "data",
+        "denied",
+        "ending_value",
+        "error_key",
+        "explanation",
+        "extra",
+        "feedback",
+        "instruction",
+        "malformed",
+        "metadata",
+        "notes",
+        "partial_data",
+        "pending_instruction",
+        "question",
+        "reason",
+        "refusal",
+        "so_far",
+        "text",
+        "value",
+    }
+)
+"""The fields in the JSON of a run's state that hold texts or data of the user's; others are names, ids and counts."""
 
 MAX_LESSONS = 5
 """How many kinds of failure ``lessons_learned`` keeps; the oldest is dropped."""
@@ -106,7 +140,7 @@ class StateCall:
 def request_digest(request: Any) -> str:
     """SHA-256 (hex) of what a call was given, as JSON; empty if it holds the placeholder of a secret."""
     text = canonical_json(request)
-    return "" if contains_secret_placeholder(text) else hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+    return "" if contains_placeholder(text) else hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
 def state_call_number(effect_id: str) -> int | None:

@@ -19,6 +19,7 @@ from agentfsm.loop.model import Model, ToolSpec
 from agentfsm.loop.outcomes import Charge
 from agentfsm.loop.recovery_policy import RecoveryPolicy
 from agentfsm.loop.state import RunState, RunView, SuspendedSubRun
+from agentfsm.loop.withholding import Withholder
 from agentfsm.machine.declaration import Transition
 from agentfsm.machine.engine import Machine
 from agentfsm.runtime.hooks import INFO_EVENTS, Hook, Observer, log_event, logger
@@ -71,6 +72,7 @@ class AgentConfig:
         effects: The effect of each state, by name.
         stop_states: The states in which a run ends or waits.
         read_journal: Reads a run's journal, given its recorder and its id.
+        open_withholder: Makes what withholds the secrets of one run.
         hooks: The hooks of each state, by name.
         observers: Functions that receive every event.
         memory: Long-term memory, or None.
@@ -94,6 +96,7 @@ class AgentConfig:
     effects: Mapping[str, Effect]
     stop_states: frozenset[str]
     read_journal: Callable[[Recorder, str], list[Record]]
+    open_withholder: Callable[[], Withholder]
     hooks: Mapping[str, tuple[Hook, ...]] = field(default_factory=dict[str, tuple[Hook, ...]])
     observers: tuple[Observer, ...] = ()
     memory: Memory | None = None
@@ -122,6 +125,7 @@ class Context:
         model_requests: How many model calls were started for the run since this object was made, by sub-agents too.
         recorder: Collects the run's journal entries.
         take_charge: While the effect of a user-defined state runs: returns what it has used, for a run that is cut off.
+        may_lack_values: Whether the run was loaded, so that its calls may have placeholders of secrets.
         visited_before_resume: The states that the run had left before it was loaded from a store.
         yield_at: When the event loop is to be yielded to, as a reading of ``time.perf_counter``.
         seen: What user code sees of the run in its current state, once there was any to see it.
@@ -143,6 +147,7 @@ class Context:
         self.observer_failures = 0
         self.once_hooks_run: set[int] = set()
         self.take_charge: Callable[[], Charge] | None = None
+        self.may_lack_values = False
         self.visited_before_resume: frozenset[str] = frozenset()
         self.call_ids = {c.id for m in run.messages for c in m.tool_calls}
         self.model_cache: dict[object, object] = {}

@@ -350,6 +350,7 @@ class Driver:
         counted_elsewhere = resume_point is not None or run.parent is not None  # by the store, or by the calling run
         if record is not None and not counted_elsewhere and not config.host.replay_guard.claim(record.record_id):
             raise SuspensionUsedError(f"record {record.record_id!r} was already resumed")
+        self.context.may_lack_values = resume_point is not None or record is not None
         if resume_point is not None:
             recorder.restore_attempts(resume_point.attempts)
             self.context.visited_before_resume = resume_point.visited

@@ -13,6 +13,8 @@ from inspect import isawaitable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pydantic import SecretStr
+
 from agentfsm.errors import AgentfsmError, AuthenticationError
 from agentfsm.loop.keys import SECRET_VARIABLE, Keyring
 from agentfsm.loop.messages import Message
@@ -199,6 +201,8 @@ class Host:
             that is valid only in this process: give the same secret to every process that suspends or resumes.
         old_secrets: Secrets that were used before: what they signed is still accepted, and nothing new is signed
             with them.
+        secrets: Values that must not be readable in what is written of runs, wherever they occur, in addition to those
+            that the program's models, tools and environment name.
         seed: Seed of a run's random draws (backoff jitter); None derives them from the run's id alone.
         replay_guard: Remembers which suspension records were used. By default this process does, and a record of
             another process is refused: give all of them the same ``FileReplayGuard``, or the same store.
@@ -220,6 +224,7 @@ class Host:
     clock: Clock = field(default_factory=SystemClock)
     secret: bytes = field(default_factory=_default_secret, repr=False)
     old_secrets: Sequence[bytes] = field(default=(), repr=False)
+    secrets: Sequence[SecretStr] = field(default=(), repr=False)
     seed: int | None = None
     replay_guard: ReplayGuard = field(default_factory=lambda: _THIS_PROCESS)
     store: Store | None = None
@@ -277,6 +282,7 @@ class Host:
         object.__setattr__(self, "old_secrets", tuple(map(_as_bytes, self.old_secrets)))
         if not self.secret or not all(self.old_secrets):
             raise ValueError("a secret is empty: anyone could sign a suspension record with it")
+        object.__setattr__(self, "secrets", tuple(map(_as_secret, self.secrets)))
         object.__setattr__(self, "keyring", Keyring(self.secret, self.old_secrets))
         if self.watchdog_s is not None and not self.watchdog_s > 0:
             raise ValueError(f"watchdog_s must be greater than 0 seconds, or None, not {self.watchdog_s}")
@@ -286,6 +292,10 @@ class Host:
 
 def _as_bytes(secret: bytes | str) -> bytes:
     return secret.encode() if isinstance(secret, str) else secret
+
+
+def _as_secret(value: SecretStr | str) -> SecretStr:
+    return value if isinstance(value, SecretStr) else SecretStr(value)
 
 
 class Memory(Protocol):

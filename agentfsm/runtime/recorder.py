@@ -75,6 +75,7 @@ class ResumePoint:
         visited: The states that it has left before.
         results: Results of calls that had ended while others of their batch had not, by effect id.
         migration_details: For a run that changes graphs, the content of its migration record; else empty.
+        secrets: The values that its records withhold.
     """
 
     seq: int
@@ -87,6 +88,7 @@ class ResumePoint:
     visited: frozenset[str] = frozenset()
     results: Mapping[str, ToolResult] = field(default_factory=dict[str, ToolResult])
     migration_details: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    secrets: tuple[Any, ...] = field(default=(), repr=False)
 
 
 class JournalSink(Protocol):

@@ -14,10 +14,11 @@ from agentfsm.loop import prompts
 from agentfsm.loop.detectors import cost_limit, time_limit, token_limit
 from agentfsm.loop.events import ToolFinished, ToolStarted
 from agentfsm.loop.failures import Failure, FailureKind
-from agentfsm.loop.messages import ToolCall, ToolResult, Usage, is_secret_placeholder
+from agentfsm.loop.messages import ToolCall, ToolResult, Usage
 from agentfsm.loop.outcomes import CallBlocked, Outcome, ToolsRan
 from agentfsm.loop.state import CallState, PendingRequest, RunState, SuspendedSubRun
 from agentfsm.loop.transition_table import counts_votes
+from agentfsm.loop.withholding import lacks_values
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.approval import check_approval, request_about
 from agentfsm.runtime.context import AgentConfig, Context
@@ -136,7 +137,7 @@ def _check_without_approval(context: Context, call_state: CallState) -> _Checked
     call, tools = call_state.call, context.config.tools
     if call_state.denied is not None:
         return ToolResult(call.id, call.name, call_state.denied, status="denied")
-    if (request := _missing_secrets_request(call, tools)) is not None:
+    if context.may_lack_values and (request := _missing_values_request(call, tools)) is not None:
         return request
     checked = validate_call(call, tools)
     if isinstance(checked, ToolResult):
@@ -227,20 +228,18 @@ def _skip_rest(context: Context, limit: Failure) -> ToolsRan:
     return ToolsRan(tuple(context.completed_results))
 
 
-def _missing_secrets_request(call: ToolCall, tools: Mapping[str, Tool]) -> PendingRequest | None:
-    """The request for secret arguments of a run that was loaded from a journal, which does not contain them."""
+def _missing_values_request(call: ToolCall, tools: Mapping[str, Tool]) -> PendingRequest | None:
+    """The request for arguments that were withheld when the run was stored, and that cannot be opened."""
     tool = tools.get(call.name)
-    if tool is None or not tool.secret:
-        return None
-    missing = sorted(name for name in tool.secret if is_secret_placeholder(call.arguments.get(name)))
-    if not missing:
+    missing = sorted(name for name, value in call.arguments.items() if lacks_values(value))
+    if tool is None or not missing:
         return None
     return request_about(
         call,
         tool,
         "approval",
-        f"The call of {call.name!r} needs {', '.join(missing)}, which is not stored in the journal. Reply with "
-        "Edit(arguments), giving all of them, or with Deny(reason).",
+        f"The call of {call.name!r} needs {', '.join(missing)}, which held a secret and is not stored (the extra "
+        "'sealing' stores secrets encrypted). Reply with Edit(arguments), giving all of them, or with Deny(reason).",
     )
 
 

@@ -25,7 +25,7 @@ class FunctionSchema(NamedTuple):
         schema: The JSON schema of its arguments.
         adapter: Validates arguments.
         takes_context: Whether its first parameter is a ``ToolContext``.
-        secret: The names of its secret arguments (of type ``SecretStr``).
+        secret: The names of its secret arguments (of type ``SecretStr`` or ``SecretBytes``).
     """
 
     summary: str
@@ -60,8 +60,11 @@ def describe_function(function: Callable[..., Any], label: str, context_type: ty
     schema.pop("title", None)
     for prop in cast("dict[str, dict[str, Any]]", schema.get("properties", {})).values():
         prop.pop("title", None)
-    secret = frozenset(name for name, hint, _ in fields if "SecretStr" in str(hint))
+    secret = frozenset(name for name, hint, _ in fields if _SECRET_TYPE.search(str(hint)))
     return FunctionSchema(summary, schema, adapter, takes_context, secret)
+
+
+_SECRET_TYPE = re.compile(r"\bpydantic\.types\.Secret(?:Str|Bytes)?\b")
 
 
 class _SchemaGenerator(GenerateJsonSchema):

@@ -22,6 +22,7 @@ from agentfsm.loop.messages import ToolResult, Usage
 from agentfsm.loop.model import ToolSpec
 from agentfsm.loop.quorum import Approval
 from agentfsm.loop.state import CallState, HumanReply, RunState, SuspendedSubRun
+from agentfsm.loop.withholding import SecretPaths, marks_secrets
 from agentfsm.runtime.host import Host
 from agentfsm.runtime.tool_schema import describe_function
 
@@ -436,9 +437,9 @@ def with_subagents(tools: Mapping[str, Tool]) -> Iterator[Tool]:
             yield from with_subagents(each.delegate.tools)
 
 
-def secret_arguments(tools: Mapping[str, Tool]) -> dict[str, frozenset[str]]:
-    """The names of the secret arguments of each tool that has any, by the tool's name."""
-    return {t.name: t.secret for t in tools.values() if t.secret}
+def secret_arguments(tools: Iterable[Tool]) -> SecretPaths:
+    """Where the arguments of each tool are secret, by the tool's name; tools without secret arguments are left out."""
+    return {t.name: (t.secret, t.spec.parameters) for t in tools if t.secret or marks_secrets(t.spec.parameters)}
 
 
 def _not_blank(value: Any) -> Any:

@@ -11,6 +11,7 @@ from agentfsm.journal.journal_writer import StoreJournal, open_journal
 from agentfsm.journal.memory_store import MemoryStore
 from agentfsm.journal.sqlite import sqlite_store
 from agentfsm.loop.keys import KeyPurpose, Keyring, SecretKeys
+from agentfsm.loop.withholding import Withholder
 from agentfsm.testing import ScriptedModel, call
 from tests.helpers.journal_scenarios import add
 
@@ -53,7 +54,7 @@ def note(kind="note", what=None):
 
 
 async def kept(store) -> StoreJournal:
-    return await open_journal(store, "r", None, Keyring(b"s"), {})
+    return await open_journal(store, "r", None, Keyring(b"s"), Withholder(Keyring(b"s").current))
 
 
 def test_the_first_of_several_errors_is_raised_and_the_lease_released():

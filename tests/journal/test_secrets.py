@@ -1,17 +1,20 @@
 """Secrets never reach a journal: not its records, not its hidden values, not the file."""
 
 import asyncio
-import hashlib
 import json
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretBytes, SecretStr
 
 from agentfsm import Agent, Allow, Edit, Host, ProviderError, SqliteStore, ToolDefinitionError, UserInputRequested, tool
-from agentfsm.journal.outcome_codec import SecretScrubber
+from agentfsm.journal.fork import fork
+from agentfsm.journal.replay import replay
 from agentfsm.journal.verification import GOOD, verify
+from agentfsm.loop import withholding
 from agentfsm.loop.model import secrets_of
+from agentfsm.loop.transition_table import LOOP
+from agentfsm.loop.withholding import Withholder
 from agentfsm.models import ConcurrencyLimit, FallbackModel, Limited, Priced, resolve
 from agentfsm.testing import FakeClock, ScriptedModel, call
 
@@ -92,7 +95,7 @@ def test_a_run_without_a_store_keeps_its_secrets_out_of_its_journal(monkeypatch)
 
     text = json.dumps([r.data for r in asyncio.run(live()).journal])
     assert PASSWORD not in text
-    assert "[secret " in text
+    assert "[sealed " in text
 
 
 class Knowing(ScriptedModel):
@@ -127,7 +130,7 @@ def test_a_key_that_was_passed_to_a_model_in_code_is_not_written(store, tmp_path
     assert result.output == "my key is sk-in-code-0123456789"
     text = json.dumps([r.data for r in result.journal])
     assert "sk-in-code" not in text
-    assert "[secret " in text
+    assert "[sealed " in text
     store.close()
     assert b"sk-in-code" not in files(tmp_path)
 
@@ -143,29 +146,187 @@ def test_a_model_without_a_list_of_secrets_has_none():
     assert secrets_of(ScriptedModel(["x"])) == ()
 
 
-def test_equal_secrets_have_equal_placeholders_only_within_a_run():
-    one, other = SecretScrubber(), SecretScrubber()
-    assert one.placeholder_for(PASSWORD) == one.placeholder_for(PASSWORD) != other.placeholder_for(PASSWORD)
-    digest = hashlib.sha256(f"{one.salt}{PASSWORD}".encode()).hexdigest()
-    assert one.placeholder_for(PASSWORD) == f"[secret {digest[:32]}]"
+@pytest.fixture(params=[True, False], ids=["sealed", "not sealed"])
+def seals(request, monkeypatch):
+    """Whether the package that encrypts is installed."""
+    if not request.param:
+        monkeypatch.setattr(withholding, "_cipher_class", lambda: None)
+    return request.param
 
 
-def test_a_resumed_run_asks_for_its_secrets_again(store, tmp_path):
+def test_an_approved_call_with_secrets_runs_after_a_restart_as_it_was_approved_or_is_asked_again(
+    store, tmp_path, seals
+):
     async def live():
         first = await an_agent(store, [call("careful", user="ann", password=PASSWORD)], careful).run("go", run_id="r")
         assert isinstance(first.outcome, UserInputRequested)
         again = an_agent(store, ["done"], careful)
-        asked = await again.resume("r", Allow())
-        assert isinstance(asked.outcome, UserInputRequested)
-        assert "needs password, which is not stored in the journal" in asked.outcome.question
+        result = await again.resume("r", Allow())
+        if seals:
+            return result
+        assert isinstance(result.outcome, UserInputRequested)
+        assert "needs password, which held a secret and is not stored" in result.outcome.question
         assert SEEN == []
-        return await again.resume("r", Edit({"user": "ann", "password": PASSWORD + "2"}))
+        return await again.resume("r", Edit({"user": "ann", "password": PASSWORD}))
 
     result = asyncio.run(live())
     assert result.output == "done"
-    assert SEEN == [PASSWORD + "2"]
+    assert SEEN == [PASSWORD]
+    rows = store.records("r")
+    assert verify("r", rows, store.head("r")).code == GOOD
     store.close()
-    assert PASSWORD.encode() not in files(tmp_path)  # what a person gave is not kept either
+    assert PASSWORD.encode() not in files(tmp_path)
+
+
+class Login(BaseModel):
+    user: str
+    passwords: dict[str, list[SecretStr]]
+
+
+@tool(requires_approval=True)
+def enter(login: Login, raw: SecretBytes | None = None) -> str:
+    """Log in."""
+    SEEN.append((login.passwords["a"][0].get_secret_value(), raw and raw.get_secret_value()))
+    return f"used {SEEN[-1]!r}"
+
+
+@tool(secret=["account"], requires_approval=True)
+def connect(account: dict[str, object]) -> str:
+    """Connect."""
+    SEEN.append(account)
+    return "connected with " + json.dumps(json.dumps(account))
+
+
+@tool(requires_approval=True)
+def restore(database: str) -> str:
+    """Restore a database."""
+    SEEN.append(database)
+    return f"restored {database}"
+
+
+INNER = {"login": {"user": "ann", "passwords": {"a": ["x7"], "b": ['q"\\é\n9']}}, "raw": "bb-9"}
+ACCOUNT = {"name": "svc", "pin": 47110815, "deep": [{"token": "t-99"}, None, True, ""]}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "seen", "hidden"),
+    [
+        ("enter", INNER, ("x7", b"bb-9"), ["x7", 'q"\\', "bb-9"]),
+        ("connect", {"account": ACCOUNT}, ACCOUNT, ["47110815", "t-99", '"svc"']),
+        ("restore", {"database": "pw-8d7f6a5b"}, "pw-8d7f6a5b", ["pw-8d7f6a5b"]),
+    ],
+)
+def test_what_is_withheld_inside_arguments_is_what_runs_after_a_restart(
+    store, tmp_path, monkeypatch, name, arguments, seen, hidden
+):
+    monkeypatch.setenv("DB_PASSWORD", "pw-8d7f6a5b")
+    tools = (enter, connect, restore)
+
+    async def live():
+        await an_agent(store, [call(name, **arguments)], *tools).run("go", run_id="r")
+        return await an_agent(store, ["done"], *tools).resume("r", Allow())
+
+    assert asyncio.run(live()).output == "done"
+    assert [seen] == SEEN
+    hidden_rows = "".join(record.hidden + record.body for record in store.records("r"))
+    assert "ann" in hidden_rows or name != "enter"
+    for secret in hidden:
+        assert secret not in hidden_rows
+    assert verify("r", store.records("r"), store.head("r")).code == GOOD
+
+
+HOSTILE = {
+    "DB_PASSWORD": "postgres",
+    "PARTITION_KEY": "assistant",
+    "X_TOKEN": "transition",
+    "STATE_SECRET": "call_llm",
+    "RESULT_TOKEN": "effect.result",
+    "TOOL_KEY": "restore",
+    "ROLE_KEY": "UserInputRequested",
+    "RUN_TOKEN": "run-4711-abcdef",
+}
+
+
+def test_variables_whose_values_are_words_of_ours_do_no_harm(store, monkeypatch, seals):
+    for name, value in HOSTILE.items():
+        monkeypatch.setenv(name, value)
+    script = [call("restore", database="postgres"), "postgres is restored by the assistant of run-4711-abcdef"]
+
+    async def live():
+        await an_agent(store, script[:1], restore).run("restore postgres in transition", run_id="run-4711-abcdef")
+        return await an_agent(store, script[1:], restore).resume("run-4711-abcdef", Allow())
+
+    result = asyncio.run(live())
+    assert SEEN == ["postgres"]
+    assert result.output == script[1]
+    rows = store.records("run-4711-abcdef")
+    assert verify("run-4711-abcdef", rows, store.head("run-4711-abcdef")).code == GOOD
+    assert replay(rows, LOOP).same
+
+
+@pytest.mark.parametrize(
+    "word", ["assistant", "transition", "restore", "r", "user", "id", "arguments", "call_llm", "#"]
+)
+def test_declared_words_of_ours_do_no_harm_either(store, word):
+    script = [call("restore", database=word), f"{word} is restored"]
+
+    def agent(replies):
+        host = Host(clock=FakeClock(), store=store, secrets=[word])
+        return Agent(ScriptedModel(replies), tools=[restore], host=host)
+
+    async def live():
+        await agent(script[:1]).run(f"restore {word}", run_id="r")
+        return await agent(script[1:]).resume("r", Allow())
+
+    result = asyncio.run(live())
+    assert [word] == SEEN
+    assert result.output == script[1]
+    assert [m.content for m in result.messages][-1] == script[1]
+    rows = store.records("r")
+    assert verify("r", rows, store.head("r")).code == GOOD
+    assert replay(rows, LOOP).same
+
+
+def test_a_fork_and_a_sub_agent_go_on_with_the_values_that_were_withheld(store, tmp_path):
+    def outer(inner_script, outer_script):
+        host = Host(clock=FakeClock(), store=store)
+        inner = Agent(ScriptedModel(inner_script), tools=[careful], host=host)
+        return Agent(ScriptedModel(outer_script), tools=[inner.as_tool("helper", "Helps.")], host=host)
+
+    async def live():
+        first = outer([call("careful", user="ann", password=PASSWORD)], [call("helper", task="log in")])
+        waiting = await first.run("go", run_id="r")
+        assert isinstance(waiting.outcome, UserInputRequested)
+        return await outer(["in"], ["done"]).resume("r", Allow())
+
+    assert asyncio.run(live()).output == "done"
+    assert SEEN == [PASSWORD]
+
+    async def forked():
+        keyring = Host().keyring
+        await an_agent(store, [call("careful", user="ann", password=PASSWORD)], careful).run("go", run_id="a")
+        await fork(store, "a", store.head("a").seq, "b", keyring)
+        return await an_agent(store, ["done"], careful).resume("b", Allow())
+
+    assert asyncio.run(forked()).output == "done"
+    assert SEEN == [PASSWORD] * 2
+    store.close()
+    assert PASSWORD.encode() not in files(tmp_path)
+
+
+def test_a_placeholder_that_a_model_writes_opens_nothing(store):
+    """Somebody shows a model the placeholder of a secret; the text stays that text, also after a restart."""
+    host = Host(clock=FakeClock(), store=store)
+    shown = Withholder(host.keyring.current).placeholder_for("the secret")
+
+    async def live():
+        await Agent(ScriptedModel([call("restore", database=shown)]), tools=[restore], host=host).run("go", run_id="r")
+        return await Agent(ScriptedModel(["done"]), tools=[restore], host=host).resume("r", Allow())
+
+    result = asyncio.run(live())
+    assert isinstance(result.outcome, UserInputRequested)
+    assert result.outcome.arguments == {"database": shown}
+    assert SEEN == []
 
 
 def test_secret_arguments_must_be_arguments():
