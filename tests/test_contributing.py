@@ -64,7 +64,7 @@ def run(program: str, root: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", program],
         cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": str(root), "TMPDIR": str(root)},
         capture_output=True,
         text=True,
         timeout=60,

@@ -151,12 +151,29 @@ def check_setup(block: Block) -> None:
             assert program in {"#", "export", "git", "ollama", "openssl"}, f"{block}: nothing tests {line!r}"
 
 
+REPEATED = "$ agentfsm mutate"
+"""What a block has that runs a test suite again and again."""
+
+
 def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_blocks_of_a_page_run_and_print_what_it_says(page: Path, tmp_path: Path) -> None:
+    """All but the repeated ones, for which see ``tests/cli/test_mutate_command.py``."""
+    run_page(page, [block for block in blocks(page) if REPEATED not in block.text], tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", [page for page in PAGES if REPEATED in page.read_text()], ids=lambda page: page.stem)
+def test_every_block_of_a_page_runs_and_prints_what_it_says(page: Path, tmp_path: Path) -> None:
+    run_page(page, blocks(page), tmp_path)
+
+
+def run_page(page: Path, chosen: list[Block], tmp_path: Path) -> None:
+    """Run these blocks of a page, in an empty folder."""
     source = page.read_text(encoding="utf-8")
     for word, module in OPTIONAL_MODULES.items():
         if word in source and find_spec(module) is None:
@@ -164,11 +181,11 @@ def test_the_blocks_of_a_page_run_and_print_what_it_says(page: Path, tmp_path: P
     if "os.fork" in source and not hasattr(os, "fork"):
         pytest.skip("there is no fork")
     (tmp_path / "my_tools.py").write_text(MY_TOOLS)
-    for block in blocks(page):
+    for block in chosen:
         if block.name:
             (tmp_path / block.name).write_text(block.text)
     printed: str | None = None
-    for block in blocks(page):
+    for block in chosen:
         match block.language:
             case _ if block.name:
                 continue

@@ -164,6 +164,19 @@ class Variable:
             return [u for u in self.updates if u.applies_to(row)]
         return self._by_row.get(str(row), ())
 
+    def updates_by_row(self, rows: Mapping[str, Transition]) -> Iterator[tuple[str, Sequence[Update]]]:
+        """The updates of each row that has any, with the text of the row.
+
+        Args:
+            rows: The rows of a graph, by their texts.
+        """
+        if self._exact:
+            yield from ((text, updates) for text, updates in self._by_row.items() if text in rows)
+            return
+        for text, row in rows.items():
+            if updates := self.updates_for(row):
+                yield text, updates
+
     def value(self, value: int | str) -> int:
         """A value or a label as a number.
 

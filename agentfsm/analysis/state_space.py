@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from agentfsm.analysis.analysis_limits import Meter
-from agentfsm.analysis.assumptions import Assumptions, Condition, GuardAssumption, Update, parse_condition
+from agentfsm.analysis.assumptions import Assumptions, Condition, GuardAssumption, Update, Variable, parse_condition
 from agentfsm.machine.graph import Graph, Transition
 
 __all__ = ["BreadthFirstSearch", "CompiledRow", "Configuration", "Move", "StateSpace", "reconstruct_path"]
@@ -59,7 +59,12 @@ class CompiledRow:
     """
 
     def __init__(
-        self, space: StateSpace, place: int, transition: Transition, assumptions: tuple[GuardAssumption, ...]
+        self,
+        space: StateSpace,
+        place: int,
+        transition: Transition,
+        assumptions: tuple[GuardAssumption, ...],
+        changes: Sequence[tuple[Variable, Sequence[Update]]],
     ) -> None:
         self.place = place
         self.transition = transition
@@ -74,9 +79,8 @@ class CompiledRow:
         decided = [(k, space.compile_condition(space.strengthen(m))) for k, m in zip(assumptions, musts, strict=True)]
         self._deciding = tuple((k, check) for k, check in decided if check is not _never)
         self.always = transition.guard is None
-        changing = sum(bool(counter.updates_for(transition)) for counter in space.assumptions.counters)
-        self.constraint_count = changing + len(assumptions)
-        self.updates = tuple(space.compile_updates(transition))
+        self.constraint_count = len(changes) + len(assumptions)
+        self.updates = tuple(space.compile_updates(changes))
 
     def may(self, config: Configuration) -> bool:
         """Whether its guard can hold in a configuration."""
@@ -151,8 +155,13 @@ class StateSpace:
         self.finals = frozenset(i for i, spec in enumerate(graph.states) if spec.final)
         places = {id(t): i for i, t in enumerate(graph.transitions)}
         applying = assumptions.guards_by_row(graph)
+        texts = {str(t): t for t in graph.transitions}
+        changes: dict[str, list[tuple[Variable, Sequence[Update]]]] = {text: [] for text in texts}
+        for counter in assumptions.counters:
+            for text, updates in counter.updates_by_row(texts):
+                changes[text].append((counter, updates))
         self.rows = tuple(
-            tuple(CompiledRow(self, places[id(t)], t, applying[t.id]) for t in graph.rows(spec.name))
+            tuple(CompiledRow(self, places[id(t)], t, applying[t.id], changes[str(t)]) for t in graph.rows(spec.name))
             for spec in graph.states
         )
         self.constraint_counts = {row.place: row.constraint_count for rows in self.rows for row in rows}
@@ -190,11 +199,19 @@ class StateSpace:
             all(compare(config[slot], value) for slot, compare, value in tests) for tests in compiled
         )
 
-    def compile_updates(self, transition: Transition) -> Iterable[tuple[int, int, tuple[_CompiledUpdate, ...]]]:
-        """For each followed counter that a row can change: its slot, its limit, and its updates in order."""
-        for counter in self.counters:
+    def compile_updates(
+        self, changes: Iterable[tuple[Variable, Sequence[Update]]]
+    ) -> Iterator[tuple[int, int, tuple[_CompiledUpdate, ...]]]:
+        """For each followed counter that a row can change: its slot, its limit, and its updates in order.
+
+        Args:
+            changes: The counters that the row changes, in order, with their updates.
+        """
+        for counter, listed in changes:
+            if counter.name not in self._slots:
+                continue
             updates: list[_CompiledUpdate] = []
-            for change in counter.updates_for(transition):
+            for change in listed:
                 updates.append(self._compile_update(change, tuple(counter.value(v) for v in change.to)))
                 if change.when == "always":
                     break

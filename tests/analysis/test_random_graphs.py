@@ -115,18 +115,18 @@ def analyse_agent(agent: Agent, properties: Sequence[Property]) -> Analysis:
 
 def test_a_sample_of_random_graphs_in_random_worlds(counted: Callable[[str], None]) -> None:
     counts = Counts()
-    for seed in range(40):
+    for seed in range(20):
         explore_seed(seed, 6, counts)
-    assert counts.accepted >= 26
+    assert counts.accepted >= 13
     assert counts.decided >= 0.9
     counted(str(counts))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7_200)
-def test_300_random_graphs_in_50_worlds_each(counted: Callable[[str], None]) -> None:
+def test_320_random_graphs_in_50_worlds_each(counted: Callable[[str], None]) -> None:
     counts = Counts()
-    for seed in range(1_000, 1_300):
+    for seed in (*range(20, 40), *range(1_000, 1_300)):
         explore_seed(seed, 50, counts)
     assert counts.accepted >= 200
     assert {name: n for name in FEATURES if (n := counts.features[name]) < 30} == {}

@@ -219,6 +219,7 @@ def test_pairs_that_no_path_covers_are_those_that_spin_never_takes(name: str, tm
     print(f"{name}: {len(taken)} of {len(taken)} feasible pairs are taken by {len(listed)} runs, as spin has it")
 
 
+@pytest.mark.soak  # the quick suite has SPIN search the public export of the same graphs
 def test_graphs_that_are_endless_for_one_are_endless_for_the_other(tmp_path: Path) -> None:
     faults = (endless_retry(resets=True), endless_retry(resets=False), retry_bypassing_budget())
     faulty = [SpinCase(*each) for each in faults]
@@ -249,7 +250,7 @@ ONE = AgentGuardrails(max_iterations=1, max_steps=2, max_continues=1, max_calls_
 
 
 # In batch 2 a variable matters only by ruling out the one row that reads it.
-@pytest.mark.parametrize("batch", [0, 2, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, 60) if n != 2)])
+@pytest.mark.parametrize("batch", [2, *(pytest.param(n, marks=pytest.mark.soak) for n in range(60) if n != 2)])
 def test_random_graphs_of_users(batch: int, tmp_path: Path) -> None:
     """That they end, the rows that are ever taken, and the properties that do not hold, as SPIN has them."""
     cases = users_cases(range(5 * batch, 5 * batch + 5))
@@ -285,7 +286,7 @@ def errors_by_spin(model: str, folder: Path) -> int:
 TWO = AgentGuardrails(max_iterations=2, max_steps=3, max_continues=1, max_calls_per_reply=2)
 
 
-@pytest.mark.parametrize("name", ["loop", *PRESETS])
+@pytest.mark.parametrize("name", ["loop", *(pytest.param(name, marks=pytest.mark.soak) for name in PRESETS)])
 def test_the_public_export_of_every_preset_ends_or_waits(name: str, tmp_path: Path) -> None:
     graph, rules = (LOOP, None) if name == "loop" else (PRESETS[name].graph, PRESETS[name].behavior)
     assert errors_by_spin(promela_model(graph, exported_model(graph, TWO, AgentTraits(rules))), tmp_path) == 0

@@ -78,6 +78,13 @@ def nothing_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Te
     assert list(folder.iterdir()) == []
 
 
+@pytest.fixture
+def cli(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """The command line; the pytest that it starts loads no plugins of others, which takes longer than the tests."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    return cli
+
+
 @pytest.fixture(autouse=True)
 def fresh_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The command runs in this process, and imports the module of each test's own folder."""
@@ -192,5 +199,5 @@ def test_an_interrupted_command_leaves_no_file(monkeypatch: pytest.MonkeyPatch, 
 
 def test_workers_of_xdist_have_the_mutant(cli: Cli, tmp_path: Path) -> None:
     project(tmp_path)
-    result = cli("mutate", "money:AGENT", "--only", "drop:*greedy", "-q", "-n", "1")
+    result = cli("mutate", "money:AGENT", "--only", "drop:*greedy", "-q", "-p", "xdist", "-n", "1")
     assert result.exit_code == 0, result.output

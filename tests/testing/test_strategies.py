@@ -112,7 +112,8 @@ def test_drawn_arguments_fit_the_tool(drawn) -> None:
     assert set(chosen.arguments(given_)) >= set(chosen.spec.parameters.get("required", ()))
 
 
-def test_a_fault_shrinks_to_the_shortest_run() -> None:
+@pytest.mark.parametrize("max_turns", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_a_fault_shrinks_to_the_shortest_run(max_turns: int) -> None:
     """The fault: a run in which a payment above the limit was made. The shortest: one reply with one call, allowed."""
     payer = agent("standard")
 
@@ -120,7 +121,7 @@ def test_a_fault_shrinks_to_the_shortest_run() -> None:
         result = Simulator(payer).run_sync(scenario)
         return any(s.tool == "pay" and s.arguments["amount"] > 100 for s in result.started_tools)
 
-    scenario = find(scenarios(payer, max_turns=2), paid, settings=settings(max_examples=5_000, deadline=None))
+    scenario = find(scenarios(payer, max_turns=max_turns), paid, settings=settings(max_examples=5_000, deadline=None))
     assert len(scenario.model_turns) == 1
     ((made,),) = [scenario.model_turns[0].entry]
     assert (made.name, made.arguments) == ("pay", {"amount": 101})
