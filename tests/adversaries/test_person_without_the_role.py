@@ -12,7 +12,7 @@ import json
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -240,14 +240,13 @@ def _edited(change: Callable[[Any], None]) -> Callable[[Desk], None]:
     """Change every object of a record, and reply to it as the clerk and as a manager."""
 
     def walk(node: Any) -> None:
-        children: list[Any]
-        if isinstance(node, dict):
+        if isinstance(node, list):
+            for item in cast("list[Any]", node):
+                walk(item)
+        elif isinstance(node, dict):
             change(node)
-            children = list(node.values())
-        else:
-            children = node if isinstance(node, list) else []
-        for child in children:
-            walk(child)
+            for item in cast("dict[str, Any]", node).values():
+                walk(item)
 
     def attack(desk: Desk) -> None:
         record = json.loads(desk.asked[0].suspension_record.to_json())
