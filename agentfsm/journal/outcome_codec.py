@@ -26,7 +26,7 @@ from agentfsm.loop import outcomes as o
 from agentfsm.loop.canonical_json import MAX_INT, encode
 from agentfsm.loop.failures import Failure
 from agentfsm.loop.messages import Message, Reply, ToolResult
-from agentfsm.loop.state import TEXT_FIELDS, HumanReply, PendingRequest
+from agentfsm.loop.state import KEPT_FIELDS, TEXT_FIELDS, HumanReply, PendingRequest
 from agentfsm.loop.withholding import Withholder
 
 __all__ = [
@@ -77,7 +77,9 @@ class CommitmentWriter:
     def own_json(self, data: Any) -> str:
         """The JSON that the body holds for data of ours (a state, messages), in which some fields are the user's."""
         withholder = self._withholder
-        return self._commit(encode(data if withholder is None else withholder.clean_fields(data, TEXT_FIELDS, _KEPT)))
+        return self._commit(
+            encode(data if withholder is None else withholder.clean_fields(data, TEXT_FIELDS, KEPT_FIELDS))
+        )
 
     def visible_json(self, value: Any) -> str:
         """The JSON of a value of the user's that the body holds itself."""
@@ -147,9 +149,6 @@ HIDDEN_FIELDS = frozenset(
     }
 )
 """The fields that hold texts or user-supplied JSON; they are hidden. Mappings are hidden in every field."""
-
-_KEPT = frozenset({"by", "record"})
-"""The fields with texts in which nothing is withheld: who answered, and signed records, which withhold their own."""
 
 _NO_DEFAULT = object()
 _EMPTY_JSON: Mapping[str, tuple[Any, ...]] = {"{}": ({},), "[]": ((), [])}  # by text, the defaults equal to it

@@ -29,6 +29,7 @@ from agentfsm.loop.withholding import contains_placeholder
 from agentfsm.machine.graph import State
 
 __all__ = [
+    "KEPT_FIELDS",
     "MAX_LESSONS",
     "TEXT_FIELDS",
     "CallState",
@@ -76,6 +77,9 @@ TEXT_FIELDS = frozenset(
     }
 )
 """The fields in the JSON of a run's state that hold texts or data of the user's; others are names, ids and counts."""
+
+KEPT_FIELDS = frozenset({"by", "record"})
+"""The fields with texts in which nothing is withheld: who answered, and signed records, which withhold their own."""
 
 MAX_LESSONS = 5
 """How many kinds of failure ``lessons_learned`` keeps; the oldest is dropped."""

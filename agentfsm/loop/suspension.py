@@ -25,7 +25,8 @@ from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.failures import FailureKind
 from agentfsm.loop.keys import KeyPurpose, Keyring
 from agentfsm.loop.read_only import freeze
-from agentfsm.loop.state import HumanReply, RunState, dump_state, load_state
+from agentfsm.loop.state import KEPT_FIELDS, TEXT_FIELDS, HumanReply, RunState, dump_state, load_state
+from agentfsm.loop.withholding import SecretOpener, Withholder
 
 __all__ = [
     "DEFAULT_VALIDITY_S",
@@ -126,7 +127,14 @@ def _signature(record: SuspensionRecord, key: bytes) -> str:
 
 
 def sign_record(
-    run: RunState, *, graph: str, keyring: Keyring, record_id: str, created_at: float, registry: str = ""
+    run: RunState,
+    *,
+    graph: str,
+    keyring: Keyring,
+    record_id: str,
+    created_at: float,
+    registry: str = "",
+    withholder: Withholder | None = None,
 ) -> SuspensionRecord:
     """The signed record of a suspended run.
 
@@ -137,6 +145,7 @@ def sign_record(
         record_id: A fresh random id.
         created_at: Seconds since the epoch.
         registry: What knows whether the record was used; see ``SuspensionRecord``.
+        withholder: Replaces the secrets of the run.
 
     Raises:
         ValueError: The run waits for nothing.
@@ -145,6 +154,11 @@ def sign_record(
     if request is None:
         raise ValueError(f"run {run.run_id!r} waits for nothing")
     state = dump_state(run)
+    if withholder is not None:
+        for call in (call for message in run.messages for call in message.tool_calls):
+            withholder.add_arguments(call.name, call.arguments)
+        withholder.add_arguments(request.tool, request.arguments)
+        state = withholder.clean_fields(state, TEXT_FIELDS, KEPT_FIELDS)
     request_json, quorum = state["waiting"], request.quorum
     asked_at = created_at
     validity_s = run.guardrails.validity_s or (None if registry == IN_STORE else DEFAULT_VALIDITY_S)
@@ -218,7 +232,7 @@ def open_record(
             f"the record expired {now - record.expires_at:.0f} s ago; end the run with agent.dismiss(record)"
         )
     try:
-        return load_state(record.state)
+        return load_state(SecretOpener(keyring).open_fields(record.state, TEXT_FIELDS, KEPT_FIELDS))
     except ValidationError as error:  # the signature matches, so another release wrote it
         where, what = _first_problem(error)
         raise SuspensionFormatError(f"this release cannot read the record's state: {where}: {what}") from None

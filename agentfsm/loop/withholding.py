@@ -372,6 +372,24 @@ class SecretOpener:
             return [self.open(item) for item in cast("list[Any]", value)]
         return value
 
+    def open_fields(self, data: Any, texts: frozenset[str], kept: frozenset[str] = frozenset()) -> Any:
+        """What ``Withholder.clean_fields`` was given; for the arguments see there.
+
+        Raises:
+            MissingExtraError: The package ``cryptography`` is not installed.
+        """
+        if isinstance(data, list | tuple):
+            return [self.open_fields(item, texts, kept) for item in cast("list[Any]", data)]
+        if not isinstance(data, Mapping):
+            return data
+        opened: dict[str, Any] = {}
+        for name, value in cast("Mapping[str, Any]", data).items():
+            if name in kept:
+                opened[name] = value
+            else:
+                opened[name] = self.open(value) if name in texts else self.open_fields(value, texts, kept)
+        return opened
+
     def _open_text(self, text: str) -> Any:
         whole = _SEALED.fullmatch(text)
         if whole is not None:

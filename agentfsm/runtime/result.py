@@ -82,6 +82,7 @@ def suspend(context: Context) -> tuple[type[Ending], dict[str, Any]]:
         record_id=host.new_id(),
         created_at=host.clock.time(),
         registry=_registry(context),
+        withholder=context.config.open_withholder(),
     )
     expires = None if record.expires_at is None else int(record.expires_at * 1000)
     context.recorder.record("run.suspended", {"waiting": pending, "id": record.record_id, "expires": expires})

@@ -314,6 +314,28 @@ def test_a_fork_and_a_sub_agent_go_on_with_the_values_that_were_withheld(store, 
     assert PASSWORD.encode() not in files(tmp_path)
 
 
+def test_a_suspension_record_holds_no_secrets_and_resumes_with_them(monkeypatch, seals):
+    monkeypatch.setenv("SOME_SERVICE_API_KEY", KEY)
+    SEEN.clear()
+    host = Host(clock=FakeClock())
+
+    async def live():
+        asks = call("careful", user="ann", password=PASSWORD)
+        first = await Agent(ScriptedModel([asks]), tools=[careful], host=host).run(f"use {KEY}, not {PASSWORD}")
+        record = first.outcome.suspension_record.to_json()
+        assert "ann" in record
+        assert PASSWORD not in record
+        assert KEY not in record
+        again = Agent(ScriptedModel(["done"]), tools=[careful], host=host)
+        return await again.resume(record, Allow())
+
+    result = asyncio.run(live())
+    assert ([PASSWORD] if seals else []) == SEEN
+    assert isinstance(result.outcome, UserInputRequested) is not seals
+    if seals:
+        assert f"use {KEY}, not {PASSWORD}" in [message.content for message in result.messages]
+
+
 def test_a_placeholder_that_a_model_writes_opens_nothing(store):
     """Somebody shows a model the placeholder of a secret; the text stays that text, also after a restart."""
     host = Host(clock=FakeClock(), store=store)
