@@ -262,8 +262,9 @@ class BatchPlan:
     def _needs_other_call(self, result_index: int) -> bool:
         """Whether the result needed there must come from another call than the one in doubt."""
         need = self._planner.example_at(result_index)
-        following = self._planner.step_at(result_index + 1)
-        return need.call is not None or need.times > 1 or (following is not None and following.guard is retry_tool)
+        judged, following = self._planner.step_at(result_index), self._planner.step_at(result_index + 1)
+        several = need.times > 1 and not (judged is not None and judged.guard is repeated_error)
+        return need.call is not None or several or (following is not None and following.guard is retry_tool)
 
     def _on_recover(self, index: int, step: Step) -> None:
         if any(planned_call.rerun for planned_call in self._ran if last_result_failed(planned_call)):

@@ -56,9 +56,6 @@ def test_every_pair_and_prime_path_of_the_presets_is_witnessed(name: str, cover:
         driver.run(path).check()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="one path of 358 repeats an error of calls in doubt, which the kit does not build"
-)
 def test_every_triple_of_the_loop_is_witnessed() -> None:
     driver = WitnessDriver(LOOP)
     for path in paths(LOOP, "triples"):
