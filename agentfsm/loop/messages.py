@@ -162,10 +162,9 @@ class ToolCall(_SignatureSlot):
             TypeError: The arguments are not JSON.
             ValueError: They contain NaN, an infinity or themselves, or are nested too deeply.
         """
-        try:
-            return self._signature
-        except AttributeError:  # computed on first use: a call is looked up several times
-            pass
+        known: str | None = getattr(self, "_signature", None)  # computed on first use, as few copies of a call need it
+        if known is not None:
+            return known
         arguments: Mapping[str, Any] = self.arguments
         if "_ui_message" in arguments or arguments.__class__ is not FrozenDict:
             arguments = {k: v for k, v in arguments.items() if k != "_ui_message"}

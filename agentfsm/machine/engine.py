@@ -186,7 +186,7 @@ class _Row(transitions.Transition):
 class _Quiet:
     """The usual case in a state: fields of the run have the values with which most of its built-in guards do not hold.
 
-    These guards are known to be silent then without a call of each: it halves what a move costs.
+    These guards are known to be silent then without a call of each: 36,000 of the 500,000 instructions of a tool step.
 
     Attributes:
         fields: Reads the fields of a run.

@@ -22,6 +22,9 @@ DEFAULT_GRACE_S = 2.0
 CLOSE_ATTEMPTS = 100
 """How many awaits of an abandoned coroutine's cleanup are broken off before it is left as it is."""
 
+_ENDED = object()
+"""Stands for what a coroutine waits for, once it has ended."""
+
 T = TypeVar("T")
 
 logger = logging.getLogger("agentfsm")
@@ -83,6 +86,7 @@ class Timeout:
         "_requested",
         "_task",
         "_timer",
+        "_value",
         "grace_s",
         "owner",
     )
@@ -98,6 +102,7 @@ class Timeout:
         self._requested = 0  # how many are this object's own
         self._limit = self._deadline = 0.0
         self._in_grace = False
+        self._value: Any = None
 
     @coroutine
     def run(self, awaitable: Awaitable[T], seconds: float) -> Generator[Any, Any, T]:
@@ -114,21 +119,26 @@ class Timeout:
             TimeLimitError: Its time is up, and it has ended, or was abandoned.
             asyncio.CancelledError: The task was cancelled, and it has ended, or was abandoned.
         """
-        steps: Any = awaitable
+        inner: Any = awaitable
         if type(awaitable) is not CoroutineType:
-            steps = _as_coroutine(awaitable)
+            inner = _as_coroutine(awaitable)
         task = self.owner or asyncio.current_task()
         if task is None or self._task is not None:
-            steps.close()
+            inner.close()
             raise RuntimeError("a Timeout limits one await at a time, inside a task")
         loop = task.get_loop()
         limit = loop.time() + seconds
         self._expired = self._abandoned = False
         self._task, self._cancelling = task, task.cancelling()
+        steps: Any = self._keep_value(inner)
+        value: T
         try:
-            waiting = steps.send(None)  # a coroutine that never waits needs no timer
+            waiting = next(steps, _ENDED)
+            if waiting is _ENDED:  # a coroutine that never waits needs no timer
+                value = self._take_value()
+                return value
             self._start(loop, limit)
-            while True:
+            while waiting is not _ENDED:
                 error: BaseException | None = None
                 try:
                     if waiting is None or type(waiting) is asyncio.Future:
@@ -136,7 +146,7 @@ class Timeout:
                     else:
                         yield from self._wait_for(waiting)
                 except GeneratorExit:
-                    _close(steps)
+                    _close(steps, inner)
                     raise
                 except asyncio.CancelledError as cancellation:
                     error = cancellation
@@ -144,13 +154,12 @@ class Timeout:
                 except BaseException as refused:  # by the task: something that cannot be awaited
                     error = refused
                 if self._abandoned:
-                    _close(steps)
+                    _close(steps, inner)
                     raise cast("BaseException", error)
-                waiting = steps.send(None) if error is None else steps.throw(error)
+                waiting = next(steps, _ENDED) if error is None else _throw(steps, error)
                 if self._in_grace and task.cancelling() <= self._cancelling:  # a timeout inside the coroutine: handled
                     self._end_grace()
-        except StopIteration as stop:
-            value: T = stop.value
+            value = self._take_value()
             return value
         except asyncio.CancelledError as error:
             if self._requested and task.cancelling() - self._requested <= self._cancelling:  # nobody else cancels it
@@ -171,6 +180,15 @@ class Timeout:
         if not self._abandoned or self.grace_s is None:
             return ""
         return f": it did not stop within {self.grace_s:g} s of being cancelled, and was abandoned"
+
+    @coroutine
+    def _keep_value(self, inner: Coroutine[Any, Any, Any]) -> Generator[Any, Any, None]:
+        """Await a coroutine and keep its value: to catch it in a ``StopIteration`` takes 0.5 us longer."""
+        self._value = yield from inner
+
+    def _take_value(self) -> Any:
+        value, self._value = self._value, None
+        return value
 
     # -- waiting --------------------------------------------------------------------------------------
 
@@ -261,11 +279,25 @@ async def _as_coroutine(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
-def _close(steps: Coroutine[Any, Any, Any]) -> None:
-    """Close a coroutine where it stands; one whose cleanup waits is closed there, too, and so on."""
+def _throw(steps: Generator[Any, Any, None], error: BaseException) -> Any:
+    """What a coroutine waits for after an exception was thrown into it, or ``_ENDED``."""
+    try:
+        return steps.throw(error)
+    except StopIteration:
+        return _ENDED
+
+
+def _close(steps: Generator[Any, Any, None], inner: Coroutine[Any, Any, Any]) -> None:
+    """Close a coroutine where it stands; one whose cleanup waits is closed there, too, and so on.
+
+    Args:
+        steps: What awaits the coroutine.
+        inner: The coroutine.
+    """
     for _ in range(CLOSE_ATTEMPTS):
         with suppress(Exception, asyncio.CancelledError, SystemExit):  # it waits again, or its cleanup failed
+            inner.close()
             steps.close()
             return
     _unclosable.append(steps)
-    logger.warning("%s cannot be closed: it is left where it stands", getattr(steps, "__qualname__", "a coroutine"))
+    logger.warning("%s cannot be closed: it is left where it stands", getattr(inner, "__qualname__", "a coroutine"))
