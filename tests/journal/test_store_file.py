@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -288,3 +289,19 @@ def test_two_processes_cannot_both_write_through_different_names(tmp_path):
         begin(store)
         with pytest.raises(StoreLockedError):
             SqliteStore(tmp_path / "runs.db").claim()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such permissions")
+def test_a_new_store_and_the_files_beside_it_are_readable_by_their_owner_only(tmp_path):
+    async def write(store):
+        await store.acquire("r", "p", new=True)
+
+    old = os.umask(0o022)
+    try:
+        with SqliteStore(tmp_path / "runs.db") as store:
+            asyncio.run(write(store))
+            modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+    finally:
+        os.umask(old)
+    assert "runs.db" in modes
+    assert set(modes.values()) == {0o600}

@@ -159,6 +159,7 @@ def test_a_closed_store_is_one_file_that_can_be_copied_or_read_in_a_read_only_fo
         "with SqliteStore(sys.argv[1]) as store: print(len(store.records('a')))"
     )
     reachable(tmp_path)
+    (folder / "runs.db").chmod(0o644)  # a store is its owner's alone
     folder.chmod(0o555)
     got = subprocess.run([sys.executable, "-c", code, folder / "runs.db"], capture_output=True, text=True)
     folder.chmod(0o755)

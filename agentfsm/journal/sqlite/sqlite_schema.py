@@ -147,7 +147,7 @@ def _rows_with_wrong_types(db: sqlite3.Connection, table: str) -> list[int]:
 
 
 def open_writer(path: Path, level: SynchronousLevel) -> sqlite3.Connection:
-    """A connection that writes to the file, which is created if it does not exist.
+    """A connection that writes to the file, which is created for its owner alone if it does not exist.
 
     Raises:
         StoreError: It cannot be opened.
@@ -165,6 +165,8 @@ def open_writer(path: Path, level: SynchronousLevel) -> sqlite3.Connection:
         elif not has_macs(db):
             db.executescript(f"BEGIN; {_MIGRATION_FROM_1} COMMIT;")
 
+    with contextlib.suppress(OSError):  # SQLite says what is wrong, and gives the files beside it the same mode
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     try:
         return _initialized(connect(f"{path.absolute().as_uri()}?mode=rwc", timeout=0), begin)
     except READ_ERRORS as error:

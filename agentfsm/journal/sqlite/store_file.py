@@ -64,7 +64,7 @@ class FileLock:
             StoreError: The lock file cannot be created.
         """
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
         name = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
