@@ -2,6 +2,7 @@
 
 from agentfsm.analysis.analyse import Analysis, DeadTransition, Verdict, analyse
 from agentfsm.analysis.analysis_limits import AnalysisLimits
+from agentfsm.analysis.approval_property import ApprovalProperty, needs_approvals
 from agentfsm.analysis.assumptions import Assumptions, GuardAssumption, Update, Variable, iff
 from agentfsm.analysis.bounds import Bounds
 from agentfsm.analysis.graph_diff import (
@@ -16,12 +17,13 @@ from agentfsm.analysis.graph_diff import (
     reviewed_table,
 )
 from agentfsm.analysis.loop_assumptions import AgentTraits, exported_model, graph_assumptions
-from agentfsm.analysis.model_checker import Property, must_pass, never_after
+from agentfsm.analysis.model_checker import Property, SafetyProperty, must_pass, never_after
 
 __all__ = [
     "AgentTraits",
     "Analysis",
     "AnalysisLimits",
+    "ApprovalProperty",
     "Assumptions",
     "Bounds",
     "DeadTransition",
@@ -32,6 +34,7 @@ __all__ = [
     "MovedRow",
     "Property",
     "Renamed",
+    "SafetyProperty",
     "Update",
     "Variable",
     "Verdict",
@@ -43,6 +46,7 @@ __all__ = [
     "graph_from_table",
     "iff",
     "must_pass",
+    "needs_approvals",
     "never_after",
     "reviewed_table",
 ]

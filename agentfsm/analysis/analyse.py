@@ -12,7 +12,7 @@ from agentfsm.analysis.analysis_limits import AnalysisLimitError, AnalysisLimits
 from agentfsm.analysis.assumptions import Assumptions, GuardAssumption
 from agentfsm.analysis.bounds import Bounds, compute_bounds
 from agentfsm.analysis.loop_assumptions import AgentTraits, graph_assumptions
-from agentfsm.analysis.model_checker import ModelChecker, Property, Trace, find_lasso, row_ids
+from agentfsm.analysis.model_checker import ModelChecker, SafetyProperty, Trace, find_lasso, row_ids
 from agentfsm.analysis.state_space import BreadthFirstSearch, CompiledRow, Configuration, StateSpace
 from agentfsm.errors import GraphError
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
@@ -147,7 +147,7 @@ def _bound_text(bound: int | None, what: str) -> str:
 
 def analyse(
     graph: Graph,
-    *properties: Property,
+    *properties: SafetyProperty,
     guardrails: AgentGuardrails | None = None,
     behavior: Behavior | None = None,
     assumptions: Assumptions | None = None,
@@ -169,7 +169,7 @@ def analyse(
 
     Args:
         graph: The graph.
-        *properties: Your own properties, from ``must_pass`` and ``never_after``.
+        *properties: Your own properties, from ``must_pass``, ``never_after`` and ``needs_approvals``.
         guardrails: The limits; by default those of ``AgentGuardrails()``.
         behavior: The behavior of the preset; None proves what holds for every behavior.
         assumptions: Assumptions about your own guards and counters.
@@ -324,10 +324,10 @@ def _violated(graph: Graph, text: str, trace: Trace) -> Verdict:
     return Verdict(text, False, path=row_ids(graph, trace.rows), loop=row_ids(graph, trace.loop))
 
 
-def _check_property(checker: ModelChecker, each: Property, text: str) -> Verdict:
+def _check_property(checker: ModelChecker, each: SafetyProperty, text: str) -> Verdict:
     trace = checker.find_violation(each)
     if trace is None:
-        return Verdict(text, True, assumptions=_texts(checker.used))
+        return Verdict(text, True, assumptions=(*each.assumptions, *_texts(checker.used)))
     return _violated(checker.graph, text, trace)
 
 

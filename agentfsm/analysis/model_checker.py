@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations, islice
+from typing import Protocol
 
 from agentfsm.analysis.analysis_limits import Meter
 from agentfsm.analysis.assumptions import Assumptions, GuardAssumption
@@ -26,6 +27,7 @@ __all__ = [
     "ModelChecker",
     "Property",
     "PropertyAutomaton",
+    "SafetyProperty",
     "Trace",
     "find_lasso",
     "is_feasible_in",
@@ -40,6 +42,24 @@ VIOLATED = 2
 
 PropertyAutomaton = Callable[[int, int], int]
 """The next state of an automaton, from its state and the place of the row taken."""
+
+
+class SafetyProperty(Protocol):
+    """Something that no run of a graph may do, as an automaton over the rows of a run."""
+
+    @property
+    def text(self) -> str:
+        """The property in words."""
+        ...
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What it depends on beyond the rows and the model of the loop's own functions."""
+        ...
+
+    def automaton(self, graph: Graph) -> tuple[int, PropertyAutomaton]:
+        """The initial state and the transition function of the automaton that checks the property on a graph."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +82,11 @@ class Property:
     armed_by: str = ""
     disarmed_by: str = ""
     arm_late: bool = False
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What it depends on beyond the rows and the model: nothing."""
+        return ()
 
     def automaton(self, graph: Graph) -> tuple[int, PropertyAutomaton]:
         """The initial state and the transition function of the automaton that checks the property on a graph.
@@ -174,7 +199,7 @@ class ModelChecker:
             self._projections[key] = StateSpace(self.graph, self.full.assumptions, key, self.meter, self.dead)
         return self._projections[key]
 
-    def find_violation(self, checked_property: Property) -> Trace | None:
+    def find_violation(self, checked_property: SafetyProperty) -> Trace | None:
         """The shortest run that violates a property; None if no run does.
 
         Raises:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from agentfsm.analysis import (
     AgentTraits,
     Analysis,
     Assumptions,
-    Property,
+    SafetyProperty,
     analyse,
     exported_model,
     must_pass,
+    needs_approvals,
     never_after,
 )
 from agentfsm.cli.options import CommandFunction, change_guardrails, collect_options, guardrails_option
@@ -30,7 +31,9 @@ from agentfsm.diagrams.promela import promela_model
 from agentfsm.errors import ConfigurationError
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.presets import PRESETS, Preset
+from agentfsm.loop.quorum import Approval
 from agentfsm.machine.graph import Graph
+from agentfsm.runtime.tools import Tool, with_subagents
 from agentfsm.runtime.unattended_calls import UnattendedCalls, unattended_calls
 from agentfsm.testing.counterexample import counterexample_test
 
@@ -67,6 +70,40 @@ def _report_options(command: CommandFunction) -> CommandFunction:
     )(command)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _PropertyOptions:
+    """The options that name properties to prove."""
+
+    must_pass: tuple[str, ...]
+    never_after: tuple[str, ...]
+    needs_approvals: tuple[str, ...]
+
+
+def _property_options(command: CommandFunction) -> CommandFunction:
+    """Add the options of ``_PropertyOptions`` to a command, which gets them as ``wanted``."""
+    return collect_options(
+        _PropertyOptions,
+        "wanted",
+        [
+            click.option(
+                "--must-pass",
+                metavar="TARGET:THROUGH[:WHEN]",
+                multiple=True,
+                help="TARGET is reached only through THROUGH.",
+            ),
+            click.option(
+                "--never-after", metavar="EVENT:AFTER[:UNTIL]", multiple=True, help="EVENT never happens after AFTER."
+            ),
+            click.option(
+                "--needs-approvals",
+                metavar="TOOL=N",
+                multiple=True,
+                help="No call of TOOL has an effect before N approvals.",
+            ),
+        ],
+    )(command)
+
+
 _EXAMPLES = """\b
 Examples:
   agentfsm check                                        the default loop with the default limits
@@ -74,6 +111,7 @@ Examples:
   agentfsm check my_agent.py:AGENT --guardrails max_iterations=8 --guardrails max_tool_retries=0
   agentfsm check my_graphs.py:GRAPH --must-pass call_llm:pre_step
   agentfsm check my_graphs.py:GRAPH --must-pass dispatch_tool:approval_required:needs_approval
+  agentfsm check my_agent.py:AGENT --needs-approvals pay=2
   agentfsm check --never-after call_llm:suspended --output broken.svg
   agentfsm check my_agent.py:AGENT --reviewed bounds.json     for CI: still what was reviewed?
 """
@@ -83,10 +121,7 @@ Examples:
 @click.argument("graph", required=False, metavar="[MODULE:GRAPH]")
 @click.option("--preset", type=click.Choice(list(PRESETS)), help="A preset's graph, behavior and limits.")
 @guardrails_option
-@click.option(
-    "--must-pass", metavar="TARGET:THROUGH[:WHEN]", multiple=True, help="TARGET is reached only through THROUGH."
-)
-@click.option("--never-after", metavar="EVENT:AFTER[:UNTIL]", multiple=True, help="EVENT never happens after AFTER.")
+@_property_options
 @click.option(
     "--assumptions", metavar="MODULE:ATTR", help="What is known about your own guards: an Assumptions object."
 )
@@ -98,8 +133,7 @@ def check(
     graph: str | None,
     preset: str | None,
     limits: dict[str, Any],
-    must_pass: tuple[str, ...],
-    never_after: tuple[str, ...],
+    wanted: _PropertyOptions,
     assumptions: str | None,
     report_opts: _ReportOptions,
     review_opts: ReviewOptions,
@@ -108,9 +142,9 @@ def check(
 
     The built-in properties: in every state, exactly one row is taken; no row is unreachable because an earlier
     one always holds; every run ends or waits for a person; the end can be reached from every state. Add your
-    own with --must-pass and --never-after. The proofs hold for every behavior of the model, the tools, the
-    policy and people. A property that does not hold comes with the shortest counterexample. A graph that an agent
-    would refuse is refused.
+    own with --must-pass, --never-after and --needs-approvals. The proofs hold for every behavior of the model, the
+    tools, the policy and people. A property that does not hold comes with the shortest counterexample. A graph that
+    an agent would refuse is refused.
 
     Of an agent, it also lists which calls of which tools can run without a person, by its permission rules, approvals
     and hooks, and those of its sub-agents.
@@ -122,12 +156,13 @@ def check(
     """
     if graph and preset:
         raise click.UsageError("give MODULE:GRAPH or --preset, not both")
-    loaded, guardrails, traits, calls = _load_inputs(graph, preset)
+    loaded, guardrails, traits, agent = _load_inputs(graph, preset)
+    calls = () if agent is None else unattended_calls(agent.config.tools, agent.config.hooks)
     guardrails = change_guardrails(guardrails, limits)
     own = Assumptions() if assumptions is None else _load_assumptions(assumptions)
     analysis = analyse(
         loaded,
-        *_build_properties(must_pass, never_after),
+        *_build_properties(wanted, None if agent is None else agent.config.tools),
         guardrails=guardrails,
         traits=traits,
         assumptions=own,
@@ -165,26 +200,23 @@ def _format_review(analysis: Analysis) -> str:
     return json.dumps(data, indent=1) + "\n"
 
 
-def _load_inputs(
-    graph: str | None, preset: str | None
-) -> tuple[Graph, AgentGuardrails, AgentTraits, Sequence[UnattendedCalls]]:
-    """The graph that is named, with the limits and what is known of its preset or agent, and the agent's tools.
+def _load_inputs(graph: str | None, preset: str | None) -> tuple[Graph, AgentGuardrails, AgentTraits, Agent | None]:
+    """The graph that is named, with the limits and what is known of its preset or agent, and the agent.
 
     Raises:
         GraphError: No agent can run the graph.
     """
     if graph is None:
         source = PRESETS[preset or "standard"]
-        return source.graph, source.guardrails, AgentTraits(source.behavior if preset else None), ()
+        return source.graph, source.guardrails, AgentTraits(source.behavior if preset else None), None
     loaded, owner = load_graph_and_owner(graph)
     match owner:
         case Agent():
-            calls = unattended_calls(owner.config.tools, owner.config.hooks)
-            return loaded, owner.guardrails, proof_traits(owner.config), calls
+            return loaded, owner.guardrails, proof_traits(owner.config), owner
         case Preset():
-            return check_agent_graph(loaded, {}), owner.guardrails, AgentTraits(owner.behavior), ()
+            return check_agent_graph(loaded, {}), owner.guardrails, AgentTraits(owner.behavior), None
         case _:
-            return check_agent_graph(loaded, {}), AgentGuardrails(), AgentTraits(), ()
+            return check_agent_graph(loaded, {}), AgentGuardrails(), AgentTraits(), None
 
 
 def _load_assumptions(name: str) -> Assumptions:
@@ -199,12 +231,13 @@ def _load_assumptions(name: str) -> Assumptions:
     return value
 
 
-def _build_properties(must_pass_texts: tuple[str, ...], never_after_texts: tuple[str, ...]) -> list[Property]:
-    passes = [_split_property("--must-pass", text) for text in must_pass_texts]
-    nevers = [_split_property("--never-after", text) for text in never_after_texts]
+def _build_properties(wanted: _PropertyOptions, tools: Mapping[str, Tool] | None) -> list[SafetyProperty]:
+    passes = [_split_property("--must-pass", text) for text in wanted.must_pass]
+    nevers = [_split_property("--never-after", text) for text in wanted.never_after]
     return [
         *(must_pass(target, through=through, when=when) for target, through, when in passes),
         *(never_after(event, after, until=until) for event, after, until in nevers),
+        *(_approval_property(text, tools) for text in wanted.needs_approvals),
     ]
 
 
@@ -213,6 +246,34 @@ def _split_property(option: str, text: str) -> tuple[str, str, str]:
     if len(names) not in (2, 3) or not all(names):
         raise click.UsageError(f"{option} {text}: give two or three names, separated by colons")
     return names[0], names[1], names[2] if len(names) == 3 else ""
+
+
+def _approval_property(text: str, tools: Mapping[str, Tool] | None) -> SafetyProperty:
+    """The property that ``TOOL=N`` stands for.
+
+    Raises:
+        ConfigurationError: The agent has no such tool, or fewer approvals are enough for a call of it.
+    """
+    name, _, number = text.rpartition("=")
+    if not (name and number.isdecimal()):
+        raise click.UsageError(f"--needs-approvals {text}: give a tool and a number, as in pay=2")
+    found = needs_approvals(name, int(number))
+    if tools is None:
+        return found
+    for each in tools.values():
+        if each.delegate is not None and any(inner.name == name for inner in with_subagents(each.delegate.tools)):
+            raise ConfigurationError(f"the sub-agent of {each.name!r} has a tool {name!r}: check that agent itself")
+    if name not in tools:
+        raise ConfigurationError(f"the agent has no tool {name!r}: it has {', '.join(sorted(tools))}")
+    rule = tools[name].requires_approval
+    if callable(rule):
+        return found  # it decides for each call: that it asks for so many is an assumption
+    enough = rule.n if isinstance(rule, Approval) else int(rule)
+    if enough < found.approvals:
+        raise ConfigurationError(
+            f"{enough} approval(s) are enough for a call of {name!r}: give it requires_approval=Approval(n={number})"
+        )
+    return replace(found, certain=True)
 
 
 def _draw_counterexample(analysis: Analysis, output: Path) -> None:

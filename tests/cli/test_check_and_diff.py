@@ -118,6 +118,50 @@ def test_which_calls_of_an_agent_can_run_without_a_person_is_listed(cli: Cli, tm
     assert "unattended_calls" not in json.loads(cli("check", "--json").stdout)
 
 
+VOTING = """
+from agentfsm import LOOP, Agent, AgentGuardrails, Approval, Transition, tool, with_votes
+from agentfsm.testing import ScriptedModel
+
+
+@tool(requires_approval=Approval(n=2))
+def pay(amount: int) -> str:
+    'Pay.'
+    return ""
+
+
+def hurry(run) -> bool:
+    return False
+
+
+FEW = AgentGuardrails(max_iterations=2, max_calls_per_reply=2)
+HASTY = with_votes(LOOP).with_transition(Transition("suspended", hurry, "dispatch_tool"))
+AGENT = Agent(ScriptedModel([]), tools=[pay], guardrails=FEW)
+HURRIED = Agent(ScriptedModel([]), tools=[pay], guardrails=FEW, graph=HASTY)
+PARENT = Agent(ScriptedModel([]), tools=[AGENT.as_tool("helper", "Helps.")])
+"""
+
+
+def test_that_a_tool_waits_for_several_approvals_is_checked_for_an_agent(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "votes.py").write_text(VOTING)
+    held = cli("check", "votes.py:AGENT", "--needs-approvals", "pay=2")
+    assert held.exit_code == 0
+    assert "holds   no effect of pay before 2 approvals\n" in held.stdout
+    assert "pay: each call" not in held.stdout
+    broken = cli("check", "votes.py:HURRIED", "--needs-approvals", "pay=2")
+    assert broken.exit_code == 1
+    assert "BROKEN  no effect of pay before 2 approvals" in broken.stdout
+    assert "dispatch_tool.approval_required, suspended.hurry" in broken.stdout
+    for agent, wanted, problem in (
+        ("AGENT", "pay=3", "2 approval(s) are enough for a call of 'pay'"),
+        ("AGENT", "buy=2", "the agent has no tool 'buy'"),
+        ("PARENT", "pay=2", "the sub-agent of 'helper' has a tool 'pay': check that agent itself"),
+        ("AGENT", "pay", "give a tool and a number, as in pay=2"),
+    ):
+        refused = cli("check", f"votes.py:{agent}", "--needs-approvals", wanted)
+        assert refused.exit_code == 2
+        assert problem in refused.stderr
+
+
 def test_what_you_know_of_your_own_guards_is_read_from_an_attribute(cli: Cli, mine: str) -> None:
     few = ("-g", "max_iterations=2", "-g", "max_calls_per_reply=2")
     result = cli("check", f"{mine}:DODGES", "--must-pass", "call_llm:pre_step", "--assumptions", f"{mine}:NEVER", *few)
