@@ -126,7 +126,7 @@ Examples:
     "--assumptions", metavar="MODULE:ATTR", help="What is known about your own guards: an Assumptions object."
 )
 @_report_options
-@review_options("the verdicts and bounds")
+@review_options("the verdicts, bounds and calls that run without a person")
 @click.pass_context
 def check(
     ctx: click.Context,
@@ -149,7 +149,8 @@ def check(
     Of an agent, it also lists which calls of which tools can run without a person, by its permission rules, approvals
     and hooks, and those of its sub-agents.
 
-    --reviewed compares the verdicts, bounds and unreachable rows with those in a file, and shows what has changed.
+    --reviewed compares the verdicts, bounds, unreachable rows and calls that can run without a person with those in a
+    file, and shows what has changed.
 
     Exit codes: 0 every property holds, 1 one does not or the reviewed file differs, 2 wrong usage, 4 one could not
     be decided.
@@ -178,7 +179,7 @@ def check(
         model = exported_model(loaded, guardrails, traits, own)
         report_opts.promela.write_text(promela_model(loaded, model), encoding="utf-8")
         click.echo(report_opts.promela, err=True)
-    reviewed = matches_review(_format_review(analysis), review_opts)
+    reviewed = matches_review(_format_review(analysis, _calls_to_review(calls, review_opts)), review_opts)
     ctx.exit(0 if analysis.ok and reviewed else 1 if not reviewed or _is_broken(analysis) else 4)
 
 
@@ -194,9 +195,22 @@ def _is_broken(analysis: Analysis) -> bool:
     return any(verdict.holds is False for verdict in analysis.verdicts)
 
 
-def _format_review(analysis: Analysis) -> str:
-    """What a person reviews: the analysis without what says how it was found, or which table it is."""
+def _calls_to_review(calls: Sequence[UnattendedCalls], options: ReviewOptions) -> Sequence[UnattendedCalls]:
+    """The calls to compare with a reviewed file: none if it was written before such files listed them."""
+    path = options.reviewed
+    if not calls or options.update or path is None or not path.is_file():
+        return calls
+    if '"unattended_calls"' in path.read_text(encoding="utf-8"):
+        return calls
+    click.echo(f"agentfsm: {path} does not say which calls run without a person: add them with --update", err=True)
+    return ()
+
+
+def _format_review(analysis: Analysis, calls: Sequence[UnattendedCalls]) -> str:
+    """What a person reviews: the analysis without what says how it was found, or which table it is, and the calls."""
     data = {key: value for key, value in analysis.to_dict().items() if key not in ("explored", "fingerprint")}
+    if calls:
+        data["unattended_calls"] = [each.to_dict() for each in calls]
     return json.dumps(data, indent=1) + "\n"
 
 

@@ -141,6 +141,25 @@ PARENT = Agent(ScriptedModel([]), tools=[AGENT.as_tool("helper", "Helps.")])
 """
 
 
+def test_a_loosened_rule_or_a_removed_approval_differs_from_what_was_reviewed(cli: Cli, tmp_path: Path) -> None:
+    desk, reviewed = tmp_path / "desk.py", tmp_path / "bounds.json"
+    few = ("-g", "max_iterations=2", "-g", "max_calls_per_reply=2")
+    desk.write_text(AGENT)
+    assert cli("check", "desk.py:AGENT", *few, "--reviewed", "bounds.json", "--update").exit_code == 0
+    assert cli("check", "desk.py:AGENT", *few, "--reviewed", "bounds.json").exit_code == 0
+    (tmp_path / "loose.py").write_text(AGENT.replace('deny("read", where={"path": "/etc/*"}), ', ""))
+    loose = cli("check", "loose.py:AGENT", *few, "--reviewed", "bounds.json")
+    assert loose.exit_code == 1
+    assert '-   "unattended": "sometimes",' in loose.stdout
+    assert '+   "unattended": "always",' in loose.stdout
+    old = json.loads(reviewed.read_text())
+    del old["unattended_calls"]
+    reviewed.write_text(json.dumps(old, indent=1) + "\n")  # as written before such files listed the calls
+    unlisted = cli("check", "loose.py:AGENT", *few, "--reviewed", "bounds.json")
+    assert unlisted.exit_code == 0
+    assert "bounds.json does not say which calls run without a person: add them with --update" in unlisted.stderr
+
+
 def test_that_a_tool_waits_for_several_approvals_is_checked_for_an_agent(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "votes.py").write_text(VOTING)
     held = cli("check", "votes.py:AGENT", "--needs-approvals", "pay=2")
