@@ -185,6 +185,21 @@ def test_five_hundred_scenarios_reach_every_row_of_the_loop(counted: Callable[[s
     counted(f"500 scenarios reached every row of the loop; the rarest was taken in {rarest} of them")
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "standard"])
+def test_five_hundred_scenarios_reach_every_row_of_a_preset_that_a_run_can_take(name: str) -> None:
+    an_agent = default_agent(PRESETS[name].graph, PRESETS[name].behavior)
+    reached: set[str] = set()
+
+    @REACH
+    @given(scenarios(an_agent))
+    def draw(scenario) -> None:
+        reached.update(Simulator(an_agent).run_sync(scenario).ids)
+
+    draw()
+    assert {row for path in paths(an_agent, "transitions") for row in path.ids} - reached == set()
+
+
 def test_an_agent_without_the_default_tools_is_led_along_paths_with_its_own() -> None:
     an_agent = agent("standard")
     reached: Counter[str] = Counter()
