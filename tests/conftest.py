@@ -20,10 +20,10 @@ sys.dont_write_bytecode = False
 os.environ["AGENTFSM_MONITOR"] = "raise"
 
 EXPECTED_SECONDS: Mapping[str, float] = {
-    "tests/journal/test_crash_recovery.py::test_a_run_that_is_killed_at_any_point": 40,
-    "tests/journal/test_crash_recovery.py::test_a_run_that_is_killed_again_and_again": 12,
-    "tests/journal/test_crash_recovery.py::test_starting_interpreters": 8,
-    "tests/journal/test_fault_simulation.py::test_every_simulated_run": 10,
+    "tests/journal/test_crash_recovery.py::test_a_run_that_is_killed_at_any_point": 16,
+    "tests/journal/test_crash_recovery.py::test_a_run_that_is_killed_again_and_again": 6,
+    "tests/journal/test_crash_recovery.py::test_starting_interpreters": 5,
+    "tests/journal/test_fault_simulation.py::test_every_simulated_run": 11,
     "tests/journal/test_mutants.py::test_each_mutant_is_caught": 9,
     "tests/journal/test_mutants.py::test_a_harmless_change": 3,
     "tests/journal/test_rehydrate.py::test_the_journal_gives": 3,

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from agentfsm.agent import Agent
+from agentfsm.analysis.state_space import StateSpace
 from agentfsm.errors import AgentfsmError, ConfigurationError, RunError
 from agentfsm.loop import detectors as d
 from agentfsm.loop import guards
 from agentfsm.loop.detectors import DEFAULT_RESULT, Example
 from agentfsm.loop.events import UserInputRequested
 from agentfsm.loop.failures import Action, Failure, FailureKind
-from agentfsm.loop.guardrails import Behavior
+from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.json_envelope import parse_json
 from agentfsm.loop.outcomes import CALL_MODEL, CHOOSE_RECOVERY, JUDGE_RESULTS, RUN_CALLS
 from agentfsm.loop.presets import Preset
@@ -233,6 +234,7 @@ class WitnessDriver:
         self._final_answer = final_answer if final_answer is not None else "1"
         self._output = "1" if own.config.output_adapter is None else parse_json(self._final_answer)
         self._examples = dict(examples or {})
+        self._spaces: dict[AgentGuardrails, StateSpace] = {}
         self._simulator = Simulator(self._agent, final_answer=self._final_answer)
         self._runs_tools = tools == "real"
         self._own_calls: OwnCalls | None = None
@@ -298,13 +300,20 @@ class WitnessDriver:
             divergence = replace(divergence, hint=aborted.explanation if aborted is not None else "")
         return PathRun(path, scenario, result, divergence)
 
+    def _state_space(self, guardrails: AgentGuardrails) -> StateSpace:
+        """The state space of the agent under given limits, which is made once."""
+        if guardrails not in self._spaces:
+            structured = self._agent.config.output_adapter is not None
+            self._spaces[guardrails] = state_space_for(self.graph, guardrails, self._agent.behavior, structured)
+        return self._spaces[guardrails]
+
     def _is_feasible(self, path: Path) -> bool:
         """Whether a run of this agent can take a path, as far as its behavior and limits tell."""
         agent = self._agent
         row_numbers = {row.id: number for number, row in enumerate(agent.graph.transitions)}
         if any(row.id not in row_numbers for row in path.rows):
             return True  # a path of another graph: nothing is known about it
-        space = state_space_for(agent.graph, path.guardrails, agent.behavior, agent.config.output_adapter is not None)
+        space = self._state_space(path.guardrails)
         reached = {space.initial}
         for row in path.rows:
             number = row_numbers[row.id]
@@ -384,8 +393,7 @@ class WitnessDriver:
         """For each row with a guard, a shortest path that takes it, and the row's index in that path."""
         behavior = self._agent.behavior
         guardrails = small_guardrails(behavior)
-        structured = self._agent.config.output_adapter is not None
-        space = state_space_for(self.graph, guardrails, behavior, structured)
+        space = self._state_space(guardrails)
         for row in self.graph:
             run_through = shortest_run_through(space, row)
             if row.guard is None or run_through is None:
@@ -405,7 +413,7 @@ class WitnessDriver:
         """
         behavior = self._agent.behavior
         guardrails = small_guardrails(behavior)
-        space = state_space_for(self.graph, guardrails, behavior, self._agent.config.output_adapter is not None)
+        space = self._state_space(guardrails)
         reached = reachable_configurations(space, required := requirements(self.graph, "transitions"))
         found: list[Infeasible] = []
         for row, requirement in zip(self.graph, required, strict=True):

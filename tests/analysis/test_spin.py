@@ -163,18 +163,22 @@ def of_the_loop(graph: Graph, rules: Behavior | None) -> SpinCase:
     return SpinCase(graph, assumptions, PASSES, NEVERS)
 
 
-def test_the_loop_and_every_preset(tmp_path: Path) -> None:
-    cases = [of_the_loop(LOOP, None)]
-    cases += [of_the_loop(p.graph, p.behavior) for p in PRESETS.values()]
+THE_LOOP_AND_PRESETS = [(), pytest.param(tuple(PRESETS), marks=pytest.mark.soak)]
+
+
+@pytest.mark.parametrize("presets", THE_LOOP_AND_PRESETS)
+def test_the_loop_and_every_preset(presets: tuple[str, ...], tmp_path: Path) -> None:
+    cases = [of_the_loop(LOOP, None), *(of_the_loop(PRESETS[n].graph, PRESETS[n].behavior) for n in presets)]
     found = run_spin(cases, tmp_path)
     compared = sum(compare(case, each) for case, each in zip(cases, found, strict=True))
     assert not any(f.endless for f in found)
-    print(f"spin agrees on LOOP and {len(PRESETS)} presets: {compared} verdicts")
+    print(f"spin agrees on LOOP and {len(presets)} presets: {compared} verdicts")
 
 
-def test_the_loop_and_every_preset_explored(tmp_path: Path) -> None:
+@pytest.mark.parametrize("presets", THE_LOOP_AND_PRESETS)
+def test_the_loop_and_every_preset_explored(presets: tuple[str, ...], tmp_path: Path) -> None:
     """The end can be reached from every configuration, and no run makes more calls than the bounds say."""
-    cases = [of_the_loop(LOOP, None), *(of_the_loop(p.graph, p.behavior) for p in PRESETS.values())]
+    cases = [of_the_loop(LOOP, None), *(of_the_loop(PRESETS[n].graph, PRESETS[n].behavior) for n in presets)]
     found = explore(cases, tmp_path)
     compared = sum(compare_exploration(case, each) for case, each in zip(cases, found, strict=True))
     assert all(each.ends for each in found)

@@ -7,8 +7,8 @@ Each process works on a real file. Starting an interpreter takes longer than a w
 one that has imported everything and has no thread, no event loop and no connection; ``fresh`` starts interpreters, to
 show that forking hides nothing.
 
-Run as ``python -m tests.helpers.crash_injection matrix [STEP]``, ``histories SEED COUNT`` or ``fresh``; prints what it
-did as JSON.
+Run as ``python -m tests.helpers.crash_injection matrix [STEP]``, ``histories SEED COUNT`` or ``fresh STEP``; prints
+what it did as JSON.
 """
 
 from __future__ import annotations
@@ -166,12 +166,13 @@ def run_in_process(folder: Path, scenario: str, kill_at: int | str, outside: int
 # -- processes --------------------------------------------------------------------------------------------
 
 
-def warm_up() -> None:
-    """Import and build everything once, so that forked processes need not."""
-    folder = Path(tempfile.mkdtemp(prefix="crash-"))
-    asyncio.run(run_life(CrashWorld(folder), "approval"))
-    outcome(folder, "approval")
-    shutil.rmtree(folder)
+def warm_up(scenarios: Iterable[str] = tuple(SCENARIOS)) -> None:
+    """Import and build everything once that these scenarios need, so that forked processes need not."""
+    for scenario in scenarios:
+        folder = Path(tempfile.mkdtemp(prefix="crash-"))
+        asyncio.run(run_life(CrashWorld(folder), scenario))
+        outcome(folder, scenario)
+        shutil.rmtree(folder)
     gc.collect()
     gc.freeze()  # otherwise the first collection in each child copies the whole memory
 
@@ -367,14 +368,14 @@ def check_uninterrupted(scenario: str, one: dict[str, Any]) -> None:
 
 
 def crash_matrix(step: int = 1, scenarios: tuple[str, ...] = tuple(SCENARIOS)) -> dict[str, Any]:
-    """Kill at every point (or every ``step``-th) of every scenario."""
+    """Kill at every point of these scenarios; or at the first of each kind, and every ``step``-th behind it."""
     kills: dict[str, int] = {}
     where, doubted, changed = Counter[str](), Counter[str](), Counter[str]()
     for scenario in scenarios:
         whole = run_all_lives(scenario, [], None)
         check_uninterrupted(scenario, whole)
-        points = [f"{name} {n}" for name, passed in whole["points"].items() for n in range(1, passed + 1)]
-        done = [run_all_lives(scenario, [at], whole) for at in points[::step]]
+        points = [f"{name} {n}" for name, passed in whole["points"].items() for n in range(1, passed + 1, step)]
+        done = [run_all_lives(scenario, [at], whole) for at in points]
         kills[scenario] = sum(d["killed"] for d in done)
         where.update(w for d in done for w in d["where"])
         doubted.update(w for d in done for w in d["where"] if d["doubts"])
@@ -397,10 +398,10 @@ def random_histories(seed: int, count: int) -> dict[str, Any]:
     return {"seed": seed, "histories": count, **told}
 
 
-def fresh_interpreters() -> dict[str, Any]:
-    """Kill at one point of each scenario, with new interpreters instead of forks."""
+def fresh_interpreters(step: int = 1) -> dict[str, Any]:
+    """Kill at one point of each scenario (or every ``step``-th), with new interpreters instead of forks."""
     kills = 0
-    for n, (scenario, whole) in enumerate(uninterrupted_runs().items(), 1):
+    for n, (scenario, whole) in list(enumerate(uninterrupted_runs().items(), 1))[::step]:
         middle = sum(whole["points"].values()) * n // (len(SCENARIOS) + 1)
         kills += run_all_lives(scenario, [middle], whole, by=run_in_interpreter)["killed"]
     return {"kills": kills}
@@ -420,8 +421,8 @@ def main(arguments: list[str]) -> None:
             told = crash_matrix(int(step))
         case ["histories", seed, count]:
             told = random_histories(int(seed), int(count))
-        case ["fresh"]:
-            told = fresh_interpreters()
+        case ["fresh", step]:
+            told = fresh_interpreters(int(step))
         case _:
             sys.exit(__doc__)
     sys.stdout.write(json.dumps(told))

@@ -135,7 +135,7 @@ def _run_tests(tests: str) -> Iterator[str]:
 
     try:
         if kind == "crashes":
-            crash_injection.warm_up()
+            crash_injection.warm_up(names)
             crash_injection.crash_matrix(scenarios=tuple(names))
         else:
             for seed in range(int(names[0])):

@@ -6,6 +6,7 @@ He has the file and all of this code, but neither the host's secret nor the chec
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import shutil
@@ -22,12 +23,13 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from agentfsm import Actor, Agent, Allow, Approval, Host, SqliteStore, tool
 from agentfsm.cli.app import app
+from agentfsm.errors import AgentfsmError
 from agentfsm.journal.fork import fork
 from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
 from agentfsm.journal.redact import redact
 from agentfsm.loop.keys import Keyring
 from agentfsm.testing import FakeClock, ScriptedModel, call
-from tests.helpers.journal_scenarios import finished_run, waiting_run
+from tests.helpers.journal_scenarios import add, finished_run, look, pay, waiting_run
 
 SECRET = b"of the tests"
 ANN, BOB = Actor("ann", ("manager",)), Actor("bob", ("manager",))
@@ -424,6 +426,7 @@ def test_with_the_secret_and_a_checkpoint_every_edit_is_found(
     made: Path, tmp_path: Path, counted: Callable[[str], None]
 ) -> None:
     assert len({name for name, _, _ in EDITS}) == len(EDITS) >= 60
+    assert f"Of {len(EDITS)} kinds of edit" in (Path(__file__).parents[2] / "SECURITY.md").read_text("utf-8")
     found: Counter[tuple[bool, bool]] = Counter()
     wrong: list[str] = []
     for number, (name, needs, edit) in enumerate(EDITS):
@@ -451,3 +454,50 @@ def test_with_the_secret_and_a_checkpoint_every_edit_is_found(
         f"{found[False, False]} with neither"
     )
     assert found[True, True] == len(EDITS)
+
+
+def paid_after(folder: Path) -> int:
+    """How many payments a host with the secret makes if it goes on with everything, and a second person approves."""
+    path = folder / "runs.db"
+
+    async def go_on(store: SqliteStore) -> None:
+        host = Host(clock=FakeClock(), store=store, secret=SECRET)
+        agent = Agent(ScriptedModel(["done"] * 20), tools=[add, pay, look, transfer], host=host)
+        for run in agent.unfinished_runs():
+            await run
+        await agent.resume("asks", Allow(), by=Actor("cy", ("manager",)))
+
+    before = payments(path)
+    with contextlib.suppress(AgentfsmError), SqliteStore(path) as store:
+        asyncio.run(go_on(store))
+    return payments(path) - before
+
+
+def payments(path: Path) -> int:
+    names = ("pay", "transfer")
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        try:
+            bodies = [str(body) for (body,) in db.execute("SELECT body FROM journal")]
+        except sqlite3.Error:  # there is no table, or no store
+            return 0
+    return sum('"kind":"effect.intent"' in body and f'"name":"{name}"' in body for body in bodies for name in names)
+
+
+def test_no_edit_is_acted_on(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def paid(edit: Callable[[Insider], None]) -> int:
+        folder = Path(shutil.copytree(made, tmp_path / "edited"))
+        insider = Insider(folder)
+        edit(insider)
+        insider.db.close()
+        try:
+            return paid_after(folder)
+        finally:
+            shutil.rmtree(folder)
+
+    by_name = {name: edit for name, _, edit in EDITS}
+    assert [name for name, edit in by_name.items() if paid(edit)] == []
+    monkeypatch.setattr("agentfsm.journal.load.require_authentic", lambda report, action: None)
+    assert paid(by_name["an answer forged"]) == 0  # the row of the run is checked once more when it is acquired
+    monkeypatch.setattr("agentfsm.journal.sqlite.sqlite_store._is_changed", lambda run, keyring: False)
+    assert paid(by_name["an answer forged"]) == 1  # it would be, if it were not checked who wrote it
+    assert paid(by_name["a vote moved from another run"]) == 1

@@ -16,7 +16,7 @@ PARTS = 4
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("part", range(1, PARTS + 1))
+@pytest.mark.parametrize("part", [1, *(pytest.param(n, marks=pytest.mark.soak) for n in range(2, PARTS + 1))])
 def test_each_mutant_is_caught(part, counted):
     command = [sys.executable, "-m", "tests.helpers.mutation", f"{part}/{PARTS}"]
     done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=False, cwd=ROOT)
@@ -24,6 +24,11 @@ def test_each_mutant_is_caught(part, counted):
     caught = sum(line.startswith("caught ") for line in done.stdout.splitlines())
     assert caught == len(MUTANTS[part - 1 :: PARTS])
     counted(f"mutants of our own code, part {part} of {PARTS}: {caught} of {caught} caught")
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_code_that_each_mutant_changes_is_there(mutant):
+    assert (ROOT / mutant.file).read_text(encoding="utf-8").count(mutant.old) == 1
 
 
 ONE = "import sys\nfrom tests.helpers.mutation import Mutant, try_mutant\nprint(*try_mutant(Mutant(*sys.argv[1:])))"
