@@ -81,7 +81,7 @@ def test_blanks_inside_a_name_are_rejected(name: str) -> None:
         ("antropic:claude-sonnet-4-6", "Did you mean anthropic:claude-sonnet-4-6?"),
         ("cluade-sonnet-4-6", "Did you mean anthropic:claude-sonnet-4-6"),
         ("gtp-5-mini", "Did you mean openai:gpt-5-mini"),
-        ("phi4-mini-xyz", "ollama:phi4-mini-xyz"),
+        ("zephyr", "ollama:zephyr"),
         ("gpt-oss:20b", "ollama:gpt-oss:20b"),
         (":gpt-5", "openai:gpt-5-mini"),
     ],
