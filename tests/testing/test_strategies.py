@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from collections.abc import Callable
 
@@ -112,8 +113,7 @@ def test_drawn_arguments_fit_the_tool(drawn) -> None:
     assert set(chosen.arguments(given_)) >= set(chosen.spec.parameters.get("required", ()))
 
 
-@pytest.mark.parametrize("max_turns", [1, pytest.param(2, marks=pytest.mark.soak)])
-def test_a_fault_shrinks_to_the_shortest_run(max_turns: int) -> None:
+def test_a_fault_shrinks_to_the_shortest_run() -> None:
     """The fault: a run in which a payment above the limit was made. The shortest: one reply with one call, allowed."""
     payer = agent("standard")
 
@@ -121,7 +121,8 @@ def test_a_fault_shrinks_to_the_shortest_run(max_turns: int) -> None:
         result = Simulator(payer).run_sync(scenario)
         return any(s.tool == "pay" and s.arguments["amount"] > 100 for s in result.started_tools)
 
-    scenario = find(scenarios(payer, max_turns=max_turns), paid, settings=settings(max_examples=5_000, deadline=None))
+    often = settings(max_examples=5_000, deadline=None, database=None)
+    scenario = find(scenarios(payer, max_turns=2), paid, settings=often, random=random.Random(3))
     assert len(scenario.model_turns) == 1
     ((made,),) = [scenario.model_turns[0].entry]
     assert (made.name, made.arguments) == ("pay", {"amount": 101})
