@@ -21,7 +21,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, fiel
 from pydantic.types import SecretBytes, SecretStr
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from agentfsm.errors import MissingExtraError
 from agentfsm.loop.read_only import MAX_NESTING
+from agentfsm.runtime.linear_regex import compile_linear
 
 __all__ = [
     "MISSING",
@@ -249,32 +251,67 @@ def _fold_pattern(pattern: str) -> str:
     return "".join(char if char.isascii() else re.escape(_fold(char)) for char in unicodedata.normalize("NFC", pattern))
 
 
+_Matches = Callable[[str], bool]
+
+
 @lru_cache(maxsize=512)
-def _patterns(pattern: str) -> tuple[re.Pattern[str], re.Pattern[str] | None, re.Pattern[str] | None]:
-    """A regular expression for a text as it is, for the folded text, and for that in any case."""
-    exact = re.compile(pattern, re.DOTALL)
+def _glob_patterns(pattern: str) -> tuple[_Matches, _Matches | None, _Matches | None]:
+    """What a pattern of ``fnmatch`` matches: a text as it is, the folded text, and that in any case."""
+    return _alike(translate(pattern), _compile_glob)
+
+
+@lru_cache(maxsize=512)
+def _regex_patterns(pattern: str) -> tuple[_Matches, _Matches | None, _Matches | None]:
+    """What a regular expression matches: a text as it is, the folded text, and that in any case."""
+    return _alike(pattern, _compile_regex)
+
+
+def _alike(
+    pattern: str, compile_pattern: Callable[[str, bool], _Matches]
+) -> tuple[_Matches, _Matches | None, _Matches | None]:
+    exact = compile_pattern(pattern, False)
     try:
         folded = _fold_pattern(pattern)
-        return exact, re.compile(folded, re.DOTALL), re.compile(folded, re.DOTALL | re.IGNORECASE)
-    except re.error:
+        return exact, compile_pattern(folded, False), compile_pattern(folded, True)
+    except ValueError:
         return exact, None, None
 
 
-def _text_matches(text: Any, pattern: str) -> bool | None:
+def _compile_glob(pattern: str, any_case: bool) -> _Matches:
+    try:  # what translate() writes does not backtrack from one star into another
+        compiled = re.compile(pattern, re.DOTALL | (re.IGNORECASE if any_case else 0))
+    except re.error as error:
+        raise ValueError(str(error)) from None
+    return lambda text: compiled.fullmatch(text) is not None
+
+
+def _compile_regex(pattern: str, any_case: bool) -> _Matches:
+    compiled = compile_linear(pattern, dot_matches_newline=True, any_case=any_case)
+    return lambda text: compiled.fullmatch(text.encode()) is not None
+
+
+def _text_matches(text: Any, patterns: tuple[_Matches, _Matches | None, _Matches | None]) -> bool | None:
     if not isinstance(text, str):
         return None
-    exact, folded, any_case = _patterns(pattern)
-    if folded is None or any_case is None:  # no look-alike can be recognised
-        return (exact.fullmatch(text) is not None) if text.isascii() else None
-    alike = _fold(text)
-    holds = exact.fullmatch(text) is not None
-    if holds == (folded.fullmatch(alike) is not None):
-        return True if holds else None if any_case.fullmatch(alike) else False
+    exact, folded, any_case = patterns
+    try:
+        if folded is None or any_case is None:  # no look-alike can be recognised
+            return exact(text) if text.isascii() else None
+        alike = _fold(text)
+        holds = exact(text)
+        if holds == folded(alike):
+            return True if holds else None if any_case(alike) else False
+    except UnicodeEncodeError:  # half of a surrogate pair, which no pattern of RE2 can match
+        return None
     return None
 
 
 def _glob_matches(text: Any, pattern: str) -> bool | None:
-    return _text_matches(text, translate(pattern))
+    return _text_matches(text, _glob_patterns(pattern))
+
+
+def _regex_matches(text: Any, pattern: str) -> bool | None:
+    return _text_matches(text, _regex_patterns(pattern))
 
 
 # -- numbers, equality, items ---------------------------------------------------------------------------
@@ -339,7 +376,7 @@ _CONDITIONS: Mapping[str, tuple[Callable[[Any, Any], bool | None], str]] = {
     "equals": (_equals, "= {}"),
     "one_of": (lambda value, allowed: any_holds(_equals(value, each) for each in allowed), "one of {}"),
     "glob": (_glob_matches, "like {}"),
-    "regex": (_text_matches, "matching {}"),
+    "regex": (_regex_matches, "matching {}"),
     "at_least": (_at_least, ">= {}"),
     "at_most": (_at_most, "<= {}"),
     "every": (_every, "every item {}"),
@@ -383,7 +420,8 @@ class ArgumentMatcher(BaseModel):
             1.0; ``True`` is not 1, and ``"1"`` is not 1.
         one_of: The whole value equals one of these values.
         glob: It is a text that this pattern (``*``, ``?``, ``[...]``) matches completely.
-        regex: It is a text that this regular expression matches completely; a dot matches newlines too.
+        regex: It is a text that this regular expression of RE2 matches completely; a dot matches newlines too. RE2
+            takes linear time, has no look-around and no backreferences, and its digits and word characters are ASCII.
         at_least: It is a number not less than this.
         at_most: It is a number not greater than this.
         every: It is a list, and each item meets this matcher. It cannot be evaluated for an empty list.
@@ -393,7 +431,8 @@ class ArgumentMatcher(BaseModel):
             so ``ArgumentMatcher(present=True, glob="rm *")`` does not hold for an absent argument.
 
     Raises:
-        pydantic.ValidationError: No condition is given, or one is invalid.
+        pydantic.ValidationError: No condition is given, or one is invalid, or ``regex`` is given and the package
+            ``google-re2`` is not installed (extra ``regex``).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -419,9 +458,11 @@ class ArgumentMatcher(BaseModel):
     def _check_regex(cls, value: str | None) -> str | None:
         if value is not None:
             try:
-                re.compile(value)
-            except re.error as error:
-                raise ValueError(f"this is not a valid regular expression: {error}") from None
+                compile_linear(value)
+            except MissingExtraError:
+                raise
+            except ValueError as error:
+                raise ValueError(f"this is not a valid regular expression of RE2: {error}") from None
         return value
 
     @model_validator(mode="after")

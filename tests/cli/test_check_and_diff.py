@@ -160,6 +160,21 @@ def test_a_loosened_rule_or_a_removed_approval_differs_from_what_was_reviewed(cl
     assert "bounds.json does not say which calls run without a person: add them with --update" in unlisted.stderr
 
 
+def test_a_removed_approval_is_reported_by_the_reviewed_file(cli: Cli, tmp_path: Path) -> None:
+    few = ("-g", "max_iterations=2", "-g", "max_calls_per_reply=2")
+    (tmp_path / "careful.py").write_text(VOTING)
+    assert cli("check", "careful.py:PARENT", *few, "--reviewed", "bounds.json", "--update").exit_code == 0
+    assert cli("check", "careful.py:PARENT", *few, "--reviewed", "bounds.json").exit_code == 0
+    (tmp_path / "careless.py").write_text(VOTING.replace("@tool(requires_approval=Approval(n=2))", "@tool"))
+    careless = cli("check", "careless.py:PARENT", *few, "--reviewed", "bounds.json")
+    assert careless.exit_code == 1
+    assert '   "tool": "helper/pay",' in careless.stdout
+    assert '-   "unattended": "never",' in careless.stdout
+    assert '+   "unattended": "always",' in careless.stdout
+    assert '-    "requires_approval"' in careless.stdout
+    assert "differs from what was reviewed" in careless.stderr
+
+
 def test_that_a_tool_waits_for_several_approvals_is_checked_for_an_agent(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "votes.py").write_text(VOTING)
     held = cli("check", "votes.py:AGENT", "--needs-approvals", "pay=2")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, SecretStr, ValidationError
 
-from agentfsm import ArgumentMatcher
+from agentfsm import ArgumentMatcher, ConfigurationError, deny, permissions
 from agentfsm.runtime.argument_matcher import (
     UNREADABLE,
     parse_path,
@@ -419,3 +420,30 @@ def test_what_is_nested_too_deeply_is_not_read(depth: int) -> None:
         value = [value]
     with pytest.raises(ValueError, match="100 deep"):
         readable_value(value)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("pattern", ["(a+)+", "(a|a)*b", "(a|aa)+$", "(.*a){20}", "([a-z]+)*!", "(x+x+)+y"])
+@pytest.mark.parametrize("text", ["a" * 20_000 + "?", "x" * 20_000, "a" * 20_000 + "\u0430"], ids=["a", "x", "alike"])
+def test_a_regular_expression_takes_linear_time(pattern: str, text: str) -> None:
+    """With Python's ``re``, most of these take longer than the universe exists."""
+    assert ArgumentMatcher(regex=pattern).verdict(text) is not True
+
+
+@pytest.mark.parametrize("pattern", ["(?=a)b", r"(a)\1", "(?<!x)y", "a{9999}", "\ud800"])
+def test_a_regular_expression_that_re2_does_not_know_is_refused(pattern: str) -> None:
+    with pytest.raises(ValidationError, match="not a valid regular expression of RE2"):
+        ArgumentMatcher(regex=pattern)
+
+
+def test_a_text_that_is_not_unicode_cannot_be_evaluated() -> None:
+    assert ArgumentMatcher(regex=".*").verdict("a\ud800") is None
+
+
+def test_a_rule_with_a_regular_expression_is_refused_without_re2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "re2", None)
+    with pytest.raises(ValidationError, match=r"agentfsm\[regex\]"):
+        deny("shell", where={"command": ArgumentMatcher(regex="rm .*")})
+    with pytest.raises(ConfigurationError, match=r"agentfsm\[regex\]"):
+        permissions({"action": "deny", "tool": "shell", "where": {"command": {"regex": "rm .*"}}})
+    assert ArgumentMatcher(glob="rm *").verdict("rm x") is True

@@ -18,7 +18,9 @@ from itertools import islice
 from typing import Any
 from urllib.parse import unquote
 
+from agentfsm.errors import MissingExtraError
 from agentfsm.loop.canonical_json import canonical_json
+from agentfsm.runtime.linear_regex import compile_linear
 
 __all__ = ["MAX_SCHEMA_CHARS", "MAX_SCHEMA_DEPTH", "MAX_STEPS", "SchemaCheck", "schema_problem"]
 
@@ -40,9 +42,6 @@ CHARS_PER_STEP = 1_000
 
 MAX_ERRORS = 20
 """Maximum number of errors that one check reports."""
-
-PATTERN_MEMORY = 1 << 20
-"""Bytes that RE2 may use for one regular expression; one that needs more is not evaluated."""
 
 _IGNORED = ("unevaluatedProperties", "unevaluatedItems", "format")
 
@@ -234,14 +233,8 @@ def _accept(*_: object) -> tuple[()]:
 def _compile(pattern: str) -> Any:
     """A compiled RE2 pattern for bytes of UTF-8, or None if it cannot be evaluated."""
     try:
-        re2 = import_module("re2")
-    except ImportError:
-        return None
-    options = re2.Options()
-    options.log_errors, options.max_mem = False, PATTERN_MEMORY
-    try:
-        return re2.compile(pattern.encode(), options)
-    except (re2.error, UnicodeEncodeError):
+        return compile_linear(pattern)
+    except (MissingExtraError, ValueError):
         return None
 
 
