@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -16,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from agentfsm import Allow, JournalError, SqliteStore
 from agentfsm.cli.app import app
-from agentfsm.errors import StoreError
+from agentfsm.errors import StoreError, StoreFormatError
 from agentfsm.journal.hash_chain import GENESIS_HASH, record_hash
 from agentfsm.loop.keys import Keyring
 from tests.helpers.journal_scenarios import finished_run, sample_agent, waiting_run
@@ -129,6 +131,65 @@ def test_a_row_that_changes_between_loading_and_acquiring_a_run_is_not_sealed_ag
     with SqliteStore(path) as store:
         asyncio.run(change_while_held(store))
     assert "the row was changed" in found(path, secret="new")["waits"][1]
+
+
+@pytest.mark.parametrize("column", ["mac = NULL", "mac = NULL, epoch = 0", "mac = NULL, owner = 'you'"])
+def test_a_mac_that_is_removed_between_loading_and_acquiring_a_run_is_missed(path: Path, column: str) -> None:
+    keyring = Keyring(b"of the tests")
+
+    class Slow(SqliteStore):
+        """A store whose file is changed after a run was loaded, and before it is acquired."""
+
+        async def acquire(self, *words: Any, **more: Any) -> Any:
+            forge(path, f"UPDATE run SET {column} WHERE run_id = 'waits'")
+            return await super().acquire(*words, **more)
+
+    with Slow(path) as store, pytest.raises(StoreError, match="somebody without the secret changed its row"):
+        asyncio.run(resumed(store))
+
+    async def remove_while_held(store: SqliteStore) -> None:
+        lease = await store.acquire("first", "me", keyring=keyring)
+        forge(path, "UPDATE run SET mac = NULL WHERE run_id = 'first'")
+        await store.release(lease)
+
+    with SqliteStore(path) as store:
+        asyncio.run(remove_while_held(store))
+    missed = found(path, secret="of the tests")
+    assert {run: "has no MAC" in reason or "epoch 0" in reason for run, (_, reason) in missed.items()} == {
+        "waits": True,
+        "first": True,
+    }
+
+
+FOREIGN_TRIGGERS = [
+    "CREATE TRIGGER spy AFTER INSERT ON journal BEGIN UPDATE run SET status = 'finished'; END",
+    "CREATE TRIGGER spy AFTER UPDATE ON run BEGIN SELECT RAISE(ABORT, 'no'); END",
+    "CREATE TRIGGER journal_keeps_what_it_has_ BEFORE UPDATE OF key ON journal BEGIN SELECT 1; END",
+]
+
+
+@pytest.mark.parametrize("trigger", FOREIGN_TRIGGERS)
+def test_a_store_with_a_foreign_trigger_is_not_written(path: Path, trigger: str) -> None:
+    forge(path, trigger)
+    name = trigger.split()[2]
+    with SqliteStore(path) as store:
+        with pytest.raises(StoreFormatError, match=f"triggers that agentfsm did not write: {name} on"):
+            store.claim()
+        with pytest.raises(StoreFormatError, match="DROP TRIGGER"):
+            asyncio.run(resumed(store))
+    assert f"trigger {name}" in found(path)["(schema)"][1]
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute(f"DROP TRIGGER {name}")
+    with SqliteStore(path) as store:
+        asyncio.run(resumed(store))
+
+
+def test_a_trigger_of_ours_that_was_weakened_is_foreign(path: Path) -> None:
+    weak = "CREATE TRIGGER journal_loses_nothing BEFORE DELETE ON journal BEGIN SELECT 1; END"
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.executescript(f"DROP TRIGGER IF EXISTS journal_loses_nothing; {weak};")
+    with SqliteStore(path) as store, pytest.raises(StoreFormatError, match="journal_loses_nothing on journal"):
+        store.claim()
 
 
 def test_an_id_that_changed_its_type_hides_no_other_run(path: Path) -> None:

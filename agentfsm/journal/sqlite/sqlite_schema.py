@@ -52,6 +52,9 @@ BEGIN SELECT RAISE(ABORT, 'a journal is append-only'); END;"""
 
 _UPDATE_TRIGGER = _UPDATE_TRIGGER_OF_1.replace("hash ON", "hash, mac ON")
 
+_DELETE_TRIGGER = """CREATE TRIGGER journal_loses_nothing BEFORE DELETE ON journal
+BEGIN SELECT RAISE(ABORT, 'a journal is append-only'); END;"""
+
 _MIGRATION_FROM_1 = f"""
 ALTER TABLE journal ADD COLUMN mac BLOB;
 ALTER TABLE run ADD COLUMN mac BLOB;
@@ -79,11 +82,12 @@ CREATE TABLE journal (
     mac BLOB
 );
 {_UPDATE_TRIGGER}
-CREATE TRIGGER journal_loses_nothing BEFORE DELETE ON journal
-BEGIN SELECT RAISE(ABORT, 'a journal is append-only'); END;
+{_DELETE_TRIGGER}
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
 """
+
+_OUR_TRIGGERS = frozenset(sql.removesuffix(";") for sql in (_UPDATE_TRIGGER, _UPDATE_TRIGGER_OF_1, _DELETE_TRIGGER))
 
 _SCHEMA_OF_1 = _SCHEMA.replace(",\n    mac BLOB", "").replace(_UPDATE_TRIGGER, _UPDATE_TRIGGER_OF_1)
 
@@ -151,11 +155,12 @@ def open_writer(path: Path, level: SynchronousLevel) -> sqlite3.Connection:
 
     Raises:
         StoreError: It cannot be opened.
-        StoreFormatError: It is not an agentfsm store, or a newer release wrote it.
+        StoreFormatError: It is not an agentfsm store, a newer release wrote it, or it has a foreign trigger.
     """
 
     def begin(db: sqlite3.Connection) -> None:
         _check_schema(db, path)
+        _check_triggers(db, path)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA synchronous = {level}")
         db.execute("PRAGMA secure_delete = ON")
@@ -277,6 +282,17 @@ def _check_schema(db: sqlite3.Connection, path: Path) -> None:
     if version > SCHEMA_VERSION:
         raise StoreFormatError(
             f"{path} has schema version {version}, and this release reads {SCHEMA_VERSION}: use a newer agentfsm"
+        )
+
+
+def _check_triggers(db: sqlite3.Connection, path: Path) -> None:
+    """Raise StoreFormatError if the file has a trigger that no release wrote: it would run with every write."""
+    triggers = db.execute("SELECT name, tbl_name, sql FROM sqlite_schema WHERE type = 'trigger'").fetchall()
+    foreign = sorted({f"{name} on {table}" for name, table, sql in triggers if sql not in _OUR_TRIGGERS})
+    if foreign:
+        raise StoreFormatError(
+            f"{path} has triggers that agentfsm did not write: {', '.join(foreign)}. They would run with every write: "
+            "see with agentfsm verify what was changed, and drop them (DROP TRIGGER) if the rest is as it was"
         )
 
 

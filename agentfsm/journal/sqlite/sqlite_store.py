@@ -67,7 +67,7 @@ def acquire_lease(
         run = _select_row(db, run_id)
     if run is None:
         raise UnknownRunError(f"there is no run {run_id!r}")
-    if _is_changed(run, keyring):
+    if _is_changed(run, keyring) or _lost_mac(db, run, keyring):
         raise StoreError(
             f"run {run_id!r} is not acquired: somebody without the secret changed its row in the store; agentfsm "
             "verify shows what is wrong"
@@ -79,7 +79,9 @@ def acquire_lease(
 def release_lease(db: sqlite3.Connection, key: LeaseKey) -> None:
     """Release a run, unless another owner has acquired it since. A row that somebody changed stays as it is."""
     run = _select_row(db, key.run_id)
-    if run is not None and run.epoch == key.epoch and not _is_changed(run, key.keyring):
+    if run is None or run.epoch != key.epoch:
+        return
+    if not _is_changed(run, key.keyring) and not _lost_mac(db, run, key.keyring):
         _update_row(db, run._replace(owner=None), key.keyring)
 
 
@@ -111,6 +113,15 @@ _ROW = "id, run_id, epoch, owner, seq, lower(hex(hash)), status, lower(hex(mac))
 def _is_changed(run: _RunRow, keyring: Keyring | None) -> bool:
     """Whether somebody without the secret changed a row that was sealed under a secret of the host."""
     return bool(run.mac and keyring and keyring.check_seal(KeyPurpose.run, run.text().encode(), run.mac) is False)
+
+
+def _lost_mac(db: sqlite3.Connection, run: _RunRow, keyring: Keyring | None) -> bool:
+    """Whether a row has no MAC although records of its run have: somebody without the secret removed it."""
+    if run.mac or keyring is None:
+        return False
+    low, high = run.number << 32, (run.number + 1) << 32
+    query = "SELECT 1 FROM journal WHERE key > ? AND key < ? AND mac IS NOT NULL LIMIT 1"
+    return db.execute(query, (low, high)).fetchone() is not None
 
 
 def _update_row(db: sqlite3.Connection, run: _RunRow, keyring: Keyring | None) -> None:
