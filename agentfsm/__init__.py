@@ -102,6 +102,7 @@ if TYPE_CHECKING:
     from agentfsm.machine.graph import Graph, State, StateSpec, Transition
     from agentfsm.runtime.approval import Allow, Deny, Edit, GiveUp, ItDidNotRun, ItRan
     from agentfsm.runtime.argument_matcher import ArgumentMatcher
+    from agentfsm.runtime.control_tools import ask_user, return_done, return_unable
     from agentfsm.runtime.hooks import AbortRun, AskApproval, DenyCall, HookContext, SkipCall, hook, observer
     from agentfsm.runtime.host import Clock, FileReplayGuard, Host, Memory, ReplayGuard
     from agentfsm.runtime.permissions import allow, ask, deny, permissions
@@ -243,6 +244,7 @@ __all__ = [
     "UserInputRequested",
     "allow",
     "ask",
+    "ask_user",
     "came_back",
     "deny",
     "detector",
@@ -250,6 +252,8 @@ __all__ = [
     "hook",
     "observer",
     "permissions",
+    "return_done",
+    "return_unable",
     "tool",
     "with_votes",
 ]
@@ -299,6 +303,7 @@ if not TYPE_CHECKING:
             "agentfsm.machine.engine": "Decision Machine",
             "agentfsm.machine.graph": "Graph State StateSpec Transition",
             "agentfsm.runtime.approval": "Allow Deny Edit GiveUp ItDidNotRun ItRan",
+            "agentfsm.runtime.control_tools": "ask_user return_done return_unable",
             "agentfsm.runtime.hooks": "AbortRun AskApproval DenyCall HookContext SkipCall hook observer",
             "agentfsm.runtime.host": "Clock FileReplayGuard Host Memory ReplayGuard",
             "agentfsm.runtime.argument_matcher": "ArgumentMatcher",

@@ -32,7 +32,7 @@ from agentfsm.runtime.host import Host, Memory
 from agentfsm.runtime.permissions import check_rules, policies_of
 from agentfsm.runtime.recorder import JournalSink, Recorder, ResumePoint
 from agentfsm.runtime.state_context import custom_effect
-from agentfsm.runtime.tools import Tool, control_tools, secret_arguments, tools_by_name, with_subagents
+from agentfsm.runtime.tools import Tool, secret_arguments, tools_by_name, with_subagents
 
 if TYPE_CHECKING:
     from agentfsm.analysis import AgentTraits
@@ -297,10 +297,16 @@ def _collect_tools(tools: Iterable[Callable[..., Any]], behavior: Behavior, outp
         ToolDefinitionError: Two of the agent's tools have the same name, or one cannot be described to a model.
     """
     own = tools_by_name(tools)
-    control: Mapping[str, Tool] = control_tools(output_type) if behavior.control_tools else {}
-    if clash := own.keys() & control.keys():
+    given = {name for name, each in own.items() if each.control is not None}
+    if not given and not behavior.control_tools:
+        return own
+    from agentfsm.runtime.control_tools import control_tools  # making their schemas takes milliseconds
+
+    control = control_tools(output_type)
+    if behavior.control_tools and (clash := (own.keys() & control.keys()) - given):
         raise ConfigurationError(f"{', '.join(sorted(clash))}: the preset already has tools with these names")
-    return {**own, **control}
+    chosen = control if behavior.control_tools else {name: control[name] for name in control if name in given}
+    return {**{name: each for name, each in own.items() if name not in given}, **chosen}
 
 
 def _check_ending(behavior: Behavior, tools: Mapping[str, Tool]) -> None:
@@ -312,8 +318,8 @@ def _check_ending(behavior: Behavior, tools: Mapping[str, Tool]) -> None:
     answers = behavior.text_is_answer or behavior.envelope
     if not answers and not any(t.ends_run or t.control in ("done", "unable") for t in tools.values()):
         raise ConfigurationError(
-            "no reply could end a run: text is not an answer (text_is_answer=False), and no tool ends one. Add a tool "
-            "made with @tool(ends_run=True), or set control_tools=True"
+            "no reply could end a run: text is not an answer (text_is_answer=False), and no tool ends one. Add "
+            "return_done or a tool made with @tool(ends_run=True), or set control_tools=True"
         )
 
 

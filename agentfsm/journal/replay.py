@@ -387,7 +387,8 @@ class _ReplayedRun(RehydratedRun):
         if self._behavior is None or self._behavior.control_tools == self.run.behavior.control_tools:
             return
         for result in getattr(recorded, "results", ()):
-            if result.name in _CONTROL_TOOLS:
+            given = not self.run.behavior.control_tools and result.name in self.created.get("tools", {})
+            if result.name in _CONTROL_TOOLS and not given:  # a tool of the agent's own is one under any behavior
                 had = "did not have" if self._behavior.control_tools else "had"
                 raise _UnknownOutcomeError(
                     f"it would answer a call of {result.name}, a tool that the recorded run {had}"

@@ -14,7 +14,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 
 from agentfsm.errors import ToolDefinitionError
 
-__all__ = ["FunctionSchema", "describe_function"]
+__all__ = ["FunctionSchema", "describe_function", "has_context_parameter"]
 
 
 class FunctionSchema(NamedTuple):
@@ -62,6 +62,27 @@ def describe_function(function: Callable[..., Any], label: str, context_type: ty
         prop.pop("title", None)
     secret = frozenset(name for name, hint, _ in fields if _SECRET_TYPE.search(str(hint)))
     return FunctionSchema(summary, schema, adapter, takes_context, secret)
+
+
+def has_context_parameter(function: Callable[..., Any], label: str, context_type: type[object]) -> bool:
+    """Whether a function's first parameter receives the context; the others need no type hints.
+
+    Args:
+        function: The function.
+        label: The tool's name.
+        context_type: The type of such a parameter.
+
+    Raises:
+        ToolDefinitionError: Its type hints cannot be read.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # a built-in function
+        return False
+    try:
+        return bool(parameters) and _parameter_hints(function).get(parameters[0]) is context_type
+    except NameError as error:
+        raise ToolDefinitionError(f"tool {label!r}: cannot read its signature: {error}") from error
 
 
 _SECRET_TYPE = re.compile(r"\bpydantic\.types\.Secret(?:Str|Bytes)?\b")

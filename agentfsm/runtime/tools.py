@@ -1,4 +1,4 @@
-"""Tools: the ``@tool`` decorator, ``Tool``, and the built-in control tools ask_user, return_done and return_unable."""
+"""Tools: ``Tool``, the ``@tool`` decorator, and tools that are described by a JSON schema."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
-from types import MappingProxyType
-from typing import Annotated, Any, Protocol, overload
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
-from pydantic import AfterValidator, AliasChoices, Field, TypeAdapter, ValidationError
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError, PydanticSerializationError, to_json
 
 from agentfsm.errors import ToolDefinitionError
 from agentfsm.loop.failures import describe_exception
 from agentfsm.loop.messages import ToolResult, Usage
 from agentfsm.loop.model import ToolSpec
 from agentfsm.loop.quorum import Approval
+from agentfsm.loop.read_only import thaw
 from agentfsm.loop.state import CallState, HumanReply, RunState, SuspendedSubRun
 from agentfsm.loop.withholding import SecretPaths, marks_secrets
 from agentfsm.runtime.host import Host
-from agentfsm.runtime.tool_schema import describe_function
+from agentfsm.runtime.tool_schema import describe_function, has_context_parameter
+
+if TYPE_CHECKING:
+    from agentfsm.runtime.schema_check import SchemaCheck
 
 __all__ = [
     "ApprovalRequirement",
@@ -32,10 +35,10 @@ __all__ = [
     "CallingRun",
     "Delegate",
     "Delegation",
+    "SchemaTool",
     "Tool",
     "ToolContext",
     "as_tool",
-    "control_tools",
     "describe_validation_error",
     "problems",
     "secret_arguments",
@@ -301,6 +304,147 @@ class Tool:
         """Call the function directly."""
         return self.function(*args, **kwargs)
 
+    @staticmethod
+    def from_schema(
+        name: str,
+        description: str,
+        parameters: Mapping[str, Any],
+        function: Callable[..., Any],
+        *,
+        timeout: float | None = None,
+        idempotent: bool = False,
+        retryable: bool = False,
+        requires_approval: ApprovalRequirement = False,
+        ends_run: bool = False,
+        parallel: bool = False,
+        secret: Iterable[str] = (),
+    ) -> Tool:
+        """A tool that is described by a JSON schema, for a function whose signature does not say what it takes.
+
+        The model's arguments are validated by the schema, and passed to the function by name, unconverted: what the
+        schema calls a ``date-time`` arrives as text. ``format``, ``unevaluatedProperties``, ``unevaluatedItems`` and
+        regular expressions with look-around or backreferences are not checked.
+
+        Args:
+            name: The tool's name.
+            description: What it does and when to call it, for the model.
+            parameters: The JSON schema of its arguments, with ``"type": "object"``. References lead to ``$defs`` in it.
+            function: Plain (it runs in a thread) or async. A first parameter of type ``ToolContext`` gets the context.
+            timeout: As ``@tool`` takes it, and so are the others.
+            idempotent: Whether calling it twice with the same idempotency key has the same effect as calling it once.
+            retryable: Whether a failed call may be retried unchanged (idempotent tools only).
+            requires_approval: Whether a human must approve a call.
+            ends_run: Whether a successful call ends the run with its result as the output.
+            parallel: Whether calls may run in parallel with other parallel calls.
+            secret: Names of arguments that are never journaled; so are those that the schema marks with
+                ``"writeOnly": true`` or ``"format": "password"``.
+
+        Raises:
+            ToolDefinitionError: The schema is not valid, or the function does not take what it describes.
+            MissingExtraError: The package ``jsonschema`` is not installed.
+        """
+        made = SchemaTool(
+            ToolSpec(_valid_name(name), description, dict(parameters)),
+            function,
+            _ANY_ARGUMENTS,
+            takes_context=_takes_context(function, name),
+            is_async=inspect.iscoroutinefunction(function),
+            timeout=timeout,
+            idempotent=idempotent,
+            retryable=retryable,
+            requires_approval=requires_approval,
+            ends_run=ends_run,
+            parallel=parallel,
+        )
+        made.check_definition()
+        return _checked(made, secret)
+
+
+_ANY_ARGUMENTS: TypeAdapter[Any] = TypeAdapter(dict[str, Any])
+
+
+@dataclass(frozen=True)
+class SchemaTool(Tool):
+    """A tool whose arguments are validated by the JSON schema in its spec alone."""
+
+    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments, validated by the schema.
+
+        Raises:
+            pydantic_core.ValidationError: They are invalid; the error names each field.
+        """
+        own = self.spec.parameters.get("properties", {})
+        data = {name: thaw(value) for name, value in given.items() if name != UI_MESSAGE or name in own}
+        errors = self._schema_check.errors(data)
+        if self._accepted is not None:
+            errors += [((name,), "there is no such argument") for name in data if name not in self._accepted]
+        if errors:
+            raise ValidationError.from_exception_data(
+                self.name, [InitErrorDetails(type=_schema_error(text), loc=path, input=None) for path, text in errors]
+            )
+        return data
+
+    def check_definition(self) -> None:
+        """Check the schema, and that the function takes the arguments that it describes.
+
+        Raises:
+            ToolDefinitionError: It does not.
+            MissingExtraError: The package ``jsonschema`` is not installed.
+        """
+        from agentfsm.runtime.schema_check import definition_problem
+
+        what, schema = f"tool {self.name!r}", self.spec.parameters
+        if schema.get("type") != "object":
+            raise ToolDefinitionError(f'{what}: the schema of its arguments must have "type": "object"')
+        if problem := definition_problem(schema):
+            raise ToolDefinitionError(f"{what}: its parameters are not a usable JSON schema: {problem}")
+        if self._accepted is None:
+            return
+        described = set(schema.get("properties", {}))
+        if unknown := described - self._accepted:
+            raise ToolDefinitionError(f"{what}: its function does not take {', '.join(sorted(unknown))}")
+        if missing := self._required - set(schema.get("required", ())):
+            raise ToolDefinitionError(
+                f"{what}: its function needs {', '.join(sorted(missing))}, which the schema does not require"
+            )
+
+    @cached_property
+    def _schema_check(self) -> SchemaCheck:
+        from agentfsm.runtime.schema_check import SchemaCheck  # jsonschema is an extra
+
+        return SchemaCheck(self.spec.parameters)
+
+    @cached_property
+    def _parameters(self) -> list[inspect.Parameter] | None:
+        try:
+            found = list(inspect.signature(self.function).parameters.values())
+        except (TypeError, ValueError):  # a built-in function
+            return None
+        return found[1:] if self.takes_context else found
+
+    @cached_property
+    def _accepted(self) -> frozenset[str] | None:
+        """The names of the arguments that the function takes; None for any."""
+        if self._parameters is None or any(p.kind is p.VAR_KEYWORD for p in self._parameters):
+            return None
+        return frozenset(p.name for p in self._parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+
+    @cached_property
+    def _required(self) -> frozenset[str]:
+        named = self._accepted or frozenset()
+        return frozenset(p.name for p in self._parameters or () if p.default is p.empty and p.name in named)
+
+
+def _takes_context(function: Callable[..., Any], name: str) -> bool:
+    if not callable(function):
+        raise ToolDefinitionError(f"tool {name!r}: it must be a function, not {type(function).__name__}")
+    return has_context_parameter(function, name, ToolContext)
+
+
+def _schema_error(message: str) -> PydanticCustomError:
+    text = message if len(message) < 200 else message[:200] + "..."
+    return PydanticCustomError("json_schema", "{text}", {"text": text})
+
 
 def problems(error: ValidationError) -> list[str]:
     """Each invalid field and what is wrong with it."""
@@ -362,17 +506,8 @@ def tool(
     """
 
     def decorate(function: Callable[..., Any]) -> Tool:
-        made = as_tool(function, name=name)
-        if timeout is not None and not timeout > 0:
-            raise ToolDefinitionError(f"tool {made.name!r}: timeout must be greater than 0 seconds, not {timeout}")
-        if retryable and not idempotent:
-            raise ToolDefinitionError(f"tool {made.name!r}: only an idempotent tool can be retryable")
-        names = frozenset(secret)
-        if unknown := names - made.spec.parameters.get("properties", {}).keys():
-            raise ToolDefinitionError(f"tool {made.name!r}: it has no argument {', '.join(sorted(unknown))}")
-        return dataclasses.replace(
-            made,
-            secret=made.secret | names,
+        made = dataclasses.replace(
+            as_tool(function, name=name),
             timeout=timeout,
             idempotent=idempotent,
             retryable=retryable,
@@ -380,8 +515,21 @@ def tool(
             ends_run=ends_run,
             parallel=parallel,
         )
+        return _checked(made, secret)
 
     return decorate if function is None else decorate(function)
+
+
+def _checked(made: Tool, secret: Iterable[str]) -> Tool:
+    """A tool with more secret arguments, after checking its options."""
+    if made.timeout is not None and not made.timeout > 0:
+        raise ToolDefinitionError(f"tool {made.name!r}: timeout must be greater than 0 seconds, not {made.timeout}")
+    if made.retryable and not made.idempotent:
+        raise ToolDefinitionError(f"tool {made.name!r}: only an idempotent tool can be retryable")
+    names = frozenset(secret)
+    if unknown := names - made.spec.parameters.get("properties", {}).keys():
+        raise ToolDefinitionError(f"tool {made.name!r}: it has no argument {', '.join(sorted(unknown))}")
+    return dataclasses.replace(made, secret=made.secret | names)
 
 
 def as_tool(function: Callable[..., Any], *, name: str | None = None, control: str | None = None) -> Tool:
@@ -399,9 +547,7 @@ def as_tool(function: Callable[..., Any], *, name: str | None = None, control: s
         return function
     if not callable(function):
         raise ToolDefinitionError(f"a tool must be a function, not {type(function).__name__}")
-    label = str(getattr(function, "__name__", "")) if name is None else name
-    if not _TOOL_NAME.match(label):
-        raise ToolDefinitionError(f"{label!r} is not a valid tool name: use letters, digits, '_' and '-', at most 64")
+    label = _valid_name(str(getattr(function, "__name__", "")) if name is None else name)
     schema = describe_function(function, label, ToolContext)
     return Tool(
         ToolSpec(label, schema.summary, schema.schema),
@@ -412,6 +558,12 @@ def as_tool(function: Callable[..., Any], *, name: str | None = None, control: s
         is_async=inspect.iscoroutinefunction(function),
         secret=schema.secret,
     )
+
+
+def _valid_name(name: str) -> str:
+    if not _TOOL_NAME.match(name):
+        raise ToolDefinitionError(f"{name!r} is not a valid tool name: use letters, digits, '_' and '-', at most 64")
+    return name
 
 
 def tools_by_name(tools: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
@@ -440,81 +592,3 @@ def with_subagents(tools: Mapping[str, Tool]) -> Iterator[Tool]:
 def secret_arguments(tools: Iterable[Tool]) -> SecretPaths:
     """Where the arguments of each tool are secret, by the tool's name; tools without secret arguments are left out."""
     return {t.name: (t.secret, t.spec.parameters) for t in tools if t.secret or marks_secrets(t.spec.parameters)}
-
-
-def _not_blank(value: Any) -> Any:
-    if isinstance(value, str) and not value.strip():
-        raise ValueError("must not be blank")
-    return value
-
-
-_Text = Annotated[str, AfterValidator(_not_blank)]
-"""A text that says something."""
-
-_OUTPUT_NAMES = AliasChoices("output", "summary")
-"""What a model may call the argument of ``return_done``; it is told the first."""
-
-
-def ask_user(question: _Text, context: str = "", choices: list[str] | None = None) -> dict[str, Any]:
-    """Ask the user something that you need to know in order to go on. The answer is this call's result.
-
-    Args:
-        question: One clear question.
-        context: Why you ask.
-        choices: Answers to choose from, if there are only a few.
-    """
-    return {"question": question, "context": context, "choices": choices or []}
-
-
-def return_done(output: Annotated[_Text, Field(validation_alias=_OUTPUT_NAMES)]) -> Any:
-    """Finish: the task is done.
-
-    Args:
-        output: The result, as the user should see it.
-    """
-    return output
-
-
-def return_unable(
-    rationale: _Text, blockers: list[str] | None = None, suggested_next_steps: list[str] | None = None
-) -> dict[str, Any]:
-    """Give up: the task cannot be done here. This is a good answer when it is true.
-
-    Args:
-        rationale: Why it cannot be done.
-        blockers: What concretely stands in the way.
-        suggested_next_steps: What a person could do about it.
-    """
-    return {
-        "rationale": rationale,
-        "blockers": blockers or [],
-        "suggested_next_steps": suggested_next_steps or [],
-    }
-
-
-def control_tools(output_type: Any = None) -> Mapping[str, Tool]:
-    """The three control tools by name.
-
-    Args:
-        output_type: The type of ``return_done``'s argument; None for text.
-    """
-    if output_type in (None, str):
-        return _default_control_tools()
-
-    def typed_done(output: Any) -> Any:
-        return output
-
-    typed_done.__doc__ = return_done.__doc__
-    typed_done.__annotations__["output"] = Annotated[output_type, Field(validation_alias=_OUTPUT_NAMES)]
-    return {**_default_control_tools(), "return_done": as_tool(typed_done, name="return_done", control="done")}
-
-
-@cache
-def _default_control_tools() -> Mapping[str, Tool]:
-    """Cached: building a schema takes milliseconds, and a server may create an agent for each request."""
-    tools = (
-        as_tool(ask_user, control="ask"),
-        as_tool(return_done, control="done"),
-        as_tool(return_unable, control="unable"),
-    )
-    return MappingProxyType({t.name: t for t in tools})

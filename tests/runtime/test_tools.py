@@ -6,7 +6,6 @@ import dataclasses
 import datetime
 import enum
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -14,7 +13,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from agentfsm.errors import ConfigurationError, ToolDefinitionError
-from agentfsm.runtime.tools import Tool, ToolContext, as_tool, control_tools, problems, tool, tools_by_name
+from agentfsm.runtime.tools import Tool, ToolContext, as_tool, problems, tool, tools_by_name
 
 
 class Color(enum.Enum):
@@ -365,52 +364,6 @@ def test_a_registry_holds_tools_and_plain_functions_by_name():
 def test_two_tools_of_one_name_are_refused():
     with pytest.raises(ToolDefinitionError, match="two tools have the name 'weather'"):
         tools_by_name([weather, tool(weather)])
-
-
-# -- the loop's own tools -----------------------------------------------------------------------------
-
-
-def test_the_control_tools_are_three():
-    found = control_tools()
-    assert {name: t.control for name, t in found.items()} == {
-        "ask_user": "ask", "return_done": "done", "return_unable": "unable",
-    }  # fmt: skip
-    assert all(t.spec.description and not inspect.iscoroutinefunction(t.function) for t in found.values())
-    assert found["ask_user"].spec.parameters["required"] == ["question"]
-    assert found["return_done"].spec.parameters["properties"]["output"]["type"] == "string"
-    assert found["return_unable"].spec.parameters["required"] == ["rationale"]
-
-
-def test_return_done_takes_the_agents_output_type():
-    done = control_tools(Place)["return_done"]
-    assert "Place" in str(done.spec.parameters)
-    assert done.arguments({"output": {"city": "Rome"}}) == {"output": Place(city="Rome")}
-    with pytest.raises(ValidationError):
-        done.arguments({"output": "Rome"})
-
-
-@pytest.mark.parametrize("blank", ["", " \n\t"])
-@pytest.mark.parametrize(
-    ("name", "argument"), [("ask_user", "question"), ("return_done", "output"), ("return_unable", "rationale")]
-)
-def test_a_control_tool_that_says_nothing_is_refused(name, argument, blank):
-    found = control_tools()[name]
-    assert found.arguments({argument: "words"})
-    with pytest.raises(ValidationError) as refused:
-        found.arguments({argument: blank})
-    assert problems(refused.value) == [f"{argument}: value error, must not be blank"]
-
-
-@pytest.mark.parametrize(
-    ("output_type", "value", "made"),
-    [(None, "all", "all"), (str, "all", "all"), (Place, {"city": "Rome"}, Place(city="Rome"))],
-)
-def test_the_argument_of_return_done_may_also_be_called_summary(output_type, value, made):
-    done = control_tools(output_type)["return_done"]
-    assert done.arguments({"summary": value}) == done.arguments({"output": value}) == {"output": made}
-    assert list(done.spec.parameters["properties"]) == ["output"]  # the model is told one name
-    with pytest.raises(ValidationError):
-        done.arguments({"output": value, "summary": value})
 
 
 def test_tools_cannot_be_changed():

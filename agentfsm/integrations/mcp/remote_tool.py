@@ -7,21 +7,18 @@ import base64
 import hashlib
 import mimetypes
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
-from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
 from agentfsm.errors import ToolDefinitionError
-from agentfsm.integrations.mcp.schema_check import SchemaCheck
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.messages import MEDIA_TYPES, Image
 from agentfsm.loop.model import ToolSpec
-from agentfsm.runtime.tools import UI_MESSAGE, ApprovalRequirement, Tool
+from agentfsm.runtime.tools import ApprovalRequirement, SchemaTool
 
 if TYPE_CHECKING:
     from mcp.types import CallToolResult
@@ -71,32 +68,8 @@ _ANY_ARGUMENTS: TypeAdapter[Any] = TypeAdapter(dict[str, Any])
 
 
 @dataclass(frozen=True)
-class RemoteTool(Tool):
+class RemoteTool(SchemaTool):
     """A tool of an MCP server."""
-
-    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments, validated by the server's schema.
-
-        Raises:
-            pydantic_core.ValidationError: They are invalid; the error names each field.
-        """
-        own = self.spec.parameters.get("properties", {})
-        data = {k: v for k, v in given.items() if k != UI_MESSAGE or k in own}
-        if errors := self._check.errors(data):
-            raise ValidationError.from_exception_data(
-                self.name,
-                [InitErrorDetails(type=_schema_error(reason), loc=path, input=None) for path, reason in errors],
-            )
-        return data
-
-    @cached_property
-    def _check(self) -> SchemaCheck:
-        return SchemaCheck(self.spec.parameters)
-
-
-def _schema_error(message: str) -> PydanticCustomError:
-    text = message if len(message) < 200 else message[:200] + "..."
-    return PydanticCustomError("json_schema", "{text}", {"text": text})
 
 
 def make_remote_tool(

@@ -32,7 +32,6 @@ from agentfsm.integrations.mcp.remote_tool import (
     make_remote_tool,
     result_content,
 )
-from agentfsm.integrations.mcp.schema_check import SchemaCheck, schema_problem
 from agentfsm.integrations.mcp.session import (
     HttpServer,
     MCPSession,
@@ -42,6 +41,7 @@ from agentfsm.integrations.mcp.session import (
     require_sdk,
 )
 from agentfsm.loop.messages import Image
+from agentfsm.runtime.schema_check import SchemaCheck, schema_problem
 from agentfsm.runtime.tool_execution import to_model_content
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("jsonschema", reason="the extra 'mcp' is not installed")
 
-from agentfsm.integrations.mcp.schema_check import MAX_ERRORS, SchemaCheck, schema_problem
+from agentfsm.runtime.schema_check import MAX_ERRORS, SchemaCheck, schema_problem
 
 
 def reasons(schema: dict[str, Any], value: object) -> list[str]:

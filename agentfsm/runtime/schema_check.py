@@ -1,11 +1,11 @@
-"""Checks values by a server's JSON schema, within bounds that a hostile schema cannot exceed.
+"""Checks values by the JSON schema of a server or a user, within bounds that a hostile schema cannot exceed.
 
 Regular expressions are evaluated by RE2 in linear time, never by ``re``, which can take exponential time and holds the
 interpreter meanwhile. One that RE2 does not know (look-around, backreferences) is not evaluated: the value is checked
 without it. Everything else counts against ``MAX_STEPS``. References are followed only within the schema, by JSON
 pointer (``#/$defs/a``): to find any other would take time that grows with the schema, and none is ever fetched.
 ``format`` is not checked, and ``unevaluatedProperties`` and ``unevaluatedItems`` are ignored. A server has to check
-its arguments itself; this check tells the model early what is wrong.
+its arguments itself; this check tells the model early what is wrong. It needs the extra ``schema``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentfsm.errors import MissingExtraError
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.runtime.linear_regex import compile_linear
 
-__all__ = ["MAX_SCHEMA_CHARS", "MAX_SCHEMA_DEPTH", "MAX_STEPS", "SchemaCheck", "schema_problem"]
+__all__ = ["MAX_SCHEMA_CHARS", "MAX_SCHEMA_DEPTH", "MAX_STEPS", "SchemaCheck", "definition_problem", "schema_problem"]
 
 MAX_SCHEMA_CHARS = 100_000
 """Maximum length of a schema as JSON; the largest of the reference servers has 3,000."""
@@ -57,6 +57,39 @@ def schema_problem(schema: object) -> str:
         return f"it is nested more than {MAX_SCHEMA_DEPTH} deep"
     length = len(json.dumps(schema, ensure_ascii=False, separators=(",", ":")))
     return "" if length <= MAX_SCHEMA_CHARS else f"it has {length:,} characters, more than {MAX_SCHEMA_CHARS:,}"
+
+
+def definition_problem(schema: Mapping[str, Any]) -> str:
+    """Why a schema of the user's own is wrong, or an empty string; that of a server need not be right to be used.
+
+    Raises:
+        MissingExtraError: The package ``jsonschema`` is not installed.
+    """
+    try:
+        jsonschema = import_module("jsonschema")
+    except ImportError as error:
+        raise MissingExtraError("a tool from a JSON schema", "schema") from error
+    try:
+        if problem := schema_problem(schema):
+            return problem
+        kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+        wrong = jsonschema.exceptions.best_match(kind(kind.META_SCHEMA).iter_errors(schema))
+    except (TypeError, AttributeError, ValueError) as error:
+        return f"it is not JSON: {error}"
+    if wrong is not None:
+        return f"{wrong.json_path}: {wrong.message}"
+    lost = next((ref for ref in _references_in(schema) if not isinstance(_at_pointer(schema, ref), dict | bool)), None)
+    return "" if lost is None else f"the reference {lost!r} leads nowhere in it"
+
+
+def _references_in(node: object) -> Iterator[str]:
+    for child in _children(node):
+        yield from _references_in(child)
+    match node:
+        case {"$ref": str(reference)}:
+            yield reference
+        case _:
+            return
 
 
 def _children(node: object) -> list[object]:
