@@ -25,6 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import SecretStr
+
 from agentfsm import (
     Agent,
     AgentGuardrails,
@@ -46,10 +48,30 @@ from agentfsm.journal.store import Lease, Status
 from agentfsm.journal.verification import GOOD, verify
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.presets import PRESETS
+from agentfsm.loop.withholding import SecretOpener
 from agentfsm.runtime import context
 from agentfsm.testing import FakeClock
 from tests.helpers import journal_scenarios
 from tests.helpers.crash_injection import migration_point
+
+SECRET = b"of the tests"
+KEYRING = Keyring(SECRET)
+
+
+@dataclasses.dataclass
+class Setting:
+    """What is the same for all runs.
+
+    Attributes:
+        declared: What their hosts declare as secret.
+        chatter: A text in their prompt and in each call of a model.
+    """
+
+    declared: Sequence[str] = ()
+    chatter: str = ""
+
+
+SETTING = Setting()
 
 SIDE_EFFECTS = {
     "linear": ["once 1", "again 2"],
@@ -135,6 +157,7 @@ class SimulatedWorld(journal_scenarios.CrashWorld):
         self.files: dict[str, list[str]] = {}
         self.begun: Counter[str] = Counter()
         self.broken: list[str] = []
+        self.chatter = SETTING.chatter
 
     def passing(self, where: str) -> None:
         if self.draw.random() < self.deadly:
@@ -191,7 +214,8 @@ def simulated_agent(world: SimulatedWorld, scenario: str, store: Any, clock: Fak
         max_iterations=most, loop_soft_threshold=19, max_execution_time_s=10**9, stall_threshold_s=10**9
     )
     tools = [_without_threads(t) for t in journal_scenarios.make_tools(world)]
-    host = Host(clock=clock, store=store, secret=b"of the tests", watchdog_s=None)  # a thread has its own times
+    secrets = [SecretStr(each) for each in SETTING.declared]
+    host = Host(clock=clock, store=store, secret=SECRET, secrets=secrets, watchdog_s=None)  # a thread has its own times
     return Agent(
         CrashingTransport(world, script),
         tools=tools,
@@ -236,18 +260,18 @@ async def _fork_run(agent: Agent, world: SimulatedWorld, store: SlowStore, run_i
     await _run_once(agent, world, store, past)
     head = store.head(run_id)
     if head is None or not head.seq:
-        await fork(store, past, migration_point(store.records(past)), run_id, Keyring(b"of the tests"))
+        await fork(store, past, migration_point(store.records(past)), run_id, KEYRING)
 
 
 async def _run_once(agent: Agent, world: SimulatedWorld, store: SlowStore, run_id: str) -> None:
     while True:
         head = store.head(run_id)
         if head is None or not head.seq:
-            result = await agent.run("go", run_id=run_id)
+            result = await agent.run(SETTING.chatter or "go", run_id=run_id)
         elif head.status == "running":
             result = await agent.resume(run_id)
         elif head.status == "suspended":
-            waits: Any = rehydrate(store.records(run_id)).run.pending_request
+            waits: Any = rehydrate(store.records(run_id), SecretOpener(KEYRING)).run.pending_request
             said = journal_scenarios.human_reply(world, run_id, waits.kind, waits.tool, waits.arguments)
             result = await agent.resume(run_id, said)
         else:
@@ -258,7 +282,7 @@ async def _run_once(agent: Agent, world: SimulatedWorld, store: SlowStore, run_i
 
 def final_state(rows: Sequence[Any], scenario: str, run_id: str, store: MemoryStore) -> tuple[Any, ...]:
     """The final messages and result of a run, whose journal must verify and replay."""
-    past = rehydrate(rows)
+    past = rehydrate(rows, SecretOpener(KEYRING))
     told = verify(run_id, rows, store.head(run_id))
     assert told.code == GOOD, told
     graphs = {graph.fingerprint: graph for graph in GRAPHS[journal_scenarios.SCENARIOS[scenario][0]]}
@@ -310,6 +334,7 @@ def simulate(seed: int) -> tuple[Counter[str], str]:
         told.update({"runs": 1, "forks": scenario == "fork"})
         for row in store.records(run_id):
             told["doubts"] += '"dispatch_tool.in_doubt"' in row.body
+            told["withheld"] += row.hidden.count("[sealed ")
             told["changes"] += '"kind":"run.migrated"' in row.body
             body = json.loads(row.body)
             digest.update(

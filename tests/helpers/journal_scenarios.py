@@ -202,7 +202,12 @@ class CrashWorld:
             theirs in any order, its name and number among those of that name (``after once 2``); 0 for none.
         outside: A pipe to which a byte is written at that point; its reader kills the process. Without one, the
             process kills itself.
+
+    Attributes:
+        chatter: What models say with each call.
     """
+
+    chatter = ""
 
     def __init__(self, folder: Path, kill_at: int | str = 0, outside: int | None = None) -> None:
         self.folder, self.kill_at, self.outside, self.passed = folder, kill_at, outside, 0
@@ -280,7 +285,7 @@ class TranscriptModel:
             return Reply(Message.assistant(entry))
         wanted = cast("list[ToolCall]", entry if isinstance(entry, list) else [entry])
         calls = tuple(ToolCall(f"call{said}_{n}", c.name, c.arguments) for n, c in enumerate(wanted))
-        return Reply(Message.assistant("", calls), FinishReason.TOOL_CALLS)
+        return Reply(Message.assistant(self.world.chatter, calls), FinishReason.TOOL_CALLS)
 
 
 def tool_functions(world: CrashWorld) -> list[Any]:
