@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import textwrap
 from collections.abc import Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from agentfsm.analysis import exported_model
 from agentfsm.diagrams.promela import promela_model
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.testing import ScriptedModel, invariants, strategies
+from agentfsm.testing.model_conformance import checks
 
 ROOT = Path(agentfsm.__file__).parent
 FILES = [*(f for kit in ("analysis", "diagrams", "testing") for f in sorted((ROOT / kit).glob("*.py")))]
@@ -58,6 +60,7 @@ def namespace() -> dict[str, Any]:
         **{name: getattr(kit, name) for kit in kits for name in kit.__all__},
         "agentfsm": agentfsm, "exported_model": exported_model, "promela_model": promela_model, "given": given,
         "invariants": invariants, "pytest": MARKS, "CHECKS": {}, "counts": {},
+        "asynccontextmanager": asynccontextmanager, "checks": checks,
         "my_agent": Agent(ScriptedModel()), "reviewed": LOOP, "mine": LOOP.without("post_llm.loop_detected"),
     }  # fmt: skip
 

@@ -296,8 +296,33 @@ class ToolServer:
 
 
 JsonBody = dict[str, Any]
-ServerReply = ModelOutput | int | Callable[[JsonBody], ModelOutput]
-"""A response, the status of an error, or a function from the request body to a response."""
+
+
+@dataclass(frozen=True)
+class ServerError:
+    """An error response."""
+
+    status: int
+    error: dict[str, Any]
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True)
+class NoResponse:
+    """Nothing is sent; ``received`` is called when the request has arrived."""
+
+    received: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class BrokenResponse:
+    """A response of which only the first part is sent."""
+
+    said: ModelOutput
+
+
+ServerReply = ModelOutput | int | ServerError | NoResponse | BrokenResponse | Callable[[JsonBody], ModelOutput]
+"""A response, the status of an error, a fault, or a function from the request body to a response."""
 
 WIRE_BY_PATH = {
     "/chat/completions": "openai",
@@ -350,31 +375,45 @@ def fake_model_server(*replies: ServerReply, hang: bool = False) -> Generator[Fa
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             served.requests.append(body)
             served.asked.set()
-            if hang:
+            entry = replies[min(len(served.requests), len(replies)) - 1] if replies else 500
+            if hang or isinstance(entry, NoResponse):
+                if isinstance(entry, NoResponse):
+                    entry.received()
                 over.wait()
                 return
-            entry = replies[min(len(served.requests), len(replies)) - 1]
             if isinstance(entry, int):
-                self._send(entry, "application/json", json.dumps({"error": {"message": "not now"}}).encode())
+                entry = ServerError(entry, {"message": "not now"})
+            if isinstance(entry, ServerError):
+                content = json.dumps({"error": entry.error}).encode()
+                self._send(entry.status, "application/json", content, headers=entry.headers)
                 return
-            said = entry if isinstance(entry, ModelOutput) else entry(body)
+            broken = isinstance(entry, BrokenResponse)
+            said = entry.said if isinstance(entry, BrokenResponse) else entry
+            said = said if isinstance(said, ModelOutput) else said(body)
             wire = next(wire for path, wire in WIRE_BY_PATH.items() if self.path.endswith(path))
             if body.get("stream", False):
-                self._send(200, "text/event-stream", encode_events(wire, stream_events(wire, said)))
+                self._send(200, "text/event-stream", encode_events(wire, stream_events(wire, said)), broken)
             else:
-                self._send(200, "application/json", json.dumps(whole_body(wire, said)).encode())
+                self._send(200, "application/json", json.dumps(whole_body(wire, said)).encode(), broken)
 
-        def _send(self, status: int, kind: str, content: bytes) -> None:
+        def _send(
+            self, status: int, kind: str, content: bytes, broken: bool = False, headers: dict[str, str] | None = None
+        ) -> None:
             self.send_response(status)
             self.send_header("content-type", kind)
             self.send_header("content-length", str(len(content)))
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(content)
+            self.wfile.write(content[: len(content) // 2] if broken else content)
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name in the base class
             """Log nothing: the tests check the output of the command line."""
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 64
+
+    http = Server(("127.0.0.1", 0), Handler)
     http.daemon_threads = True
     http.block_on_close = False
     served = FakeModelServer(f"http://127.0.0.1:{http.server_address[1]}")
