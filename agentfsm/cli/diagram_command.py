@@ -20,6 +20,7 @@ from agentfsm.cli.user_code import load_graph, preset_graph
 from agentfsm.diagrams import COMMITTED_FORMATS, FORMATS, Coverage, Overlay, RunPath, format_for_path, image, write
 from agentfsm.diagrams import diagram as render
 from agentfsm.diagrams.style import Theme
+from agentfsm.diagrams.view import LayoutName
 from agentfsm.errors import ConfigurationError
 from agentfsm.journal.records import Record, read_records
 from agentfsm.loop.presets import PRESETS
@@ -174,6 +175,13 @@ def _overlay_options(command: CommandFunction) -> CommandFunction:
 @click.option(
     "--theme", type=click.Choice(["auto", "light", "dark"]), default="auto", show_default=True, help="The colors."
 )
+@click.option(
+    "--layout",
+    type=click.Choice(["wide", "vertical"]),
+    default="wide",
+    show_default=True,
+    help="For SVG: vertical is one column, for phones.",
+)
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 if PATH is not up to date.")
 @_overlay_options
 @click.pass_context
@@ -184,6 +192,7 @@ def diagram(
     format_name: str | None,
     output: str | None,
     theme: Theme,
+    layout: LayoutName,
     check: bool,
     overlay_opts: _OverlayOptions,
 ) -> None:
@@ -203,12 +212,12 @@ def diagram(
     if check and not output:
         raise click.UsageError("--check compares files: name them with --output")
     named_graph = load_graph(graph) if graph else PRESETS[preset].graph if preset else None
-    diagram_input = _load_input(named_graph, overlay_opts)
+    picture = _load_picture(named_graph, overlay_opts, theme, layout)
     if output is None:
-        _print_diagram(diagram_input, format_name or "text", theme)
+        _print_diagram(picture, format_name or "text")
         return
-    targets = _output_paths(diagram_input.graph, format_name, output)
-    files = {path: _render(diagram_input, name, theme, check=check) for path, name in targets.items()}
+    targets = _output_paths(picture.graph, format_name, output)
+    files = {path: _render(picture, name, check=check) for path, name in targets.items()}
     if check:
         ctx.exit(_check_up_to_date(files))
     for path, content in files.items():
@@ -217,19 +226,24 @@ def diagram(
         click.echo(path, err=True)
 
 
-class _DiagramInput(NamedTuple):
+class _Picture(NamedTuple):
     graph: Graph
     overlay: Overlay | None
+    theme: Theme
+    layout: LayoutName
 
 
-def _load_input(named_graph: Graph | None, overlay_opts: _OverlayOptions) -> _DiagramInput:
+def _load_picture(
+    named_graph: Graph | None, overlay_opts: _OverlayOptions, theme: Theme, layout: LayoutName
+) -> _Picture:
     """The graph that is named, else the run's, else the default loop; and what is drawn over it."""
     if overlay_opts.run_id is not None:
         records = load_records(overlay_opts.run_id, overlay_opts.path, "not a run of the store")
         graph = named_graph or graph_of_run(records)
-        return _DiagramInput(graph, path_of_run(records, graph))
+        return _Picture(graph, path_of_run(records, graph), theme, layout)
     graph = named_graph or PRESETS["standard"].graph
-    return _DiagramInput(graph, None if overlay_opts.coverage is None else _read_coverage(overlay_opts.coverage))
+    overlay = None if overlay_opts.coverage is None else _read_coverage(overlay_opts.coverage)
+    return _Picture(graph, overlay, theme, layout)
 
 
 def _read_coverage(path: Path) -> Coverage:
@@ -244,13 +258,14 @@ def _read_coverage(path: Path) -> Coverage:
         ) from None
 
 
-def _print_diagram(diagram_input: _DiagramInput, format_name: str, theme: Theme) -> None:
-    if not FORMATS[format_name].image:
-        click.echo(render(diagram_input.graph, format_name, theme=theme, overlay=diagram_input.overlay).rstrip("\n"))
-        return
-    if sys.stdout.isatty():
+def _print_diagram(picture: _Picture, format_name: str) -> None:
+    if FORMATS[format_name].image and sys.stdout.isatty():
         raise click.UsageError(f"{format_name} is an image: name a file with --output")
-    click.echo(image(diagram_input.graph, format_name, theme=theme, overlay=diagram_input.overlay), nl=False)
+    rendered = _render(picture, format_name)
+    if FORMATS[format_name].image:
+        click.echo(rendered, nl=False)
+    else:
+        click.echo(rendered.decode().rstrip("\n"))
 
 
 def _output_paths(graph: Graph, format_name: str | None, output: str) -> dict[Path, str]:
@@ -262,12 +277,15 @@ def _output_paths(graph: Graph, format_name: str | None, output: str) -> dict[Pa
     return {path: format_name or format_for_path(path)}
 
 
-def _render(diagram_input: _DiagramInput, format_name: str, theme: Theme, *, check: bool) -> bytes:
+def _render(picture: _Picture, format_name: str, *, check: bool = False) -> bytes:
+    graph, overlay, theme, layout = picture
+    if layout != "wide" and not FORMATS[format_name].layouts:
+        raise click.UsageError(f"--layout {layout} is for SVG: {format_name} has no such layout")
     if not FORMATS[format_name].image:
-        return render(diagram_input.graph, format_name, theme=theme, overlay=diagram_input.overlay).encode()
+        return render(graph, format_name, theme=theme, layout=layout, overlay=overlay).encode()
     if check:
         raise click.UsageError(f"--check compares text formats; a {format_name} differs between versions of Graphviz")
-    return image(diagram_input.graph, format_name, theme=theme, overlay=diagram_input.overlay)
+    return image(graph, format_name, theme=theme, overlay=overlay)
 
 
 def _check_up_to_date(files: dict[Path, bytes]) -> int:

@@ -17,9 +17,10 @@ images need Graphviz.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, cast, get_args
+from typing import NamedTuple, TypeVar, cast, get_args
 
 from agentfsm.diagrams.dot import dot, render_image
 from agentfsm.diagrams.interchange import scxml, xstate
@@ -28,7 +29,7 @@ from agentfsm.diagrams.promela import promela
 from agentfsm.diagrams.style import Theme
 from agentfsm.diagrams.svg import svg
 from agentfsm.diagrams.text_formats import markdown, mermaid, plain_text, plantuml
-from agentfsm.diagrams.view import View, build_view
+from agentfsm.diagrams.view import LayoutName, View, build_view
 from agentfsm.errors import ConfigurationError
 from agentfsm.machine.graph import Graph
 
@@ -40,6 +41,7 @@ __all__ = [
     "DiffOverlay",
     "Format",
     "HooksOverlay",
+    "LayoutName",
     "Overlay",
     "RunPath",
     "Theme",
@@ -58,17 +60,19 @@ class Format(NamedTuple):
         render: Renders a view in a theme, as text or as the bytes of an image.
         suffixes: The file name extensions, the usual one first.
         overlays: Whether it shows overlays; formats for other programs do not.
+        layouts: Whether it has the vertical layout; other programs do their own layout.
         image: Whether ``render`` returns bytes.
     """
 
     render: Callable[[View, Theme], str | bytes]
     suffixes: tuple[str, ...]
     overlays: bool = True
+    layouts: bool = False
     image: bool = False
 
 
 FORMATS: dict[str, Format] = {
-    "svg": Format(svg, (".svg",)),
+    "svg": Format(svg, (".svg",), layouts=True),
     "dot": Format(dot, (".dot", ".gv")),
     "mermaid": Format(mermaid, (".mmd", ".mermaid")),
     "markdown": Format(markdown, (".md",)),
@@ -86,7 +90,14 @@ COMMITTED_FORMATS = ("dot", "mermaid", "markdown", "svg")
 """The formats that ``write_all`` writes: those that are committed beside the code and compared."""
 
 
-def diagram(graph: Graph, format: str = "svg", *, theme: Theme = "auto", overlay: Overlay | None = None) -> str:  # noqa: A002
+def diagram(
+    graph: Graph,
+    format: str = "svg",  # noqa: A002
+    *,
+    theme: Theme = "auto",
+    layout: LayoutName = "wide",
+    overlay: Overlay | None = None,
+) -> str:
     """A graph as text, in one of the text formats of ``FORMATS``.
 
     Args:
@@ -94,11 +105,13 @@ def diagram(graph: Graph, format: str = "svg", *, theme: Theme = "auto", overlay
         format: The name of the format.
         theme: ``light``, ``dark``, or ``auto``, which follows the reader's setting where the format can
             (SVG) and is light where it cannot.
+        layout: ``wide``, or for SVG also ``vertical``: one column, for narrow screens.
         overlay: What to show on top: a ``RunPath``, ``Counterexample``, ``Coverage``, ``DiffOverlay`` or one of
             your own.
 
     Raises:
-        ConfigurationError: There is no such text format or theme, or the format shows no overlays.
+        ConfigurationError: There is no such text format, theme or layout, or the format shows no overlays or has no
+            other layout.
         GraphError: The overlay names a transition or state that the graph does not have.
     """
     chosen = FORMATS.get(format)
@@ -106,7 +119,7 @@ def diagram(graph: Graph, format: str = "svg", *, theme: Theme = "auto", overlay
         hint = "" if chosen is None else f"; {format} is an image: use image() or write()"
         texts = ", ".join(name for name, each in FORMATS.items() if not each.image)
         raise ConfigurationError(f"there is no text format {format!r} of a diagram{hint}; the formats are: {texts}")
-    return cast("str", _render(graph, format, theme, overlay))
+    return cast("str", _render(graph, format, theme, layout, overlay))
 
 
 def image(graph: Graph, format: str = "png", *, theme: Theme = "light", overlay: Overlay | None = None) -> bytes:  # noqa: A002
@@ -124,31 +137,40 @@ def image(graph: Graph, format: str = "png", *, theme: Theme = "light", overlay:
         GraphError: The overlay names a transition or state that the graph does not have.
     """
     if format == "svg":
-        return render_image("svg", _overlaid_view(graph, overlay), _checked_theme(theme))
+        return render_image("svg", _overlaid_view(graph, overlay), _checked_name(theme, Theme, "theme"))
     images = [name for name, each in FORMATS.items() if each.image]
     if format not in images:
         raise ConfigurationError(f"there is no image format {format!r}; the formats are: {', '.join(images)}")
-    return cast("bytes", _render(graph, format, theme, overlay))
+    return cast("bytes", _render(graph, format, theme, "wide", overlay))
 
 
-def write(graph: Graph, path: str | Path, *, theme: Theme = "auto", overlay: Overlay | None = None) -> Path:
+def write(
+    graph: Graph,
+    path: str | Path,
+    *,
+    theme: Theme = "auto",
+    layout: LayoutName = "wide",
+    overlay: Overlay | None = None,
+) -> Path:
     """Write a graph to a file, in the format of its extension.
 
     Args:
         graph: The graph.
         path: The file; an existing one is overwritten.
         theme: As for ``diagram``.
+        layout: As for ``diagram``.
         overlay: What to show on top.
 
     Returns:
         The path.
 
     Raises:
-        ConfigurationError: No format has the extension, or what the format needs is not installed.
+        ConfigurationError: No format has the extension, what the format needs is not installed, or it has no such
+            layout.
         GraphError: The overlay names a transition or state that the graph does not have.
     """
     path = Path(path)
-    rendered = _render(graph, format_for_path(path), theme, overlay)
+    rendered = _render(graph, format_for_path(path), theme, layout, overlay)
     if isinstance(rendered, bytes):
         path.write_bytes(rendered)
     else:
@@ -200,19 +222,26 @@ def write_all(graph: Graph, folder: str | Path, formats: Iterable[str] = COMMITT
     return [write(graph, Path(folder) / f"{graph.name}{FORMATS[name].suffixes[0]}") for name in names]
 
 
-def _render(graph: Graph, format_name: str, theme: Theme, overlay: Overlay | None) -> str | bytes:
+def _render(graph: Graph, format_name: str, theme: Theme, layout: LayoutName, overlay: Overlay | None) -> str | bytes:
     chosen = FORMATS[format_name]
+    if _checked_name(layout, LayoutName, "layout") != "wide" and not chosen.layouts:
+        able = ", ".join(name for name, each in FORMATS.items() if each.layouts)
+        raise ConfigurationError(f"the format {format_name!r} has no {layout} layout; these do: {able}")
     if overlay is not None and not chosen.overlays:
         able = ", ".join(name for name, each in FORMATS.items() if each.overlays)
         raise ConfigurationError(f"the format {format_name!r} shows no overlays; these do: {able}")
-    return chosen.render(_overlaid_view(graph, overlay), _checked_theme(theme))
+    view = replace(_overlaid_view(graph, overlay), layout=layout)
+    return chosen.render(view, _checked_name(theme, Theme, "theme"))
 
 
-def _checked_theme(theme: Theme) -> Theme:
-    themes = get_args(Theme)
-    if theme not in themes:
-        raise ConfigurationError(f"there is no theme {theme!r}; the themes are: {', '.join(themes)}")
-    return theme
+_Name = TypeVar("_Name", bound=str)
+
+
+def _checked_name(name: _Name, names: object, what: str) -> _Name:
+    known = get_args(names)
+    if name not in known:
+        raise ConfigurationError(f"there is no {what} {name!r}; the {what}s are: {', '.join(known)}")
+    return name
 
 
 def _overlaid_view(graph: Graph, overlay: Overlay | None) -> View:

@@ -10,18 +10,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from agentfsm.diagrams.view import Box, RowKind, TableRow
 
 __all__ = [
     "BASELINE_OFFSET",
+    "BOLD_RATIO",
     "FONT_SIZES",
     "FONT_STACK",
     "HEAD_HEIGHT",
     "ROW_HEIGHT",
     "BoxContent",
     "ColumnPositions",
+    "EndingText",
     "Label",
     "RowGroup",
     "TextStyle",
@@ -46,7 +48,7 @@ _ASCII_WIDTHS = (
 )  # fmt: skip
 _DEFAULT_WIDTH = 100  # arrows and letters with diacritics are no wider than the font size
 _FULL_WIDTH = 110  # East Asian characters and pictographs
-_BOLD_RATIO = 1.14  # the widest ratio of bold to regular among the three
+BOLD_RATIO = 1.14  # the widest ratio of bold to regular among the three
 
 
 @lru_cache(maxsize=4096)
@@ -62,7 +64,7 @@ def text_width(text: str, size: float, *, bold: bool = False) -> int:
         A width in whole pixels that the text does not exceed in any font of ``FONT_STACK``.
     """
     total = sum(_advance_width(ord(char)) for char in text)
-    return math.ceil(total * size * (_BOLD_RATIO if bold else 1) / 100)
+    return math.ceil(total * size * (BOLD_RATIO if bold else 1) / 100)
 
 
 def _advance_width(code: int) -> int:
@@ -209,6 +211,20 @@ class BoxContent:
     height: int
 
 
+class EndingText(NamedTuple):
+    """One way in which runs end in a final state.
+
+    Attributes:
+        kind: Its kind.
+        words: The ending and a colon, and the guards that lead to it.
+        dim: Whether it is greyed out.
+    """
+
+    kind: RowKind
+    words: tuple[str, ...]
+    dim: bool = False
+
+
 def measure_columns(boxes: Sequence[Box]) -> ColumnPositions:
     """The column positions that boxes need to share."""
     rows = [r for b in boxes for r in b.rows]
@@ -241,7 +257,7 @@ def _note_width(box: Box) -> int:
     return text_width(truncate(box.note, FONT_SIZES["note"], MAX_NOTE_WIDTH), FONT_SIZES["note"])
 
 
-def lay_out_box(box: Box, columns: ColumnPositions, ends: Sequence[tuple[RowKind, Sequence[str]]]) -> BoxContent:
+def lay_out_box(box: Box, columns: ColumnPositions, ends: Sequence[EndingText]) -> BoxContent:
     """Compute the positions of a box's content.
 
     Args:
@@ -269,11 +285,11 @@ def lay_out_box(box: Box, columns: ColumnPositions, ends: Sequence[tuple[RowKind
                 (row, _row_labels(row, columns, HEAD_HEIGHT + ROW_PADDING + ROW_HEIGHT * len(rows) + BASELINE_OFFSET))
             )
     foot: list[Label] = []
-    for kind, (ending, *names) in ends:
+    for kind, (ending, *names), dim in ends:
         words = [ending, *(f"{name}," for name in names[:-1]), *names[-1:]]
         for line in wrap_words(words, FONT_SIZES["ends"], columns.width - 2 * TEXT_INDENT):
             y = HEAD_HEIGHT + ROW_PADDING + ROW_HEIGHT * (len(rows) + len(foot)) + BASELINE_OFFSET
-            foot.append(Label(TEXT_INDENT, y, line, "ends", kind, dim=box.dim))
+            foot.append(Label(TEXT_INDENT, y, line, "ends", kind, dim=dim or box.dim))
     lines = len(rows) + len(foot)
     height = HEAD_HEIGHT + ROW_PADDING + ROW_HEIGHT * lines + ROW_PADDING if lines else HEAD_HEIGHT
     return BoxContent(tuple(head), tuple(rows), tuple(groups), tuple(foot), height)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 
-from agentfsm.diagrams.box import FONT_SIZES, wrap_words
+from agentfsm.diagrams.box import FONT_SIZES, EndingText, wrap_words
 from agentfsm.diagrams.edge_routing import COLUMN, Route, Side, choose_routes
 from agentfsm.diagrams.layout import endings
 from agentfsm.diagrams.style import Palette, Theme, escape_xml, palette_for
-from agentfsm.diagrams.view import Box, RowKind, TableRow, View
+from agentfsm.diagrams.view import Box, LegendKey, RowKind, TableRow, View
 from agentfsm.errors import ConfigurationError
 
 __all__ = ["dot", "render_image"]
@@ -86,7 +86,9 @@ def _document(view: View, p: Palette, dpi: int | None) -> Iterator[str]:
     yield "  graph [rankdir=TB, splines=spline, newrank=true, outputorder=edgesfirst, nodesep=0.8, ranksep=0.4,"
     yield f'    bgcolor="{p.paper}", pad=0.3, labelloc=t, labeljust=l,'
     yield f'    fontname="{FONT_NAMES}", fontsize=11, fontcolor="{p.grey}",'
-    yield f'    label=<{title}<BR ALIGN="LEFT"/>{escape_xml(view.caption)}<BR ALIGN="LEFT"/>>]'
+    lines = [view.caption, *([_legend_text(view)] if view.legend else [])]
+    label = "".join(f'<BR ALIGN="LEFT"/>{escape_xml(line)}' for line in lines)
+    yield f'    label=<{title}{label}<BR ALIGN="LEFT"/>>]'
     yield f'  node [shape=plain, fontname="{FONT_NAMES}", fontsize=12, fontcolor="{p.ink}"]'
     yield "  edge [arrowsize=0.65]"
     yield f'  "" [shape=point, width=0.13, group=spine, color="{p.ink}"]'
@@ -106,6 +108,17 @@ def _document(view: View, p: Palette, dpi: int | None) -> Iterator[str]:
     for together in joined.values():
         yield "  " + _edge(together, rank, p)
     yield "}"
+
+
+_LOOKS: dict[LegendKey, str] = {
+    "never": "red", "added": "green", "removed": "red", "moved": "yellow", "changed": "yellow",
+    "dim": "grey", "current": "thick frame",
+}  # fmt: skip
+"""How the marks of overlays look, in words."""
+
+
+def _legend_text(view: View) -> str:
+    return "; ".join(f"{_LOOKS[key]}: {text}" for key, text in view.legend)
 
 
 def quote_dot(text: str) -> str:
@@ -145,7 +158,7 @@ def _edge(joined: list[Route], rank: dict[str, int], p: Palette) -> str:
     return f"{tail} -> {head} [{', '.join(attributes)}]"
 
 
-def _box_table(box: Box, exits: list[Side | None], foot: list[tuple[RowKind, list[str]]], p: Palette) -> Iterator[str]:
+def _box_table(box: Box, exits: list[Side | None], foot: list[EndingText], p: Palette) -> Iterator[str]:
     color = p.faint if box.dim else p.line[box.kind]
     look = f'BORDER="{4 if box.current else 1}" STYLE="ROUNDED" COLOR="{color}" BGCOLOR="{p.box}"'
     name = _font(_strikethrough(escape_xml(box.name), box.mark == "removed"), color, 14)
@@ -160,10 +173,11 @@ def _box_table(box: Box, exits: list[Side | None], foot: list[tuple[RowKind, lis
             number, guard, tag = _row_cells(row, p)
             cells = (west, number, guard, target, tag, east) if i == 0 else (number, guard, tag)
             yield f"      <TR>{''.join(cells)}</TR>"
-    for kind, (ending, *guards) in foot:
+    for kind, (ending, *guards), dim in foot:
         words = [ending, *(f"{guard}," for guard in guards[:-1]), *guards[-1:]]
         lines = wrap_words(words, FONT_SIZES["ends"], ENDINGS_WIDTH)
-        text = '<BR ALIGN="LEFT"/>'.join(_font(escape_xml(line), p.line[kind], FONT_SIZES["ends"]) for line in lines)
+        color = p.dim if dim or box.dim else p.line[kind]
+        text = '<BR ALIGN="LEFT"/>'.join(_font(escape_xml(line), color, FONT_SIZES["ends"]) for line in lines)
         yield f'      <TR><TD COLSPAN="6" ALIGN="LEFT" BALIGN="LEFT">{text}</TD></TR>'
     yield "    </TABLE>"
 

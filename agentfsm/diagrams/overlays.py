@@ -13,7 +13,7 @@ from difflib import SequenceMatcher
 from textwrap import shorten
 from typing import Protocol
 
-from agentfsm.diagrams.view import Box, Lane, RowMark, TableRow, View, box_of, build_view, lane_of, order_boxes
+from agentfsm.diagrams.view import Box, Lane, RowKind, RowMark, TableRow, View, box_of, build_view, lane_of, order_boxes
 from agentfsm.machine.graph import Graph
 
 __all__ = ["Counterexample", "Coverage", "DiffOverlay", "HooksOverlay", "Overlay", "RunPath"]
@@ -23,6 +23,12 @@ TIMES_SIGN = "\N{MULTIPLICATION SIGN}"
 
 MAX_CHANGE_LENGTH = 140
 """Characters of a changed decision that the caption shows."""
+
+MAX_NUMBERED_MOVES = 20
+"""The moves of a run whose moves are numbered in its picture; those of a longer one are counted."""
+
+MAX_NUMBERS = 5
+"""The numbers that one row shows; a run that takes a row more often is counted."""
 
 
 class Overlay(Protocol):
@@ -35,7 +41,10 @@ class Overlay(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunPath:
-    """The path of one run: how often it took each transition, and its current state. The rest is greyed out.
+    """The path of one run: which transitions it took, and its current state. The rest is greyed out.
+
+    The moves of a short run are numbered in the order in which it made them, those of a longer one counted. The
+    final state is green if the run completed, and red if it ended otherwise.
 
     ::
 
@@ -44,18 +53,21 @@ class RunPath:
     Attributes:
         counts: How often each transition was taken, by its id; those that are missing were not taken.
         current: The current state of the run, or None.
+        moves: The ids of the transitions in the order in which they were taken; empty if only counts are known.
     """
 
     counts: Mapping[str, int]
     current: str | None = None
+    moves: tuple[str, ...] = ()
 
     @classmethod
     def from_ids(cls, ids: Iterable[str], current: str | None = None) -> RunPath:
         """The path of a run, from the ids of its transitions in the order in which they were taken."""
-        return cls(Counter(ids), current)
+        moves = tuple(ids)
+        return cls(Counter(moves), current, moves)
 
     def apply_to(self, view: View) -> View:
-        """The view with counts, the current state marked, and everything that was not visited greyed out.
+        """The view with numbers or counts, the current state marked, and everything that was not visited greyed out.
 
         Raises:
             GraphError: An id or the current state is not in the graph.
@@ -63,8 +75,17 @@ class RunPath:
         taken = _checked_counts(view.graph, self.counts)
         steps = sum(taken.values())
         where = f", now in {self.current}" if self.current is not None else ""
-        tags = {key: f"{TIMES_SIGN}{n}" for key, n in taken.items()}
-        return _with_path(view, tags, self.current, f"a run of {steps} transitions{where}")
+        view = _with_ending(view, [*taken, *self.moves[-1:]], self.current)
+        return _with_path(view, self._tags(taken), self.current, f"a run of {_count_moves(steps)}{where}")
+
+    def _tags(self, taken: Mapping[str, int]) -> dict[str, str]:
+        """What each row shows: the numbers of the moves by it, or how many there were."""
+        numbers: dict[str, list[str]] = {}
+        for number, key in enumerate(self.moves, 1):
+            numbers.setdefault(key, []).append(str(number))
+        if 0 < len(self.moves) <= MAX_NUMBERED_MOVES and max(map(len, numbers.values())) <= MAX_NUMBERS:
+            return {key: f"move{'s' * (len(of) > 1)} {', '.join(of)}" for key, of in numbers.items()}
+        return {key: f"{TIMES_SIGN}{n}" for key, n in taken.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +123,8 @@ class Counterexample:
         last = str(view.graph.transition(ids[-1]).target) if ids else None
         again = ", and then one that never ends" if self.loop else ""
         what = f"broken: {self.violated}; by " if self.violated else ""
-        return _with_path(view, tags, last, f"{what}a run of {len(self.path)} transitions{again}")
+        view = replace(view, meanings={"current": "the run ends here", "dim": "not part of it"})
+        return _with_path(view, tags, last, f"{what}a run of {_count_moves(len(self.path))}{again}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +163,7 @@ class Coverage:
         caption = f"coverage: {len(taken)} of {len(view.graph.transitions) - len(cannot)} transitions taken"
         if cannot:
             caption += f", {len(cannot)} cannot be"
-        return replace(view, boxes=boxes, caption=caption, overlaid=True)
+        return replace(view, boxes=boxes, caption=caption, overlaid=True, meanings={"dim": "no run can take it"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +205,27 @@ class DiffOverlay:
         if self.minor:
             caption += f"; {self.minor} decision{'s' if self.minor > 1 else ''} by another row to the same state"
         return replace(view, boxes=order_boxes(boxes), caption=caption, overlaid=True)
+
+
+def _count_moves(number: int) -> str:
+    return f"{number} transition{'' if number == 1 else 's'}"
+
+
+def _with_ending(view: View, taken: Sequence[str], current: str | None) -> View:
+    """The view with the final state that a run has reached in the color of its ending.
+
+    Args:
+        view: The view.
+        taken: The ids of the transitions that the run took; if they are in order, the last one ended it.
+        current: The state that the run is in.
+    """
+    rows = [view.graph.transition(key) for key in taken]
+    ends = next((row.ends for row in reversed(rows) if row.ends and row.target == current), "")
+    if not ends:
+        return view
+    kind: RowKind = "done" if ends == "completed" else "stop"
+    boxes = tuple(replace(box, kind=kind) if box.name == current else box for box in view.boxes)
+    return replace(view, boxes=boxes, meanings={**view.meanings, "current": f"the run ended: {ends.replace('_', ' ')}"})
 
 
 def _with_path(view: View, tags: Mapping[str, str], current: str | None, caption: str) -> View:

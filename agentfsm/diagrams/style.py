@@ -24,7 +24,7 @@ class Palette:
     Attributes:
         ink: Text.
         grey: Secondary text: numbers, notes.
-        dim: Text that is greyed out.
+        dim: Text that is greyed out; still readable, at least 4.5:1 on every background.
         faint: Lines that are greyed out.
         paper: The page.
         box: The inside of a box.
@@ -55,28 +55,28 @@ class Palette:
 LIGHT = Palette(
     ink="#1f2328",
     grey="#59636e",
-    dim="#9ba3ab",
+    dim="#636c75",
     faint="#c8d1da",
     paper="#ffffff",
     box="#ffffff",
     line={"happy": "#1a7f37", "recover": "#9a6700", "wait": "#0969da", "done": "#1a7f37", "stop": "#cf222e"},
     tint={"happy": "#dafbe1", "recover": "#fff8c5", "wait": "#ddf4ff", "done": "#dafbe1", "stop": "#ffebe9"},
-    never="#ffebe9",
-    added="#dafbe1",
+    never="#fff5f4",
+    added="#e6fced",
     changed="#fff8c5",
 )
 DARK = Palette(
     ink="#e6edf3",
     grey="#9198a1",
-    dim="#5d646d",
+    dim="#868e97",
     faint="#3d444d",
     paper="#0d1117",
     box="#151b23",
     line={"happy": "#3fb950", "recover": "#d29922", "wait": "#4493f8", "done": "#3fb950", "stop": "#f85149"},
     tint={"happy": "#12261e", "recover": "#272115", "wait": "#121d2f", "done": "#12261e", "stop": "#25171c"},
     never="#3c1618",
-    added="#12361f",
-    changed="#3a2d0e",
+    added="#0e2a18",
+    changed="#2f240b",
 )
 LINE_WIDTHS: dict[RowKind, float] = {"happy": 2.4, "recover": 1.5, "wait": 1.7, "done": 1.8, "stop": 1.4}
 """Pixels."""

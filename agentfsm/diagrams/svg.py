@@ -10,7 +10,15 @@ from collections.abc import Iterator, Sequence
 
 from agentfsm.diagrams.box import BASELINE_OFFSET, FONT_SIZES, FONT_STACK, HEAD_HEIGHT, ROW_HEIGHT, Label, RowGroup
 from agentfsm.diagrams.edge_routing import Point, Segment, Side, bends, point_toward
-from agentfsm.diagrams.layout import ARROW_LENGTH, BAR_WIDTH, LEGEND_LINE_LENGTH, Layout, PlacedBox, compute_layout
+from agentfsm.diagrams.layout import (
+    ARROW_LENGTH,
+    BAR_WIDTH,
+    LEGEND_LINE_LENGTH,
+    Layout,
+    LegendSample,
+    PlacedBox,
+    compute_layout,
+)
 from agentfsm.diagrams.style import DARK, LIGHT, LINE_DASHES, LINE_WIDTHS, Palette, Theme, escape_xml
 from agentfsm.diagrams.view import TableRow, View
 
@@ -40,12 +48,7 @@ def _document(view: View, layout: Layout, theme: Theme) -> Iterator[str]:
     yield f"<style>{_style_sheet(theme)}</style>"
     yield f'<rect class="paper" width="{w}" height="{h}"/>'
     yield from (_label(label) for label in layout.labels)
-    for sample in layout.legend_lines:
-        x = sample.x
-        if sample.kind == "stop":
-            yield f'<rect class="box stop" x="{x + 2}" y="{sample.y - 5}" width="18" height="10" rx="3"/>'
-        else:
-            yield f'<path class="line {sample.kind}" d="M{x} {sample.y}h{LEGEND_LINE_LENGTH}"/>'
+    yield f'<g class="legend">{"".join(map(_legend_sample, layout.legend))}</g>'
     x, y = layout.start
     yield f'<circle class="start" cx="{x}" cy="{y - 22}" r="5"/>'
     yield f'<path class="begin" d="M{x} {y - 22}V{y - ARROW_LENGTH + 1}"/>'
@@ -59,6 +62,15 @@ def _document(view: View, layout: Layout, theme: Theme) -> Iterator[str]:
     for box in layout.boxes:
         yield from _box(view, box)
     yield "</svg>"
+
+
+def _legend_sample(sample: LegendSample) -> str:
+    if sample.key is None and sample.kind != "stop":
+        return f'<path class="line {sample.kind}" d="M{sample.x} {sample.y}h{LEGEND_LINE_LENGTH}"/>'
+    place = f'x="{sample.x + 2}" y="{sample.y - 5}" width="18" height="10" rx="3"'
+    if sample.key is None or sample.key in ("dim", "current"):
+        return f"<rect {_class_attribute('box', sample.kind, sample.key)} {place}/>"
+    return f'<rect class="mark {sample.key}" {place}/><rect class="box dim" {place}/>'
 
 
 def _style_sheet(theme: Theme) -> str:

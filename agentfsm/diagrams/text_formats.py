@@ -87,7 +87,9 @@ def _mermaid(view: View, p: Palette) -> Iterator[str]:
         label = "<br/>".join(_row_text(r) for r in rows) + _ending_text(rows[0].transition)
         arrow = "-.->" if rows[0].mark == "removed" else _MERMAID_ARROWS[rows[0].kind]
         yield f'  {_mermaid_id(source)} {arrow}|"{label}"| {_mermaid_id(target)}'
-    for box_kind in ("happy", "recover", "wait", "stop"):
+    completed: tuple[RowKind, ...] = ("done",) if any(b.kind == "done" for b in view.boxes) else ()
+    kinds: tuple[RowKind, ...] = ("happy", "recover", "wait", "stop", *completed)
+    for box_kind in kinds:
         yield f"  classDef {box_kind} fill:{p.tint[box_kind]},stroke:{p.line[box_kind]},color:{p.ink}"
     if view.overlaid:
         yield f"  classDef dim fill:{p.box},stroke:{p.faint},color:{p.dim}"

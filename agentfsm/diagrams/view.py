@@ -5,14 +5,14 @@ Every format is rendered from a ``View``; an overlay turns one view into another
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
 
 from agentfsm.machine.graph import Graph, StateSpec, Transition
 
-__all__ = ["Box", "Lane", "RowKind", "RowMark", "TableRow", "View", "build_view"]
+__all__ = ["Box", "Lane", "LayoutName", "LegendKey", "RowKind", "RowMark", "TableRow", "View", "build_view"]
 
 RowKind = Literal["happy", "recover", "wait", "done", "stop"]
 """The kind of an edge or a state, which decides its color, width and dashes."""
@@ -20,8 +20,25 @@ RowKind = Literal["happy", "recover", "wait", "done", "stop"]
 Lane = Literal["main", "left", "right", "end"]
 """The position of a box: middle column, left (recovery), right (waiting), or bottom (final states)."""
 
+LayoutName = Literal["wide", "vertical"]
+"""``wide`` has recovery and waiting beside the middle column; ``vertical`` is one column, for narrow screens."""
+
 RowMark = Literal["", "never", "added", "removed", "moved", "changed"]
 """How an overlay marks a row or a state."""
+
+LegendKey = Literal["never", "added", "removed", "moved", "changed", "dim", "current"]
+"""What an overlay can show that needs an explanation: a mark, what is greyed out, and the thick frame."""
+
+LEGEND_TEXTS: dict[LegendKey, str] = {
+    "never": "never taken",
+    "added": "new",
+    "removed": "gone",
+    "moved": "moved",
+    "changed": "leads elsewhere",
+    "dim": "not reached",
+    "current": "the run is here",
+}
+"""What each of them means, unless the overlay says something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +117,30 @@ class View:
         boxes: Its states: the middle column from the top down, then left, right, and final states.
         caption: One line about the graph or the overlay.
         overlaid: Whether an overlay was applied.
+        layout: How a picture places the boxes.
+        meanings: What the marks of the overlay mean, where it is not what ``LEGEND_TEXTS`` says.
     """
 
     graph: Graph
     boxes: tuple[Box, ...]
     caption: str
     overlaid: bool = False
+    layout: LayoutName = "wide"
+    meanings: Mapping[LegendKey, str] = field(default_factory=dict[LegendKey, str])
 
     @property
     def title(self) -> str:
         """The graph's name, on one line."""
         return " ".join(self.graph.name.split())
+
+    @property
+    def legend(self) -> tuple[tuple[LegendKey, str], ...]:
+        """What the marks in the picture mean: those that are there, in the order of ``LEGEND_TEXTS``."""
+        shown: list[TableRow | Box] = [*self.boxes, *(r for b in self.boxes for r in b.rows)]
+        used: set[str] = {each.mark for each in shown}
+        used |= {"dim"} if any(each.dim for each in shown) else set()
+        used |= {"current"} if any(b.current for b in self.boxes) else set()
+        return tuple((key, self.meanings.get(key, text)) for key, text in LEGEND_TEXTS.items() if key in used)
 
     def lane(self, *lanes: Lane) -> tuple[Box, ...]:
         """The boxes of the given lanes, in order."""

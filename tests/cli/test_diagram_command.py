@@ -43,6 +43,15 @@ def test_the_theme_is_applied(cli: Cli) -> None:
     assert cli("diagram", "-f", "svg", "--theme", "dark").stdout != cli("diagram", "-f", "svg").stdout
 
 
+def test_the_vertical_layout_is_for_svg(cli: Cli, tmp_path: Path) -> None:
+    narrow = cli("diagram", "--layout", "vertical", "-f", "svg").stdout
+    assert narrow.rstrip("\n") == diagram(LOOP, "svg", layout="vertical").rstrip("\n")
+    assert int(ET.fromstring(narrow).attrib["width"]) < int(ET.fromstring(diagram(LOOP)).attrib["width"]) / 2
+    wrong = cli("diagram", "--layout", "vertical", "-o", "loop.dot")
+    assert (wrong.exit_code, "for SVG: dot has no such layout" in wrong.stderr) == (2, True)
+    assert not list(tmp_path.glob("loop.*"))
+
+
 def test_the_graph_comes_from_a_preset_or_a_file(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("from agentfsm.loop.presets import PRESETS, STRICT as MINE")
     expected = diagram(STRICT.graph, "text").rstrip("\n")

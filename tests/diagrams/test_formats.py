@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from agentfsm.diagrams import FORMATS, Coverage, Format, RunPath, diagram, image, write, write_all
+from agentfsm.diagrams.style import DARK, LIGHT, Palette
 from agentfsm.errors import ConfigurationError, GraphError
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine import Graph
@@ -320,6 +321,30 @@ def test_the_svg_has_a_light_and_a_dark_theme() -> None:
     assert "prefers-color-scheme" not in light + dark
 
 
+def luminance(colour: str) -> float:
+    """The relative luminance of WCAG 2.2."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])
+def test_every_text_has_the_contrast_that_readers_need(palette: Palette) -> None:
+    assert contrast("#ffffff", "#767676") == pytest.approx(4.54, abs=0.01)  # the example of WCAG
+    marks = [palette.never, palette.added, palette.changed]
+    grounds = [palette.paper, palette.box, *marks, *palette.tint.values()]
+    pairs = [(text, ground) for text in (palette.ink, palette.grey, palette.dim) for ground in grounds]
+    for kind, colour in palette.line.items():
+        pairs += [(colour, ground) for ground in (palette.paper, palette.box, palette.tint[kind], *marks)]
+    low = [(text, ground, contrast(text, ground)) for text, ground in pairs if contrast(text, ground) < 4.5]
+    assert low == []
+
+
 def test_the_svg_is_readable_in_greyscale() -> None:
     text = diagram(LOOP)
     dashes = {kind: re.search(rf"\.line\.{kind}{{stroke-dasharray:([^}}]*)}}", text) for kind in ("wait", "done")}
@@ -341,6 +366,10 @@ def test_errors_for_unknown_formats_list_the_known_ones(tmp_path: Path) -> None:
         write(LOOP, tmp_path / "loop.xyz")
     with pytest.raises(ConfigurationError, match=r"'blue'.*auto, light, dark"):
         diagram(LOOP, theme="blue")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"'round'.*wide, vertical"):
+        diagram(LOOP, layout="round")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="'dot' has no vertical layout; these do: svg"):
+        write(LOOP, tmp_path / "loop.dot", layout="vertical")
     assert not list(tmp_path.iterdir())
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -39,6 +41,10 @@ def views() -> Iterator[tuple[str, View]]:
 
 
 LAYOUTS = {name: compute_layout(view) for name, view in views()}
+VERTICAL = {
+    name: compute_layout(replace(view, layout="vertical")) for name, view in views() if not re.search(r"-\d\d$", name)
+}
+LAYOUTS |= {f"{name}-vertical": layout for name, layout in VERTICAL.items()}
 each = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 
 
@@ -166,6 +172,17 @@ def test_the_default_loop_is_laid_out_in_three_columns() -> None:
     assert [b.box.name for b in sorted((boxes[n] for n in spine), key=lambda b: b.y)] == spine
     assert len({boxes[n].x for n in spine}) == 1
     assert boxes["recover"].x < boxes["pre_step"].x < boxes["suspended"].x
+
+
+def test_the_vertical_layout_is_one_column_that_a_phone_can_show() -> None:
+    layout = VERTICAL["loop"]
+    boxes = sorted(layout.boxes, key=lambda b: b.y)
+    assert len({b.x for b in boxes}) == 1
+    assert (boxes[0].box.name, boxes[-1].box.name) == ("pre_step", "terminal")
+    assert layout.width <= 480
+    assert {b.box.name: b.box.kind for b in boxes} == {b.box.name: b.box.kind for b in LAYOUTS["loop"].boxes}
+    wide = VERTICAL["loop-since-small"]
+    assert max(label.x + label.width for label in wide.labels) <= max(b.x + b.width for b in wide.boxes) + 40
 
 
 def test_bad_ends_are_text_and_good_ends_are_lines() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pytest
 
 from agentfsm import Agent, HookContext, State, hook, permissions
-from agentfsm.diagrams import FORMATS, Counterexample, Coverage, DiffOverlay, HooksOverlay, RunPath, diagram
+from agentfsm.diagrams import FORMATS, Counterexample, Coverage, DiffOverlay, HooksOverlay, Overlay, RunPath, diagram
 from agentfsm.diagrams.layout import compute_layout
 from agentfsm.diagrams.view import TableRow, View, build_view
 from agentfsm.errors import GraphError
@@ -28,8 +29,8 @@ def test_a_path_counts_what_was_taken_and_greys_out_the_rest() -> None:
     ids = ["plan.otherwise", "work.revise", "plan.otherwise"]
     view = RunPath.from_ids(ids, "work").apply_to(build_view(SMALL_GRAPH))
     found = rows(view)
-    assert found["plan.otherwise"].tag == f"{TIMES}2"
-    assert found["work.revise"].tag == f"{TIMES}1"
+    assert found["plan.otherwise"].tag == "moves 1, 3"
+    assert found["work.revise"].tag == "move 2"
     assert {i for i, r in found.items() if r.dim} == {
         "plan.too_long", "plan.declared_done", "work.cancelled", "work.again", "work.otherwise",
     }  # fmt: skip
@@ -39,6 +40,74 @@ def test_a_path_counts_what_was_taken_and_greys_out_the_rest() -> None:
         "end": (False, True),
     }
     assert view.caption == "a run of 3 transitions, now in work"
+
+
+def test_the_moves_of_a_long_run_are_counted_and_so_are_those_without_an_order() -> None:
+    again = ["plan.otherwise", *["work.again"] * 5, "work.otherwise"]
+    assert rows(RunPath.from_ids(again, "end").apply_to(build_view(SMALL_GRAPH)))["work.again"].tag == (
+        "moves 2, 3, 4, 5, 6"
+    )
+    six = ["plan.otherwise", *["work.again"] * 6, "work.otherwise"]
+    assert rows(RunPath.from_ids(six, "end").apply_to(build_view(SMALL_GRAPH)))["work.again"].tag == f"{TIMES}6"
+    lap = ["plan.otherwise", "work.revise"]
+    twenty = rows(RunPath.from_ids([*lap * 4, "plan.otherwise", "work.again"] * 2).apply_to(build_view(SMALL_GRAPH)))
+    assert twenty["work.again"].tag == f"{TIMES}2"  # another row was taken more than five times
+    assert rows(RunPath({"work.again": 2}).apply_to(build_view(SMALL_GRAPH)))["work.again"].tag == f"{TIMES}2"
+
+
+@pytest.mark.parametrize(
+    ("last", "kind", "said"),
+    [
+        ("work.otherwise", "done", "completed"),
+        ("work.cancelled", "stop", "cancelled"),
+        ("plan.too_long", "stop", "partial"),
+    ],
+)
+def test_a_final_state_has_the_color_of_the_ending_of_the_run(last: str, kind: str, said: str) -> None:
+    ids = ["plan.otherwise", last] if last.startswith("work") else [last]
+    for path in (RunPath.from_ids(ids, "end"), RunPath(dict.fromkeys(ids, 1), "end")):
+        view = path.apply_to(build_view(SMALL_GRAPH))
+        assert {b.name: b.kind for b in view.boxes}["end"] == kind
+        assert ("current", f"the run ended: {said}") in view.legend
+        root = ET.fromstring(diagram(SMALL_GRAPH, overlay=path))
+        (head,) = [r for r in root.iterfind(".//{*}g[@data-state='end']/{*}rect") if "head" in r.attrib["class"]]
+        assert head.attrib["class"] == f"head {kind}"
+        labels = {t.text or "": t.attrib["class"].split() for t in root.iterfind(".//{*}g[@data-state='end']/{*}text")}
+        bright = [text.partition(":")[0] for text, names in labels.items() if "ends" in names and "dim" not in names]
+        assert set(bright) & {"completed", "cancelled", "partial"} == {said}
+        assert f":::{kind}" in diagram(SMALL_GRAPH, "mermaid", overlay=path)
+    waiting = RunPath.from_ids(["plan.otherwise"], "work").apply_to(build_view(SMALL_GRAPH))
+    assert {b.name: b.kind for b in waiting.boxes}["end"] == "stop"  # as in a picture without a run
+
+
+def test_everything_that_is_tinted_or_greyed_out_is_in_the_legend() -> None:
+    expected: list[tuple[Overlay, list[str]]] = [
+        (RunPath.from_ids(["plan.otherwise"], "work"), ["not reached", "the run is here"]),
+        (Coverage({"plan.otherwise": 1}, ["work.again"]), ["never taken", "no run can take it"]),
+        (Counterexample(("plan.otherwise",), (), "no plan"), ["not part of it", "the run ends here"]),
+        (DiffOverlay(changed()), ["new", "gone", "moved", "leads elsewhere"]),
+        (DiffOverlay(SMALL_GRAPH), []),
+    ]
+    for overlay, texts in expected:
+        root = ET.fromstring(diagram(SMALL_GRAPH, overlay=overlay))
+        legend = next(g for g in root.iterfind("{*}g") if g.attrib.get("class") == "legend")
+        samples = [r.attrib["class"] for r in legend.iterfind("{*}rect")]
+        captions = [t.text for t in root.iterfind("{*}text") if "caption" in t.attrib["class"].split()]
+        assert [text for text in captions if text in texts] == texts
+        used = {r.attrib["class"] for r in root.iterfind(".//{*}g[@data-edge]/{*}rect") if "mark" in r.attrib["class"]}
+        assert used <= set(samples)
+        dot = diagram(SMALL_GRAPH, "dot", overlay=overlay)
+        assert all(f": {text}" in dot for text in texts)
+
+
+def test_an_overlay_says_what_its_marks_mean() -> None:
+    class Slow:
+        def apply_to(self, view: View) -> View:
+            rows = tuple(replace(r, mark="never") for r in view.boxes[0].rows)
+            boxes = (replace(view.boxes[0], rows=rows), *view.boxes[1:])
+            return replace(view, boxes=boxes, overlaid=True, meanings={"never": "takes long"})
+
+    assert ">takes long<" in diagram(SMALL_GRAPH, overlay=Slow())
 
 
 def test_a_line_is_greyed_out_unless_one_of_its_rows_was_taken() -> None:
@@ -52,7 +121,8 @@ def test_a_line_is_greyed_out_unless_one_of_its_rows_was_taken() -> None:
 
 def test_the_current_state_is_drawn_thick() -> None:
     root = ET.fromstring(diagram(LOOP, overlay=RunPath({}, "suspended")))
-    current = [r for r in root.iterfind(".//{*}rect") if "current" in r.attrib.get("class", "").split()]
+    rects = root.iterfind(".//{*}g[@data-state]/{*}rect")
+    current = [r for r in rects if "current" in r.attrib.get("class", "").split()]
     assert len(current) == 1
     parent = next(g for g in root.iterfind("{*}g[@data-state]") if current[0] in list(g))
     assert parent.attrib["data-state"] == "suspended"
@@ -113,7 +183,7 @@ def test_coverage_marks_rows_that_no_test_took() -> None:
     assert (found["work.again"].tag, found["work.again"].mark) == ("never", "never")
     assert Coverage(counts).apply_to(build_view(SMALL_GRAPH)).caption == "coverage: 1 of 7 transitions taken"
     root = ET.fromstring(diagram(SMALL_GRAPH, overlay=Coverage(counts)))
-    tinted = [r for r in root.iterfind(".//{*}rect") if r.attrib.get("class") == "mark never"]
+    tinted = [r for r in root.iterfind(".//{*}g[@data-edge]/{*}rect") if r.attrib.get("class") == "mark never"]
     assert len(tinted) == 6
 
 
