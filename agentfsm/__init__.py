@@ -94,13 +94,13 @@ if TYPE_CHECKING:
     from agentfsm.loop.presets import Preset
     from agentfsm.loop.quorum import Actor, Approval
     from agentfsm.loop.recovery_policy import DefaultPolicy, Recovery, RecoveryPolicy
-    from agentfsm.loop.state import RunState, RunView
+    from agentfsm.loop.state import ReachedLimit, RunState, RunView
     from agentfsm.loop.suspension import SuspensionRecord
     from agentfsm.loop.transition_table import LOOP, with_votes
     from agentfsm.machine.declaration import Counter, Exhausted, exhausted
     from agentfsm.machine.engine import Decision, Machine
     from agentfsm.machine.graph import Graph, State, StateSpec, Transition
-    from agentfsm.runtime.approval import Allow, Deny, Edit, GiveUp, ItDidNotRun, ItRan
+    from agentfsm.runtime.approval import Allow, Deny, Edit, Extend, GiveUp, ItDidNotRun, ItRan
     from agentfsm.runtime.argument_matcher import ArgumentMatcher
     from agentfsm.runtime.control_tools import ask_user, return_done, return_unable
     from agentfsm.runtime.hooks import AbortRun, AskApproval, DenyCall, HookContext, SkipCall, hook, observer
@@ -143,6 +143,7 @@ __all__ = [
     "Event",
     "Example",
     "Exhausted",
+    "Extend",
     "Failure",
     "FailureKind",
     "FileReplayGuard",
@@ -175,6 +176,7 @@ __all__ = [
     "PartialRunSummary",
     "Preset",
     "ProviderError",
+    "ReachedLimit",
     "ReadOnlyError",
     "ReasoningDelta",
     "Record",
@@ -296,13 +298,13 @@ if not TYPE_CHECKING:
             "agentfsm.loop.recovery_policy": "DefaultPolicy Recovery RecoveryPolicy",
             "agentfsm.loop.presets": "Preset",
             "agentfsm.loop.quorum": "Actor Approval",
-            "agentfsm.loop.state": "RunState RunView",
+            "agentfsm.loop.state": "ReachedLimit RunState RunView",
             "agentfsm.loop.suspension": "SuspensionRecord",
             "agentfsm.loop.transition_table": "LOOP with_votes",
             "agentfsm.machine.declaration": "Counter Exhausted exhausted",
             "agentfsm.machine.engine": "Decision Machine",
             "agentfsm.machine.graph": "Graph State StateSpec Transition",
-            "agentfsm.runtime.approval": "Allow Deny Edit GiveUp ItDidNotRun ItRan",
+            "agentfsm.runtime.approval": "Allow Deny Edit Extend GiveUp ItDidNotRun ItRan",
             "agentfsm.runtime.control_tools": "ask_user return_done return_unable",
             "agentfsm.runtime.hooks": "AbortRun AskApproval DenyCall HookContext SkipCall hook observer",
             "agentfsm.runtime.host": "Clock FileReplayGuard Host Memory ReplayGuard",

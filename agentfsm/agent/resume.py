@@ -23,6 +23,7 @@ from agentfsm.errors import (
     SuspensionToolError,
     SuspensionUsedError,
 )
+from agentfsm.loop.extension import check_extension
 from agentfsm.loop.messages import ToolCall
 from agentfsm.loop.state import HumanReply, PendingRequest, RunState
 from agentfsm.loop.suspension import IN_STORE, SuspensionRecord, check_human_reply, open_record
@@ -362,7 +363,8 @@ def check_reply(config: AgentConfig, state: RunState, reply: HumanReply) -> None
 
     Raises:
         SuspensionToolError: A call would run, and its tool is missing or is not the one that the person was shown.
-        HumanReplyError: An edit is not valid for the tool, or a permission policy denies it.
+        HumanReplyError: An edit is not valid for the tool, or a permission policy denies it; or a limit cannot be
+            extended by the amount that the reply names.
         SuspensionRecordError: It is for a sub-agent's run, which cannot go on.
     """
     request = state.pending_request
@@ -370,6 +372,8 @@ def check_reply(config: AgentConfig, state: RunState, reply: HumanReply) -> None
         return
     if request.asker:
         _check_reply_to_subagent(config, state, request, reply)
+    elif reply.kind == "extend":
+        check_extension(state, reply, config.guardrails)
     elif reply.kind in _GRANTING_REPLIES:
         tool = _tool_as_shown(config, state, request)
         if reply.kind == "edit":

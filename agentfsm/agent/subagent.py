@@ -27,11 +27,12 @@ from agentfsm.loop.events import (
     RunCompleted,
     UserInputRequested,
 )
+from agentfsm.loop.extension import EXTENDING_REPLIES, GUARDRAIL_OF_UNIT
 from agentfsm.loop.failures import FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.messages import ToolResult, Usage
 from agentfsm.loop.quorum import Actor
-from agentfsm.loop.state import CallState, HumanReply, PendingRequest, RunState, SuspendedSubRun
+from agentfsm.loop.state import CallState, HumanReply, PendingRequest, ReachedLimit, RunState, SuspendedSubRun
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.loop.withholding import SecretOpener
 from agentfsm.machine.graph import State
@@ -301,6 +302,7 @@ class SubRun:
             request.originating_failure_kind,
             f"{call.name}/{request.asker}" if request.asker else call.name,
             quorum=None if run.pending_request is None else run.pending_request.quorum,
+            limit=self._own_default(request.limit),
         )
         record = request.suspension_record
         return SuspendedSubRun(
@@ -313,6 +315,11 @@ class SubRun:
             self.model_calls,
             run.model_calls,
         )
+
+    def _own_default(self, limit: ReachedLimit | None) -> ReachedLimit | None:
+        """A limit with what a reply grants by default: what the sub-agent's own limits say, and not what was left."""
+        own = None if limit is None else getattr(self._factory.config.guardrails, GUARDRAIL_OF_UNIT[limit.unit])
+        return limit if limit is None or own is None else replace(limit, default=own)
 
 
 def _usage_since(now: Usage, before: Usage) -> Usage:
@@ -413,15 +420,17 @@ def cap_guardrails(
         uncharged: What that run has used that the calling run has not been charged for.
         reply: The person's reply with which it continues, or None.
     """
-    request = None if state is None or reply is None or reply.kind != "text" else state.pending_request
+    extends = reply is not None and reply.kind in EXTENDING_REPLIES
+    request = state.pending_request if state is not None and extends else None
     kind = None if request is None else request.failure_kind
     extended, granted = (None, None) if kind is None else (_EXTENDED_BY_REPLY.get(kind), _GRANTED_BY_REPLY.get(kind))
+    amount = 0.0 if reply is None else reply.amount
     validity_s = own.validity_s, caller.run.guardrails.validity_s
     update: dict[str, Any] = {"validity_s": max((each for each in validity_s if each is not None), default=None)}
     for budget in _budgets(caller, state or RunState(""), uncharged or Spent()):
-        own_limit = _own_limit(own, budget.name, state, granted)
+        own_limit = _own_limit(own, budget.name, state, amount, extended or granted)
         if budget.limit is None:
-            update |= {budget.name: own_limit} if budget.name in _GRANTED_BY_REPLY.values() else {}
+            update[budget.name] = own_limit
             continue
         left = budget.limit - budget.spent
         if budget.shared_by > 1:
@@ -434,11 +443,28 @@ def cap_guardrails(
     return own.model_copy(update=update)
 
 
-def _own_limit(own: AgentGuardrails, name: str, state: RunState | None, granted: str | None) -> float | None:
-    """A sub-agent's own limit on a budget, with what a person has granted, and grants now."""
+def _own_limit(
+    own: AgentGuardrails, name: str, state: RunState | None, amount: float, extended: str | None
+) -> float | None:
+    """A sub-agent's own limit on a budget, with what a person has granted, and grants now.
+
+    Args:
+        own: The sub-agent's own limits.
+        name: The field of them.
+        state: The run that continues, or None for a new one.
+        amount: What the person's reply names; 0 for the default.
+        extended: The field that the reply extends, or None.
+    """
     if name == "max_steps":
         return own.step_limit
     limit: float | None = getattr(own, name)
-    if limit is None or state is None or name not in _GRANTED_BY_REPLY.values():
+    if limit is None or state is None:
         return limit
-    return max(limit, getattr(state.guardrails, name) or limit) + (limit if name == granted else 0)
+    if name == "max_execution_time_s":
+        return (amount or limit) if name == extended else (state.granted_s or limit)
+    if name not in _GRANTED_BY_REPLY.values():
+        return limit
+    granted = amount or limit if name == extended else 0
+    if name == "max_tokens":
+        granted = int(granted)
+    return max(limit, getattr(state.guardrails, name) or limit) + granted

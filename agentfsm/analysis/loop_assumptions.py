@@ -195,7 +195,7 @@ class _RowReader:
     def charged_unseen(self, counter: Counter) -> bool:
         """Whether more may spend a counter than the rows say: calls by own states, sub-agents and fallbacks."""
         return (
-            counter.name == "iterations"
+            counter.name == d.ITERATIONS.name
             and not self.traits.scripted
             and (
                 self.traits.sub_agents
@@ -256,12 +256,14 @@ class _VariableBuilder(_RowReader):
         name = counter.name
         spent = row.spends.count(name) + self.target(row).spends.count(name)
         effect = self.source(row).effect
-        if name == "iterations" and effect is CALL_MODEL:
+        if name == d.ITERATIONS.name and effect is CALL_MODEL:
             spent += 1
         if row.extends and self.source(row).waits and not self.into_wait(row):
-            if name == "iterations":
-                yield Update.of(row, to=(min(cap, spent),), when="about == iteration_limit")
-            elif name == "continues":
+            if name == d.ITERATIONS.name:  # filled up, or as far as the person says
+                most = cap if counter == d.ITERATIONS else cap + 1  # one of another limit may be left empty
+                left = range(min(cap, spent), max(most, spent + 1))
+                yield Update.of(row, to=tuple(left), when="about == iteration_limit")
+            elif name == d.CONTINUES.name:
                 for label in _LIMIT_LABELS:
                     yield Update.of(row, spent + 1, when=f"about == {label}")
         if name in row.refills:

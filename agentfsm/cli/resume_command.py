@@ -26,7 +26,7 @@ from agentfsm.cli.options import (
 )
 from agentfsm.cli.run_command import drive_and_report, drive_with_progress, print_expired_hint, print_resume_hint
 from agentfsm.cli.run_report import NOT_COMPLETED, SUSPENDED, RunReport, exit_code, print_report, report_json
-from agentfsm.cli.terminal_prompt import HumanRequest, TerminalPrompter, parse_reply
+from agentfsm.cli.terminal_prompt import HumanRequest, TerminalPrompter, parse_extension, parse_reply
 from agentfsm.errors import AgentfsmError, ConfigurationError, SuspensionToolError
 from agentfsm.journal.load import StoredRequest, is_subagent_run, pending_request
 from agentfsm.journal.migration import Migration
@@ -182,6 +182,7 @@ class _ReplyOptions:
     """The options that reply to one run, or end it."""
 
     reply: str | None
+    extend: str | None
     dismiss: str | None
     digest: str | None
     by: str
@@ -201,11 +202,14 @@ class _ReplyOptions:
         stored = rehydrate(_journal_records(agent, run_id))
         request = stored.run.pending_request if stored.suspension is not None else None
         if request is None or stored.request_ref is None:
+            if self.extend is not None:
+                raise click.UsageError("--extend is a reply to a limit, and the run asks nothing now")
             run = agent.resume(run_id, self.reply)  # interrupted; if it has ended, this raises
             return require_tools(agent, run)
-        if self.reply is None and escalation_is_due(agent.config, stored.run):
+        if self.reply is None and self.extend is None and escalation_is_due(agent.config, stored.run):
             return agent.resume(run_id)  # more people may answer from now on
-        digest = stored.request_ref[1] if self.reply is None and self.digest is None else self.digest
+        shown_now = self.reply is None and self.extend is None
+        digest = stored.request_ref[1] if shown_now and self.digest is None else self.digest
         answer = self._get_answer(request)
         return self._resume(agent, run_id, answer, digest)
 
@@ -223,6 +227,8 @@ class _ReplyOptions:
 
     def _get_answer(self, request: HumanRequest) -> HumanInput:
         """The reply from the command line, or else from the user at the terminal."""
+        if self.extend is not None:
+            return parse_extension(self.extend, self.reply or "")
         if self.reply is not None:
             return parse_reply(request.kind, self.reply)
         console = open_console()
@@ -238,6 +244,12 @@ def _reply_options(command: CommandFunction) -> CommandFunction:
         "reply_opts",
         [
             click.argument("reply", required=False),
+            click.option(
+                "--extend",
+                metavar="UNIT=AMOUNT",
+                help="Extend the limit that the run waits at by another amount than the default: tokens=, usd=, "
+                "seconds= or model_calls=. REPLY, if given, is what the model is told.",
+            ),
             click.option("--dismiss", metavar="REASON", help="End the run without a reply."),
             click.option(
                 "--to",
@@ -324,6 +336,7 @@ Examples:
   agentfsm resume 3f9c0a1b2c3d4e5f allow --by Ann -m gpt-5-mini -t my_tools.py
   agentfsm resume 3f9c0a1b2c3d4e5f allow --by Ann --role manager -m gpt-5-mini -t my_tools.py
   agentfsm resume wait.json "deny not on a Friday" -m gpt-5-mini -t my_tools.py
+  agentfsm resume 3f9c0a1b2c3d4e5f --extend tokens=5000 -m gpt-5-mini
   agentfsm resume 3f9c0a1b2c3d4e5f --dismiss "no longer needed" -m gpt-5-mini
   agentfsm resume 3f9c0a1b2c3d4e5f -m gpt-5-mini --graph my_graph.py:NEW --migrate
 """
@@ -351,15 +364,18 @@ def resume(
     of the store are resumed, and those that wait for a person are listed.
 
     For a question, REPLY is the answer. For an approval it is: allow, deny, "deny REASON", or the new arguments
-    as a JSON object. For a call that may or may not have run: ran, "ran RESULT", did-not-run, or give-up.
+    as a JSON object. For a limit it is what the model is told. For a call that may or may not have run: ran,
+    "ran RESULT", did-not-run, or give-up.
 
     Give the same model, tools and other options as for the run; they are not saved with the run.
 
     Exit codes: 0 success, or no run was interrupted; 1 a run did not complete or could not be resumed; 2 wrong
     usage; 3 a run waits for a person; 130 interrupted.
     """
-    if reply_opts.dismiss is not None and reply_opts.reply is not None:
+    if reply_opts.dismiss is not None and (reply_opts.reply is not None or reply_opts.extend is not None):
         raise click.UsageError("give a REPLY or --dismiss, not both")
+    if reply_opts.extend is not None and run_or_record is None:
+        raise click.UsageError("--extend is for a single run: name it")
     if migration_opts.skip_path_check and run_or_record is None:
         raise click.UsageError("--skip-path-check is for a single run: name it")
     if run_or_record is None:

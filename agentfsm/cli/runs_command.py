@@ -225,7 +225,8 @@ def _describe_migration(data: Any, graph: Any) -> str:
 
 def _describe_human_reply(reply: Any) -> str:
     """What a person replied, and who it was."""
-    content = "".join(f" {_preview(reply[name])}" for name in ("text", "arguments") if name in reply)
+    content = f" {reply['unit']}={reply['amount']:.10g}" if "unit" in reply else ""
+    content += "".join(f" {_preview(reply[name])}" for name in ("text", "arguments") if name in reply)
     by = f" by {_preview(reply['by'])}, claimed, not verified" if "by" in reply else ""
     if "actor" in reply:
         by = f" by {_describe_actor(reply['actor'])}"

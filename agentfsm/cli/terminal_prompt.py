@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,9 +16,11 @@ from rich.text import Text
 
 from agentfsm.cli.console import parse_json_object, sanitize
 from agentfsm.errors import HumanReplyError
-from agentfsm.runtime.approval import Allow, Deny, Edit, GiveUp, HumanInput, ItDidNotRun, ItRan
+from agentfsm.loop.extension import GUARDRAIL_OF_UNIT
+from agentfsm.loop.state import ReachedLimit
+from agentfsm.runtime.approval import Allow, Deny, Edit, Extend, GiveUp, HumanInput, ItDidNotRun, ItRan
 
-__all__ = ["REPLY_FORMATS", "HumanRequest", "TerminalPrompter", "parse_reply"]
+__all__ = ["REPLY_FORMATS", "HumanRequest", "TerminalPrompter", "parse_extension", "parse_reply"]
 
 with contextlib.suppress(ImportError):
     import readline as readline  # importing it is enough to give the prompt line editing
@@ -25,9 +28,12 @@ with contextlib.suppress(ImportError):
 
 REPLY_FORMATS = {
     "approval": 'allow, deny, "deny REASON", or the new arguments as a JSON object',
+    "limit": "how to continue, or tokens=5000 (usd=, seconds=, model_calls=) for another amount than the default",
     "in_doubt": 'ran, "ran RESULT", did-not-run, or give-up',
 }
-"""The valid replies by kind of request; any text is a valid reply to the other kinds."""
+"""The valid replies by kind of request; any text is a valid reply to a question."""
+
+_EXTENSION = re.compile(rf"({'|'.join(GUARDRAIL_OF_UNIT)})=(\S+)")
 
 
 class HumanRequest(Protocol):
@@ -59,6 +65,11 @@ class HumanRequest(Protocol):
         ...
 
     @property
+    def limit(self) -> ReachedLimit | None:
+        """For a limit, how much of it is used up; else None."""
+        ...
+
+    @property
     def arguments(self) -> Mapping[str, Any]:
         """The arguments of that call."""
         ...
@@ -76,6 +87,8 @@ def parse_reply(kind: str, text: str) -> HumanInput:
     """
     if kind not in REPLY_FORMATS:
         return text
+    if kind == "limit":
+        return parse_extension(text) if _EXTENSION.fullmatch(text.strip()) else text
     word, _, rest = text.strip().partition(" ")
     rest = rest.strip()
     match kind, word.lower().rstrip(":"):
@@ -93,6 +106,28 @@ def parse_reply(kind: str, text: str) -> HumanInput:
             return GiveUp()
         case _:
             raise HumanReplyError(f"{text.strip()!r} is not a valid reply; reply with {REPLY_FORMATS[kind]}")
+
+
+def parse_extension(text: str, message: str = "") -> Extend:
+    """The extension that a text such as ``tokens=5000`` means.
+
+    Args:
+        text: The text.
+        message: What the model is told.
+
+    Raises:
+        HumanReplyError: The text does not name an amount.
+    """
+    match = _EXTENSION.fullmatch(text.strip())
+    try:
+        unit, number = ("", "") if match is None else match.groups()
+        amount: Any = int(number) if unit in ("tokens", "model_calls") else float(number)
+    except ValueError:
+        raise HumanReplyError(
+            f"{text.strip()!r} is not an amount: write {', '.join(f'{unit}=N' for unit in GUARDRAIL_OF_UNIT)}, with a "
+            "whole number of tokens or model calls"
+        ) from None
+    return Extend(**{unit: amount}, message=message)
 
 
 def _parse_arguments(text: str) -> dict[str, Any]:
@@ -135,6 +170,8 @@ class TerminalPrompter:
         """Show the request in full."""
         self.console.print()
         self.console.print(Text(sanitize(request.question), "bold cyan"))
+        if request.limit is not None:
+            self.console.print(Text(str(request.limit)))
         if request.context:
             self.console.print(Text(sanitize(request.context)))
         if request.tool and request.kind != "question":
@@ -148,6 +185,8 @@ class TerminalPrompter:
                 typed = self.read_line("[a]llow, [d]eny or [e]dit?").strip()
                 return self._parse_approval(typed, request)
             case "in_doubt":
+                return _parse_if_given(request.kind, self.read_line(f"Reply ({REPLY_FORMATS[request.kind]}):"))
+            case "limit":
                 return _parse_if_given(request.kind, self.read_line(f"Reply ({REPLY_FORMATS[request.kind]}):"))
             case _:
                 typed = self.read_line("Your answer:").strip()

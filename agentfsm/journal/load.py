@@ -18,7 +18,7 @@ from agentfsm.journal.verification import require_authentic, verify
 from agentfsm.loop.canonical_json import decode
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.quorum import Quorum
-from agentfsm.loop.state import RunState
+from agentfsm.loop.state import ReachedLimit, RunState
 from agentfsm.loop.withholding import SecretOpener
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.recorder import ResumePoint
@@ -40,6 +40,7 @@ class StoredRequest:
         arguments: The arguments of the tool call, as the journal has them; empty if they were redacted.
         expires_at: When the request expires, in seconds since the epoch; None if it does not.
         quorum: For an approval with a rule about who may answer, the rule and the votes so far; else None.
+        limit: For a limit, how much of it is used up, and what a reply grants by default; else None.
     """
 
     run_id: str
@@ -51,6 +52,7 @@ class StoredRequest:
     arguments: Mapping[str, Any]
     expires_at: float | None
     quorum: Quorum | None = None
+    limit: ReachedLimit | None = None
 
     def has_expired(self, now: float) -> bool:
         """Whether no reply is accepted any more.
@@ -67,6 +69,7 @@ class StoredRequest:
 
 
 _QUORUM: TypeAdapter[Quorum | None] = TypeAdapter(Quorum | None)
+_LIMIT: TypeAdapter[ReachedLimit | None] = TypeAdapter(ReachedLimit | None)
 
 
 def pending_request(store: Store, head: Head) -> StoredRequest | None:
@@ -99,6 +102,7 @@ def pending_request(store: Store, head: Head) -> StoredRequest | None:
             {} if isinstance(arguments, Redacted) else arguments,
             _expiry(body),
             _QUORUM.validate_python(request.get("quorum")),
+            _LIMIT.validate_python(request.get("limit")),
         )
     except (LookupError, TypeError, AttributeError, ValueError, ConfigurationError) as error:
         raise JournalError(f"record {record.seq} has no valid request") from error

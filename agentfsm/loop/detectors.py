@@ -17,7 +17,7 @@ from agentfsm.loop.messages import FinishReason, ToolCall
 from agentfsm.loop.state import RunState
 from agentfsm.machine.declaration import Counter, exhausted, silent_while, takes
 
-__all__ = ["DEFAULT_RESULT", "ITERATIONS", "STEPS", "Example", "detector"]
+__all__ = ["CONTINUES", "DEFAULT_RESULT", "ITERATIONS", "STEPS", "Example", "detector"]
 
 
 DEFAULT_RESULT = "fine"
@@ -98,6 +98,9 @@ STEPS = Counter("steps", "step_limit")
 ITERATIONS = Counter("iterations", "max_iterations")
 """Spent by each model call, whoever makes it."""
 
+CONTINUES = Counter("continues", "max_continues")
+"""Spent by each reply that extends a budget."""
+
 
 # -- pre_step: budgets and stalls --------------------------------------------------------------------
 
@@ -127,7 +130,7 @@ def iteration_limit(run: RunState) -> Failure:
 
 def time_limit(run: RunState) -> Failure | None:
     """``max_execution_time_s`` of active time has passed, and so has the last turn, if there is one."""
-    limit = run.guardrails.max_execution_time_s
+    limit = run.time_limit
     if limit is None or run.elapsed_s < limit or run.final_turn == "now":
         return None
     return _limit_failure(run, FailureKind.time_limit, f"{run.elapsed_s:.1f} s of {limit:g} s are used up")

@@ -14,6 +14,7 @@ from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.messages import FinishReason, Message, ToolCall, ToolResult, Usage
 from agentfsm.loop.quorum import Quorum
 from agentfsm.loop.read_only import FrozenDict
+from agentfsm.loop.state import ReachedLimit
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.machine.engine import Decision
 
@@ -288,6 +289,7 @@ class UserInputRequested(Ending):
         arguments: For an approval or a call in doubt, the arguments of the call.
         asker: If a sub-agent asks, its tool name; else an empty string.
         quorum: For an approval with a rule about who may answer, the rule and the votes so far; else None.
+        limit: For a limit, how much of it is used up, and what a reply grants by default; else None.
         suspension_record: What to save in order to resume the run.
         digest: The hash (hex) of the journal record with this request. It covers the exact arguments, the graph and
             the whole history, so an answer can be bound to it: ``agent.resume(run_id, reply, to=digest)``. Empty
@@ -303,6 +305,7 @@ class UserInputRequested(Ending):
     arguments: Mapping[str, Any] = field(default_factory=FrozenDict)
     asker: str = ""
     quorum: Quorum | None = None
+    limit: ReachedLimit | None = None
     suspension_record: SuspensionRecord = field(repr=False)
     digest: str = ""
     originating_failure_kind: FailureKind | None = None

@@ -155,8 +155,8 @@ def doubt_settled(run: RunState) -> bool:
 
 
 def replied(run: RunState) -> bool:
-    """A person replied with text."""
-    return run.human_reply is not None and run.human_reply.kind == "text"
+    """A person replied with text, or extended the limit that the run asks about."""
+    return run.human_reply is not None and run.human_reply.kind in ("text", "extend")
 
 
 # -- states of your own ------------------------------------------------------------------------------

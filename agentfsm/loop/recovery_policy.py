@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from agentfsm.loop.detectors import CONTINUES
 from agentfsm.loop.failures import LIMIT_KINDS, Action, Failure, FailureKind
 from agentfsm.loop.outcomes import RecoveryDecided
 from agentfsm.loop.read_only import user_code
@@ -130,7 +131,7 @@ def decide_recovery(policy: RecoveryPolicy, run: RunState, seed: int | None = No
     decided = _ask_policy(policy, failure, run)
     own = decided if isinstance(decided, Recovery) else Recovery(decided)
     action = own.action
-    if action is Action.ask_user and failure.kind in LIMIT_KINDS and run.continues >= run.guardrails.max_continues:
+    if action is Action.ask_user and failure.kind in LIMIT_KINDS and CONTINUES.is_empty(run):
         action = Action.stop
     if action is not Action.retry:
         return RecoveryDecided(action, instruction=own.instruction, question=own.question)
@@ -143,7 +144,7 @@ def decide_recovery(policy: RecoveryPolicy, run: RunState, seed: int | None = No
     wait = max(wait, _retry_after_s(failure))
     if not math.isfinite(wait):
         raise ValueError(f"a backoff must be a finite number of seconds, not {wait}")
-    limit = run.guardrails.max_execution_time_s
+    limit = run.time_limit
     left = math.inf if limit is None else limit - run.elapsed_s
     if left <= 0:  # the time limit takes effect next
         wait = 0.0

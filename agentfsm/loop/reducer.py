@@ -13,6 +13,7 @@ from typing import Any
 from agentfsm.loop import guards, prompts
 from agentfsm.loop import outcomes as o
 from agentfsm.loop.detectors import output_malformed
+from agentfsm.loop.extension import EXTENDING_REPLIES, extend_limit, reached_limit
 from agentfsm.loop.failures import LIMIT_KINDS, OUTPUT_KINDS, PROVIDER_KINDS, TOOL_KINDS, Action, Failure, FailureKind
 from agentfsm.loop.messages import NO_USAGE, Message, Role, ToolCall, ToolResult
 from agentfsm.loop.outcomes import (
@@ -59,7 +60,7 @@ def on_human_answer(run: RunState, outcome: o.HumanAnswered) -> None:
         if call is not None:
             call.answer, run.ending = reply, None
         return
-    if reply.kind != "text":
+    if reply.kind not in EXTENDING_REPLIES:
         if call is not None:
             _ON_CALL_REPLY[reply.kind](run, call)
         return
@@ -69,7 +70,8 @@ def on_human_answer(run: RunState, outcome: o.HumanAnswered) -> None:
     run.ending = None
     if call is not None:
         return
-    run.messages.append(Message.user(reply.text))
+    if reply.text:
+        run.messages.append(Message.user(reply.text))
     if request.failure_kind is FailureKind.loop_detected:
         run.recent_calls.clear()
         run.recent_results.clear()
@@ -227,29 +229,11 @@ def _on_leave_wait(run: RunState, row: Transition, target: StateSpec) -> None:
     if target.waits or target.final:
         return
     if row.extends:
-        _extend_limit(run)
+        extend_limit(run)
     if run.calling_state and run.calling_state != row.target:
         _end_visit(run, run.calling_state)
     run.calling_state = ""
     run.human_reply = run.pending_request = run.failure = run.action = None
-
-
-def _extend_limit(run: RunState) -> None:
-    """Grant the limit that the run asked about once more; how often is bounded by ``max_continues``."""
-    kind = run.pending_request.failure_kind if run.pending_request is not None else None
-    if kind not in LIMIT_KINDS:
-        return
-    run.counters["continues"] = run.continues + 1
-    if kind is FailureKind.iteration_limit:
-        run.counters["iterations"] = 0
-    elif kind is FailureKind.time_limit:
-        run.elapsed_s, run.final_turn = 0.0, ""
-    elif run.parent is not None:  # a sub-agent gets its limits, each time it goes on, from what its caller has left
-        return
-    elif kind is FailureKind.token_limit:
-        run.granted_tokens += run.guardrails.max_tokens or 0
-    elif kind is FailureKind.cost_limit:
-        run.granted_usd += run.guardrails.max_cost_usd or 0.0
 
 
 _ON_LEAVE: Mapping[object, Callable[[RunState, StateSpec], None]] = {
@@ -471,7 +455,8 @@ def _prepare_narrow_scope(run: RunState, failure: Failure) -> None:
 
 def _prepare_question(run: RunState, failure: Failure) -> None:
     kind = "limit" if failure.kind in LIMIT_KINDS else "question"
-    run.pending_request = PendingRequest(kind, prompts.recovery_question(failure), failure_kind=failure.kind)
+    question, limit = prompts.recovery_question(failure), reached_limit(run, failure.kind)
+    run.pending_request = PendingRequest(kind, question, failure_kind=failure.kind, limit=limit)
 
 
 def _prepare_end(run: RunState, failure: Failure) -> None:

@@ -35,6 +35,7 @@ __all__ = [
     "CallState",
     "HumanReply",
     "PendingRequest",
+    "ReachedLimit",
     "RunState",
     "RunView",
     "StateCall",
@@ -155,6 +156,33 @@ def state_call_number(effect_id: str) -> int | None:
 
 @read_only
 @dataclass(frozen=True, slots=True)
+class ReachedLimit:
+    """A limit that a run has reached, and what a person's reply grants by default.
+
+    Attributes:
+        unit: ``model_calls``, ``seconds``, ``tokens`` or ``usd``: the argument of ``Extend`` that names another amount.
+        spent: How much is used up.
+        limit: How much the run might use.
+        default: What a reply that names no amount grants.
+    """
+
+    unit: str
+    spent: float
+    limit: float
+    default: float
+
+    @property
+    def unit_name(self) -> str:
+        """The unit as text, such as ``model calls``."""
+        return "USD" if self.unit == "usd" else self.unit.replace("_", " ")
+
+    def __str__(self) -> str:
+        used = f"{self.spent:.10g} of {self.limit:.10g} {self.unit_name} are used up"
+        return f"{used}, and a reply grants {self.default:.10g} by default"
+
+
+@read_only
+@dataclass(frozen=True, slots=True)
 class PendingRequest:
     """What a suspended run waits for.
 
@@ -172,6 +200,7 @@ class PendingRequest:
         tool_digest: The digest of that tool (``Tool.digest``), to which the reply is bound; empty in what version
             0.1.0 wrote.
         quorum: For an approval with a rule about who may answer, the rule and the votes so far; else None.
+        limit: For a limit, how much of it is used up; None for any other request.
     """
 
     kind: str
@@ -185,6 +214,7 @@ class PendingRequest:
     asker: str = ""
     tool_digest: str = ""
     quorum: Quorum | None = None
+    limit: ReachedLimit | None = None
 
     def __post_init__(self) -> None:
         freeze_field(self, "arguments")
@@ -222,9 +252,11 @@ class HumanReply:
     """A person's answer, as the run records it.
 
     Attributes:
-        kind: ``text``, ``allow``, ``deny``, ``edit``, ``ran``, ``did_not_run`` or ``give_up``.
+        kind: ``text``, ``extend``, ``allow``, ``deny``, ``edit``, ``ran``, ``did_not_run`` or ``give_up``.
         text: The answer, the reason, or the result of a call that ran.
         arguments: For ``edit``, the new arguments.
+        unit: For ``extend``, what is extended, as in ``ReachedLimit``; empty if the reply names no amount.
+        amount: For ``extend``, how much is granted; 0 if the reply names no amount.
         by: Who answered, if the caller names them.
         actor: Who answered, if the caller gives an ``Actor`` or the host vouches for one; else None.
     """
@@ -234,6 +266,8 @@ class HumanReply:
     arguments: Mapping[str, Any] = field(default_factory=FrozenDict)
     by: str = ""
     actor: Actor | None = None
+    unit: str = ""
+    amount: float = 0.0
 
     def __post_init__(self) -> None:
         freeze_field(self, "arguments")
@@ -312,6 +346,8 @@ class RunState(_HiddenSlots):
         usage: Tokens and USD of all model calls.
         granted_tokens: Tokens that a person has granted beyond ``max_tokens``.
         granted_usd: USD that a person has granted beyond ``max_cost_usd``.
+        granted_s: Seconds of active time that a person named when they last extended that budget, in place of
+            ``max_execution_time_s``; None if they named none.
         elapsed_s: Seconds of active time since the run began or a person last extended that budget.
         silence_s: The longest silence between two phases since the last model call, in seconds.
         final_turn: ``""``, ``now`` during the last turn that ``finalize_grace_s`` grants, then ``used``.
@@ -365,6 +401,7 @@ class RunState(_HiddenSlots):
     usage: Usage = field(default_factory=Usage)
     granted_tokens: int = 0
     granted_usd: float = 0.0
+    granted_s: float | None = None
     elapsed_s: float = 0.0
     silence_s: float = 0.0
     final_turn: str = ""
@@ -429,6 +466,17 @@ class RunState(_HiddenSlots):
     def done(self) -> bool:
         """Whether the run has ended."""
         return bool(self.ended)
+
+    @property
+    def time_limit(self) -> float | None:
+        """Seconds of active time that the run may take now; None for no limit.
+
+        A sub-agent's run never gets more than its caller has left.
+        """
+        limit, granted_s = self.guardrails.max_execution_time_s, self.granted_s
+        if granted_s is None or limit is None:
+            return limit
+        return granted_s if self.parent is None else min(granted_s, limit)
 
     @property
     def token_limit(self) -> int | None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from agentfsm.errors import (
     BlankHumanReplyError,
@@ -25,7 +25,7 @@ from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.failures import FailureKind
 from agentfsm.loop.keys import KeyPurpose, Keyring
 from agentfsm.loop.read_only import freeze
-from agentfsm.loop.state import KEPT_FIELDS, TEXT_FIELDS, HumanReply, RunState, dump_state, load_state
+from agentfsm.loop.state import KEPT_FIELDS, TEXT_FIELDS, HumanReply, ReachedLimit, RunState, dump_state, load_state
 from agentfsm.loop.withholding import SecretOpener, Withholder
 
 __all__ = [
@@ -92,6 +92,14 @@ class SuspensionRecord(BaseModel):
     key_id: str = ""
     registry: str = ""
     signature: str = Field(repr=False)
+
+    @property
+    def limit(self) -> ReachedLimit | None:
+        """For a limit, how much of it is used up, and what a reply grants by default; else None."""
+        request = self.state.get("waiting")
+        if not isinstance(request, Mapping):
+            return None
+        return TypeAdapter(ReachedLimit | None).validate_python(cast("Mapping[str, Any]", request).get("limit"))
 
     @field_validator("arguments", "state")
     @classmethod
@@ -264,14 +272,14 @@ def _first_problem(error: ValidationError) -> tuple[str, str]:
 
 _ACCEPTED_REPLIES = {
     "question": ("text",),
-    "limit": ("text",),
+    "limit": ("text", "extend"),
     "approval": ("allow", "deny", "edit"),
     "in_doubt": ("ran", "did_not_run", "give_up"),
 }
 
 _REPLY_HINTS = {
     "question": "reply with a string",
-    "limit": "reply with a string that says how to continue",
+    "limit": "reply with a string that says how to continue, or with Extend(...)",
     "approval": "reply with Allow(), Deny(reason) or Edit(arguments)",
     "in_doubt": "reply with ItRan(result), ItDidNotRun() or GiveUp()",
 }

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from agentfsm.loop.detectors import (
+    CONTINUES,
     ITERATIONS,
     STEPS,
     ambiguous_input,
@@ -98,7 +99,7 @@ LOOP = Graph(
         ITERATIONS,
         Counter("pending_calls", "max_calls_per_reply"),
         Counter("tool_retries", "max_tool_retries"),
-        Counter("continues", "max_continues"),
+        CONTINUES,
     ),
     first=(cancelled, aborted),
     transitions=(

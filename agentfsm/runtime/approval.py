@@ -14,6 +14,7 @@ from typing import Any
 
 from agentfsm.errors import HumanReplyError, ReadOnlyError
 from agentfsm.loop.canonical_json import canonical_json
+from agentfsm.loop.extension import GUARDRAIL_OF_UNIT
 from agentfsm.loop.failures import describe_exception
 from agentfsm.loop.messages import ToolCall, ToolResult
 from agentfsm.loop.quorum import Approval, Quorum
@@ -29,6 +30,7 @@ __all__ = [
     "Allow",
     "Deny",
     "Edit",
+    "Extend",
     "GiveUp",
     "HookAbortError",
     "HumanInput",
@@ -78,7 +80,26 @@ class GiveUp:
     """Reply about an interrupted call: it is not known whether it ran; continue without it."""
 
 
-HumanInput = str | Allow | Deny | Edit | ItRan | ItDidNotRun | GiveUp
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Reply to a request about a limit: go on with another amount than the default. Give one amount, of what ran out.
+
+    Attributes:
+        tokens: So many tokens beyond those that the run might use.
+        usd: So many USD beyond those that the run might use.
+        seconds: So many seconds of active time from now on.
+        model_calls: So many model calls from now on; at most ``max_iterations``.
+        message: What the model is told, as a string reply would; empty for nothing.
+    """
+
+    tokens: int | None = None
+    usd: float | None = None
+    seconds: float | None = None
+    model_calls: int | None = None
+    message: str = ""
+
+
+HumanInput = str | Extend | Allow | Deny | Edit | ItRan | ItDidNotRun | GiveUp
 """What a human may reply: a string answers a question."""
 
 
@@ -91,6 +112,8 @@ def to_human_reply(human_input: HumanInput) -> HumanReply:
     match human_input:
         case str():
             return HumanReply("text", human_input)
+        case Extend():
+            return _to_extension(human_input)
         case Allow():
             return HumanReply("allow")
         case Deny(str(reason)):
@@ -105,8 +128,30 @@ def to_human_reply(human_input: HumanInput) -> HumanReply:
             return HumanReply("give_up")
         case _:
             raise HumanReplyError(
-                f"a reply is a string, Allow(), Deny(), Edit(), ItRan(), ItDidNotRun() or GiveUp(), not {human_input!r}"
+                "a reply is a string, Extend(), Allow(), Deny(), Edit(), ItRan(), ItDidNotRun() or GiveUp(), not "
+                f"{human_input!r}"
             )
+
+
+_MAX_AMOUNT = 10**12
+
+
+def _to_extension(extend: Extend) -> HumanReply:
+    named: dict[str, Any] = {unit: getattr(extend, unit) for unit in GUARDRAIL_OF_UNIT}
+    named = {unit: amount for unit, amount in named.items() if amount is not None}
+    if len(named) > 1:
+        raise HumanReplyError(f"Extend() takes one amount, of what ran out, not {' and '.join(named)}")
+    message: Any = extend.message
+    if not isinstance(message, str):
+        raise HumanReplyError(f"Extend(message=...) is a string, not {message!r}")
+    for unit, amount in named.items():
+        whole = unit in ("tokens", "model_calls")
+        if isinstance(amount, bool) or not isinstance(amount, int if whole else (int, float)):
+            raise HumanReplyError(f"Extend({unit}=...) is {'a whole number' if whole else 'a number'}, not {amount!r}")
+        if not 0 < amount <= _MAX_AMOUNT:  # not NaN either
+            raise HumanReplyError(f"Extend({unit}={amount!r}): an amount is more than 0 and at most {_MAX_AMOUNT:,}")
+        return HumanReply("extend", message, unit=unit, amount=float(amount))
+    return HumanReply("extend", message)
 
 
 def _json_object(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -95,6 +95,7 @@ def suspend(context: Context) -> tuple[type[Ending], dict[str, Any]]:
         "arguments": pending.arguments,
         "asker": pending.asker,
         "quorum": pending.quorum,
+        "limit": pending.limit,
         "suspension_record": record,
         "originating_failure_kind": pending.failure_kind,
     }

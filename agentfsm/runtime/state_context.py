@@ -399,7 +399,7 @@ class EffectCalls:
         return value
 
     async def _within_time(self, value: Awaitable[Any]) -> Any:
-        left, limit = self._context.time_left_s, self.run.guardrails.max_execution_time_s
+        left, limit = self._context.time_left_s, self.run.time_limit
         timer = Timeout(2 * self.run.guardrails.cancel_grace_s)  # what it awaits in turn is abandoned before it
         try:
             return await timer.run(value, math.inf if left is None else max(left, 0.0))

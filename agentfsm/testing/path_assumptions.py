@@ -80,6 +80,9 @@ class _KitAssumptions:
             free = {str(row) for row in self._leaving(CALL_MODEL, *_FAILED_CALLS)}
             free |= {str(row) for row in self._rows if not isinstance(self._source(row).effect, EffectSpec)}
             updates = (each for each in updates if each.on not in free)
+        elif variable.name == d.ITERATIONS.name:  # the kit's people extend by the default
+            granting = {str(row) for row in self._rows if row.extends}
+            updates = (replace(u, to=u.to[:1]) if u.on in granting else u for u in updates)
         elif variable.name in ("tokens", "cost"):  # the first example of each limit outlasts all that people grant
             granting = {str(row) for row in self._rows if row.extends}
             updates = (each for each in updates if each.on not in granting)

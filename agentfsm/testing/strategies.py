@@ -27,7 +27,7 @@ from agentfsm.loop.messages import FinishReason, Message, Reply, ToolCall
 from agentfsm.loop.outcomes import CALL_MODEL, CHECK_BUDGETS, RUN_CALLS
 from agentfsm.loop.state import RunState
 from agentfsm.machine.declaration import EffectSpec
-from agentfsm.runtime.approval import Allow, Deny, GiveUp, ItDidNotRun, ItRan
+from agentfsm.runtime.approval import Allow, Deny, Extend, GiveUp, ItDidNotRun, ItRan
 from agentfsm.runtime.tools import Tool
 from agentfsm.testing.guard_examples import DEFAULT_TOOLS
 from agentfsm.testing.invariants import approved_before_run, journal_verifies, one_result_per_call, within_budgets
@@ -149,7 +149,7 @@ def human_replies() -> st.SearchStrategy[Any]:
         st.fixed_dictionaries(
             {
                 "question": texts,
-                "limit": texts,
+                "limit": st.one_of(texts, st.just(Extend())),
                 "approval": st.sampled_from([Allow(), Deny("not now")]),
                 "in_doubt": st.sampled_from([ItDidNotRun(), ItRan("it ran"), GiveUp()]),
             }

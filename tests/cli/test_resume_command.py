@@ -9,7 +9,13 @@ import pytest
 
 from tests.cli.conftest import Cli
 from tests.cli.test_run_command import SECRET, TOOLS
-from tests.helpers.fake_model_server import FakeModelServer, fake_model_server, text_output, tool_call_output
+from tests.helpers.fake_model_server import (
+    FakeModelServer,
+    ModelOutput,
+    fake_model_server,
+    text_output,
+    tool_call_output,
+)
 from tests.helpers.terminal import TerminalProcess, run_without_terminal
 
 ENVIRONMENT = {"AGENTFSM_SECRET": SECRET}
@@ -158,3 +164,53 @@ def test_a_stored_run_can_be_dismissed(cli: Cli, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "never mind" in result.stderr
     assert cli("runs").stdout.split()[1] == "finished"
+
+
+# -- limits ---------------------------------------------------------------------------------------------
+
+
+def adding(server: FakeModelServer) -> ModelOutput:
+    return tool_call_output(("add", {"a": len(server.requests), "b": 1}))
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("words", [["--extend", "model_calls=2"], ["model_calls=2"]])
+def test_a_limit_is_extended_by_the_named_amount(cli: Cli, tmp_path: Path, words: list[str], stored: bool) -> None:
+    (tmp_path / "tools.py").write_text(TOOLS)
+    with fake_model_server(lambda _: adding(server)) as server:
+        options = ["-m", "some-model", "--base-url", server.url, "-t", "tools.py", "--max-iterations", "3"]
+        record = [] if stored else ["--no-store", "--record", "limit.json"]
+        first = cli("run", "add", *options, *record, **ENVIRONMENT)
+        assert first.exit_code == 3
+        assert "3 of 3 model calls are used up, and a reply grants 3 by default" in first.stderr
+        assert "valid replies: how to continue, or tokens=5000" in first.stderr
+        run = first.stderr.partition("agentfsm resume ")[2].split()[0]
+        assert cli("resume", run, "--extend", "model_calls=9", *options, **ENVIRONMENT).exit_code in (1, 2)
+        assert cli("resume", run, "--extend", "tokens=9", *options, **ENVIRONMENT).exit_code in (1, 2)
+        assert len(server.requests) == 3
+        assert cli("resume", run, *words, *options, **ENVIRONMENT).exit_code == 3
+        assert len(server.requests) == 5
+
+
+def test_what_the_model_is_told_when_a_limit_is_extended(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(TOOLS)
+    with fake_model_server(lambda _: adding(server)) as server:
+        options = ["-m", "some-model", "--base-url", server.url, "-t", "tools.py", "--max-iterations", "1"]
+        run = cli("run", "add", *options, **ENVIRONMENT).stderr.partition("agentfsm resume ")[2].split()[0]
+        cli("resume", run, "be brief", "--extend", "model_calls=1", *options, **ENVIRONMENT)
+    assert server.requests[-1]["messages"][-1] == {"role": "user", "content": "be brief"}
+    shown = cli("show", run).stdout
+    assert "extend model_calls=1 be brief" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--extend", "tokens=5"], "--extend is for a single run"),
+        (["r1", "--extend", "tokens=5", "--dismiss", "no"], "not both"),
+    ],
+)
+def test_extend_needs_a_run_that_goes_on(cli: Cli, words: list[str], error: str) -> None:
+    result = cli("resume", *words, "-m", "some-model")
+    assert result.exit_code == 2
+    assert error in result.stderr

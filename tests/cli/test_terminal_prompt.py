@@ -8,7 +8,20 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from agentfsm import Agent, Allow, Deny, Edit, GiveUp, HumanReplyError, ItDidNotRun, ItRan, UserInputRequested, tool
+from agentfsm import (
+    Agent,
+    Allow,
+    Deny,
+    Edit,
+    Extend,
+    GiveUp,
+    HumanReplyError,
+    ItDidNotRun,
+    ItRan,
+    ReachedLimit,
+    UserInputRequested,
+    tool,
+)
 from agentfsm.cli.terminal_prompt import TerminalPrompter, parse_reply
 from agentfsm.runtime.approval import HumanInput
 from agentfsm.testing import ScriptedModel, call
@@ -56,6 +69,12 @@ def prompt_for(question: UserInputRequested, *typed: str, editor: str | None = N
         ("in_doubt", "give-up", GiveUp()),
         ("question", "allow", "allow"),
         ("limit", " ten more ", " ten more "),
+        ("limit", "tokens=5000", Extend(tokens=5000)),
+        ("limit", " usd=0.5 ", Extend(usd=0.5)),
+        ("limit", "seconds=90", Extend(seconds=90.0)),
+        ("limit", "model_calls=3", Extend(model_calls=3)),
+        ("limit", "use tokens=5000", "use tokens=5000"),
+        ("question", "tokens=5000", "tokens=5000"),
     ],
 )
 def test_a_typed_reply_is_parsed_by_kind_of_request(kind: str, typed: str, reply: HumanInput) -> None:
@@ -71,11 +90,21 @@ def test_a_typed_reply_is_parsed_by_kind_of_request(kind: str, typed: str, reply
         ("approval", "", "reply with allow, deny"),
         ("in_doubt", "allow", "reply with ran"),
         ("in_doubt", "give-up now", "reply with ran"),
+        ("limit", "tokens=many", "write model_calls=N, seconds=N, tokens=N, usd=N"),
+        ("limit", "tokens=1.5", "a whole number of tokens"),
     ],
 )
 def test_an_invalid_reply_is_refused_with_the_valid_ones(kind: str, typed: str, message: str) -> None:
     with pytest.raises(HumanReplyError, match=message):
         parse_reply(kind, typed)
+
+
+def test_a_limit_shows_what_is_used_up_and_what_a_reply_grants() -> None:
+    request = make_request("limit", limit=ReachedLimit("tokens", 5120, 5000, 5000), tool="")
+    reply, shown = prompt_for(request, "", "tokens=many", "tokens=800")
+    assert reply == Extend(tokens=800)
+    assert "5120 of 5000 tokens are used up, and a reply grants 5000 by default" in shown
+    assert "tokens=5000 (usd=, seconds=, model_calls=)" in shown
 
 
 def test_an_approval_shows_the_whole_call() -> None:

@@ -11,7 +11,7 @@ from agentfsm.loop import prompts
 from agentfsm.loop.failures import Action, FailureKind
 from agentfsm.loop.messages import FinishReason, Message, Reply, Role, Usage
 from agentfsm.loop.reducer import on_outcome
-from agentfsm.loop.state import CallState, HumanReply, PendingRequest, RunState
+from agentfsm.loop.state import CallState, HumanReply, PendingRequest, ReachedLimit, RunState
 from tests.helpers.scenarios import (
     failed_result,
     make_call,
@@ -242,9 +242,10 @@ def test_a_stall_is_forgotten_once_it_was_dealt_with():
     ("kind", "waits"), [("loop_detected", "question"), ("ambiguous_input", "question"), ("time_limit", "limit")]
 )
 def test_ask_user_sets_the_pending_request(kind, waits):
-    run = recovered(kind, "ask_user")
+    run = recovered(kind, "ask_user", elapsed_s=301.5)
+    reached = ReachedLimit("seconds", spent=301.5, limit=300, default=300) if waits == "limit" else None
     assert run.pending_request == PendingRequest(
-        waits, prompts.recovery_question(make_failure(kind)), failure_kind=K(kind)
+        waits, prompts.recovery_question(make_failure(kind)), failure_kind=K(kind), limit=reached
     )
 
 

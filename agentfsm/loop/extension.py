@@ -1,0 +1,131 @@
+"""Extensions: what a person's reply to a spent budget grants, by default or as the reply names it.
+
+Each extension spends the counter ``continues``. Model calls are a declared counter, too, and proofs about a graph rest
+on its limit, so an extension at most fills it up: no stretch between two waits has more than ``max_iterations`` of
+them. Proofs know nothing of time, tokens and USD, so of these a person may grant any amount.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from agentfsm.errors import HumanReplyError
+from agentfsm.loop.detectors import CONTINUES, ITERATIONS
+from agentfsm.loop.failures import LIMIT_KINDS, FailureKind
+from agentfsm.loop.guardrails import AgentGuardrails
+from agentfsm.loop.state import HumanReply, ReachedLimit, RunState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["EXTENDING_REPLIES", "GUARDRAIL_OF_UNIT", "check_extension", "extend_limit", "reached_limit"]
+
+EXTENDING_REPLIES = frozenset({"text", "extend"})
+"""The kinds of replies that extend the limit that a run asks about."""
+
+GUARDRAIL_OF_UNIT = {
+    "model_calls": "max_iterations",
+    "seconds": "max_execution_time_s",
+    "tokens": "max_tokens",
+    "usd": "max_cost_usd",
+}
+"""The field of ``AgentGuardrails`` that limits each unit, which is an argument of ``Extend``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Budget:
+    """A budget that a person can extend: what it is counted in, and how much of it a run has used and may use."""
+
+    unit: str
+    spent: Callable[[RunState], float]
+    limit: Callable[[RunState], float | None]
+
+
+_BUDGETS: Mapping[FailureKind, _Budget] = {
+    FailureKind.iteration_limit: _Budget("model_calls", attrgetter("iterations"), ITERATIONS.limit_in),
+    FailureKind.time_limit: _Budget("seconds", attrgetter("elapsed_s"), attrgetter("time_limit")),
+    FailureKind.token_limit: _Budget("tokens", attrgetter("usage.total_tokens"), attrgetter("token_limit")),
+    FailureKind.cost_limit: _Budget("usd", attrgetter("usage.cost_usd"), attrgetter("cost_limit")),
+}
+
+
+def reached_limit(run: RunState, kind: FailureKind | None) -> ReachedLimit | None:
+    """The limit that a run has reached, in numbers; None if the failure is none of a budget that is limited.
+
+    Args:
+        run: The run.
+        kind: The kind of failure that it asks about.
+    """
+    budget = None if kind is None else _BUDGETS.get(kind)
+    limit = None if budget is None else budget.limit(run)
+    if budget is None or limit is None:
+        return None
+    return ReachedLimit(budget.unit, budget.spent(run), limit, getattr(run.guardrails, GUARDRAIL_OF_UNIT[budget.unit]))
+
+
+def check_extension(run: RunState, reply: HumanReply, guardrails: AgentGuardrails) -> None:
+    """Check that a run that waits can be extended by the amount that a reply names.
+
+    Args:
+        run: The run.
+        reply: The reply.
+        guardrails: The limits of its agent; those of a sub-agent's run may be lower.
+
+    Raises:
+        HumanReplyError: The reply names another unit than the one that was used up, more model calls than one extension
+            may grant, or fewer tokens or USD than were used beyond the limit.
+    """
+    if reply.kind != "extend" or not reply.unit:
+        return
+    request = run.pending_request
+    reached = None if request is None else request.limit or reached_limit(run, request.failure_kind)
+    if reached is None:
+        raise HumanReplyError(
+            f"no amount of {reply.unit} extends the limit that the run asks about, and it still waits: reply with "
+            "Extend() or a string"
+        )
+    if reply.unit != reached.unit:
+        raise HumanReplyError(
+            f"the reply extends {reply.unit}, and the run has reached another limit ({reached}); it still waits: reply "
+            f"with Extend({reached.unit}=...)"
+        )
+    most = guardrails.max_iterations
+    if reached.unit == "model_calls" and most is not None and reply.amount > most:
+        raise HumanReplyError(
+            f"one extension grants at most {most} model calls (max_iterations), since what is proved about the run "
+            f"rests on that limit, and the reply names {reply.amount:g}; the run still waits, and can be extended "
+            "again later"
+        )
+    beyond = reached.spent - reached.limit
+    if reached.unit in ("tokens", "usd") and reply.amount <= beyond:
+        raise HumanReplyError(
+            f"{reply.amount:g} more {reached.unit_name} are not enough ({reached}), and the run still waits: name more "
+            f"than {beyond:g}"
+        )
+
+
+def extend_limit(run: RunState) -> None:
+    """Grant what the person's reply names of the budget that the run asks about, or else the same amount once more.
+
+    How often is bounded by ``max_continues``. A sub-agent's run gets its limits each time that it continues, from what
+    its caller has left; only its model calls and its time begin anew here.
+    """
+    kind = run.pending_request.failure_kind if run.pending_request is not None else None
+    if kind not in LIMIT_KINDS:
+        return
+    run.counters[CONTINUES.name] = run.continues + 1
+    amount = run.human_reply.amount if run.human_reply is not None else 0
+    guardrails = run.guardrails
+    if kind is FailureKind.iteration_limit:
+        most = ITERATIONS.limit_in(run)
+        run.counters[ITERATIONS.name] = max(0, most - int(amount)) if most is not None and amount else 0
+    elif kind is FailureKind.time_limit:
+        run.elapsed_s, run.granted_s, run.final_turn = 0.0, amount or None, ""
+    elif run.parent is not None:
+        return
+    elif kind is FailureKind.token_limit:
+        run.granted_tokens += int(amount) or guardrails.max_tokens or 0
+    elif kind is FailureKind.cost_limit:
+        run.granted_usd += amount or guardrails.max_cost_usd or 0.0
