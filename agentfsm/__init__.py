@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from agentfsm.journal.sqlite import SqliteStore
     from agentfsm.journal.store import Store
     from agentfsm.loop.detectors import Example, detector
+    from agentfsm.loop.event_json import event_schema
     from agentfsm.loop.events import (
         Event,
         Handoff,
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
         RunResumed,
         RunStarted,
         RunWarning,
+        SubagentEvent,
         TextDelta,
         ToolCallDelta,
         ToolFinished,
@@ -215,6 +217,7 @@ __all__ = [
     "StoreFullError",
     "StoreLockedError",
     "StoreMovedError",
+    "SubagentEvent",
     "SuspensionExpiredError",
     "SuspensionFormatError",
     "SuspensionGraphError",
@@ -250,6 +253,7 @@ __all__ = [
     "came_back",
     "deny",
     "detector",
+    "event_schema",
     "exhausted",
     "hook",
     "observer",
@@ -284,10 +288,11 @@ if not TYPE_CHECKING:
             "agentfsm.journal.sqlite": "SqliteStore",
             "agentfsm.journal.store": "Store",
             "agentfsm.loop.detectors": "Example detector",
+            "agentfsm.loop.event_json": "event_schema",
             "agentfsm.loop.events": (
                 "Event Handoff ModelReplied PartialRunSummary ReasoningDelta RecoveryStarted ReplyRestarted "
-                "RunAborted RunCancelled RunCompleted RunResumed RunStarted RunWarning TextDelta ToolCallDelta "
-                "ToolFinished ToolStarted Transitioned UserInputRequested"
+                "RunAborted RunCancelled RunCompleted RunResumed RunStarted RunWarning SubagentEvent TextDelta "
+                "ToolCallDelta ToolFinished ToolStarted Transitioned UserInputRequested"
             ),
             "agentfsm.loop.guards": "came_back",
             "agentfsm.loop.failures": "Action Failure FailureKind",

@@ -40,7 +40,7 @@ from agentfsm.runtime.context import AgentConfig
 from agentfsm.runtime.driver import RunRequest
 from agentfsm.runtime.hooks import Hook
 from agentfsm.runtime.result import ending_event
-from agentfsm.runtime.run import Run, count_model_requests, live_state, start_run
+from agentfsm.runtime.run import Run, count_model_requests, live_state, send_events, start_run
 from agentfsm.runtime.tools import CallingRun, Tool, as_tool
 
 if TYPE_CHECKING:
@@ -239,6 +239,8 @@ class SubRun:
             kind, fields = ending_event(run)
             return ToolResult(call.id, call.name, _result_text(kind(run_id=run.run_id, seq=0, time=0.0, **fields)))
         self._run, self._state = run, live_state(run)
+        if self._caller.on_event is not None:
+            send_events(run, self._caller.on_event)
         outcome = (await run).outcome
         if isinstance(outcome, UserInputRequested):
             return self._suspended(outcome, run.run_state)

@@ -300,6 +300,11 @@ class StoreJournal:
         return self._error
 
     @property
+    def epoch(self) -> int:
+        """The epoch of the lease: how often the run was acquired."""
+        return self._writer.epoch
+
+    @property
     def head(self) -> str:
         """The hash of the last record that was pushed, 64 hex digits."""
         return self._writer.head

@@ -191,6 +191,7 @@ def load_stored_run(
         results=rehydrated.unclaimed_results,
         migration_details=migration_details,
         secrets=tuple(opener.opened.values()),
+        epoch=rehydrated.epoch,
     )
     suspension_id = None if suspension is None else str(suspension["id"])
     return LoadedRun(run, resume_point, suspension_id, rehydrated.created)

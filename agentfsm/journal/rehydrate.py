@@ -216,6 +216,7 @@ class RehydratedRun:
     def _suspend(self, body: Data) -> None:
         self.suspension = body
         self.run.pending_request = _REQUEST_ADAPTER.validate_python(body["waiting"])
+        self.run.event_seq = body.get("events", 0)
 
     def _resume(self, body: Data) -> None:
         self.suspension = self.request_ref = None

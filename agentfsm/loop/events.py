@@ -1,15 +1,26 @@
 """Events: what a run reports to its observers, in order; the last one says how the run ended.
 
 The last event is always exactly one of ``RunCompleted``, ``Handoff``, ``PartialRunSummary``, ``RunCancelled``,
-``RunAborted`` and ``UserInputRequested``, which means that the run is suspended, not over.
+``RunAborted`` and ``UserInputRequested``, which means that the run is suspended, not over. ``to_dict`` gives each as
+JSON data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from agentfsm.loop.event_json import (
+    EVENT_VERSION,
+    call_json,
+    failure_json,
+    message_json,
+    plain_json,
+    quorum_json,
+    result_json,
+    usage_json,
+)
 from agentfsm.loop.failures import Action, Failure, FailureKind
 from agentfsm.loop.messages import FinishReason, Message, ToolCall, ToolResult, Usage
 from agentfsm.loop.quorum import Quorum
@@ -33,6 +44,8 @@ __all__ = [
     "RunResumed",
     "RunStarted",
     "RunWarning",
+    "SecretFilter",
+    "SubagentEvent",
     "TextDelta",
     "ToolCallDelta",
     "ToolFinished",
@@ -42,20 +55,59 @@ __all__ = [
 ]
 
 
+class SecretFilter(Protocol):
+    """Knows the secrets of one run."""
+
+    def clean(self, data: dict[str, Any]) -> dict[str, Any]:
+        """The data of an event with ``[withheld]`` for each secret.
+
+        Args:
+            data: The event, as JSON data.
+        """
+        ...
+
+    def has_secrets(self, tool: str) -> bool:
+        """Whether a tool has secret arguments."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Event:
     """Something that happened in a run.
 
     Attributes:
         run_id: The run.
-        seq: Its number, from 1. After a suspension or a crash the run continues with ``RunResumed`` as number 1.
+        seq: Its number, from 1. It goes on after a suspension, in any process. After a crash, the numbers are greater
+            than all before, and some are left out.
         time: When it happened, in seconds since the epoch, by the host's clock. For information: ``seq`` is the
             order.
+        secrets: What ``to_dict`` withholds; None for an event that was not made by a run.
     """
 
     run_id: str
     seq: int
     time: float
+    secrets: SecretFilter | None = field(default=None, repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The event as JSON data, for others than the program that runs the agent: a browser, a log, a queue.
+
+        ``agentfsm.event_schema()`` describes it. What a journal withholds reads ``[withheld]``, and what only the
+        program can use is left out: suspension records, the provider's signatures of its reasoning, failure metadata.
+        """
+        data = {
+            "version": EVENT_VERSION,
+            "type": type(self).__name__,
+            "run_id": self.run_id,
+            "seq": self.seq,
+            "time": self.time,
+            **self._data(),
+        }
+        return data if self.secrets is None else self.secrets.clean(data)
+
+    def _data(self) -> dict[str, Any]:
+        """The fields of its class, as JSON data."""
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +126,9 @@ class RunStarted(Event):
     session_id: str = ""
     parent: tuple[str, str] | None = None
 
+    def _data(self) -> dict[str, Any]:
+        return {"prompt": self.prompt, **_about_run(self.model, self.session_id, self.parent)}
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunResumed(Event):
@@ -90,6 +145,9 @@ class RunResumed(Event):
     model: str = ""
     session_id: str = ""
     parent: tuple[str, str] | None = None
+
+    def _data(self) -> dict[str, Any]:
+        return {"kind": self.kind, **_about_run(self.model, self.session_id, self.parent)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +166,18 @@ class Transitioned(Event):
         """The state that was entered; its effect runs next."""
         return self.decision.target
 
+    def _data(self) -> dict[str, Any]:
+        decision = self.decision
+        verdict = decision.guard_result
+        return {
+            "transition": decision.transition.id,
+            "source": str(decision.source),
+            "target": str(decision.target),
+            "guard": decision.guard,
+            "tried": [[name, result] for name, result in decision.tried],
+            "failure": failure_json(verdict) if isinstance(verdict, Failure) else None,
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextDelta(Event):
@@ -119,12 +189,18 @@ class TextDelta(Event):
 
     text: str
 
+    def _data(self) -> dict[str, Any]:
+        return {"text": self.text}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningDelta(Event):
     """The next part of the model's reasoning, if its provider shows that."""
 
     text: str
+
+    def _data(self) -> dict[str, Any]:
+        return {"text": self.text}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +217,10 @@ class ToolCallDelta(Event):
     name: str
     arguments: str
 
+    def _data(self) -> dict[str, Any]:
+        hidden = self.secrets is not None and self.secrets.has_secrets(self.name)
+        return {"index": self.index, "name": self.name, "arguments": "" if hidden else self.arguments}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReplyRestarted(Event):
@@ -151,6 +231,9 @@ class ReplyRestarted(Event):
     """
 
     reason: str
+
+    def _data(self) -> dict[str, Any]:
+        return {"reason": self.reason}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +252,14 @@ class ModelReplied(Event):
     finish_reason: FinishReason = FinishReason.STOP
     model: str = ""
 
+    def _data(self) -> dict[str, Any]:
+        return {
+            "message": message_json(self.message),
+            "usage": usage_json(self.usage),
+            "finish_reason": str(self.finish_reason),
+            "model": self.model,
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class ToolStarted(Event):
@@ -176,12 +267,18 @@ class ToolStarted(Event):
 
     call: ToolCall
 
+    def _data(self) -> dict[str, Any]:
+        return {"call": call_json(self.call)}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ToolFinished(Event):
     """A tool call has ended and has a result."""
 
     result: ToolResult
+
+    def _data(self) -> dict[str, Any]:
+        return {"result": result_json(self.result)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,12 +299,43 @@ class RecoveryStarted(Event):
     backoff_s: float = 0.0
     recoverable: bool = True
 
+    def _data(self) -> dict[str, Any]:
+        return {
+            "failure": failure_json(self.failure),
+            "action": str(self.action),
+            "attempt": self.attempt,
+            "backoff_s": self.backoff_s,
+            "recoverable": self.recoverable,
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunWarning(Event):
     """Something optional failed (memory, a hook that fails open, an observer); the run continues."""
 
     text: str
+
+    def _data(self) -> dict[str, Any]:
+        return {"text": self.text}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubagentEvent(Event):
+    """Something that happened in the run of a sub-agent, which answers a call of this run.
+
+    Attributes:
+        path: The ids of the calls that lead to it: that of this run, then those of its sub-agents' runs.
+        tools: The tools of these calls.
+        event: The event, with the id of the sub-agent's run and its number there. Never a ``SubagentEvent`` itself:
+            the events of nested sub-agents have a longer path.
+    """
+
+    path: tuple[str, ...]
+    tools: tuple[str, ...]
+    event: Event
+
+    def _data(self) -> dict[str, Any]:
+        return {"path": list(self.path), "tools": list(self.tools), "event": self.event.to_dict()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +348,9 @@ class RunCompleted(Ending):
     """The run finished; ``output`` is its answer."""
 
     output: Any
+
+    def _data(self) -> dict[str, Any]:
+        return {"output": plain_json(self.output)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,6 +369,14 @@ class Handoff(Ending):
     suggested_next_steps: tuple[str, ...] = ()
     failure: Failure | None = None
 
+    def _data(self) -> dict[str, Any]:
+        return {
+            "rationale": self.rationale,
+            "blockers": list(self.blockers),
+            "suggested_next_steps": list(self.suggested_next_steps),
+            "failure": failure_json(self.failure),
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class PartialRunSummary(Ending):
@@ -255,6 +394,14 @@ class PartialRunSummary(Ending):
     next_step_plan: str = ""
     failure: Failure | None = None
 
+    def _data(self) -> dict[str, Any]:
+        return {
+            "missing": self.missing,
+            "learned_facts": list(self.learned_facts),
+            "next_step_plan": self.next_step_plan,
+            "failure": failure_json(self.failure),
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunAborted(Ending):
@@ -268,12 +415,18 @@ class RunAborted(Ending):
     reason: str
     failure: Failure | None = None
 
+    def _data(self) -> dict[str, Any]:
+        return {"reason": self.reason, "failure": failure_json(self.failure)}
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunCancelled(Ending):
     """The run was cancelled from outside."""
 
     reason: str
+
+    def _data(self) -> dict[str, Any]:
+        return {"reason": self.reason}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,3 +462,24 @@ class UserInputRequested(Ending):
     suspension_record: SuspensionRecord = field(repr=False)
     digest: str = ""
     originating_failure_kind: FailureKind | None = None
+
+    def _data(self) -> dict[str, Any]:
+        kind = self.originating_failure_kind
+        return {
+            "kind": self.kind,
+            "question": self.question,
+            "context": self.context,
+            "choices": list(self.choices),
+            "tool": self.tool,
+            "arguments": plain_json(self.arguments),
+            "asker": self.asker,
+            "quorum": quorum_json(self.quorum),
+            "digest": self.digest,
+            "expires_at": self.suspension_record.expires_at,
+            "originating_failure_kind": None if kind is None else str(kind),
+        }
+
+
+def _about_run(model: str, session_id: str, parent: tuple[str, str] | None) -> dict[str, Any]:
+    caller = None if parent is None else {"run_id": parent[0], "call_id": parent[1]}
+    return {"model": model, "session_id": session_id, "parent": caller}

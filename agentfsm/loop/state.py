@@ -378,6 +378,7 @@ class RunState(_HiddenSlots):
         calling_state: The user-defined state that made these calls, while the run waits for a person.
         state_visits: How many times the effect of each user-defined state has ended.
         state_outcome: Which declared outcome the last of these effects came back with, or an empty string.
+        event_seq: The number of the event with which the run was last suspended; its events go on from there.
     """
 
     run_id: str
@@ -434,6 +435,7 @@ class RunState(_HiddenSlots):
     calling_state: str = ""
     state_visits: dict[str, int] = field(default_factory=dict[str, int])
     state_outcome: str = ""
+    event_seq: int = 0
 
     @property
     def steps(self) -> int:

@@ -10,6 +10,7 @@ was cleaned, also where a text had something that looks like a placeholder.
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -235,11 +236,31 @@ class Withholder:
     def __init__(self, keys: SecretKeys, values: Iterable[str] = (), paths: SecretPaths | None = None) -> None:
         self._keys = keys
         self._paths = paths or {}
+        self._mask: str | None = None
         self._numbers: set[str] = set()
         self._forms: dict[str, None] = {}
         self._signs: list[str] = []  # how they look in JSON
         for value in values:
             self.add(value)
+
+    def with_mask(self, mask: str) -> Withholder:
+        """The same, but with one text for every secret instead of placeholders. It can be used instead, not beside.
+
+        Args:
+            mask: The text.
+        """
+        masking = copy.copy(self)
+        masking._mask = mask
+        return masking
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether any tool has secret arguments."""
+        return bool(self._paths)
+
+    def has_secrets(self, tool: str) -> bool:
+        """Whether a tool has secret arguments, or such inside others."""
+        return tool in self._paths
 
     def add(self, value: Any) -> None:
         """From now on, withhold a value of JSON's scalar types wherever it occurs."""
@@ -320,6 +341,8 @@ class Withholder:
 
     def placeholder_for(self, value: Any) -> str:
         """What is written instead of a JSON value."""
+        if self._mask is not None:
+            return self._mask
         text = encode(value)
         cipher = _cipher(self._keys)
         if cipher is None:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import TypeAdapter
 
-from agentfsm.loop.events import Ending, Event, RunWarning
+from agentfsm.loop.events import Ending, Event, RunWarning, SubagentEvent
 from agentfsm.loop.failures import describe_exception
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
-from agentfsm.loop.messages import ToolResult
+from agentfsm.loop.messages import ToolCall, ToolResult
 from agentfsm.loop.model import Model, ToolSpec
 from agentfsm.loop.outcomes import Charge
 from agentfsm.loop.recovery_policy import RecoveryPolicy
@@ -22,6 +22,7 @@ from agentfsm.loop.state import RunState, RunView, SuspendedSubRun
 from agentfsm.loop.withholding import Withholder
 from agentfsm.machine.declaration import Transition
 from agentfsm.machine.engine import Machine
+from agentfsm.runtime.event_filter import EventFilter
 from agentfsm.runtime.hooks import INFO_EVENTS, Hook, Observer, log_event, logger
 from agentfsm.runtime.host import Host, Memory
 from agentfsm.runtime.recorder import JournalSink, Recorder, ResumePoint
@@ -157,7 +158,8 @@ class Context:
         self.yield_at = perf_counter() + YIELD_AFTER_S
         self.uncharged_s: Callable[[], float] = _nothing
         self._blocked: list[str] = []
-        self._seq = 0
+        self._seq = run.event_seq
+        self._secrets = EventFilter(config.open_withholder, run)
         self._listener: Callable[[Event], None] | None = None
 
     def view(self) -> RunView:
@@ -203,7 +205,39 @@ class Context:
             self._deliver(self._build(event_class, fields))
 
     def _build(self, event_class: Callable[..., Event], fields: dict[str, Any]) -> Event:
-        return event_class(run_id=self.run.run_id, seq=self._seq, time=self.config.host.clock.time(), **fields)
+        return event_class(
+            run_id=self.run.run_id,
+            seq=self._seq,
+            time=self.config.host.clock.time(),
+            secrets=self._secrets,
+            **fields,
+        )
+
+    @property
+    def next_seq(self) -> int:
+        """The number of the next event."""
+        return self._seq + 1
+
+    def continue_numbers(self, after: int) -> None:
+        """Number events from here on greater than an earlier number.
+
+        Args:
+            after: The number.
+        """
+        self._seq = max(self._seq, after)
+
+    def emit_subagent(self, call: ToolCall, event: Event) -> None:
+        """Send the event of a sub-agent's run.
+
+        Args:
+            call: The call that the run answers.
+            event: The event; that of a nested sub-agent is wrapped already.
+        """
+        path: tuple[str, ...] = (call.id,)
+        tools: tuple[str, ...] = (call.name,)
+        if isinstance(event, SubagentEvent):
+            path, tools, event = (*path, *event.path), (*tools, *event.tools), event.event
+        self.emit(SubagentEvent, path=path, tools=tools, event=event)
 
     def emit_final(self, event_class: Callable[..., Event], /, **fields: Any) -> Event:
         """Send the last event, which is always built, and return it."""

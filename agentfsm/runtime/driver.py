@@ -51,7 +51,7 @@ from agentfsm.machine.engine import Decision, Machine
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.approval import HookAbortError, run_hooks
 from agentfsm.runtime.context import AgentConfig, Context, Effect, Monitor
-from agentfsm.runtime.recorder import ResumePoint, RunHeader
+from agentfsm.runtime.recorder import JournalSink, ResumePoint, RunHeader
 from agentfsm.runtime.result import ending_event, run_final_hooks, shielded, suspend, typed_output
 from agentfsm.runtime.timeout import being_cancelled
 from agentfsm.runtime.watchdog import WATCHDOG
@@ -360,6 +360,7 @@ class Driver:
             recorder.record("run.resumed", resume_details(request))
         else:
             recorder.record("run.created", run_header(config, run, request))
+        self.context.continue_numbers(_first_seq(resume_point, recorder.sink))
         kind = resume_point.kind if resume_point is not None else record.kind if record is not None else None
         about = {"model": config.model.name, "session_id": run.session_id, "parent": run.parent}
         if kind is not None:
@@ -549,10 +550,27 @@ class Driver:
                 if not final:
                     fields["digest"] = recorder.sink.head
             self.output = typed_output(self.context, fields.get("output"))
-            self.context.emit_blocked()
+            if final:  # the number of the other event is in the journal already
+                self.context.emit_blocked()
             self.outcome = cast("Ending", self.context.emit_final(kind, **fields))
             if cancellation is not None:
                 raise cancellation
+
+
+EVENTS_PER_EPOCH = 2**32
+"""Events that a run can have in one process, at most: from a crash on, nobody knows how many it had."""
+
+
+def _first_seq(resume_point: ResumePoint | None, sink: JournalSink | None) -> int:
+    """The least number that the events of a run may go on from, so that none has the number of an earlier one.
+
+    A suspension says how many there were. Since a crash, which may be one of a process that had only just acquired the
+    run, the epoch takes its place.
+    """
+    if resume_point is None or sink is None:
+        return 0
+    crashed = resume_point.kind == "interrupted" or sink.epoch != resume_point.epoch + 1
+    return sink.epoch * EVENTS_PER_EPOCH if crashed else 0
 
 
 def _is_at_its_end(request: RunRequest, final: bool) -> bool:

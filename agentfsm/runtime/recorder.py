@@ -76,6 +76,7 @@ class ResumePoint:
         results: Results of calls that had ended while others of their batch had not, by effect id.
         migration_details: For a run that changes graphs, the content of its migration record; else empty.
         secrets: The values that its records withhold.
+        epoch: The epoch in which its last record was written.
     """
 
     seq: int
@@ -89,6 +90,7 @@ class ResumePoint:
     results: Mapping[str, ToolResult] = field(default_factory=dict[str, ToolResult])
     migration_details: Mapping[str, Any] = field(default_factory=dict[str, Any])
     secrets: tuple[Any, ...] = field(default=(), repr=False)
+    epoch: int = 0
 
 
 class JournalSink(Protocol):
@@ -97,6 +99,11 @@ class JournalSink(Protocol):
     @property
     def head(self) -> str:
         """The hash of the last record pushed, in hex."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """How often the run was acquired, this time included."""
         ...
 
     @property

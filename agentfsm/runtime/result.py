@@ -75,6 +75,8 @@ def suspend(context: Context) -> tuple[type[Ending], dict[str, Any]]:
     pending = run.pending_request = run.pending_request or PendingRequest(
         "question", f"The run waits in {str(run.state)!r}."
     )
+    context.emit_blocked()
+    run.event_seq = context.next_seq
     record = sign_record(
         run,
         graph=context.config.machine.graph.fingerprint,
@@ -85,7 +87,9 @@ def suspend(context: Context) -> tuple[type[Ending], dict[str, Any]]:
         withholder=context.config.open_withholder(),
     )
     expires = None if record.expires_at is None else int(record.expires_at * 1000)
-    context.recorder.record("run.suspended", {"waiting": pending, "id": record.record_id, "expires": expires})
+    context.recorder.record(
+        "run.suspended", {"waiting": pending, "id": record.record_id, "expires": expires, "events": run.event_seq}
+    )
     fields: dict[str, Any] = {
         "kind": pending.kind,
         "question": pending.question,

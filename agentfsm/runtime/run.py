@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from agentfsm.runtime.timeout import being_cancelled
 if TYPE_CHECKING:
     from agentfsm.journal.records import Record
 
-__all__ = ["Run", "count_model_requests", "start_run"]
+__all__ = ["Run", "count_model_requests", "live_state", "send_events", "start_run"]
 
 
 class Run:
@@ -193,6 +193,11 @@ def count_model_requests(run: Run) -> int:
 def live_state(run: Run) -> RunState:
     """The state of a run itself, which changes as the run advances. Only the loop may change it."""
     return run._driver.context.run  # pyright: ignore[reportPrivateUsage]
+
+
+def send_events(run: Run, listener: Callable[[Event], None]) -> None:
+    """Send a run's events to a function, for a run that is awaited and not iterated."""
+    run._driver.context.set_listener(listener)  # pyright: ignore[reportPrivateUsage]  # a method too many for Run
 
 
 class _ExclusiveUse:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pydantic_core import to_json
@@ -282,19 +283,21 @@ def _budget_share(context: Context, ready: list[_ReadyCall]) -> BudgetShare:
     return BudgetShare(shared_by, usage, sum(r.model_calls for r in ended))
 
 
-def calling_run(
-    config: AgentConfig, run: RunState, share: BudgetShare = _FULL_SHARE, uncharged_s: float = 0.0
-) -> CallingRun:
+def calling_run(config: AgentConfig, run: RunState) -> CallingRun:
     """A run as a sub-agent's caller, with the permission policies that bind the sub-agent, too.
 
     Args:
         config: The configuration of the run.
         run: The run.
-        share: The sub-agent's share of what is left of its budgets.
-        uncharged_s: Seconds that have passed since the run was last charged for its time.
     """
-    policies = policies_of(config.hooks)
-    return CallingRun(run, config.host, share, uncharged_s, policies)
+    return CallingRun(run, config.host, _FULL_SHARE, permissions=policies_of(config.hooks))
+
+
+def _live_calling_run(context: Context, call: ToolCall, share: BudgetShare) -> CallingRun:
+    """A run as a sub-agent's caller, while it makes a call."""
+    caller = calling_run(context.config, context.run)
+    on_event = partial(context.emit_subagent, call) if context.has_listeners else None
+    return replace(caller, share=share, uncharged_s=context.uncharged_s(), on_event=on_event)
 
 
 async def _run_parallel(context: Context, ready: list[_ReadyCall], attempts: list[int]) -> None:
@@ -350,7 +353,7 @@ async def _run_one(
             tool,
             arguments,
             limit,
-            tool.delegate(calling_run(context.config, context.run, share, context.uncharged_s()), call_state, attempt),
+            tool.delegate(_live_calling_run(context, call_state.call, share), call_state, attempt),
         )
         if isinstance(answer, SuspendedSubRun):
             context.suspended_subruns[call_state.call.id] = answer

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError, PydanticSerializationError, to_json
 
 from agentfsm.errors import ToolDefinitionError
+from agentfsm.loop.events import Event
 from agentfsm.loop.failures import describe_exception
 from agentfsm.loop.messages import ToolResult, Usage
 from agentfsm.loop.model import ToolSpec
@@ -136,6 +137,7 @@ class CallingRun:
         share: The sub-agent's share of what is left of its budgets.
         uncharged_s: Seconds that have passed since the run was last charged for its time.
         permissions: Its permission policies: they decide about the sub-agent's calls too.
+        on_event: Receives the events of the sub-agent's run; None if nobody receives those of the calling run.
     """
 
     run: RunState
@@ -143,6 +145,7 @@ class CallingRun:
     share: BudgetShare
     uncharged_s: float = 0.0
     permissions: tuple[Callable[[Any], Any], ...] = ()
+    on_event: Callable[[Event], None] | None = None
 
 
 class Delegate(Protocol):

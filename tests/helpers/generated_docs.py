@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,6 +23,7 @@ from agentfsm import (
     RunState,
     ToolError,
     TransientProviderError,
+    event_schema,
     tool,
 )
 from agentfsm.analysis import diff, must_pass
@@ -157,6 +159,12 @@ PICTURES: dict[str, Callable[[], str]] = {
 """The function that draws each file of ``diagrams/`` other than the formats of the loop itself."""
 
 
+def write_event_schema() -> None:
+    """Update the JSON schema of events."""
+    text = json.dumps(event_schema(), indent=1) + "\n"
+    (README.parent / "docs" / "event-schema.json").write_text(text, encoding="utf-8", newline="\n")
+
+
 def write_pictures() -> None:
     """Draw all of them."""
     for name, draw in PICTURES.items():
@@ -166,3 +174,4 @@ def write_pictures() -> None:
 if __name__ == "__main__":
     write_pictures()
     write_readme_table()
+    write_event_schema()

@@ -1,0 +1,306 @@
+"""Events as JSON: the parts that several of them have, their version, and the JSON schema of them all.
+
+Each object lists exactly what it has, so that what a later field of a class holds never gets out by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from agentfsm.loop.failures import Action, Failure, FailureKind
+from agentfsm.loop.messages import MEDIA_TYPES, FinishReason, Image, Message, Role, ToolCall, ToolResult, Usage
+from agentfsm.loop.quorum import Quorum
+
+__all__ = [
+    "EVENT_TEXTS",
+    "EVENT_VERSION",
+    "call_json",
+    "event_schema",
+    "failure_json",
+    "message_json",
+    "plain_json",
+    "quorum_json",
+    "result_json",
+    "usage_json",
+]
+
+EVENT_VERSION = 1
+"""The version of the schema. It changes when a field is taken away or gets another meaning, not when one is added."""
+
+EVENT_TEXTS = frozenset(
+    {
+        "arguments",
+        "blockers",
+        "choices",
+        "content",
+        "context",
+        "explanation",
+        "learned_facts",
+        "malformed",
+        "missing",
+        "next_step_plan",
+        "output",
+        "partial_data",
+        "prompt",
+        "question",
+        "rationale",
+        "reason",
+        "suggested_next_steps",
+        "text",
+        "value",
+    }
+)
+"""The fields that hold texts or data of users, models and tools, in which secrets are withheld."""
+
+
+def plain_json(value: Any) -> Any:
+    """A value of the user's as JSON data; what JSON cannot represent becomes a text."""
+    return to_jsonable_python(value, fallback=str, bytes_mode="base64", inf_nan_mode="null")
+
+
+def call_json(call: ToolCall) -> dict[str, Any]:
+    """A tool call."""
+    return {
+        "id": call.id,
+        "name": call.name,
+        "arguments": plain_json(call.arguments),
+        "malformed": call.malformed,
+    }
+
+
+def message_json(message: Message) -> dict[str, Any]:
+    """A message, without what only its provider understands."""
+    return {
+        "role": str(message.role),
+        "content": message.content,
+        "tool_calls": [call_json(call) for call in message.tool_calls],
+        "images": _images_json(message.images),
+    }
+
+
+def result_json(result: ToolResult) -> dict[str, Any]:
+    """The result of a tool call."""
+    return {
+        "call_id": result.call_id,
+        "name": result.name,
+        "content": result.content,
+        "status": result.status,
+        "failure": failure_json(result.failure),
+        "error_class": result.error_class,
+        "ending": result.ending,
+        "value": plain_json(result.value),
+        "images": _images_json(result.images),
+        "run_id": result.run_id,
+        "usage": None if result.usage is None else usage_json(result.usage),
+        "model_calls": result.model_calls,
+    }
+
+
+def _images_json(images: tuple[Image, ...]) -> list[dict[str, str]]:
+    return [{"media_type": image.media_type, "data": image.data} for image in images]
+
+
+def failure_json(failure: Failure | None) -> dict[str, Any] | None:
+    """A failure, without its metadata."""
+    if failure is None:
+        return None
+    return {
+        "kind": failure.kind.value,
+        "explanation": failure.explanation,
+        "blockers": list(failure.blockers),
+        "suggested_action": failure.suggested_action.value,
+        "partial_data": plain_json(failure.partial_data),
+    }
+
+
+def usage_json(usage: Usage) -> dict[str, Any]:
+    """Tokens and USD."""
+    return {
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "written_tokens": usage.written_tokens,
+        "reasoning_tokens": usage.reasoning_tokens,
+        "unpriced_tokens": usage.unpriced_tokens,
+        "cost_usd": usage.cost_usd,
+    }
+
+
+def quorum_json(quorum: Quorum | None) -> dict[str, Any] | None:
+    """Who may answer an approval, and who has approved."""
+    if quorum is None:
+        return None
+    rule = quorum.rule
+    return {
+        "needed": rule.n,
+        "approved_by": [actor.id for actor in quorum.votes],
+        "roles": list(quorum.roles),
+        "not_requester": rule.not_requester,
+        "requester": None if quorum.requester is None else quorum.requester.id,
+    }
+
+
+# -- the schema -------------------------------------------------------------------------------------------------
+
+_Schema = dict[str, Any]
+
+_TEXT: _Schema = {"type": "string"}
+_COUNT: _Schema = {"type": "integer", "minimum": 0}
+_NUMBER: _Schema = {"type": "number", "minimum": 0}
+_FLAG: _Schema = {"type": "boolean"}
+_ANYTHING: _Schema = {}
+_TEXTS: _Schema = {"type": "array", "items": _TEXT}
+_MAP: _Schema = {"type": "object"}
+
+
+def _ref(name: str) -> _Schema:
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def _or_null(schema: _Schema) -> _Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _one_of(values: Any) -> _Schema:
+    return {"enum": [str(value) for value in values]}
+
+
+def _object(**fields: _Schema) -> _Schema:
+    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+
+
+_FAILURE = _or_null(_ref("failure"))
+
+_PARTS: Mapping[str, _Schema] = {
+    "call": _object(id=_TEXT, name=_TEXT, arguments=_MAP, malformed=_or_null(_TEXT)),
+    "failure": _object(
+        kind=_one_of(FailureKind),
+        explanation=_TEXT,
+        blockers=_TEXTS,
+        suggested_action=_one_of(Action),
+        partial_data=_ANYTHING,
+    ),
+    "image": _object(media_type=_one_of(MEDIA_TYPES), data={"type": "string", "contentEncoding": "base64"}),
+    "message": _object(
+        role=_one_of(Role),
+        content=_TEXT,
+        tool_calls={"type": "array", "items": _ref("call")},
+        images={"type": "array", "items": _ref("image")},
+    ),
+    "parent": _object(run_id=_TEXT, call_id=_TEXT),
+    "quorum": _object(
+        needed={"type": "integer", "minimum": 1},
+        approved_by=_TEXTS,
+        roles=_TEXTS,
+        not_requester=_FLAG,
+        requester=_or_null(_TEXT),
+    ),
+    "result": _object(
+        call_id=_TEXT,
+        name=_TEXT,
+        content=_TEXT,
+        status=_one_of(("done", "failed", "denied", "skipped", "cut_off")),
+        failure=_FAILURE,
+        error_class=_TEXT,
+        ending=_or_null(_one_of(("done", "unable", "ask"))),
+        value=_ANYTHING,
+        images={"type": "array", "items": _ref("image")},
+        run_id=_TEXT,
+        usage=_or_null(_ref("usage")),
+        model_calls=_COUNT,
+    ),
+    "usage": _object(
+        input_tokens=_COUNT,
+        output_tokens=_COUNT,
+        cached_tokens=_COUNT,
+        written_tokens=_COUNT,
+        reasoning_tokens=_COUNT,
+        unpriced_tokens=_COUNT,
+        cost_usd=_NUMBER,
+    ),
+}
+
+_ABOUT_RUN: Mapping[str, _Schema] = {"model": _TEXT, "session_id": _TEXT, "parent": _or_null(_ref("parent"))}
+
+_TRIED: _Schema = {
+    "type": "array",
+    "items": {"type": "array", "prefixItems": [_TEXT, {"type": ["boolean", "null"]}], "minItems": 2, "maxItems": 2},
+}
+
+_EVENTS: Mapping[str, Mapping[str, _Schema]] = {
+    "RunStarted": {"prompt": _TEXT, **_ABOUT_RUN},
+    "RunResumed": {"kind": _TEXT, **_ABOUT_RUN},
+    "Transitioned": {
+        "transition": _TEXT,
+        "source": _TEXT,
+        "target": _TEXT,
+        "guard": _TEXT,
+        "tried": _TRIED,
+        "failure": _FAILURE,
+    },
+    "TextDelta": {"text": _TEXT},
+    "ReasoningDelta": {"text": _TEXT},
+    "ToolCallDelta": {"index": _COUNT, "name": _TEXT, "arguments": _TEXT},
+    "ReplyRestarted": {"reason": _TEXT},
+    "ModelReplied": {
+        "message": _ref("message"),
+        "usage": _ref("usage"),
+        "finish_reason": _one_of(FinishReason),
+        "model": _TEXT,
+    },
+    "ToolStarted": {"call": _ref("call")},
+    "ToolFinished": {"result": _ref("result")},
+    "RecoveryStarted": {
+        "failure": _ref("failure"),
+        "action": _one_of(Action),
+        "attempt": {"type": "integer", "minimum": 1},
+        "backoff_s": _NUMBER,
+        "recoverable": _FLAG,
+    },
+    "RunWarning": {"text": _TEXT},
+    "SubagentEvent": {"path": _TEXTS, "tools": _TEXTS, "event": {"$ref": "#"}},
+    "RunCompleted": {"output": _ANYTHING},
+    "Handoff": {"rationale": _TEXT, "blockers": _TEXTS, "suggested_next_steps": _TEXTS, "failure": _FAILURE},
+    "PartialRunSummary": {"missing": _TEXT, "learned_facts": _TEXTS, "next_step_plan": _TEXT, "failure": _FAILURE},
+    "RunCancelled": {"reason": _TEXT},
+    "RunAborted": {"reason": _TEXT, "failure": _FAILURE},
+    "UserInputRequested": {
+        "kind": _one_of(("question", "approval", "limit", "in_doubt")),
+        "question": _TEXT,
+        "context": _TEXT,
+        "choices": _TEXTS,
+        "tool": _TEXT,
+        "arguments": _MAP,
+        "asker": _TEXT,
+        "quorum": _or_null(_ref("quorum")),
+        "digest": _TEXT,
+        "expires_at": _or_null({"type": "number"}),
+        "originating_failure_kind": _or_null(_one_of(FailureKind)),
+    },
+}
+"""The fields of each event, besides those that all have."""
+
+
+def event_schema() -> dict[str, Any]:
+    """The JSON schema (draft 2020-12) of what ``Event.to_dict`` returns, for every event of this release.
+
+    Within a version a later release may add fields and events, so a reader should ignore what it does not know.
+    """
+    common = {
+        "version": {"const": EVENT_VERSION},
+        "run_id": _TEXT,
+        "seq": {"type": "integer", "minimum": 1},
+        "time": {"type": "number"},
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "An event of an agentfsm run",
+        "oneOf": [_ref(name) for name in _EVENTS],
+        "$defs": {
+            **{name: _object(type={"const": name}, **common, **fields) for name, fields in _EVENTS.items()},
+            **_PARTS,
+        },
+    }

@@ -1,0 +1,77 @@
+"""Withholds the secrets of a run from what its events tell others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+from agentfsm.errors import RunError
+from agentfsm.loop.event_json import EVENT_TEXTS
+from agentfsm.loop.state import RunState
+from agentfsm.loop.withholding import Withholder
+
+__all__ = ["EventFilter"]
+
+WITHHELD = "[withheld]"
+"""What an event says instead of a secret: unlike a journal's placeholder, nothing can be got out of it."""
+
+
+class EventFilter:
+    """The secrets of one run, looked for when an event is first turned into JSON.
+
+    Args:
+        open_withholder: Makes what withholds the run's secrets.
+        run: The run.
+    """
+
+    __slots__ = ("__dict__", "_open_withholder", "_read", "_run")
+
+    def __init__(self, open_withholder: Callable[[], Withholder], run: RunState) -> None:
+        self._open_withholder = open_withholder
+        self._run = run
+        self._read = 0
+
+    @cached_property
+    def _withholder(self) -> Withholder:
+        return self._open_withholder().with_mask(WITHHELD)
+
+    def clean(self, data: dict[str, Any]) -> dict[str, Any]:
+        """The data of an event with ``[withheld]`` for each secret.
+
+        Args:
+            data: The event, as JSON data.
+        """
+        withholder, run = self._withholder, self._run
+        if withholder.knows_tools:
+            messages = run.messages
+            self._read = self._read if self._read <= len(messages) else 0
+            for call in (call for message in messages[self._read :] for call in message.tool_calls):
+                withholder.add_arguments(call.name, call.arguments)
+            self._read = len(messages)
+            for state in run.batch:  # a person may have edited the arguments
+                withholder.add_arguments(state.call.name, state.call.arguments)
+        cleaned: dict[str, Any] = withholder.clean_fields(data, EVENT_TEXTS)
+        return cleaned
+
+    def has_secrets(self, tool: str) -> bool:
+        """Whether a tool has secret arguments."""
+        return self._withholder.has_secrets(tool)
+
+    def __deepcopy__(self, memo: object) -> EventFilter:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _NoFilter, ()
+
+
+class _NoFilter:
+    """The filter of an event that was pickled: what it would have to withhold stayed in the other process."""
+
+    def clean(self, data: dict[str, Any]) -> dict[str, Any]:
+        raise RunError(
+            "an event that was pickled does not know what its run withholds: send event.to_dict(), not the event"
+        )
+
+    def has_secrets(self, tool: str) -> bool:
+        return True
