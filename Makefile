@@ -12,7 +12,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests coverage lint style mypy pyright bench soak diagrams build clean
+.PHONY: help demo test tests coverage lint style mypy pyright bench soak diagrams docs build clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,10 @@ diagrams: .venv/.cli  ## Update diagrams/ and the table of the README
 	$(BIN)/agentfsm diagram --output diagrams/
 	$(BIN)/python -m tests.helpers.generated_docs
 
+docs: .venv/.docs  ## Build the site into build/docs/; fails on a broken link
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --builder html docs build/docs
+	@echo "open build/docs/index.html"
+
 build: .venv/.dev  ## Build the wheel and the sdist into dist/
 	$(BIN)/python -m hatchling build
 
@@ -73,3 +77,7 @@ clean:  ## Remove everything that was generated
 .venv/.dev: .venv/bin/python pyproject.toml
 	$(PIP) install --quiet $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[dev]'
 	@touch .venv/.cli $@
+
+.venv/.docs: .venv/.dev
+	$(PIP) install --quiet $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[docs]'
+	@touch $@

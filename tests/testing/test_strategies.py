@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
-from agentfsm import Agent, AgentGuardrails, Failure, RunState, tool
+from agentfsm import Agent, AgentGuardrails, Failure, RunState, ToolCall, tool
 from agentfsm.loop.presets import PRESETS
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.testing import (
@@ -114,19 +114,23 @@ def test_drawn_arguments_fit_the_tool(drawn) -> None:
 
 
 def test_a_fault_shrinks_to_the_shortest_run() -> None:
-    """The fault: a run in which a payment above the limit was made. The shortest: one reply with one call, allowed."""
-    payer = agent("standard")
+    """The fault: more than 100 was spent. The shortest run: one reply with one call, of 101."""
 
-    def paid(scenario) -> bool:
-        result = Simulator(payer).run_sync(scenario)
-        return any(s.tool == "pay" and s.arguments["amount"] > 100 for s in result.started_tools)
+    @tool
+    def spend(amount: int) -> str:
+        """Spend."""
+        return "spent"
 
-    often = settings(max_examples=5_000, deadline=None, database=None)
-    scenario = find(scenarios(payer, max_turns=2), paid, settings=often, random=random.Random(3))
-    assert len(scenario.model_turns) == 1
-    ((made,),) = [scenario.model_turns[0].entry]
-    assert (made.name, made.arguments) == ("pay", {"amount": 101})
-    assert (list(scenario.tool_results), scenario.side_events, len(scenario.human_replies)) == ([], {}, 1)
+    spender = Agent(ScriptedModel(), tools=[look, spend], guardrails=LIMITS)
+
+    def spent_too_much(scenario) -> bool:
+        result = Simulator(spender).run_sync(scenario)
+        return any(s.tool == "spend" and s.arguments["amount"] > 100 for s in result.started_tools)
+
+    often = settings(max_examples=2_000, deadline=None, database=None)
+    scenario = find(scenarios(spender, max_turns=2), spent_too_much, settings=often, random=random.Random(3))
+    assert [turn.entry for turn in scenario.model_turns] == [[ToolCall("", "spend", {"amount": 101})]]
+    assert (list(scenario.tool_results), scenario.side_events, list(scenario.human_replies)) == ([], {}, [])
 
 
 def test_a_crash_while_parallel_tools_start() -> None:
