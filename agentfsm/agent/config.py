@@ -15,9 +15,10 @@ from agentfsm.errors import ConfigurationError, GraphError
 from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.json_envelope import envelope_instructions
-from agentfsm.loop.model import Model, ToolSpec, secrets_of
+from agentfsm.loop.model import Model, secrets_of
 from agentfsm.loop.outcomes import JUDGE_RESULTS, PARSE_REPLY, RUN_CALLS
 from agentfsm.loop.presets import PRESETS, Preset
+from agentfsm.loop.prompts import tool_notes
 from agentfsm.loop.recovery_policy import RecoveryPolicy
 from agentfsm.loop.state import RunState
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS, LOOP, counts_votes, with_votes
@@ -83,7 +84,7 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
     specs = tuple(t.spec for t in tools.values())
     adapter = None if options.output_type in (None, str) else _make_output_adapter(options.output_type)
     schema = None if adapter is None else adapter.json_schema()
-    instructions = _system_prompt(options.instructions, behavior, specs, schema)
+    instructions = _system_prompt(options.instructions, behavior, tools, schema)
     model = _resolve_model(model)
     traits = partial(_proof_traits, behavior, tools, model, adapter is not None)
     open_withholder = _withholder_factory(host, tools, model)
@@ -324,19 +325,24 @@ def _check_ending(behavior: Behavior, tools: Mapping[str, Tool]) -> None:
 
 
 def _system_prompt(
-    instructions: str, behavior: Behavior, specs: Iterable[ToolSpec], output_schema: dict[str, Any] | None
+    instructions: str, behavior: Behavior, tools: Mapping[str, Tool], output_schema: dict[str, Any] | None
 ) -> str:
-    """The agent's instructions, followed by the required reply format.
+    """The agent's instructions, followed by notes about its tools and the required reply format.
 
     Args:
         instructions: The agent's own.
         behavior: The switches of its preset.
-        specs: Its tools.
+        tools: Its tools.
         output_schema: JSON schema of its answer, or None for text.
     """
-    envelope = envelope_instructions(specs) if behavior.envelope else ""
+    by_note: dict[str, list[str]] = {}
+    for tool in tools.values():
+        if tool.notes:
+            by_note.setdefault(tool.notes, []).append(tool.name)
+    notes = (tool_notes(names, text) for text, names in by_note.items())
+    envelope = envelope_instructions(t.spec for t in tools.values()) if behavior.envelope else ""
     form = "" if output_schema is None or behavior.control_tools else _output_instructions(output_schema)
-    return "\n\n".join(part for part in (instructions, envelope, form) if part)
+    return "\n\n".join(part for part in (instructions, *notes, envelope, form) if part)
 
 
 def _output_instructions(schema: dict[str, Any]) -> str:

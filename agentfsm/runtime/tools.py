@@ -206,6 +206,8 @@ class Tool:
         delegate: For a sub-agent: starts and resumes its runs.
         definition: What stands behind the function, if its own name does not say it: a server's definition, or what
             a sub-agent runs on.
+        notes: What its author says about using it and others with the same text: stands once in the system prompt,
+            fenced and labelled as data.
 
     Raises:
         ToolDefinitionError: ``requires_approval`` is neither a bool nor an ``Approval`` nor a plain function, or
@@ -227,6 +229,7 @@ class Tool:
     secret: frozenset[str] = frozenset()
     delegate: Delegate | None = None
     definition: str = ""
+    notes: str = ""
 
     def __post_init__(self) -> None:
         rule: object = self.requires_approval

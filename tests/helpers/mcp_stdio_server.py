@@ -83,6 +83,8 @@ def call(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
             return text_content("told")
         case "pid":
             return text_content(str(os.getpid()))
+        case "word":
+            return text_content(str(os.environ.get("WORD")))
         case "strange":
             return {"content": [{"type": "hologram", "data": "secret-of-the-tool"}]}
         case "both":

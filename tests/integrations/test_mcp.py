@@ -38,7 +38,7 @@ from agentfsm import (
     deny,
     permissions,
 )
-from agentfsm.integrations.mcp.remote_tool import MAX_IMAGE_CHARS, result_content
+from agentfsm.integrations.mcp.content import MAX_IMAGE_CHARS, result_content
 from agentfsm.integrations.mcp.toolset import MCPSettings, MCPTools
 from agentfsm.testing import RecordingModel, ScriptedModel, call
 from tests.helpers.mcp_stdio_server import ECHO, PIXEL

@@ -1,8 +1,17 @@
-"""Tools of MCP servers, through the official SDK (extra ``mcp``)."""
+"""MCP servers, through the official SDK (extra ``mcp``)."""
 
 from __future__ import annotations
 
 from agentfsm.integrations.mcp.remote_tool import MCPSettings
+from agentfsm.integrations.mcp.resources import Prompt, PromptArgument, Resource, ResourceContent, ResourceTemplate
 from agentfsm.integrations.mcp.toolset import MCPTools
 
-__all__ = ["MCPSettings", "MCPTools"]
+__all__ = [
+    "MCPSettings",
+    "MCPTools",
+    "Prompt",
+    "PromptArgument",
+    "Resource",
+    "ResourceContent",
+    "ResourceTemplate",
+]

@@ -1,11 +1,7 @@
-"""One MCP tool as an agent's tool: ``MCPSettings``, argument validation by its JSON schema, conversion of results."""
+"""One MCP tool as an agent's tool: ``MCPSettings``, and argument validation by its JSON schema."""
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import hashlib
-import mimetypes
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -16,15 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from agentfsm.errors import ToolDefinitionError
 from agentfsm.loop.canonical_json import canonical_json
-from agentfsm.loop.messages import MEDIA_TYPES, Image
 from agentfsm.loop.model import ToolSpec
 from agentfsm.runtime.tools import ApprovalRequirement, SchemaTool
 
 if TYPE_CHECKING:
-    from mcp.types import CallToolResult
     from mcp.types import Tool as Listed
 
-__all__ = ["MCPSettings", "RemoteTool", "definition_pin", "is_valid_name", "make_remote_tool", "result_content"]
+__all__ = ["MCPSettings", "RemoteTool", "definition_pin", "is_valid_name", "make_remote_tool"]
 
 
 class MCPSettings(BaseModel):
@@ -42,6 +36,10 @@ class MCPSettings(BaseModel):
             the structured content as JSON (``structured``). Images and other parts are passed on in both cases, and a
             result that has only one of the two is passed on as it is.
         start_timeout: Seconds for the server to start and respond; one that is installed on its first start takes long.
+        resource_tools: Whether the model also gets the tools ``list_resources`` and ``read_resource``, with the prefix.
+        prompt_tools: Whether it also gets the tools ``list_prompts`` and ``get_prompt``, with the prefix.
+        instructions: Whether the model is told what the server says about its use (``MCPTools.instructions``), once in
+            the system prompt, fenced and labelled as data.
         files: A folder for results that a model cannot be shown (audio and other binary data); the model gets the
             path. Images are also stored there. Without it, the model only gets a note that there was such a result.
 
@@ -59,6 +57,9 @@ class MCPSettings(BaseModel):
     recheck: bool = True
     results: Literal["text", "structured"] = "text"
     start_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0
+    instructions: bool = False
+    resource_tools: bool = False
+    prompt_tools: bool = False
     files: Path | None = None
 
 
@@ -73,7 +74,7 @@ class RemoteTool(SchemaTool):
 
 
 def make_remote_tool(
-    listed: Listed, call: Callable[[str, dict[str, Any]], Awaitable[object]], settings: MCPSettings
+    listed: Listed, call: Callable[[str, dict[str, Any]], Awaitable[object]], settings: MCPSettings, notes: str = ""
 ) -> RemoteTool:
     """The tool for a definition in a server's list.
 
@@ -81,6 +82,7 @@ def make_remote_tool(
         listed: The definition.
         call: Calls the tool by its name at the server.
         settings: How it is used.
+        notes: What the model is told about all tools of the server.
 
     Raises:
         ToolDefinitionError: With the prefix its name is too long.
@@ -105,6 +107,7 @@ def make_remote_tool(
         requires_approval=settings.requires_approval,
         parallel=settings.parallel,
         definition=definition_pin(listed),
+        notes=notes,
     )
 
 
@@ -130,74 +133,3 @@ def definition_pin(listed: Listed) -> str:
             "title": listed.title,
         }
     )
-
-
-MAX_IMAGE_CHARS = 5 * 1024 * 1024
-"""Maximum length of an image in base64. The strictest provider rejects images above 5 MB
-(https://docs.anthropic.com/en/docs/build-with-claude/vision), and then every later request with that image."""
-
-
-async def result_content(
-    result: CallToolResult, files: Path | None, prefer: Literal["text", "structured"] = "text"
-) -> str | list[str | Image]:
-    """The parts of a result in order: texts, and images that a model can be shown.
-
-    Servers send structured content as text, too, often in other words, so only one of the two is passed on.
-
-    Args:
-        result: The result.
-        files: The folder for binary parts, or None to store no files.
-        prefer: Which one, where the result has both.
-
-    Returns:
-        One text if there are no images.
-    """
-    structured = result.structured_content
-    items = result.content
-    has_text = any(item.type == "text" for item in items)
-    if structured is not None and prefer == "structured":
-        items, has_text = [item for item in items if item.type != "text"], False
-    parts = [part for item in items for part in await _convert_part(item, files)]
-    if structured is not None and not has_text:
-        parts.append(canonical_json(structured))
-    texts = [part for part in parts if isinstance(part, str)]
-    return parts if len(texts) < len(parts) else "\n".join(texts)
-
-
-async def _convert_part(part: Any, files: Path | None) -> list[str | Image]:
-    match part.type:
-        case "text":
-            return [str(part.text)]
-        case "image" | "audio":
-            return await _convert_binary(part.type, part.mime_type, part.data, files)
-        case "resource":
-            resource = part.resource
-            if hasattr(resource, "text"):
-                return [f"[resource {resource.uri}]\n{resource.text}"]
-            return await _convert_binary(f"resource {resource.uri}", resource.mime_type, resource.blob, files)
-        case "resource_link":
-            description = f": {part.description}" if part.description else ""
-            return [f"[resource {part.uri} ({part.name}){description}]"]
-        case other:
-            return [f"[{other}: not shown]"]
-
-
-async def _convert_binary(label: str, mime_type: str | None, data: str, files: Path | None) -> list[str | Image]:
-    kind = mime_type or "application/octet-stream"
-    try:
-        content = base64.b64decode(data, validate=True)
-    except ValueError:  # binascii.Error, or ValueError for a character that is not ASCII
-        return [f"[{label}, {kind}: its data cannot be read]"]
-    notes: list[str | Image] = []
-    if files is not None:
-        path = files / (hashlib.sha256(content).hexdigest()[:16] + (mimetypes.guess_extension(kind) or ".bin"))
-        await asyncio.to_thread(_write, path, content)
-        notes.append(f"[{label}, {kind}, {len(content):,} bytes: saved as {path}]")
-    if kind in MEDIA_TYPES and content and len(data) <= MAX_IMAGE_CHARS:
-        return [*notes, Image.from_bytes(content, kind)]
-    return notes or [f"[{label}, {kind}, {len(content):,} bytes: not shown]"]
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""The connection to an MCP server: its transports (stdio, streamable HTTP), and a session owned by one task.
+"""A session with an MCP server, owned by one task.
 
 The SDK's context managers must be exited by the task that entered them, but calls come from any task. So one task owns
 the connection for its whole lifetime, and the others only send requests.
@@ -7,225 +7,18 @@ the connection for its whole lifetime, and the others only send requests.
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
-import threading
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar, cast
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
-from agentfsm.errors import MissingExtraError, ToolError
+from agentfsm.errors import ConfigurationError, ToolError
+from agentfsm.integrations.mcp.transports import Server, ServerHandlers
 
 if TYPE_CHECKING:
-    import httpx2
-    from mcp import Client, StdioServerParameters
-    from mcp.client._transport import Transport, TransportStreams
-    from mcp.types import ListToolsResult
-    from mcp.types import Tool as Listed
+    from mcp import Client, types
 
-__all__ = ["HttpServer", "MCPSession", "MessageHandler", "Server", "ServerGoneError", "StdioServer", "require_sdk"]
-
-logger = logging.getLogger("agentfsm")
-
-
-class MessageHandler(Protocol):
-    """Receives every message that the server sends on its own."""
-
-    async def __call__(self, message: Any) -> None:
-        """Handle a message."""
-        ...
-
-
-class Server(Protocol):
-    """An MCP server: how to reach it, and what is known if that fails."""
-
-    @property
-    def name(self) -> str:
-        """The command or the address, without arguments and headers."""
-        ...
-
-    def connect(self, on_message: MessageHandler) -> AbstractAsyncContextManager[Client]:
-        """A context manager that opens a client and closes it."""
-        ...
-
-    def diagnosis(self) -> str:
-        """What the server said apart from the protocol, for the error if it does not start; may be empty."""
-        ...
-
-
-CONNECT_TIMEOUT_S = 30.0
-"""Seconds to connect to a server over HTTP; the tool's timeout limits how long a call may take."""
-
-
-def require_sdk() -> None:
-    """Check that the MCP SDK is installed.
-
-    Raises:
-        MissingExtraError: It is not installed.
-    """
-    try:
-        import mcp  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    except ImportError as error:
-        raise MissingExtraError("using MCP servers", "mcp") from error
-
-
-_KEPT_LINES, _MAX_LINE_CHARS = 10, 300
-"""How much of what a server writes to stderr an error quotes."""
-
-
-@dataclass
-class StdioServer:
-    """A server that runs as a child process and uses stdin and stdout.
-
-    Attributes:
-        parameters: The command to start.
-        errlog: Receives its stderr. By default only the last lines are kept, for the error if it does not start.
-    """
-
-    parameters: StdioServerParameters
-    errlog: TextIO | None = None
-    _lines: deque[str] = field(default_factory=lambda: deque[str](maxlen=_KEPT_LINES), repr=False)
-
-    @property
-    def name(self) -> str:
-        """The command, without its folder and its arguments."""
-        return os.path.basename(self.parameters.command)  # noqa: PTH119  # as the shell names it
-
-    @asynccontextmanager
-    async def connect(self, on_message: MessageHandler) -> AsyncGenerator[Client]:
-        """Start the server, and stop it at the end."""
-        from mcp import Client
-        from mcp.client.stdio import stdio_client
-
-        self._lines.clear()
-        with _line_reader(self._lines) as tail:
-            transport = _without_invalid_tools(stdio_client(self.parameters, self.errlog or tail), self.name)
-            async with Client(transport, cache=None, message_handler=on_message) as client:
-                yield client
-
-    def diagnosis(self) -> str:
-        """The last lines of its stderr."""
-        if not self._lines:
-            return ""
-        return "; the last lines of its stderr:" + "".join(f"\n    {line}" for line in self._lines)
-
-
-@contextmanager
-def _line_reader(lines: deque[str]) -> Generator[TextIO]:
-    """A file whose lines are added to ``lines`` until every process that writes to it has closed it."""
-    read_end, write_end = os.pipe()
-
-    def read() -> None:
-        with os.fdopen(read_end, encoding="utf-8", errors="replace") as file:
-            while text := file.readline(_MAX_LINE_CHARS):
-                shown = "".join(c if c.isprintable() else " " for c in text).strip()
-                if shown:
-                    lines.append(shown)
-
-    reader = threading.Thread(target=read, name="agentfsm-mcp-stderr", daemon=True)
-    reader.start()
-    try:
-        with os.fdopen(write_end, "w") as file:
-            yield file
-    finally:
-        reader.join(0.2)  # at most: a process that the server left behind may keep the file open
-
-
-@dataclass
-class HttpServer:
-    """A server that uses streamable HTTP.
-
-    Attributes:
-        url: Its URL.
-        name: Its host.
-        headers: Sent with every request.
-    """
-
-    url: str
-    name: str
-    headers: Mapping[str, str] = field(repr=False)
-    _status: int | None = field(default=None, init=False)
-
-    @asynccontextmanager
-    async def connect(self, on_message: MessageHandler) -> AsyncGenerator[Client]:
-        """Connect to the server."""
-        import httpx2
-        from mcp import Client
-        from mcp.client.streamable_http import streamable_http_client
-
-        self._status = None
-        timeout = httpx2.Timeout(CONNECT_TIMEOUT_S, read=None)
-        hooks = {"response": [self._note_status]}
-        async with httpx2.AsyncClient(headers=dict(self.headers), timeout=timeout, event_hooks=hooks) as http:
-            transport = _without_invalid_tools(streamable_http_client(self.url, http_client=http), self.name)
-            async with Client(transport, cache=None, message_handler=on_message) as client:
-                yield client
-
-    async def _note_status(self, response: httpx2.Response) -> None:
-        if response.status_code >= HTTPStatus.BAD_REQUEST:
-            self._status = response.status_code
-
-    def diagnosis(self) -> str:
-        """The last HTTP status that was an error."""
-        if self._status is None:
-            return ""
-        known = self._status in HTTPStatus._value2member_map_
-        return f"; it answered {self._status}{f' {HTTPStatus(self._status).phrase}' if known else ''}"
-
-
-@asynccontextmanager
-async def _without_invalid_tools(transport: Transport, server: str) -> AsyncGenerator[TransportStreams]:
-    """A transport whose lists of tools hold only valid definitions: the SDK would reject the whole list for one."""
-    import anyio
-    from mcp.shared.message import SessionMessage
-
-    async with transport as (read, write):
-        send, receive = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-
-        async def pump() -> None:
-            async with send:
-                async for message in read:
-                    if isinstance(message, SessionMessage):
-                        _drop_invalid_tools(getattr(message.message, "result", None), server)
-                    await send.send(message)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(pump)
-            async with receive:
-                yield receive, write
-            tasks.cancel_scope.cancel()
-
-
-def _drop_invalid_tools(result: Any, server: str) -> None:
-    """Remove from a list of tools what is not a tool; an input schema without a type is one of an object."""
-    from mcp.types import Tool as Listed
-
-    page = cast("dict[str, Any]", result) if isinstance(result, dict) else {}
-    if not isinstance(page.get("tools"), list):
-        return
-    kept: list[Any] = []
-    for each in page["tools"]:
-        definition = cast("dict[str, Any]", each) if isinstance(each, dict) else {}
-        schema: Any = definition.get("inputSchema")
-        if isinstance(schema, dict):
-            cast("dict[str, Any]", schema).setdefault("type", "object")
-        try:
-            Listed.model_validate(definition, by_name=False)
-            if schema["type"] != "object":
-                raise ValueError
-        except ValueError:  # pydantic's error is one, and quotes the definition
-            name = definition.get("name")
-            logger.warning("the tool %r of the MCP server %r is left out: its definition is invalid", name, server)
-        else:
-            kept.append(definition)
-    page["tools"] = kept
-
+__all__ = ["MCPSession", "ServerGoneError"]
 
 MAX_PAGES = 100
 """The maximum number of pages in a list of tools, for servers whose list never ends."""
@@ -239,8 +32,20 @@ _SESSION_LOST_MESSAGES = frozenset({"Session terminated", "Server returned an er
 T = TypeVar("T")
 
 
+_ENDED = "it has ended"
+
+
 class ServerGoneError(Exception):
     """The server cannot be reached. This error is not raised outside the integration."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the server ended the connection by itself."""
+        return str(self) == _ENDED
+
+
+class RefusedError(ToolError):
+    """The server answered a request with an error of the protocol."""
 
 
 class MCPSession:
@@ -248,12 +53,12 @@ class MCPSession:
 
     Args:
         server: The server.
-        on_message: Receives what the server sends on its own.
+        handlers: Answers what the server sends on its own.
         start_timeout: Seconds for it to start and respond.
     """
 
-    def __init__(self, server: Server, on_message: MessageHandler, start_timeout: float) -> None:
-        self._server, self._on_message, self._start_timeout = server, on_message, start_timeout
+    def __init__(self, server: Server, handlers: ServerHandlers, start_timeout: float) -> None:
+        self._server, self._handlers, self._start_timeout = server, handlers, start_timeout
         self._task: asyncio.Task[None] | None = None
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
@@ -273,7 +78,7 @@ class MCPSession:
             raise ServerGoneError(_describe_error(self._task.exception()))
 
     async def _run(self) -> None:
-        async with self._server.connect(self._on_message) as client:
+        async with self._server.connect(self._handlers) as client:
             client.session.validate_tool_result = _accept_result  # type: ignore[method-assign]
             self._client.set_result(client)
             await self._closing.wait()
@@ -297,7 +102,7 @@ class MCPSession:
         except MCPError as error:
             if error.code == _CONNECTION_CLOSED or error.message in _SESSION_LOST_MESSAGES:
                 raise ServerGoneError("the connection has ended") from error
-            raise ToolError(error.message) from error
+            raise RefusedError(error.message) from error
         except ValidationError as error:
             raise ToolError(f"the MCP server returned a result that is not valid: {_invalid(error)}") from None
         except ToolError:
@@ -305,22 +110,54 @@ class MCPSession:
         except Exception as error:
             raise ServerGoneError(_describe_error(error)) from error
 
-    async def list_tools(self) -> list[Listed]:
+    async def list_tools(self) -> list[types.Tool]:
         """The server's tools, from every page of its list.
 
         Raises:
             ServerGoneError: The server cannot be reached, or its list has too many pages.
             ToolError: The server returned an error.
         """
-        tools: list[Listed] = []
+        return await self._list("tools", lambda cursor: lambda client: client.list_tools(cursor=cursor))
+
+    async def list_resources(self) -> list[types.Resource]:
+        """The server's resources, as ``list_tools`` returns its tools."""
+        return await self._list("resources", lambda cursor: lambda client: client.list_resources(cursor=cursor))
+
+    async def list_resource_templates(self) -> list[types.ResourceTemplate]:
+        """The server's resource templates, as ``list_tools`` returns its tools."""
+        return await self._list(
+            "resource_templates", lambda cursor: lambda client: client.list_resource_templates(cursor=cursor)
+        )
+
+    async def list_prompts(self) -> list[types.Prompt]:
+        """The server's prompts, as ``list_tools`` returns its tools."""
+        return await self._list("prompts", lambda cursor: lambda client: client.list_prompts(cursor=cursor))
+
+    async def _list(self, field: str, read: Callable[[str | None], Callable[[Client], Awaitable[Any]]]) -> list[Any]:
+        """Every page of a list; empty if the server has none and says so."""
+        items: list[Any] = []
         cursor: str | None = None
         for _ in range(MAX_PAGES):
-            page = await self.send(partial(_list_page, cursor=cursor))
-            tools += page.tools
+            try:
+                page = await self.send(read(cursor))
+            except RefusedError:
+                if cursor is None and not self._declares(field.partition("_")[0].rstrip("s") + "s"):
+                    return []
+                raise
+            items += getattr(page, field)
             cursor = page.next_cursor
             if cursor is None:
-                return tools
-        raise ServerGoneError(f"its list of tools does not end after {MAX_PAGES} pages")
+                return items
+        raise ServerGoneError(f"its list of {field.replace('_', ' ')} does not end after {MAX_PAGES} pages")
+
+    def _declares(self, capability: str) -> bool:
+        """Whether the server says that it has ``tools``, ``resources`` or ``prompts``."""
+        return getattr(self._client.result().session.server_capabilities, capability, None) is not None
+
+    @property
+    def instructions(self) -> str:
+        """What the server says about its use; an empty string if it says nothing."""
+        return (self._client.result().instructions or "").strip() if self._client.done() else ""
 
     async def close(self) -> None:
         """Disconnect, and wait until a child process has ended; errors are ignored."""
@@ -344,10 +181,6 @@ def _invalid(error: ValidationError) -> str:
     return ", ".join(sorted({".".join(map(str, each["loc"][:3])) for each in error.errors(include_input=False)})[:3])
 
 
-def _list_page(client: Client, cursor: str | None) -> Awaitable[ListToolsResult]:
-    return client.list_tools(cursor=cursor)
-
-
 def _describe_error(error: Any) -> str:
     """The class of an exception, and the reason of an OSError; other texts may contain an address or a secret."""
     inner: list[Any] = [error]
@@ -355,6 +188,8 @@ def _describe_error(error: Any) -> str:
         error = inner[0]
         inner = list(getattr(error, "exceptions", ()))
     if error is None or getattr(error, "code", None) == _CONNECTION_CLOSED:
-        return "it has ended"
+        return _ENDED
+    if isinstance(error, ConfigurationError):  # of a function that the app gives
+        return str(error)
     reason = f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
     return f"{type(error).__name__}{reason}"

@@ -1,4 +1,4 @@
-"""``MCPTools``: the tools of one MCP server, for an agent's ``tools`` (extra ``mcp``).
+"""``MCPTools``: one MCP server: its tools, for an agent's ``tools``, its resources and its prompts (extra ``mcp``).
 
     async with MCPTools.stdio("uvx", ["mcp-server-git"], settings=MCPSettings(prefix="git_")) as tools:
         agent = Agent(model, tools=[*tools, my_own_tool])
@@ -17,32 +17,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 from urllib.parse import urlsplit
 
 from agentfsm.errors import ConfigurationError, ToolError
-from agentfsm.integrations.mcp.remote_tool import (
-    MCPSettings,
-    RemoteTool,
-    definition_pin,
-    is_valid_name,
-    make_remote_tool,
-    result_content,
+from agentfsm.integrations.mcp.content import result_content
+from agentfsm.integrations.mcp.remote_tool import MCPSettings, definition_pin, is_valid_name, make_remote_tool
+from agentfsm.integrations.mcp.resources import (
+    Prompt,
+    Resource,
+    ResourceContent,
+    ResourceTemplate,
+    prompt_messages,
+    reading_tools,
 )
-from agentfsm.integrations.mcp.session import (
+from agentfsm.integrations.mcp.session import MCPSession, ServerGoneError
+from agentfsm.integrations.mcp.transports import (
     HttpServer,
-    MCPSession,
     Server,
-    ServerGoneError,
+    ServerHandlers,
     StdioServer,
+    Values,
     require_sdk,
 )
-from agentfsm.loop.messages import Image
+from agentfsm.loop.messages import Image, Message
 from agentfsm.runtime.schema_check import SchemaCheck, schema_problem
 from agentfsm.runtime.tool_execution import to_model_content
+from agentfsm.runtime.tools import Tool
 
 if TYPE_CHECKING:
     from mcp.types import CallToolResult
@@ -52,6 +56,8 @@ __all__ = ["MCPSettings", "MCPTools"]
 
 logger = logging.getLogger("agentfsm")
 
+T = TypeVar("T")
+
 
 class MCPTools:
     """The tools of one MCP server, to be iterated inside ``async with``. Made by ``stdio`` or ``http``.
@@ -59,15 +65,17 @@ class MCPTools:
     Attributes:
         label: The name of the server in errors and logs, without arguments and headers.
         settings: How its tools are used.
+        instructions: What the server said about its use when the block was entered; an empty string if nothing.
     """
 
     def __init__(self, server: Server, settings: MCPSettings) -> None:
         self.label = server.name
         self.settings = settings
+        self.instructions = ""
         self._server = server
         self._pinned: dict[str, str] = {}
         self._outputs: dict[str, SchemaCheck] = {}
-        self._tools: tuple[RemoteTool, ...] | None = None
+        self._tools: tuple[Tool, ...] | None = None
         self._session: MCPSession | None = None
         self._changed = False
         self._lock = asyncio.Lock()
@@ -78,7 +86,7 @@ class MCPTools:
         command: str,
         args: Sequence[str] = (),
         *,
-        env: Mapping[str, str] | None = None,
+        env: Values | None = None,
         cwd: str | Path | None = None,
         errlog: TextIO | None = None,
         settings: MCPSettings | None = None,
@@ -88,7 +96,8 @@ class MCPTools:
         Args:
             command: The program.
             args: Its arguments.
-            env: Environment variables, in addition to a few of this process (``PATH``, ``HOME``...).
+            env: Environment variables, in addition to a few of this process (``PATH``, ``HOME``...); or a function,
+                plain or async, that returns them, called at each start.
             cwd: The working directory.
             errlog: Receives its stderr. By default the last lines are kept for the error if it does not start.
             settings: How its tools are used.
@@ -99,18 +108,17 @@ class MCPTools:
         require_sdk()
         from mcp import StdioServerParameters
 
-        server = StdioServerParameters(command=command, args=list(args), env=dict(env or {}), cwd=cwd)
-        return cls(StdioServer(server, errlog), settings or MCPSettings())
+        server = StdioServerParameters(command=command, args=list(args), cwd=cwd)
+        return cls(StdioServer(server, _frozen(env), errlog), settings or MCPSettings())
 
     @classmethod
-    def http(
-        cls, url: str, *, headers: Mapping[str, str] | None = None, settings: MCPSettings | None = None
-    ) -> MCPTools:
+    def http(cls, url: str, *, headers: Values | None = None, settings: MCPSettings | None = None) -> MCPTools:
         """The tools of a server that uses streamable HTTP.
 
         Args:
             url: Its URL (``https://example.com/mcp``). Redirects to another origin are not followed.
-            headers: Sent with every request (``{"Authorization": "Bearer ..."}``).
+            headers: Sent with every request (``{"Authorization": "Bearer ..."}``); or a function, plain or async, that
+                returns them, called before each request.
             settings: How its tools are used.
 
         Raises:
@@ -121,7 +129,7 @@ class MCPTools:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigurationError("the address of an MCP server must be an http or https URL with a host")
-        return cls(HttpServer(url, parts.hostname, dict(headers or {})), settings or MCPSettings())
+        return cls(HttpServer(url, parts.hostname, _frozen(headers)), settings or MCPSettings())
 
     # -- the tools ------------------------------------------------------------------------------------
 
@@ -137,7 +145,7 @@ class MCPTools:
         try:
             listed = await self._open()
         except ServerGoneError as error:
-            said = self._server.diagnosis()
+            said = self._server.diagnosis(error.ended)
             raise ConfigurationError(
                 f"the MCP server {self.label!r} cannot be started or reached: {error}{said}"
             ) from error
@@ -152,7 +160,10 @@ class MCPTools:
             selected = [t for t in listed if (only is None or t.name in only) and self._is_usable(t)]
             self._outputs = {t.name: SchemaCheck(t.output_schema) for t in selected if t.output_schema is not None}
             self._pinned = {t.name: definition_pin(t) for t in selected}
-            self._tools = tuple(make_remote_tool(t, self._call, self.settings) for t in selected)
+            self.instructions = self._session.instructions if self._session is not None else ""
+            notes = self.instructions if self.settings.instructions else ""
+            remote = (make_remote_tool(t, self._call, self.settings, notes) for t in selected)
+            self._tools = (*remote, *reading_tools(self, self.settings))
         except BaseException:
             await self._disconnect_current()
             raise
@@ -165,13 +176,99 @@ class MCPTools:
         self._tools = None
         await self._disconnect_current()
 
-    def __iter__(self) -> Iterator[RemoteTool]:
+    def __iter__(self) -> Iterator[Tool]:
         if self._tools is None:
-            raise ConfigurationError(f"the MCP server {self.label!r} is not open: use its tools inside 'async with'")
+            raise self._not_open()
         return iter(self._tools)
 
     def __repr__(self) -> str:
         return f"MCPTools({self.label!r}, tools={[t.name for t in self._tools or ()]})"
+
+    # -- resources and prompts --------------------------------------------------------------------------
+
+    async def resources(self) -> list[Resource]:
+        """The server's resources; empty if it has none.
+
+        Raises:
+            ConfigurationError: The server is not open.
+            ToolError: It cannot be reached, or returned an error.
+        """
+        return [Resource.from_sdk(each) for each in await self._request(MCPSession.list_resources)]
+
+    async def resource_templates(self) -> list[ResourceTemplate]:
+        """The forms of the URIs of further resources; empty if the server has none.
+
+        Raises:
+            ConfigurationError: The server is not open.
+            ToolError: It cannot be reached, or returned an error.
+        """
+        return [ResourceTemplate.from_sdk(each) for each in await self._request(MCPSession.list_resource_templates)]
+
+    async def read_resource(self, uri: str) -> list[ResourceContent]:
+        """The contents of a resource: one, or those of the resources in it.
+
+        Args:
+            uri: Its URI.
+
+        Raises:
+            ConfigurationError: The server is not open.
+            ToolError: The server has no such resource, cannot be reached, or returned an error.
+        """
+        result = await self._request(lambda session: session.send(lambda client: client.read_resource(uri)))
+        return [ResourceContent.from_sdk(each) for each in result.contents]
+
+    async def prompts(self) -> list[Prompt]:
+        """The server's prompts; empty if it has none.
+
+        Raises:
+            ConfigurationError: The server is not open.
+            ToolError: It cannot be reached, or returned an error.
+        """
+        return [Prompt.from_sdk(each) for each in await self._request(MCPSession.list_prompts)]
+
+    async def get_prompt(self, name: str, arguments: Mapping[str, str] | None = None) -> list[Message]:
+        """The messages of a prompt, which can be passed as the ``message_history`` of a run.
+
+        Args:
+            name: Its name.
+            arguments: Its arguments.
+
+        Raises:
+            ConfigurationError: The server is not open.
+            ToolError: The server has no such prompt, needs other arguments, cannot be reached, or returned an error.
+        """
+        given = dict(arguments or {})
+        result = await self._request(lambda session: session.send(lambda client: client.get_prompt(name, given)))
+        return await prompt_messages(result, self.settings.files)
+
+    async def _request(self, request: Callable[[MCPSession], Awaitable[T]]) -> T:
+        """The response to a request that is no call of a tool.
+
+        Raises:
+            ConfigurationError: The server is not open.
+            ToolError: It cannot be reached, or returned an error.
+        """
+        if self._tools is None:
+            raise self._not_open()
+        session: MCPSession | None = None
+        try:
+            async with self._lock:
+                if self._session is None:
+                    await self._open()
+                session = self._session
+            if session is None:
+                raise ServerGoneError("it was closed")
+            return await request(session)
+        except ServerGoneError as error:
+            await self._disconnect(session)
+            raise self._gone(error) from error
+
+    def _not_open(self) -> ConfigurationError:
+        return ConfigurationError(f"the MCP server {self.label!r} is not open: use it inside 'async with'")
+
+    def _gone(self, error: ServerGoneError) -> ToolError:
+        text = f"the MCP server {self.label!r} is gone: {error}; the next call reconnects, without its state"
+        return ToolError(text, kind="environment_error")
 
     async def _on_message(self, message: Any) -> None:
         """Record that the server reported a change of its list of tools."""
@@ -203,8 +300,7 @@ class MCPTools:
             result: CallToolResult = await session.send(lambda client: client.call_tool(name, arguments))
         except ServerGoneError as error:
             await self._disconnect(session)
-            text = f"the MCP server {self.label!r} is gone: {error}; the next call reconnects, without its state"
-            raise ToolError(text, kind="environment_error") from error
+            raise self._gone(error) from error
         parts = await result_content(result, self.settings.files, self.settings.results)
         if result.is_error:
             raise ToolError(to_model_content(parts)[0] or "the tool failed and gave no reason")
@@ -246,7 +342,9 @@ class MCPTools:
         return session
 
     async def _open(self) -> list[Listed]:
-        session = self._session = MCPSession(self._server, self._on_message, self.settings.start_timeout)
+        session = self._session = MCPSession(
+            self._server, ServerHandlers(self._on_message), self.settings.start_timeout
+        )
         try:
             await session.open()
             self._changed = False
@@ -264,3 +362,7 @@ class MCPTools:
             if self._session is session:
                 self._session = None
             await session.close()
+
+
+def _frozen(values: Values | None) -> Values:
+    return values if callable(values) else dict(values or {})

@@ -1,0 +1,323 @@
+"""How an MCP server is reached: as a child process (stdio), or over streamable HTTP."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
+
+from agentfsm.errors import ConfigurationError, MissingExtraError
+
+if TYPE_CHECKING:
+    import httpx2
+    from mcp import Client, StdioServerParameters
+    from mcp.client._transport import Transport, TransportStreams
+
+__all__ = ["HttpServer", "Server", "ServerHandlers", "StdioServer", "Values", "require_sdk"]
+
+logger = logging.getLogger("agentfsm")
+
+Values = Mapping[str, str] | Callable[[], Mapping[str, str] | Awaitable[Mapping[str, str]]]
+"""Environment variables or headers, or a function that returns them, plain or async."""
+
+
+class MessageHandler(Protocol):
+    """Receives every message that the server sends on its own."""
+
+    async def __call__(self, message: Any) -> None:
+        """Handle a message."""
+        ...
+
+
+class RequestHandler(Protocol):
+    """Answers a request of the server."""
+
+    async def __call__(self, context: Any, params: Any) -> Any:
+        """The answer, or an error of the protocol."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServerHandlers:
+    """What answers a server that sends something on its own.
+
+    Attributes:
+        on_message: Receives its notifications.
+        elicit: Answers a request for a person's input; None if there may be none, and the server is told so.
+        sample: Answers a request for a model's reply; None if there may be none, and the server is told so.
+    """
+
+    on_message: MessageHandler
+    elicit: RequestHandler | None = None
+    sample: RequestHandler | None = None
+
+
+class Server(Protocol):
+    """An MCP server: how to reach it, and what is known if that fails."""
+
+    @property
+    def name(self) -> str:
+        """The command or the address, without arguments and headers."""
+        ...
+
+    def connect(self, handlers: ServerHandlers) -> AbstractAsyncContextManager[Client]:
+        """A context manager that opens a client and closes it."""
+        ...
+
+    def diagnosis(self, ended: bool) -> str:
+        """What is known apart from the protocol, for the error if the server does not start; may be empty.
+
+        Args:
+            ended: Whether it ended by itself.
+        """
+        ...
+
+
+CONNECT_TIMEOUT_S = 30.0
+"""Seconds to connect to a server over HTTP; the tool's timeout limits how long a call may take."""
+
+
+def require_sdk() -> None:
+    """Check that the MCP SDK is installed.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
+    try:
+        import mcp  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ImportError as error:
+        raise MissingExtraError("using MCP servers", "mcp") from error
+
+
+async def current_values(given: Values, what: str) -> dict[str, str]:
+    """Environment variables or headers as they are now.
+
+    Args:
+        given: The values, or the function that returns them.
+        what: What they are, for the error.
+
+    Raises:
+        ConfigurationError: The function returns something else.
+    """
+    values: Any = given() if callable(given) else given
+    if isawaitable(values):
+        values = await values
+    if not isinstance(values, Mapping) or not all(
+        isinstance(each, str) for pair in cast("Mapping[Any, Any]", values).items() for each in pair
+    ):
+        raise ConfigurationError(f"the function for {what} must return a mapping of strings to strings")
+    return dict(cast("Mapping[str, str]", values))
+
+
+def _open_client(transport: Transport, handlers: ServerHandlers) -> Client:
+    from mcp import Client
+
+    return Client(
+        transport,
+        cache=None,
+        message_handler=handlers.on_message,
+        elicitation_callback=handlers.elicit,
+        sampling_callback=handlers.sample,
+    )
+
+
+_KEPT_LINES, _MAX_LINE_CHARS = 10, 300
+"""How much of what a server writes to stderr an error quotes."""
+
+
+@dataclass
+class StdioServer:
+    """A server that runs as a child process and uses stdin and stdout.
+
+    Attributes:
+        parameters: The command to start.
+        env: Environment variables, in addition to a few of this process; a function is called at each start.
+        errlog: Receives its stderr. By default only the last lines are kept, for the error if it does not start.
+    """
+
+    parameters: StdioServerParameters
+    env: Values = field(default_factory=dict[str, str], repr=False)
+    errlog: TextIO | None = None
+    _lines: deque[str] = field(default_factory=lambda: deque[str](maxlen=_KEPT_LINES), init=False, repr=False)
+    _exit_code: int | None = field(default=None, init=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """The command, without its folder and its arguments."""
+        return os.path.basename(self.parameters.command)  # noqa: PTH119  # as the shell names it
+
+    @asynccontextmanager
+    async def connect(self, handlers: ServerHandlers) -> AsyncGenerator[Client]:
+        """Start the server, and stop it at the end."""
+        from mcp.client.stdio import stdio_client
+
+        self._lines.clear()
+        self._exit_code = None
+        parameters = self.parameters.model_copy(update={"env": await current_values(self.env, "env")})
+        with _line_reader(self._lines) as tail:
+            transport = stdio_client(parameters, self.errlog or tail)
+            observed = self._note_exit_code(transport)
+            async with _open_client(_without_invalid_tools(observed, self.name), handlers) as client:
+                yield client
+
+    @asynccontextmanager
+    async def _note_exit_code(self, transport: Transport) -> AsyncGenerator[TransportStreams]:
+        """The transport of a process; if the connection fails, how the process has ended."""
+        process, failed = None, False
+        try:
+            async with transport as streams:
+                # The SDK keeps the process to itself, and nothing else knows how it ended.
+                frame: Any = getattr(getattr(transport, "gen", None), "ag_frame", None)
+                process = None if frame is None else frame.f_locals.get("process")
+                try:
+                    yield streams
+                except Exception:
+                    failed = True
+                    raise
+        finally:
+            if failed:
+                self._exit_code = getattr(process, "returncode", None)
+
+    def diagnosis(self, ended: bool) -> str:
+        """How it ended, if it did so by itself, and the last lines of its stderr."""
+        how = _describe_exit(self._exit_code) if ended and self._exit_code is not None else ""
+        said = "; the last lines of its stderr:" + "".join(f"\n    {line}" for line in self._lines)
+        return how + (said if self._lines else "")
+
+
+def _describe_exit(code: int) -> str:
+    if code >= 0:
+        return f" with exit code {code}"
+    known = -code in signal.Signals._value2member_map_
+    return f", killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
+
+
+@contextmanager
+def _line_reader(lines: deque[str]) -> Generator[TextIO]:
+    """A file whose lines are added to ``lines`` until every process that writes to it has closed it."""
+    read_end, write_end = os.pipe()
+
+    def read() -> None:
+        with os.fdopen(read_end, encoding="utf-8", errors="replace") as file:
+            while text := file.readline(_MAX_LINE_CHARS):
+                shown = "".join(c if c.isprintable() else " " for c in text).strip()
+                if shown:
+                    lines.append(shown)
+
+    reader = threading.Thread(target=read, name="agentfsm-mcp-stderr", daemon=True)
+    reader.start()
+    try:
+        with os.fdopen(write_end, "w") as file:
+            yield file
+    finally:
+        reader.join(0.2)  # at most: a process that the server left behind may keep the file open
+
+
+@dataclass
+class HttpServer:
+    """A server that uses streamable HTTP.
+
+    Attributes:
+        url: Its URL.
+        name: Its host.
+        headers: Sent with every request; a function is called before each.
+        auth: Authorizes the requests, or None.
+    """
+
+    url: str
+    name: str
+    headers: Values = field(repr=False)
+    auth: httpx2.Auth | None = field(default=None, repr=False)
+    _status: int | None = field(default=None, init=False)
+
+    @asynccontextmanager
+    async def connect(self, handlers: ServerHandlers) -> AsyncGenerator[Client]:
+        """Connect to the server."""
+        import httpx2
+        from mcp.client.streamable_http import streamable_http_client
+
+        self._status = None
+        timeout = httpx2.Timeout(CONNECT_TIMEOUT_S, read=None)
+        fixed = {} if callable(self.headers) else dict(self.headers)
+        hooks: dict[str, list[Callable[..., Any]]] = {"request": [self._set_headers], "response": [self._note_status]}
+        async with httpx2.AsyncClient(headers=fixed, timeout=timeout, event_hooks=hooks, auth=self.auth) as http:
+            transport = streamable_http_client(self.url, http_client=http)
+            async with _open_client(_without_invalid_tools(transport, self.name), handlers) as client:
+                yield client
+
+    async def _set_headers(self, request: httpx2.Request) -> None:
+        if callable(self.headers) and self._is_own(request):  # not to an authorization server
+            request.headers.update(await current_values(self.headers, "headers"))
+
+    async def _note_status(self, response: httpx2.Response) -> None:
+        if response.status_code >= HTTPStatus.BAD_REQUEST and self._is_own(response.request):
+            self._status = response.status_code
+
+    def _is_own(self, request: httpx2.Request) -> bool:
+        import httpx2
+
+        own, asked = httpx2.URL(self.url), request.url
+        return (own.scheme, own.host, own.port, own.path) == (asked.scheme, asked.host, asked.port, asked.path)
+
+    def diagnosis(self, ended: bool) -> str:
+        """The last HTTP status that was an error."""
+        if self._status is None:
+            return ""
+        known = self._status in HTTPStatus._value2member_map_
+        return f"; it answered {self._status}{f' {HTTPStatus(self._status).phrase}' if known else ''}"
+
+
+@asynccontextmanager
+async def _without_invalid_tools(transport: Transport, server: str) -> AsyncGenerator[TransportStreams]:
+    """A transport whose lists of tools hold only valid definitions: the SDK would reject the whole list for one."""
+    import anyio
+    from mcp.shared.message import SessionMessage
+
+    async with transport as (read, write):
+        send, receive = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+
+        async def pump() -> None:
+            async with send:
+                async for message in read:
+                    if isinstance(message, SessionMessage):
+                        _drop_invalid_tools(getattr(message.message, "result", None), server)
+                    await send.send(message)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pump)
+            async with receive:
+                yield receive, write
+            tasks.cancel_scope.cancel()
+
+
+def _drop_invalid_tools(result: Any, server: str) -> None:
+    """Remove from a list of tools what is not a tool; an input schema without a type is one of an object."""
+    from mcp.types import Tool as Listed
+
+    page = cast("dict[str, Any]", result) if isinstance(result, dict) else {}
+    if not isinstance(page.get("tools"), list):
+        return
+    kept: list[Any] = []
+    for each in page["tools"]:
+        definition = cast("dict[str, Any]", each) if isinstance(each, dict) else {}
+        schema: Any = definition.get("inputSchema")
+        if isinstance(schema, dict):
+            cast("dict[str, Any]", schema).setdefault("type", "object")
+        try:
+            Listed.model_validate(definition, by_name=False)
+            if schema["type"] != "object":
+                raise ValueError
+        except ValueError:  # pydantic's error is one, and quotes the definition
+            name = definition.get("name")
+            logger.warning("the tool %r of the MCP server %r is left out: its definition is invalid", name, server)
+        else:
+            kept.append(definition)
+    page["tools"] = kept
