@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -248,7 +248,7 @@ def reading_tools(reader: Reader, settings: MCPSettings) -> Iterator[Tool]:
             parts += [fence(f"{message.role.value}_message", message.content), *message.images]
         return joined(parts)
 
-    own = [list_resources, read_resource] if settings.resource_tools else []
+    own: list[Callable[..., Any]] = [list_resources, read_resource] if settings.resource_tools else []
     own += [list_prompts, get_prompt] if settings.prompt_tools else []
     for function in own:
         yield replace(

@@ -39,8 +39,8 @@ class ServerGoneError(Exception):
     """The server cannot be reached. This error is not raised outside the integration."""
 
     @property
-    def ended(self) -> bool:
-        """Whether the server ended the connection by itself."""
+    def by_itself(self) -> bool:
+        """Whether the server ended by itself."""
         return str(self) == _ENDED
 
 

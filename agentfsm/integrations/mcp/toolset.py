@@ -15,15 +15,15 @@ is too long or whose definition is invalid is left out, with a warning in the lo
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO
 from urllib.parse import urlsplit
 
 from agentfsm.errors import ConfigurationError, ToolError
+from agentfsm.integrations.mcp.connection import ServerConnection
 from agentfsm.integrations.mcp.content import result_content
 from agentfsm.integrations.mcp.remote_tool import MCPSettings, definition_pin, is_valid_name, make_remote_tool
 from agentfsm.integrations.mcp.resources import (
@@ -34,11 +34,10 @@ from agentfsm.integrations.mcp.resources import (
     prompt_messages,
     reading_tools,
 )
-from agentfsm.integrations.mcp.session import MCPSession, ServerGoneError
+from agentfsm.integrations.mcp.session import MCPSession
 from agentfsm.integrations.mcp.transports import (
     HttpServer,
     Server,
-    ServerHandlers,
     StdioServer,
     Values,
     require_sdk,
@@ -56,8 +55,6 @@ __all__ = ["MCPSettings", "MCPTools"]
 
 logger = logging.getLogger("agentfsm")
 
-T = TypeVar("T")
-
 
 class MCPTools:
     """The tools of one MCP server, to be iterated inside ``async with``. Made by ``stdio`` or ``http``.
@@ -72,13 +69,9 @@ class MCPTools:
         self.label = server.name
         self.settings = settings
         self.instructions = ""
-        self._server = server
-        self._pinned: dict[str, str] = {}
+        self._connection = ServerConnection(server, settings.start_timeout, settings.recheck)
         self._outputs: dict[str, SchemaCheck] = {}
         self._tools: tuple[Tool, ...] | None = None
-        self._session: MCPSession | None = None
-        self._changed = False
-        self._lock = asyncio.Lock()
 
     @classmethod
     def stdio(
@@ -140,15 +133,7 @@ class MCPTools:
             ConfigurationError: It cannot be started or reached, or does not have a tool in ``settings.only``.
             agentfsm.errors.ToolDefinitionError: The name of a tool in ``settings.only`` is not valid for models.
         """
-        if self._session is not None:
-            raise ConfigurationError(f"the MCP server {self.label!r} is already open")
-        try:
-            listed = await self._open()
-        except ServerGoneError as error:
-            said = self._server.diagnosis(error.ended)
-            raise ConfigurationError(
-                f"the MCP server {self.label!r} cannot be started or reached: {error}{said}"
-            ) from error
+        listed = await self._connection.open()
         try:
             only = self.settings.only
             names = [t.name for t in listed]
@@ -159,13 +144,13 @@ class MCPTools:
                 )
             selected = [t for t in listed if (only is None or t.name in only) and self._is_usable(t)]
             self._outputs = {t.name: SchemaCheck(t.output_schema) for t in selected if t.output_schema is not None}
-            self._pinned = {t.name: definition_pin(t) for t in selected}
-            self.instructions = self._session.instructions if self._session is not None else ""
+            self._connection.pin({t.name: definition_pin(t) for t in selected})
+            self.instructions = self._connection.instructions
             notes = self.instructions if self.settings.instructions else ""
             remote = (make_remote_tool(t, self._call, self.settings, notes) for t in selected)
             self._tools = (*remote, *reading_tools(self, self.settings))
         except BaseException:
-            await self._disconnect_current()
+            await self._connection.close()
             raise
         return self
 
@@ -174,12 +159,11 @@ class MCPTools:
     ) -> None:
         """Stop or leave the server. Later calls fail."""
         self._tools = None
-        await self._disconnect_current()
+        await self._connection.close()
 
     def __iter__(self) -> Iterator[Tool]:
-        if self._tools is None:
-            raise self._not_open()
-        return iter(self._tools)
+        _ = self._opened
+        return iter(self._tools or ())
 
     def __repr__(self) -> str:
         return f"MCPTools({self.label!r}, tools={[t.name for t in self._tools or ()]})"
@@ -193,7 +177,7 @@ class MCPTools:
             ConfigurationError: The server is not open.
             ToolError: It cannot be reached, or returned an error.
         """
-        return [Resource.from_sdk(each) for each in await self._request(MCPSession.list_resources)]
+        return [Resource.from_sdk(each) for each in await self._opened.request(MCPSession.list_resources)]
 
     async def resource_templates(self) -> list[ResourceTemplate]:
         """The forms of the URIs of further resources; empty if the server has none.
@@ -202,7 +186,9 @@ class MCPTools:
             ConfigurationError: The server is not open.
             ToolError: It cannot be reached, or returned an error.
         """
-        return [ResourceTemplate.from_sdk(each) for each in await self._request(MCPSession.list_resource_templates)]
+        return [
+            ResourceTemplate.from_sdk(each) for each in await self._opened.request(MCPSession.list_resource_templates)
+        ]
 
     async def read_resource(self, uri: str) -> list[ResourceContent]:
         """The contents of a resource: one, or those of the resources in it.
@@ -214,7 +200,7 @@ class MCPTools:
             ConfigurationError: The server is not open.
             ToolError: The server has no such resource, cannot be reached, or returned an error.
         """
-        result = await self._request(lambda session: session.send(lambda client: client.read_resource(uri)))
+        result = await self._opened.send(lambda client: client.read_resource(uri))
         return [ResourceContent.from_sdk(each) for each in result.contents]
 
     async def prompts(self) -> list[Prompt]:
@@ -224,7 +210,7 @@ class MCPTools:
             ConfigurationError: The server is not open.
             ToolError: It cannot be reached, or returned an error.
         """
-        return [Prompt.from_sdk(each) for each in await self._request(MCPSession.list_prompts)]
+        return [Prompt.from_sdk(each) for each in await self._opened.request(MCPSession.list_prompts)]
 
     async def get_prompt(self, name: str, arguments: Mapping[str, str] | None = None) -> list[Message]:
         """The messages of a prompt, which can be passed as the ``message_history`` of a run.
@@ -238,42 +224,19 @@ class MCPTools:
             ToolError: The server has no such prompt, needs other arguments, cannot be reached, or returned an error.
         """
         given = dict(arguments or {})
-        result = await self._request(lambda session: session.send(lambda client: client.get_prompt(name, given)))
+        result = await self._opened.send(lambda client: client.get_prompt(name, given))
         return await prompt_messages(result, self.settings.files)
 
-    async def _request(self, request: Callable[[MCPSession], Awaitable[T]]) -> T:
-        """The response to a request that is no call of a tool.
+    @property
+    def _opened(self) -> ServerConnection:
+        """The connection.
 
         Raises:
             ConfigurationError: The server is not open.
-            ToolError: It cannot be reached, or returned an error.
         """
         if self._tools is None:
-            raise self._not_open()
-        session: MCPSession | None = None
-        try:
-            async with self._lock:
-                if self._session is None:
-                    await self._open()
-                session = self._session
-            if session is None:
-                raise ServerGoneError("it was closed")
-            return await request(session)
-        except ServerGoneError as error:
-            await self._disconnect(session)
-            raise self._gone(error) from error
-
-    def _not_open(self) -> ConfigurationError:
-        return ConfigurationError(f"the MCP server {self.label!r} is not open: use it inside 'async with'")
-
-    def _gone(self, error: ServerGoneError) -> ToolError:
-        text = f"the MCP server {self.label!r} is gone: {error}; the next call reconnects, without its state"
-        return ToolError(text, kind="environment_error")
-
-    async def _on_message(self, message: Any) -> None:
-        """Record that the server reported a change of its list of tools."""
-        if getattr(message, "method", None) == "notifications/tools/list_changed":
-            self._changed = True
+            raise ConfigurationError(f"the MCP server {self.label!r} is not open: use it inside 'async with'")
+        return self._connection
 
     def _is_usable(self, listed: Listed) -> bool:
         problem = schema_problem(listed.input_schema) or schema_problem(listed.output_schema)
@@ -294,13 +257,7 @@ class MCPTools:
         """
         if self._tools is None:
             raise ToolError(f"the MCP server {self.label!r} was closed", kind="environment_error")
-        session: MCPSession | None = None
-        try:
-            session = await self._verified_session(name)
-            result: CallToolResult = await session.send(lambda client: client.call_tool(name, arguments))
-        except ServerGoneError as error:
-            await self._disconnect(session)
-            raise self._gone(error) from error
+        result: CallToolResult = await self._connection.call(name, lambda client: client.call_tool(name, arguments))
         parts = await result_content(result, self.settings.files, self.settings.results)
         if result.is_error:
             raise ToolError(to_model_content(parts)[0] or "the tool failed and gave no reason")
@@ -310,58 +267,6 @@ class MCPTools:
             for _, reason in check.errors(result.structured_content):
                 raise ToolError(f"Invalid structured content returned by tool {name}: {reason}")
         return parts
-
-    async def _verified_session(self, name: str) -> MCPSession:
-        """The session, after checking that the definition of the tool has not changed."""
-        async with self._lock:
-            listed: list[Listed] | None = None
-            if self._session is None:
-                listed = await self._open()
-            session = self._session
-            if session is None:
-                raise ServerGoneError("it was closed")
-            if listed is None and (self.settings.recheck or self._changed):
-                self._changed = False
-                try:
-                    listed = await session.list_tools()
-                except BaseException as error:
-                    self._changed = True  # the list is unknown, so the next call reads it even without recheck
-                    if isinstance(error, ServerGoneError):
-                        await self._disconnect(session)
-                    raise
-        if listed is not None:
-            current = {t.name: definition_pin(t) for t in listed}
-            if current.get(name) != self._pinned[name]:
-                self._changed = True  # the next call reads the list again
-                what = "no longer has" if name not in current else "has changed the description or schema of"
-                raise ToolError(
-                    f"the MCP server {self.label!r} {what} {name!r} since this agent was created; the call is rejected",
-                    kind="policy_violation",
-                    blockers=(f"{self.label} {what} {name}",),
-                )
-        return session
-
-    async def _open(self) -> list[Listed]:
-        session = self._session = MCPSession(
-            self._server, ServerHandlers(self._on_message), self.settings.start_timeout
-        )
-        try:
-            await session.open()
-            self._changed = False
-            return await session.list_tools()
-        except BaseException:
-            await self._disconnect_current()
-            raise
-
-    async def _disconnect_current(self) -> None:
-        await self._disconnect(self._session)
-
-    async def _disconnect(self, session: MCPSession | None) -> None:
-        """Close a session; the next call opens another."""
-        if session is not None:
-            if self._session is session:
-                self._session = None
-            await session.close()
 
 
 def _frozen(values: Values | None) -> Values:

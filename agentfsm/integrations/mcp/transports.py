@@ -14,6 +14,8 @@ from http import HTTPStatus
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 
+from pydantic import TypeAdapter, ValidationError
+
 from agentfsm.errors import ConfigurationError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -81,6 +83,8 @@ class Server(Protocol):
         ...
 
 
+_VALUES: TypeAdapter[Mapping[str, str]] = TypeAdapter(Mapping[str, str])
+
 CONNECT_TIMEOUT_S = 30.0
 """Seconds to connect to a server over HTTP; the tool's timeout limits how long a call may take."""
 
@@ -110,11 +114,10 @@ async def current_values(given: Values, what: str) -> dict[str, str]:
     values: Any = given() if callable(given) else given
     if isawaitable(values):
         values = await values
-    if not isinstance(values, Mapping) or not all(
-        isinstance(each, str) for pair in cast("Mapping[Any, Any]", values).items() for each in pair
-    ):
-        raise ConfigurationError(f"the function for {what} must return a mapping of strings to strings")
-    return dict(cast("Mapping[str, str]", values))
+    try:
+        return dict(_VALUES.validate_python(values, strict=True))
+    except ValidationError:
+        raise ConfigurationError(f"the function for {what} must return a mapping of strings to strings") from None
 
 
 def _open_client(transport: Transport, handlers: ServerHandlers) -> Client:

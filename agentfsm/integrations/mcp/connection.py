@@ -1,0 +1,178 @@
+"""The connection to an MCP server across restarts: opened again when it is needed, with tool definitions pinned."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from agentfsm.errors import ConfigurationError, ToolError
+from agentfsm.integrations.mcp.remote_tool import definition_pin
+from agentfsm.integrations.mcp.session import MCPSession, ServerGoneError
+from agentfsm.integrations.mcp.transports import Server, ServerHandlers
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp.types import Tool as Listed
+
+__all__ = ["ServerConnection"]
+
+T = TypeVar("T")
+
+
+class ServerConnection:
+    """The connection to one server. A session that is lost is replaced by another before the next request.
+
+    Args:
+        server: The server.
+        start_timeout: Seconds for it to start and respond.
+        recheck: Whether to read the list of tools before each call.
+    """
+
+    def __init__(self, server: Server, start_timeout: float, recheck: bool) -> None:
+        self._server, self._start_timeout, self._recheck = server, start_timeout, recheck
+        self._handlers = ServerHandlers(self._on_message)
+        self._pinned: Mapping[str, str] = {}
+        self._session: MCPSession | None = None
+        self._changed = False
+        self._lock = asyncio.Lock()
+
+    @property
+    def instructions(self) -> str:
+        """What the server says about its use; an empty string if it says nothing."""
+        return "" if self._session is None else self._session.instructions
+
+    async def open(self) -> list[Listed]:
+        """Start or reach the server, and read its list of tools.
+
+        Raises:
+            ConfigurationError: It is open already, or cannot be started or reached.
+        """
+        name = self._server.name
+        if self._session is not None:
+            raise ConfigurationError(f"the MCP server {name!r} is already open")
+        try:
+            return await self._open()
+        except ServerGoneError as error:
+            said = self._server.diagnosis(error.by_itself)
+            raise ConfigurationError(f"the MCP server {name!r} cannot be started or reached: {error}{said}") from error
+
+    def pin(self, definitions: Mapping[str, str]) -> None:
+        """Refuse calls of tools whose definition is another from now on.
+
+        Args:
+            definitions: What ``definition_pin`` says of each tool, by its name.
+        """
+        self._pinned = dict(definitions)
+
+    async def close(self) -> None:
+        """Stop or leave the server."""
+        await self._disconnect(self._session)
+
+    async def send(self, request: Callable[[Client], Awaitable[T]]) -> T:
+        """The response to a request that is no call of a tool.
+
+        Args:
+            request: Sends the request with a client.
+
+        Raises:
+            ToolError: The server cannot be reached, or returned an error.
+        """
+        return await self.request(lambda session: session.send(request))
+
+    async def request(self, request: Callable[[MCPSession], Awaitable[T]]) -> T:
+        """The response to requests that are no calls of tools.
+
+        Args:
+            request: Sends them in a session.
+
+        Raises:
+            ToolError: The server cannot be reached, or returned an error.
+        """
+        return await self._within(self._current_session, request)
+
+    async def call(self, name: str, request: Callable[[Client], Awaitable[T]]) -> T:
+        """The response to a call of a tool.
+
+        Args:
+            name: The tool's name at the server.
+            request: Sends the call with a client.
+
+        Raises:
+            ToolError: The server cannot be reached or returned an error, or the definition of the tool has changed.
+        """
+        return await self._within(lambda: self._verified_session(name), lambda session: session.send(request))
+
+    async def _within(
+        self, enter: Callable[[], Awaitable[MCPSession]], request: Callable[[MCPSession], Awaitable[T]]
+    ) -> T:
+        session: MCPSession | None = None
+        try:
+            session = await enter()
+            return await request(session)
+        except ServerGoneError as error:
+            await self._disconnect(session)
+            text = f"the MCP server {self._server.name!r} is gone: {error}; the next call reconnects, without its state"
+            raise ToolError(text, kind="environment_error") from error
+
+    async def _current_session(self) -> MCPSession:
+        async with self._lock:
+            if self._session is None:
+                await self._open()
+            session = self._session
+        if session is None:
+            raise ServerGoneError("it was closed")
+        return session
+
+    async def _verified_session(self, name: str) -> MCPSession:
+        """The session, after checking that the definition of the tool has not changed."""
+        async with self._lock:
+            listed: list[Listed] | None = None
+            if self._session is None:
+                listed = await self._open()
+            session = self._session
+            if session is None:
+                raise ServerGoneError("it was closed")
+            if listed is None and (self._recheck or self._changed):
+                self._changed = False
+                try:
+                    listed = await session.list_tools()
+                except BaseException as error:
+                    self._changed = True  # the list is unknown, so the next call reads it even without recheck
+                    if isinstance(error, ServerGoneError):
+                        await self._disconnect(session)
+                    raise
+        if listed is not None:
+            current = {t.name: definition_pin(t) for t in listed}
+            if current.get(name) != self._pinned[name]:
+                self._changed = True  # the next call reads the list again
+                what = "no longer has" if name not in current else "has changed the description or schema of"
+                label = self._server.name
+                raise ToolError(
+                    f"the MCP server {label!r} {what} {name!r} since this agent was created; the call is rejected",
+                    kind="policy_violation",
+                    blockers=(f"{label} {what} {name}",),
+                )
+        return session
+
+    async def _on_message(self, message: Any) -> None:
+        """Record that the server reported a change of its list of tools."""
+        if getattr(message, "method", None) == "notifications/tools/list_changed":
+            self._changed = True
+
+    async def _open(self) -> list[Listed]:
+        session = self._session = MCPSession(self._server, self._handlers, self._start_timeout)
+        try:
+            await session.open()
+            self._changed = False
+            return await session.list_tools()
+        except BaseException:
+            await self._disconnect(self._session)
+            raise
+
+    async def _disconnect(self, session: MCPSession | None) -> None:
+        """Close a session; the next request opens another."""
+        if session is not None:
+            if self._session is session:
+                self._session = None
+            await session.close()
