@@ -1,4 +1,4 @@
-"""``.ci/run`` installs missing programs, runs ``make test`` and ``make docs``, and exits with the first bad exit code."""
+"""``.ci/run`` installs missing programs, runs ``make test`` and ``make docs``, and exits with the first bad code."""
 
 from __future__ import annotations
 
