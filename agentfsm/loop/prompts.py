@@ -66,6 +66,15 @@ NOT_RUN_TEXTS = MappingProxyType(
 """The result of a call that was not run, by the reason."""
 
 
+def cut_off_text(reason: str) -> str:
+    """The result of a call that a person has cancelled while it ran.
+
+    Args:
+        reason: Why, in that person's words.
+    """
+    return f"Cancelled while it ran: {reason}. Nobody knows what it had done by then."
+
+
 def too_many_calls_text(limit: int) -> str:
     """The result of a call that is not run because too many came before it in the same reply."""
     return f"Not run: only the first {limit} calls of a message are run. Make this call again in your next message."

@@ -122,6 +122,7 @@ class Context:
         call_ids: The ids of all tool calls in the transcript.
         model_cache: What the model caches between its requests in this run.
         completed_results: Results of calls that have ended while others of their batch still run.
+        running_calls: What limits the time of each tool call that runs now, by the call's id.
         suspended_subruns: Sub-agents' runs that were suspended in the meantime, by the id of their call.
         model_requests: How many model calls were started for the run since this object was made, by sub-agents too.
         recorder: Collects the run's journal entries.
@@ -139,6 +140,7 @@ class Context:
         self.run = run
         self.prompt = prompt
         self.completed_results: list[ToolResult] = []
+        self.running_calls: dict[str, Timeout] = {}
         self.suspended_subruns: dict[str, SuspendedSubRun] = {}
         self.model_requests = 0
         self.recorder = Recorder(config.host.clock)
@@ -255,6 +257,17 @@ class Context:
         """
         logger.warning("run %s: %s", self.run.run_id, text)
         self.emit(RunWarning, text=detail or text)
+
+    def cut_off_call(self, call_id: str, timer: Timeout, reason: str) -> None:
+        """Cut off a tool call if it still runs.
+
+        Args:
+            call_id: The call.
+            timer: What limited its time when that was asked for.
+            reason: Why.
+        """
+        if self.running_calls.get(call_id) is timer:
+            timer.cut_off(reason)
 
     @property
     def run_id(self) -> str:

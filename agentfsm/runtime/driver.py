@@ -256,6 +256,22 @@ class Driver:
             if task is not None:
                 task.get_loop().call_soon_threadsafe(self._cancel_effect, task)
 
+    def cancel_call(self, call_id: str, reason: str) -> bool:
+        """Cut off one tool call, and go on with the run. May be called from any thread.
+
+        Args:
+            call_id: The call.
+            reason: Why, for the model.
+
+        Returns:
+            Whether the call was running.
+        """
+        timer = self.context.running_calls.get(call_id)
+        if timer is None:
+            return False
+        self._owner.get_loop().call_soon_threadsafe(self.context.cut_off_call, call_id, timer, reason)
+        return True
+
     def _cancel_effect(self, task: asyncio.Task[Any]) -> None:
         if self._task is task and not self._effect_cancelled:  # otherwise the effect has already ended
             self._effect_cancelled = True

@@ -38,9 +38,8 @@ class Run:
     def __init__(self, config: AgentConfig, run_state: RunState, request: RunRequest) -> None:
         self._config = config
         self._driver = Driver(config, run_state, request)
-        self._events: deque[Event] = deque()
+        self._events = _EventQueue()
         self._step: asyncio.Task[None] | None = None
-        self._event_ready: asyncio.Future[None] | None = None
         self._consumer_since: float | None = None
         self._exclusive = _ExclusiveUse(run_state.run_id)
 
@@ -112,6 +111,24 @@ class Run:
         """
         self._driver.cancel(reason)
 
+    def cancel_call(self, call_id: str, reason: str = "by the user") -> bool:
+        """Cancel one tool call that is running, and go on with the run. The call's result says so to the model.
+
+        An async function is cancelled, and abandoned if it does not stop within the guardrails' ``cancel_grace_s``. A
+        plain one goes on in its thread, and what it returns is discarded. The run of a sub-agent is cancelled, and what
+        it has used is charged. Other calls of the reply are not touched. May be called from any thread.
+
+        Args:
+            call_id: The call's id, as ``ToolStarted.call.id`` says it.
+            reason: Why, for the model.
+
+        Returns:
+            True if the call was running. It may still end by itself at the same moment: its ``ToolFinished`` says how
+            it ended (``cut_off``). False if there is no such call, or it has not started, waits for a person, or has
+            ended.
+        """
+        return self._driver.cancel_call(call_id, reason)
+
     # -- await ----------------------------------------------------------------------------------------
 
     def __await__(self) -> Generator[Any, None, RunResult]:
@@ -132,7 +149,7 @@ class Run:
         return self
 
     async def __anext__(self) -> Event:
-        self._driver.context.set_listener(self._enqueue)
+        self._driver.context.set_listener(self._events.put)
         self._exclude_consumer_time()
         while not self._events:
             if self.finished:
@@ -148,18 +165,12 @@ class Run:
             self._driver.exclude_idle(self._consumer_since)
         self._consumer_since = None
 
-    def _enqueue(self, event: Event) -> None:
-        self._events.append(event)
-        if self._event_ready is not None and not self._event_ready.done():
-            self._event_ready.set_result(None)
-
     async def _wait_for_event(self) -> None:
         """Advance until there is an event. A step runs as a task, so that its events arrive while it still awaits."""
         if self._step is None:
             self._step = asyncio.create_task(self._driver.advance())
-        self._event_ready = asyncio.get_running_loop().create_future()
         try:
-            await asyncio.wait({self._step, self._event_ready}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({self._step, self._events.next()}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             self._step.cancel()
             await asyncio.wait({self._step})
@@ -198,6 +209,24 @@ def live_state(run: Run) -> RunState:
 def send_events(run: Run, listener: Callable[[Event], None]) -> None:
     """Send a run's events to a function, for a run that is awaited and not iterated."""
     run._driver.context.set_listener(listener)  # pyright: ignore[reportPrivateUsage]  # a method too many for Run
+
+
+class _EventQueue(deque[Event]):
+    """The events that a consumer has not taken yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ready: asyncio.Future[None] | None = None
+
+    def put(self, event: Event) -> None:
+        self.append(event)
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_result(None)
+
+    def next(self) -> asyncio.Future[None]:
+        """Done as soon as there is another event."""
+        self._ready = asyncio.get_running_loop().create_future()
+        return self._ready
 
 
 class _ExclusiveUse:

@@ -328,9 +328,11 @@ class EffectCalls:
         tool_context = ToolContext(run.run_id, run.session_id, call.id, key, attempt) if tool.takes_context else None
         limit, timer = tool.timeout or run.guardrails.tool_timeout_s, Timeout(run.guardrails.cancel_grace_s)
         limit = limit if left is None else min(limit, left)
+        context.running_calls[call.id] = timer
         try:
             result = await run_call(call, tool, arguments, tool_context, timer, limit)
         finally:
+            del context.running_calls[call.id]
             timer.close()
         call_state.result, call_state.started = result, False
         await self._record_result(call.id, result)

@@ -15,7 +15,7 @@ from functools import partial
 from types import CoroutineType, coroutine
 from typing import Any, TypeVar, cast
 
-__all__ = ["TimeLimitError", "Timeout", "being_cancelled", "reraise_cancellation"]
+__all__ = ["CutOffError", "TimeLimitError", "Timeout", "being_cancelled", "reraise_cancellation"]
 
 DEFAULT_GRACE_S = 2.0
 
@@ -61,6 +61,10 @@ class TimeLimitError(TimeoutError):
         self.seconds = seconds
 
 
+class CutOffError(Exception):
+    """What was awaited was cut off before its time was up: ``Timeout.cut_off``."""
+
+
 class Timeout:
     """A time limit for one await at a time: ``value = await timeout.run(coroutine, seconds)``. It cannot be nested.
 
@@ -78,6 +82,7 @@ class Timeout:
     __slots__ = (
         "_abandoned",
         "_cancelling",
+        "_cut_off_because",
         "_deadline",
         "_expired",
         "_in_grace",
@@ -95,6 +100,7 @@ class Timeout:
         self.owner: asyncio.Task[Any] | None = None
         self.grace_s = grace_s
         self._expired = self._abandoned = False
+        self._cut_off_because: str | None = None
         self._task: asyncio.Task[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -117,6 +123,7 @@ class Timeout:
 
         Raises:
             TimeLimitError: Its time is up, and it has ended, or was abandoned.
+            CutOffError: It was cut off, and has ended, or was abandoned.
             asyncio.CancelledError: The task was cancelled, and it has ended, or was abandoned.
         """
         inner: Any = awaitable
@@ -129,6 +136,7 @@ class Timeout:
         loop = task.get_loop()
         limit = loop.time() + seconds
         self._expired = self._abandoned = False
+        self._cut_off_because = None
         self._task, self._cancelling = task, task.cancelling()
         steps: Any = self._keep_value(inner)
         value: T
@@ -163,12 +171,24 @@ class Timeout:
             return value
         except asyncio.CancelledError as error:
             if self._requested and task.cancelling() - self._requested <= self._cancelling:  # nobody else cancels it
+                if self._cut_off_because is not None:
+                    raise CutOffError(self._cut_off_because) from error
                 raise TimeLimitError(seconds, self._describe_abandonment()) from error
             raise
         finally:
             self._task = None
             if self._requested:
                 self._withdraw(task)
+
+    def cut_off(self, reason: str) -> None:
+        """End the current await now, as if its time were up; one that is ending already is left alone.
+
+        Args:
+            reason: Why; the text of the ``CutOffError``.
+        """
+        if self._task is not None and not self._expired:
+            self._expired, self._cut_off_because = True, reason
+            self._request(self._task)
 
     def close(self) -> None:
         """Cancel the timer, when the run has ended."""

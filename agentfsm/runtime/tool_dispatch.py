@@ -345,7 +345,11 @@ async def _run_one(
     tool_context = _tool_context(run, eid, call_state, attempt) if tool.takes_context else None
     limit = tool.timeout or run.guardrails.tool_timeout_s
     if tool.delegate is None:
-        result = await run_call(call_state.call, tool, arguments, tool_context, timer, limit)
+        context.running_calls[call_state.call.id] = timer
+        try:
+            result = await run_call(call_state.call, tool, arguments, tool_context, timer, limit)
+        finally:
+            del context.running_calls[call_state.call.id]
     else:
         answer = await _delegate(
             context,
@@ -378,12 +382,17 @@ async def _delegate(
 ) -> ToolResult | SuspendedSubRun:
     """The result of a call that a sub-agent's run answers, with that run's usage, even if it is cancelled."""
     call = call_state.call
+    timer = Timeout(grace_s=None)  # everything that its run awaits has a limit and a grace of its own
+    context.running_calls[call.id] = timer
     try:
-        answer = await run_delegation(call, tool, arguments, delegation, limit_s)
+        answer = await run_delegation(call, tool, arguments, delegation, timer, limit_s)
     except asyncio.CancelledError:
         cancelled = ToolResult(call.id, call.name, prompts.NOT_RUN_TEXTS["cancelled"], "cut_off")
         context.completed_results.append(_charged(context, cancelled, delegation))
         raise
+    finally:
+        del context.running_calls[call.id]
+        timer.close()
     if isinstance(answer, SuspendedSubRun):
         context.model_requests += answer.model_calls
         return answer

@@ -19,7 +19,7 @@ from agentfsm.loop.failures import TOOL_REPORTABLE_KINDS, Failure, FailureKind, 
 from agentfsm.loop.messages import Image, ToolCall, ToolResult
 from agentfsm.loop.read_only import MAX_NESTING, FrozenDict
 from agentfsm.loop.state import SuspendedSubRun
-from agentfsm.runtime.timeout import TimeLimitError, Timeout, reraise_cancellation
+from agentfsm.runtime.timeout import CutOffError, TimeLimitError, Timeout, reraise_cancellation
 from agentfsm.runtime.tools import Delegation, Tool, ToolContext, problems
 
 __all__ = [
@@ -160,7 +160,7 @@ async def run_call(
 
 
 async def run_delegation(
-    call: ToolCall, tool: Tool, arguments: dict[str, Any], delegation: Delegation, limit_s: float
+    call: ToolCall, tool: Tool, arguments: dict[str, Any], delegation: Delegation, timer: Timeout, limit_s: float
 ) -> ToolResult | SuspendedSubRun:
     """Run one call that a sub-agent answers; its run is cancelled at the time limit, and awaited until it has ended.
 
@@ -169,6 +169,7 @@ async def run_delegation(
         tool: Its tool.
         arguments: Its validated arguments.
         delegation: The sub-agent's run.
+        timer: Enforces the time limit.
         limit_s: The time limit in seconds.
 
     Returns:
@@ -179,7 +180,6 @@ async def run_delegation(
         StoreError: A sub-agent's journal cannot be written.
         JournalError: A sub-agent's journal cannot be read.
     """
-    timer = Timeout(grace_s=None)  # everything that its run awaits has a limit and a grace of its own
     try:
         return await timer.run(delegation.execute(arguments), limit_s)
     except (StoreError, JournalError):
@@ -187,8 +187,6 @@ async def run_delegation(
     except (Exception, asyncio.CancelledError, SystemExit) as error:
         reraise_cancellation(error)
         return _exception_result(call, tool, error)
-    finally:
-        timer.close()
 
 
 async def _call_plain_function(function: Callable[..., Any], context: ToolContext | None, arguments: Any) -> Any:
@@ -202,6 +200,8 @@ def _exception_result(call: ToolCall, tool: Tool, error: BaseException) -> ToolR
     """The result of a call that raised an exception."""
     if isinstance(error, ToolError):
         return _tool_error_result(call, tool, error)
+    if isinstance(error, CutOffError):
+        return ToolResult(call.id, call.name, prompts.cut_off_text(str(error)), "cut_off")
     if isinstance(error, TimeLimitError):
         return failed_result(call, FailureKind.tool_error, str(error), "TimeoutError", tool)
     environment = isinstance(error, OSError) and not isinstance(error, TimeoutError)  # a TimeoutError is an OSError
