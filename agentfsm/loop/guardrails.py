@@ -46,7 +46,7 @@ class AgentGuardrails(BaseModel, frozen=True):
         cancel_grace_s: Seconds that a tool, hook, model or memory has to clean up after its timeout or a cancellation.
             One that is still running then is abandoned: closed where it stands, and the run goes on without it.
         llm_timeout_s: Timeout in seconds of a whole reply, and of the first piece of a streamed one. A stream that
-            flows is bounded by ``stream_heartbeat_s`` and the run's own time.
+            flows is bounded by ``stream_heartbeat_s``. No call outlasts the run's own time.
         stream_heartbeat_s: Seconds of silence between two pieces after which a streamed reply counts as dropped;
             keep-alive comments are silence.
         stall_threshold_s: Seconds of silence between two phases after which the run counts as stalled.

@@ -17,9 +17,12 @@ from agentfsm.loop.outcomes import RecoveryDecided
 from agentfsm.loop.read_only import user_code
 from agentfsm.loop.state import RunState, RunView
 
-__all__ = ["DefaultPolicy", "Recovery", "RecoveryPolicy", "decide_recovery"]
+__all__ = ["TIME_UP", "DefaultPolicy", "Recovery", "RecoveryPolicy", "decide_recovery"]
 
 MAX_BACKOFF_S = 30.0
+
+TIME_UP = "time_up"
+"""In the metadata of a failed model call that was cut off by the run's time."""
 
 
 @runtime_checkable
@@ -114,7 +117,8 @@ class DefaultPolicy:
 def decide_recovery(policy: RecoveryPolicy, run: RunState, seed: int | None = None) -> RecoveryDecided:
     """What to do about the run's failure: the policy's action, within what the guardrails allow.
 
-    A retry after a wait that would outlast the run's time is a handoff, which quotes the failure.
+    A retry after a wait that would outlast the run's time is a handoff, which quotes the failure. A model call that the
+    run's time has cut off is no failure of the provider: no policy is asked, and the row for the time limit is next.
 
     Args:
         policy: Called once, before the failure is counted.
@@ -127,6 +131,10 @@ def decide_recovery(policy: RecoveryPolicy, run: RunState, seed: int | None = No
     """
     failure = run.failure
     if failure is None:  # a user's graph may enter recover without a failure
+        return RecoveryDecided(Action.retry)
+    limit = run.time_limit
+    left = math.inf if limit is None else limit - run.elapsed_s
+    if left <= 0 and failure.metadata.get(TIME_UP):
         return RecoveryDecided(Action.retry)
     decided = _ask_policy(policy, failure, run)
     own = decided if isinstance(decided, Recovery) else Recovery(decided)
@@ -144,8 +152,6 @@ def decide_recovery(policy: RecoveryPolicy, run: RunState, seed: int | None = No
     wait = max(wait, _retry_after_s(failure))
     if not math.isfinite(wait):
         raise ValueError(f"a backoff must be a finite number of seconds, not {wait}")
-    limit = run.time_limit
-    left = math.inf if limit is None else limit - run.elapsed_s
     if left <= 0:  # the time limit takes effect next
         wait = 0.0
     if wait >= left > 0 or failure.metadata.get("not_admitted"):  # not begun: it could not end in time

@@ -31,6 +31,7 @@ from agentfsm.loop.model import (
 from agentfsm.loop.outcomes import ModelCallFailed, ModelCallSucceeded, Outcome
 from agentfsm.loop.prompts import render_messages
 from agentfsm.loop.read_only import MAX_NESTING, FrozenDict, plain_value
+from agentfsm.loop.recovery_policy import TIME_UP
 from agentfsm.runtime.context import Context
 from agentfsm.runtime.timeout import TimeLimitError, Timeout, being_cancelled
 
@@ -41,7 +42,7 @@ _PROVIDER_KINDS_BY_NAME = {kind.value: kind for kind in PROVIDER_KINDS}
 
 
 async def call_model(context: Context) -> Outcome:
-    """The effect of ``call_llm``: make one model call, within its timeout."""
+    """The effect of ``call_llm``: make one model call, within its timeout and the run's time."""
     run, config, recorder = context.run, context.config, context.recorder
     made, allowed = run.iterations, run.guardrails.max_iterations
     if allowed is not None and made >= allowed:
@@ -52,9 +53,11 @@ async def call_model(context: Context) -> Outcome:
     recorder.record_intent(str(run.turns + 1), config.model.name, "again")
     if recorder.sink is not None:
         await recorder.commit()
-    limit = run.guardrails.llm_timeout_s
+    limit, left = run.guardrails.llm_timeout_s, context.time_left_s
     if run.final_turn == "now":
         limit = min(limit, run.guardrails.finalize_grace_s)
+    elif left is not None:
+        limit = min(limit, max(left, 0.0))
     budget = CallBudget(None if allowed is None else allowed - made)
     request = ModelRequest(
         render_messages(run),
@@ -98,9 +101,13 @@ async def reply_or_failure(
         for repair in reply.repairs:
             context.warn(f"{model.name}: {repair}")
         return _normalize_reply(_mark_truncated(reply, request), call_ids)
-    except TimeoutError:
+    except TimeoutError as error:
+        if isinstance(error, TimeLimitError) and _time_is_up(context):
+            return _time_up_failure(f"{model.name}: the run's time was up before it replied")
         text = f"{model.name} sent no reply within {request.timeout_s:g} s"
         return _model_failure(FailureKind.transient_provider, text)
+    except _RunTimeUpError as error:
+        return _time_up_failure(str(error))
     except ModelError as error:
         return _model_failure(_PROVIDER_KINDS_BY_NAME.get(error.kind, FailureKind.provider_error), str(error), error)
     except asyncio.CancelledError as error:
@@ -128,14 +135,28 @@ def _mark_truncated(reply: Reply, request: ModelRequest) -> Reply:
     return replace(reply, finish_reason=FinishReason.LENGTH)
 
 
-class _RunTimeError(TransientProviderError):
-    """The run's time was up before the limits of the model admitted the call, or before its stream ended."""
+class _NotAdmittedError(TransientProviderError):
+    """The run's time was up before the limits of the model admitted the call."""
+
+
+class _RunTimeUpError(TransientProviderError):
+    """The run's time was up before a stream ended."""
+
+
+def _time_is_up(context: Context) -> bool:
+    left = context.time_left_s
+    return left is not None and left <= 0
+
+
+def _time_up_failure(text: str) -> Failure:
+    """The failure of a call that was cut off by the run's time; the row for that limit decides what follows."""
+    return Failure(kind=FailureKind.transient_provider, explanation=text, blockers=(text,), metadata={TIME_UP: True})
 
 
 def _model_failure(kind: FailureKind, text: str, error: ModelError | None = None) -> Failure:
     details = {} if error is None else {"retry_after_s": error.retry_after_s, "status": error.status}
     metadata = {k: v for k, v in details.items() if v is not None}
-    if isinstance(error, _RunTimeError):
+    if isinstance(error, _NotAdmittedError):
         metadata["not_admitted"] = True
     return Failure(kind=kind, explanation=text, blockers=(text,), metadata=metadata)
 
@@ -201,7 +222,7 @@ async def _admitted_reply(
             waiting = stack.enter_async_context(model.admission(request))
             admitted = await timer.run(waiting, math.inf if left is None else max(left, 0.0))
         except TimeLimitError:
-            raise _RunTimeError(
+            raise _NotAdmittedError(
                 f"the limits of {model.name} (Limited) admitted no call before the run's time was up"
             ) from None
         return await _limited_reply(context, admitted, request, timer, stream)
@@ -237,7 +258,7 @@ async def _stream_within_run(
         limit = math.inf if left is None else max(left, 0.0)
         return await timer.run(_stream_reply(context, chunks, name, request), limit)
     except TimeLimitError:
-        raise _RunTimeError(f"{name}: the run's time was up before the stream ended") from None
+        raise _RunTimeUpError(f"{name}: the run's time was up before the stream ended") from None
 
 
 async def _stream_reply(

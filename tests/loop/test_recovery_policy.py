@@ -154,6 +154,18 @@ def test_a_run_whose_time_is_up_waits_for_nothing_and_leaves_it_to_the_time_limi
     assert decide_recovery(DefaultPolicy(), run) == RecoveryDecided(Action.retry)
 
 
+class _NeverAsked(DefaultPolicy):
+    def decide(self, failure, state):
+        raise AssertionError("a policy was asked about the run's own time limit")
+
+
+@pytest.mark.parametrize("attempts", [0, 9])
+def test_a_model_call_that_the_runs_time_cut_off_is_left_to_the_time_limit_and_not_to_the_policy(attempts):
+    cut_off = make_failure("transient_provider", metadata={"time_up": True})
+    run = make_run("recover", failure=cut_off, failure_attempts={K.transient_provider: attempts}, elapsed_s=300)
+    assert decide_recovery(_NeverAsked(), run) == RecoveryDecided(Action.retry)
+
+
 def test_where_there_is_no_time_limit_the_provider_is_waited_for():
     run = transient(metadata={"retry_after_s": 9000}, limits={"max_execution_time_s": None})
     assert decide_recovery(DefaultPolicy(), run).backoff_s == 9000

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
 import pytest
 
 from agentfsm import (
+    Action,
     Agent,
     AgentGuardrails,
+    DefaultPolicy,
     Event,
+    FailureKind,
     Handoff,
     ModelReplied,
     ReasoningDelta,
@@ -26,6 +30,7 @@ from agentfsm import (
     ToolFinished,
     ToolStarted,
     Transitioned,
+    UserInputRequested,
     tool,
 )
 from agentfsm.errors import TransientProviderError
@@ -37,14 +42,17 @@ from agentfsm.loop.model import (
     TextChunk,
     ToolCallChunk,
 )
+from agentfsm.models.limits import ConcurrencyLimit
+from agentfsm.models.model_wrappers import FallbackModel, Limited
 from agentfsm.runtime.host import Host
 from agentfsm.testing import FakeClock, ScriptedModel
 from tests.helpers.fake_model_server import ModelOutput, encode_events, stream_events, whole_body
-from tests.helpers.model_clients import GOOD_BODIES, WIRES, ByteChunks, ScriptedStream, build_model, hang
+from tests.helpers.model_clients import GOOD_BODIES, WIRES, ByteChunks, ScriptedStream, build_model, hang, raw_server
+from tests.helpers.stepped_clock import SteppedClock
 
 
-def agent(model: Any, **limits: Any) -> Agent:
-    return Agent(model, guardrails=AgentGuardrails(**limits), host=Host(clock=FakeClock()))
+def agent(model: Any, clock: Any = None, **limits: Any) -> Agent:
+    return Agent(model, guardrails=AgentGuardrails(**limits), host=Host(clock=clock or FakeClock()))
 
 
 async def watched(made: Agent) -> list[Event]:
@@ -130,51 +138,135 @@ def test_a_stream_without_its_reply_is_transient() -> None:
     assert "without a reply" in error.failure.explanation
 
 
+def passing(clock: SteppedClock, seconds: float) -> Callable[[], Awaitable[None]]:
+    """Lets time pass within a stream; whatever waits for it learns of that first."""
+
+    async def pass_time() -> None:
+        clock.advance(seconds)
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    return pass_time
+
+
 def test_an_idle_stream_is_transient_and_reported_as_idle() -> None:
-    model = ScriptedStream([TextChunk("Half a"), hang], [HELLO])
-    events = asyncio.run(watched(agent(model, stream_heartbeat_s=0.05)))
+    clock = SteppedClock()
+    model = ScriptedStream([TextChunk("Half a"), passing(clock, 21), hang], [HELLO])
+    events = clock.run(watched(agent(model, clock)))
     (error,) = [event for event in events if isinstance(event, RecoveryStarted)]
     assert error.failure.kind == "transient_provider"
-    assert "sent nothing for 0.05 s" in error.failure.explanation
+    assert "sent nothing for 20 s" in error.failure.explanation
     assert model.closed == 2
 
 
 def test_a_stream_that_flows_outlasts_the_timeout_of_a_whole_reply() -> None:
-    async def a_moment() -> None:
-        await asyncio.sleep(0.02)
-
-    parts = [x for _ in range(10) for x in (a_moment, TextChunk("a"))]
-    events = asyncio.run(watched(agent(ScriptedStream([*parts, HELLO]), llm_timeout_s=0.1)))
+    clock = SteppedClock()
+    parts = [x for _ in range(10) for x in (passing(clock, 15), TextChunk("a"))]
+    events = clock.run(watched(agent(ScriptedStream([*parts, HELLO]), clock, llm_timeout_s=60)))
     assert kinds(events) == [RunStarted, *[TextDelta] * 10, ModelReplied, RunCompleted]
 
 
 @pytest.mark.parametrize(
     ("first", "silence"),
-    [((), "0.1 s"), ((TextChunk("Half a"),), "0.05 s")],
+    [((), "60 s"), ((TextChunk("Half a"),), "20 s")],
     ids=["before the first piece", "after it"],
 )
 def test_keepalives_are_silence(first: tuple[Any, ...], silence: str) -> None:
-    async def a_moment() -> None:
-        await asyncio.sleep(0.01)
-
-    parts = [*first, *(x for _ in range(1000) for x in (a_moment, KeepAlive()))]
-    events = asyncio.run(watched(agent(ScriptedStream(parts, [HELLO]), llm_timeout_s=0.1, stream_heartbeat_s=0.05)))
+    clock = SteppedClock()
+    parts = [*first, *(x for _ in range(1000) for x in (passing(clock, 5), KeepAlive()))]
+    events = clock.run(watched(agent(ScriptedStream(parts, [HELLO]), clock)))
     (error,) = [event for event in events if isinstance(event, RecoveryStarted)]
     assert error.failure.kind == "transient_provider"
     assert f"sent nothing for {silence}" in error.failure.explanation
 
 
-def test_a_stream_that_flows_ends_with_the_time_of_the_run() -> None:
-    async def a_moment() -> None:
-        await asyncio.sleep(0.01)
+# -- the end of the run's time ---------------------------------------------------------------------------
 
-    model = ScriptedStream([x for _ in range(1000) for x in (a_moment, TextChunk("a"))])
-    events = asyncio.run(watched(agent(model, max_execution_time_s=0.1)))
+STRICT = DefaultPolicy(actions={FailureKind.transient_provider: Action.handoff})
+
+
+def flowing(clock: SteppedClock) -> ScriptedStream:
+    return ScriptedStream([x for _ in range(1000) for x in (passing(clock, 15), TextChunk("a"))])
+
+
+@pytest.mark.parametrize("policy", [None, STRICT], ids=["default", "no provider failure is retried"])
+@pytest.mark.parametrize("wrapped", ["alone", "first of two", "in a wrapper"])
+def test_a_stream_that_flows_is_cut_by_the_time_limit_of_the_run(wrapped: str, policy: Any) -> None:
+    clock = SteppedClock()
+    model = flowing(clock)
+    outer: Any = {
+        "alone": lambda: model,
+        "first of two": lambda: FallbackModel(model, ScriptedModel(["from the other"])),
+        "in a wrapper": lambda: Limited(model, ConcurrencyLimit(1)),
+    }[wrapped]()
+    made = Agent(outer, guardrails=AgentGuardrails(max_execution_time_s=100), host=Host(clock=clock), policy=policy)
+    events = clock.run(watched(made))
     last = events[-1]
-    assert isinstance(last, Handoff)
-    assert last.failure is not None
-    assert "the run's time was up" in last.failure.explanation
-    assert model.closed == 1
+    assert isinstance(last, UserInputRequested)
+    assert last.originating_failure_kind is FailureKind.time_limit
+    assert last.limit is not None
+    assert 100 <= last.limit.spent < 120
+    assert kinds(events).count(TextDelta) == 6
+    assert (model.calls, model.closed) == (["streamed"], 1)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_whole_reply_is_cut_by_the_time_limit_of_the_run(wrapped: bool) -> None:
+    clock = SteppedClock()
+
+    async def hanging(_: Any) -> str:
+        await passing(clock, 31)()
+        await hang()
+        return "never"
+
+    model: Any = FallbackModel(ScriptedModel([hanging])) if wrapped else ScriptedModel([hanging])
+    made = agent(model, clock, max_execution_time_s=30)
+    outcome = clock.run(_outcome(made))
+    assert isinstance(outcome, UserInputRequested)
+    assert outcome.originating_failure_kind is FailureKind.time_limit
+
+
+async def _outcome(made: Agent) -> Event:
+    return (await made.run("go")).outcome
+
+
+def test_the_models_to_fall_back_to_share_what_is_left_of_the_runs_time() -> None:
+    """Of 30 s, the first of two models gets 15, and the second the rest."""
+    clock = SteppedClock()
+    first = ScriptedStream([passing(clock, 16), hang])
+    second = ScriptedStream([TextChunk("Hello"), HELLO])
+    events = clock.run(watched(agent(FallbackModel(first, second), clock, max_execution_time_s=30)))
+    assert isinstance(events[-1], RunCompleted)
+    assert (first.calls, second.calls) == (["streamed"], ["streamed"])
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_server_that_never_stops_talking_is_cut_by_the_time_limit_of_the_run(wire: str, fallback: bool) -> None:
+    clock = SteppedClock()
+    hung_up: list[bool] = []
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        kind = b"application/x-ndjson" if wire == "ollama" else b"text/event-stream"
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: " + kind + b"\r\n\r\n")
+        events = stream_events(wire, ModelOutput("word " * 3))
+        writer.write(encode_events(wire, events[:-3] or events[:1]))
+        await writer.drain()
+        clock.advance(101)
+        hung_up.append(await reader.read() == b"")
+
+    async def main() -> list[Event]:
+        async with raw_server(talk) as url:
+            model: Any = build_model(wire, base_url=url)
+            made = FallbackModel(model, ScriptedModel(["other"])) if fallback else model
+            events = await watched(agent(made, clock, max_execution_time_s=100, stream_heartbeat_s=1000))
+            await model.aclose()
+            return events
+
+    last = clock.run(main())[-1]
+    assert isinstance(last, UserInputRequested)
+    assert last.originating_failure_kind is FailureKind.time_limit
+    assert hung_up == [True]
 
 
 def test_a_run_cancelled_in_mid_stream_ends_and_closes_the_stream() -> None:

@@ -69,6 +69,7 @@ from agentfsm.loop.transition_table import LOOP
 from agentfsm.runtime.tools import BudgetShare, CallingRun
 from agentfsm.testing import FakeClock, RecordingModel, ScriptedModel, call
 from tests.helpers.provider_rules import check_transcript
+from tests.helpers.stepped_clock import SteppedClock
 
 SECRET = b"shared by all processes of these tests"
 
@@ -540,16 +541,24 @@ def test_a_sub_agents_own_limit_applies_where_it_is_lower() -> None:
 
 @pytest.mark.parametrize("end", ["fails", "times out"])
 def test_the_model_calls_of_a_sub_agent_that_did_not_finish_are_charged(end: str) -> None:
+    clock = SteppedClock()
+
+    async def past_the_timeout(_: Any) -> str:
+        clock.advance(100)
+        await asyncio.Event().wait()
+        return "never"
+
     async def main() -> None:
-        then: Any = ContextOverflowError("long") if end == "fails" else hanging(asyncio.Event())
+        then: Any = ContextOverflowError("long") if end == "fails" else past_the_timeout
         policy = DefaultPolicy(actions={FailureKind.context_overflow: Action.handoff})
         helper = Agent(ScriptedModel([call("note", text="a"), then]), tools=[note], policy=policy)
         model = ScriptedModel([call("h", task="x"), "ok"])
-        result = await Agent(model, tools=[helper.as_tool("h", "Helps.", timeout=0.05)]).run("go")
+        agent = Agent(model, tools=[helper.as_tool("h", "Helps.", timeout=60)], host=Host(clock=clock))
+        result = await agent.run("go")
         assert result.ok
         assert result.run_state.model_calls == 4  # two of its own, and two below, the one that was cut off included
 
-    asyncio.run(main())
+    clock.run(main())
 
 
 def test_a_cancelled_sub_agents_model_calls_are_charged() -> None:
