@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfsm import LOOP, SqliteStore
+from agentfsm import LOOP, AgentGuardrails, SqliteStore
 from agentfsm.cli.app import app
 from agentfsm.journal.records import read_records
 from tests.helpers.fake_model_server import fake_model_server, text_output
@@ -278,3 +278,16 @@ def test_the_run_that_is_killed_is_in_the_store_once_and_complete(tmp_path: Path
     started = [body["eid"] for body in bodies if body["kind"] == "effect.intent"]
     assert started == ["1", "1.0", "1.0", "2"]  # the tool started twice, the model was called once for each reply
     store.close()
+
+
+# -- what is documented -------------------------------------------------------------------------------
+
+
+def test_every_guardrail_is_listed_with_its_default() -> None:
+    page = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", page, re.MULTILINE))
+    defaults = {name: getattr(AgentGuardrails(), name) for name in AgentGuardrails.model_fields}
+    assert rows.keys() == defaults.keys()
+    assert {name: rows[name].strip("`") for name in rows if name != "max_steps"} == {
+        name: str(default) for name, default in defaults.items() if name != "max_steps"
+    }
