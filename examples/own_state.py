@@ -1,9 +1,22 @@
 """Your own state: every answer is checked before the run ends.
 
-Shows: with_state, your own effect, its result in ``run.state_results``, and a guard that reads it.
+Shows: with_state, your own effect, its result in ``run.state_results``, and a guard that reads it, with the examples by
+which ``WitnessDriver(GRAPH).check_examples()`` tests it.
 """
 
-from agentfsm import LOOP, Agent, Message, RunState, State, StateContext, StateResult, StateSpec, Transition
+from agentfsm import (
+    LOOP,
+    Agent,
+    Example,
+    Message,
+    RunState,
+    State,
+    StateContext,
+    StateResult,
+    StateSpec,
+    Transition,
+    detector,
+)
 from agentfsm.testing import ScriptedModel
 
 MAX_CHARS = 60
@@ -16,6 +29,7 @@ def edit(context: StateContext) -> StateResult:
     return StateResult("too long", (Message.user(f"Say it in at most {MAX_CHARS} characters."),))
 
 
+@detector(fires_on=[Example(state_result="too long")], silent_on=[Example(state_result="good")])
 def too_long(run: RunState) -> bool:
     """The guard of the row that leads back to the model."""
     return bool(run.state_results["edit"] == "too long")

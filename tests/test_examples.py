@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import shutil
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from agentfsm import LOOP, Example, RunState, State, StateSpec, Transition
+from agentfsm.testing import GuardExamples, NoExampleError, WitnessDriver
 from tests.helpers.fake_model_server import ModelOutput, fake_model_server, text_output, tool_call_output
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -145,3 +148,26 @@ def test_a_local_model_that_refuses_is_handed_off(tmp_path: Path) -> None:
         done = run("local_model", tmp_path, OLLAMA_HOST=server.host)
     assert done.returncode == 1
     assert done.stdout.startswith("handed off: ollama:llama3.2: ")
+
+
+def test_the_guard_of_an_own_state_agrees_with_its_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    graph = importlib.import_module("own_state").GRAPH
+    assert WitnessDriver(graph).check_examples() > 50
+    long = Example(state_result="too long")
+    wrong = {"too_long": GuardExamples(fires_on=(long,), silent_on=(long,))}
+    with pytest.raises(AssertionError, match=r"edit\.too_long fires on its silent example 1"):
+        WitnessDriver(graph, examples=wrong).check_examples()
+
+
+def test_a_guard_without_examples_is_named_with_what_to_declare() -> None:
+    def bare(run: RunState) -> bool:
+        return run.state_results["edit"] == "too long"
+
+    graph = LOOP.with_state(
+        StateSpec("edit", effect=lambda context: None),
+        [Transition("edit", bare, State.PRE_STEP), Transition("edit", None, State.TERMINAL, ends="completed")],
+        entered_by="post_llm.otherwise",
+    )
+    with pytest.raises(NoExampleError, match=r"edit\.bare has no example: declare @detector"):
+        WitnessDriver(graph).check_examples()

@@ -25,7 +25,15 @@ from agentfsm.cli.options import (
     require_secret,
 )
 from agentfsm.cli.run_command import drive_and_report, drive_with_progress, print_expired_hint, print_resume_hint
-from agentfsm.cli.run_report import NOT_COMPLETED, SUSPENDED, RunReport, exit_code, print_report, report_json
+from agentfsm.cli.run_report import (
+    NOT_COMPLETED,
+    SUSPENDED,
+    RunReport,
+    exit_code,
+    print_failure,
+    print_report,
+    report_json,
+)
 from agentfsm.cli.terminal_prompt import HumanRequest, TerminalPrompter, parse_extension, parse_reply
 from agentfsm.errors import AgentfsmError, ConfigurationError, SuspensionToolError
 from agentfsm.journal.load import StoredRequest, is_subagent_run, pending_request
@@ -129,6 +137,8 @@ def _resume_one(
         return None
     if not report_opts.as_json:
         print_report(console, report, agent.graph)
+        if report_opts.quiet and not report.result.ok:
+            print_failure(report)
         console.err.print()
     return report
 

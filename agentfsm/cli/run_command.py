@@ -28,7 +28,7 @@ from agentfsm.cli.options import (
     signing_secret,
 )
 from agentfsm.cli.progress import ProgressDisplay
-from agentfsm.cli.run_report import RunReport, exit_code, print_json, print_report
+from agentfsm.cli.run_report import RunReport, exit_code, print_failure, print_json, print_report
 from agentfsm.cli.terminal_prompt import REPLY_FORMATS, TerminalPrompter
 from agentfsm.errors import ConfigurationError, HumanReplyError
 from agentfsm.loop.events import UserInputRequested
@@ -60,7 +60,8 @@ _SUGGESTED_REPLIES = {"approval": "allow"}
 def drive(agent: Agent, run: Run, progress: ProgressDisplay, get_answer: AnswerCallback) -> RunReport:
     """Drive a run until it ends, or suspends without an answer.
 
-    The first Ctrl-C cancels the run, which still ends with a complete transcript; a second one kills the process.
+    The first Ctrl-C cancels the run, which still ends with a complete transcript; a second one kills the process. At a
+    question, Ctrl-C leaves the run waiting if somebody can answer it later.
 
     Args:
         agent: The run's agent.
@@ -96,6 +97,8 @@ def _next_run(agent: Agent, result: RunResult, get_answer: AnswerCallback, signa
             click.echo(f"  {error}", err=True)
         except (KeyboardInterrupt, click.Abort):
             signals.append(signal.SIGINT)
+            if agent.config.host.store is not None or signing_secret() is not None:
+                return None
             return agent.dismiss(request.suspension_record, "interrupted while it waited for an answer")
 
 
@@ -150,8 +153,10 @@ def drive_and_report(agent: Agent, run: Run, agent_opts: AgentCliOptions, report
         print_json(console, report)
         return exit_code(report)
     print_report(console, report, agent.graph)
+    if console.err.quiet and not report.result.ok:
+        print_failure(report)
     if isinstance(request, UserInputRequested):
-        _print_suspended_hint(console, report, request, agent_opts)
+        _print_suspended_hint(open_console(), report, request, agent_opts)
     return exit_code(report)
 
 

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import click
 from pydantic_core import to_jsonable_python
 from rich.table import Table
 from rich.text import Text
 
-from agentfsm.cli.console import CliConsole, sanitize, shorten
+from agentfsm.cli.console import CliConsole, sanitize, shorten, single_line
 from agentfsm.loop.events import Handoff, PartialRunSummary, RunAborted, RunCancelled, RunCompleted, UserInputRequested
 from agentfsm.loop.outcomes import CHOOSE_RECOVERY
 from agentfsm.machine.engine import Decision
@@ -23,6 +24,7 @@ __all__ = [
     "SUSPENDED",
     "RunReport",
     "exit_code",
+    "print_failure",
     "print_json",
     "print_outcome",
     "print_report",
@@ -134,6 +136,12 @@ def print_outcome(console: CliConsole, report: RunReport) -> None:
         _print_answer(console, report.result.output)
 
 
+def print_failure(report: RunReport) -> None:
+    """Print on stderr, in one line, why there is no answer; for a console that is quiet."""
+    headline, _, lines = _headline(report)
+    click.echo(single_line(f"agentfsm: {headline}: {shorten('; '.join(lines), 2000)}"), err=True)
+
+
 def _print_answer(console: CliConsole, output: Any) -> None:
     text = output if isinstance(output, str) else json.dumps(to_jsonable_python(output), indent=2, ensure_ascii=False)
     stream = console.out.file
@@ -205,7 +213,7 @@ def print_json(console: CliConsole, report: RunReport) -> None:
 def report_json(report: RunReport) -> dict[str, Any]:
     """A run as JSON data: its outcome, and every transition with the guards evaluated for it."""
     result, end = report.result, report.result.outcome
-    not_details = ("run_id", "seq", "time", "output", "suspension_record")
+    not_details = ("run_id", "seq", "time", "secrets", "output", "suspension_record")
     details = {k: v for k, v in vars(end).items() if k not in not_details}
     data: dict[str, Any] = {
         "run_id": result.run_state.run_id,

@@ -134,7 +134,8 @@ def show(ctx: click.Context, run_id: str, as_json: bool, path: Path | None) -> N
         click.echo(line if as_json else single_line(line))
     usage = None if as_json or redacted or not readable else _total_usage(rows)
     if usage is not None:
-        click.echo(f"{usage.input_tokens} tokens in, {usage.output_tokens} out, {usage.cost_usd:.4f} USD")
+        cost = _describe_cost(usage.cost_usd, usage.unpriced_tokens)
+        click.echo(f"{usage.input_tokens} tokens in, {usage.output_tokens} out, {cost}")
     if not readable:
         click.echo(f"agentfsm: some records cannot be read; agentfsm verify {run_id} says what was changed", err=True)
         ctx.exit(1)
@@ -146,6 +147,13 @@ def _total_usage(rows: Sequence[SealedRecord]) -> Usage | None:
         return rehydrate(rows).run.usage
     except JournalError:
         return None
+
+
+def _describe_cost(cost_usd: float, unpriced_tokens: int) -> str:
+    """What tokens cost; their price is not known for every model."""
+    if not unpriced_tokens:
+        return f"{cost_usd:.4f} USD"
+    return f"{cost_usd:.4f} USD, {unpriced_tokens} tokens unpriced" if cost_usd else "unpriced"
 
 
 def _record_json(record: Record) -> str:
@@ -242,7 +250,7 @@ def _describe_model_reply(reply: Any) -> str:
     message, usage = reply["message"], reply.get("usage", {})
     calls = (f"{call['name']} {_preview(call.get('arguments'))}" for call in message.get("tool_calls", ()))
     text = _preview(message.get("content") or "")
-    cost = f"{float(usage.get('cost_usd', 0)):.4f} USD"
+    cost = _describe_cost(float(usage.get("cost_usd", 0)), usage.get("unpriced_tokens", 0))
     tokens = f"({usage.get('input_tokens', 0)} tokens in, {usage.get('output_tokens', 0)} out, {cost})"
     return "; ".join(each for each in (text, *calls) if each) + (f" {tokens}" if usage else "")
 

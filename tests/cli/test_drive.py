@@ -70,7 +70,20 @@ def test_an_invalid_reply_is_asked_for_again(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, click.Abort])
-def test_an_interrupt_at_a_question_cancels_the_run(interruption: type[BaseException]) -> None:
+def test_an_interrupt_at_a_question_leaves_a_run_waiting_that_can_be_answered_later(
+    interruption: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTFSM_SECRET", "s")
+    report = drive_script(answers(interruption), ASK)  # type: ignore[arg-type]
+    assert isinstance(report.result.outcome, UserInputRequested)
+    assert report.signal == signal.SIGINT
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, click.Abort])
+def test_an_interrupt_at_a_question_cancels_a_run_that_nobody_could_answer_later(
+    interruption: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AGENTFSM_SECRET", raising=False)
     report = drive_script(answers(interruption), ASK)  # type: ignore[arg-type]
     assert isinstance(report.result.outcome, RunCancelled)
     assert report.signal == signal.SIGINT

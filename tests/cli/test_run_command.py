@@ -54,6 +54,33 @@ def test_quiet_prints_only_the_answer(cli: Cli) -> None:
     assert (result.stdout, result.stderr) == ("Hello.\n", "")
 
 
+@pytest.mark.parametrize("flags", [("-q",), ("-q", "--no-store")])
+def test_a_quiet_run_that_fails_says_why(cli: Cli, flags: tuple[str, ...]) -> None:
+    with fake_model_server(401) as server:
+        result = cli("run", "hi", "-m", "some-model", "--base-url", server.url, *flags)
+    assert (result.exit_code, result.stdout) == (1, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("agentfsm: handed off: ")
+    assert "401" in line
+
+
+def test_a_quiet_run_that_waits_says_for_what_and_how_to_answer(cli: Cli) -> None:
+    with fake_model_server(tool_call_output(("remove", {"path": "old.txt"}))) as server:
+        result = cli("run", "hi", "-m", "some-model", "--base-url", server.url, "-t", "tools.py", "-q")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "agentfsm: suspended: approval: May 'remove' run" in result.stderr
+    assert "resume with: agentfsm resume" in result.stderr
+
+
+def test_show_says_where_no_price_is_known(cli: Cli) -> None:
+    with fake_model_server(text_output("Hello.")) as server:
+        cli("run", "hi", "-m", "some-model", "--base-url", server.url)
+    shown = cli("show", cli("runs").stdout.split()[0]).stdout
+    assert shown.splitlines()[-1] == "10 tokens in, 5 out, unpriced"
+    assert "(10 tokens in, 5 out, unpriced)" in shown
+    assert "USD" not in shown
+
+
 def test_the_prompt_can_come_from_stdin(cli: Cli) -> None:
     with fake_model_server(text_output("Hello.")) as server:
         cli(
@@ -295,6 +322,22 @@ def test_at_a_terminal_the_user_is_asked_and_the_run_continues(tmp_path: Path) -
             terminal.expect("Done.")
             assert terminal.wait() == 0
     assert server.requests[-1]["messages"][-1]["content"].startswith("removed older.txt")
+
+
+def test_ctrl_c_at_an_approval_leaves_the_run_waiting_and_says_how_to_answer(tmp_path: Path) -> None:
+    with fake_model_server(tool_call_output(("remove", {"path": "old.txt"})), text_output("Done.")) as server:
+        options = ("-m", "some-model", "--base-url", server.url, "-t", "tools.py")
+        with TerminalProcess(["run", "Tidy up.", *options], tmp_path) as terminal:
+            terminal.expect("[a]llow, [d]eny or [e]dit?")
+            terminal.type("\x03", end="")
+            terminal.expect("suspended")
+            terminal.expect("resume with: agentfsm resume")
+            assert terminal.wait() == 130
+        (listed,) = run_without_terminal(["runs"], tmp_path).stdout.splitlines()
+        run_id, status = listed.split()[:2]
+        assert status == "suspended"
+        done = run_without_terminal(["resume", run_id, "allow", *options], tmp_path)
+    assert (done.returncode, done.stdout) == (0, "Done.\n")
 
 
 def test_ctrl_c_cancels_a_run_that_waits_for_its_model(tmp_path: Path) -> None:
