@@ -184,6 +184,9 @@ _PARTS: Mapping[str, _Schema] = {
         partial_data=_ANYTHING,
     ),
     "image": _object(media_type=_one_of(MEDIA_TYPES), data={"type": "string", "contentEncoding": "base64"}),
+    "limit": _object(
+        unit=_one_of(("model_calls", "seconds", "tokens", "usd")), spent=_NUMBER, limit=_NUMBER, default=_NUMBER
+    ),
     "message": _object(
         role=_one_of(Role),
         content=_TEXT,
@@ -276,6 +279,7 @@ _EVENTS: Mapping[str, Mapping[str, _Schema]] = {
         "arguments": _MAP,
         "asker": _TEXT,
         "quorum": _or_null(_ref("quorum")),
+        "limit": _or_null(_ref("limit")),
         "digest": _TEXT,
         "expires_at": _or_null({"type": "number"}),
         "originating_failure_kind": _or_null(_one_of(FailureKind)),

@@ -8,7 +8,7 @@ JSON data.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from agentfsm.loop.event_json import (
@@ -474,6 +474,7 @@ class UserInputRequested(Ending):
             "arguments": plain_json(self.arguments),
             "asker": self.asker,
             "quorum": quorum_json(self.quorum),
+            "limit": None if self.limit is None else asdict(self.limit),
             "digest": self.digest,
             "expires_at": self.suspension_record.expires_at,
             "originating_failure_kind": None if kind is None else str(kind),

@@ -17,6 +17,7 @@ from agentfsm.loop import events as e
 from agentfsm.loop.failures import Action
 from agentfsm.loop.messages import Role
 from agentfsm.loop.quorum import Quorum
+from agentfsm.loop.state import ReachedLimit
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.loop.transition_table import LOOP
 from agentfsm.machine.engine import Decision
@@ -138,11 +139,13 @@ CASES: list[tuple[e.Event, dict[str, Any]]] = [
             **BASE, kind="approval", question="Pay?", tool="pay", arguments={"to": "Ann"}, choices=("yes",),
             quorum=Quorum(Approval(n=2, roles=("boss",), not_requester=True), Actor("ann"), votes=(Actor("bob"),)),
             suspension_record=RECORD, digest="ab12", originating_failure_kind=FailureKind.loop_detected,
+            limit=ReachedLimit("tokens", 900, 800, 800),
         ),
         {
             "kind": "approval", "question": "Pay?", "context": "", "choices": ["yes"], "tool": "pay",
             "arguments": {"to": "Ann"}, "asker": "", "digest": "ab12", "expires_at": 99.0,
             "originating_failure_kind": "loop_detected",
+            "limit": {"unit": "tokens", "spent": 900, "limit": 800, "default": 800},
             "quorum": {
                 "needed": 2, "approved_by": ["bob"], "roles": ["boss"], "not_requester": True, "requester": "ann",
             },
@@ -162,6 +165,16 @@ def test_each_event_is_json_that_the_schema_describes(event, fields):
     assert data == {"type": type(event).__name__, **HEADER, **fields}
     assert json.loads(json.dumps(data)) == data
     jsonschema.Draft202012Validator(agentfsm.event_schema()).validate(data)
+
+
+NOT_SHOWN = {"secrets", "suspension_record", "decision"}
+"""Fields that are not told to others; a decision is told in parts."""
+
+
+def test_no_field_of_an_event_is_forgotten():
+    for event, _ in CASES:
+        names = {each.name for each in dataclasses.fields(event)} - NOT_SHOWN
+        assert names <= event.to_dict().keys()
 
 
 def test_no_event_is_left_out():
