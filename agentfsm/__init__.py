@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         HumanReplyError,
         JournalError,
         JournalGraphError,
+        MissingDepsError,
         MissingExtraError,
         MissingKeyError,
         ModelError,
@@ -110,6 +111,7 @@ if TYPE_CHECKING:
     from agentfsm.runtime.permissions import allow, ask, deny, permissions
     from agentfsm.runtime.result import RunResult
     from agentfsm.runtime.run import Run
+    from agentfsm.runtime.run_context import RunContext
     from agentfsm.runtime.state_context import StateContext
     from agentfsm.runtime.tools import Tool, ToolContext, tool
 
@@ -167,6 +169,7 @@ __all__ = [
     "MemoryStore",
     "Message",
     "Migration",
+    "MissingDepsError",
     "MissingExtraError",
     "MissingKeyError",
     "Model",
@@ -194,6 +197,7 @@ __all__ = [
     "RunAborted",
     "RunCancelled",
     "RunCompleted",
+    "RunContext",
     "RunError",
     "RunExistsError",
     "RunResult",
@@ -272,9 +276,9 @@ if not TYPE_CHECKING:
             "agentfsm.errors": (
                 "ActorIsRequesterError ActorRoleError AgentfsmError AuthenticationError BlankHumanReplyError "
                 "BudgetSpentError ConfigurationError ContextOverflowError "
-                "GraphError HumanReplyError JournalError JournalGraphError MissingExtraError MissingKeyError "
-                "ModelError ModelMismatchError NoTransitionError ProviderError ReadOnlyError RepeatedVoteError "
-                "RunError RunExistsError "
+                "GraphError HumanReplyError JournalError JournalGraphError MissingDepsError MissingExtraError "
+                "MissingKeyError ModelError ModelMismatchError NoTransitionError ProviderError ReadOnlyError "
+                "RepeatedVoteError RunError RunExistsError "
                 "StaleHumanReplyError StaleLease StateEffectError StoreError StoreFormatError StoreFullError "
                 "StoreLockedError StoreMovedError SuspensionExpiredError SuspensionFormatError SuspensionGraphError "
                 "SuspensionGuardrailsError SuspensionRecordError SuspensionRegistryError SuspensionRulesError "
@@ -317,6 +321,7 @@ if not TYPE_CHECKING:
             "agentfsm.runtime.permissions": "allow ask deny permissions",
             "agentfsm.runtime.result": "RunResult",
             "agentfsm.runtime.run": "Run",
+            "agentfsm.runtime.run_context": "RunContext",
             "agentfsm.runtime.state_context": "StateContext",
             "agentfsm.runtime.tools": "Tool ToolContext tool",
         },

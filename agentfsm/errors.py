@@ -13,6 +13,7 @@
     |   +-- NoTransitionError       no row of the table applies; the run is unchanged
     |   +-- BudgetSpentError        nothing is left of a budget for what the effect of a state of yours asks (.kind)
     |   +-- StateEffectError        the effect of a state of yours called what it may not, or changed while it was away
+    |   +-- MissingDepsError        a run that was started with dependencies is resumed without any
     |   +-- ModelMismatchError      a run did what the model of its proofs does not allow (Host(monitor="raise"))
     +-- ReadOnlyError               user code tried to change a run; it is unchanged, and ends as aborted
     +-- SuspensionRecordError       a suspension record cannot be resumed; the run is unchanged
@@ -57,6 +58,7 @@ __all__ = [
     "HumanReplyError",
     "JournalError",
     "JournalGraphError",
+    "MissingDepsError",
     "MissingExtraError",
     "MissingKeyError",
     "ModelError",
@@ -164,6 +166,10 @@ class ReadOnlyError(AgentfsmError, AttributeError, TypeError):
 
     A run whose hook, guard, policy or effect tries it ends as aborted, even if that code handles the error.
     """
+
+
+class MissingDepsError(RunError):
+    """A run that was started with dependencies is resumed without any; it stays as it is."""
 
 
 class ModelMismatchError(RunError):

@@ -33,6 +33,12 @@ post_llm.otherwise -> terminal
 
 PRINTED = {
     "quickstart": "It is 42.\n" + ONE_TOOL_CALL,
+    "typed_app": """\
+The limit of this run: 50
+May 'refund' run with these arguments? {'order_number': 'A-1', 'usd': 80}
+You get 80 USD back. (A-1: 80.00 USD)
+Refunds: [('A-1', 80.0)]
+""",
     "own_detector": """\
 The rows of post_llm: cancelled, aborted, output_truncated, output_refused, output_malformed, loop_detected, \
 promises_a_refund, no_progress, tool_calls, otherwise

@@ -6,12 +6,15 @@ Importing the class is cheap: the run loop (about 40 modules) loads when the fir
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from agentfsm.errors import RunError
 
 if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
     from agentfsm.journal.migration import Migration
     from agentfsm.loop.guardrails import AgentGuardrails, Behavior
     from agentfsm.loop.messages import Message
@@ -26,13 +29,22 @@ if TYPE_CHECKING:
     from agentfsm.runtime.host import Host, Memory
     from agentfsm.runtime.result import RunResult
     from agentfsm.runtime.run import Run
+    from agentfsm.runtime.run_context import AgentDeps, Output
     from agentfsm.runtime.tools import ApprovalRequirement, Tool
+else:  # without their defaults: ``typing_extensions`` takes four times as long to import as this module
+    AgentDeps, Output = TypeVar("AgentDeps"), TypeVar("Output", covariant=True)
 
 __all__ = ["Agent"]
 
 
-class Agent:
+_NO_METADATA: Mapping[str, Any] = MappingProxyType({})
+
+
+class Agent(Generic[AgentDeps, Output]):
     """An agent whose every state change is a row of a checked table. Create it once and run it as often as you like.
+
+    ``Agent[Deps, Output]`` has two type parameters, which type checkers infer from ``deps_type`` and ``output_type``:
+    the type of its runs' dependencies (by default none) and that of their answers (by default ``str``).
 
     Args:
         model: A model, or the name of one (``"openai:gpt-5-mini"``, ``"ollama:llama3.2"``...).
@@ -45,7 +57,9 @@ class Agent:
         graph: The transition table to run on; by default the preset's.
         hooks: Hooks, which run before a state's effect, and observers, which receive every event.
         memory: Long-term memory, kept between runs.
-        output_type: The type of the answer (structured output), such as a pydantic model; by default text.
+        output_type: The type of the answer (structured output), such as a pydantic model; by default text. A union
+            or another special form is given as a ``pydantic.TypeAdapter`` of it.
+        deps_type: The type of its runs' dependencies: what tools and hooks get as ``context.deps``.
         host: Clock, secret, seed and store, when the embedding program provides its own.
         migrations: Which stored runs of earlier graphs may continue under this one; see ``agentfsm.Migration``.
 
@@ -69,7 +83,8 @@ class Agent:
         graph: Graph | None = None,
         hooks: Iterable[Hook | Observer] = (),
         memory: Memory | None = None,
-        output_type: Any = None,
+        output_type: type[Output] | TypeAdapter[Output] | None = None,
+        deps_type: type[AgentDeps] | None = None,
         host: Host | None = None,
         migrations: Iterable[Migration] = (),
     ) -> None:
@@ -87,10 +102,17 @@ class Agent:
                 hooks=hooks,
                 memory=memory,
                 output_type=output_type,
+                deps_type=deps_type,
                 host=host,
                 migrations=migrations,
             ),
         )
+
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, parameters: Any) -> Any:
+            """``Agent[Deps]`` is ``Agent[Deps, str]``, as type checkers understand it."""
+            return super().__class_getitem__(parameters if isinstance(parameters, tuple) else (parameters, str))
 
     @property
     def model(self) -> Model:
@@ -122,7 +144,7 @@ class Agent:
         """The validated configuration that its runs share."""
         return self._config
 
-    def with_config(self, config: AgentConfig, guardrails: AgentGuardrails | None = None) -> Agent:
+    def with_config(self, config: AgentConfig, guardrails: AgentGuardrails | None = None) -> Self:
         """A copy of this agent with another configuration, such as another host or a scripted model.
 
         Args:
@@ -139,40 +161,58 @@ class Agent:
         self,
         prompt: str,
         *,
+        deps: AgentDeps | None = None,
         message_history: Sequence[Message] = (),
         session_id: str = "",
         run_id: str | None = None,
         actor: Any = None,
-    ) -> Run:
+        tags: Iterable[str] = (),
+        metadata: Mapping[str, Any] = _NO_METADATA,
+    ) -> Run[AgentDeps, Output]:
         """Create a run for a prompt: await it for its result, or iterate it for its events.
 
         Args:
             prompt: The user's message.
+            deps: Its dependencies, for tools, hooks and other functions of yours; the only argument that is not
+                journaled.
             message_history: Earlier messages of the conversation (``result.messages`` of an earlier run).
             session_id: The conversation's id, if you have one.
             run_id: The run's id; by default a random one.
             actor: Who requests it: what ``Host(authenticate=...)`` takes, such as a token; without it an ``Actor`` or
                 a name, which is recorded as claimed.
+            tags: Short texts by which the run is found. They stay readable in its journal.
+            metadata: A JSON object, for your own purposes. It stays readable in its journal.
 
         Raises:
-            RunError: The prompt is not a string, or the history contains something that is not a message.
+            RunError: An argument is not what it must be, or the dependencies are missing; the error says which.
             agentfsm.errors.AuthenticationError: When it starts: the host refuses the actor.
         """
+        from agentfsm.agent.run_options import run_details
         from agentfsm.runtime.run import start_run
 
         return start_run(
-            self._config, prompt, message_history=message_history, session_id=session_id, run_id=run_id, actor=actor
+            self._config,
+            prompt,
+            message_history=message_history,
+            session_id=session_id,
+            run_id=run_id,
+            actor=actor,
+            deps=deps,
+            details=run_details(tags, metadata),
         )
 
     def run_sync(
         self,
         prompt: str,
         *,
+        deps: AgentDeps | None = None,
         message_history: Sequence[Message] = (),
         session_id: str = "",
         run_id: str | None = None,
         actor: Any = None,
-    ) -> RunResult:
+        tags: Iterable[str] = (),
+        metadata: Mapping[str, Any] = _NO_METADATA,
+    ) -> RunResult[Output]:
         """Run to the end and return the result, from code that has no running event loop.
 
         The arguments are those of ``run``.
@@ -182,12 +222,27 @@ class Agent:
         """
         _check_no_loop("run_sync", "agent.run")
         return _complete(
-            self.run(prompt, message_history=message_history, session_id=session_id, run_id=run_id, actor=actor)
+            self.run(
+                prompt,
+                deps=deps,
+                message_history=message_history,
+                session_id=session_id,
+                run_id=run_id,
+                actor=actor,
+                tags=tags,
+                metadata=metadata,
+            )
         )
 
     def resume_sync(
-        self, record: SuspensionRecord | str, reply: HumanInput | None = None, *, to: str | None = None, by: Any = None
-    ) -> RunResult:
+        self,
+        record: SuspensionRecord | str,
+        reply: HumanInput | None = None,
+        *,
+        to: str | None = None,
+        by: Any = None,
+        deps: AgentDeps | None = None,
+    ) -> RunResult[Output]:
         """Resume a run to its end and return the result, from code that has no running event loop.
 
         The arguments and the other errors are those of ``resume``.
@@ -196,11 +251,17 @@ class Agent:
             RunError: An event loop is running in this thread, as in a notebook; await ``agent.resume`` there.
         """
         _check_no_loop("resume_sync", "agent.resume")
-        return _complete(self.resume(record, reply, to=to, by=by))
+        return _complete(self.resume(record, reply, to=to, by=by, deps=deps))
 
     def resume(
-        self, record: SuspensionRecord | str, reply: HumanInput | None = None, *, to: str | None = None, by: Any = None
-    ) -> Run:
+        self,
+        record: SuspensionRecord | str,
+        reply: HumanInput | None = None,
+        *,
+        to: str | None = None,
+        by: Any = None,
+        deps: AgentDeps | None = None,
+    ) -> Run[AgentDeps, Output]:
         """Resume a suspended run with a human's reply, or an interrupted run without one.
 
         Args:
@@ -213,8 +274,10 @@ class Agent:
                 other arguments). None for whatever it asks now.
             by: Who replies: what ``Host(authenticate=...)`` takes, such as a token, and it must vouch for someone;
                 without it an ``Actor`` or a name, which is recorded as claimed, not verified.
+            deps: The run's dependencies: a run that was started with some cannot go on without.
 
         Raises:
+            agentfsm.errors.MissingDepsError: The run was started with dependencies, and there are none now.
             SuspensionRecordError: The record or the reply is invalid; each case has its own class, and the run
                 stays suspended and unchanged.
             agentfsm.errors.JournalGraphError: The stored run belongs to another graph, and no migration accepts it.
@@ -222,9 +285,11 @@ class Agent:
         """
         from agentfsm.agent.resume import ResumeRequest, resume_run
 
-        return resume_run(self._config, record, ResumeRequest(reply, to, by))
+        return resume_run(self._config, record, ResumeRequest(reply, to, by, deps))
 
-    def dismiss(self, record: SuspensionRecord | str, reason: str = "dismissed", *, by: Any = None) -> Run:
+    def dismiss(
+        self, record: SuspensionRecord | str, reason: str = "dismissed", *, by: Any = None
+    ) -> Run[AgentDeps, Output]:
         """End a suspended run without a reply. A run whose record has expired ends as expired.
 
         Args:
@@ -284,11 +349,12 @@ class Agent:
             parallel=parallel,
         )
 
-    def unfinished_runs(self) -> list[Run]:
+    def unfinished_runs(self) -> list[Run[AgentDeps, Output]]:
         """The interrupted runs of the host's store; await each one to continue from its last record.
 
-        A run that cannot be resumed (another graph that no migration accepts, an unreadable journal) is skipped
-        with a warning in the log. A sub-agent's run is not listed: the run that called it resumes it.
+        A run that cannot be resumed (another graph that no migration accepts, an unreadable journal, dependencies that
+        are missing) is skipped with a warning in the log. A sub-agent's run is not listed: the run that called it
+        resumes it.
 
         Raises:
             ConfigurationError: The host has no store.
@@ -332,11 +398,11 @@ def _check_no_loop(method: str, instead: str) -> None:
     raise RunError(f"{method} cannot be used inside a running event loop: use 'await {instead}(...)' there")
 
 
-def _complete(run: Run) -> RunResult:
+def _complete(run: Run[Any, Output]) -> RunResult[Output]:
     """The result of a run, in a new event loop."""
     import asyncio
 
-    async def result() -> RunResult:
+    async def result() -> RunResult[Output]:
         return await run
 
     return asyncio.run(result())

@@ -6,7 +6,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pydantic
 from pydantic import TypeAdapter
@@ -57,6 +57,7 @@ class AgentOptions:
     hooks: Iterable[Hook | Observer]
     memory: Memory | None
     output_type: Any
+    deps_type: Any
     host: Host | None
     migrations: Iterable[Migration]
 
@@ -76,13 +77,14 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
     _validate_types(options)
     hooks, preset = tuple(options.hooks), _resolve_preset(options.preset)
     behavior, host = preset.behavior, options.host or Host()
-    tools = _collect_tools(options.tools, behavior, options.output_type)
+    output_type = _plain_type(options.output_type)
+    tools = _collect_tools(options.tools, behavior, output_type)
     _check_ending(behavior, tools)
     own_graph, needs_votes = options.graph, any(t.may_need_votes for t in tools.values())
     graph = check_agent_graph(own_graph or (with_votes(preset.graph) if needs_votes else preset.graph), tools)
     former = {*preset.former_graphs, *([preset.graph.fingerprint] if needs_votes else [])}
     specs = tuple(t.spec for t in tools.values())
-    adapter = None if options.output_type in (None, str) else _make_output_adapter(options.output_type)
+    adapter = None if output_type in (None, str) else _make_output_adapter(options.output_type)
     schema = None if adapter is None else adapter.json_schema()
     instructions = _system_prompt(options.instructions, behavior, tools, schema)
     model = _resolve_model(model)
@@ -111,6 +113,7 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
         migrations=_check_migrations(tuple(options.migrations), graph),
         former_graphs=frozenset() if own_graph is not None else frozenset(former),
         open_monitor=_monitor_factory(host, graph, traits),
+        deps_type=options.deps_type,
     )
 
 
@@ -275,6 +278,13 @@ def _resolve_model(model: str | Model) -> Model:
     return resolve(model)
 
 
+def _plain_type(output_type: Any) -> Any:
+    """An agent's output type, taken out of its ``TypeAdapter`` if it was given in one."""
+    if not isinstance(output_type, TypeAdapter):
+        return output_type
+    return getattr(cast("Any", output_type), "_type")  # noqa: B009  # no public attribute has it
+
+
 def _make_output_adapter(output_type: Any) -> TypeAdapter[Any]:
     """Validates a structured answer.
 
@@ -282,7 +292,8 @@ def _make_output_adapter(output_type: Any) -> TypeAdapter[Any]:
         ConfigurationError: The type has no JSON schema.
     """
     try:
-        adapter: TypeAdapter[Any] = TypeAdapter(output_type)
+        given: Any = output_type
+        adapter: TypeAdapter[Any] = given if isinstance(output_type, TypeAdapter) else TypeAdapter(given)
         adapter.json_schema()
     except pydantic.errors.PydanticUserError as error:
         text = str(error).partition("\n")[0]

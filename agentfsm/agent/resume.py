@@ -11,6 +11,7 @@ from agentfsm.errors import (
     ConfigurationError,
     HumanReplyError,
     JournalError,
+    MissingDepsError,
     RunError,
     StaleHumanReplyError,
     StaleLease,
@@ -34,6 +35,7 @@ from agentfsm.runtime.driver import RunRequest, escalation_is_due
 from agentfsm.runtime.hooks import DenyCall, HookContext, logger
 from agentfsm.runtime.host import Host, InMemoryReplayGuard
 from agentfsm.runtime.run import Run
+from agentfsm.runtime.run_context import check_deps
 from agentfsm.runtime.tool_dispatch import calling_run
 from agentfsm.runtime.tools import Tool, describe_validation_error
 
@@ -69,6 +71,7 @@ class ResumeRequest:
         to: The hash of the record that the human was shown, or at least its first 12 hex digits; None for whatever
             the run asks now.
         by: Who replied, as ``Host.identify`` takes it, or None.
+        deps: The dependencies with which the run is to go on, or None.
 
     Raises:
         HumanReplyError: ``to`` is neither None nor a text that is not blank.
@@ -77,6 +80,7 @@ class ResumeRequest:
     human_input: HumanInput | None
     to: str | None = None
     by: Any = field(default=None, repr=False)
+    deps: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         to: Any = self.to
@@ -149,7 +153,25 @@ def load_run(config: AgentConfig, run_id: str) -> LoadedRun:
     return load_stored_run(require_store(config), run_id, config.machine.graph, config.host.keyring, migrations)
 
 
-def resume_run(config: AgentConfig, record: SuspensionRecord | str, request: ResumeRequest) -> Run:
+def _resumed(config: AgentConfig, state: RunState, run_request: RunRequest, request: ResumeRequest) -> Run[Any, Any]:
+    """A run that is resumed with what it needs beside its journal.
+
+    Raises:
+        MissingDepsError: It was started with dependencies, and there are none now.
+    """
+    if run_request.dismiss_reason is not None:
+        return Run(config, state, run_request)
+    remedy = "agent.resume(..., deps=...)"
+    if request.deps is None and state.details.has_deps:
+        raise MissingDepsError(
+            f"run {state.run_id!r} was started with dependencies, which no journal holds: give them again with "
+            f"{remedy}; nothing was changed"
+        )
+    check_deps(config.deps_type, request.deps, remedy)
+    return Run(config, state, replace(run_request, deps=request.deps))
+
+
+def resume_run(config: AgentConfig, record: SuspensionRecord | str, request: ResumeRequest) -> Run[Any, Any]:
     """Resume a suspended run with a reply, or an interrupted run without one.
 
     Args:
@@ -158,6 +180,7 @@ def resume_run(config: AgentConfig, record: SuspensionRecord | str, request: Res
         request: The reply.
 
     Raises:
+        MissingDepsError: The run was started with dependencies, and there are none now.
         SuspensionRecordError: The record or the reply is invalid.
         StoreError: The run is not in the store, or the store cannot be read.
         JournalGraphError: The run belongs to another graph, and no migration accepts it.
@@ -176,7 +199,7 @@ def resume_run(config: AgentConfig, record: SuspensionRecord | str, request: Res
     return _resume_from_record(config, parsed, state, run_request, request)
 
 
-def dismiss_run(config: AgentConfig, record: SuspensionRecord | str, reason: str, by: Any = None) -> Run:
+def dismiss_run(config: AgentConfig, record: SuspensionRecord | str, reason: str, by: Any = None) -> Run[Any, Any]:
     """End a suspended or interrupted run without a reply.
 
     Args:
@@ -213,7 +236,7 @@ def _require_calling_run(state: RunState) -> None:
         )
 
 
-def _resume_from_store(config: AgentConfig, run_id: str, request: ResumeRequest) -> Run:
+def _resume_from_store(config: AgentConfig, run_id: str, request: ResumeRequest) -> Run[Any, Any]:
     loaded = load_run(config, run_id)
     _require_calling_run(loaded.run)
     expires = loaded.resume_point.expires_at
@@ -227,27 +250,28 @@ def _resume_from_store(config: AgentConfig, run_id: str, request: ResumeRequest)
             raise HumanReplyError(f"run {run_id!r} was interrupted and asks nothing: resume it without a reply")
         first = loaded.run.steps == 1
         prompt = loaded.run.messages[-1].content if first and loaded.run.messages else ""
-        return Run(config, loaded.run, RunRequest(prompt, resume_point=loaded.resume_point))
+        return _resumed(config, loaded.run, RunRequest(prompt, resume_point=loaded.resume_point), request)
     if expires is not None and config.host.clock.time() > expires:
         raise SuspensionExpiredError(f"the request expired without a reply; end the run with agent.dismiss({run_id!r})")
     if request.human_input is None and escalation_is_due(config, loaded.run):
-        return Run(config, loaded.run, RunRequest(resume_point=loaded.resume_point))
+        return _resumed(config, loaded.run, RunRequest(resume_point=loaded.resume_point), request)
     request.check_current(loaded)
     answer = request.to_human_reply(loaded.resume_point.kind)
     check_agent(config, loaded.run, loaded.pinned)
     check_reply(config, loaded.run, answer)
-    return Run(config, loaded.run, RunRequest(reply=answer, resume_point=loaded.resume_point, by=request.by))
+    run_request = RunRequest(reply=answer, resume_point=loaded.resume_point, by=request.by)
+    return _resumed(config, loaded.run, run_request, request)
 
 
 def _resume_from_record(
     config: AgentConfig, record: SuspensionRecord, run_state: RunState, run_request: RunRequest, request: ResumeRequest
-) -> Run:
+) -> Run[Any, Any]:
     """A run restored from a record; if the host's store has the run too, it continues from the store."""
     store = config.host.store
     if store is None or store.head(record.run_id) is None:
         if request.to is not None:
             raise HumanReplyError("'to' names a record of a stored run, and this run is not in a store: omit it")
-        return Run(config, run_state, run_request)
+        return _resumed(config, run_state, run_request, request)
     loaded = load_run(config, record.run_id)
     if loaded.suspension_id != record.record_id:
         raise SuspensionUsedError(f"run {record.run_id!r} has continued since record {record.record_id!r} was written")
@@ -255,7 +279,7 @@ def _resume_from_record(
     if run_request.reply is not None:
         check_agent(config, loaded.run, loaded.pinned)
         check_reply(config, loaded.run, run_request.reply)
-    return Run(config, loaded.run, replace(run_request, resume_point=loaded.resume_point))
+    return _resumed(config, loaded.run, replace(run_request, resume_point=loaded.resume_point), request)
 
 
 def open_suspended_state(config: AgentConfig, record: SuspensionRecord, allow_expired: bool = False) -> RunState:
@@ -452,7 +476,7 @@ def is_run_id(record: SuspensionRecord | str) -> bool:
     return isinstance(record, str) and not record.lstrip().startswith("{")
 
 
-def unfinished_runs(config: AgentConfig) -> list[Run]:
+def unfinished_runs(config: AgentConfig) -> list[Run[Any, Any]]:
     """The interrupted runs of the host's store, ready to be awaited; runs of sub-agents are not included.
 
     A run that cannot be resumed is skipped with a warning in the log. A run that another process has resumed in the
@@ -462,13 +486,13 @@ def unfinished_runs(config: AgentConfig) -> list[Run]:
         ConfigurationError: The host has no store.
         StoreError: The store cannot be read.
     """
-    runs: list[Run] = []
+    runs: list[Run[Any, Any]] = []
     for head in require_store(config).heads("running"):
         if head.owner is not None or not head.seq:
             continue
         try:
             run = resume_run(config, head.run_id, ResumeRequest(None))
-        except JournalError as error:
+        except (JournalError, MissingDepsError) as error:
             logger.warning("%s", error)
         except (SuspensionRecordError, RunError):  # it has ended or been suspended since the list was read
             continue

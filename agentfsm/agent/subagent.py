@@ -31,7 +31,6 @@ from agentfsm.loop.extension import EXTENDING_REPLIES, GUARDRAIL_OF_UNIT
 from agentfsm.loop.failures import FailureKind
 from agentfsm.loop.guardrails import AgentGuardrails
 from agentfsm.loop.messages import ToolResult, Usage
-from agentfsm.loop.quorum import Actor
 from agentfsm.loop.state import CallState, HumanReply, PendingRequest, ReachedLimit, RunState, SuspendedSubRun
 from agentfsm.loop.suspension import SuspensionRecord
 from agentfsm.loop.withholding import SecretOpener
@@ -41,6 +40,7 @@ from agentfsm.runtime.driver import RunRequest
 from agentfsm.runtime.hooks import Hook
 from agentfsm.runtime.result import ending_event
 from agentfsm.runtime.run import Run, count_model_requests, live_state, send_events, start_run
+from agentfsm.runtime.run_context import check_deps
 from agentfsm.runtime.tools import CallingRun, Tool, as_tool
 
 if TYPE_CHECKING:
@@ -146,22 +146,40 @@ class SubagentFactory:
         guardrails: AgentGuardrails,
         task: str,
         run_id: str,
-        session_id: str,
-        parent: tuple[str, str],
-        requester: Actor | None = None,
-    ) -> Run:
+        caller: CallingRun,
+        call_id: str,
+    ) -> Run[Any, Any]:
         """A new run.
 
         Args:
             guardrails: Its limits.
             task: The prompt.
             run_id: Its id.
-            session_id: The conversation's id.
-            parent: The calling run and the id of the call that it answers.
-            requester: Who requested the calling run, or None.
+            caller: The calling run: its session, requester, tags and metadata are those of the new run, too.
+            call_id: The id of the call that it answers.
+
+        Raises:
+            RunError: The calling run's dependencies are not those that the sub-agent declares.
         """
-        config = replace(self.config, guardrails=guardrails)
-        return start_run(config, task, session_id=session_id, run_id=run_id, parent=parent, actor=requester)
+        parent = caller.run
+        return start_run(
+            replace(self.config, guardrails=guardrails),
+            task,
+            session_id=parent.session_id,
+            run_id=run_id,
+            parent=(parent.run_id, call_id),
+            actor=parent.requester,
+            deps=self.deps_under(caller),
+            details=replace(parent.details, has_deps=False),
+        )
+
+    def deps_under(self, caller: CallingRun) -> Any:
+        """The dependencies of a run: those of the calling run if the sub-agent declares their type, else None.
+
+        Args:
+            caller: The calling run.
+        """
+        return None if self.config.deps_type is None else caller.deps
 
     def open(self, suspended: SuspendedSubRun) -> tuple[SuspensionRecord, RunState]:
         """A run that was suspended inside its caller's record.
@@ -203,7 +221,7 @@ class SubRun:
     def __init__(self, caller: CallingRun, factory: SubagentFactory, call_state: CallState, attempt: int) -> None:
         self._caller, self._factory, self._call_state, self._attempt = caller, factory, call_state, attempt
         self._stored = factory.config.host.store is not None
-        self._run: Run | None = None
+        self._run: Run[Any, Any] | None = None
         self._state: RunState | None = None
         self._model_calls_before = 0  # made before this object, and not charged to the calling run yet
 
@@ -246,7 +264,7 @@ class SubRun:
             return self._suspended(outcome, run.run_state)
         return ToolResult(call.id, call.name, _result_text(outcome))
 
-    def _open_run(self, task: str) -> Run | RunState | None:
+    def _open_run(self, task: str) -> Run[Any, Any] | RunState | None:
         """The run: new, continued or already over; None if there is no budget left for one."""
         factory, held, reply = self._factory, self._call_state.held, self._call_state.answer
         run_id = self._run_id_for_call() if held is None else held.run_id
@@ -266,16 +284,18 @@ class SubRun:
         limits = cap_guardrails(factory.config.guardrails, self._caller)
         if limits is None:
             return None
-        parent = self._caller.run
-        by_call = (parent.run_id, self._call_state.call.id)
-        return factory.start(limits, task, run_id, parent.session_id, by_call, parent.requester)
+        return factory.start(limits, task, run_id, self._caller, self._call_state.call.id)
 
-    def _continue(self, state: RunState, request: RunRequest) -> Run | None:
+    def _continue(self, state: RunState, request: RunRequest) -> Run[Any, Any] | None:
         """A run that continues within what is left now; None if a person extends a budget of which nothing is left."""
         self._note_progress(state)
         factory, uncharged = self._factory, Spent(self._model_calls_before, self.usage)
         limits = cap_guardrails(factory.config.guardrails, self._caller, state, uncharged, request.reply)
-        return None if limits is None else Run(factory.config, state, replace(request, guardrails=limits))
+        if limits is None:
+            return None
+        deps = factory.deps_under(self._caller)
+        check_deps(factory.config.deps_type, deps, "give the calling run some")
+        return Run(factory.config, state, replace(request, guardrails=limits, deps=deps))
 
     def _note_progress(self, state: RunState) -> None:
         held = self._call_state.held

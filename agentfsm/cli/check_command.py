@@ -214,7 +214,9 @@ def _format_review(analysis: Analysis, calls: Sequence[UnattendedCalls]) -> str:
     return json.dumps(data, indent=1) + "\n"
 
 
-def _load_inputs(graph: str | None, preset: str | None) -> tuple[Graph, AgentGuardrails, AgentTraits, Agent | None]:
+def _load_inputs(
+    graph: str | None, preset: str | None
+) -> tuple[Graph, AgentGuardrails, AgentTraits, Agent[Any, Any] | None]:
     """The graph that is named, with the limits and what is known of its preset or agent, and the agent.
 
     Raises:
@@ -226,7 +228,7 @@ def _load_inputs(graph: str | None, preset: str | None) -> tuple[Graph, AgentGua
     loaded, owner = load_graph_and_owner(graph)
     match owner:
         case Agent():
-            return loaded, owner.guardrails, proof_traits(owner.config), owner
+            return loaded, owner.guardrails, proof_traits(owner.config), owner  # pyright: ignore[reportUnknownVariableType]
         case Preset():
             return check_agent_graph(loaded, {}), owner.guardrails, AgentTraits(owner.behavior), None
         case _:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -24,7 +25,7 @@ Examples:
 """
 
 
-def load_path_source(name: str) -> Graph | Preset | Agent:
+def load_path_source(name: str) -> Graph | Preset | Agent[Any, Any]:
     """The agent, preset or graph that ``MODULE:NAME`` names.
 
     Raises:
@@ -32,7 +33,7 @@ def load_path_source(name: str) -> Graph | Preset | Agent:
             these.
     """
     graph, owner = load_graph_and_owner(name)
-    return owner if isinstance(owner, (Agent, Preset)) else graph
+    return owner if isinstance(owner, (Agent, Preset)) else graph  # pyright: ignore[reportUnknownVariableType]
 
 
 @click.command(epilog=_EXAMPLES)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -258,7 +258,7 @@ def _read_keyring(path: Path | None) -> Keyring | None:
     return Keyring(given.encode()) if given else None
 
 
-def _load_agent(name: str) -> Agent:
+def _load_agent(name: str) -> Agent[Any, Any]:
     """The agent that ``MODULE:AGENT`` names.
 
     Raises:
@@ -269,7 +269,7 @@ def _load_agent(name: str) -> Agent:
     value = load_object(name)
     if not isinstance(value, Agent):
         raise ConfigurationError(f"{name} is a {type(value).__name__}, not an agent")
-    return value
+    return value  # pyright: ignore[reportUnknownVariableType]
 
 
 def _print_proof(run_id: str, path: Path | None, agent: Agent | None) -> bool:

@@ -150,7 +150,7 @@ class _SpanRecorder:
         elif (handler := self._handlers.get(type(event))) is not None:
             handler(traced, event)
 
-    def before_model(self, context: HookContext) -> None:
+    def before_model(self, context: HookContext[Any]) -> None:
         """Start the span of a model call, in the task that makes the call."""
         traced = self._runs.get(context.run.run_id)
         if traced is None:

@@ -57,7 +57,7 @@ async def fork(store: Store, run_id: str, at_seq: int, new_id: str, keyring: Key
         on_outcome(run, ToolsRan(tuple(parent.unclaimed_results.values())))
     run.run_id, run.parent = new_id, None
     commitments = CommitmentWriter()
-    copied = ("form", "guardrails", "rules", "policy", "versions", "session", "seed")
+    copied = ("form", "guardrails", "rules", "policy", "versions", "session", "seed", "tags", "metadata", "deps")
     first = {
         **{name: parent.created[name] for name in copied if name in parent.created},
         "run": new_id,

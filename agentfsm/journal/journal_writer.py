@@ -24,7 +24,7 @@ from agentfsm.loop.failures import Failure
 from agentfsm.loop.keys import Keyring, SecretKeys
 from agentfsm.loop.messages import ToolResult
 from agentfsm.loop.outcomes import Outcome
-from agentfsm.loop.state import PendingRequest
+from agentfsm.loop.state import PendingRequest, RunDetails
 from agentfsm.loop.withholding import Withholder
 from agentfsm.machine.engine import Decision
 from agentfsm.runtime.recorder import JournalEntry, Recorder, ResumePoint, RunHeader
@@ -219,6 +219,7 @@ def _created_fields(outcomes: OutcomeWriter, entry: JournalEntry, commitments: C
     if header.tools:
         body["tools"] = {t.name: t.digest for t in header.tools}
     fields = {**_json_fields(body), "policy": commitments.visible_json(describe_policy(header.policy))}
+    fields |= _details_fields(header.details, commitments)
     if header.requester is not None:
         fields["requester"] = to_json(header.requester, commitments)
     if header.state is None:
@@ -228,6 +229,18 @@ def _created_fields(outcomes: OutcomeWriter, entry: JournalEntry, commitments: C
         "at": encode(header.state["state"]),
         "state": commitments.own_json(header.state),
     }
+
+
+def _details_fields(details: RunDetails, commitments: CommitmentWriter) -> JsonFields:
+    """What else the run was given. Tags and metadata stay readable, so that runs can be found by them."""
+    fields: JsonFields = {}
+    if details.tags:
+        fields["tags"] = commitments.visible_json(list(details.tags))
+    if details.metadata:
+        fields["metadata"] = commitments.visible_json(details.metadata)
+    if details.has_deps:
+        fields["deps"] = "true"
+    return fields
 
 
 _FIELD_WRITERS: dict[str, Callable[[OutcomeWriter, JournalEntry, CommitmentWriter], JsonFields]] = {

@@ -31,11 +31,13 @@ from agentfsm.machine.graph import State
 __all__ = [
     "KEPT_FIELDS",
     "MAX_LESSONS",
+    "NO_DETAILS",
     "TEXT_FIELDS",
     "CallState",
     "HumanReply",
     "PendingRequest",
     "ReachedLimit",
+    "RunDetails",
     "RunState",
     "RunView",
     "StateCall",
@@ -278,6 +280,29 @@ class HumanReply:
         return self.actor or (Actor(self.by) if self.by.strip() else None)
 
 
+@read_only
+@dataclass(frozen=True, slots=True)
+class RunDetails:
+    """What a run was given when it was started, beside its prompt, its conversation and its limits; it never changes.
+
+    Attributes:
+        tags: Short texts by which the run is found.
+        metadata: A JSON object of the caller's.
+        has_deps: Whether it has dependencies, which no journal holds.
+    """
+
+    tags: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=FrozenDict)
+    has_deps: bool = False
+
+    def __post_init__(self) -> None:
+        freeze_field(self, "metadata")
+
+
+NO_DETAILS = RunDetails()
+"""The details of a run that was given nothing but a prompt."""
+
+
 class _BatchSnapshot:
     """The calls of a batch as views show them, copied when somebody first reads them, or just before they change."""
 
@@ -379,6 +404,7 @@ class RunState(_HiddenSlots):
         state_visits: How many times the effect of each user-defined state has ended.
         state_outcome: Which declared outcome the last of these effects came back with, or an empty string.
         event_seq: The number of the event with which the run was last suspended; its events go on from there.
+        details: What else it was given when it was started.
     """
 
     run_id: str
@@ -436,6 +462,17 @@ class RunState(_HiddenSlots):
     state_visits: dict[str, int] = field(default_factory=dict[str, int])
     state_outcome: str = ""
     event_seq: int = 0
+    details: RunDetails = NO_DETAILS
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags that it was started with."""
+        return self.details.tags
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The metadata that it was started with: a JSON object."""
+        return self.details.metadata
 
     @property
     def steps(self) -> int:

@@ -167,7 +167,7 @@ class HookAbortError(Exception):
 
 
 async def run_hooks(
-    context: Context, state: str, make_context: Callable[[], HookContext] | None = None, *, after_end: bool = False
+    context: Context, state: str, make_context: Callable[[], HookContext[Any]] | None = None, *, after_end: bool = False
 ) -> list[HookDecision]:
     """Run the hooks of a state, in order.
 
@@ -190,7 +190,9 @@ async def run_hooks(
                 continue
             context.once_hooks_run.add(id(each))
         try:
-            hook_context = HookContext(state, context.view()) if make_context is None else make_context()
+            hook_context = (
+                HookContext(state, context.view(), deps=context.deps) if make_context is None else make_context()
+            )
             decisions.append(await _run_hook(context, each, hook_context))
         except HookAbortError as error:
             if not after_end:
@@ -200,7 +202,7 @@ async def run_hooks(
     return decisions
 
 
-async def _run_hook(context: Context, hook: Hook, hook_context: HookContext) -> HookDecision:
+async def _run_hook(context: Context, hook: Hook, hook_context: HookContext[Any]) -> HookDecision:
     try:
         with user_code("hook", hook.function, context.run.change_attempts):
             value = hook.function(hook_context)
@@ -253,9 +255,9 @@ async def check_approval(
     needs_approval = required is not False
     if context.config.hooks.get(State.DISPATCH_TOOL):
 
-        def make_context() -> HookContext:
+        def make_context() -> HookContext[Any]:
             shown = shown_arguments(tool, call, arguments)
-            return HookContext(context.run.state, context.view(), call, tool, shown)
+            return HookContext(context.run.state, context.view(), call, tool, shown, context.deps)
 
         for decision in await run_hooks(context, State.DISPATCH_TOOL, make_context):
             if isinstance(decision, SkipCall):
@@ -298,7 +300,7 @@ def _required_approval(context: Context, call: ToolCall, tool: Tool, arguments: 
     shown = shown_arguments(tool, call, arguments)
     given: tuple[Any, ...] = (shown,)
     if tool.approval_takes_context:
-        given = (shown, HookContext(State.DISPATCH_TOOL, context.view(), call, tool, shown))
+        given = (shown, HookContext(State.DISPATCH_TOOL, context.view(), call, tool, shown, context.deps))
     with user_code("requires_approval", rule, context.run.change_attempts):
         required = rule(*given)
     return required if isinstance(required, Approval) else bool(required)

@@ -83,6 +83,7 @@ class AgentConfig:
         migrations: Which stored runs of other graphs may be resumed.
         former_graphs: The fingerprints of the graphs on which earlier releases ran the agent's preset.
         open_monitor: Makes the monitor of a run; None if runs are not monitored.
+        deps_type: The type of its runs' dependencies, or None if it declares none.
     """
 
     machine: Machine
@@ -107,6 +108,7 @@ class AgentConfig:
     migrations: tuple[Migration, ...] = ()
     former_graphs: frozenset[str] = frozenset()
     open_monitor: Callable[[RunState], Monitor] | None = None
+    deps_type: object = None
 
 
 class Context:
@@ -116,6 +118,7 @@ class Context:
         config: The agent's configuration.
         run: The run state.
         prompt: The user's message, for the memory.
+        deps: The run's dependencies, for user code; None for none.
         timeout: The time limit of whatever the run awaits.
         has_listeners: Whether an observer or a consumer receives events.
         builds_events: Whether every event is built, because it is received or logged; else only the last one is.
@@ -135,10 +138,11 @@ class Context:
         uncharged_s: Returns the seconds that have passed since the run was last charged for its time.
     """
 
-    def __init__(self, config: AgentConfig, run: RunState, prompt: str = "") -> None:
+    def __init__(self, config: AgentConfig, run: RunState, prompt: str = "", deps: Any = None) -> None:
         self.config = config
         self.run = run
         self.prompt = prompt
+        self.deps = deps
         self.completed_results: list[ToolResult] = []
         self.running_calls: dict[str, Timeout] = {}
         self.suspended_subruns: dict[str, SuspendedSubRun] = {}

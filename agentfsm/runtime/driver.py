@@ -84,6 +84,7 @@ class RunRequest:
         guardrails: The limits under which it continues; None for those that it had.
         by: Who requests the run, replies or dismisses it, as the caller says: ``Host.identify`` turns it into an
             ``Actor``.
+        deps: The run's dependencies, or None.
     """
 
     prompt: str = ""
@@ -93,6 +94,7 @@ class RunRequest:
     resume_point: ResumePoint | None = None
     guardrails: AgentGuardrails | None = None
     by: Any = field(default=None, repr=False)
+    deps: Any = field(default=None, repr=False)
 
     @property
     def expires_at(self) -> float | None:
@@ -151,6 +153,7 @@ def run_header(config: AgentConfig, run: RunState, request: RunRequest) -> RunHe
         {} if run.parent is None else {"run": run.parent[0], "call": run.parent[1]},
         tuple(config.tools.values()),
         run.requester,
+        run.details,
     )
 
 
@@ -221,7 +224,7 @@ class Driver:
     """
 
     def __init__(self, config: AgentConfig, run: RunState, request: RunRequest) -> None:
-        self.context = Context(config, run, request.prompt)
+        self.context = Context(config, run, request.prompt, request.deps)
         self.decisions: list[Decision] = []
         self.outcome: Ending | None = None
         self.output: Any = None

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
-from typing import Any
+from typing import Any, Generic, cast
 
 from agentfsm.errors import ConfigurationError
 from agentfsm.loop.events import (
@@ -28,10 +28,12 @@ from agentfsm.loop.events import (
 )
 from agentfsm.loop.failures import FailureKind
 from agentfsm.loop.messages import ToolCall
+from agentfsm.loop.quorum import Actor
 from agentfsm.loop.read_only import FrozenDict, read_only
 from agentfsm.loop.state import RunView
 from agentfsm.machine.declaration import EffectSpec
 from agentfsm.machine.graph import State
+from agentfsm.runtime.run_context import Deps
 from agentfsm.runtime.tools import Tool
 
 __all__ = [
@@ -85,8 +87,8 @@ HookDecision = AbortRun | SkipCall | DenyCall | AskApproval | None
 
 @read_only
 @dataclass(frozen=True, slots=True)
-class HookContext:
-    """What a hook sees. It cannot change any of it: an attempt ends the run as aborted.
+class HookContext(Generic[Deps]):
+    """What a hook sees. It cannot change any of it but ``deps``: an attempt ends the run as aborted.
 
     Attributes:
         state: The state whose effect is about to run.
@@ -95,6 +97,7 @@ class HookContext:
         tool: At ``dispatch_tool``, its tool; else None.
         arguments: At ``dispatch_tool``, what the tool will get: validated, converted, defaults filled in. The tool
             gets a copy of its own.
+        deps: The run's dependencies; None if it has none.
     """
 
     state: str
@@ -102,6 +105,12 @@ class HookContext:
     call: ToolCall | None = None
     tool: Tool | None = None
     arguments: Mapping[str, Any] = field(default_factory=FrozenDict)
+    deps: Deps = field(default=cast("Any", None), repr=False)
+
+    @property
+    def actor(self) -> Actor | None:
+        """Who requested the run, or None."""
+        return self.run.requester
 
 
 @dataclass(frozen=True)
@@ -123,7 +132,7 @@ class Hook:
     """
 
     at: str | EffectSpec
-    function: Callable[[HookContext], HookDecision | Awaitable[HookDecision]]
+    function: Callable[[HookContext[Any]], HookDecision | Awaitable[HookDecision]]
     fail_open: bool = True
     once: bool = False
     name: str = ""
@@ -149,7 +158,7 @@ class Observer:
         return str(getattr(self.function, "__name__", self.function))
 
 
-HookFunction = Callable[[HookContext], HookDecision | Awaitable[HookDecision]]
+HookFunction = Callable[[HookContext[Any]], HookDecision | Awaitable[HookDecision]]
 """A function that ``hook`` accepts."""
 
 

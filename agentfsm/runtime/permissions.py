@@ -175,7 +175,7 @@ class PermissionPolicy:
         ]
         return table(("", "action", "tool", "when", "reason"), [*rows, ("", self.otherwise, "*", "otherwise", "")])
 
-    def __call__(self, context: HookContext) -> HookDecision:
+    def __call__(self, context: HookContext[Any]) -> HookDecision:
         """The decision about the call that is about to run. Control tools (``return_done``...) are always allowed."""
         if context.call is None or (context.tool is not None and context.tool.control is not None):
             return None

@@ -15,6 +15,7 @@ from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.messages import Message, Reply, ToolResult
 from agentfsm.loop.outcomes import Outcome
 from agentfsm.loop.quorum import Actor
+from agentfsm.loop.state import NO_DETAILS, RunDetails
 from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.host import Clock
@@ -44,6 +45,7 @@ class RunHeader:
             calling run and the id of the call. Else empty.
         tools: The tools; the record pins the digest of each.
         requester: Who requested the run, or None.
+        details: What else the run was given when it was started.
     """
 
     run_id: str
@@ -58,6 +60,7 @@ class RunHeader:
     parent: Mapping[str, Any] = field(default_factory=dict[str, Any])
     tools: tuple[Tool, ...] = ()
     requester: Actor | None = None
+    details: RunDetails = NO_DETAILS
 
 
 @dataclass(frozen=True, slots=True)

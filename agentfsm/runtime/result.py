@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 from pydantic_core import to_json
 
@@ -28,6 +28,7 @@ from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.approval import run_hooks
 from agentfsm.runtime.context import Context
+from agentfsm.runtime.run_context import Output
 from agentfsm.runtime.timeout import reraise_cancellation
 from agentfsm.runtime.tools import describe_validation_error
 
@@ -128,11 +129,12 @@ async def shielded(coroutine: Coroutine[Any, Any, None]) -> asyncio.CancelledErr
 
 
 @dataclass(frozen=True)
-class RunResult:
+class RunResult(Generic[Output]):
     """The result of a run that has ended or is suspended.
 
     Attributes:
-        output: The answer: a string, or a value of the agent's ``output_type``; None if there is none.
+        output: The answer: a string, or a value of the agent's ``output_type``. None, whatever the type says, if the
+            run has none: see ``ok``.
         outcome: The last event: one of ``RunCompleted``, ``Handoff``, ``PartialRunSummary``, ``RunCancelled``,
             ``RunAborted`` and ``UserInputRequested``.
         decisions: Every transition taken, in order, with the guards that were evaluated.
@@ -140,7 +142,7 @@ class RunResult:
         graph: The transition table that it ran on.
     """
 
-    output: Any
+    output: Output
     outcome: Ending
     decisions: tuple[Decision, ...] = field(repr=False)
     run_state: RunState = field(repr=False)

@@ -6,18 +6,20 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
+from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Self, cast
 
 from agentfsm.errors import RunError
 from agentfsm.loop.events import Event
 from agentfsm.loop.messages import Message, Role, with_missing_results
 from agentfsm.loop.prompts import without_memory
-from agentfsm.loop.state import RunState
+from agentfsm.loop.state import NO_DETAILS, RunDetails, RunState
 from agentfsm.machine.engine import Decision
 from agentfsm.runtime.context import AgentConfig
 from agentfsm.runtime.driver import Driver, RunRequest
 from agentfsm.runtime.result import RunResult
+from agentfsm.runtime.run_context import Deps, Output, check_deps
 from agentfsm.runtime.timeout import being_cancelled
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Run", "count_model_requests", "live_state", "send_events", "start_run"]
 
 
-class Run:
+class Run(Generic[Deps, Output]):
     """One run of an agent: await it for its result, or iterate it for its events and await it afterwards.
 
     A run does nothing until it is awaited or iterated, and advances only while it is. If the caller stops iterating,
@@ -40,7 +42,7 @@ class Run:
         self._driver = Driver(config, run_state, request)
         self._events = _EventQueue()
         self._step: asyncio.Task[None] | None = None
-        self._consumer_since: float | None = None
+        self._consumer = _Consumer()
         self._exclusive = _ExclusiveUse(run_state.run_id)
 
     def __repr__(self) -> str:
@@ -52,6 +54,11 @@ class Run:
     def run_id(self) -> str:
         """The run's id."""
         return self._driver.context.run.run_id
+
+    @property
+    def deps(self) -> Deps:
+        """Its dependencies; None if it has none."""
+        return cast("Deps", self._driver.context.deps)
 
     @property
     def state(self) -> str:
@@ -78,7 +85,7 @@ class Run:
         return self._driver.outcome is not None
 
     @property
-    def result(self) -> RunResult:
+    def result(self) -> RunResult[Output]:
         """The result of a finished run.
 
         Raises:
@@ -131,12 +138,12 @@ class Run:
 
     # -- await ----------------------------------------------------------------------------------------
 
-    def __await__(self) -> Generator[Any, None, RunResult]:
+    def __await__(self) -> Generator[Any, None, RunResult[Output]]:
         return self._run_to_end().__await__()
 
-    async def _run_to_end(self) -> RunResult:
+    async def _run_to_end(self) -> RunResult[Output]:
         with self._exclusive:
-            self._exclude_consumer_time()
+            self._consumer.exclude_time(self._driver, self._step)
             if self._step is not None:
                 step, self._step = self._step, None
                 await _await_step(step)
@@ -145,25 +152,19 @@ class Run:
 
     # -- iterate --------------------------------------------------------------------------------------
 
-    def __aiter__(self) -> Run:
+    def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Event:
         self._driver.context.set_listener(self._events.put)
-        self._exclude_consumer_time()
+        self._consumer.exclude_time(self._driver, self._step)
         while not self._events:
             if self.finished:
                 raise StopAsyncIteration
             with self._exclusive:
                 await self._wait_for_event()
-        self._consumer_since = self._config.host.clock.monotonic()
+        self._consumer.since = self._config.host.clock.monotonic()
         return self._events.popleft()
-
-    def _exclude_consumer_time(self) -> None:
-        """Exclude from the idle time how long the consumer took to handle its last event or to come back."""
-        if self._consumer_since is not None and (self._step is None or self._step.done()):
-            self._driver.exclude_idle(self._consumer_since)
-        self._consumer_since = None
 
     async def _wait_for_event(self) -> None:
         """Advance until there is an event. A step runs as a task, so that its events arrive while it still awaits."""
@@ -187,7 +188,7 @@ class Run:
         self.cancel("closed")
         await self._run_to_end()
 
-    async def __aenter__(self) -> Run:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -196,17 +197,17 @@ class Run:
         await self.aclose()
 
 
-def count_model_requests(run: Run) -> int:
+def count_model_requests(run: Run[Any, Any]) -> int:
     """How many model calls this object has started for its run, those of sub-agents and of cut-off calls included."""
     return run._driver.context.model_requests  # pyright: ignore[reportPrivateUsage]  # a method too many for Run
 
 
-def live_state(run: Run) -> RunState:
+def live_state(run: Run[Any, Any]) -> RunState:
     """The state of a run itself, which changes as the run advances. Only the loop may change it."""
     return run._driver.context.run  # pyright: ignore[reportPrivateUsage]
 
 
-def send_events(run: Run, listener: Callable[[Event], None]) -> None:
+def send_events(run: Run[Any, Any], listener: Callable[[Event], None]) -> None:
     """Send a run's events to a function, for a run that is awaited and not iterated."""
     run._driver.context.set_listener(listener)  # pyright: ignore[reportPrivateUsage]  # a method too many for Run
 
@@ -227,6 +228,22 @@ class _EventQueue(deque[Event]):
         """Done as soon as there is another event."""
         self._ready = asyncio.get_running_loop().create_future()
         return self._ready
+
+
+class _Consumer:
+    """Who iterates a run.
+
+    Attributes:
+        since: When it got its last event, as a reading of ``Clock.monotonic``; None if it is not away with one.
+    """
+
+    since: float | None = None
+
+    def exclude_time(self, driver: Driver, step: asyncio.Task[None] | None) -> None:
+        """Exclude from the idle time how long the consumer took to handle its last event or to come back."""
+        if self.since is not None and (step is None or step.done()):
+            driver.exclude_idle(self.since)
+        self.since = None
 
 
 class _ExclusiveUse:
@@ -264,7 +281,9 @@ def start_run(
     run_id: str | None = None,
     parent: tuple[str, str] | None = None,
     actor: Any = None,
-) -> Run:
+    deps: Any = None,
+    details: RunDetails = NO_DETAILS,
+) -> Run[Any, Any]:
     """A new run, in the graph's initial state.
 
     Args:
@@ -275,12 +294,17 @@ def start_run(
         run_id: The run's id; by default a random one.
         parent: For a sub-agent's run, the calling run's id and the id of the call; else None.
         actor: Who requests it, as ``Host.identify`` takes it; for a sub-agent's run the ``Actor`` itself.
+        deps: Its dependencies, or None.
+        details: What else it is given.
 
     Raises:
-        RunError: The prompt is not a string, or the history contains something that is not a message.
+        RunError: The prompt or an id is not a string, the history contains something that is not a message, or the
+            dependencies are missing or not what the agent declares.
     """
     if not isinstance(prompt, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # for untyped callers
         raise RunError(f"a prompt is a string, not {type(prompt).__name__}")
+    _check_ids(run_id, session_id)
+    check_deps(config.deps_type, deps, "agent.run(prompt, deps=...)")
     system = [Message.system(config.instructions)] if config.instructions else []
     state = RunState(
         run_id=run_id or secrets.token_hex(8),
@@ -293,7 +317,24 @@ def start_run(
     state.parent = parent
     if parent is not None:
         state.requester = actor
-    return Run(config, state, RunRequest(prompt, by=actor))
+    state.details = details if deps is None else replace(details, has_deps=True)
+    return Run(config, state, RunRequest(prompt, by=actor, deps=deps))
+
+
+def _check_ids(run_id: object, session_id: object) -> None:
+    """Check the ids that a run is given.
+
+    Raises:
+        RunError: One of them is not a string, or the run's id cannot be told from a suspension record.
+    """
+    if not isinstance(session_id, str):
+        raise RunError(f"session_id is a string, not {type(session_id).__name__}")
+    if run_id is None:
+        return
+    if not isinstance(run_id, str):
+        raise RunError(f"run_id is a string, or None for a random one, not {type(run_id).__name__}")
+    if run_id.lstrip().startswith("{"):
+        raise RunError(f"run_id {run_id!r} begins like a suspension record: begin it with a letter or a digit")
 
 
 def _normalize_history(history: Iterable[Message]) -> list[Message]:

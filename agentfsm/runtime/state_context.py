@@ -13,7 +13,7 @@ import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from inspect import isawaitable
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
@@ -40,10 +40,11 @@ from agentfsm.machine.declaration import StateSpec
 from agentfsm.runtime.context import Context, Effect
 from agentfsm.runtime.host import Clock
 from agentfsm.runtime.model_call import reply_or_failure
+from agentfsm.runtime.run_context import Deps
 from agentfsm.runtime.timeout import TimeLimitError, Timeout, being_cancelled
-from agentfsm.runtime.tool_dispatch import check_call, is_repeatable
+from agentfsm.runtime.tool_dispatch import check_call, is_repeatable, tool_call_context
 from agentfsm.runtime.tool_execution import invalid_arguments, run_call
-from agentfsm.runtime.tools import Tool, ToolContext
+from agentfsm.runtime.tools import Tool
 
 __all__ = ["EffectCalls", "StateContext", "custom_effect"]
 
@@ -60,7 +61,7 @@ class _EffectWaits(BaseException):  # not an error: it leaves an effect that mus
     """Leaves the effect, past its ``except Exception``, when a call must wait for a person."""
 
 
-class StateContext:
+class StateContext(Generic[Deps]):
     """What the effect of a user-defined state may use. It makes one call at a time, and ends with the effect.
 
     Attributes:
@@ -69,9 +70,11 @@ class StateContext:
         clock: The host's clock.
         idempotency_key: The same each time the effect is run again after an interruption or a wait, and different for
             every other visit of a state, in any run.
+        deps: The run's dependencies; None if it has none.
     """
 
     def __init__(self, calls: EffectCalls) -> None:
+        self.deps: Deps = calls.deps
         self.run: RunView = calls.run.view()
         self.state: str = calls.state
         self.clock: Clock = calls.clock
@@ -167,6 +170,7 @@ class EffectCalls:
         clock: The host's clock.
         visit: The id of the visit; those of its calls begin with it.
         request: What the effect must ask a person, or None.
+        deps: The run's dependencies, or None.
     """
 
     def __init__(self, context: Context) -> None:
@@ -175,6 +179,7 @@ class EffectCalls:
         self.clock: Clock = context.config.host.clock
         self.visit = f"{self.state}:{self.run.state_visits.get(self.run.state, 0) + 1}"
         self.request: PendingRequest | None = None
+        self.deps = context.deps
         self._context = context
         self._calls = dict(self.run.state_calls)
         self._count = 0
@@ -324,8 +329,8 @@ class EffectCalls:
         call_state.started = True
         if context.builds_events:
             context.emit(ToolStarted, call=call)
-        run, key = context.run, f"{context.run.run_id}:{call.id}"
-        tool_context = ToolContext(run.run_id, run.session_id, call.id, key, attempt) if tool.takes_context else None
+        run = context.run
+        tool_context = tool_call_context(context, call, call.id, attempt) if tool.takes_context else None
         limit, timer = tool.timeout or run.guardrails.tool_timeout_s, Timeout(run.guardrails.cancel_grace_s)
         limit = limit if left is None else min(limit, left)
         context.running_calls[call.id] = timer
@@ -379,7 +384,7 @@ class EffectCalls:
 
     # -- the effect -----------------------------------------------------------------------------------
 
-    async def run_function(self, function: Callable[[StateContext], Any]) -> Any:
+    async def run_function(self, function: Callable[[StateContext[Any]], Any]) -> Any:
         """What the function returns, within what is left of the run's time; None if a person must be asked.
 
         Raises:
@@ -456,7 +461,7 @@ def _require_rows(context: Context, name: str, kind: str) -> None:
     )
 
 
-def custom_effect(function: Callable[[StateContext], Any]) -> Effect:
+def custom_effect(function: Callable[[StateContext[Any]], Any]) -> Effect:
     """The effect of a user-defined state: its JSON value becomes ``run.state_results[state]``.
 
     Args:

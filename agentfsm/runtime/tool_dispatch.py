@@ -28,7 +28,7 @@ from agentfsm.runtime.timeout import Timeout
 from agentfsm.runtime.tool_execution import failed_result, run_call, run_delegation, validate_call
 from agentfsm.runtime.tools import BudgetShare, CallingRun, Delegation, Tool, ToolContext, describe_validation_error
 
-__all__ = ["calling_run", "check_call", "is_repeatable", "run_calls"]
+__all__ = ["calling_run", "check_call", "is_repeatable", "run_calls", "tool_call_context"]
 
 _FULL_SHARE = BudgetShare()
 _NONE: frozenset[str] = frozenset()
@@ -297,7 +297,8 @@ def _live_calling_run(context: Context, call: ToolCall, share: BudgetShare) -> C
     """A run as a sub-agent's caller, while it makes a call."""
     caller = calling_run(context.config, context.run)
     on_event = partial(context.emit_subagent, call) if context.has_listeners else None
-    return replace(caller, share=share, uncharged_s=context.uncharged_s(), on_event=on_event)
+    uncharged_s, deps = context.uncharged_s(), context.deps
+    return replace(caller, share=share, uncharged_s=uncharged_s, on_event=on_event, deps=deps)
 
 
 async def _run_parallel(context: Context, ready: list[_ReadyCall], attempts: list[int]) -> None:
@@ -342,7 +343,7 @@ async def _run_one(
     call_state.started = True  # set before it runs: if it is interrupted from here on, it is in doubt
     if context.builds_events:
         context.emit(ToolStarted, call=call_state.call)
-    tool_context = _tool_context(run, eid, call_state, attempt) if tool.takes_context else None
+    tool_context = tool_call_context(context, call_state.call, eid, attempt) if tool.takes_context else None
     limit = tool.timeout or run.guardrails.tool_timeout_s
     if tool.delegate is None:
         context.running_calls[call_state.call.id] = timer
@@ -418,8 +419,27 @@ def _validate_output(context: Context, call: ToolCall, result: ToolResult) -> To
     return result
 
 
-def _tool_context(run: RunState, eid: str, call_state: CallState, attempt: int) -> ToolContext:
-    return ToolContext(run.run_id, run.session_id, call_state.call.id, f"{run.run_id}:{eid}", attempt)
+def tool_call_context(context: Context, call: ToolCall, effect_id: str, attempt: int) -> ToolContext[Any]:
+    """What a tool that takes a context receives.
+
+    Args:
+        context: The run.
+        call: The call.
+        effect_id: The id of its effect.
+        attempt: Which attempt at it this is, from 1.
+    """
+    run = context.run
+    return ToolContext(
+        run.run_id,
+        run.session_id,
+        call.id,
+        f"{run.run_id}:{effect_id}",
+        attempt,
+        actor=run.requester,
+        tags=run.tags,
+        metadata=run.metadata,
+        deps=context.deps,
+    )
 
 
 def _complete_call(context: Context, result: ToolResult) -> None:

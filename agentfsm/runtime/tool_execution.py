@@ -125,7 +125,7 @@ async def run_call(
     call: ToolCall,
     tool: Tool,
     arguments: dict[str, Any],
-    context: ToolContext | None,
+    context: ToolContext[Any] | None,
     timer: Timeout,
     limit_s: float,
 ) -> ToolResult:
@@ -189,7 +189,7 @@ async def run_delegation(
         return _exception_result(call, tool, error)
 
 
-async def _call_plain_function(function: Callable[..., Any], context: ToolContext | None, arguments: Any) -> Any:
+async def _call_plain_function(function: Callable[..., Any], context: ToolContext[Any] | None, arguments: Any) -> Any:
     value = await run_in_thread(function, context, arguments)
     if isawaitable(value):  # a plain wrapper around an async function
         return await value
@@ -238,7 +238,9 @@ def _ending_value(call: ToolCall, tool: Tool, value: Any) -> Any:
     return to_jsonable_python(value, fallback=str, bytes_mode="base64", inf_nan_mode="null")
 
 
-async def run_in_thread(function: Callable[..., Any], context: ToolContext | None, arguments: dict[str, Any]) -> Any:
+async def run_in_thread(
+    function: Callable[..., Any], context: ToolContext[Any] | None, arguments: dict[str, Any]
+) -> Any:
     """Run a plain function in a new daemon thread, so that one that hangs blocks nothing else.
 
     A shared thread pool would lose a worker to each function that never returns, and would keep the interpreter from

@@ -6,13 +6,14 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast, get_args, get_type_hints
+from typing import Any, NamedTuple, cast, get_args, get_origin, get_type_hints
 
 import pydantic
 from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 
 from agentfsm.errors import ToolDefinitionError
+from agentfsm.runtime.run_context import RunContext
 
 __all__ = ["FunctionSchema", "describe_function", "has_context_parameter"]
 
@@ -80,7 +81,7 @@ def has_context_parameter(function: Callable[..., Any], label: str, context_type
     except (TypeError, ValueError):  # a built-in function
         return False
     try:
-        return bool(parameters) and _parameter_hints(function).get(parameters[0]) is context_type
+        return bool(parameters) and _is_context(_parameter_hints(function).get(parameters[0]), context_type)
     except NameError as error:
         raise ToolDefinitionError(f"tool {label!r}: cannot read its signature: {error}") from error
 
@@ -113,7 +114,7 @@ def _argument_fields(
         hints = _parameter_hints(function)
     except (TypeError, ValueError, NameError) as error:
         raise ToolDefinitionError(f"tool {label!r}: cannot read its signature: {error}") from error
-    takes_context = bool(parameters) and hints.get(parameters[0].name) is context_type
+    takes_context = bool(parameters) and _is_context(hints.get(parameters[0].name), context_type)
     fields: list[Any] = []
     for parameter in parameters[1:] if takes_context else parameters:
         where = f"tool {label!r}, parameter {parameter.name!r}"
@@ -122,13 +123,19 @@ def _argument_fields(
         if parameter.name not in hints:
             raise ToolDefinitionError(f"{where}: it needs a type hint")
         hint = hints[parameter.name]
-        if hint is context_type or context_type in get_args(hint):
+        if any(_is_context(each, context_type) for each in (hint, *get_args(hint))):
             raise ToolDefinitionError(f"{where}: a ToolContext must be the first parameter, without a union or default")
         default = ... if parameter.default is parameter.empty else parameter.default
         text = descriptions.get(parameter.name)  # None would hide that of Annotated[..., Field(description=...)]
         info: Any = Field(default) if text is None else Field(default, description=text)
         fields.append((parameter.name, hint, info))
     return takes_context, fields
+
+
+def _is_context(hint: object, context_type: type[object]) -> bool:
+    """Whether a type hint is the type of a context or of its base, with or without that of its dependencies."""
+    plain = get_origin(hint) or hint
+    return plain is context_type or plain is RunContext
 
 
 def _parse_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:

@@ -25,6 +25,7 @@ from agentfsm.loop.read_only import thaw
 from agentfsm.loop.state import CallState, HumanReply, RunState, SuspendedSubRun
 from agentfsm.loop.withholding import SecretPaths, marks_secrets
 from agentfsm.runtime.host import Host
+from agentfsm.runtime.run_context import Deps, RunContext
 from agentfsm.runtime.tool_schema import describe_function, has_context_parameter
 
 if TYPE_CHECKING:
@@ -64,19 +65,17 @@ _TOOL_NAME = re.compile(r"\A[A-Za-z0-9_-]{1,64}\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class ToolContext:
-    """Information about a tool call; a tool that declares it as its first parameter receives it.
+class ToolContext(RunContext[Deps]):
+    """Information about a tool call and its run; a tool that declares it as its first parameter receives it.
+
+    It has the attributes of ``RunContext``, too.
 
     Attributes:
-        run_id: The run's id.
-        session_id: The conversation's id, or an empty string.
         call_id: The call's id in the transcript.
         idempotency_key: The same for every attempt at this call, and different for every other call.
         attempt: Which attempt this is, from 1.
     """
 
-    run_id: str
-    session_id: str
     call_id: str
     idempotency_key: str
     attempt: int
@@ -138,6 +137,7 @@ class CallingRun:
         uncharged_s: Seconds that have passed since the run was last charged for its time.
         permissions: Its permission policies: they decide about the sub-agent's calls too.
         on_event: Receives the events of the sub-agent's run; None if nobody receives those of the calling run.
+        deps: Its dependencies, or None.
     """
 
     run: RunState
@@ -146,6 +146,7 @@ class CallingRun:
     uncharged_s: float = 0.0
     permissions: tuple[Callable[[Any], Any], ...] = ()
     on_event: Callable[[Event], None] | None = None
+    deps: Any = field(default=None, repr=False)
 
 
 class Delegate(Protocol):

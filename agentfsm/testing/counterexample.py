@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from agentfsm.agent import Agent
 from agentfsm.analysis import Verdict
@@ -38,7 +39,7 @@ class CounterexampleReplay:
 
 
 def replay_counterexample(
-    source: Graph | Preset | Agent,
+    source: Graph | Preset | Agent[Any, Any],
     rows: Sequence[str],
     loop: Sequence[str] = (),
     *,
@@ -87,7 +88,7 @@ def replay_counterexample(
     return CounterexampleReplay(False, _why(wanted[left], taken, left), taken)
 
 
-def _agent_for(source: Graph | Preset, graph: Graph) -> Agent:
+def _agent_for(source: Graph | Preset, graph: Graph) -> Agent[Any, Any]:
     return default_agent(graph) if isinstance(source, Graph) else default_agent(graph, source.behavior)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 from agentfsm.agent import Agent
 from agentfsm.journal.verification import verify
@@ -43,7 +44,7 @@ def within_budgets(run: RunState) -> None:
     assert all(c.retries <= limits.max_tool_retries for c in run.batch), "a call was retried too often"  # noqa: S101
 
 
-def approved_before_run(agent: Agent, result: SimulationResult) -> None:
+def approved_before_run(agent: Agent[Any, Any], result: SimulationResult) -> None:
     """No tool call that requires approval was executed before it was approved."""
     tools = agent.config.tools
     for started in result.started_tools:
@@ -88,7 +89,7 @@ def journal_verifies(result: SimulationResult) -> None:
     assert verification.code == 0, f"record {verification.seq}: {verification.reason}"  # noqa: S101
 
 
-def resumes_identically(agent: Agent, scenario: Scenario) -> None:
+def resumes_identically(agent: Agent[Any, Any], scenario: Scenario) -> None:
     """A run resumed from its store at every suspension equals the run resumed from its suspension records.
 
     Crashes in the scenario are left out: a run without a store cannot survive them.

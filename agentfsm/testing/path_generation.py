@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import overload
+from typing import Any, overload
 
 from agentfsm.agent import Agent
 from agentfsm.analysis import Assumptions
@@ -317,7 +317,7 @@ class Paths(Sequence[Path]):
         )
 
 
-def graph_of(source: Graph | Preset | Agent) -> tuple[Graph, Behavior | None, bool | None]:
+def graph_of(source: Graph | Preset | Agent[Any, Any]) -> tuple[Graph, Behavior | None, bool | None]:
     """The graph of a graph, a preset or an agent; with its behavior, and whether it has an output type.
 
     Raises:
@@ -335,7 +335,7 @@ def graph_of(source: Graph | Preset | Agent) -> tuple[Graph, Behavior | None, bo
 
 
 def paths(
-    graph: Graph | Preset | Agent,
+    graph: Graph | Preset | Agent[Any, Any],
     cover: str = "pairs",
     *,
     guardrails: AgentGuardrails | None = None,

@@ -143,7 +143,7 @@ class PathRun:
     divergence: PathDivergence | None
 
     @property
-    def run_result(self) -> RunResult:
+    def run_result(self) -> RunResult[Any]:
         """The last result of the run."""
         return self.simulation_result.run_result
 
@@ -182,7 +182,7 @@ def find_divergence(path: Path, decisions: list[Decision]) -> PathDivergence | N
     return None
 
 
-def default_agent(graph: Graph, behavior: Behavior = PERMISSIVE_BEHAVIOR) -> Agent:
+def default_agent(graph: Graph, behavior: Behavior = PERMISSIVE_BEHAVIOR) -> Agent[Any, Any]:
     """An agent for running the paths of a graph, with tools of every combination of options.
 
     Args:
@@ -220,7 +220,7 @@ class WitnessDriver:
 
     def __init__(
         self,
-        agent: Agent | Graph,
+        agent: Agent[Any, Any] | Graph,
         *,
         examples: Mapping[Any, GuardExamples | Example] | None = None,
         final_answer: Any = None,
@@ -463,7 +463,7 @@ LIMITS = frozenset({d.runaway, d.iteration_limit, d.time_limit, d.token_limit, d
 """Guards that are true soon under small guardrails."""
 
 
-def scenarios_through_rows(agent: Agent) -> Iterator[Scenario]:
+def scenarios_through_rows(agent: Agent[Any, Any]) -> Iterator[Scenario]:
     """For each row that a run of an agent can take, the scenario of a shortest run that takes it.
 
     It has guardrails of its own if the run comes to a limit. Rows that need a guard without examples are
@@ -491,7 +491,7 @@ def scenarios_through_rows(agent: Agent) -> Iterator[Scenario]:
         )
 
 
-def scenarios_along_paths(agent: Agent) -> Iterator[Scenario]:
+def scenarios_along_paths(agent: Agent[Any, Any]) -> Iterator[Scenario]:
     """The scenarios of a few runs that together take every row that a run of an agent can take.
 
     Args:
@@ -522,7 +522,7 @@ _DECISIONS: Mapping[Guard | None, Action] = {
 _HUMAN_REPLIES: Mapping[str, HumanInput] = {"approval": Allow(), "in_doubt": ItDidNotRun()}
 
 
-def force(agent: Agent, path: Path, prompt: str = "go") -> PathRun:
+def force(agent: Agent[Any, Any], path: Path, prompt: str = "go") -> PathRun:
     """The run of a path whose guards are overridden, in an event loop of its own; see ``force_async``.
 
     ::
@@ -537,7 +537,7 @@ def force(agent: Agent, path: Path, prompt: str = "go") -> PathRun:
     return run_in_own_loop(force_async(agent, path, prompt), "await force_async(agent, path)")
 
 
-async def force_async(agent: Agent, path: Path, prompt: str = "go") -> PathRun:
+async def force_async(agent: Agent[Any, Any], path: Path, prompt: str = "go") -> PathRun:
     """The run of a path whose guards are overridden: each step takes the next row of the path.
 
     Model, tools, policy, hooks and store are the agent's own; only guards and clock are replaced. A row that enters
@@ -565,7 +565,7 @@ async def force_async(agent: Agent, path: Path, prompt: str = "go") -> PathRun:
         run = _continue_run(forced, run_result, machine.next_row)
 
 
-def _continue_run(agent: Agent, result: RunResult, row: Transition) -> Run:
+def _continue_run(agent: Agent[Any, Any], result: RunResult[Any], row: Transition) -> Run[Any, Any]:
     outcome: Any = result.outcome
     if loop_guard(row) in (guards.cancelled, guards.expired):
         return agent.dismiss(outcome.suspension_record)

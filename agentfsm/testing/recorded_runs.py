@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import unified_diff
 from pathlib import Path as FilePath
+from typing import Any
 
 from agentfsm.errors import ConfigurationError
 from agentfsm.loop.events import Ending
@@ -27,7 +28,7 @@ ENVELOPE_FIELDS = ("run_id", "seq", "time", "suspension_record", "digest")
 """What an outcome says besides what happened; the digest depends on the record's random id."""
 
 
-def run_lines(result: SimulationResult | RunResult) -> list[str]:
+def run_lines(result: SimulationResult | RunResult[Any]) -> list[str]:
     """What a run did, as lines: its moves, the requests to the model, tools, endings, counters, and the time passed.
 
     A request is given by the messages that the one before did not have. Of a run that was not simulated, there are its
@@ -47,7 +48,7 @@ def run_lines(result: SimulationResult | RunResult) -> list[str]:
     ]
 
 
-def _result_lines(results: Sequence[RunResult]) -> list[str]:
+def _result_lines(results: Sequence[RunResult[Any]]) -> list[str]:
     final = results[-1:]
     return [
         *(f"outcome: {_outcome_text(each.outcome)}" for each in results),
@@ -142,7 +143,7 @@ class RunRecorder:
         self._runs: list[list[str]] = []
         self._failed = False
 
-    def __call__(self, run: PathRun | SimulationResult | RunResult) -> None:
+    def __call__(self, run: PathRun | SimulationResult | RunResult[Any]) -> None:
         """Record a run, or compare it with the one recorded.
 
         Raises:

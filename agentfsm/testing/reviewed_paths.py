@@ -33,7 +33,7 @@ from agentfsm.testing.tool_calls import ApprovalCase, approval_cases, requires_a
 
 __all__ = ["BrokenPath", "ReviewedPaths"]
 
-Source = Graph | Preset | Agent
+Source = Graph | Preset | Agent[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)

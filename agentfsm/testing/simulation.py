@@ -225,7 +225,7 @@ class SimulationResult:
     """
 
     decisions: list[Decision] = field(default_factory=list[Decision])
-    run_results: list[RunResult] = field(default_factory=list[RunResult])
+    run_results: list[RunResult[Any]] = field(default_factory=list[RunResult[Any]])
     started_tools: list[StartedTool] = field(default_factory=list[StartedTool])
     model_calls: int = 0
     requests: list[ModelRequest] = field(default_factory=list[ModelRequest])
@@ -234,7 +234,7 @@ class SimulationResult:
     store: MemoryStore = field(default_factory=MemoryStore)
 
     @property
-    def run_result(self) -> RunResult:
+    def run_result(self) -> RunResult[Any]:
         """The last result of the run."""
         return self.run_results[-1]
 
@@ -282,13 +282,13 @@ class Simulation:
         result: The result so far.
     """
 
-    def __init__(self, agent: Agent, cursor: Cursor, *, from_records: bool) -> None:
+    def __init__(self, agent: Agent[Any, Any], cursor: Cursor, *, from_records: bool) -> None:
         self._agent = agent
         self._cursor = cursor
         self._from_records = from_records
         self._stop_states = {s.name for s in agent.graph.states if s.final or s.waits}
         self.result = cursor.result
-        self._run: Run | None = agent.run("play", run_id=SIMULATION_RUN_ID)
+        self._run: Run[Any, Any] | None = agent.run("play", run_id=SIMULATION_RUN_ID)
         self._state = live_state(self._run)
 
     @property
@@ -328,7 +328,7 @@ class Simulation:
                 return True
         return self._record_result(run.result)
 
-    async def _ensure_run(self) -> Run:
+    async def _ensure_run(self) -> Run[Any, Any]:
         if self._run is None:
             await asyncio.sleep(0)  # let appends that were queued before the crash finish
             self._release_lease()
@@ -344,7 +344,7 @@ class Simulation:
                 return
             gc.collect(generation)
 
-    def _record_result(self, result: RunResult) -> bool:
+    def _record_result(self, result: RunResult[Any]) -> bool:
         """Record a result; if the run waits, resume or dismiss it as the scenario says."""
         self.result.run_results.append(result)
         if self._agent.graph.spec(result.state).final:
@@ -353,7 +353,7 @@ class Simulation:
         self._state = live_state(self._run)
         return True
 
-    def _resume_or_dismiss(self, result: RunResult) -> Run:
+    def _resume_or_dismiss(self, result: RunResult[Any]) -> Run[Any, Any]:
         cursor, outcome = self._cursor, result.outcome
         record: Any = getattr(outcome, "suspension_record", None) if self._from_records else SIMULATION_RUN_ID
         answer: Any = _next_or(cursor.scenario.human_replies, cursor.suspensions, DISMISSED)
@@ -387,7 +387,12 @@ class Simulator:
     """
 
     def __init__(
-        self, agent: Agent, *, final_answer: Any = "done", from_records: bool = False, side_events: bool = True
+        self,
+        agent: Agent[Any, Any],
+        *,
+        final_answer: Any = "done",
+        from_records: bool = False,
+        side_events: bool = True,
     ) -> None:
         self._agent = agent
         self._from_records = from_records
@@ -454,7 +459,7 @@ class Simulator:
 
     # -- called by the run ----------------------------------------------------------------------------
 
-    def _script_hook(self, context: HookContext) -> HookDecision:
+    def _script_hook(self, context: HookContext[Any]) -> HookDecision:
         cursor = self._cursor
         side_event = cursor.take_side_event("hook")
         cursor.result.clock.advance(side_event.duration_s)
@@ -506,7 +511,7 @@ class Simulator:
         if tool.control is not None:
             return tool
 
-        async def run(*context: ToolContext, **arguments: Any) -> Any:
+        async def run(*context: ToolContext[Any], **arguments: Any) -> Any:
             cursor = self._cursor
             result = _next_or(cursor.scenario.tool_results, cursor.tool_runs, DEFAULT_RESULT)
             cursor.tool_runs += 1
@@ -557,7 +562,7 @@ def run_in_own_loop(work: Coroutine[Any, Any, T], instead: str) -> T:
     raise RunError(f"an event loop is running here, as in an async test: write '{instead}'")
 
 
-async def _run_function(tool: Tool, context: Sequence[ToolContext], arguments: dict[str, Any]) -> Any:
+async def _run_function(tool: Tool, context: Sequence[ToolContext[Any]], arguments: dict[str, Any]) -> Any:
     """What a tool's own function returns; a plain one runs in a thread, as in any run."""
     if tool.is_async:
         return await tool.function(*context, **arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from agentfsm.agent.agent import Agent
 from agentfsm.agent.config import proof_traits
@@ -33,7 +34,7 @@ class StoredRunCheck:
     moves: int
 
 
-def check_stored_run(records: Iterable[SealedRecord], agent: Agent | None = None) -> StoredRunCheck:
+def check_stored_run(records: Iterable[SealedRecord], agent: Agent[Any, Any] | None = None) -> StoredRunCheck:
     """Follow a stored run through the model of its proofs: every move, and the counters after it.
 
     Args:
@@ -68,7 +69,7 @@ def check_stored_run(records: Iterable[SealedRecord], agent: Agent | None = None
     return StoredRunCheck(True, "", moves)
 
 
-def _graph_of(sealed: list[SealedRecord], agent: Agent | None) -> Graph | None:
+def _graph_of(sealed: list[SealedRecord], agent: Agent[Any, Any] | None) -> Graph | None:
     """The graph of a run, with the code of its guards."""
     if not sealed:
         raise JournalError("the journal is empty")

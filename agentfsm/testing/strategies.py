@@ -101,7 +101,7 @@ def _matching_object(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> st.S
     )
 
 
-def model_turns(agent: Agent) -> st.SearchStrategy[ModelTurn]:
+def model_turns(agent: Agent[Any, Any]) -> st.SearchStrategy[ModelTurn]:
     """Model turns for an agent: a text, calls of its tools, a flawed reply, or a failure."""
     texts = st.sampled_from(["done", "", "{", "1"]) | st.text(max_size=20)
     flawed = st.sampled_from([FinishReason.LENGTH, FinishReason.CONTENT_FILTER, FinishReason.REFUSAL])
@@ -116,7 +116,7 @@ def model_turns(agent: Agent) -> st.SearchStrategy[ModelTurn]:
     return st.builds(ModelTurn, entries, st.integers(0, 2_000), st.just(0.0))
 
 
-def _calls(agent: Agent) -> st.SearchStrategy[ToolCall]:
+def _calls(agent: Agent[Any, Any]) -> st.SearchStrategy[ToolCall]:
     """Calls of an agent's tools, with arguments that fit or do not, and calls of a tool that it does not have."""
     tools = agent.config.tools
     known = st.sampled_from(sorted(tools)) if tools else st.just("nothing")
@@ -176,7 +176,7 @@ def _with_times(drawn: tuple[float, float, SideEvent]) -> SideEvent:
     return replace(incident, duration_s=duration_s, idle_s=idle_s)
 
 
-def scenarios(agent: Agent, *, max_turns: int = 8) -> st.SearchStrategy[Scenario]:
+def scenarios(agent: Agent[Any, Any], *, max_turns: int = 8) -> st.SearchStrategy[Scenario]:
     """Scenarios for an agent: model replies, tool results, human replies and side events of one run.
 
     Four of five follow a path through the graph that can happen, with data drawn along it, so that a few hundred reach
@@ -207,7 +207,9 @@ def scenarios(agent: Agent, *, max_turns: int = 8) -> st.SearchStrategy[Scenario
     return st.integers(0, 4).flatmap(lambda drawn: along_paths if drawn else free)
 
 
-def _along_paths(agent: Agent, max_turns: int, other: st.SearchStrategy[Scenario]) -> st.SearchStrategy[Scenario]:
+def _along_paths(
+    agent: Agent[Any, Any], max_turns: int, other: st.SearchStrategy[Scenario]
+) -> st.SearchStrategy[Scenario]:
     """Scenarios that follow paths; other ones if the graph has no path whose guards all have examples."""
     short, long = list(scenarios_through_rows(agent)), list(scenarios_along_paths(agent))
     plans = [each for each in (short, long, long, long) if each]  # the long ones take many rows each
@@ -220,7 +222,7 @@ def _along_paths(agent: Agent, max_turns: int, other: st.SearchStrategy[Scenario
     return along_path() if plans else other
 
 
-def _vary(draw: st.DrawFn, plan: Scenario, agent: Agent, max_turns: int) -> Scenario:
+def _vary(draw: st.DrawFn, plan: Scenario, agent: Agent[Any, Any], max_turns: int) -> Scenario:
     """A scenario with other data, and sometimes without one of its parts: what is left out shrinks it."""
     tools = agent.config.tools
 
@@ -301,7 +303,7 @@ class AgentStateMachine(RuleBasedStateMachine):
         simulation: The simulated run.
     """
 
-    agent: Agent
+    agent: Agent[Any, Any]
 
     def __init__(self) -> None:
         super().__init__()

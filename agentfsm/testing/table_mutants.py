@@ -66,7 +66,7 @@ class Mutant:
                 return f"no call of {self.subject} needs approval"
 
 
-def table_mutants(source: Graph | Preset | Agent) -> list[Mutant]:
+def table_mutants(source: Graph | Preset | Agent[Any, Any]) -> list[Mutant]:
     """Every mutant of a graph, a preset or an agent; in the order of the table, and of the agent's tools.
 
     Raises:
@@ -75,7 +75,7 @@ def table_mutants(source: Graph | Preset | Agent) -> list[Mutant]:
     return list(_mutants(source))
 
 
-def _mutants(source: Graph | Preset | Agent) -> Iterator[Mutant]:
+def _mutants(source: Graph | Preset | Agent[Any, Any]) -> Iterator[Mutant]:
     graph = graph_of(source)[0]
     for spec in graph.states:
         rows = graph.rows(spec.name)
@@ -115,7 +115,7 @@ def mutant_graph(graph: Graph, mutant: Mutant) -> Graph:
     return replace(graph, transitions=tuple(table))
 
 
-def refusal_of(source: Graph | Preset | Agent, mutant: Mutant) -> str:
+def refusal_of(source: Graph | Preset | Agent[Any, Any], mutant: Mutant) -> str:
     """Why the library refuses a mutant, when its graph or an agent with it is built; empty if it accepts it.
 
     Args:
@@ -143,7 +143,7 @@ def _is_accepted(graph: Graph) -> bool:
     return True
 
 
-def _other_target(source: Graph | Preset | Agent, row: Transition) -> str:
+def _other_target(source: Graph | Preset | Agent[Any, Any], row: Transition) -> str:
     """The next state, in the order of the declaration, that the row may lead to instead; empty if there is none."""
     names = [str(spec.name) for spec in graph_of(source)[0].states]
     here = names.index(row.target)

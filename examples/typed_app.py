@@ -1,0 +1,148 @@
+"""A help desk whose dependencies and answers are typed: mypy and pyright find each misspelt field.
+
+Shows: deps_type and output_type, tools, a hook and an approval that read the dependencies, a sub-agent with the same
+dependencies, tags and metadata, a run that is resumed with its dependencies.
+
+The models are scripted, so no API key is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from agentfsm import (
+    AbortRun,
+    Actor,
+    Agent,
+    Allow,
+    Approval,
+    HookContext,
+    Run,
+    RunResult,
+    ToolContext,
+    ToolError,
+    UserInputRequested,
+    hook,
+    tool,
+)
+from agentfsm.testing import ScriptedModel, call
+
+# -- what the app works with --------------------------------------------------------------------------
+
+
+class Order(BaseModel):
+    """An order of a customer's."""
+
+    number: str
+    customer: str
+    total_usd: float
+
+
+class Resolution(BaseModel):
+    """The answer of the help desk."""
+
+    order_number: str
+    refunded_usd: float = Field(ge=0)
+    message: str
+
+
+@dataclass
+class Shop:
+    """The shop's database."""
+
+    orders: dict[str, Order]
+    refunds: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
+
+    def find(self, number: str) -> Order | None:
+        """The order with a number, or None."""
+        return self.orders.get(number)
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What each run depends on: the shop, and the limit of the clerk who asks."""
+
+    shop: Shop
+    clerk_limit_usd: float
+    is_open: bool = True
+
+
+# -- tools, approvals and hooks -----------------------------------------------------------------------
+
+
+@tool(idempotent=True)
+def look_up(context: ToolContext[Desk], order_number: str) -> Order:
+    """Look up an order by its number."""
+    order = context.deps.shop.find(order_number)
+    if order is None:
+        raise ToolError(f"there is no order {order_number}")
+    return order
+
+
+def over_the_limit(arguments: dict[str, Any], context: HookContext[Desk]) -> bool | Approval:
+    """Above the clerk's limit, a manager must approve a refund."""
+    return Approval(roles=("manager",)) if arguments["usd"] > context.deps.clerk_limit_usd else False
+
+
+@tool(requires_approval=over_the_limit)
+async def refund(context: ToolContext[Desk], order_number: str, usd: float) -> str:
+    """Pay money back on an order."""
+    context.deps.shop.refunds.append((order_number, usd))
+    return f"refunded {usd:.2f} USD on {order_number} for {context.metadata['tenant']}"
+
+
+@hook("pre_step", fail_open=False)
+def only_while_open(context: HookContext[Desk]) -> AbortRun | None:
+    """End the run if the desk is closed."""
+    return None if context.deps.is_open else AbortRun("the desk is closed")
+
+
+# -- the agents ---------------------------------------------------------------------------------------
+
+rules = Agent(ScriptedModel(["Up to 30 days, in full."]), instructions="You know the rules of returns.", deps_type=Desk)
+
+clerk = Agent(
+    ScriptedModel(
+        [
+            call("look_up", order_number="A-1"),
+            call("rules", task="May a lamp be returned after 10 days?"),
+            call("refund", order_number="A-1", usd=80),
+            '{"order_number": "A-1", "refunded_usd": 80, "message": "You get 80 USD back."}',
+        ]
+    ),
+    tools=[look_up, refund, rules.as_tool("rules", "Knows the rules of returns.")],
+    hooks=[only_while_open],
+    instructions="You are the help desk of a shop.",
+    deps_type=Desk,
+    output_type=Resolution,
+)
+
+
+def report(result: RunResult[Resolution]) -> str:
+    """What the desk tells the customer."""
+    resolution = result.output
+    return f"{resolution.message} ({resolution.order_number}: {resolution.refunded_usd:.2f} USD)"
+
+
+async def main(shop: Shop) -> RunResult[Resolution]:
+    """Handle one complaint."""
+    desk = Desk(shop, clerk_limit_usd=50)
+    complaint, about = "The lamp of order A-1 is broken.", {"tenant": "acme"}
+    run: Run[Desk, Resolution] = clerk.run(complaint, deps=desk, actor="sam", tags=["returns"], metadata=about)
+    print("The limit of this run:", run.deps.clerk_limit_usd)
+    result = await run
+    if isinstance(request := result.outcome, UserInputRequested):
+        print(request.question, request.arguments)
+        manager = Actor("mia", roles=("manager",))
+        result = await clerk.resume(request.suspension_record, Allow(), by=manager, deps=desk)
+    return result
+
+
+if __name__ == "__main__":
+    shop = Shop({"A-1": Order(number="A-1", customer="kim", total_usd=80)})
+    print(report(asyncio.run(main(shop))))
+    print("Refunds:", shop.refunds)
