@@ -43,7 +43,12 @@ PROGRAMS = {
     "pytest": ("-m", "pytest", "-p", "no:cacheprovider", "--rootdir=.", *PLUGIN),
     "python": (),
 }
-OPTIONAL_MODULES = {"mcp_server_time": "mcp_server_time", "notes_server": "mcp", "integrations.otel": "opentelemetry"}
+OPTIONAL_MODULES = {
+    "mcp_server_time": "mcp_server_time",
+    "notes_server": "mcp",
+    "integrations.otel": "opentelemetry",
+    "integrations.pydantic_ai": "pydantic_ai",
+}
 """Modules that a page needs where it says the word."""
 
 MY_TOOLS = "def add(a: int, b: int) -> int:\n    'Add.'\n    return a + b\n"

@@ -29,7 +29,7 @@ LAYERS = {
     "diagrams": {"errors", "machine", "loop", "analysis"},
     "journal": {"errors", "machine", "loop", "runtime"},
     "models": {"errors", "lazy_imports", "machine", "loop", "runtime"},
-    "integrations": {"errors", "machine", "loop", "runtime"},
+    "integrations": {"errors", "machine", "loop", "runtime", "models"},
     "agent": {"errors", "machine", "loop", "runtime", "journal", "models", "diagrams", "analysis"},
 }
 """What each layer may import beside itself: when it loads, inside functions, and for types. The layers that are not

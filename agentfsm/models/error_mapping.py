@@ -32,7 +32,7 @@ from agentfsm.loop.messages import Message
 from agentfsm.models.providers import Endpoint
 from agentfsm.models.wire_format import as_list, as_object, dumps
 
-__all__ = ["CallErrors", "extract_error", "retry_after_s"]
+__all__ = ["CallErrors", "ErrorObject", "error_class", "extract_error", "lacks_credit", "retry_after_s", "scrub"]
 
 _RETRYABLE_STATUSES = frozenset({408, 409, 425, 429})
 
@@ -157,6 +157,44 @@ def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
         return None
 
 
+def error_class(status: int, error: ErrorObject, headers: Mapping[str, str]) -> type[ModelError]:
+    """The class of the error that a response is, by the rules above.
+
+    Args:
+        status: The HTTP status.
+        error: The error in its body.
+        headers: Its headers.
+    """
+    text = " ".join((error.message, *error.codes)).lower()
+    if status == 413 or (status not in _NEVER_OVERFLOW_STATUSES and _OVERFLOW_PATTERN.search(text)):
+        return ContextOverflowError
+    should_retry = headers.get("x-should-retry", "").strip().lower()  # as the SDKs of OpenAI and Anthropic read it
+    retryable = should_retry != "false" and (status in _RETRYABLE_STATUSES or status >= 500)
+    if (retryable or should_retry == "true") and not lacks_credit(status, error):
+        return TransientProviderError
+    return ProviderError
+
+
+def lacks_credit(status: int, error: ErrorObject) -> bool:
+    """Whether the account has no credit, which no retry helps."""
+    return status == 402 or not _NO_CREDIT_CODES.isdisjoint(error.codes)
+
+
+def scrub(text: str, secrets: Iterable[str], prompt: Sequence[Message] = ()) -> str:
+    """A server's text on one line, shortened, without secrets and without any part of the prompt."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())[: 2 * _MAX_QUOTED_CHARS]
+    hidden = set[int]()
+    for secret in secrets:
+        hidden |= _overlap(line, secret, _MIN_KEY_MATCH)
+    for text_of_prompt in _prompt_texts(prompt):
+        hidden |= _overlap(line, text_of_prompt, _MIN_PROMPT_MATCH)
+    if any(message.images for message in prompt):
+        hidden.update(i for match in _BASE64_PATTERN.finditer(line) for i in range(*match.span()))
+    marked = "".join("\0" if i in hidden else c for i, c in enumerate(line))
+    shown = re.sub("\0+", "[...]", marked)
+    return shown if len(shown) <= _MAX_QUOTED_CHARS else shown[:_MAX_QUOTED_CHARS] + "..."
+
+
 @dataclass(frozen=True, slots=True)
 class CallErrors:
     """Makes the errors of calls to one model.
@@ -200,20 +238,16 @@ class CallErrors:
         error = extract_error(body) or ErrorObject(_plain_message(body), (), None)
         if status < 300:
             status = error.status or default_status
-        error_text = " ".join((error.message, *error.codes)).lower()
+        kind = error_class(status, error, headers)
         quoted = self.scrub(error.message or " ".join(error.codes), prompt)
         server_message = f"; the server says: {quoted}" if quoted else ""
-        if status == 413 or (status not in _NEVER_OVERFLOW_STATUSES and _OVERFLOW_PATTERN.search(error_text)):
+        if kind is ContextOverflowError:
             text = f"{self.name}: the prompt is too long for the model{_status_suffix(status)}{server_message}"
             return ContextOverflowError(text, status=status)
-        should_retry = headers.get("x-should-retry", "").strip().lower()  # as the SDKs of OpenAI and Anthropic read it
-        no_credit = status == 402 or not _NO_CREDIT_CODES.isdisjoint(error.codes)
-        retryable = should_retry == "true" or (
-            should_retry != "false" and (status in _RETRYABLE_STATUSES or status >= 500)
-        )
-        if retryable and not no_credit:
+        if kind is TransientProviderError:
             text = f"{self.name}: the server is temporarily unavailable{_status_suffix(status)}{server_message}"
             return TransientProviderError(text, retry_after_s=retry_after_s(headers, now), status=status)
+        no_credit, error_text = lacks_credit(status, error), error.message.lower()
         what, to_do = ("the account has no credit", "check its billing") if no_credit else self._advice(status)
         if not to_do and _NO_IMAGE_SUPPORT_PATTERN.search(error_text) and any(message.images for message in prompt):
             to_do = "does the model accept images? if not, use ModelSettings(images=False)"
@@ -261,17 +295,7 @@ class CallErrors:
 
     def scrub(self, text: str, prompt: Sequence[Message] = ()) -> str:
         """A server's text on one line, shortened, without secrets and without any part of the prompt."""
-        line = " ".join("".join(c if c.isprintable() else " " for c in text).split())[: 2 * _MAX_QUOTED_CHARS]
-        hidden = set[int]()
-        for secret in self.secrets:
-            hidden |= _overlap(line, secret.get_secret_value(), _MIN_KEY_MATCH)
-        for text_of_prompt in _prompt_texts(prompt):
-            hidden |= _overlap(line, text_of_prompt, _MIN_PROMPT_MATCH)
-        if any(message.images for message in prompt):
-            hidden.update(i for match in _BASE64_PATTERN.finditer(line) for i in range(*match.span()))
-        marked = "".join("\0" if i in hidden else c for i, c in enumerate(line))
-        shown = re.sub("\0+", "[...]", marked)
-        return shown if len(shown) <= _MAX_QUOTED_CHARS else shown[:_MAX_QUOTED_CHARS] + "..."
+        return scrub(text, [secret.get_secret_value() for secret in self.secrets], prompt)
 
     def _advice(self, status: int) -> tuple[str, str]:
         """What happened, and what to do about it (may be empty)."""

@@ -39,6 +39,7 @@ def _usage_chat(said: ModelOutput) -> dict[str, Any]:
     return {
         "prompt_tokens": said.prompt_tokens,
         "completion_tokens": said.reply_tokens,
+        "total_tokens": said.prompt_tokens + said.reply_tokens,
         "prompt_tokens_details": {"cached_tokens": said.cached_tokens},
     }
 
@@ -46,6 +47,9 @@ def _usage_chat(said: ModelOutput) -> dict[str, Any]:
 def _finish_chat(said: ModelOutput) -> str:
     words = {"length": "length", "filter": "content_filter"}
     return words.get(said.finish, "tool_calls" if said.calls else "stop")
+
+
+_CHAT_HEAD = {"id": "x", "model": "m-1", "created": 1_760_000_000}
 
 
 def _chat_whole(said: ModelOutput) -> dict[str, Any]:
@@ -57,12 +61,14 @@ def _chat_whole(said: ModelOutput) -> dict[str, Any]:
             {"id": i, "type": "function", "function": {"name": n, "arguments": json.dumps(a)}} for i, n, a in said.calls
         ]
     choice = {"index": 0, "message": message, "finish_reason": _finish_chat(said)}
-    return {"id": "x", "model": "m-1", "choices": [choice], "usage": _usage_chat(said)}
+    return {"object": "chat.completion", **_CHAT_HEAD, "choices": [choice], "usage": _usage_chat(said)}
 
 
 def _chat_events(said: ModelOutput, cut: Splitter) -> Events:
+    head = {"object": "chat.completion.chunk", **_CHAT_HEAD}
+
     def chunk(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
-        return {"id": "x", "model": "m-1", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+        return head | {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
 
     events: Events = [chunk({"role": "assistant", "content": ""})]
     events += [chunk({"reasoning_content": piece}) for piece in cut(said.thought)]
@@ -76,7 +82,7 @@ def _chat_events(said: ModelOutput, cut: Splitter) -> Events:
     while any(tails):  # interleaved, one chunk of each in turn
         events += [tail.pop(0) for tail in tails if tail]
     events.append(chunk({}, _finish_chat(said)))
-    events.append({"id": "x", "model": "m-1", "choices": [], "usage": _usage_chat(said)})
+    events.append(head | {"choices": [], "usage": _usage_chat(said)})
     return [*events, "[DONE]"]
 
 

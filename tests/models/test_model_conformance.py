@@ -13,41 +13,16 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from agentfsm.errors import ConfigurationError, ContextOverflowError, ModelError, ProviderError, TransientProviderError
+from agentfsm.errors import ConfigurationError, ModelError, ProviderError, TransientProviderError
 from agentfsm.loop.messages import FinishReason, Message, Reply, Role, ToolCall, Usage
 from agentfsm.loop.model import Model, ModelRequest, StreamChunk, TextChunk, ToolCallChunk
 from agentfsm.loop.read_only import thaw
 from agentfsm.models import ConcurrencyLimit, FallbackModel, Limited, Price, Priced
 from agentfsm.testing import ScriptedModel, model_conformance
 from agentfsm.testing.model_conformance import CutOff, ModelCheck, OpenModel, Silence, Turn, checks
-from tests.helpers.fake_model_server import (
-    BrokenResponse,
-    ModelOutput,
-    NoResponse,
-    ServerError,
-    ServerReply,
-    fake_model_server,
-)
+from tests.helpers.fake_model_server import fake_model_server
 from tests.helpers.model_clients import MODEL_CLASSES
-
-FINISH = {FinishReason.LENGTH: "length", FinishReason.CONTENT_FILTER: "filter"}
-
-
-def server_reply(turn: Turn) -> ServerReply:
-    match turn:
-        case Silence():
-            return NoResponse(turn.receive)
-        case CutOff():
-            return BrokenResponse(ModelOutput(turn.text * 10))
-        case ModelError():
-            code = {ContextOverflowError: "context_length_exceeded"}.get(type(turn), "some_code")
-            headers = {} if turn.retry_after_s is None else {"retry-after": str(turn.retry_after_s)}
-            return ServerError(turn.status or 500, {"message": str(turn), "code": code}, headers)
-        case Reply():
-            calls = tuple((call.id, call.name, dict(call.arguments)) for call in turn.message.tool_calls)
-            finish, usage = FINISH.get(turn.finish_reason, "stop"), turn.usage
-            tokens = {"prompt_tokens": usage.input_tokens, "reply_tokens": usage.output_tokens}
-            return ModelOutput(turn.message.content, "", calls, finish, **tokens)
+from tests.helpers.scripted_server import server_reply
 
 
 def wire(name: str) -> OpenModel:
