@@ -6,6 +6,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 import pydantic
@@ -20,7 +21,7 @@ from agentfsm.loop.outcomes import JUDGE_RESULTS, PARSE_REPLY, RUN_CALLS
 from agentfsm.loop.presets import PRESETS, Preset
 from agentfsm.loop.prompts import tool_notes
 from agentfsm.loop.recovery_policy import RecoveryPolicy
-from agentfsm.loop.state import RunState
+from agentfsm.loop.state import RunState, withhold_secrets_of
 from agentfsm.loop.transition_table import BUILT_IN_GUARDS, LOOP, counts_votes, with_votes
 from agentfsm.loop.withholding import Withholder, environment_secrets
 from agentfsm.machine.declaration import EffectSpec
@@ -184,19 +185,20 @@ def _monitor_factory(
 
 def _journal_factory(
     host: Host, open_withholder: Callable[[], Withholder]
-) -> Callable[[str, ResumePoint | None], Awaitable[JournalSink]] | None:
+) -> Callable[[RunState, ResumePoint | None], Awaitable[JournalSink]] | None:
     """Opens a run's journal in the host's store; None if the host has no store."""
     store = host.store
     if store is None:
         return None
 
-    def open_sink(run_id: str, resume_point: ResumePoint | None) -> Awaitable[JournalSink]:
+    def open_sink(run: RunState, resume_point: ResumePoint | None) -> Awaitable[JournalSink]:
         from agentfsm.journal.journal_writer import open_journal  # only runs with a store write a journal
 
         withholder = open_withholder()
+        withhold_secrets_of(run, withholder)
         for secret in () if resume_point is None else resume_point.secrets:
             withholder.add(secret)
-        return open_journal(store, run_id, resume_point, host.keyring, withholder)
+        return open_journal(store, run.run_id, resume_point, host.keyring, withholder)
 
     return open_sink
 
@@ -204,21 +206,31 @@ def _journal_factory(
 def _withholder_factory(host: Host, tools: Mapping[str, Tool], model: Model) -> Callable[[], Withholder]:
     """Makes what withholds the secrets of one run."""
     paths = secret_arguments(with_subagents(tools))
+    of_servers = tuple({id(each.known_secrets): each.known_secrets for each in with_subagents(tools)}.values())
+
+    last: list[tuple[list[str], Withholder]] = []  # of the last run: usually the same, and slow to make
 
     def make() -> Withholder:
-        known = [secret.get_secret_value() for secret in (*host.secrets, *secrets_of(model))]
-        return Withholder(host.keyring.current, [*environment_secrets(os.environ), *known], paths)
+        given = (secret.get_secret_value() for secret in (*host.secrets, *secrets_of(model), *chain(*of_servers)))
+        known = [*environment_secrets(os.environ), *given]
+        if not last or last[0][0] != known:
+            last[:] = [(known, Withholder(host.keyring.current, known, paths))]
+        return last[0][1].copy()
 
     return make
 
 
-def _journal_reader(host: Host, open_withholder: Callable[[], Withholder]) -> Callable[[Recorder, str], list[Record]]:
+def _journal_reader(
+    host: Host, open_withholder: Callable[[], Withholder]
+) -> Callable[[Recorder, RunState], list[Record]]:
     """Reads a run's journal, from its recorder or from the host's store."""
 
-    def read(recorder: Recorder, run_id: str) -> list[Record]:
+    def read(recorder: Recorder, run: RunState) -> list[Record]:
         from agentfsm.journal.journal_writer import read_journal  # most runs without a store never read it
 
-        return read_journal(recorder, run_id, host.store, open_withholder())
+        withholder = open_withholder()
+        withhold_secrets_of(run, withholder)
+        return read_journal(recorder, run.run_id, host.store, withholder)
 
     return read
 

@@ -41,7 +41,7 @@ from agentfsm.runtime.hooks import Hook
 from agentfsm.runtime.result import ending_event
 from agentfsm.runtime.run import Run, count_model_requests, live_state, send_events, start_run
 from agentfsm.runtime.run_context import check_deps
-from agentfsm.runtime.tools import CallingRun, Tool, as_tool
+from agentfsm.runtime.tools import CallingRun, Tool, as_tool, run_secrets
 
 if TYPE_CHECKING:
     from agentfsm.journal.load import LoadedRun
@@ -241,6 +241,11 @@ class SubRun:
         """How many model calls were made for the run since then, the one that was cut off included."""
         return self._model_calls_before + (0 if self._run is None else count_model_requests(self._run))
 
+    @property
+    def secrets(self) -> tuple[Any, ...]:
+        """What the run knows to be secret."""
+        return () if self._state is None else run_secrets(self._state, self._factory.config.tools)
+
     async def execute(self, arguments: Mapping[str, Any]) -> ToolResult | SuspendedSubRun:
         """The result of the sub-agent's run; or the suspended run, if it waits for a human.
 
@@ -284,7 +289,9 @@ class SubRun:
         limits = cap_guardrails(factory.config.guardrails, self._caller)
         if limits is None:
             return None
-        return factory.start(limits, task, run_id, self._caller, self._call_state.call.id)
+        run = factory.start(limits, task, run_id, self._caller, self._call_state.call.id)
+        live_state(run).withheld = self._caller.secrets
+        return run
 
     def _continue(self, state: RunState, request: RunRequest) -> Run[Any, Any] | None:
         """A run that continues within what is left now; None if a person extends a budget of which nothing is left."""
@@ -300,6 +307,7 @@ class SubRun:
     def _note_progress(self, state: RunState) -> None:
         held = self._call_state.held
         self._state = state
+        state.withheld = tuple(dict.fromkeys((*state.withheld, *self._caller.secrets)))
         self._model_calls_before = state.model_calls - (0 if held is None else held.total_model_calls)
 
     def _run_id_for_call(self) -> str:

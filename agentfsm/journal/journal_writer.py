@@ -172,7 +172,7 @@ def _transition_fields(outcomes: OutcomeWriter, entry: JournalEntry, commitments
     if elapsed_us or silence_us:
         texts["us"] = f"[{elapsed_us},{silence_us}]"
     if cancel is not None:
-        texts["cancel"] = commitments.visible_json(cancel)
+        texts["cancel"] = commitments.commitment_json(cancel)
     if isinstance(decision.guard_result, Failure):
         texts["failure"] = to_json(decision.guard_result, commitments)
     if aborted is not None:

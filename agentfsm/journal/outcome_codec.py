@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from operator import attrgetter
@@ -85,6 +85,12 @@ class CommitmentWriter:
         """The JSON of a value of the user's that the body holds itself."""
         return encode(value if self._withholder is None else self._withholder.clean(value))
 
+    def add_secrets(self, values: Iterable[Any]) -> None:
+        """Withhold values from now on."""
+        if self._withholder is not None:
+            for value in values:
+                self._withholder.add(value)
+
     def name_json(self, name: str) -> str:
         """The JSON that the body holds for who answered; a name is never withheld."""
         return self._commit(encode(name)) if name else '""'
@@ -141,11 +147,13 @@ HIDDEN_FIELDS = frozenset(
         "metadata",
         "partial_data",
         "question",
+        "reason",
         "recalled",
         "record",
         "refusal",
         "text",
         "value",
+        "withheld",
     }
 )
 """The fields that hold texts or user-supplied JSON; they are hidden. Mappings are hidden in every field."""
@@ -338,7 +346,7 @@ class OutcomeWriter:
                 return f'{{"model_calls":{calls},"reply":{text}}}'
             return f'{{"failure":{text},"model_calls":{calls}}}'
         self._results[id(result)] = (eid, result)
-        return fields_to_json(result, commitments)
+        return self._write_tool_result(result, commitments)
 
     def write_if_repeated(self, outcome: o.Outcome | None) -> str | None:
         """The JSON of an outcome that is empty or repeats what is written already; None for any other."""
@@ -385,7 +393,13 @@ class OutcomeWriter:
 
     def _result_reference(self, result: ToolResult, commitments: CommitmentWriter) -> str:
         known = self._results.get(id(result))
-        return fields_to_json(result, commitments) if known is None else f'"{known[0]}"'
+        return self._write_tool_result(result, commitments) if known is None else f'"{known[0]}"'
+
+    @staticmethod
+    def _write_tool_result(result: ToolResult, commitments: CommitmentWriter) -> str:
+        if result.withheld:  # known before the first field is written
+            commitments.add_secrets(result.withheld)
+        return fields_to_json(result, commitments)
 
     def _write_parsed_reply(self, parsed: o.ReplyParsed, commitments: CommitmentWriter) -> str:
         message = None if self._reply is None else self._reply.message

@@ -400,6 +400,7 @@ class ToolResult:
         usage: For the call of a sub-agent, usage of its model calls since the call began or was resumed; else None.
         model_calls: For the call of a sub-agent, how many model calls these were.
         images: Images that the model gets with ``content``, which has a placeholder for each.
+        withheld: Texts and numbers that became known to be secret by the call; they are withheld from then on.
     """
 
     call_id: str
@@ -415,6 +416,7 @@ class ToolResult:
     usage: Usage | None = None
     images: tuple[Image, ...] = ()
     model_calls: int = 0
+    withheld: tuple[Any, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if self.value is not None:

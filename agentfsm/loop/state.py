@@ -25,7 +25,7 @@ from agentfsm.loop.guardrails import AgentGuardrails, Behavior
 from agentfsm.loop.messages import Message, Reply, ToolCall, ToolResult, Transcript, Usage
 from agentfsm.loop.quorum import Actor, Quorum
 from agentfsm.loop.read_only import FrozenDict, FrozenList, freeze, freeze_field, read_only, refuse_change, user_code
-from agentfsm.loop.withholding import contains_placeholder
+from agentfsm.loop.withholding import Withholder, contains_placeholder
 from agentfsm.machine.graph import State
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "load_state",
     "request_digest",
     "state_call_number",
+    "withhold_secrets_of",
 ]
 
 
@@ -77,6 +78,7 @@ TEXT_FIELDS = frozenset(
         "so_far",
         "text",
         "value",
+        "withheld",
     }
 )
 """The fields in the JSON of a run's state that hold texts or data of the user's; others are names, ids and counts."""
@@ -405,6 +407,7 @@ class RunState(_HiddenSlots):
         state_outcome: Which declared outcome the last of these effects came back with, or an empty string.
         event_seq: The number of the event with which the run was last suspended; its events go on from there.
         details: What else it was given when it was started.
+        withheld: Texts and numbers that became known to be secret by calls, and are not their arguments.
     """
 
     run_id: str
@@ -463,6 +466,7 @@ class RunState(_HiddenSlots):
     state_outcome: str = ""
     event_seq: int = 0
     details: RunDetails = NO_DETAILS
+    withheld: tuple[Any, ...] = field(default=(), repr=False)
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -743,6 +747,22 @@ def dump_state(run: RunState) -> dict[str, Any]:
 
 def _to_jsonable(value: Any) -> Any:
     return to_jsonable_python(value, fallback=repr)
+
+
+def withhold_secrets_of(run: RunState, withholder: Withholder) -> None:
+    """Withhold what a run knows to be secret: arguments of its calls, and what became known by them.
+
+    Args:
+        run: The run.
+        withholder: What withholds it from now on.
+    """
+    calls = [call for message in run.messages for call in message.tool_calls]
+    for call in (*calls, *(each.call for each in run.batch)):
+        withholder.add_arguments(call.name, call.arguments)
+    if run.pending_request is not None:
+        withholder.add_arguments(run.pending_request.tool, run.pending_request.arguments)
+    for value in run.withheld:
+        withholder.add(value)
 
 
 def load_state(data: dict[str, Any]) -> RunState:

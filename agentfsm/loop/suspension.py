@@ -25,7 +25,16 @@ from agentfsm.loop.canonical_json import canonical_json
 from agentfsm.loop.failures import FailureKind
 from agentfsm.loop.keys import KeyPurpose, Keyring
 from agentfsm.loop.read_only import freeze
-from agentfsm.loop.state import KEPT_FIELDS, TEXT_FIELDS, HumanReply, ReachedLimit, RunState, dump_state, load_state
+from agentfsm.loop.state import (
+    KEPT_FIELDS,
+    TEXT_FIELDS,
+    HumanReply,
+    ReachedLimit,
+    RunState,
+    dump_state,
+    load_state,
+    withhold_secrets_of,
+)
 from agentfsm.loop.withholding import SecretOpener, Withholder
 
 __all__ = [
@@ -163,9 +172,7 @@ def sign_record(
         raise ValueError(f"run {run.run_id!r} waits for nothing")
     state = dump_state(run)
     if withholder is not None:
-        for call in (call for message in run.messages for call in message.tool_calls):
-            withholder.add_arguments(call.name, call.arguments)
-        withholder.add_arguments(request.tool, request.arguments)
+        withhold_secrets_of(run, withholder)
         state = withholder.clean_fields(state, TEXT_FIELDS, KEPT_FIELDS)
     request_json, quorum = state["waiting"], request.quorum
     asked_at = created_at

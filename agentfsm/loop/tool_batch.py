@@ -73,6 +73,8 @@ def _record_result(run: RunState, call: CallState, result: ToolResult) -> None:
     call.held = call.answer = None
     if result.usage is not None:
         charge(run, result.usage, result.model_calls)
+    if result.withheld:
+        run.withheld = (*run.withheld, *(each for each in result.withheld if each not in run.withheld))
     if result.ending == "ask":  # its result is the person's reply
         run.ending = "ask"
         run.pending_request = PendingRequest(

@@ -25,13 +25,16 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 __all__ = [
+    "MASK",
     "SecretOpener",
     "SecretPaths",
     "Withholder",
     "contains_placeholder",
     "environment_secrets",
+    "header_secrets",
     "lacks_values",
     "marks_secrets",
+    "mask_secrets",
     "secret_values",
 ]
 
@@ -66,6 +69,7 @@ _WORDS = re.compile(r"(?:[A-Z]?[a-z]+|[A-Z]+)(?:[_. -]?(?:[A-Z]?[a-z]+|[A-Z]+))*
 MIN_SECRET_LENGTH = 8
 """Characters that the value of a variable needs to count as secret; a shorter one may be a word, or a number."""
 
+_MIN_ENCODED_LENGTH = 5  # of a secret that is looked for in base16 and base64
 _MIN_PHRASE_LENGTH = 24  # of a value that consists of words
 _MIN_LINE_LENGTH = 16  # of a line of a longer secret, such as a PEM file
 
@@ -88,6 +92,20 @@ def environment_secrets(environment: Mapping[str, str]) -> list[str]:
         is_secret = _SECRET_NAME.search(named) and not _PLACE_NAME.search(named)
         if ("-----BEGIN" in value and "PRIVATE KEY" in value) or (is_secret and _is_no_word(value)):
             found |= dict.fromkeys(value for value in _parts(value) if _is_no_word(value))
+    return list(found)
+
+
+def header_secrets(headers: Mapping[str, str]) -> list[str]:
+    """The secrets among the headers of HTTP requests: credentials, cookies, and headers named like keys or tokens.
+
+    Args:
+        headers: The headers.
+    """
+    found: dict[str, None] = {}
+    for name, value in headers.items():
+        named = name.upper().replace("-", "_")
+        if "AUTHORIZATION" in named or (_SECRET_NAME.search(named) and not _PLACE_NAME.search(named)):
+            found |= dict.fromkeys(filter(_is_no_word, (value, value.partition(" ")[2])))
     return list(found)
 
 
@@ -183,23 +201,60 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 def _encodings(secret: str) -> set[str]:
     """The forms in which a secret may stand in a text: as it is, escaped, and encoded."""
-    forms = {secret}
-    escaped = {secret, secret.replace("\n", "\r\n")}
-    for _ in range(3):  # JSON in JSON in JSON
-        escaped = {json.dumps(text, ensure_ascii=ascii_only)[1:-1] for text in escaped for ascii_only in (True, False)}
+    plain = {secret, secret.replace("\n", "\r\n")}
+    escaped = _escaped(plain)
+    forms = plain | escaped
+    for _ in range(2):  # JSON in JSON in JSON, or in what Python prints
+        escaped = _escaped(escaped)
         forms |= escaped
-    forms |= {repr(secret)[1:-1], _quote(secret, ""), _quote(secret, "/"), _quote(secret, " ").replace(" ", "+")}
+    for text in plain | _escaped(plain):
+        forms |= {_quote(text, ""), _quote(text, "/"), _quote(text, " ").replace(" ", "+")}
+        if len(secret) >= _MIN_ENCODED_LENGTH:
+            forms |= _as_digits(text.encode("utf-8", "surrogatepass"))
     if len(secret) >= MIN_SECRET_LENGTH:
-        data = secret.encode("utf-8", "surrogatepass")
-        forms |= {data.hex(), data.hex().upper()}
-        for shift, skipped in ((0, 0), (1, 2), (2, 3)):  # where it begins in three bytes
-            shifted = bytes(shift) + data
-            whole = len(shifted) * 8 // 6
-            forms |= {
-                encoder(shifted).decode()[skipped:whole] for encoder in (base64.b64encode, base64.urlsafe_b64encode)
-            }
-        forms |= {line for line in secret.splitlines() if len(line) >= _MIN_LINE_LENGTH and "-----" not in line}
+        lines = [line for line in secret.splitlines() if len(line) >= _MIN_LINE_LENGTH and "-----" not in line]
+        forms |= {form for line in lines if line != secret for form in _encodings(line)}
     return {form for form in forms if form}
+
+
+def _escaped(texts: Iterable[str]) -> set[str]:
+    """Texts as they stand in JSON and in what Python prints, which escapes one kind of quotes or none."""
+    found: set[str] = set()
+    for text in texts:
+        printed = repr(text + '"')[1:-2]  # with a double quote in it, repr() uses single ones
+        found |= {
+            json.dumps(text)[1:-1],
+            json.dumps(text, ensure_ascii=False)[1:-1],
+            printed,
+            printed.replace("\\'", "'"),
+        }
+    return found
+
+
+def _as_digits(data: bytes) -> set[str]:
+    """Data in base16, and in base64 wherever it begins in three bytes."""
+    forms = {data.hex(), data.hex().upper()}
+    for shift, skipped in ((0, 0), (1, 2), (2, 3)):
+        shifted = bytes(shift) + data
+        whole = len(shifted) * 8 // 6
+        forms |= {encoder(shifted).decode()[skipped:whole] for encoder in (base64.b64encode, base64.urlsafe_b64encode)}
+    return forms
+
+
+MASK = "**********"
+"""What people are shown in place of a secret, as pydantic does."""
+
+
+def mask_secrets(text: str, secrets: Iterable[str]) -> str:
+    """A text with each secret replaced by asterisks, in whatever form it stands there.
+
+    Args:
+        text: The text.
+        secrets: The secrets.
+    """
+    for form in sorted({form for secret in secrets for form in _encodings(secret)}, key=len, reverse=True):
+        text = text.replace(form, MASK)
+    return text
 
 
 _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")  # RFC 3986, 2.3
@@ -242,6 +297,12 @@ class Withholder:
         self._signs: list[str] = []  # how they look in JSON
         for value in values:
             self.add(value)
+
+    def copy(self) -> Withholder:
+        """Another one that knows the same."""
+        made = copy.copy(self)
+        made._numbers, made._forms, made._signs = self._numbers.copy(), self._forms.copy(), self._signs.copy()
+        return made
 
     def with_mask(self, mask: str) -> Withholder:
         """The same, but with one text for every secret instead of placeholders. It can be used instead, not beside.
@@ -327,6 +388,8 @@ class Withholder:
         if not isinstance(data, Mapping):
             return data
         fields = cast("Mapping[str, Any]", data)
+        for secret in fields.get("withheld", ()) if "withheld" in texts else ():
+            self.add(secret)
         arguments = fields.get("arguments")
         cleaned: dict[str, Any] = {}
         if isinstance(arguments, Mapping):

@@ -72,7 +72,7 @@ class AgentConfig:
         host: Clock, secret, seed and store.
         effects: The effect of each state, by name.
         stop_states: The states in which a run ends or waits.
-        read_journal: Reads a run's journal, given its recorder and its id.
+        read_journal: Reads a run's journal, given its recorder.
         open_withholder: Makes what withholds the secrets of one run.
         hooks: The hooks of each state, by name.
         observers: Functions that receive every event.
@@ -97,12 +97,12 @@ class AgentConfig:
     host: Host
     effects: Mapping[str, Effect]
     stop_states: frozenset[str]
-    read_journal: Callable[[Recorder, str], list[Record]]
+    read_journal: Callable[[Recorder, RunState], list[Record]]
     open_withholder: Callable[[], Withholder]
     hooks: Mapping[str, tuple[Hook, ...]] = field(default_factory=dict[str, tuple[Hook, ...]])
     observers: tuple[Observer, ...] = ()
     memory: Memory | None = None
-    open_journal_sink: Callable[[str, ResumePoint | None], Awaitable[JournalSink]] | None = None
+    open_journal_sink: Callable[[RunState, ResumePoint | None], Awaitable[JournalSink]] | None = None
     output_adapter: TypeAdapter[Any] | None = None
     output_schema: Mapping[str, Any] | None = None
     migrations: tuple[Migration, ...] = ()

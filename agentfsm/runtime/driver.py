@@ -365,7 +365,7 @@ class Driver:
         elif request.dismiss_reason is not None:  # an interrupted run: its effect is not run again
             self._cancel_reason = self._cancel_reason or request.dismiss_reason
         if config.open_journal_sink is not None:  # takes the run's lease: no other process can drive it from here on
-            recorder.sink = await config.open_journal_sink(run.run_id, resume_point)
+            recorder.sink = await config.open_journal_sink(run, resume_point)
         counted_elsewhere = resume_point is not None or run.parent is not None  # by the store, or by the calling run
         if record is not None and not counted_elsewhere and not config.host.replay_guard.claim(record.record_id):
             raise SuspensionUsedError(f"record {record.record_id!r} was already resumed")

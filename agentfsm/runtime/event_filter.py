@@ -51,6 +51,8 @@ class EventFilter:
             self._read = len(messages)
             for state in run.batch:  # a person may have edited the arguments
                 withholder.add_arguments(state.call.name, state.call.arguments)
+        for value in run.withheld:
+            withholder.add(value)
         cleaned: dict[str, Any] = withholder.clean_fields(data, EVENT_TEXTS)
         return cleaned
 

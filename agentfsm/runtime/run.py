@@ -105,7 +105,7 @@ class Run(Generic[Deps, Output]):
             agentfsm.errors.JournalError: A record cannot be read.
             agentfsm.errors.StoreError: The store cannot be read.
         """
-        return self._config.read_journal(self._driver.context.recorder, self.run_id)
+        return self._config.read_journal(self._driver.context.recorder, self._driver.context.run)
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Cancel the run: the current effect is cancelled, and the run ends as ``RunCancelled``.

@@ -26,7 +26,16 @@ from agentfsm.runtime.context import AgentConfig, Context
 from agentfsm.runtime.permissions import policies_of
 from agentfsm.runtime.timeout import Timeout
 from agentfsm.runtime.tool_execution import failed_result, run_call, run_delegation, validate_call
-from agentfsm.runtime.tools import BudgetShare, CallingRun, Delegation, Tool, ToolContext, describe_validation_error
+from agentfsm.runtime.tools import (
+    BudgetShare,
+    CallingRun,
+    Delegation,
+    Tool,
+    ToolContext,
+    call_secrets,
+    describe_validation_error,
+    run_secrets,
+)
 
 __all__ = ["calling_run", "check_call", "is_repeatable", "run_calls", "tool_call_context"]
 
@@ -290,7 +299,9 @@ def calling_run(config: AgentConfig, run: RunState) -> CallingRun:
         config: The configuration of the run.
         run: The run.
     """
-    return CallingRun(run, config.host, _FULL_SHARE, permissions=policies_of(config.hooks))
+    return CallingRun(
+        run, config.host, _FULL_SHARE, permissions=policies_of(config.hooks), secrets=run_secrets(run, config.tools)
+    )
 
 
 def _live_calling_run(context: Context, call: ToolCall, share: BudgetShare) -> CallingRun:
@@ -364,6 +375,8 @@ async def _run_one(
             context.suspended_subruns[call_state.call.id] = answer
             return
         result = answer
+    if call_state.edited:  # the transcript has the arguments that the model gave
+        result = replace(result, withheld=(*result.withheld, *call_secrets(tool, call_state.call.arguments)))
     if result.ending == "done":
         result = _validate_output(context, call_state.call, result)
     if tool.control is None:
@@ -403,7 +416,13 @@ async def _delegate(
 def _charged(context: Context, result: ToolResult, delegation: Delegation) -> ToolResult:
     """A sub-agent's result with what its run used."""
     context.model_requests += delegation.model_calls
-    return replace(result, run_id=delegation.run_id, usage=delegation.usage, model_calls=delegation.model_calls)
+    return replace(
+        result,
+        run_id=delegation.run_id,
+        usage=delegation.usage,
+        model_calls=delegation.model_calls,
+        withheld=delegation.secrets,
+    )
 
 
 def _validate_output(context: Context, call: ToolCall, result: ToolResult) -> ToolResult:

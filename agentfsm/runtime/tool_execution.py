@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from inspect import isasyncgen, isawaitable, isgenerator
 from typing import Any, cast
 
-from pydantic import ValidationError
+from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 from agentfsm.errors import JournalError, StoreError, ToolError
@@ -19,6 +20,7 @@ from agentfsm.loop.failures import TOOL_REPORTABLE_KINDS, Failure, FailureKind, 
 from agentfsm.loop.messages import Image, ToolCall, ToolResult
 from agentfsm.loop.read_only import MAX_NESTING, FrozenDict
 from agentfsm.loop.state import SuspendedSubRun
+from agentfsm.loop.withholding import MASK
 from agentfsm.runtime.timeout import CutOffError, TimeLimitError, Timeout, reraise_cancellation
 from agentfsm.runtime.tools import Delegation, Tool, ToolContext, problems
 
@@ -228,7 +230,32 @@ def _success_result(call: ToolCall, tool: Tool, value: Any) -> ToolResult:
     ending = tool.control or ("done" if tool.ends_run else None)
     content, images = to_model_content(value)
     output = None if ending is None else _ending_value(call, tool, value)
-    return ToolResult(call.id, call.name, content, ending=ending, value=output, images=images)
+    found = tuple(_secrets_in(value)) if MASK in content and not isinstance(value, str) else ()
+    return ToolResult(call.id, call.name, content, ending=ending, value=output, images=images, withheld=found)
+
+
+def _secrets_in(value: object, depth: int = 0) -> Iterator[str]:
+    """The values of each ``SecretStr`` and ``SecretBytes`` in a value."""
+    if isinstance(value, SecretStr):
+        yield value.get_secret_value()
+    elif isinstance(value, SecretBytes):
+        yield value.get_secret_value().decode(errors="replace")
+    elif depth < MAX_NESTING:
+        for each in _parts(value):
+            yield from _secrets_in(each, depth + 1)
+
+
+def _parts(value: object) -> Iterable[object]:
+    """What a value consists of; nothing if it is no container."""
+    if isinstance(value, Mapping):
+        return cast("Mapping[object, object]", value).values()
+    if isinstance(value, list | tuple | set | frozenset):
+        return cast("Iterable[object]", value)
+    if isinstance(value, BaseModel):
+        return (*vars(value).values(), *(value.model_extra or {}).values())
+    if dataclasses.is_dataclass(value):
+        return [getattr(value, each.name, None) for each in dataclasses.fields(value)]
+    return ()
 
 
 def _ending_value(call: ToolCall, tool: Tool, value: Any) -> Any:

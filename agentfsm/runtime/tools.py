@@ -7,12 +7,12 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import SecretStr, TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError, PydanticSerializationError, to_json
 
 from agentfsm.errors import ToolDefinitionError
@@ -23,7 +23,7 @@ from agentfsm.loop.model import ToolSpec
 from agentfsm.loop.quorum import Approval
 from agentfsm.loop.read_only import thaw
 from agentfsm.loop.state import CallState, HumanReply, RunState, SuspendedSubRun
-from agentfsm.loop.withholding import SecretPaths, marks_secrets
+from agentfsm.loop.withholding import SecretPaths, marks_secrets, secret_values
 from agentfsm.runtime.host import Host
 from agentfsm.runtime.run_context import Deps, RunContext
 from agentfsm.runtime.tool_schema import describe_function, has_context_parameter
@@ -41,8 +41,10 @@ __all__ = [
     "Tool",
     "ToolContext",
     "as_tool",
+    "call_secrets",
     "describe_validation_error",
     "problems",
+    "run_secrets",
     "secret_arguments",
     "tool",
     "tools_by_name",
@@ -99,6 +101,11 @@ class Delegation(Protocol):
         """How many model calls were made for that run since then, the one that was cut off included."""
         ...
 
+    @property
+    def secrets(self) -> tuple[Any, ...]:
+        """What that run knows to be secret."""
+        ...
+
     async def execute(self, arguments: Mapping[str, Any]) -> ToolResult | SuspendedSubRun:
         """The call's result; or the suspended run, if it waits for a human.
 
@@ -138,6 +145,7 @@ class CallingRun:
         permissions: Its permission policies: they decide about the sub-agent's calls too.
         on_event: Receives the events of the sub-agent's run; None if nobody receives those of the calling run.
         deps: Its dependencies, or None.
+        secrets: What it knows to be secret.
     """
 
     run: RunState
@@ -147,6 +155,7 @@ class CallingRun:
     permissions: tuple[Callable[[Any], Any], ...] = ()
     on_event: Callable[[Event], None] | None = None
     deps: Any = field(default=None, repr=False)
+    secrets: tuple[Any, ...] = ()
 
 
 class Delegate(Protocol):
@@ -209,6 +218,7 @@ class Tool:
             a sub-agent runs on.
         notes: What its author says about using it and others with the same text: stands once in the system prompt,
             fenced and labelled as data.
+        known_secrets: What its provider was given as secret so far, which is withheld wherever it occurs.
 
     Raises:
         ToolDefinitionError: ``requires_approval`` is neither a bool nor an ``Approval`` nor a plain function, or
@@ -231,6 +241,7 @@ class Tool:
     delegate: Delegate | None = None
     definition: str = ""
     notes: str = ""
+    known_secrets: Sequence[SecretStr] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         rule: object = self.requires_approval
@@ -599,3 +610,23 @@ def with_subagents(tools: Mapping[str, Tool]) -> Iterator[Tool]:
 def secret_arguments(tools: Iterable[Tool]) -> SecretPaths:
     """Where the arguments of each tool are secret, by the tool's name; tools without secret arguments are left out."""
     return {t.name: (t.secret, t.spec.parameters) for t in tools if t.secret or marks_secrets(t.spec.parameters)}
+
+
+def call_secrets(tool: Tool, arguments: Mapping[str, Any]) -> list[Any]:
+    """The secret values in the arguments of a call."""
+    schema = tool.spec.parameters
+    return secret_values(arguments, tool.secret, schema) if tool.secret or marks_secrets(schema) else []
+
+
+def run_secrets(run: RunState, tools: Mapping[str, Tool]) -> tuple[Any, ...]:
+    """What a run knows to be secret: arguments of its calls, and what became known by them.
+
+    Args:
+        run: The run.
+        tools: The tools of its agent, by name.
+    """
+    having = {name: tool for name, tool in tools.items() if tool.secret or marks_secrets(tool.spec.parameters)}
+    calls = [call for message in run.messages for call in message.tool_calls] if having else []
+    calls += [each.call for each in run.batch] if having else []
+    found = (value for c in calls if c.name in having for value in call_secrets(having[c.name], c.arguments))
+    return tuple(dict.fromkeys(value for value in (*run.withheld, *found) if isinstance(value, str | int | float)))

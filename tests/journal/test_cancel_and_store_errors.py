@@ -96,7 +96,7 @@ def test_a_cancellation_at_any_point_is_in_the_journal(waits):
     rows = store.records("r")
     assert dump_state(rehydrate(rows).run) == dump_state(result.run_state)
     assert verify("r", rows, store.head("r")).code == GOOD
-    assert ('"cancel":"enough"' in rows[-2].body) == (not waits)
+    assert ('"cancel":{' in rows[-2].body) == (not waits)
 
 
 def test_a_run_whose_task_is_cancelled_is_recorded_to_its_end():

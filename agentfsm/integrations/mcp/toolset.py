@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -69,6 +70,7 @@ class MCPTools:
         self.label = server.name
         self.settings = settings
         self.instructions = ""
+        self._secrets = server.secrets
         self._connection = ServerConnection(server, settings.start_timeout, settings.recheck)
         self._outputs: dict[str, SchemaCheck] = {}
         self._tools: tuple[Tool, ...] | None = None
@@ -148,7 +150,8 @@ class MCPTools:
             self.instructions = self._connection.instructions
             notes = self.instructions if self.settings.instructions else ""
             remote = (make_remote_tool(t, self._call, self.settings, notes) for t in selected)
-            self._tools = (*remote, *reading_tools(self, self.settings))
+            every = (*remote, *reading_tools(self, self.settings))
+            self._tools = tuple(replace(each, known_secrets=self._secrets) for each in every)
         except BaseException:
             await self._connection.close()
             raise

@@ -7,16 +7,17 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from agentfsm.errors import ConfigurationError, MissingExtraError
+from agentfsm.loop.withholding import environment_secrets, header_secrets, mask_secrets
 
 if TYPE_CHECKING:
     import httpx2
@@ -70,6 +71,11 @@ class Server(Protocol):
         """The command or the address, without arguments and headers."""
         ...
 
+    @property
+    def secrets(self) -> Sequence[SecretStr]:
+        """What the server was given as secret so far; more is added as it is given."""
+        ...
+
     def connect(self, handlers: ServerHandlers) -> AbstractAsyncContextManager[Client]:
         """A context manager that opens a client and closes it."""
         ...
@@ -120,6 +126,10 @@ async def current_values(given: Values, what: str) -> dict[str, str]:
         raise ConfigurationError(f"the function for {what} must return a mapping of strings to strings") from None
 
 
+def _add_secrets(known: list[SecretStr], found: Iterable[str]) -> None:
+    known += [secret for secret in map(SecretStr, found) if secret not in known]
+
+
 def _open_client(transport: Transport, handlers: ServerHandlers) -> Client:
     from mcp import Client
 
@@ -144,11 +154,13 @@ class StdioServer:
         parameters: The command to start.
         env: Environment variables, in addition to a few of this process; a function is called at each start.
         errlog: Receives its stderr. By default only the last lines are kept, for the error if it does not start.
+        secrets: The secrets among its environment variables.
     """
 
     parameters: StdioServerParameters
     env: Values = field(default_factory=dict[str, str], repr=False)
     errlog: TextIO | None = None
+    secrets: list[SecretStr] = field(default_factory=list[SecretStr], init=False, repr=False)
     _lines: deque[str] = field(default_factory=lambda: deque[str](maxlen=_KEPT_LINES), init=False, repr=False)
     _exit_code: int | None = field(default=None, init=False, repr=False)
 
@@ -164,7 +176,9 @@ class StdioServer:
 
         self._lines.clear()
         self._exit_code = None
-        parameters = self.parameters.model_copy(update={"env": await current_values(self.env, "env")})
+        env = await current_values(self.env, "env")
+        _add_secrets(self.secrets, environment_secrets(env))
+        parameters = self.parameters.model_copy(update={"env": env})
         with _line_reader(self._lines) as tail:
             transport = stdio_client(parameters, self.errlog or tail)
             observed = self._note_exit_code(transport)
@@ -192,7 +206,10 @@ class StdioServer:
     def diagnosis(self, ended: bool) -> str:
         """How it ended, if it did so by itself, and the last lines of its stderr."""
         how = _describe_exit(self._exit_code) if ended and self._exit_code is not None else ""
-        said = "; the last lines of its stderr:" + "".join(f"\n    {line}" for line in self._lines)
+        lines = "".join(f"\n    {line}" for line in self._lines)
+        said = (
+            f"; the last lines of its stderr:{mask_secrets(lines, [each.get_secret_value() for each in self.secrets])}"
+        )
         return how + (said if self._lines else "")
 
 
@@ -233,12 +250,14 @@ class HttpServer:
         name: Its host.
         headers: Sent with every request; a function is called before each.
         auth: Authorizes the requests, or None.
+        secrets: The secrets among its headers, and the password in its URL.
     """
 
     url: str
     name: str
     headers: Values = field(repr=False)
     auth: httpx2.Auth | None = field(default=None, repr=False)
+    secrets: list[SecretStr] = field(default_factory=list[SecretStr], init=False, repr=False)
     _status: int | None = field(default=None, init=False)
 
     @asynccontextmanager
@@ -250,6 +269,7 @@ class HttpServer:
         self._status = None
         timeout = httpx2.Timeout(CONNECT_TIMEOUT_S, read=None)
         fixed = {} if callable(self.headers) else dict(self.headers)
+        _add_secrets(self.secrets, [*header_secrets(fixed), *environment_secrets({"URL": self.url})])
         hooks: dict[str, list[Callable[..., Any]]] = {"request": [self._set_headers], "response": [self._note_status]}
         async with httpx2.AsyncClient(headers=fixed, timeout=timeout, event_hooks=hooks, auth=self.auth) as http:
             transport = streamable_http_client(self.url, http_client=http)
@@ -258,7 +278,9 @@ class HttpServer:
 
     async def _set_headers(self, request: httpx2.Request) -> None:
         if callable(self.headers) and self._is_own(request):  # not to an authorization server
-            request.headers.update(await current_values(self.headers, "headers"))
+            headers = await current_values(self.headers, "headers")
+            _add_secrets(self.secrets, header_secrets(headers))
+            request.headers.update(headers)
 
     async def _note_status(self, response: httpx2.Response) -> None:
         if response.status_code >= HTTPStatus.BAD_REQUEST and self._is_own(response.request):

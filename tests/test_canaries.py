@@ -1,0 +1,196 @@
+"""Secrets in many places of many runs appear in nothing that is written or shown, and tools get them after a restart.
+
+``tests.helpers.canaries`` makes the runs. What they wrote is searched as it is, and in every form that can be decoded
+or decompressed without the key.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import codecs
+import contextlib
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import unquote_to_bytes
+
+import pytest
+
+pytest.importorskip("mcp", reason="the extra 'mcp' is not installed")
+pytest.importorskip("opentelemetry.sdk", reason="the OpenTelemetry SDK is not installed")
+
+from click.testing import CliRunner
+
+from agentfsm.cli.app import app
+from tests.helpers.canaries import ENTER, HOST_SECRET, PLACES, canary, environment
+from tests.helpers.child_process import child_environment
+
+RUNS = ("texts", "enter", "gate-ask", "model-refused", "results", "restart", "edit", "votes", "calls", "server")
+
+
+def run_part(part: str, folder: Path) -> None:
+    command = [sys.executable, "-m", "tests.helpers.canaries", part, str(folder)]
+    child = subprocess.run(
+        command, capture_output=True, text=True, env={**child_environment(), **environment()}, check=False
+    )
+    assert child.returncode == 0, child.stderr[-4000:]
+    (folder / "out" / f"printed-{part}.txt").write_text(child.stdout + child.stderr)
+
+
+def run_commands(folder: Path, part: str) -> None:
+    """Everything that the command line says about the store, at default settings."""
+    store = str(folder / "out" / "runs.db")
+    (folder / "out" / f"commands-{part}").mkdir()
+    every = [
+        [*words]
+        for words in (
+            ("runs",),
+            ("runs", "--json"),
+            ("verify",),
+            ("verify", "--json"),
+            ("replay",),
+            ("replay", "--json"),
+        )
+    ]
+    each = [("show",), ("show", "--json"), ("export",), ("replay", "--json")]
+    for number, words in enumerate([*every, *([name, run, *more] for run in RUNS for name, *more in each)]):
+        result = CliRunner().invoke(app, [*words, "--store", store], env={"AGENTFSM_SECRET": HOST_SECRET.decode()})
+        assert result.exit_code in (0, 4) or words[0] == "replay", result.output  # some graphs are not a preset's
+        (folder / "out" / f"commands-{part}" / f"{number}.txt").write_text(f"{words}\n{result.output}")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("canaries")
+    run_part("begin", made)
+    (made / "out" / "before").mkdir()
+    for file in (made / "out").glob("runs.db*"):
+        (made / "out" / "before" / file.name).write_bytes(file.read_bytes())
+    run_commands(made, "begin")
+    run_part("resume", made)
+    run_commands(made, "resume")
+    return made
+
+
+# -- searching ----------------------------------------------------------------------------------------------
+
+_BASE64 = re.compile(rb"[A-Za-z0-9+/_-]{12,}")
+_HEX = re.compile(rb"(?:[0-9a-fA-F]{2}){6,}")
+_ESCAPED = re.compile(rb"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
+_SIMPLE = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"b": b"\b", b"f": b"\f"}
+
+
+def unescape(data: bytes) -> bytes:
+    def plain(found: re.Match[bytes]) -> bytes:
+        text = found[0][1:]
+        if text[:1] in b"ux" and len(text) > 1:
+            return chr(int(text[1:], 16)).encode("utf-8", "surrogatepass")
+        return _SIMPLE.get(text, text)
+
+    return _ESCAPED.sub(plain, data)
+
+
+def from_base64(word: bytes) -> bytes:
+    word = word if len(word) % 4 != 1 else word[:-1]
+    return base64.b64decode(word + b"=" * (-len(word) % 4))
+
+
+def decoded(data: bytes) -> Iterator[bytes]:
+    """What data may stand for: unescaped, without URL quoting, decoded from base64 and hex, decompressed."""
+    if b"\\" in data:
+        yield unescape(data)
+    if b"%" in data or b"+" in data:
+        yield unquote_to_bytes(data)
+        yield unquote_to_bytes(data.replace(b"+", b" "))
+    words = {found[0].translate(bytes.maketrans(b"-_", b"+/")) for found in _BASE64.finditer(data)}
+    pieces = [from_base64(word[at:]) for word in words for at in range(4)]
+    if pieces:
+        yield b"\0".join(pieces)
+    if digits := [binascii.unhexlify(found[0]) for found in _HEX.finditer(data)]:
+        yield b"\0".join(digits)
+    for at in (found.start() for found in re.finditer(rb"\x1f\x8b\x08|\x78[\x01\x5e\x9c\xda]", data)):
+        with contextlib.suppress(zlib.error):
+            yield zlib.decompressobj(47).decompress(data[at:])  # 47: gzip or zlib, by its header
+
+
+def forms(data: bytes, depth: int = 3) -> Iterator[bytes]:
+    yield data
+    if depth:
+        for each in decoded(data):
+            if each != data:
+                yield from forms(each, depth - 1)
+
+
+def needles(place: str) -> list[bytes]:
+    """What must not be found: the secret, and the lines of a key."""
+    value = canary(place)
+    lines = [line for line in value.splitlines() if "-----" not in line]
+    return [line.encode() for line in (lines if len(lines) > 1 else [value])]
+
+
+def found_in(files: list[Path], search_for: dict[str, list[bytes]]) -> list[str]:
+    found: list[str] = []
+    for file in files:
+        hits = {
+            place
+            for data in forms(file.read_bytes())
+            for place, all_of in search_for.items()
+            if any(n in data for n in all_of)
+        }
+        found += [f"{place!r} in {file.name}" for place in sorted(hits)]
+    return found
+
+
+def test_the_search_finds_what_is_hidden_in_any_form(tmp_path: Path) -> None:
+    """Without this, a search that finds nothing would prove nothing."""
+    value = canary("environment: a key").encode()
+    hidden = {
+        "plain": value,
+        "json": json.dumps(json.dumps({"a": [value.decode()]})).encode(),
+        "repr": repr({"a": value.decode()}).encode(),
+        "base64": b"Basic " + base64.b64encode(b"u:" + value),
+        "base64url": base64.urlsafe_b64encode(json.dumps({"a": value.decode()}).encode()),
+        "hex": b"x'" + value.hex().encode() + b"'",
+        "url": "".join(f"%{byte:02x}" for byte in value).encode(),
+        "gzip": b"..." + gzip.compress(b"a" + value),
+        "zlib": zlib.compress(codecs.encode(base64.b64encode(value), "hex")),
+    }
+    for name, data in hidden.items():
+        (tmp_path / name).write_bytes(b"some text " + data + b" more text")
+        assert found_in([tmp_path / name], {"x": [value]}), name
+
+
+def test_no_secret_appears_in_anything_that_is_written_or_shown(folder: Path, counted: Callable[[str], None]) -> None:
+    files = [file for file in (folder / "out").rglob("*") if file.is_file()]
+    assert found_in(files, {place: needles(place) for place in PLACES}) == []
+    size = sum(file.stat().st_size for file in files)
+    assert len(PLACES) >= 30
+    assert b"logged in as ann" in b"".join(file.read_bytes() for file in files)
+    counted(f"canaries: {len(PLACES)} secrets, 0 found in {len(files)} files of {size // 1000:,} kB")
+
+
+def test_what_was_approved_runs_after_a_restart_with_the_approved_bytes(folder: Path) -> None:
+    got = [json.loads(line) for line in (folder / "got.jsonl").read_text().splitlines()]
+    entered = [each for each in got if "pin" in each]
+    assert [json.dumps(each) for each in entered] == [json.dumps(ENTER)]
+    doors = [each["password"] for each in got if "password" in each and "pin" not in each]
+    assert doors == [
+        "a door 2",
+        canary("edit: a secret argument"),
+        canary("sub-agent: a secret of its caller"),
+        canary("sub-agent: a secret argument of its tool"),
+        canary("record: a secret argument in a suspension record"),
+    ]
+    assert [each["key"]["value"] for each in got if "key" in each] == [canary("votes: approved by two people")]
+
+
+def test_the_files_are_for_their_owner_alone(folder: Path) -> None:
+    if os.name == "posix":
+        assert {oct(file.stat().st_mode & 0o777) for file in (folder / "out").glob("runs.db*")} == {"0o600"}
