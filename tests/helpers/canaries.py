@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 from opentelemetry.sdk.trace import TracerProvider
@@ -175,8 +175,8 @@ class World:
             if dataclasses.is_dataclass(value):
                 return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
             if isinstance(value, dict):
-                return {name: plain(item) for name, item in value.items()}
-            return [plain(item) for item in value] if isinstance(value, list) else value
+                return {name: plain(item) for name, item in cast("dict[str, Any]", value).items()}
+            return [plain(item) for item in cast("list[Any]", value)] if isinstance(value, list) else value
 
         with (self.folder / "got.jsonl").open("a") as file:
             file.write(json.dumps(plain(arguments)) + "\n")
@@ -264,7 +264,7 @@ class World:
 
         model = ScriptedModel(script) if isinstance(script, list) else script
         traced = tracing(content=True, tracer_provider=self.provider)
-        hooks = [*traced, observer(watch), *more.get("hooks", ())]
+        hooks: list[Any] = [*traced, observer(watch), *more.get("hooks", ())]
         settings: dict[str, Any] = {"tools": self.tools(), **more, "hooks": hooks}
         agent = Agent(model, host=host, **settings)
         self.shown += [repr(each) for each in (agent, host, model)]
