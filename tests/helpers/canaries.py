@@ -176,7 +176,8 @@ class World:
                 return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
             if isinstance(value, dict):
                 return {name: plain(item) for name, item in cast("dict[str, Any]", value).items()}
-            return [plain(item) for item in cast("list[Any]", value)] if isinstance(value, list) else value
+            items: list[Any] = value if isinstance(value, list) else []
+            return [plain(item) for item in items] if isinstance(value, list) else value
 
         with (self.folder / "got.jsonl").open("a") as file:
             file.write(json.dumps(plain(arguments)) + "\n")
