@@ -41,6 +41,7 @@ COMMANDS = {
     "diff": CommandEntry("diff_command", "Compare two graphs: their rows and their decisions."),
     "paths": CommandEntry("paths_command", "List the paths of a graph, or check a committed list."),
     "mutate": CommandEntry("mutate_command", "Run your tests against faulty tables."),
+    "eval": CommandEntry("eval_command", "Run a set of cases against a model."),
     "doctor": CommandEntry("doctor_command", "Check the installation, the store and the providers."),
     "completion": CommandEntry("app", "Print a shell completion script."),
     "runs": CommandEntry("runs_command", "List the runs of a store."),

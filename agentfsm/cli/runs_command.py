@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -27,6 +27,7 @@ from agentfsm.journal.sqlite.sqlite_orphans import truncate_wal
 from agentfsm.journal.store import Head, Store
 from agentfsm.loop.messages import Usage
 from agentfsm.loop.quorum import Actor
+from agentfsm.testing.evaluation import CaseEnding, case_of_run
 
 __all__ = ["adopt", "export", "fork", "redact", "runs", "show"]
 
@@ -268,20 +269,31 @@ _EXPORT_EXAMPLES = """\b
 Examples:
   agentfsm export 3f9c0a1b2c3d4e5f > run.jsonl
   agentfsm export 3f9c0a1b2c3d4e5f --store runs.db | gzip > run.jsonl.gz
+  agentfsm export 3f9c0a1b2c3d4e5f --case refund >> cases.jsonl
 """
 
 
 @click.command(epilog=_EXPORT_EXAMPLES)
 @click.argument("run_id", metavar="RUN", shell_complete=complete_run_id)
+@click.option("--case", metavar="NAME", help="Write it as a case for agentfsm eval instead, with this name.")
 @store_option
-def export(run_id: str, path: Path | None) -> None:
+def export(run_id: str, case: str | None, path: Path | None) -> None:
     """Write the journal of RUN to stdout as JSON lines, each record exactly as it was hashed.
 
     agentfsm verify --file checks such a file; so does examples/verify_journal.py, with Python's standard library
     alone.
+
+    --case writes one line for agentfsm eval: what was asked, how the run ended, and the tools that it called.
     """
-    for line in export_lines(open_existing_store(path).records(run_id)):
-        click.echo(line, nl=False)
+    records = open_existing_store(path).records(run_id)
+    if case is None:
+        for line in export_lines(records):
+            click.echo(line, nl=False)
+        return
+    run = rehydrate(records).run
+    if not run.ended:
+        raise click.UsageError(f"{run_id} has not ended, so nobody knows yet what a good run of it is")
+    click.echo(json.dumps(case_of_run(case, run.messages, cast("CaseEnding", run.ended))))
 
 
 _FORK_EXAMPLES = """\b

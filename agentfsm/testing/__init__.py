@@ -11,6 +11,7 @@ from agentfsm.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from agentfsm.loop.detectors import Example, detector
+    from agentfsm.testing.evaluation import Case, CaseAttempt, Evaluation, evaluate
     from agentfsm.testing.fakes import FakeClock, RecordingModel, ScriptedModel, ScriptExhaustedError, call
     from agentfsm.testing.guard_examples import GuardExamples
     from agentfsm.testing.guard_priority import (
@@ -47,6 +48,9 @@ __all__ = [
     "DISMISSED",
     "EXPIRED",
     "RUN_TOOL",
+    "Case",
+    "CaseAttempt",
+    "Evaluation",
     "Example",
     "FakeClock",
     "GuardConflict",
@@ -73,6 +77,7 @@ __all__ = [
     "check_stored_run",
     "default_agent",
     "detector",
+    "evaluate",
     "force",
     "force_async",
     "guard_conflicts",
@@ -84,6 +89,7 @@ if not TYPE_CHECKING:
         __name__,
         {
             "agentfsm.loop.detectors": "Example detector",
+            "agentfsm.testing.evaluation": "Case CaseAttempt Evaluation evaluate",
             "agentfsm.testing.fakes": "FakeClock RecordingModel ScriptExhaustedError ScriptedModel call",
             "agentfsm.testing.guard_examples": "GuardExamples",
             "agentfsm.testing.guard_priority": "GuardConflict check_priority check_priority_async guard_conflicts",

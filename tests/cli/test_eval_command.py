@@ -1,0 +1,107 @@
+"""``agentfsm eval``: a table and JSON of how often a model does its tasks, and an exit code for CI."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentfsm import Agent, Allow, Host, SqliteStore, tool
+from agentfsm.testing import ScriptedModel, call
+from tests.cli.conftest import Cli
+from tests.helpers.fake_model_server import fake_model_server, text_output
+
+SHOP = '''
+from agentfsm import Agent, Message, Reply, TransientProviderError, Usage
+from agentfsm.testing import Case, ScriptedModel, call
+
+def price(item: str) -> float:
+    """Look up a price."""
+    return 4.5
+
+USAGE = Usage(input_tokens=100, output_tokens=20, cost_usd=0.01)
+SCRIPT = [call("price", item="tea"), Reply(Message.assistant("Tea is 4.50."), "stop", USAGE), TransientProviderError("busy"), "No idea."]
+AGENT = Agent(ScriptedModel(SCRIPT), tools=[price])
+CASES = [Case(name="tea", prompt="What does tea cost?", tools=("price",), contains=("4.5",)),
+         Case(name="cup", prompt="What does a cup cost?", tools=("price",))]
+'''  # noqa: E501
+
+
+@pytest.fixture
+def shop(cli: Cli, tmp_path: Path) -> Path:
+    file = tmp_path / "shop.py"
+    file.write_text(SHOP)
+    return file
+
+
+def test_the_table_says_how_many_runs_are_good_and_what_is_wrong_with_the_others(cli: Cli, shop: Path) -> None:
+    result = cli("eval", "shop.py", "--agent", "shop.py:AGENT", "--concurrency", "1")
+    assert result.exit_code == 1
+    assert [" ".join(line.split()) for line in result.stdout.splitlines()] == [
+        "case good cost what is wrong",
+        "tea 1/1 0.0100 USD",
+        "cup 0/1 0.0000 USD price was not called",
+        "",
+        "1 of 2 runs with scripted are good (50%); 120 tokens, 0.0100 USD",
+        "failures: transient_provider 1",
+        "rows: pre_step.otherwise 4, call_llm.otherwise 3, post_llm.otherwise 2, post_llm.tool_calls 1, "
+        "dispatch_tool.otherwise 1, post_tool.otherwise 1, call_llm.transient_provider 1, recover.otherwise 1",
+    ]
+    assert result.stderr.splitlines() == ["1/2  tea  good", "2/2  cup  bad: price was not called"]
+
+
+def test_json_has_every_run_and_the_exit_code_follows_the_wanted_rate(cli: Cli, shop: Path) -> None:
+    words = ("eval", "shop.py:CASES", "--agent", "shop.py:AGENT", "--concurrency", "1", "--json", "--quiet")
+    result = cli(*words, "--min-pass-rate", "0.5")
+    assert (result.exit_code, result.stderr) == (0, "")
+    data = json.loads(result.stdout)
+    assert (data["pass_rate"], len(data["attempts"])) == (0.5, 2)
+
+
+def test_one_case_is_repeated_with_another_model(cli: Cli, shop: Path) -> None:
+    with fake_model_server(text_output("It is 4.50.")) as server:
+        result = cli(
+            "eval", "shop.py", "--agent", "shop.py:AGENT", "--only", "tea", "--repeat", "3", "--model", "openai:gpt-5",
+            OPENAI_BASE_URL=server.url, OPENAI_API_KEY="sk-test",
+        )  # fmt: skip
+    assert "tea    0/3  unpriced  price was not called" in result.stdout
+    assert "0 of 3 runs with openai:gpt-5 are good (0%); 45 tokens, unpriced" in result.stdout
+
+
+def test_cases_in_json_lines(cli: Cli, shop: Path, tmp_path: Path) -> None:
+    (tmp_path / "cases.jsonl").write_text('{"name": "tea", "prompt": "What does tea cost?", "tools": ["price"]}\n')
+    assert cli("eval", "cases.jsonl", "--agent", "shop.py:AGENT").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("shop.py", "--agent", "shop.py:price"), "shop.py:price is a function, not an agent"),
+        (("shop.py:SHOP", "--agent", "shop.py:AGENT"), "SHOP"),
+        (("shop.py:SCRIPT", "--agent", "shop.py:AGENT"), "shop.py:SCRIPT is not a list of agentfsm.testing.Case"),
+        (("shop.py", "--agent", "shop.py:AGENT", "--only", "te"), "there is no case 'te'; there are: tea, cup"),
+        (("no.jsonl", "--agent", "shop.py:AGENT"), "no.jsonl cannot be read"),
+    ],
+)
+def test_wrong_usage_is_named(cli: Cli, shop: Path, words: tuple[str, ...], message: str) -> None:
+    result = cli("eval", *words)
+    assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
+
+
+def test_a_stored_run_becomes_a_case_unless_it_has_not_ended(cli: Cli, shop: Path, tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "runs.db")
+
+    @tool(requires_approval=True)
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    agent = Agent(ScriptedModel([call("pay"), "done"]), tools=[pay], host=Host(store=store))
+    result = agent.run_sync("Pay.", run_id="one")
+    refused = cli("export", "one", "--case", "pay", "--store", "runs.db")
+    assert (refused.exit_code, "one has not ended" in refused.stderr) == (2, True)
+    agent.resume_sync(result.run_id, Allow())
+    store.close()
+    line = cli("export", "one", "--case", "pay", "--store", "runs.db").stdout
+    assert json.loads(line) == {"name": "pay", "prompt": "Pay.", "ending": "completed", "tools": ["pay"]}
