@@ -239,11 +239,12 @@ def _escape(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s\"'<>]+", re.IGNORECASE)
+# Repetitions have bounds, so that a long error of a tool takes time in proportion to its length.
+_URL = re.compile(r"[a-z][a-z0-9+.-]{0,30}://[^\s\"'<>]+", re.IGNORECASE)
 
 _HEADER = re.compile(
     r"\b(?:(?:proxy-)?authorization|www-authenticate|(?:set-)?cookie|user-agent|content-(?:type|length)|retry-after|"
-    r"(?:[a-z]+-)*api-key|x-(?:[a-z0-9]+-)+[a-z0-9]+)[\"']?\s*[:=]\s*[\"']?[^\n\"',}]+",
+    r"(?:[a-z]{1,100}-){0,16}api-key|x-(?:[a-z0-9]{1,100}-){1,16}[a-z0-9]{1,100})[\"']?\s*[:=]\s*[\"']?[^\n\"',}]+",
     re.IGNORECASE,
 )
 """A header of an HTTP request or response, as servers and libraries quote them in their errors."""

@@ -121,6 +121,14 @@ def test_a_lesson_holds_neither_urls_nor_headers(text, kept):
     assert (lesson.explanation, lesson.blockers) == (kept, (kept,))
 
 
+@pytest.mark.parametrize("piece", ["x", "a-", "x-", "x-y-", "a.b+"])
+def test_a_long_error_becomes_a_lesson_in_time_that_grows_with_its_length(piece):
+    text = piece * (300_000 // len(piece))  # with quadratic time this would not end within hours
+    lesson = prompts.as_lesson(make_failure("tool_error", text + " at http://host/"))
+    assert lesson is not None
+    assert lesson.explanation == text + " at [URL]"
+
+
 # -- a tool message where the wire needs a call ---------------------------------------------------------
 
 
