@@ -28,6 +28,7 @@ LAYERS = {
     "analysis": {"errors", "machine", "loop"},
     "diagrams": {"errors", "machine", "loop", "analysis"},
     "journal": {"errors", "machine", "loop", "runtime"},
+    "report": {"errors", "machine", "loop", "runtime", "analysis", "diagrams", "journal"},
     "models": {"errors", "lazy_imports", "machine", "loop", "runtime"},
     "integrations": {"errors", "machine", "loop", "runtime", "models"},
     "agent": {"errors", "machine", "loop", "runtime", "journal", "models", "diagrams", "analysis"},

@@ -46,6 +46,7 @@ COMMANDS = {
     "completion": CommandEntry("app", "Print a shell completion script."),
     "runs": CommandEntry("runs_command", "List the runs of a store."),
     "show": CommandEntry("runs_command", "Show what happened in a run."),
+    "report": CommandEntry("report_command", "Report on runs in one file that opens offline."),
     "verify": CommandEntry("verify_command", "Verify that journals are intact and legal."),
     "replay": CommandEntry("replay_command", "Replay recorded runs without model or tools."),
     "fork": CommandEntry("runs_command", "Start a new run from a point in another one."),

@@ -10,7 +10,7 @@ import click
 
 from agentfsm.analysis import diff as diff_graphs
 from agentfsm.analysis import format_reviewed, graph_from_table
-from agentfsm.cli.diagram_command import graph_of_run, load_records
+from agentfsm.cli.diagram_command import load_records
 from agentfsm.cli.local_store import store_option
 from agentfsm.cli.reviewed_file import write_reviewed
 from agentfsm.cli.user_code import load_graph
@@ -18,6 +18,7 @@ from agentfsm.diagrams import DiffOverlay, write
 from agentfsm.errors import ConfigurationError
 from agentfsm.loop.presets import PRESETS
 from agentfsm.machine.graph import Graph
+from agentfsm.report.run_graph import graph_of_run
 
 __all__ = ["diff"]
 

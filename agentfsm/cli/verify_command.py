@@ -41,7 +41,16 @@ from agentfsm.loop.keys import SECRET_VARIABLE, Keyring
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
 
-__all__ = ["checkpoint", "verify"]
+__all__ = [
+    "CHECKPOINT_OPTIONS",
+    "CheckpointOptions",
+    "checkpoint",
+    "signed_hashes",
+    "unchecked_lines",
+    "verify",
+    "verify_runs",
+    "with_doubt",
+]
 
 _EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _STATUS_TEXTS = {GOOD: "good", TAMPERED: "TAMPERED", UNVERIFIABLE: "cannot be verified", OPEN: "good, open"}
@@ -56,7 +65,7 @@ _log_option = click.option(
 )
 
 
-_CHECKPOINT_OPTIONS: list[Callable[[CommandFunction], CommandFunction]] = [
+CHECKPOINT_OPTIONS: list[Callable[[CommandFunction], CommandFunction]] = [
     click.option(
         "--checkpoint", "checkpoint_file", type=_EXISTING_FILE, help="A signed checkpoint that the runs must match."
     ),
@@ -100,7 +109,7 @@ Examples:
 @click.command(epilog=_VERIFY_EXAMPLES)
 @click.argument("run_ids", metavar="[RUN]...", nargs=-1, shell_complete=complete_run_id)
 @click.option("--file", "export_file", type=_EXISTING_FILE, help="Verify an exported journal instead of a store.")
-@collect_options(CheckpointOptions, "witness", _CHECKPOINT_OPTIONS)
+@collect_options(CheckpointOptions, "witness", CHECKPOINT_OPTIONS)
 @click.option("--proof", is_flag=True, help="Also check that each run stayed inside the model of its graph's proofs.")
 @click.option("--agent", metavar="MODULE:AGENT", help="For --proof, the agent that made the runs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per run.")
@@ -141,11 +150,11 @@ def verify(
     try:
         keyring = _read_keyring(None if export_file is not None else path or default_store_path())
         signed = witness.read()
-        hashes, changed = _signed_hashes(signed, witness.log_file or checkpoint_log(path or default_store_path()))
+        hashes, changed = signed_hashes(signed, witness.log_file or checkpoint_log(path or default_store_path()))
         if changed:
             codes.add(TAMPERED)
             _print_report(VerificationReport("(log)", TAMPERED, 0, None, changed), as_json)
-        for report in map(_with_doubt, _verify_runs(run_ids, export_file, path, hashes, keyring)):
+        for report in map(with_doubt, verify_runs(run_ids, export_file, path, hashes, keyring)):
             codes.add(report.code)
             _print_report(report, as_json)
             if proof and report.code in (GOOD, OPEN) and not _print_proof(report.run_id, path, maker):
@@ -156,17 +165,31 @@ def verify(
         source = f"{export_file}: " if export_file is not None and isinstance(error, JournalError) else ""
         click.echo(f"agentfsm: cannot be verified: {source}{shorten(error, 2000)}", err=True)
         codes.add(UNVERIFIABLE)
-    _print_unchecked(keyring, signed)
+    click.echo("\n  ".join(("agentfsm: not checked:", *unchecked_lines(keyring, signed))), err=True)
     ctx.exit(next((code for code in (TAMPERED, UNVERIFIABLE, OPEN) if code in codes), GOOD))
 
 
-def _verify_runs(
+def verify_runs(
     run_ids: tuple[str, ...],
     export_file: Path | None,
     path: Path | None,
     hashes: CheckpointHashes | None,
     keyring: Keyring | None,
 ) -> Iterator[VerificationReport]:
+    """The verification of runs, or of all runs of a store, and what is wrong with the store itself.
+
+    Args:
+        run_ids: The runs; empty for all.
+        export_file: An exported journal to verify instead of a store.
+        path: The store file; None for the default one.
+        hashes: What a checkpoint signed, or None if there is none.
+        keyring: The keys of the host that wrote the runs, or None.
+
+    Raises:
+        UnknownRunError: The store does not have a run that is named.
+        agentfsm.errors.StoreError: The store cannot be read.
+        JournalError: The file is not an exported journal.
+    """
     if export_file is not None:
         yield verify_export(_read_text(export_file), hashes, keyring)
         return
@@ -205,7 +228,7 @@ def _read_log(file: Path) -> CheckpointLog:
         raise JournalError(f"{file}, the log of the checkpoints, cannot be read: {error.strerror}") from error
 
 
-def _signed_hashes(signed: Checkpoint | None, file: Path) -> tuple[CheckpointHashes | None, str]:
+def signed_hashes(signed: Checkpoint | None, file: Path) -> tuple[CheckpointHashes | None, str]:
     """What a checkpoint signed, by the log of its store, and what is wrong with that log.
 
     Raises:
@@ -227,7 +250,7 @@ def _signed_hashes(signed: Checkpoint | None, file: Path) -> tuple[CheckpointHas
     )
 
 
-def _with_doubt(report: VerificationReport) -> VerificationReport:
+def with_doubt(report: VerificationReport) -> VerificationReport:
     """The report; a run of which it is not known who wrote it cannot be verified."""
     if report.doubt and report.code in (GOOD, OPEN):
         return replace(report, code=UNVERIFIABLE, reason=report.doubt)
@@ -238,8 +261,8 @@ _KEY_TELLS = "who wrote the records, the answers and the redactions in them, and
 _CHECKPOINT_TELLS = "whether records or runs were cut off, and whether the file was put back to an older state"
 
 
-def _print_unchecked(keyring: Keyring | None, signed: Checkpoint | None) -> None:
-    """Print what could not be checked with what was given."""
+def unchecked_lines(keyring: Keyring | None, signed: Checkpoint | None) -> list[str]:
+    """What cannot be checked with the keys and the checkpoint that were given."""
     unchecked: list[str] = []
     if keyring is None:
         unchecked.append(f"without the secret ({SECRET_VARIABLE}, or the key file of the store): {_KEY_TELLS}")
@@ -247,7 +270,7 @@ def _print_unchecked(keyring: Keyring | None, signed: Checkpoint | None) -> None
         unchecked.append(f"without a checkpoint: {_CHECKPOINT_TELLS}")
     else:
         unchecked.append(f"since the checkpoint, which is of {signed.date:%Y-%m-%d %H:%M:%S} UTC: {_CHECKPOINT_TELLS}")
-    click.echo("\n  ".join(("agentfsm: not checked:", *unchecked)), err=True)
+    return unchecked
 
 
 def _read_keyring(path: Path | None) -> Keyring | None:
@@ -356,7 +379,7 @@ def checkpoint(
     signed = {run_id: dict(hashes) for run_id, hashes in before.hashes(len(before)).items()}
     for head in heads:  # what is signed is what is verified
         signed.setdefault(head.run_id, {}).setdefault(head.seq, head.hash)
-    for report in map(_with_doubt, _verify_runs((), None, path, signed, store_keyring(store.path))):
+    for report in map(with_doubt, verify_runs((), None, path, signed, store_keyring(store.path))):
         if report.code not in (GOOD, OPEN):
             problem = f"run {report.run_id!r}: {report.reason}; agentfsm verify shows everything that is wrong"
             click.echo(f"agentfsm: not signed, because the store does not verify: {problem}", err=True)

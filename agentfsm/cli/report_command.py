@@ -1,0 +1,194 @@
+"""``agentfsm report``: what stored runs did, who allowed it, and whether their journals are intact, in one file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from agentfsm.cli.local_store import (
+    checkpoint_log,
+    complete_run_id,
+    open_existing_store,
+    store_keyring,
+    store_option,
+)
+from agentfsm.cli.options import CommandFunction, collect_options
+from agentfsm.cli.verify_command import (
+    CHECKPOINT_OPTIONS,
+    CheckpointOptions,
+    signed_hashes,
+    unchecked_lines,
+    verify_runs,
+    with_doubt,
+)
+from agentfsm.errors import StoreError
+from agentfsm.journal.checkpoint import Checkpoint
+from agentfsm.journal.records import SealedRecord
+from agentfsm.journal.store import Store
+from agentfsm.journal.verification import TAMPERED, UNVERIFIABLE, VerificationReport
+from agentfsm.report.findings import Findings, ReportedRun
+from agentfsm.report.markdown_report import run_markdown
+from agentfsm.report.page import DecisionFilter, period_page, run_page
+from agentfsm.report.pdf import render_pdf
+
+__all__ = ["report"]
+
+
+_EXAMPLES = """\b
+Examples:
+  agentfsm report 3f9c0a1b2c3d4e5f --output report.html
+  agentfsm report 3f9c0a1b2c3d4e5f --pdf --output report.pdf
+  agentfsm report 3f9c0a1b2c3d4e5f --markdown               for a comment on a pull request
+  agentfsm report --all --checkpoint note --key public.pem --output all.html
+  agentfsm report --tool pay --since 2026-10-01 --until 2026-11-01 --output october.html
+"""
+
+
+@dataclass(frozen=True)
+class _FormatOptions:
+    """Where a report goes, and in which format."""
+
+    output: Path | None
+    markdown: bool
+    pdf: bool
+
+    def __post_init__(self) -> None:
+        if self.markdown and self.pdf:
+            raise click.UsageError("give --markdown or --pdf, not both")
+        if self.pdf and self.output is None and sys.stdout.isatty():
+            raise click.UsageError("a PDF is not for a terminal: name a file with --output")
+
+
+@dataclass(frozen=True)
+class _PeriodOptions:
+    """Which decisions of which runs a report is about."""
+
+    every: bool
+    tool: str
+    since: datetime | None
+    until: datetime | None
+
+    @property
+    def decisions(self) -> DecisionFilter | None:
+        """The decisions that are wanted, or None for whole runs."""
+        if not (self.tool or self.since or self.until):
+            return None
+        since, until = (
+            None if at is None else (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+            for at in (self.since, self.until)
+        )
+        return DecisionFilter(self.tool, since, until)
+
+
+_TIME = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"])
+
+_FORMAT_OPTIONS: list[Callable[[CommandFunction], CommandFunction]] = [
+    click.option(
+        "-o",
+        "--output",
+        metavar="PATH",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="The file to write; default: stdout.",
+    ),
+    click.option("--markdown", is_flag=True, help="Write Markdown that fits a comment on a pull request."),
+    click.option("--pdf", is_flag=True, help="Write a PDF; needs Chromium or Chrome."),
+]
+
+_PERIOD_OPTIONS: list[Callable[[CommandFunction], CommandFunction]] = [
+    click.option("--all", "every", is_flag=True, help="Report on every run of the store, and on the store itself."),
+    click.option("--tool", default="", metavar="NAME", help="List who allowed and denied this tool, in any run."),
+    click.option("--since", type=_TIME, metavar="TIME", help="List what people decided from then on, in UTC."),
+    click.option("--until", type=_TIME, metavar="TIME", help="List what people decided before then, in UTC."),
+]
+
+
+@click.command(epilog=_EXAMPLES)
+@click.argument("run_ids", metavar="[RUN]...", nargs=-1, shell_complete=complete_run_id)
+@collect_options(_FormatOptions, "form", _FORMAT_OPTIONS)
+@collect_options(_PeriodOptions, "period", _PERIOD_OPTIONS)
+@collect_options(CheckpointOptions, "witness", CHECKPOINT_OPTIONS)
+@store_option
+@click.pass_context
+def report(
+    ctx: click.Context,
+    run_ids: tuple[str, ...],
+    form: _FormatOptions,
+    period: _PeriodOptions,
+    witness: CheckpointOptions,
+    path: Path | None,
+) -> None:
+    """Report on RUNs in one file that needs no network: for a reviewer or an auditor, now or years later.
+
+    It says what was asked, how it ended and who allowed what and when; it has the picture with the run's path, every
+    move with the guards that said no and the one that held, the transcript, failures, costs and the graph; and what
+    agentfsm verify finds, with the keys and the checkpoint that were used. What was redacted in the store, or
+    withheld from it, is not in the report either.
+
+    With --tool, --since or --until it lists what people decided, over all runs: all approvals of a tool in a month.
+
+    Exit codes: 0 the report is written; 1 it is, and it says "tampered"; 2 wrong usage; 3 it is, and it says that
+    something cannot be verified.
+    """
+    wanted = period.decisions
+    if bool(run_ids) + period.every + (wanted is not None) != 1:
+        raise click.UsageError("name RUNs, or give --all, or --tool, --since and --until")
+    if form.markdown and wanted is not None:
+        raise click.UsageError("--markdown is for runs: a list of decisions is HTML or PDF")
+    runs, findings = _collect(run_ids, witness, path)
+    if form.markdown:
+        content = run_markdown(runs, findings).encode()
+    else:
+        made_at = time.time()
+        page = run_page(runs, findings, made_at) if wanted is None else period_page(runs, wanted, findings, made_at)
+        content = render_pdf(page) if form.pdf else page.encode()
+    if form.output is None:
+        click.echo(content, nl=False)
+    else:
+        form.output.parent.mkdir(parents=True, exist_ok=True)
+        form.output.write_bytes(content)
+        click.echo(form.output, err=True)
+    codes = {each.code for each in (*findings.problems, *(run.verification for run in runs))}
+    ctx.exit(next((code for code in (TAMPERED, UNVERIFIABLE) if code in codes), 0))
+
+
+def _collect(
+    run_ids: tuple[str, ...], witness: CheckpointOptions, path: Path | None
+) -> tuple[list[ReportedRun], Findings]:
+    """The runs with what their verification found, and what is wrong with the store."""
+    store = open_existing_store(path)
+    keyring, signed = store_keyring(store.path), witness.read()
+    hashes, changed = signed_hashes(signed, witness.log_file or checkpoint_log(store.path))
+    problems = [VerificationReport("(log)", TAMPERED, 0, None, changed)] if changed else []
+    runs: list[ReportedRun] = []
+    stored = {head.run_id for head in store.heads()}
+    for found in map(with_doubt, verify_runs(run_ids, None, store.path, hashes, keyring)):
+        if found.run_id in stored or found.run_id in run_ids:
+            records = _read_records(store, found.run_id)
+            runs.append(ReportedRun(str(found.run_id), records, found))  # somebody may have changed the type of an id
+        else:
+            problems.append(found)
+    return runs, Findings(
+        store=store.path.name,
+        key_ids=() if keyring is None else tuple(keyring.key_ids),
+        checkpoint="" if signed is None else _describe_checkpoint(signed),
+        unchecked=tuple(unchecked_lines(keyring, signed)),
+        problems=tuple(problems),
+    )
+
+
+def _read_records(store: Store, run_id: str) -> tuple[SealedRecord, ...]:
+    try:
+        return tuple(store.records(run_id))
+    except StoreError:  # the verification says why
+        return ()
+
+
+def _describe_checkpoint(signed: Checkpoint) -> str:
+    root = signed.root.hex()[:16]
+    return f"the checkpoint of {signed.date:%Y-%m-%d %H:%M:%S} UTC, of {signed.size} entries with root hash {root}"

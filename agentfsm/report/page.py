@@ -1,0 +1,274 @@
+"""A report as one HTML page that needs no network and, but for stepping through a run, no script."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from agentfsm.report.findings import Findings, ReportedRun, verdict_of
+from agentfsm.report.fragments import (
+    costs_html,
+    decision_cells,
+    decisions_html,
+    failures_html,
+    graph_html,
+    how_to_verify_html,
+    ledger_html,
+    picture_html,
+    summary_html,
+    table_html,
+    transcript_html,
+    verdict_html,
+    verification_html,
+)
+from agentfsm.report.ledger import HumanDecision, RunLedger, read_ledger
+from agentfsm.report.visible_text import escape, format_time
+
+__all__ = ["DecisionFilter", "PeriodDecision", "find_decisions", "period_page", "run_page"]
+
+
+_STYLE = """
+:root{color-scheme:light dark;--ink:#1f2328;--grey:#59636e;--line:#d1d9e0;--paper:#fff;--soft:#f6f8fa;--good:#1a7f37;
+--bad:#b3202a;--open:#0969da;--now:#bf3989}
+@media (prefers-color-scheme:dark){:root{--ink:#e6edf3;--grey:#9198a1;--line:#3d444d;--paper:#0d1117;--soft:#151b23;
+--good:#3fb950;--bad:#ff7b72;--open:#4493f8;--now:#f778ba}}
+*{box-sizing:border-box}
+body{margin:0 auto;padding:1rem;max-width:80rem;background:var(--paper);color:var(--ink);
+font:15px/1.5 Inter,Helvetica,Arial,"Liberation Sans","DejaVu Sans",sans-serif}
+h1,h2,h3{line-height:1.25;overflow-wrap:anywhere}
+h1{font-size:1.5rem}h2{margin-top:2.5rem;border-bottom:1px solid var(--line)}h3{margin-top:1.75rem;font-size:1.05rem}
+a{color:var(--open)}
+small,caption,.note{color:var(--grey)}
+.said{overflow-wrap:anywhere;unicode-bidi:isolate}
+pre.said{margin:.15rem 0;max-height:30rem;overflow:auto;contain:paint}
+pre,code{font:13px/1.45 ui-monospace,"DejaVu Sans Mono",Menlo,Consolas,monospace}
+pre{white-space:pre-wrap;overflow-wrap:anywhere}
+code{overflow-wrap:anywhere}
+dl{display:grid;grid-template-columns:minmax(7rem,max-content) minmax(0,1fr);gap:.25rem 1rem}
+dt{color:var(--grey)}dd{margin:0;min-width:0}
+.scroll{overflow-x:auto;contain:inline-size}
+.scroll.long{position:relative;overflow:auto;max-height:75vh}.scroll.long thead th{position:sticky;top:0}
+table{border-collapse:collapse;width:100%;font-size:13px}
+caption{text-align:left;padding:.25rem 0}
+th,td{text-align:left;vertical-align:top;padding:.3rem .5rem;border-top:1px solid var(--line);max-width:24rem;
+overflow-wrap:break-word}
+thead th{background:var(--soft);white-space:nowrap}
+tr.now>td,tr:target>td{background:var(--soft);box-shadow:inset 0 2px var(--now),inset 0 -2px var(--now)}
+em{color:var(--grey);font-style:normal}
+ol.transcript{list-style:none;padding:0}
+ol.transcript>li{margin:.5rem 0;padding:.4rem .75rem;border-left:4px solid var(--line);background:var(--soft)}
+li.user,li.person{border-color:var(--open)}li.model{border-color:var(--good)}
+.verdict{padding:.1rem .5rem;border:2px solid;border-radius:.4rem}
+.verdict.good{color:var(--good)}.verdict.bad{color:var(--bad);border-width:4px}
+.verdict.open{color:var(--open)}.verdict.unknown{color:var(--bad);border-style:dashed}
+figure{margin:0}svg{display:block;max-width:100%;height:auto}
+figure.narrow{display:none}
+svg.agentfsm-auto g.now text{fill:var(--now);font-weight:700}
+svg.agentfsm-auto path.line.now{stroke:var(--now);stroke-width:6}
+.steps{display:flex;gap:.75rem;align-items:center;flex-wrap:wrap;margin:.5rem 0}.steps input{flex:1 1 12rem}
+.steps button{font:inherit;min-height:2.2rem}
+@media (max-width:48rem){body{padding:.75rem}figure.wide{display:none}figure.narrow{display:block}
+dl{grid-template-columns:1fr;gap:0}dd{margin:0 0 .5rem}table{min-width:44rem}}
+@media print{:root{--ink:#000;--paper:#fff;--soft:#fff;--grey:#444}body{max-width:none;font-size:10pt}
+.steps,nav{display:none}pre.said{max-height:none}.scroll,.scroll.long{overflow:visible;contain:none;max-height:none}table{font-size:8pt;min-width:0}
+tr,li,figure{break-inside:avoid}thead{display:table-header-group}figure.wide svg{max-height:24cm}
+figure.narrow{display:none}figure.wide{display:block}}
+"""
+
+_SCRIPT = """
+for (const run of document.querySelectorAll('article[data-run]')) {
+  const rows = [...run.querySelectorAll('table.ledger tbody tr')], pictures = run.querySelectorAll('figure svg');
+  if (!rows.length || !pictures.length) continue;
+  const bar = document.createElement('div'), slider = document.createElement('input');
+  const said = document.createElement('output'), back = document.createElement('button');
+  const on = document.createElement('button');
+  bar.className = 'steps'; slider.type = 'range'; slider.min = 0; slider.max = rows.length; slider.value = 0;
+  slider.setAttribute('aria-label', 'Step through the moves of the run'); said.setAttribute('aria-live', 'polite');
+  back.textContent = 'back'; on.textContent = 'next'; said.textContent = 'step through the moves with the arrow keys';
+  bar.append(back, slider, on, said); run.querySelector('figure').before(bar);
+  const show = (place) => {
+    run.querySelectorAll('.now').forEach((each) => each.classList.remove('now'));
+    slider.value = place;
+    if (!place) { said.textContent = 'the whole run'; return; }
+    const row = rows[place - 1], cells = row.cells, id = cells[3].textContent + '.' + cells[4].textContent;
+    row.classList.add('now');
+    const box = row.closest('.scroll'); box.scrollTop = row.offsetTop - box.clientHeight / 2;
+    for (const each of run.querySelectorAll('svg [data-edge]'))
+      if (each.dataset.edge.split(' ').includes(id)) each.classList.add('now');
+    said.textContent = 'move ' + place + ' of ' + rows.length + ': ' + id + ' to ' + cells[5].textContent;
+    slider.setAttribute('aria-valuetext', said.textContent);
+  };
+  slider.addEventListener('input', () => show(+slider.value));
+  back.addEventListener('click', () => show(Math.max(0, +slider.value - 1)));
+  on.addEventListener('click', () => show(Math.min(rows.length, +slider.value + 1)));
+}
+"""
+
+
+def run_page(runs: Sequence[ReportedRun], findings: Findings, made_at: float) -> str:
+    """A report on runs, as one HTML page.
+
+    Args:
+        runs: The runs, each with its records and what its verification found.
+        findings: How they were verified, and what is wrong with the store.
+        made_at: When the report is made, in seconds since the epoch.
+    """
+    ledgers = [read_ledger(run.run_id, run.sealed) for run in runs]
+    names = [_section_id(number) for number in range(1, len(runs) + 1)]
+    title = f"Report on run {runs[0].run_id}" if len(runs) == 1 else f"Report on {len(runs)} runs"
+
+    def body() -> Iterator[str]:
+        if len(runs) > 1:
+            rows = (
+                [
+                    f'<a href="#{name}">{escape(run.run_id)}</a>',
+                    verdict_html(verdict_of(run.verification)),
+                    escape(ledger.ending.replace("_", " ") or ledger.status),
+                    escape(format_time(ledger.started)) if ledger.records else "",
+                    str(len(ledger.moves)),
+                ]
+                for name, run, ledger in zip(names, runs, ledgers, strict=True)
+            )
+            yield table_html("The runs of this report", ("run", "verification", "ended", "started", "moves"), rows)
+        for name, run, ledger in zip(names, runs, ledgers, strict=True):
+            yield from _run_sections(name, run, ledger, findings)
+        yield f'<section><h2 id="verify">How this was checked</h2>{how_to_verify_html(runs, findings)}</section>'
+
+    return _page(title, findings.worst(runs), body, findings, made_at)
+
+
+def _section_id(number: int) -> str:
+    return f"r{number}"
+
+
+def _run_sections(name: str, run: ReportedRun, ledger: RunLedger, findings: Findings) -> Iterator[str]:
+    verdict = verdict_of(run.verification)
+    yield f'<article data-run id="{name}"><h2>Run <span class="said">{escape(run.run_id)}</span></h2>'
+    yield summary_html(ledger, verdict)
+    for title, fragment in (
+        ("Who allowed what", decisions_html(ledger.decisions)),
+        ("The path of the run", picture_html(ledger)),
+        ("Ledger of moves", ledger_html(ledger.moves, name)),
+        ("Transcript", transcript_html(ledger.transcript)),
+        ("Failures", failures_html(ledger.failures)),
+        ("Costs", costs_html(ledger.costs)),
+        ("Graph", graph_html(ledger)),
+        ("Verification", verification_html(run, ledger, findings)),
+    ):
+        yield f"<section><h3>{title}</h3>{fragment}</section>"
+    yield "</article>"
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionFilter:
+    """Which human decisions a report over a period has.
+
+    Attributes:
+        tool: The tool that they are about; an empty string for any.
+        since: From when on, in seconds since the epoch; None for the beginning.
+        until: Before when, in seconds since the epoch; None for no end.
+    """
+
+    tool: str = ""
+    since: float | None = None
+    until: float | None = None
+
+    def includes(self, decision: HumanDecision) -> bool:
+        """Whether a report has a decision."""
+        return (
+            (not self.tool or decision.tool == self.tool)
+            and (self.since is None or decision.time >= self.since)
+            and (self.until is None or decision.time < self.until)
+        )
+
+    def __str__(self) -> str:
+        what = f"approvals and answers about {self.tool}" if self.tool else "approvals and answers"
+        start = "" if self.since is None else f" from {format_time(self.since)}"
+        end = "" if self.until is None else f" before {format_time(self.until)}"
+        return f"All {what}{start}{end}"
+
+
+class PeriodDecision(NamedTuple):
+    """A decision, and the run in which it was made."""
+
+    run: ReportedRun
+    decision: HumanDecision
+
+
+def find_decisions(runs: Sequence[ReportedRun], wanted: DecisionFilter) -> list[PeriodDecision]:
+    """The decisions of runs that a filter includes, in the order of their times."""
+    found = [
+        PeriodDecision(run, decision)
+        for run in runs
+        for decision in read_ledger(run.run_id, run.sealed).decisions
+        if wanted.includes(decision)
+    ]
+    return sorted(found, key=lambda each: (each.decision.time, each.run.run_id, each.decision.seq))
+
+
+def period_page(runs: Sequence[ReportedRun], wanted: DecisionFilter, findings: Findings, made_at: float) -> str:
+    """A report on the human decisions of many runs, as one HTML page.
+
+    Args:
+        runs: The runs that were searched; one that cannot be read or was tampered with is listed whatever it has.
+        wanted: The decisions.
+        findings: How the runs were verified, and what is wrong with the store.
+        made_at: When the report is made, in seconds since the epoch.
+    """
+    found = find_decisions(runs, wanted)
+    having = {each.run.run_id for each in found}
+    listed = [run for run in runs if run.run_id in having or verdict_of(run.verification) in _SUSPECT]
+
+    def body() -> Iterator[str]:
+        yield f"<p>{len(found)} decision{'s' * (len(found) != 1)} in {len(having)} of {len(runs)} runs.</p>"
+        heads = ("run", "record", "when", "who", "answer", "to", "what came of it")
+        rows = ([f"{escape(run.run_id)}", *decision_cells(decision)] for run, decision in found)
+        yield f"<section><h2>Decisions</h2>{table_html(str(wanted), heads, rows)}</section>"
+        checked = (
+            [
+                escape(run.run_id),
+                verdict_html(verdict_of(run.verification)),
+                escape(run.verification.reason),
+                f"<code>{escape(run.sealed[-1].hash)}</code>" if run.sealed else "",
+            ]
+            for run in listed
+        )
+        table = table_html("Runs with these decisions, and runs that are suspect", _CHECKED_HEADS, checked)
+        yield f"<section><h2>Verification</h2>{table}</section>"
+        yield f'<section><h2 id="verify">How this was checked</h2>{how_to_verify_html(listed, findings)}</section>'
+
+    return _page(str(wanted), findings.worst(runs), body, findings, made_at)
+
+
+_SUSPECT = ("tampered", "cannot be verified")
+_CHECKED_HEADS = ("run", "verification", "found", "last hash")
+
+
+def _page(title: str, verdict: str, body: Callable[[], Iterator[str]], findings: Findings, made_at: float) -> str:
+    content = "\n".join(body())
+    styles = [_STYLE, *dict.fromkeys(re.findall(r"<style>(.*?)</style>", content, re.DOTALL))]
+    policy = (
+        f"default-src 'none'; style-src {' '.join(map(_hash_source, styles))}; script-src {_hash_source(_SCRIPT)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    made = f"{format_time(made_at)}, from {escape(findings.store)}" if findings.store else format_time(made_at)
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<meta name="referrer" content="no-referrer">\n'
+        f"<title>{escape(title)}: {escape(verdict)}</title><style>{_STYLE}</style></head>\n"
+        f"<body><main><h1>{escape(title)}</h1>\n"
+        f"<p>{verdict_html(verdict)} <small>Made {made}. Times are UTC. Texts of models, tools and people are shown as "
+        "they are recorded; hidden characters by their codes.</small></p>\n"
+        f"{content}\n</main><script>{_SCRIPT}</script></body></html>\n"
+    )
+
+
+def _hash_source(text: str) -> str:
+    """What a content security policy calls a style or script with this text."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

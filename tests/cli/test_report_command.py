@@ -1,0 +1,156 @@
+"""``agentfsm report``: one file about runs of a store, which says "tampered" wherever ``agentfsm verify`` does."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from agentfsm import SqliteStore
+from agentfsm.cli.app import app
+from agentfsm.journal.verification import TAMPERED, UNVERIFIABLE
+from agentfsm.report.pdf import BROWSERS
+from tests.helpers.journal_scenarios import finished_run, waiting_run
+from tests.journal.test_insider_edits import EDITS, SECRET, Insider, make_runs
+
+# How the runs of the scenarios are dated.
+DAY, NEXT_DAY = "1970-01-12", "1970-01-13"
+
+
+def command(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words], env={"AGENTFSM_SECRET": SECRET.decode()})
+
+
+def verdict(page: Path) -> str:
+    """What a report says first."""
+    found = re.search(r'<h1>.*?</h1>\s*<p><strong class="verdict \w+">([^<]*)</strong>', page.read_text("utf-8"))
+    assert found is not None
+    return found[1]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("reported") / "runs.db"
+    with SqliteStore(path) as opened:
+        finished_run(opened, "whole", secret=SECRET)
+        waiting_run(opened, "waits")
+    return path
+
+
+def test_a_report_of_a_run_is_one_file(store: Path, tmp_path: Path) -> None:
+    result = command("report", "whole", "--store", store, "--output", tmp_path / "new" / "report.html")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr.strip() == str(tmp_path / "new" / "report.html")
+    page = (tmp_path / "new" / "report.html").read_text("utf-8")
+    assert verdict(tmp_path / "new" / "report.html") == "intact"
+    assert "Do it all." in page
+    assert "runs.db" in page
+    assert "without a checkpoint" in page
+    assert command("report", "whole", "--store", store).stdout.startswith("<!DOCTYPE html>")
+
+
+def test_a_report_of_all_runs_has_each_of_them(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "all.html"
+    assert command("report", "--all", "--store", store, "-o", file).exit_code == 0
+    assert verdict(file) == "intact, not finished"
+    assert re.findall(r'<article data-run id="(\w+)"><h2>Run <span class="said">(\w+)<', file.read_text("utf-8")) == [
+        ("r1", "whole"),
+        ("r2", "waits"),
+    ]
+
+
+def test_decisions_about_a_tool_in_a_period(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "october.html"
+    for words, decisions in (
+        (("--tool", "pay"), 1),
+        (("--tool", "pay", "--since", DAY, "--until", NEXT_DAY), 1),
+        (("--since", DAY), 1),
+        (("--tool", "look"), 0),
+        (("--tool", "pay", "--since", NEXT_DAY), 0),
+        (("--tool", "pay", "--until", DAY), 0),
+        (("--tool", "pay", "--since", f"{DAY}T13:46:42", "--until", f"{DAY}T13:46:43"), 1),
+    ):
+        assert command("report", *words, "--store", store, "-o", file).exit_code == 0
+        assert f"<p>{decisions} decision{'s' * (decisions != 1)} in" in file.read_text("utf-8"), words
+
+
+def test_a_report_for_a_pull_request_is_markdown(store: Path) -> None:
+    result = command("report", "whole", "--markdown", "--store", store)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("### Run `whole`: `completed`")
+
+
+def test_a_report_can_be_a_pdf(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if any(map(shutil.which, BROWSERS)):
+        assert command("report", "whole", "--pdf", "--store", store, "-o", tmp_path / "report.pdf").exit_code == 0
+        assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF-")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    missing = command("report", "whole", "--pdf", "--store", store, "-o", tmp_path / "none.pdf")
+    assert missing.exit_code == 2
+    assert "a PDF needs Chromium" in missing.stderr
+    assert not (tmp_path / "none.pdf").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "name RUNs, or give --all"),
+        (("whole", "--all"), "name RUNs, or give --all"),
+        (("whole", "--tool", "pay"), "name RUNs, or give --all"),
+        (("whole", "--markdown", "--pdf"), "--markdown or --pdf, not both"),
+        (("--tool", "pay", "--markdown"), "--markdown is for runs"),
+        (("whole", "--checkpoint", "note"), "does not exist"),
+        (("--tool", "pay", "--since", "October"), "'October' does not match"),
+        (("nobody",), "nobody"),
+    ],
+)
+def test_wrong_usage_is_explained_and_writes_nothing(
+    store: Path, tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    result = command("report", *words, "--store", store, "-o", tmp_path / "report.html")
+    assert result.exit_code != 0
+    assert said in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+# -- a store that somebody has changed ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    make_runs(folder / "runs.db", folder / "before.db", SECRET)
+    return folder
+
+
+def check_edit(number: int, made: Path, tmp_path: Path) -> None:
+    """A report says of a store after an edit what ``agentfsm verify`` says."""
+    folder = Path(shutil.copytree(made, tmp_path / str(number)))
+    insider = Insider(folder)
+    EDITS[number][2](insider)
+    insider.db.close()
+    code = command("verify", "--store", folder / "runs.db").exit_code
+    file = folder / "report.html"
+    result = command("report", "--all", "--store", folder / "runs.db", "-o", file)
+    if code == TAMPERED:
+        assert (result.exit_code, verdict(file)) == (TAMPERED, "tampered"), EDITS[number][0]
+    elif code == UNVERIFIABLE:  # a file that is no store any more has no report
+        assert result.exit_code != 0, EDITS[number][0]
+        assert not file.exists() or verdict(file) == "cannot be verified", EDITS[number][0]
+    else:
+        assert (result.exit_code, verdict(file)) == (0, "intact, not finished"), EDITS[number][0]
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("number", [*range(0, len(EDITS), 13), 57])
+def test_a_report_says_tampered_where_verify_does(number: int, made: Path, tmp_path: Path) -> None:
+    check_edit(number, made, tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", range(len(EDITS)))
+def test_a_report_says_tampered_after_each_edit_that_verify_finds(number: int, made: Path, tmp_path: Path) -> None:
+    check_edit(number, made, tmp_path)

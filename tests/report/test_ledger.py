@@ -1,0 +1,133 @@
+"""The ledger of a run says what its journal says, also where somebody changed it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from agentfsm import Actor, Agent, Allow, Approval, Deny, Edit, Host, tool
+from agentfsm.journal.memory_store import MemoryStore
+from agentfsm.loop.transition_table import LOOP
+from agentfsm.report.ledger import AskedGuard, RunLedger, read_ledger
+from agentfsm.testing import FakeClock, ScriptedModel, call
+from tests.helpers.journal_scenarios import finished_run, waiting_run
+
+ANN, BOB, CY = (Actor(name, ("manager",)) for name in ("ann", "bob", "cy"))
+
+
+@tool(requires_approval=Approval(n=2, roles=("manager",), not_requester=True))
+def transfer(amount: int) -> str:
+    """Transfer."""
+    return f"sent {amount}"
+
+
+def ledger_of(run_id: str, store: MemoryStore) -> RunLedger:
+    return read_ledger(run_id, store.records(run_id))
+
+
+def transferred(*answers: tuple[Actor, Allow | Deny]) -> RunLedger:
+    """Ann asks for a transfer of 5, and others answer."""
+    store = MemoryStore()
+
+    async def scene() -> None:
+        host = Host(clock=FakeClock(), store=store, secret=b"of the tests")
+        await Agent(ScriptedModel([call("transfer", amount=5)]), tools=[transfer], host=host).run(
+            "Pay.", run_id="it", actor=ANN
+        )
+        for who, answer in answers:
+            agent = Agent(ScriptedModel(["It is done."]), tools=[transfer], host=host)
+            await agent.resume("it", answer, by=who)
+
+    asyncio.run(scene())
+    return ledger_of("it", store)
+
+
+def test_a_move_has_the_guards_that_were_asked_in_order_and_the_one_that_held() -> None:
+    store, _ = finished_run(MemoryStore(), "whole")
+    ledger = ledger_of("whole", store)
+    assert (ledger.status, ledger.state, ledger.ending, ledger.answer) == (
+        "finished",
+        "terminal",
+        "completed",
+        "all done",
+    )
+    assert ledger.asked == "Do it all."
+    names = {str(s.name): [row.name for row in LOOP.rows(s.name)] for s in LOOP.states}
+    for row in ledger.moves:
+        place = names[row.source].index(row.guard)
+        assert row.said_no == tuple(names[row.source][:place])
+        assert row.asked[-1] == AskedGuard(row.guard, "held")
+    busy = ledger.moves[6]
+    assert (busy.transition, busy.target, busy.said_no) == (
+        "call_llm.transient_provider",
+        "recover",
+        ("cancelled", "aborted"),
+    )
+    assert busy.failure == "transient_provider: busy"
+    assert ledger.moves[7].action == "retry, after 2 s"
+    assert ledger.moves[7].seconds == 2.0
+    assert [row.target for row in ledger.moves[:-1]] == [row.source for row in ledger.moves[1:]]
+    assert ledger.moves[-1].ends == "completed"
+
+
+def test_budgets_are_what_is_left() -> None:
+    store, _ = finished_run(MemoryStore(), "whole")
+    left: dict[str, int | None] = {}
+    for row in ledger_of("whole", store).moves:
+        left |= dict(row.budgets)
+    assert left["iterations"] == 50 - 5  # four replies and a failed call, of 50
+    assert ("pending_calls", 63) in ledger_of("whole", store).moves[2].budgets
+
+
+def test_two_votes_are_two_decisions_by_the_people_who_cast_them() -> None:
+    ledger = transferred((BOB, Allow()), (CY, Allow()))
+    assert [(d.by, d.answer, d.verified, d.tool, d.arguments) for d in ledger.decisions] == [
+        ("bob (manager)", "allow", False, "transfer", '{"amount": 5}'),
+        ("cy (manager)", "allow", False, "transfer", '{"amount": 5}'),
+    ]
+    assert ledger.decisions[0].rule == "2 approvals by manager, not by the requester"
+    assert [d.result for d in ledger.decisions] == ["done: sent 5"] * 2
+    assert ledger.requester == "ann (manager)"
+    requests = [each for each in ledger.records if each.kind == "run.suspended"]
+    assert [d.requested_hash for d in ledger.decisions] == [each.hash for each in requests]
+
+
+def test_a_denied_call_did_not_run_and_a_waiting_one_has_not() -> None:
+    denied = transferred((BOB, Deny("too much")))
+    assert [(d.answer, d.text) for d in denied.decisions] == [("deny", "too much")]
+    assert not any(entry.text == "sent 5" for entry in denied.transcript)
+    waiting = transferred()
+    assert (waiting.status, waiting.decisions) == ("suspended", ())
+    assert waiting.waiting_for == "May 'transfer' run with these arguments? transfer {\"amount\": 5}"
+
+
+def test_an_edit_has_the_arguments_before_and_after() -> None:
+    store, _ = finished_run(MemoryStore(), "whole")
+    (decision,) = ledger_of("whole", store).decisions
+    assert json.loads(decision.arguments) == {"to": "Ann", "amount": 1.0}
+    assert json.loads(decision.text) == {"to": "Bob", "amount": 2.0}
+    assert decision.result == "done: paid 2.0 to Bob"
+    assert Edit({"to": "Bob", "amount": 2.0}).arguments == json.loads(decision.text)
+
+
+def test_the_transcript_has_every_message_in_order() -> None:
+    store, result = finished_run(MemoryStore(), "whole")
+    entries = ledger_of("whole", store).transcript
+    assert [e.text for e in entries if e.role == "user"] == ["Do it all."]
+    replies = [m.content for m in result.messages if m.role == "assistant"]
+    assert [e.text for e in entries if e.role == "assistant"] == replies
+    assert [e.name for e in entries if e.failed] == ["look", "look"]
+
+
+def test_a_record_that_cannot_be_read_is_named_and_the_rest_is_there() -> None:
+    store, _ = waiting_run(MemoryStore(), "it")
+    rows = store.records("it")
+    for body in ("{", '{"kind": "transition"}', rows[3].body.replace("call_llm.otherwise", "nowhere.otherwise")):
+        broken = [*rows[:3], rows[3]._replace(body=body), *rows[4:]]
+        ledger = read_ledger("it", broken)
+        assert ledger.problems == ("record 4 is not a valid record",)
+        assert len(ledger.moves) == len(ledger_of("it", store).moves) - 1
+        assert ledger.last_seq == rows[-1].seq
+    for start in range(1, len(rows)):
+        assert read_ledger("it", rows[start:]).last_hash == rows[-1].hash
+    assert read_ledger("it", []).moves == ()

@@ -1,0 +1,71 @@
+"""A report as Markdown fits a comment on a pull request, and nothing in it is markup of somebody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import replace
+
+import pytest
+
+from agentfsm.journal.memory_store import MemoryStore
+from agentfsm.journal.verification import TAMPERED, VerificationReport, verify
+from agentfsm.report.findings import Findings, ReportedRun
+from agentfsm.report.markdown_report import MAX_COMMENT, run_markdown
+from tests.helpers.hostile_runs import run_full_of
+from tests.helpers.hostile_texts import HOSTILE_TEXTS
+from tests.helpers.journal_scenarios import finished_run
+from tests.helpers.long_runs import long_run
+
+FINDINGS = Findings("runs.db", ("00",), "a checkpoint", ("nothing",))
+
+
+def reported(store: MemoryStore, run_id: str) -> ReportedRun:
+    records = tuple(store.records(run_id))
+    return ReportedRun(run_id, records, verify(run_id, records))
+
+
+def whole_run() -> ReportedRun:
+    return reported(finished_run(MemoryStore(), "whole")[0], "whole")
+
+
+def outside_code(text: str) -> str:
+    """What a reader of CommonMark reads as markup: without fenced blocks, and without code spans."""
+    text = re.sub(r"^```mermaid\n.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", "", text)
+
+
+def test_a_report_has_the_facts_the_answers_the_picture_and_the_moves() -> None:
+    text = run_markdown([whole_run()], FINDINGS)
+    assert text.startswith("### Run `whole`: `completed`\n")
+    assert "- Verification: **intact**" in text
+    assert "- Asked: `Do it all.`" in text
+    assert '| 1970-01-12 13:46:42 UTC | not recorded | **`edit`** `{"amount": 2.0, "to": "Bob"}` |' in text
+    assert "```mermaid\nflowchart TD\n" in text
+    assert "| 7 | `call_llm` | `transient_provider` | `recover` | `cancelled, aborted` |" in text
+    assert text.endswith("Verified with key 00, compared with a checkpoint.")
+
+
+def test_a_report_says_what_is_wrong() -> None:
+    broken = VerificationReport("whole", TAMPERED, 50, 4, "its hash does not match")
+    run = replace(whole_run(), verification=broken)
+    assert "- Verification: **tampered**: `its hash does not match` in record 4" in run_markdown([run], FINDINGS)
+    schema = VerificationReport("(schema)", TAMPERED, 0, None, "a trigger is missing")
+    assert "- **tampered**: `(schema): a trigger is missing`" in run_markdown([], Findings(problems=(schema,)))
+
+
+def test_a_report_of_long_and_of_many_runs_fits_a_comment() -> None:
+    text = run_markdown([reported(long_run(200), "long")], FINDINGS)
+    assert MAX_COMMENT * 0.9 < len(text) <= MAX_COMMENT
+    assert re.search(r"\| \d+ moves more do not fit \|", text)
+    many = run_markdown([whole_run()] * 30, FINDINGS)
+    assert len(many) <= MAX_COMMENT
+    assert re.search(r"^\d+ runs more do not fit\.$", many, re.MULTILINE)
+
+
+@pytest.mark.parametrize("text", HOSTILE_TEXTS, ids=range(len(HOSTILE_TEXTS)))
+def test_hostile_text_stays_in_code_spans(text: str) -> None:
+    plain = outside_code(run_markdown([asyncio.run(run_full_of("plain"))], FINDINGS))
+    shown = outside_code(run_markdown([asyncio.run(run_full_of(text))], FINDINGS))
+    hashes = r"[0-9a-f]{16,}"
+    assert re.sub(hashes, "", shown.replace("\\|", "")) == re.sub(hashes, "", plain)
