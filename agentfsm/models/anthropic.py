@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -16,6 +17,7 @@ from agentfsm.errors import ConfigurationError, ProviderError
 from agentfsm.loop.messages import FinishReason, Message, Reply, Role, ToolCall, Transcript, Usage
 from agentfsm.loop.model import ModelRequest, ReasoningChunk, StreamChunk, TextChunk, ToolCallChunk
 from agentfsm.models.http_model import HttpModel
+from agentfsm.models.output_schema import ANTHROPIC_RULES, strict_schema
 from agentfsm.models.settings import ModelSettings
 from agentfsm.models.stream_reader import StreamAccumulator, TextAccumulator
 from agentfsm.models.wire_format import (
@@ -66,6 +68,13 @@ _FINISH_REASONS = {
 """Stop reasons; whether the model calls tools is read from the calls themselves."""
 
 
+_MODELS_WITHOUT_SCHEMAS = re.compile(r"claude-([23]|instant|(opus|sonnet)-4(-0|-2025\d{4})?$)")
+"""Claude models from before structured outputs.
+
+(https://platform.claude.com/docs/en/build-with-claude/structured-outputs)
+"""
+
+
 class AnthropicMessages(HttpModel):
     """A client of Anthropic's messages API (``anthropic:...``); the API key is in ``ANTHROPIC_API_KEY``.
 
@@ -95,7 +104,15 @@ class AnthropicMessages(HttpModel):
 
     def _encode(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
         capped = replace(request, max_output_tokens=self._max_output_tokens(request))
-        body = encode(capped, self.model, self.settings, cache_ttl=self._cache_ttl, origin=self._origin)
+        takes_schemas = self._is_official and not _MODELS_WITHOUT_SCHEMAS.match(self.model)
+        body = encode(
+            capped,
+            self.model,
+            self.settings,
+            cache_ttl=self._cache_ttl,
+            origin=self._origin,
+            takes_schemas=takes_schemas,
+        )
         return {"stream": True} | body if stream else body
 
     def _message_encoder(self) -> tuple[str, MessageEncoder]:
@@ -120,10 +137,9 @@ def encode(
     *,
     cache_ttl: str = "off",
     origin: str = "",
+    takes_schemas: bool = False,
 ) -> dict[str, Any]:
     """The body of a request.
-
-    The output schema is not part of it: the instructions contain the schema already.
 
     Args:
         request: The request.
@@ -131,6 +147,7 @@ def encode(
         settings: Sampling and output settings.
         cache_ttl: How long the server caches the unchanging start of the prompt: ``5m``, ``1h`` or ``off``.
         origin: The server and model that is called. It gets back its own reasoning, and no other's.
+        takes_schemas: Whether the model takes an output schema; the instructions contain the schema anyway.
     """
     settings = settings or ModelSettings()
     cache_control = _cache_control_for(cache_ttl)
@@ -152,8 +169,14 @@ def encode(
     options = settings.model_dump(include={"temperature", "top_p"}, exclude_none=True)
     if settings.stop:
         options["stop_sequences"] = list(settings.stop)
+    output: dict[str, Any] = {}
     if settings.reasoning_effort is not None:
-        options["output_config"] = {"effort": settings.reasoning_effort}
+        output["effort"] = settings.reasoning_effort
+    if takes_schemas and request.output_schema is not None:
+        schema = strict_schema(request.output_schema, ANTHROPIC_RULES)
+        output |= {} if schema is None else {"format": {"type": "json_schema", "schema": schema}}
+    if output:
+        options["output_config"] = output
     return body | options | settings.extra_body
 
 

@@ -19,6 +19,7 @@ from agentfsm.loop.messages import FinishReason, Reply, Role
 from agentfsm.loop.model import KeepAlive, ModelRequest, StreamChunk
 from agentfsm.models.error_mapping import CallErrors
 from agentfsm.models.http_client import HttpClient, HttpOptions
+from agentfsm.models.output_schema import DEFAULT_SUPPORT, SchemaSupport
 from agentfsm.models.providers import Endpoint, KeyFunction, resolve_endpoint
 from agentfsm.models.settings import ModelSettings
 from agentfsm.models.stream_reader import (
@@ -239,6 +240,12 @@ class HttpModel(ABC):
     def _max_output_tokens(self, request: ModelRequest) -> int | None:
         """The limit on the reply that is sent with a request, in tokens."""
         return request.max_output_tokens or self.settings.max_tokens
+
+    def _schema_support(self) -> SchemaSupport:
+        """What the server accepts of an output schema; of an unknown one, what every server accepts."""
+        row = self._endpoint.provider
+        elsewhere = row.name == self._default_provider and not self._endpoint.is_official
+        return DEFAULT_SUPPORT if elsewhere else row.schemas
 
     # -- shared by all wires --------------------------------------------------------------------------
 

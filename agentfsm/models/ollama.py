@@ -33,7 +33,6 @@ from agentfsm.models.wire_format import (
     final_finish_reason,
     function_spec,
     mark_unpriced,
-    output_schema_block,
     own_extra,
     parse_tool_calls,
     safe_tool_name,
@@ -114,8 +113,8 @@ def encode(
         options["num_predict"] = cap
     if options := options | as_object(settings.extra_body.get("options")):
         body["options"] = options
-    if schema := output_schema_block(request, beside_tools=False):  # with a format the model never calls a tool
-        body["format"] = schema["schema"]
+    if request.output_schema is not None and not request.tools:  # with a format the model never calls a tool
+        body["format"] = dict(request.output_schema)
     if (effort := settings.reasoning_effort) is not None:
         body["think"] = _THINK_LEVELS.get(effort, effort)
     return body | {k: v for k, v in settings.extra_body.items() if k != "options"}

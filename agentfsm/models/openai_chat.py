@@ -17,6 +17,7 @@ from agentfsm.errors import ProviderError, TransientProviderError
 from agentfsm.loop.messages import FinishReason, Message, Reply, Role, ToolCall
 from agentfsm.loop.model import ModelRequest, ReasoningChunk, StreamChunk, TextChunk, ToolCallChunk
 from agentfsm.models.http_model import HttpModel
+from agentfsm.models.output_schema import DEFAULT_SUPPORT, SchemaSupport, output_schema_block, wants_json_object
 from agentfsm.models.settings import ModelSettings, reject_prompt_cache
 from agentfsm.models.stream_reader import StreamAccumulator, TextAccumulator
 from agentfsm.models.wire_format import (
@@ -32,7 +33,6 @@ from agentfsm.models.wire_format import (
     function_spec,
     labelled_images,
     openai_usage,
-    output_schema_block,
     own_extra,
     parse_tool_calls,
     repairs_of_end,
@@ -74,6 +74,9 @@ _REASONING_MODEL_PATTERN = re.compile(r"(.*[/.])?(gpt-5|o[1-9](-|$))")
 (https://platform.openai.com/docs/api-reference/chat/create, https://github.com/mnfst/llm-gateway/issues/1878)
 """
 
+_MODELS_WITHOUT_SCHEMAS = re.compile(r"gpt-3\.5|gpt-4(-|$)|gpt-4o-2024-05-13|chatgpt-|o1-(mini|preview)")
+"""OpenAI's models from before structured outputs (https://platform.openai.com/docs/guides/structured-outputs)."""
+
 _ABORTED_REASONS = ("abort", "error")
 """The finish reasons of vLLM and OpenRouter for a reply that the server interrupted."""
 
@@ -104,14 +107,26 @@ class OpenAIChat(HttpModel):
         return "/chat/completions"
 
     def _encode(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
-        body = encode(request, self.model, self.settings, official=self._is_official, origin=self._origin)
         row = self._endpoint.provider
+        body = encode(
+            request,
+            self.model,
+            self.settings,
+            official=self._is_official,
+            origin=self._origin,
+            schemas=self._schema_support(),
+        )
         if row.renamed:
             body = {row.renamed.get(name, name): value for name, value in body.items()}
         if not stream:
             return body
         # Without the option there is no usage at all (https://platform.openai.com/docs/api-reference/chat/create).
         return {"stream": True} | ({"stream_options": {"include_usage": True}} if row.stream_usage else {}) | body
+
+    def _schema_support(self) -> SchemaSupport:
+        if self._is_official and _MODELS_WITHOUT_SCHEMAS.match(self.model):
+            return SchemaSupport(mode="none")
+        return super()._schema_support()
 
     def _message_encoder(self) -> tuple[str, MessageEncoder]:
         return "messages", _new_encoder(self._origin, self.settings.images)
@@ -130,6 +145,7 @@ def encode(
     *,
     official: bool = False,
     origin: str = "",
+    schemas: SchemaSupport = DEFAULT_SUPPORT,
 ) -> dict[str, Any]:
     """The body of a request.
 
@@ -137,10 +153,9 @@ def encode(
         request: The request.
         model: The model's name.
         settings: Sampling and output settings.
-        official: Whether the server is OpenAI's own. Only that one is known to support tools together with a response
-            format: Ollama never calls a tool then, and llama.cpp rejects the request. The instructions contain the
-            schema anyway.
+        official: Whether the server is OpenAI's own, which has another name for the limit of a reply.
         origin: The server and model that is called. It gets back its own reasoning, and no other's.
+        schemas: What the server accepts of an output schema; the instructions contain the schema anyway.
     """
     settings = settings or ModelSettings()
     messages = _new_encoder(origin, settings.images).encode_all(request.messages)
@@ -153,8 +168,10 @@ def encode(
     if cap := request.max_output_tokens or settings.max_tokens:
         reasoning = _REASONING_MODEL_PATTERN.match(model) is not None
         body["max_completion_tokens" if official or reasoning else "max_tokens"] = cap
-    if schema := output_schema_block(request, beside_tools=official):
+    if schema := output_schema_block(request, schemas):
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    elif wants_json_object(request, schemas):
+        body["response_format"] = {"type": "json_object"}
     sampling = settings.model_dump(include={"temperature", "top_p", "seed", "reasoning_effort"}, exclude_none=True)
     stop = {"stop": list(settings.stop)} if settings.stop else {}
     return body | sampling | stop | settings.extra_body

@@ -17,6 +17,7 @@ from agentfsm.errors import ConfigurationError, ProviderError, TransientProvider
 from agentfsm.loop.messages import FinishReason, Message, Reply, Role, ToolCall
 from agentfsm.loop.model import ModelRequest, ReasoningChunk, StreamChunk, TextChunk, ToolCallChunk
 from agentfsm.models.http_model import HttpModel
+from agentfsm.models.output_schema import DEFAULT_SUPPORT, SchemaSupport, output_schema_block
 from agentfsm.models.settings import ModelSettings, reject_prompt_cache
 from agentfsm.models.stream_reader import StreamAccumulator, TextAccumulator
 from agentfsm.models.wire_format import (
@@ -31,7 +32,6 @@ from agentfsm.models.wire_format import (
     final_finish_reason,
     function_spec,
     openai_usage,
-    output_schema_block,
     own_extra,
     parse_tool_calls,
     repairs_of_end,
@@ -70,7 +70,14 @@ class OpenAIResponses(HttpModel):
         return "/responses"
 
     def _encode(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
-        body = encode(request, self.model, self.settings, official=self._is_official, origin=self._origin)
+        body = encode(
+            request,
+            self.model,
+            self.settings,
+            official=self._is_official,
+            origin=self._origin,
+            schemas=self._schema_support(),
+        )
         return {"stream": True} | body if stream else body
 
     def _message_encoder(self) -> tuple[str, MessageEncoder]:
@@ -90,6 +97,7 @@ def encode(
     *,
     official: bool = False,
     origin: str = "",
+    schemas: SchemaSupport = DEFAULT_SUPPORT,
 ) -> dict[str, Any]:
     """The body of a request.
 
@@ -97,9 +105,9 @@ def encode(
         request: The request.
         model: The model's name.
         settings: Sampling and output settings.
-        official: Whether the server is OpenAI's own. Only that one is asked for encrypted reasoning, and trusted
-            to support tools together with an output format.
+        official: Whether the server is OpenAI's own. Only that one is asked for encrypted reasoning.
         origin: The server and model that is called. It gets back its own reasoning, and no other's.
+        schemas: What the server accepts of an output schema; the instructions contain the schema anyway.
     """
     settings = settings or ModelSettings()
     body: dict[str, Any] = {"model": model, "store": False}
@@ -113,7 +121,7 @@ def encode(
     body["input"] = _new_encoder(origin, settings.images).encode_all(request.messages)
     if cap := request.max_output_tokens or settings.max_tokens:
         body["max_output_tokens"] = cap
-    if schema := output_schema_block(request, beside_tools=official):
+    if schema := output_schema_block(request, schemas):
         body["text"] = {"format": {"type": "json_schema", **schema}}
     options = settings.model_dump(include={"temperature", "top_p"}, exclude_none=True)
     if settings.reasoning_effort is not None:

@@ -15,6 +15,7 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import SecretStr
 
 from agentfsm.errors import ConfigurationError, MissingKeyError
+from agentfsm.models.output_schema import DEFAULT_SUPPORT, OPENAI_SUPPORT, SchemaSupport
 
 __all__ = ["PROVIDERS", "Endpoint", "KeyFunction", "Provider", "parse_key", "resolve_endpoint"]
 
@@ -43,6 +44,7 @@ class Provider:
             wire sends keys.
         stream_usage: Whether it accepts ``stream_options``; without them some providers report no usage.
         renamed: Fields of a request body that it names differently.
+        schemas: What it accepts of an output schema.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Provider:
     key_header: str = ""
     stream_usage: bool = True
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])
+    schemas: SchemaSupport = DEFAULT_SUPPORT
 
 
 def _azure_url(endpoint: str) -> str:
@@ -100,6 +103,7 @@ PROVIDERS: dict[str, Provider] = {
             key_env="OPENAI_API_KEY",
             needs_key=True,
             bare_patterns=("gpt-*", "chatgpt-*", "o[1-9]", "o[1-9]-*", "ft:gpt-*", "ft:o[1-9]*"),
+            schemas=OPENAI_SUPPORT,
         ),
         Provider(
             name="openai-responses",
@@ -109,6 +113,7 @@ PROVIDERS: dict[str, Provider] = {
             url_env="OPENAI_BASE_URL",
             key_env="OPENAI_API_KEY",
             needs_key=True,
+            schemas=OPENAI_SUPPORT,
         ),
         Provider(
             name="anthropic",
@@ -177,6 +182,7 @@ PROVIDERS: dict[str, Provider] = {
             example="deepseek-chat",
             key_env="DEEPSEEK_API_KEY",
             needs_key=True,
+            schemas=SchemaSupport(mode="json_object"),
         ),
         Provider(
             name="xai",
@@ -213,6 +219,7 @@ PROVIDERS: dict[str, Provider] = {
             needs_url=True,
             key_header="api-key",
             parse_url=_azure_url,
+            schemas=OPENAI_SUPPORT,
         ),
         Provider(
             name="bedrock",

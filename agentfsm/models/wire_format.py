@@ -36,14 +36,12 @@ __all__ = [
     "dumps",
     "final_finish_reason",
     "function_spec",
-    "is_strict_schema",
     "join_body",
     "labelled_images",
     "loads",
     "loads_unrepaired",
     "mark_unpriced",
     "openai_usage",
-    "output_schema_block",
     "own_extra",
     "parse_tool_calls",
     "repair_surrogates",
@@ -159,14 +157,6 @@ def _reject_constant(name: str) -> object:
 TOOL_CHOICE_MODES = ("auto", "none", "required")
 """The values of ``ModelSettings.tool_choice`` that do not name a tool."""
 
-_STRICT_KEYWORDS = frozenset(
-    {
-        *("$defs", "$ref", "additionalProperties", "anyOf", "const", "description", "enum", "items"),
-        *("properties", "required", "title", "type"),
-    }
-)
-"""The keywords allowed in a strict schema (OpenAI, structured outputs), without those allowed only in some places."""
-
 
 def safe_tool_name(name: str) -> str:
     """A tool name that every provider accepts.
@@ -185,38 +175,6 @@ def function_spec(tool: ToolSpec) -> dict[str, Any]:
 def tool_choice(choice: str | None, tools: Iterable[ToolSpec]) -> str | None:
     """The tool choice to send: one of ``TOOL_CHOICE_MODES``, or the name of a tool of the request, or None."""
     return choice if choice in TOOL_CHOICE_MODES or choice in {tool.name for tool in tools} else None
-
-
-def output_schema_block(request: ModelRequest, *, beside_tools: bool) -> dict[str, Any] | None:
-    """The name, schema and strictness of a request's structured output, or None if no schema is to be sent.
-
-    Args:
-        request: The request.
-        beside_tools: Whether the server handles tools and an output format in one request. Otherwise the schema
-            is left out of requests with tools; the instructions contain it anyway.
-    """
-    if request.output_schema is None or (request.tools and not beside_tools):
-        return None
-    return {
-        "name": safe_tool_name(request.output_name),
-        "schema": dict(request.output_schema),
-        "strict": is_strict_schema(request.output_schema),
-    }
-
-
-def is_strict_schema(schema: object, *, root: bool = True) -> bool:
-    """Whether OpenAI accepts a schema as strict: closed objects, all properties required, plain keywords."""
-    if not isinstance(schema, Mapping):
-        return True
-    node = cast("Mapping[str, Any]", schema)
-    if not _STRICT_KEYWORDS.issuperset(node) or (root and node.get("type") != "object"):
-        return False
-    if node.get("type") == "object" or "properties" in node:
-        properties = as_object(node.get("properties"))
-        if node.get("additionalProperties") is not False or set(as_list(node.get("required"))) != set(properties):
-            return False
-    named = (*as_object(node.get("properties")).values(), *as_object(node.get("$defs")).values())
-    return all(is_strict_schema(s, root=False) for s in (*named, *as_list(node.get("anyOf")), node.get("items")))
 
 
 def own_extra(message: Message, key: str, origin: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from agentfsm.loop.model import ModelRequest
 from agentfsm.models import ModelSettings, OpenAIChat
 from agentfsm.models.http_client import HttpOptions
 from agentfsm.models.openai_chat import decode, encode
+from agentfsm.models.output_schema import SchemaSupport
 from tests.helpers.model_clients import CANARY_KEY, GOOD_BODIES, REQUEST, WEATHER, build_model, request_reply
 
 PARIS = ToolCall("call_a", "weather", {"city": "Paris"})
@@ -144,34 +145,19 @@ CLOSED = {
 }
 
 
-@pytest.mark.parametrize(
-    ("schema", "strict"),
-    [
-        (CLOSED, True),
-        (CLOSED | {"required": ["a"]}, False),
-        (CLOSED | {"additionalProperties": True}, False),
-        ({k: v for k, v in CLOSED.items() if k != "additionalProperties"}, False),
-        (CLOSED | {"$defs": {"B": {"type": "object", "properties": {"x": {}}}}}, False),
-        (CLOSED | {"patternProperties": {}}, False),
-        ({"type": "array", "items": CLOSED}, False),
-        ({"anyOf": [CLOSED]}, False),
-    ],
-)
-def test_an_output_schema_becomes_a_response_format_strict_only_where_openai_takes_it(
-    schema: dict[str, Any], strict: bool
-) -> None:
-    request = ModelRequest(REQUEST.messages, output_schema=schema, output_name="my answer")
+def test_an_output_schema_becomes_a_response_format() -> None:
+    request = ModelRequest(REQUEST.messages, output_schema=CLOSED, output_name="my answer")
     assert encode(request, "m")["response_format"] == {
         "type": "json_schema",
-        "json_schema": {"name": "my_answer", "schema": schema, "strict": strict},
+        "json_schema": {"name": "my_answer", "schema": CLOSED, "strict": True},
     }
 
 
-def test_with_tools_only_openai_itself_gets_a_response_format() -> None:
+def test_with_tools_only_a_server_that_handles_both_gets_a_response_format() -> None:
     """Ollama never calls a tool together with one; the instructions contain the schema anyway."""
     request = ModelRequest(REQUEST.messages, tools=(WEATHER,), output_schema=CLOSED)
-    assert "response_format" in encode(request, "m", official=True)
-    assert "response_format" not in encode(request, "m", official=False)
+    assert "response_format" in encode(request, "m", schemas=SchemaSupport(beside_tools=True))
+    assert "response_format" not in encode(request, "m")
 
 
 def test_settings_are_sent_under_their_names() -> None:
