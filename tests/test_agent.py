@@ -420,7 +420,7 @@ def test_a_reply_or_a_record_that_is_not_good_changes_nothing(change, answer, er
     agent = paying()
     record = waiting(agent)
     with pytest.raises(error):
-        agent.resume(change(record), answer)
+        asyncio.run(agent.resume(change(record), answer).load())
     assert resumed(agent, record, Allow()).output == "done"
 
 
@@ -429,9 +429,9 @@ def test_a_blank_reply_to_a_question_changes_nothing():
     record = waiting(agent)
     for blank in ("", "\n\t "):
         with pytest.raises(BlankHumanReplyError):
-            agent.resume(record, blank)
+            asyncio.run(agent.resume(record, blank).load())
     with pytest.raises(HumanReplyError):
-        agent.resume(record, Allow())
+        asyncio.run(agent.resume(record, Allow()).load())
     assert resumed(agent, record, "this one").output == "x"
 
 
@@ -441,14 +441,14 @@ def test_a_record_is_good_for_one_reply():
     resumed(agent, record, Deny("no"))
     for use in (lambda: agent.resume(record, Allow()), lambda: agent.dismiss(record)):
         with pytest.raises(SuspensionUsedError, match="already resumed"):
-            use()
+            asyncio.run(use().load())
 
 
 def test_a_record_that_was_only_looked_at_is_not_used_up():
     agent = paying()
     record = waiting(agent)
-    agent.resume(record, Allow())
-    agent.dismiss(record)
+    asyncio.run(agent.resume(record, Allow()).load())
+    asyncio.run(agent.dismiss(record).load())
     assert resumed(agent, record, Allow()).output == "done"
 
 
@@ -462,7 +462,7 @@ def test_one_folder_makes_a_record_good_for_one_reply_among_processes(tmp_path):
     assert resumed(third, record, Allow()).output == "done"
     for agent in (first, second):
         with pytest.raises(SuspensionUsedError):
-            agent.resume(record, Allow())
+            asyncio.run(agent.resume(record, Allow()).load())
 
 
 def test_another_secret_another_graph_and_another_day_are_refused():
@@ -471,16 +471,16 @@ def test_another_secret_another_graph_and_another_day_are_refused():
     agent = paying(host=host)
     record = waiting(agent)
     with pytest.raises(SuspensionTamperedError, match="secret"):
-        paying(host=Host(clock=clock, secret=b"theirs")).resume(record, Allow())
+        asyncio.run(paying(host=Host(clock=clock, secret=b"theirs")).resume(record, Allow()).load())
     with pytest.raises(SuspensionTamperedError):
-        paying(host=Host(clock=clock)).resume(record, Allow())
+        asyncio.run(paying(host=Host(clock=clock)).resume(record, Allow()).load())
     with pytest.raises(SuspensionGraphError):
-        paying(host=host, preset="strict").resume(record, Allow())
+        asyncio.run(paying(host=host, preset="strict").resume(record, Allow()).load())
     clock.advance(24 * 60 * 60)
-    agent.resume(record, Allow())
+    asyncio.run(agent.resume(record, Allow()).load())
     clock.advance(1)
     with pytest.raises(SuspensionExpiredError, match="dismiss"):
-        agent.resume(record, Allow())
+        asyncio.run(agent.resume(record, Allow()).load())
 
 
 def test_a_run_that_was_resumed_may_wait_again_with_a_record_of_its_own():
@@ -546,8 +546,8 @@ def test_strict_takes_a_tools_failure_for_conversation():
 class Behind(MemoryStore):
     """A store whose list of runs was read a moment ago: since then somebody has gone on with all of them."""
 
-    def heads(self, status: Status | None = None) -> list[Head]:
-        return [replace(head, status="running", owner=None) for head in super().heads()]
+    async def heads(self, status: Status | None = None) -> list[Head]:
+        return [replace(head, status="running", owner=None) for head in await super().heads()]
 
 
 def test_runs_that_another_process_has_resumed_are_left_alone(caplog):
@@ -558,7 +558,7 @@ def test_runs_that_another_process_has_resumed_are_left_alone(caplog):
         over, waits = await agent.run("go"), await agent.run("pay")
         assert over.ok
         assert isinstance(waits.outcome, UserInputRequested)
-        return agent.unfinished_runs()
+        return await agent.unfinished_runs()
 
     assert run_async(scene) == []
     assert not caplog.text

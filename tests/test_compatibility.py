@@ -132,23 +132,23 @@ def decisions(records: list[SealedRecord]) -> list[list[Any]]:
 
 
 def test_the_store_has_every_run_that_was_written(store: SqliteStore) -> None:
-    assert {head.run_id for head in store.heads()} == {*EXPECTED, KILLED}
-    assert {head.run_id for head in store.heads("suspended")} == {*WAITING} == {*SUSPENSION_RECORDS}
-    assert [head.run_id for head in store.heads("running")] == [KILLED]
+    assert {head.run_id for head in asyncio.run(store.heads())} == {*EXPECTED, KILLED}
+    assert {head.run_id for head in asyncio.run(store.heads("suspended"))} == {*WAITING} == {*SUSPENSION_RECORDS}
+    assert [head.run_id for head in asyncio.run(store.heads("running"))] == [KILLED]
 
 
 @pytest.mark.parametrize("run_id", [*EXPECTED, KILLED])
 def test_a_journal_verifies_and_replays(store: SqliteStore, run_id: str) -> None:
-    report = verify_stored_run(store, run_id, {})
+    report = asyncio.run(verify_stored_run(store, run_id, {}))
     assert (report.code, report.reason) == (OPEN if run_id in WAITING or run_id == KILLED else GOOD, "")
     preset = EXPECTED[run_id]["preset"] if run_id in EXPECTED else "standard"
-    replayed = replay(store.records(run_id), former_graph(preset))
+    replayed = replay(asyncio.run(store.records(run_id)), former_graph(preset))
     assert replayed.same, replayed
 
 
 @pytest.mark.parametrize("run_id", EXPECTED)
 def test_a_journal_gives_the_decisions_messages_and_endings_of_the_old_code(store: SqliteStore, run_id: str) -> None:
-    old, records = EXPECTED[run_id], store.records(run_id)
+    old, records = EXPECTED[run_id], asyncio.run(store.records(run_id))
     assert decisions(records) == [row for life in old["lives"] for row in life["decisions"]]
     run = rehydrate(records).run
     last = old["lives"][-1]
@@ -169,7 +169,7 @@ def resume(resumed: Agent, record: Any, reply: Any) -> RunResult:
 def take_over(store: SqliteStore, run_id: str, resumed: Agent) -> None:
     """Adopt a run, without which it is not resumed: version 0.1.0 did not seal journals."""
     with pytest.raises(JournalError, match="adopt"):
-        resumed.resume(run_id, None)
+        asyncio.run(resumed.resume(run_id, None).load())
     assert asyncio.run(adopt(store, run_id, Keyring(SECRET), by="Ann"))
     assert not asyncio.run(adopt(store, run_id, Keyring(SECRET)))
 
@@ -202,13 +202,13 @@ def test_a_waiting_run_resumes(
     assert messages[: len(before)] == before
     assert shown in [content for _, content in messages[len(before) :]]
     if stored:
-        assert verify_stored_run(store, run_id, {}).code == GOOD
-        assert replay(store.records(run_id), resumed.graph).same
+        assert asyncio.run(verify_stored_run(store, run_id, {})).code == GOOD
+        assert replay(asyncio.run(store.records(run_id)), resumed.graph).same
 
 
 def test_a_suspension_record_is_resumed_only_where_it_is_known_whether_it_was_used() -> None:
     with pytest.raises(SuspensionRegistryError, match="FileReplayGuard"):
-        agent(None, "waiting-question").resume(SUSPENSION_RECORDS["waiting-question"], "The first.")
+        asyncio.run(agent(None, "waiting-question").resume(SUSPENSION_RECORDS["waiting-question"], "The first.").load())
 
 
 @pytest.mark.parametrize("reply", [ItRan("it ran"), ItDidNotRun()], ids=["it ran", "it did not run"])
@@ -230,5 +230,5 @@ def test_a_run_that_was_killed_during_a_tool_call_asks_whether_the_call_ran(stor
     ran_now = isinstance(reply, ItDidNotRun)
     assert calls == ([1] if ran_now else [])
     assert texts(result.messages)[-2:] == [["tool", "it ran now" if ran_now else "it ran"], ["assistant", "done"]]
-    assert verify_stored_run(store, KILLED, {}).code == GOOD
-    assert replay(store.records(KILLED), PRESETS["standard"].graph).same
+    assert asyncio.run(verify_stored_run(store, KILLED, {})).code == GOOD
+    assert replay(asyncio.run(store.records(KILLED)), PRESETS["standard"].graph).same

@@ -10,6 +10,7 @@ The blocks of a page run in order, in one empty folder. Every provider is a smal
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -276,10 +277,10 @@ def test_the_run_that_is_killed_is_in_the_store_once_and_complete(tmp_path: Path
     (block,) = [block for block in blocks(README) if "SIGKILL" in block.text]
     run_python(block, tmp_path)
     store = SqliteStore(tmp_path / "runs.db")
-    (head,) = store.heads()
-    kinds = [record.kind for record in read_records(store.records(head.run_id), head.run_id)]
+    (head,) = asyncio.run(store.heads())
+    kinds = [record.kind for record in read_records(asyncio.run(store.records(head.run_id)), head.run_id)]
     assert (head.status, kinds.count("run.created"), kinds.count("run.resumed")) == ("finished", 1, 1)
-    bodies = [json.loads(record.body) for record in store.records(head.run_id)]
+    bodies = [json.loads(record.body) for record in asyncio.run(store.records(head.run_id))]
     started = [body["eid"] for body in bodies if body["kind"] == "effect.intent"]
     assert started == ["1", "1.0", "1.0", "2"]  # the tool started twice, the model was called once for each reply
     store.close()

@@ -45,6 +45,7 @@ UPWARD = {
     ("agentfsm.runtime.result", "agentfsm.diagrams"): "RunResult.diagram is where users look for a run's path",
     ("agentfsm.runtime.result", "agentfsm.journal.records"): "names the type of RunResult.journal",
     ("agentfsm.runtime.run", "agentfsm.journal.records"): "names the type of Run.journal",
+    ("agentfsm.runtime.recorder", "agentfsm.journal.records"): "names the type of JournalSink.records",
     ("agentfsm.runtime.host", "agentfsm.journal.store"): "names the type of Host.store",
     ("agentfsm.runtime.context", "agentfsm.journal.records"): "names what AgentConfig.read_journal returns",
     ("agentfsm.runtime.context", "agentfsm.journal.migration"): "names the type of AgentConfig.migrations",

@@ -264,6 +264,9 @@ class Agent(Generic[AgentDeps, Output]):
     ) -> Run[AgentDeps, Output]:
         """Resume a suspended run with a human's reply, or an interrupted run without one.
 
+        The run is read and checked when you await or iterate it, and the errors are raised there. ``Run.load`` reads
+        and checks it without starting it.
+
         Args:
             record: The suspension record, or its JSON text; or, if the host has a store, the run's id.
             reply: A string; for a limit also ``Extend(tokens=5000)``; for an approval ``Allow()``, ``Deny(reason)`` or
@@ -277,11 +280,16 @@ class Agent(Generic[AgentDeps, Output]):
             deps: The run's dependencies: a run that was started with some cannot go on without.
 
         Raises:
-            agentfsm.errors.MissingDepsError: The run was started with dependencies, and there are none now.
-            SuspensionRecordError: The record or the reply is invalid; each case has its own class, and the run
-                stays suspended and unchanged.
-            agentfsm.errors.JournalGraphError: The stored run belongs to another graph, and no migration accepts it.
-            agentfsm.errors.StoreError: The run is not in the store, or the store cannot be read.
+            agentfsm.errors.MissingDepsError: When it starts: the run was started with dependencies, and there are none
+                now.
+            agentfsm.errors.SuspensionFormatError: The text is not a suspension record.
+            agentfsm.errors.HumanReplyError: ``to`` is not a digest.
+            ConfigurationError: It is the id of a run, and the host has no store.
+            SuspensionRecordError: When it starts: the record or the reply is invalid; each case has its own class, and
+                the run stays suspended and unchanged.
+            agentfsm.errors.JournalGraphError: When it starts: the stored run belongs to another graph, and no migration
+                accepts it.
+            agentfsm.errors.StoreError: When it starts: the run is not in the store, or the store cannot be read.
         """
         from agentfsm.agent.resume import ResumeRequest, resume_run
 
@@ -292,6 +300,8 @@ class Agent(Generic[AgentDeps, Output]):
     ) -> Run[AgentDeps, Output]:
         """End a suspended run without a reply. A run whose record has expired ends as expired.
 
+        As with ``resume``, the run is read and checked when you await it.
+
         Args:
             record: The suspension record, or its JSON text; or, if the host has a store, the run's id.
             reason: Why it is dismissed; becomes ``RunCancelled.reason``.
@@ -299,9 +309,12 @@ class Agent(Generic[AgentDeps, Output]):
                 someone who may deny what the run waits for, unless that has expired.
 
         Raises:
-            SuspensionRecordError: The record is invalid, or the actor may not dismiss the run.
-            agentfsm.errors.JournalGraphError: The stored run belongs to another graph, and no migration accepts it.
-            agentfsm.errors.StoreError: The run is not in the store, or the store cannot be read.
+            agentfsm.errors.SuspensionFormatError: The text is not a suspension record.
+            ConfigurationError: It is the id of a run, and the host has no store.
+            SuspensionRecordError: When it starts: the record is invalid, or the actor may not dismiss the run.
+            agentfsm.errors.JournalGraphError: When it starts: the stored run belongs to another graph, and no migration
+                accepts it.
+            agentfsm.errors.StoreError: When it starts: the run is not in the store, or the store cannot be read.
         """
         from agentfsm.agent.resume import dismiss_run
 
@@ -349,8 +362,8 @@ class Agent(Generic[AgentDeps, Output]):
             parallel=parallel,
         )
 
-    def unfinished_runs(self) -> list[Run[AgentDeps, Output]]:
-        """The interrupted runs of the host's store; await each one to continue from its last record.
+    async def unfinished_runs(self) -> list[Run[AgentDeps, Output]]:
+        """The interrupted runs of the host's store, loaded; await each one to continue from its last record.
 
         A run that cannot be resumed (another graph that no migration accepts, an unreadable journal, dependencies that
         are missing) is skipped with a warning in the log. A sub-agent's run is not listed: the run that called it
@@ -362,7 +375,7 @@ class Agent(Generic[AgentDeps, Output]):
         """
         from agentfsm.agent.resume import unfinished_runs
 
-        return unfinished_runs(self._config)
+        return await unfinished_runs(self._config)
 
     def diagram(self, format: str = "svg") -> str:  # noqa: A002  # the conventional name for it
         """The agent's graph as a diagram, with its hooks at their states.

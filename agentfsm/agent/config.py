@@ -104,7 +104,7 @@ def build_config(model: str | Model, options: AgentOptions) -> AgentConfig:
         effects=_effects_by_state(graph),
         stop_states=frozenset(s.name for s in graph.states if s.final or s.waits),
         open_journal_sink=_journal_factory(host, open_withholder),
-        read_journal=_journal_reader(host, open_withholder),
+        read_journal=_journal_reader(open_withholder),
         open_withholder=open_withholder,
         hooks=_check_permissions(_hooks_by_state(hooks, graph), tools),
         observers=tuple(h for h in hooks if isinstance(h, Observer)),
@@ -132,7 +132,7 @@ def with_host(config: AgentConfig, host: Host, guardrails: AgentGuardrails | Non
         host=host,
         guardrails=guardrails or config.guardrails,
         open_journal_sink=_journal_factory(host, open_withholder),
-        read_journal=_journal_reader(host, open_withholder),
+        read_journal=_journal_reader(open_withholder),
         open_withholder=open_withholder,
         open_monitor=_monitor_factory(host, config.machine.graph, partial(proof_traits, config)),
     )
@@ -220,17 +220,15 @@ def _withholder_factory(host: Host, tools: Mapping[str, Tool], model: Model) -> 
     return make
 
 
-def _journal_reader(
-    host: Host, open_withholder: Callable[[], Withholder]
-) -> Callable[[Recorder, RunState], list[Record]]:
-    """Reads a run's journal, from its recorder or from the host's store."""
+def _journal_reader(open_withholder: Callable[[], Withholder]) -> Callable[[Recorder, RunState], list[Record]]:
+    """Reads what a run's recorder has of its journal."""
 
     def read(recorder: Recorder, run: RunState) -> list[Record]:
-        from agentfsm.journal.journal_writer import read_journal  # most runs without a store never read it
+        from agentfsm.journal.journal_writer import read_journal  # most runs never read it
 
         withholder = open_withholder()
         withhold_secrets_of(run, withholder)
-        return read_journal(recorder, run.run_id, host.store, withholder)
+        return read_journal(recorder, run.run_id, withholder)
 
     return read
 

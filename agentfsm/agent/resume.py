@@ -34,7 +34,7 @@ from agentfsm.runtime.context import AgentConfig
 from agentfsm.runtime.driver import RunRequest, escalation_is_due
 from agentfsm.runtime.hooks import DenyCall, HookContext, logger
 from agentfsm.runtime.host import Host, InMemoryReplayGuard
-from agentfsm.runtime.run import Run
+from agentfsm.runtime.run import Run, stored_run
 from agentfsm.runtime.run_context import check_deps
 from agentfsm.runtime.tool_dispatch import calling_run
 from agentfsm.runtime.tools import Tool, describe_validation_error
@@ -138,7 +138,7 @@ def require_store(config: AgentConfig) -> Store:
     return store
 
 
-def load_run(config: AgentConfig, run_id: str) -> LoadedRun:
+async def load_run(config: AgentConfig, run_id: str) -> LoadedRun:
     """A run from the host's store.
 
     Raises:
@@ -150,29 +150,29 @@ def load_run(config: AgentConfig, run_id: str) -> LoadedRun:
     from agentfsm.journal.migration import Migration
 
     migrations = (*config.migrations, *map(Migration, sorted(config.former_graphs)))
-    return load_stored_run(require_store(config), run_id, config.machine.graph, config.host.keyring, migrations)
+    return await load_stored_run(require_store(config), run_id, config.machine.graph, config.host.keyring, migrations)
 
 
-def _resumed(config: AgentConfig, state: RunState, run_request: RunRequest, request: ResumeRequest) -> Run[Any, Any]:
-    """A run that is resumed with what it needs beside its journal.
+def _with_deps(config: AgentConfig, state: RunState, run_request: RunRequest, deps: Any) -> RunRequest:
+    """A request to resume a run, with the run's dependencies.
 
     Raises:
-        MissingDepsError: It was started with dependencies, and there are none now.
+        MissingDepsError: The run was started with dependencies, and there are none now.
     """
-    if run_request.dismiss_reason is not None:
-        return Run(config, state, run_request)
     remedy = "agent.resume(..., deps=...)"
-    if request.deps is None and state.details.has_deps:
+    if deps is None and state.details.has_deps:
         raise MissingDepsError(
             f"run {state.run_id!r} was started with dependencies, which no journal holds: give them again with "
             f"{remedy}; nothing was changed"
         )
-    check_deps(config.deps_type, request.deps, remedy)
-    return Run(config, state, replace(run_request, deps=request.deps))
+    check_deps(config.deps_type, deps, remedy)
+    return replace(run_request, deps=deps)
 
 
 def resume_run(config: AgentConfig, record: SuspensionRecord | str, request: ResumeRequest) -> Run[Any, Any]:
-    """Resume a suspended run with a reply, or an interrupted run without one.
+    """Resume a suspended run with a human's reply, or an interrupted run without one.
+
+    The run is read and checked when it starts, or by ``Run.load``, with the errors that it has.
 
     Args:
         config: The agent's configuration.
@@ -180,23 +180,11 @@ def resume_run(config: AgentConfig, record: SuspensionRecord | str, request: Res
         request: The reply.
 
     Raises:
-        MissingDepsError: The run was started with dependencies, and there are none now.
-        SuspensionRecordError: The record or the reply is invalid.
-        StoreError: The run is not in the store, or the store cannot be read.
-        JournalGraphError: The run belongs to another graph, and no migration accepts it.
+        SuspensionFormatError: The record is neither a record nor its JSON text.
+        ConfigurationError: It is the id of a run, and the host has no store.
     """
-    if is_run_id(record):
-        return _resume_from_store(config, str(record), request)
-    parsed = parse_record(record)
-    state = open_suspended_state(config, parsed)
-    _require_calling_run(state)
-    if request.human_input is None and escalation_is_due(config, state):
-        return _resume_from_record(config, parsed, state, RunRequest(suspension_record=parsed), request)
-    reply = request.to_human_reply(parsed.kind)
-    check_agent(config, state, parsed.state)
-    check_reply(config, state, reply)
-    run_request = RunRequest(suspension_record=parsed, reply=reply, by=request.by)
-    return _resume_from_record(config, parsed, state, run_request, request)
+    run_id, stored_or_record = _find(config, record)
+    return stored_run(config, run_id, lambda: _load_resumed(config, stored_or_record, request), request.deps)
 
 
 def dismiss_run(config: AgentConfig, record: SuspensionRecord | str, reason: str, by: Any = None) -> Run[Any, Any]:
@@ -209,19 +197,76 @@ def dismiss_run(config: AgentConfig, record: SuspensionRecord | str, reason: str
         by: Who dismisses it, as ``Host.identify`` takes it, or None.
 
     Raises:
+        SuspensionFormatError: The record is neither a record nor its JSON text.
+        ConfigurationError: It is the id of a run, and the host has no store.
+    """
+    run_id, stored_or_record = _find(config, record)
+    return stored_run(config, run_id, lambda: _load_dismissed(config, stored_or_record, reason, by))
+
+
+def _find(config: AgentConfig, record: SuspensionRecord | str) -> tuple[str, SuspensionRecord | str]:
+    """The id of a run, and its suspension record or again its id.
+
+    Raises:
+        SuspensionFormatError: The record is neither a record nor its JSON text.
+        ConfigurationError: It is the id of a run, and the host has no store.
+    """
+    if isinstance(record, str) and is_run_id(record):
+        require_store(config)
+        return record, record
+    parsed = parse_record(record)
+    return parsed.run_id, parsed
+
+
+async def _load_resumed(
+    config: AgentConfig, record: SuspensionRecord | str, request: ResumeRequest
+) -> tuple[RunState, RunRequest]:
+    """A run that is resumed: its state, and what is asked of it.
+
+    Raises:
+        MissingDepsError: The run was started with dependencies, and there are none now.
+        SuspensionRecordError: The record or the reply is invalid.
+        StoreError: The run is not in the store, or the store cannot be read.
+        JournalGraphError: The run belongs to another graph, and no migration accepts it.
+    """
+    state, run_request = await _check_resumed(config, record, request)
+    return state, _with_deps(config, state, run_request, request.deps)
+
+
+async def _check_resumed(
+    config: AgentConfig, record: SuspensionRecord | str, request: ResumeRequest
+) -> tuple[RunState, RunRequest]:
+    if isinstance(record, str):
+        return await _resume_from_store(config, record, request)
+    state = await open_suspended_state(config, record)
+    _require_calling_run(state)
+    if request.human_input is None and escalation_is_due(config, state):
+        return await _resume_from_record(config, record, state, RunRequest(suspension_record=record), request)
+    reply = request.to_human_reply(record.kind)
+    check_agent(config, state, record.state)
+    await check_reply(config, state, reply)
+    run_request = RunRequest(suspension_record=record, reply=reply, by=request.by)
+    return await _resume_from_record(config, record, state, run_request, request)
+
+
+async def _load_dismissed(
+    config: AgentConfig, record: SuspensionRecord | str, reason: str, by: Any
+) -> tuple[RunState, RunRequest]:
+    """A run that is dismissed: its state, and what is asked of it.
+
+    Raises:
         SuspensionRecordError: The record is invalid.
         StoreError: The run is not in the store, or the store cannot be read.
         JournalGraphError: The run belongs to another graph, and no migration accepts it.
     """
-    if is_run_id(record):
-        loaded = load_run(config, str(record))
+    if isinstance(record, str):
+        loaded = await load_run(config, record)
         _require_calling_run(loaded.run)
-        return Run(config, loaded.run, RunRequest(dismiss_reason=reason, resume_point=loaded.resume_point, by=by))
-    parsed = parse_record(record)
-    state = open_suspended_state(config, parsed, allow_expired=True)
+        return loaded.run, RunRequest(dismiss_reason=reason, resume_point=loaded.resume_point, by=by)
+    state = await open_suspended_state(config, record, allow_expired=True)
     _require_calling_run(state)
-    request = RunRequest(suspension_record=parsed, dismiss_reason=reason, by=by)
-    return _resume_from_record(config, parsed, state, request, ResumeRequest(None))
+    request = RunRequest(suspension_record=record, dismiss_reason=reason, by=by)
+    return await _resume_from_record(config, record, state, request, ResumeRequest(None))
 
 
 def _require_calling_run(state: RunState) -> None:
@@ -236,13 +281,13 @@ def _require_calling_run(state: RunState) -> None:
         )
 
 
-def _resume_from_store(config: AgentConfig, run_id: str, request: ResumeRequest) -> Run[Any, Any]:
-    loaded = load_run(config, run_id)
+async def _resume_from_store(config: AgentConfig, run_id: str, request: ResumeRequest) -> tuple[RunState, RunRequest]:
+    loaded = await load_run(config, run_id)
     _require_calling_run(loaded.run)
     expires = loaded.resume_point.expires_at
     if loaded.suspension_id is None:
         if request.human_input is not None:
-            head = require_store(config).head(run_id)
+            head = await require_store(config).head(run_id)
             if head is not None and head.owner is not None:  # another process resumed it first
                 raise StaleLease(run_id, head.owner, "is being run")
             if head is not None and head.seq != loaded.resume_point.seq:
@@ -250,39 +295,38 @@ def _resume_from_store(config: AgentConfig, run_id: str, request: ResumeRequest)
             raise HumanReplyError(f"run {run_id!r} was interrupted and asks nothing: resume it without a reply")
         first = loaded.run.steps == 1
         prompt = loaded.run.messages[-1].content if first and loaded.run.messages else ""
-        return _resumed(config, loaded.run, RunRequest(prompt, resume_point=loaded.resume_point), request)
+        return loaded.run, RunRequest(prompt, resume_point=loaded.resume_point)
     if expires is not None and config.host.clock.time() > expires:
         raise SuspensionExpiredError(f"the request expired without a reply; end the run with agent.dismiss({run_id!r})")
     if request.human_input is None and escalation_is_due(config, loaded.run):
-        return _resumed(config, loaded.run, RunRequest(resume_point=loaded.resume_point), request)
+        return loaded.run, RunRequest(resume_point=loaded.resume_point)
     request.check_current(loaded)
     answer = request.to_human_reply(loaded.resume_point.kind)
     check_agent(config, loaded.run, loaded.pinned)
-    check_reply(config, loaded.run, answer)
-    run_request = RunRequest(reply=answer, resume_point=loaded.resume_point, by=request.by)
-    return _resumed(config, loaded.run, run_request, request)
+    await check_reply(config, loaded.run, answer)
+    return loaded.run, RunRequest(reply=answer, resume_point=loaded.resume_point, by=request.by)
 
 
-def _resume_from_record(
+async def _resume_from_record(
     config: AgentConfig, record: SuspensionRecord, run_state: RunState, run_request: RunRequest, request: ResumeRequest
-) -> Run[Any, Any]:
+) -> tuple[RunState, RunRequest]:
     """A run restored from a record; if the host's store has the run too, it continues from the store."""
     store = config.host.store
-    if store is None or store.head(record.run_id) is None:
+    if store is None or await store.head(record.run_id) is None:
         if request.to is not None:
             raise HumanReplyError("'to' names a record of a stored run, and this run is not in a store: omit it")
-        return _resumed(config, run_state, run_request, request)
-    loaded = load_run(config, record.run_id)
+        return run_state, run_request
+    loaded = await load_run(config, record.run_id)
     if loaded.suspension_id != record.record_id:
         raise SuspensionUsedError(f"run {record.run_id!r} has continued since record {record.record_id!r} was written")
     request.check_current(loaded)
     if run_request.reply is not None:
         check_agent(config, loaded.run, loaded.pinned)
-        check_reply(config, loaded.run, run_request.reply)
-    return _resumed(config, loaded.run, replace(run_request, resume_point=loaded.resume_point), request)
+        await check_reply(config, loaded.run, run_request.reply)
+    return loaded.run, replace(run_request, resume_point=loaded.resume_point)
 
 
-def open_suspended_state(config: AgentConfig, record: SuspensionRecord, allow_expired: bool = False) -> RunState:
+async def open_suspended_state(config: AgentConfig, record: SuspensionRecord, allow_expired: bool = False) -> RunState:
     """The run state in a suspension record, after checking its signature, expiry, graph and first use.
 
     Args:
@@ -294,7 +338,7 @@ def open_suspended_state(config: AgentConfig, record: SuspensionRecord, allow_ex
         SuspensionRecordError: The record is invalid.
     """
     host, graph = config.host, config.machine.graph.fingerprint
-    stored = host.store is not None and host.store.head(record.run_id) is not None
+    stored = host.store is not None and await host.store.head(record.run_id) is not None
     if stored and any(each.matches(record.graph) for each in config.migrations):
         graph = record.graph  # load_run checks from the journal whether the run may change graphs
     elif record.graph in config.former_graphs:
@@ -377,7 +421,7 @@ def _differences(pinned: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     )
 
 
-def check_reply(config: AgentConfig, state: RunState, reply: HumanReply) -> None:
+async def check_reply(config: AgentConfig, state: RunState, reply: HumanReply) -> None:
     """Check that a suspended run can go on with a person's reply; nothing is changed.
 
     Args:
@@ -395,7 +439,7 @@ def check_reply(config: AgentConfig, state: RunState, reply: HumanReply) -> None
     if request is None:
         return
     if request.asker:
-        _check_reply_to_subagent(config, state, request, reply)
+        await _check_reply_to_subagent(config, state, request, reply)
     elif reply.kind == "extend":
         check_extension(state, reply, config.guardrails)
     elif reply.kind in _GRANTING_REPLIES:
@@ -404,14 +448,16 @@ def check_reply(config: AgentConfig, state: RunState, reply: HumanReply) -> None
             _check_edit(config, state, request, tool, reply)
 
 
-def _check_reply_to_subagent(config: AgentConfig, state: RunState, request: PendingRequest, reply: HumanReply) -> None:
+async def _check_reply_to_subagent(
+    config: AgentConfig, state: RunState, request: PendingRequest, reply: HumanReply
+) -> None:
     call_state = next((each for each in state.batch if each.call.id == request.call_id), None)
     if call_state is None or call_state.held is None:
         return
     tool = config.tools.get(call_state.call.name)
     if tool is None or tool.delegate is None:
         raise _missing_tool(config, state, call_state.call.name, "sub-agent")
-    tool.delegate.check_reply(calling_run(config, state), call_state.held, reply)
+    await tool.delegate.check_reply(calling_run(config, state), call_state.held, reply)
 
 
 def _tool_as_shown(config: AgentConfig, state: RunState, request: PendingRequest) -> Tool:
@@ -476,8 +522,8 @@ def is_run_id(record: SuspensionRecord | str) -> bool:
     return isinstance(record, str) and not record.lstrip().startswith("{")
 
 
-def unfinished_runs(config: AgentConfig) -> list[Run[Any, Any]]:
-    """The interrupted runs of the host's store, ready to be awaited; runs of sub-agents are not included.
+async def unfinished_runs(config: AgentConfig) -> list[Run[Any, Any]]:
+    """The interrupted runs of the host's store, loaded and ready to be awaited; without those of sub-agents.
 
     A run that cannot be resumed is skipped with a warning in the log. A run that another process has resumed in the
     meantime is skipped too.
@@ -487,11 +533,11 @@ def unfinished_runs(config: AgentConfig) -> list[Run[Any, Any]]:
         StoreError: The store cannot be read.
     """
     runs: list[Run[Any, Any]] = []
-    for head in require_store(config).heads("running"):
+    for head in await require_store(config).heads("running"):
         if head.owner is not None or not head.seq:
             continue
         try:
-            run = resume_run(config, head.run_id, ResumeRequest(None))
+            run = await resume_run(config, head.run_id, ResumeRequest(None)).load()
         except (JournalError, MissingDepsError) as error:
             logger.warning("%s", error)
         except (SuspensionRecordError, RunError):  # it has ended or been suspended since the list was read

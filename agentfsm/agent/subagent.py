@@ -99,7 +99,7 @@ class SubagentFactory:
         """
         return SubRun(caller, self.under(caller), call_state, attempt)
 
-    def check_reply(self, caller: CallingRun, held: SuspendedSubRun, reply: HumanReply) -> None:
+    async def check_reply(self, caller: CallingRun, held: SuspendedSubRun, reply: HumanReply) -> None:
         """Check that a suspended run can go on with a person's reply; nothing is changed.
 
         Args:
@@ -112,16 +112,16 @@ class SubagentFactory:
             JournalGraphError: It belongs to another graph, and no migration accepts it.
         """
         factory = self.under(caller)
-        loaded = factory.load(held.run_id)
+        loaded = await factory.load(held.run_id)
         if isinstance(loaded, RunState):  # it has ended
             return
         if loaded is None:
-            record, state = factory.open(held)
+            record, state = await factory.open(held)
             check_agent(factory.config, state, record.state)
         else:
             state = loaded.run
             check_agent(factory.config, state, loaded.pinned)
-        check_reply(factory.config, state, reply)
+        await check_reply(factory.config, state, reply)
 
     @property
     def tools(self) -> Mapping[str, Tool]:
@@ -181,7 +181,7 @@ class SubagentFactory:
         """
         return None if self.config.deps_type is None else caller.deps
 
-    def open(self, suspended: SuspendedSubRun) -> tuple[SuspensionRecord, RunState]:
+    async def open(self, suspended: SuspendedSubRun) -> tuple[SuspensionRecord, RunState]:
         """A run that was suspended inside its caller's record.
 
         Raises:
@@ -189,23 +189,25 @@ class SubagentFactory:
         """
         record = parse_record(suspended.record)
         # Expired records are accepted: the calling run decides how long a reply is valid.
-        return record, open_suspended_state(self.config, record, allow_expired=True)
+        return record, await open_suspended_state(self.config, record, allow_expired=True)
 
-    def load(self, run_id: str) -> LoadedRun | RunState | None:
+    async def load(self, run_id: str) -> LoadedRun | RunState | None:
         """A run from the host's store: the final state of one that has ended, or None if the store does not have it.
 
         Args:
             run_id: Its id.
         """
         store = self.config.host.store
-        head = None if store is None else store.head(run_id)
+        head = None if store is None else await store.head(run_id)
         if store is None or head is None or not head.seq:
             return None
         if head.status == "finished":
             from agentfsm.journal.rehydrate import rehydrate  # only needed for runs in a store
+            from agentfsm.journal.store import off_loop
 
-            return rehydrate(store.records(run_id), SecretOpener(self.config.host.keyring)).run
-        return load_run(self.config, run_id)
+            opener = SecretOpener(self.config.host.keyring)
+            return (await off_loop(lambda rows: rehydrate(rows, opener), await store.records(run_id))).run
+        return await load_run(self.config, run_id)
 
 
 class SubRun:
@@ -253,7 +255,7 @@ class SubRun:
             ToolError: It did not complete its task.
         """
         call = self._call_state.call
-        run = self._open_run(str(arguments["task"]))
+        run = await self._open_run(str(arguments["task"]))
         if run is None:
             text = "Not run: nothing is left of the budget of this run for a sub-agent."
             return ToolResult(call.id, call.name, text, "skipped")
@@ -269,11 +271,11 @@ class SubRun:
             return self._suspended(outcome, run.run_state)
         return ToolResult(call.id, call.name, _result_text(outcome))
 
-    def _open_run(self, task: str) -> Run[Any, Any] | RunState | None:
+    async def _open_run(self, task: str) -> Run[Any, Any] | RunState | None:
         """The run: new, continued or already over; None if there is no budget left for one."""
         factory, held, reply = self._factory, self._call_state.held, self._call_state.answer
         run_id = self._run_id_for_call() if held is None else held.run_id
-        loaded = factory.load(run_id)
+        loaded = await factory.load(run_id)
         if isinstance(loaded, RunState):
             return loaded
         if loaded is not None:
@@ -282,7 +284,7 @@ class SubRun:
             return self._continue(loaded.run, request)
         if held is not None and reply is not None:
             try:
-                record, state = factory.open(held)
+                record, state = await factory.open(held)
             except SuspensionRecordError as error:
                 raise ToolError(f"the sub-agent's run cannot be resumed: {error}") from error
             return self._continue(state, RunRequest(suspension_record=record, reply=reply))

@@ -17,6 +17,7 @@ import agentfsm
 from agentfsm.agent import Agent
 from agentfsm.cli.console import CliConsole, open_console
 from agentfsm.cli.diagram_command import write_run_diagram
+from agentfsm.cli.local_store import command_runner
 from agentfsm.cli.progress import ProgressDisplay
 from agentfsm.cli.run_command import drive
 from agentfsm.cli.run_report import exit_code, print_json, print_report
@@ -405,7 +406,8 @@ def demo(ctx: click.Context, folder: Path | None, out: Path, yes: bool, model: s
     )
     console.err.print(Text(_introduction(root, model)))
     prompter = TerminalPrompter(console.err) if console.interactive and not yes else _AutoAnswerer(console)
-    report = drive(agent, agent.run(TASK), ProgressDisplay(console, agent.graph, agent.model.name), prompter.answer)
+    progress = ProgressDisplay(console, agent.graph, agent.model.name)
+    report = drive(agent, agent.run(TASK), progress, prompter.answer, command_runner())
     report.files["picture"] = str(write_run_diagram(report, out / "run.svg"))
     if as_json:
         print_json(console, report)

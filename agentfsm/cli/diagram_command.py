@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from agentfsm.cli.local_store import default_store_path, open_existing_store, store_option
+from agentfsm.cli.local_store import await_result, default_store_path, open_existing_store, store_option
 from agentfsm.cli.options import CommandFunction, collect_options
 from agentfsm.cli.reviewed_file import show_change
 from agentfsm.cli.run_report import RunReport
@@ -76,7 +76,7 @@ def load_records(run_id: str, store: Path | None, description: str) -> list[Reco
     """
     if not (store or default_store_path()).exists():
         raise ConfigurationError(f"{run_id!r} is {description}: there is no store at {store or default_store_path()}")
-    rows = open_existing_store(store).records(run_id)
+    rows = await_result(open_existing_store(store).records(run_id))
     if not rows:
         raise ConfigurationError(f"{run_id!r} is {description}")
     return read_records(rows, run_id)

@@ -20,7 +20,7 @@ import click
 import httpx
 
 from agentfsm.cli.console import open_console, single_line
-from agentfsm.cli.local_store import default_store_path, key_file, store_option, store_secrets
+from agentfsm.cli.local_store import await_result, default_store_path, key_file, store_option, store_secrets
 from agentfsm.errors import AgentfsmError, ConfigurationError
 from agentfsm.journal.sqlite import SqliteStore
 from agentfsm.journal.sqlite.store_file import StoreFile
@@ -214,7 +214,7 @@ def _check_store(path: Path) -> Iterator[Finding]:
         return
     try:
         with SqliteStore(path) as store:
-            runs = store.heads()
+            runs = await_result(store.heads())
     except (AgentfsmError, OSError) as error:
         yield Finding("store", "problem", str(error), "restore a backup, or name another file with --store")
         return

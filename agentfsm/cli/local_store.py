@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from agentfsm.errors import AgentfsmError, ConfigurationError
 from agentfsm.journal.sqlite import SqliteStore
+from agentfsm.journal.store import Head
 from agentfsm.loop.keys import SECRET_VARIABLE, Keyring
 
 __all__ = [
+    "await_result",
     "checkpoint_log",
+    "command_runner",
     "complete_run_id",
     "default_store_path",
     "key_file",
@@ -29,6 +33,23 @@ __all__ = [
     "store_option",
     "store_secrets",
 ]
+
+
+T = TypeVar("T")
+
+
+def command_runner() -> asyncio.Runner:
+    """The event loop of the command: whatever it does to a store happens in this one. It is closed with the command."""
+    command = click.get_current_context().find_root()
+    runner: asyncio.Runner | None = command.meta.get(__name__)
+    if runner is None:
+        runner = command.meta[__name__] = command.with_resource(asyncio.Runner())
+    return runner
+
+
+def await_result(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine, from the command's event loop."""
+    return command_runner().run(work)
 
 
 def default_store_path() -> Path:
@@ -163,7 +184,8 @@ def require_keyring(path: Path, *, create: bool = False) -> Keyring:
 
 
 def _close_with_command(store: SqliteStore) -> SqliteStore:
-    click.get_current_context().call_on_close(store.close)  # also when the command fails
+    runner = command_runner()
+    click.get_current_context().call_on_close(lambda: runner.run(store.aclose()))  # also when the command fails
     return store
 
 
@@ -171,8 +193,12 @@ def complete_run_id(ctx: click.Context, _: click.Parameter, incomplete: str) -> 
     """The runs of the store whose ids start with what was typed, with their status."""
     file: Path = ctx.params.get("path") or ctx.params.get("store") or default_store_path()
     try:
-        with contextlib.closing(SqliteStore(file)) as store:
-            heads = store.heads()
+        heads = asyncio.run(_all_heads(file))
     except (AgentfsmError, OSError):  # completion has no place for an error; the command itself will report it
         return []
     return [CompletionItem(head.run_id, help=head.status) for head in heads if head.run_id.startswith(incomplete)]
+
+
+async def _all_heads(path: Path) -> list[Head]:
+    with SqliteStore(path) as store:
+        return await store.heads()

@@ -13,7 +13,7 @@ import click
 from rich.progress import Progress
 
 from agentfsm.cli.console import open_console, single_line
-from agentfsm.cli.local_store import complete_run_id, open_existing_store, store_option
+from agentfsm.cli.local_store import await_result, complete_run_id, open_existing_store, store_option
 from agentfsm.cli.options import change_guardrails, guardrails_option
 from agentfsm.cli.user_code import load_graph, preset_graph
 from agentfsm.errors import JournalError, StoreError, UnknownRunError
@@ -86,7 +86,7 @@ def replay(
         journals = {str(file): partial(_read_export, file) for file in files}
     else:
         store = open_existing_store(path)
-        names = run_ids or tuple(head.run_id for head in store.heads() if head.seq)
+        names = run_ids or tuple(head.run_id for head in await_result(store.heads()) if head.seq)
         journals = {name: partial(_read_stored, store, name, bool(run_ids)) for name in names}
     found: list[Replay | None] = []
     for name, result in _replay_all(journals, settings):
@@ -166,7 +166,7 @@ def _replay_one(read: _Journal, settings: _Settings) -> Replay | str:
 
 def _read_stored(store: Store, run_id: str, named: bool) -> tuple[Sequence[SealedRecord], VerificationReport]:
     try:
-        rows, head = consistent_read(store, run_id)
+        rows, head = await_result(consistent_read(store, run_id))
     except UnknownRunError as error:
         if named:
             raise

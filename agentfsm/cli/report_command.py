@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from agentfsm.cli.local_store import (
+    await_result,
     checkpoint_log,
     complete_run_id,
     open_existing_store,
@@ -166,7 +167,7 @@ def _collect(
     hashes, changed = signed_hashes(signed, witness.log_file or checkpoint_log(store.path))
     problems = [VerificationReport("(log)", TAMPERED, 0, None, changed)] if changed else []
     runs: list[ReportedRun] = []
-    stored = {head.run_id for head in store.heads()}
+    stored = {head.run_id for head in await_result(store.heads())}
     for found in map(with_doubt, verify_runs(run_ids, None, store.path, hashes, keyring)):
         if found.run_id in stored or found.run_id in run_ids:
             records = _read_records(store, found.run_id)
@@ -184,7 +185,7 @@ def _collect(
 
 def _read_records(store: Store, run_id: str) -> tuple[SealedRecord, ...]:
     try:
-        return tuple(store.records(run_id))
+        return tuple(await_result(store.records(run_id)))
     except StoreError:  # the verification says why
         return ()
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from agentfsm.agent import Agent
 from agentfsm.agent.resume import require_store
 from agentfsm.cli.console import CliConsole, open_console, shorten
-from agentfsm.cli.local_store import complete_run_id, default_store_path
+from agentfsm.cli.local_store import await_result, complete_run_id, default_store_path
 from agentfsm.cli.options import (
     AgentCliOptions,
     CommandFunction,
@@ -59,7 +59,7 @@ def require_tools(agent: Agent, run: Run) -> Run:
 
     Args:
         agent: The agent that resumes the run.
-        run: The run, not yet started.
+        run: The run, loaded and not yet started.
 
     Raises:
         ConfigurationError: A tool is missing.
@@ -105,7 +105,7 @@ def resume_all(agent: Agent, agent_opts: AgentCliOptions, report_opts: ReportOpt
     if store is None:
         raise ConfigurationError("there are no runs to resume without a store")
     console, summary = open_console(quiet=report_opts.quiet), _ResumeSummary()
-    for head in store.heads("running"):
+    for head in await_result(store.heads("running")):
         if not head.seq:
             continue  # interrupted before its first record
         if head.owner is not None:
@@ -128,7 +128,7 @@ def _resume_one(
     agent: Agent, run_id: str, console: CliConsole, report_opts: ReportOptions, skipped: dict[str, str]
 ) -> RunReport | None:
     try:
-        run = agent.resume(run_id)
+        run = await_result(agent.resume(run_id).load())
         if run.run_state.parent is not None:
             return None
         report = drive_with_progress(agent, require_tools(agent, run), console)
@@ -145,10 +145,10 @@ def _resume_one(
 
 def _pending_requests(store: Store, skipped: dict[str, str]) -> list[StoredRequest]:
     requests: list[StoredRequest] = []
-    for head in store.heads("suspended"):
+    for head in await_result(store.heads("suspended")):
         try:
-            request = pending_request(store, head)
-            if request is not None and not is_subagent_run(store, request.run_id):
+            request = await_result(pending_request(store, head))
+            if request is not None and not await_result(is_subagent_run(store, request.run_id)):
                 requests.append(request)
         except AgentfsmError as error:
             skipped[head.run_id] = str(error).partition("\n")[0]
@@ -214,7 +214,7 @@ class _ReplyOptions:
         if request is None or stored.request_ref is None:
             if self.extend is not None:
                 raise click.UsageError("--extend is a reply to a limit, and the run asks nothing now")
-            run = agent.resume(run_id, self.reply)  # interrupted; if it has ended, this raises
+            run = await_result(agent.resume(run_id, self.reply).load())  # interrupted; if it has ended, this raises
             return require_tools(agent, run)
         if self.reply is None and self.extend is None and escalation_is_due(agent.config, stored.run):
             return agent.resume(run_id)  # more people may answer from now on
@@ -225,7 +225,7 @@ class _ReplyOptions:
 
     def _resume(self, agent: Agent, waiting: SuspensionRecord | str, answer: HumanInput, digest: str | None) -> Run:
         try:
-            return agent.resume(waiting, answer, to=digest, by=self._actor())
+            return await_result(agent.resume(waiting, answer, to=digest, by=self._actor()).load())
         except SuspensionToolError as error:
             raise SuspensionToolError(f"{error} (--tools names the file of a tool)") from None
 
@@ -336,7 +336,7 @@ def _journal_records(agent: Agent, run_id: str) -> list[SealedRecord]:
     Raises:
         agentfsm.errors.StoreError: It is not in the store.
     """
-    return require_store(agent.config).records(run_id)
+    return await_result(require_store(agent.config).records(run_id))
 
 
 _EXAMPLES = """\b

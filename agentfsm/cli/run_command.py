@@ -19,6 +19,7 @@ from rich.text import Text
 from agentfsm.agent import Agent
 from agentfsm.cli.console import CliConsole, open_console
 from agentfsm.cli.diagram_command import require_run_diagram_format, write_run_diagram
+from agentfsm.cli.local_store import command_runner
 from agentfsm.cli.options import (
     AgentCliOptions,
     ReportOptions,
@@ -57,7 +58,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SUGGESTED_REPLIES = {"approval": "allow"}
 
 
-def drive(agent: Agent, run: Run, progress: ProgressDisplay, get_answer: AnswerCallback) -> RunReport:
+def drive(
+    agent: Agent, run: Run, progress: ProgressDisplay, get_answer: AnswerCallback, runner: asyncio.Runner
+) -> RunReport:
     """Drive a run until it ends, or suspends without an answer.
 
     The first Ctrl-C cancels the run, which still ends with a complete transcript; a second one kills the process. At a
@@ -68,23 +71,25 @@ def drive(agent: Agent, run: Run, progress: ProgressDisplay, get_answer: AnswerC
         run: The run, not yet started.
         progress: Shows the run's events.
         get_answer: Answers what the run asks.
+        runner: The event loop of the run and of its store.
     """
     started = time.monotonic()
     decisions: list[Decision] = []
     signals: list[int] = []
-    with asyncio.Runner() as runner:
-        while True:
-            with progress:
-                result = runner.run(_drive_once(run, progress, signals))
-            decisions += result.decisions
-            next_run = None if signals else _next_run(agent, result, get_answer, signals)
-            if next_run is None:
-                break
-            run = next_run
+    while True:
+        with progress:
+            result = runner.run(_drive_once(run, progress, signals))
+        decisions += result.decisions
+        next_run = None if signals else _next_run(agent, result, get_answer, runner, signals)
+        if next_run is None:
+            break
+        run = next_run
     return RunReport(result, tuple(decisions), time.monotonic() - started, signals[0] if signals else None)
 
 
-def _next_run(agent: Agent, result: RunResult, get_answer: AnswerCallback, signals: list[int]) -> Run | None:
+def _next_run(
+    agent: Agent, result: RunResult, get_answer: AnswerCallback, runner: asyncio.Runner, signals: list[int]
+) -> Run | None:
     """The run resumed with the user's reply; None if it has ended or there is no reply."""
     request = result.outcome
     if not isinstance(request, UserInputRequested):
@@ -92,7 +97,7 @@ def _next_run(agent: Agent, result: RunResult, get_answer: AnswerCallback, signa
     while True:
         try:
             reply = get_answer(request)
-            return None if reply is None else agent.resume(request.suspension_record, reply)
+            return None if reply is None else runner.run(agent.resume(request.suspension_record, reply).load())
         except HumanReplyError as error:
             click.echo(f"  {error}", err=True)
         except (KeyboardInterrupt, click.Abort):
@@ -165,8 +170,9 @@ def drive_with_progress(agent: Agent, run: Run, console: CliConsole) -> RunRepor
     get_answer = TerminalPrompter(console.err).answer if console.interactive else _leave_suspended
     store = agent.config.host.store
     if store is not None:  # printed first, so that the run can be resumed if this process dies
-        console.err.print(Text(f"run {run.run_state.run_id}", "dim"), soft_wrap=True)
-    report = drive(agent, run, ProgressDisplay(console, agent.graph, agent.model.name), get_answer)
+        console.err.print(Text(f"run {run.run_id}", "dim"), soft_wrap=True)
+    progress = ProgressDisplay(console, agent.graph, agent.model.name)
+    report = drive(agent, run, progress, get_answer, command_runner())
     report.stored = store is not None
     return report
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 import time
@@ -15,7 +14,13 @@ from typing import Any, cast
 import click
 
 from agentfsm.cli.console import shorten, single_line
-from agentfsm.cli.local_store import complete_run_id, open_existing_store, require_keyring, store_option
+from agentfsm.cli.local_store import (
+    await_result,
+    complete_run_id,
+    open_existing_store,
+    require_keyring,
+    store_option,
+)
 from agentfsm.errors import JournalError, StoreError
 from agentfsm.journal.adoption import adopt as adopt_run
 from agentfsm.journal.fork import fork as fork_run
@@ -53,7 +58,7 @@ def runs(status: Any, as_json: bool, path: Path | None) -> None:
     A run that is "running" without an owner was interrupted: agentfsm resume continues it.
     """
     store = open_existing_store(path)
-    heads = store.heads(status)
+    heads = await_result(store.heads(status))
     for head in heads:
         request = _pending_request(store, head)
         if as_json:
@@ -72,7 +77,7 @@ def runs(status: Any, as_json: bool, path: Path | None) -> None:
 def _pending_request(store: Store, head: Head) -> StoredRequest | str:
     """What a run waits for, the error of a journal that cannot be read, or an empty string."""
     try:
-        return pending_request(store, head) or ""
+        return await_result(pending_request(store, head)) or ""
     except (JournalError, StoreError) as error:
         return f"cannot be read: {error}"
 
@@ -118,7 +123,7 @@ def show(ctx: click.Context, run_id: str, as_json: bool, path: Path | None) -> N
     A record that cannot be read is reported in its place, and the exit code is 1; agentfsm verify says what was
     changed.
     """
-    rows = open_existing_store(path).records(run_id)
+    rows = await_result(open_existing_store(path).records(run_id))
     graph: Any = {}
     readable, redacted = True, False
     for row in rows:
@@ -285,7 +290,7 @@ def export(run_id: str, case: str | None, path: Path | None) -> None:
 
     --case writes one line for agentfsm eval: what was asked, how the run ended, and the tools that it called.
     """
-    records = open_existing_store(path).records(run_id)
+    records = await_result(open_existing_store(path).records(run_id))
     if case is None:
         for line in export_lines(records):
             click.echo(line, nl=False)
@@ -317,8 +322,8 @@ def fork(run_id: str, at: int, new_id: str | None, path: Path | None) -> None:
     if not fork_id.strip() or not fork_id.isprintable():
         raise click.BadParameter(f"{fork_id!r} is not a valid id", param_hint="--as")
     store = open_existing_store(path)
-    asyncio.run(fork_run(store, run_id, at, fork_id, require_keyring(store.path)))
-    store.close()
+    await_result(fork_run(store, run_id, at, fork_id, require_keyring(store.path)))
+    await_result(store.aclose())
     click.echo(fork_id)
 
 
@@ -342,9 +347,9 @@ def redact(run_id: str, field: str, by: str, path: Path | None) -> None:
     record.
     """
     store = open_existing_store(path)
-    deleted = asyncio.run(redact_run(store, run_id, field, require_keyring(store.path), by))
+    deleted = await_result(redact_run(store, run_id, field, require_keyring(store.path), by))
     truncated = truncate_wal(store.path)
-    store.close()
+    await_result(store.aclose())
     click.echo(f"{deleted} value{'s' * (deleted != 1)} deleted")
     if not truncated:
         click.echo(
@@ -373,7 +378,7 @@ def adopt(run_ids: tuple[str, ...], by: str, path: Path | None) -> None:
     """
     store = open_existing_store(path)
     keyring = require_keyring(store.path, create=True)
-    for run_id in run_ids or [head.run_id for head in store.heads() if head.seq]:
-        adopted = asyncio.run(adopt_run(store, run_id, keyring, by))
+    for run_id in run_ids or [head.run_id for head in await_result(store.heads()) if head.seq]:
+        adopted = await_result(adopt_run(store, run_id, keyring, by))
         click.echo(single_line(f"{run_id}  {'adopted' if adopted else 'was sealed already'}"))
-    store.close()
+    await_result(store.aclose())

@@ -14,6 +14,7 @@ import click
 
 from agentfsm.cli.console import shorten, single_line
 from agentfsm.cli.local_store import (
+    await_result,
     checkpoint_log,
     complete_run_id,
     default_store_path,
@@ -195,11 +196,11 @@ def verify_runs(
         return
     store = open_existing_store(path)
     yield from find_schema_changes(store.path)
-    stored = [head.run_id for head in store.heads()]
+    stored = [head.run_id for head in await_result(store.heads())]
     wanted = list(run_ids) or [*stored, *(hashes or {})]
     for run_id in dict.fromkeys(wanted):
         try:
-            yield verify_stored_run(store, run_id, hashes, keyring)
+            yield await_result(verify_stored_run(store, run_id, hashes, keyring))
         except UnknownRunError as error:
             if run_ids:
                 raise
@@ -299,7 +300,7 @@ def _print_proof(run_id: str, path: Path | None, agent: Agent | None) -> bool:
     """Print whether a run stayed inside the model of its proofs; False if it did not."""
     from agentfsm.testing.stored_proof import check_stored_run  # loads the model checker
 
-    check = check_stored_run(open_existing_store(path).records(run_id), agent)
+    check = check_stored_run(await_result(open_existing_store(path).records(run_id)), agent)
     if check.inside is None:
         click.echo(single_line(f"  not checked against its proofs: {check.reason}"))
     elif check.inside:
@@ -371,7 +372,7 @@ def checkpoint(
         raise click.UsageError("--proof goes with --after")
     store, secret_key = open_existing_store(path), key.read_bytes()
     log_path = log_file or checkpoint_log(store.path)
-    before, heads = _read_log(log_path), store.heads()
+    before, heads = _read_log(log_path), await_result(store.heads())
     old = None if after is None else read_checkpoint(after.read_text("utf-8", "replace"), secret_key)
     if old is not None and not before.begins_with(old):
         click.echo(f"agentfsm: not signed, because {log_path} does not begin with what {after} signed", err=True)

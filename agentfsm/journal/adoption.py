@@ -9,7 +9,7 @@ from agentfsm.errors import JournalError, StoreError
 from agentfsm.journal.hash_chain import RecordSealer
 from agentfsm.journal.journal_writer import owner_name
 from agentfsm.journal.rehydrate import rehydrate
-from agentfsm.journal.store import Store, consistent_read
+from agentfsm.journal.store import Store, consistent_read, off_loop
 from agentfsm.journal.verification import TAMPERED, UNVERIFIABLE, verify
 from agentfsm.loop.canonical_json import encode
 from agentfsm.loop.keys import Keyring
@@ -37,13 +37,13 @@ async def adopt(store: Store, run_id: str, keyring: Keyring, by: str = "") -> bo
         StaleLease: Another owner holds the run, or it has new records.
         StoreError: The store cannot write.
     """
-    records, head = consistent_read(store, run_id)
-    report = verify(run_id, records, head, keyring=keyring)
+    records, head = await consistent_read(store, run_id)
+    report = await off_loop(lambda rows: verify(run_id, rows, head, keyring=keyring), records)
     if report.code in (TAMPERED, UNVERIFIABLE):
         raise JournalError(f"run {run_id!r} cannot be adopted: record {report.seq}: {report.reason}")
     if not report.doubt:
         return False
-    rehydrated = rehydrate(records) if head is not None and head.status != "finished" else None
+    rehydrated = await off_loop(rehydrate, records) if head is not None and head.status != "finished" else None
     if rehydrated is not None and (given := _given_answers(rehydrated.run)):
         raise JournalError(
             f"run {run_id!r} cannot be adopted: {given}, and cannot be asked again; continue it with the release and "

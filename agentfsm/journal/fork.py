@@ -11,7 +11,7 @@ from agentfsm.journal.journal_writer import owner_name
 from agentfsm.journal.outcome_codec import CommitmentWriter
 from agentfsm.journal.records import SealedRecord
 from agentfsm.journal.rehydrate import RehydratedRun, rehydrate
-from agentfsm.journal.store import Store, consistent_read
+from agentfsm.journal.store import Store, consistent_read, off_loop
 from agentfsm.journal.verification import require_authentic, verify
 from agentfsm.loop.canonical_json import encode
 from agentfsm.loop.keys import Keyring
@@ -45,11 +45,12 @@ async def fork(store: Store, run_id: str, at_seq: int, new_id: str, keyring: Key
             under a secret of the host.
         StoreError: The store cannot be read or written.
     """
-    records, head = consistent_read(store, run_id)
+    records, head = await consistent_read(store, run_id)
     if not 1 <= at_seq <= len(records):
         raise UnknownRunError(f"run {run_id!r} has records 1 to {len(records)}, not {at_seq}")
-    require_authentic(verify(run_id, records, head, keyring=keyring), "forked")
-    parent = rehydrate(records[:at_seq])
+    report = await off_loop(lambda rows: verify(run_id, rows, head, keyring=keyring), records)
+    require_authentic(report, "forked")
+    parent = await off_loop(rehydrate, records[:at_seq])
     run = parent.run
     if parent.table.states[run.state].final:
         raise JournalError(f"run {run_id!r} had ended by record {at_seq}: fork it at an earlier one")

@@ -291,13 +291,15 @@ class StoreJournal:
         store: The store.
         lease: The lease of the run.
         writer: Writes the records.
+        records: The records that the run has already.
     """
 
-    def __init__(self, store: Store, lease: Lease, writer: RecordWriter) -> None:
+    def __init__(self, store: Store, lease: Lease, writer: RecordWriter, records: Sequence[SealedRecord] = ()) -> None:
         self._store = store
         self._lease: Lease | None = lease
         self._writer = writer
-        self._appends: deque[asyncio.Future[None]] = deque()  # not checked for an error yet, in order
+        self._records = list(records)
+        self._appends: deque[tuple[asyncio.Future[None], Sequence[SealedRecord]]] = deque()  # not checked yet, in order
         self._last_append: asyncio.Future[None] | None = None
         self._ended = False
         self._error: Exception | None = None
@@ -305,17 +307,25 @@ class StoreJournal:
     @property
     def error(self) -> Exception | None:
         """The first error of an append, or None; later errors only follow from it."""
-        while self._appends and self._appends[0].done():
-            done = self._appends.popleft()
+        while self._appends and self._appends[0][0].done():
+            done, records = self._appends.popleft()
             error = None if done.cancelled() else done.exception()
             if self._error is None and isinstance(error, Exception):
                 self._error = error
+            if self._error is None:
+                self._records += records
         return self._error
 
     @property
     def epoch(self) -> int:
         """The epoch of the lease: how often the run was acquired."""
         return self._writer.epoch
+
+    @property
+    def records(self) -> Sequence[SealedRecord]:
+        """The run's records so far that are durable: those from which it was resumed, and those written since."""
+        _ = self.error  # checks which appends are done
+        return self._records
 
     @property
     def head(self) -> str:
@@ -337,7 +347,7 @@ class StoreJournal:
 
     def _append(self, lease: Lease, records: Sequence[SealedRecord], status: Status) -> asyncio.Future[None]:
         appended = asyncio.ensure_future(self._store.append(lease, records, status))
-        self._appends.append(appended)
+        self._appends.append((appended, records))
         return appended
 
     async def flush(self) -> None:
@@ -391,22 +401,15 @@ async def open_journal(
     writer = RecordWriter(lease.seq, lease.hash, lease.epoch, withholder, keyring.current)
     if resume_point is not None:
         writer.resume_from(resume_point.tool, resume_point.results)
-    return StoreJournal(store, lease, writer)
+    return StoreJournal(store, lease, writer, () if resume_point is None else resume_point.records)
 
 
-def read_journal(
-    recorder: Recorder,
-    run_id: str,
-    store: Store | None,
-    withholder: Withholder,
-) -> list[Record]:
-    """A run's records, from its store or, without one, written now; for the arguments see ``open_journal``.
+def read_journal(recorder: Recorder, run_id: str, withholder: Withholder) -> list[Record]:
+    """A run's records: what was written to its store or, without one, serialized now.
 
     Raises:
         JournalError: A record cannot be read.
-        UnknownRunError: The store does not have the run.
-        StoreError: The store cannot be read.
     """
-    if store is not None:
-        return read_records(store.records(run_id), run_id)
+    if recorder.sink is not None:
+        return read_records(recorder.sink.records, run_id)
     return read_records(RecordWriter(withholder=withholder).write(recorder.entries), run_id)

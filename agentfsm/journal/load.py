@@ -13,7 +13,7 @@ from agentfsm.errors import ConfigurationError, JournalError, RunError, UnknownR
 from agentfsm.journal.migration import Migration, migrate
 from agentfsm.journal.records import Redacted, SealedRecord, is_kind, open_record
 from agentfsm.journal.rehydrate import rehydrate
-from agentfsm.journal.store import Head, Store, consistent_read
+from agentfsm.journal.store import Head, Store, consistent_read, off_loop
 from agentfsm.journal.verification import require_authentic, verify
 from agentfsm.loop.canonical_json import decode
 from agentfsm.loop.keys import Keyring
@@ -72,7 +72,7 @@ _QUORUM: TypeAdapter[Quorum | None] = TypeAdapter(Quorum | None)
 _LIMIT: TypeAdapter[ReachedLimit | None] = TypeAdapter(ReachedLimit | None)
 
 
-def pending_request(store: Store, head: Head) -> StoredRequest | None:
+async def pending_request(store: Store, head: Head) -> StoredRequest | None:
     """The request that a stored run waits for, or None if it is not suspended.
 
     Args:
@@ -85,7 +85,8 @@ def pending_request(store: Store, head: Head) -> StoredRequest | None:
     """
     if head.status != "suspended":
         return None
-    record = _last_suspension(store.records(head.run_id, head.seq - 1)) or _last_suspension(store.records(head.run_id))
+    record = _last_suspension(await store.records(head.run_id, head.seq - 1))
+    record = record or _last_suspension(await store.records(head.run_id))
     if record is None:
         return None
     body = open_record(record)
@@ -118,14 +119,14 @@ def _last_suspension(records: Sequence[SealedRecord]) -> SealedRecord | None:
     return next((record for record in reversed(records) if is_kind(record, "run.suspended")), None)
 
 
-def is_subagent_run(store: Store, run_id: str) -> bool:
+async def is_subagent_run(store: Store, run_id: str) -> bool:
     """Whether a run is a sub-agent's. Its requests are made by its parent run, which also resumes it.
 
     Raises:
         JournalError: Its first record cannot be read.
         agentfsm.errors.StoreError: The store does not have it, or cannot be read.
     """
-    records = store.records(run_id)
+    records = await store.records(run_id)
     try:
         return bool(records) and "call" in decode(records[0].body).get("parent", ())
     except (ValueError, TypeError, AttributeError) as error:
@@ -149,7 +150,7 @@ class LoadedRun:
     pinned: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-def load_stored_run(
+async def load_stored_run(
     store: Store, run_id: str, graph: Graph, keyring: Keyring, migrations: Sequence[Migration] = ()
 ) -> LoadedRun:
     """A stored run, verified, rehydrated and, if needed, migrated to a graph. Nothing is written.
@@ -169,9 +170,20 @@ def load_stored_run(
         StoreError: The store cannot be read.
         MissingExtraError: It has sealed values, and the package that opens them is not installed.
     """
-    records, head = consistent_read(store, run_id)
+    records, head = await consistent_read(store, run_id)
     if not records:
         raise UnknownRunError(f"run {run_id!r} was interrupted before its first record: start it again")
+    return await off_loop(lambda rows: _load(rows, head, run_id, graph, keyring, migrations), records)
+
+
+def _load(
+    records: Sequence[SealedRecord],
+    head: Head | None,
+    run_id: str,
+    graph: Graph,
+    keyring: Keyring,
+    migrations: Sequence[Migration],
+) -> LoadedRun:
     require_authentic(verify(run_id, records, head, keyring=keyring), "resumed")
     opener = SecretOpener(keyring)
     rehydrated = rehydrate(records, opener)
@@ -192,6 +204,7 @@ def load_stored_run(
         migration_details=migration_details,
         secrets=tuple(opener.opened.values()),
         epoch=rehydrated.epoch,
+        records=records,
     )
     suspension_id = None if suspension is None else str(suspension["id"])
     return LoadedRun(run, resume_point, suspension_id, rehydrated.created)

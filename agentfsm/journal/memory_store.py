@@ -87,22 +87,25 @@ class MemoryStore:
         stored = self._leased_run(lease)
         stored.records[seq - 1] = stored.records[seq - 1]._replace(hidden=hidden)
 
-    def head(self, run_id: str) -> Head | None:
+    async def head(self, run_id: str) -> Head | None:
         """The head of a run, or None if there is no such run."""
         stored = self._runs.get(run_id)
         return None if stored is None else stored.current_head()
 
-    def heads(self, status: Status | None = None) -> list[Head]:
+    async def heads(self, status: Status | None = None) -> list[Head]:
         """The heads of all runs, or of those with one status, the oldest run first."""
         return [
             stored.current_head() for stored in self._runs.values() if status is None or stored.head.status == status
         ]
 
-    def records(self, run_id: str, after: int = 0) -> list[SealedRecord]:
+    async def records(self, run_id: str, after: int = 0) -> list[SealedRecord]:
         """A run's records, in order, after a sequence number; see ``Store.records``."""
         return self._stored_run(run_id).records[after:]
 
     def close(self) -> None:
+        """Do nothing: there are no resources to release."""
+
+    async def aclose(self) -> None:
         """Do nothing: there are no resources to release."""
 
     def _stored_run(self, run_id: str) -> _StoredRun:

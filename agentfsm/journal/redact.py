@@ -10,7 +10,7 @@ from typing import Any, cast
 from agentfsm.errors import JournalError, StoreError, UnknownRunError
 from agentfsm.journal.hash_chain import RecordSealer
 from agentfsm.journal.journal_writer import owner_name
-from agentfsm.journal.store import Store, consistent_read
+from agentfsm.journal.store import Store, consistent_read, off_loop
 from agentfsm.journal.verification import require_authentic, verify
 from agentfsm.loop.canonical_json import encode
 from agentfsm.loop.keys import Keyring
@@ -39,7 +39,7 @@ async def redact(store: Store, run_id: str, field: str, keyring: Keyring, by: st
         StaleLease: Another owner holds the run.
         StoreError: The store cannot write.
     """
-    records, head = consistent_read(store, run_id)
+    records, head = await consistent_read(store, run_id)
     number, _, path = field.partition(".")
     if not number.isdecimal() or not 1 <= int(number) <= len(records):
         raise UnknownRunError(
@@ -53,7 +53,8 @@ async def redact(store: Store, run_id: str, field: str, keyring: Keyring, by: st
     ]
     if not places:
         raise JournalError(f"field {field!r} of run {run_id!r} has no hidden value")
-    require_authentic(verify(run_id, records, head, keyring=keyring), "redacted")
+    report = await off_loop(lambda rows: verify(run_id, rows, head, keyring=keyring), records)
+    require_authentic(report, "redacted")
     lease = await store.acquire(run_id, owner_name(), keyring=keyring)
     try:
         body = {

@@ -427,7 +427,7 @@ def replay(
 
     ::
 
-        found = replay(store.records("order-7"), STRICT.graph, policy=STRICT.policy, behavior=STRICT.behavior)
+        found = replay(await store.records("order-7"), STRICT.graph, policy=STRICT.policy, behavior=STRICT.behavior)
         print(found.ending, "instead of", found.recorded_ending)
 
     Args:

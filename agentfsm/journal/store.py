@@ -7,15 +7,16 @@ last one. That check (*fencing*) is part of the same transaction as the records.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as _quote
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from agentfsm.journal.records import SealedRecord
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
-__all__ = ["Head", "Lease", "Status", "Store", "consistent_read", "head_row", "seal_row"]
+__all__ = ["Head", "Lease", "Status", "Store", "consistent_read", "head_row", "off_loop", "seal_row"]
 
 
 Status = Literal["running", "suspended", "finished"]
@@ -87,7 +88,7 @@ class Lease:
 
 
 class Store(Protocol):
-    """Stores journals. Reads return at once; a write is durable when its await returns."""
+    """Stores journals. A write is durable when its await returns. Nothing that it does blocks the event loop."""
 
     async def acquire(self, run_id: str, owner: str, *, new: bool = False, keyring: Keyring | None = None) -> Lease:
         """Acquire the lease of a run, in a new epoch.
@@ -141,31 +142,52 @@ class Store(Protocol):
         """
         ...
 
-    def head(self, run_id: str) -> Head | None:
-        """The head of a run, or None if there is no such run."""
+    async def head(self, run_id: str) -> Head | None:
+        """The head of a run, or None if there is no such run.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
         ...
 
-    def heads(self, status: Status | None = None) -> list[Head]:
-        """The heads of all runs, or of those with one status, the oldest run first."""
+    async def heads(self, status: Status | None = None) -> list[Head]:
+        """The heads of all runs, or of those with one status, the oldest run first.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
         ...
 
-    def records(self, run_id: str, after: int = 0) -> list[SealedRecord]:
+    async def records(self, run_id: str, after: int = 0) -> list[SealedRecord]:
         """A run's records, in order, after a sequence number.
 
         Raises:
             UnknownRunError: There is no such run.
+            StoreError: The store cannot be read.
         """
         ...
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         """Write what is queued, and release all resources."""
         ...
 
 
 READ_ATTEMPTS = 3
 
+SHORT_JOURNAL_CHARS = 50_000
+"""A journal of up to so many characters is verified and rehydrated in a few milliseconds."""
 
-def consistent_read(store: Store, run_id: str) -> tuple[list[SealedRecord], Head | None]:
+Computed = TypeVar("Computed")
+
+
+async def off_loop(compute: Callable[[Sequence[SealedRecord]], Computed], records: Sequence[SealedRecord]) -> Computed:
+    """What a function computes from records, in a thread unless the records are so few that it takes no time."""
+    if sum(len(record.body) + len(record.hidden) for record in records) <= SHORT_JOURNAL_CHARS:
+        return compute(records)
+    return await asyncio.to_thread(compute, records)
+
+
+async def consistent_read(store: Store, run_id: str) -> tuple[list[SealedRecord], Head | None]:
     """A run's records and its head, as they were at one moment.
 
     A store returns them in two reads, and a run that continues between them would look tampered with. In that case
@@ -176,11 +198,11 @@ def consistent_read(store: Store, run_id: str) -> tuple[list[SealedRecord], Head
         UnknownRunError: There is no such run.
         StoreError: The store cannot be read.
     """
-    before = store.head(run_id)
-    records = store.records(run_id)
+    before = await store.head(run_id)
+    records = await store.records(run_id)
     for _ in range(READ_ATTEMPTS):
-        after = store.head(run_id)
+        after = await store.head(run_id)
         if before is None or after is None or (before.seq, before.hash) == (after.seq, after.hash):
             return records, after
-        before, records = after, store.records(run_id)
+        before, records = after, await store.records(run_id)
     return records[: before.seq] if before is not None else records, before

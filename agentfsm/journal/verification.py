@@ -29,7 +29,7 @@ from pydantic import TypeAdapter
 from agentfsm.errors import ConfigurationError, HumanReplyError, JournalError, StoreError, UnknownRunError
 from agentfsm.journal.hash_chain import HashChainVerifier, InvalidRecordError, MacVerifier
 from agentfsm.journal.records import FORMAT_VERSION, MIGRATION_BASES, RenameMap, SealedRecord, is_kind, read_line
-from agentfsm.journal.store import Head, Store, consistent_read
+from agentfsm.journal.store import Head, Store, consistent_read, off_loop
 from agentfsm.loop.canonical_json import decode
 from agentfsm.loop.keys import Keyring
 from agentfsm.loop.quorum import APPROVING_REPLIES, Actor, Quorum
@@ -505,7 +505,7 @@ CheckpointHashes = Mapping[str, Mapping[int, str]]
 """Hashes of records by sequence number, for each run in a checkpoint; 0 is a run without records."""
 
 
-def verify_stored_run(
+async def verify_stored_run(
     store: Store, run_id: str, checkpoint: CheckpointHashes | None = None, keyring: Keyring | None = None
 ) -> VerificationReport:
     """Verify one run of a store, including the record that it was forked from.
@@ -523,14 +523,15 @@ def verify_stored_run(
         UnknownRunError: Neither the store nor the checkpoint has the run.
     """
     try:
-        if checkpoint and run_id in checkpoint and store.head(run_id) is None:
+        if checkpoint and run_id in checkpoint and await store.head(run_id) is None:
             return VerificationReport(run_id, TAMPERED, 0, None, "the checkpoint has it, and the store does not")
-        records, head = consistent_read(store, run_id)
+        records, head = await consistent_read(store, run_id)
     except UnknownRunError:
         raise
     except StoreError as error:
-        return _report_unreadable(store, run_id, str(error))
-    report = verify(run_id, records, head, _checkpoint_hashes(checkpoint, run_id), keyring)
+        return await _report_unreadable(store, run_id, str(error))
+    hashes = _checkpoint_hashes(checkpoint, run_id)
+    report = await off_loop(lambda rows: verify(run_id, rows, head, hashes, keyring), records)
     if checkpoint is not None and report.doubt and report.code in (GOOD, OPEN):
         signed = max(checkpoint.get(run_id, (0,)))
         if signed < len(records):
@@ -538,16 +539,16 @@ def verify_stored_run(
             return VerificationReport(run_id, TAMPERED, len(records), signed + 1, reason)
     if report.code == TAMPERED or not records or not is_kind(records[0], "run.forked"):
         return report
-    reason = _check_fork_parent(store, records[0])
+    reason = await _check_fork_parent(store, records[0])
     return VerificationReport(run_id, TAMPERED, len(records), 1, reason) if reason else report
 
 
-def _check_fork_parent(store: Store, first_record: SealedRecord) -> str:
+async def _check_fork_parent(store: Store, first_record: SealedRecord) -> str:
     """What is wrong with the record that a run was forked from, or an empty string."""
     try:
         parent = json.loads(first_record.body)["parent"]
         run_id, seq, parent_hash = str(parent["run"]), int(parent["seq"]), parent["hash"]
-        records = store.records(run_id, seq - 1)
+        records = await store.records(run_id, seq - 1)
     except StoreError:  # the parent is in another store, or cannot be read: its own verification reports that
         return ""
     except (LookupError, TypeError, ValueError):
@@ -557,19 +558,19 @@ def _check_fork_parent(store: Store, first_record: SealedRecord) -> str:
     return f"it was forked from record {seq} of run {run_id}, and that record has another hash"
 
 
-def _report_unreadable(store: Store, run_id: str, reason: str) -> VerificationReport:
+async def _report_unreadable(store: Store, run_id: str, reason: str) -> VerificationReport:
     """The report on a run with records that cannot be read; it names the last one of them."""
     try:
-        head = store.head(run_id)
+        head = await store.head(run_id)
         high = 0 if head is None else head.seq
-        store.records(run_id, high)
+        await store.records(run_id, high)
     except StoreError as error:
         return VerificationReport(run_id, UNVERIFIABLE, 0, None, str(error))
     low, records = 0, high
     while low < high:
         middle = (low + high) // 2
         try:
-            store.records(run_id, middle)
+            await store.records(run_id, middle)
         except StoreError:
             low = middle + 1
         else:

@@ -221,6 +221,7 @@ class Driver:
         decisions: Every transition taken so far.
         outcome: The last event; None until the run has ended or is suspended.
         output: The answer, as a value of the agent's output type.
+        cancel_reason: Why the run is to be cancelled, or None.
     """
 
     def __init__(self, config: AgentConfig, run: RunState, request: RunRequest) -> None:
@@ -242,7 +243,7 @@ class Driver:
         self._idle_since = 0.0
         self.context.uncharged_s = lambda: self._now() - self._idle_since
         self._escalates = False
-        self._cancel_reason: str | None = None
+        self.cancel_reason: str | None = None
         self._owner: asyncio.Task[Any]
         self._task: asyncio.Task[Any] | None = None
         self._effect_cancelled = False
@@ -253,8 +254,8 @@ class Driver:
         Args:
             reason: Why; becomes ``RunCancelled.reason``.
         """
-        if self.outcome is None and self._cancel_reason is None:
-            self._cancel_reason = reason
+        if self.outcome is None and self.cancel_reason is None:
+            self.cancel_reason = reason
             task = self._task
             if task is not None:
                 task.get_loop().call_soon_threadsafe(self._cancel_effect, task)
@@ -334,7 +335,7 @@ class Driver:
             try:
                 outcome = await self._await_effect(run.state, outcome)
             except asyncio.CancelledError:
-                self._cancel_reason = self._cancel_reason or "the task was cancelled"
+                self.cancel_reason = self.cancel_reason or "the task was cancelled"
                 self._apply_outcome(self._cancelled_outcome(), started, idle_s)
                 await self._drain_cancelled()
                 raise
@@ -363,7 +364,7 @@ class Driver:
         if waits and (request.reply is not None or request.dismiss_reason is not None):
             require_transition(config.machine, run, self._external_outcome())
         elif request.dismiss_reason is not None:  # an interrupted run: its effect is not run again
-            self._cancel_reason = self._cancel_reason or request.dismiss_reason
+            self.cancel_reason = self.cancel_reason or request.dismiss_reason
         if config.open_journal_sink is not None:  # takes the run's lease: no other process can drive it from here on
             recorder.sink = await config.open_journal_sink(run, resume_point)
         counted_elsewhere = resume_point is not None or run.parent is not None  # by the store, or by the calling run
@@ -399,9 +400,9 @@ class Driver:
         config = self._config
         effect = config.effects.get(state)
         if effect is None:
-            escalates, self._escalates = self._escalates and self._cancel_reason is None, False
+            escalates, self._escalates = self._escalates and self.cancel_reason is None, False
             return Escalated() if escalates else self._external_outcome()
-        if self._cancel_reason is not None:
+        if self.cancel_reason is not None:
             return self._cancelled_outcome()
         if len(self.decisions) >= self._move_limit:
             self._move_limit = _move_limit(config.machine.graph, self._run)
@@ -443,7 +444,7 @@ class Driver:
         task = self._owner
         before = task.cancelling()
         self._task = task
-        if self._cancel_reason is not None:  # another thread cancelled the run before there was a task to cancel
+        if self.cancel_reason is not None:  # another thread cancelled the run before there was a task to cancel
             task.get_loop().call_soon(self._cancel_effect, task)
         try:
             outcome = await coroutine
@@ -471,9 +472,9 @@ class Driver:
 
     def _external_outcome(self) -> Outcome:
         request, machine = self._request, self._config.machine
-        cancelled = Cancelled(self._cancel_reason or request.dismiss_reason or "dismissed")
+        cancelled = Cancelled(self.cancel_reason or request.dismiss_reason or "dismissed")
         if request.reply is not None and (
-            self._cancel_reason is None or not would_transition(machine, self._run, cancelled)
+            self.cancel_reason is None or not would_transition(machine, self._run, cancelled)
         ):
             return HumanAnswered(request.reply)
         late = request.expires_at is not None and self._config.host.clock.time() > request.expires_at
@@ -481,7 +482,7 @@ class Driver:
 
     def _cancelled_outcome(self) -> Cancelled:
         return Cancelled(
-            "cancelled" if self._cancel_reason is None else self._cancel_reason,
+            "cancelled" if self.cancel_reason is None else self.cancel_reason,
             tuple(self.context.completed_results),
             _unfinished_charge(self.context),
         )
@@ -522,8 +523,8 @@ class Driver:
         if context.completed_results:
             context.completed_results.clear()
         cancel = None
-        if self._cancel_reason is not None and run.cancelled is None:
-            cancel = self._cancel_reason
+        if self.cancel_reason is not None and run.cancelled is None:
+            cancel = self.cancel_reason
             on_outcome(run, Cancelled(cancel))
         aborted = run.aborted
         if self._change_attempts:  # of user code that has handled the error, or that runs in a task of its own

@@ -6,9 +6,9 @@ Without a store nothing here awaits, encodes or hashes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agentfsm.loop.failures import Failure
 from agentfsm.loop.guardrails import AgentGuardrails, Behavior
@@ -20,6 +20,9 @@ from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import Graph
 from agentfsm.runtime.host import Clock
 from agentfsm.runtime.tools import Tool
+
+if TYPE_CHECKING:
+    from agentfsm.journal.records import SealedRecord
 
 __all__ = ["JournalEntry", "JournalSink", "Recorder", "ResumePoint", "RunHeader"]
 
@@ -80,6 +83,7 @@ class ResumePoint:
         migration_details: For a run that changes graphs, the content of its migration record; else empty.
         secrets: The values that its records withhold.
         epoch: The epoch in which its last record was written.
+        records: Its records.
     """
 
     seq: int
@@ -94,6 +98,7 @@ class ResumePoint:
     migration_details: Mapping[str, Any] = field(default_factory=dict[str, Any])
     secrets: tuple[Any, ...] = field(default=(), repr=False)
     epoch: int = 0
+    records: Sequence[SealedRecord] = field(default=(), repr=False)
 
 
 class JournalSink(Protocol):
@@ -107,6 +112,11 @@ class JournalSink(Protocol):
     @property
     def epoch(self) -> int:
         """How often the run was acquired, this time included."""
+        ...
+
+    @property
+    def records(self) -> Sequence[SealedRecord]:
+        """The run's records so far that are durable: those from which it was resumed, and those written since."""
         ...
 
     @property

@@ -151,7 +151,10 @@ class RunResult(Generic[Output]):
 
     @property
     def journal(self) -> list[Record]:
-        """What happened, as sealed records; serialized now, or read from the host's store.
+        """What happened, as sealed records.
+
+        For a run in a store these are the records as this process read and wrote them: one that was redacted since is
+        still complete here. Without a store they are serialized now.
 
         Raises:
             agentfsm.errors.JournalError: A record cannot be read.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, cast
@@ -25,7 +25,10 @@ from agentfsm.runtime.timeout import being_cancelled
 if TYPE_CHECKING:
     from agentfsm.journal.records import Record
 
-__all__ = ["Run", "count_model_requests", "live_state", "send_events", "start_run"]
+__all__ = ["LoadRun", "Run", "count_model_requests", "live_state", "send_events", "start_run", "stored_run"]
+
+LoadRun = Callable[[], Awaitable[tuple[RunState, RunRequest]]]
+"""Reads a run that is to be resumed, and checks that it can be; it changes nothing."""
 
 
 class Run(Generic[Deps, Output]):
@@ -35,17 +38,25 @@ class Run(Generic[Deps, Output]):
     the run pauses after the current effect; the caller can iterate it again, await it, or end it with ``aclose``
     (``async with`` does that). Only one task of one event loop can use it at a time; ``asyncio.gather`` and
     ``asyncio.ensure_future`` run it in its own task.
+
+    A run that is resumed is read and checked when it starts, or by ``load`` before that.
     """
 
-    def __init__(self, config: AgentConfig, run_state: RunState, request: RunRequest) -> None:
+    def __init__(
+        self, config: AgentConfig, run_state: RunState, request: RunRequest, load: LoadRun | None = None
+    ) -> None:
         self._config = config
         self._driver = Driver(config, run_state, request)
+        self._load = load
+        self._load_failed = False
         self._events = _EventQueue()
         self._step: asyncio.Task[None] | None = None
         self._consumer = _Consumer()
         self._exclusive = _ExclusiveUse(run_state.run_id)
 
     def __repr__(self) -> str:
+        if self._load is not None:
+            return f"<Run {self.run_id!r} not loaded: await it>"
         ending = self._driver.outcome
         status = f"in state {str(self.state)!r}, not finished: await it" if ending is None else type(ending).__name__
         return f"<Run {self.run_id!r} {status}>"
@@ -62,16 +73,23 @@ class Run(Generic[Deps, Output]):
 
     @property
     def state(self) -> str:
-        """The name of the state that the run is in, such as ``call_llm``, ``suspended`` or ``terminal``."""
-        return self._driver.context.run.state
+        """The name of the state that the run is in, such as ``call_llm``, ``suspended`` or ``terminal``.
+
+        Raises:
+            RunError: The run is resumed, and not loaded yet.
+        """
+        return live_state(self).state
 
     @property
     def run_state(self) -> RunState:
         """Everything the run knows at this moment: transcript, usage, counters.
 
         Until the run is finished this is a ``RunView``: a snapshot that cannot be changed.
+
+        Raises:
+            RunError: The run is resumed, and not loaded yet.
         """
-        run = self._driver.context.run
+        run = live_state(self)
         return run if self.finished else run.view()
 
     @property
@@ -99,11 +117,10 @@ class Run(Generic[Deps, Output]):
 
     @property
     def journal(self) -> list[Record]:
-        """What has happened so far, as sealed records; serialized now, or read from the host's store.
+        """What has happened so far, as sealed records, up to the last that is durable; see ``RunResult.journal``.
 
         Raises:
             agentfsm.errors.JournalError: A record cannot be read.
-            agentfsm.errors.StoreError: The store cannot be read.
         """
         return self._config.read_journal(self._driver.context.recorder, self._driver.context.run)
 
@@ -116,7 +133,32 @@ class Run(Generic[Deps, Output]):
         Args:
             reason: Why; becomes ``RunCancelled.reason``.
         """
-        self._driver.cancel(reason)
+        driver = self._driver
+        driver.cancel(reason)
+        if self._driver is not driver:  # it was loaded at this very moment, in another thread
+            self._driver.cancel(reason)
+
+    async def load(self) -> Self:
+        """Read a run that is to be resumed, and check that it can be, without starting it. Awaiting it does so too.
+
+        Returns:
+            The run itself; its ``state`` and ``run_state`` are those that it is resumed from.
+
+        Raises:
+            SuspensionRecordError: The record or the reply is invalid; each case has its own class.
+            agentfsm.errors.JournalGraphError: The stored run belongs to another graph, and no migration accepts it.
+            agentfsm.errors.StoreError: The run is not in the store, or the store cannot be read.
+        """
+        if self._load is not None:
+            self._load_failed = True
+            run_state, request = await self._load()
+            if self._load is None:  # by another task, in the meantime
+                return self
+            unloaded, self._driver = self._driver, Driver(self._config, run_state, request)
+            self._load, self._load_failed = None, False
+            if unloaded.cancel_reason is not None:
+                self._driver.cancel(unloaded.cancel_reason)
+        return self
 
     def cancel_call(self, call_id: str, reason: str = "by the user") -> bool:
         """Cancel one tool call that is running, and go on with the run. The call's result says so to the model.
@@ -143,6 +185,7 @@ class Run(Generic[Deps, Output]):
 
     async def _run_to_end(self) -> RunResult[Output]:
         with self._exclusive:
+            await self.load()
             self._consumer.exclude_time(self._driver, self._step)
             if self._step is not None:
                 step, self._step = self._step, None
@@ -156,36 +199,35 @@ class Run(Generic[Deps, Output]):
         return self
 
     async def __anext__(self) -> Event:
+        if self._load is not None:
+            with self._exclusive:
+                await self.load()
         self._driver.context.set_listener(self._events.put)
         self._consumer.exclude_time(self._driver, self._step)
         while not self._events:
             if self.finished:
                 raise StopAsyncIteration
-            with self._exclusive:
-                await self._wait_for_event()
+            with self._exclusive:  # a step runs as a task, so that its events arrive while it still awaits
+                if self._step is None:
+                    self._step = asyncio.create_task(self._driver.advance())
+                try:
+                    await self._events.wait(self._step)
+                finally:
+                    step = self._step
+                    if step.done():
+                        self._step = None
+                if step.done():
+                    await _await_step(step)
         self._consumer.since = self._config.host.clock.monotonic()
         return self._events.popleft()
-
-    async def _wait_for_event(self) -> None:
-        """Advance until there is an event. A step runs as a task, so that its events arrive while it still awaits."""
-        if self._step is None:
-            self._step = asyncio.create_task(self._driver.advance())
-        try:
-            await asyncio.wait({self._step, self._events.next()}, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            self._step.cancel()
-            await asyncio.wait({self._step})
-            self._step = None  # its result is this cancellation
-            raise
-        if self._step.done():
-            step, self._step = self._step, None
-            await _await_step(step)
 
     # -- close ----------------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """Cancel the run if it has not ended, and wait until it has."""
+        """Cancel the run if it has not ended, and wait until it has. One that could not be loaded stays as it is."""
         self.cancel("closed")
+        if self._load_failed:
+            return
         await self._run_to_end()
 
     async def __aenter__(self) -> Self:
@@ -203,7 +245,13 @@ def count_model_requests(run: Run[Any, Any]) -> int:
 
 
 def live_state(run: Run[Any, Any]) -> RunState:
-    """The state of a run itself, which changes as the run advances. Only the loop may change it."""
+    """The state of a run itself, which changes as the run advances. Only the loop may change it.
+
+    Raises:
+        RunError: The run is not loaded yet.
+    """
+    if run._load is not None:  # pyright: ignore[reportPrivateUsage]
+        raise RunError(f"run {run.run_id!r} is not loaded yet: await it, or await its load()")
     return run._driver.context.run  # pyright: ignore[reportPrivateUsage]
 
 
@@ -224,10 +272,15 @@ class _EventQueue(deque[Event]):
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(None)
 
-    def next(self) -> asyncio.Future[None]:
-        """Done as soon as there is another event."""
+    async def wait(self, step: asyncio.Task[None]) -> None:
+        """Wait until there is another event, or the step is done. A cancellation cancels the step, and waits for it."""
         self._ready = asyncio.get_running_loop().create_future()
-        return self._ready
+        try:
+            await asyncio.wait({step, self._ready}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            step.cancel()
+            await asyncio.wait({step})
+            raise
 
 
 class _Consumer:
@@ -270,6 +323,18 @@ async def _await_step(step: asyncio.Task[None]) -> None:
     except asyncio.CancelledError:
         if being_cancelled():
             raise  # otherwise the cancellation was for another task, which was waiting for this step
+
+
+def stored_run(config: AgentConfig, run_id: str, load: LoadRun, deps: Any = None) -> Run[Any, Any]:
+    """A run that is resumed, and read when it starts.
+
+    Args:
+        config: The agent's configuration.
+        run_id: The run.
+        load: Reads it.
+        deps: Its dependencies.
+    """
+    return Run(config, RunState(run_id), RunRequest(deps=deps), load)
 
 
 def start_run(

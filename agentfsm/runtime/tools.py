@@ -181,7 +181,7 @@ class Delegate(Protocol):
         """
         ...
 
-    def check_reply(self, caller: CallingRun, held: SuspendedSubRun, reply: HumanReply) -> None:
+    async def check_reply(self, caller: CallingRun, held: SuspendedSubRun, reply: HumanReply) -> None:
         """Check that its suspended run can go on with a person's reply; nothing is changed.
 
         Args:

@@ -319,41 +319,41 @@ class Simulation:
 
     async def _advance_once(self) -> bool:
         run = await self._ensure_run()
-        return self._record_result(await run)
+        return await self._record_result(await run)
 
     async def _step_once(self) -> bool:
         run = await self._ensure_run()
         async for event in run:
             if isinstance(event, Transitioned) and event.target not in self._stop_states:
                 return True
-        return self._record_result(run.result)
+        return await self._record_result(run.result)
 
     async def _ensure_run(self) -> Run[Any, Any]:
         if self._run is None:
             await asyncio.sleep(0)  # let appends that were queued before the crash finish
-            self._release_lease()
-            self._run = self._agent.resume(SIMULATION_RUN_ID)
+            await self._release_lease()
+            self._run = await self._agent.resume(SIMULATION_RUN_ID).load()
         self._cursor.cancel, self._state = self._run.cancel, live_state(self._run)
         return self._run
 
-    def _release_lease(self) -> None:
+    async def _release_lease(self) -> None:
         """Collect the crashed run, whose lease blocks the resumption; the youngest generation first: the cheapest."""
         for generation in range(3):
-            head = self.result.store.head(SIMULATION_RUN_ID)
+            head = await self.result.store.head(SIMULATION_RUN_ID)
             if head is None or head.owner is None:
                 return
             gc.collect(generation)
 
-    def _record_result(self, result: RunResult[Any]) -> bool:
+    async def _record_result(self, result: RunResult[Any]) -> bool:
         """Record a result; if the run waits, resume or dismiss it as the scenario says."""
         self.result.run_results.append(result)
         if self._agent.graph.spec(result.state).final:
             return False
-        self._run = self._resume_or_dismiss(result)
+        self._run = await self._resume_or_dismiss(result)
         self._state = live_state(self._run)
         return True
 
-    def _resume_or_dismiss(self, result: RunResult[Any]) -> Run[Any, Any]:
+    async def _resume_or_dismiss(self, result: RunResult[Any]) -> Run[Any, Any]:
         cursor, outcome = self._cursor, result.outcome
         record: Any = getattr(outcome, "suspension_record", None) if self._from_records else SIMULATION_RUN_ID
         answer: Any = _next_or(cursor.scenario.human_replies, cursor.suspensions, DISMISSED)
@@ -363,11 +363,11 @@ class Simulation:
         if answer is EXPIRED:
             cursor.result.clock.advance((result.run_state.guardrails.validity_s or DEFAULT_VALIDITY_S) + 1)
         if answer is DISMISSED or answer is EXPIRED:
-            return self._agent.dismiss(record)
+            return await self._agent.dismiss(record).load()
         try:
-            return self._agent.resume(record, answer)
+            return await self._agent.resume(record, answer).load()
         except HumanReplyError:  # the run waits for something else
-            return self._agent.dismiss(record)
+            return await self._agent.dismiss(record).load()
 
 
 class Simulator:

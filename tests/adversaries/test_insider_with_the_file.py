@@ -154,7 +154,7 @@ def test_no_edit_of_the_file_is_acted_on(name: str, made: Path, tmp_path: Path) 
     paid: list[int] = []
 
     async def carry_on(agent: Agent) -> None:
-        for run in agent.unfinished_runs():
+        for run in await agent.unfinished_runs():
             await run
 
     works: list[Callable[[Agent], Any]] = [

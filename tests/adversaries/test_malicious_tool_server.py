@@ -297,9 +297,9 @@ def attacked(server: Server, attack: Attack, folder: Path) -> tuple[list[int], l
                     agent = Agent(model, tools=[pay, *tools], hooks=[RULES], host=host)
                     result = await agent.run("go", run_id="r")
             except AgentfsmError:  # refused before it began
-                assert store.heads() == []
+                assert await store.heads() == []
                 return None
-            assert verify_stored_run(store, "r", {}, keyring=host.keyring).code in (GOOD, OPEN)
+            assert (await verify_stored_run(store, "r", {}, keyring=host.keyring)).code in (GOOD, OPEN)
             return result
 
     return paid, model.requests, asyncio.run(asyncio.wait_for(main(), 60))

@@ -295,7 +295,7 @@ def attack(served: Served, script: list[str | list[Call]], file: Path) -> tuple[
             result = await Agent(model("main"), tools=tools, hooks=[RULES], guardrails=limits, host=host).run(
                 "Be nice.", run_id="r"
             )
-            assert verify_stored_run(store, "r", {}, keyring=host.keyring).code in (GOOD, OPEN)
+            assert (await verify_stored_run(store, "r", {}, keyring=host.keyring)).code in (GOOD, OPEN)
             return result
 
     return world, asyncio.run(main())

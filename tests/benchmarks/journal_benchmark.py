@@ -203,7 +203,7 @@ def group_commit(folder: Path, runs: int, steps: int) -> float:
         begun = time.perf_counter()
         await asyncio.gather(*(one_agent.run("go", run_id=f"{name}{n}") for n in range(count)))
         took = time.perf_counter() - begun
-        heads = [store.head(f"{name}{n}") for n in range(count)]
+        heads = [await store.head(f"{name}{n}") for n in range(count)]
         return sum(head.seq for head in heads if head is not None) / took
 
     asyncio.run(many(1, "warm"))
@@ -256,7 +256,11 @@ def mac_costs(folder: Path) -> tuple[float, float, float]:
     """The time of MACs, in us: to write a record's, a row's at each append, and to check a record's."""
     store = SqliteStore(folder / "macs.db", synchronous="normal")
     asyncio.run(run_stored(store, 250, "macs"))
-    records, head, keyring = store.records("macs"), store.head("macs"), Keyring(b"of the benchmark")
+    records, head, keyring = (
+        asyncio.run(store.records("macs")),
+        asyncio.run(store.head("macs")),
+        Keyring(b"of the benchmark"),
+    )
     store.close()
     assert head is not None
     sealed = resealed(records, RecordSealer(keyring.current))
@@ -338,8 +342,9 @@ def measure(folder: Path, report: Callable[[str, float, str], None]) -> None:
     with slow_disk():
         report(f"the same, {slow}", group_commit(folder, 128, 10), ">= 20")
     asyncio.run(run_stored(store, 1250, "big"))
-    rows, read = best(lambda: store.records("big"))
-    _, checked = best(lambda: verify("big", rows, store.head("big")))
+    rows, read = best(lambda: asyncio.run(store.records("big")))
+    head = asyncio.run(store.head("big"))
+    _, checked = best(lambda: verify("big", rows, head))
     _, restored = best(lambda: rehydrate(rows))
     store.close()
     report("verify, thousands of records a second", len(rows) / checked / 1000, ">= 50")

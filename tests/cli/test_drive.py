@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import signal
 import threading
@@ -29,7 +30,8 @@ def drive_script(get_answer: AnswerCallback, *script: object) -> RunReport:
     agent = Agent(ScriptedModel(script), tools=[send], preset="funnel")  # type: ignore[arg-type]
     console = Console(file=io.StringIO(), width=100)
     progress = ProgressDisplay(CliConsole(console, console, interactive=False, live=False), agent.graph, "scripted")
-    return drive(agent, agent.run("go"), progress, get_answer)
+    with asyncio.Runner() as runner:
+        return drive(agent, agent.run("go"), progress, get_answer, runner)
 
 
 def answers(*replies: object) -> Callable[[UserInputRequested], object]:

@@ -57,7 +57,7 @@ def start_run(cli: Cli, folder: Path, *more: str, interrupted: bool = False) -> 
     if not interrupted:
         return run_id
     store = SqliteStore(folder / "runs.db")
-    rows = store.records(run_id)
+    rows = asyncio.run(store.records(run_id))
     rows = rows[: next(n for n, r in enumerate(rows) if '"transition":"call_llm.otherwise"' in r.body) + 1]
     store.close()
     (folder / "runs.db").unlink()

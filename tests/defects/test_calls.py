@@ -221,7 +221,7 @@ def test_an_answer_that_is_none_is_refused_and_the_run_waits_on(answer: Any) -> 
     agent = Agent(scripted_model(call("dangerous", what="it"), "x"), tools=[dangerous], host=make_host())
     record = run_until_suspended(agent)
     with pytest.raises(SuspensionRecordError):
-        agent.resume(record, answer)
+        asyncio.run(agent.resume(record, answer).load())
     assert asyncio.run(await_run(agent.resume(record, Allow()))).output == "x"
 
 

@@ -161,7 +161,7 @@ def test_a_run_that_goes_on_waiting_still_asks_for_the_approval():
     result = asyncio.run(scene())
     assert result.output == "Done."
     assert [m.content for m in result.messages if m.role == "tool"] == ["transferred 5"]
-    assert verify_stored_run(store, "r", {}).code == GOOD
+    assert asyncio.run(verify_stored_run(store, "r", {})).code == GOOD
 
 
 # -- moves ------------------------------------------------------------------------------------------------
@@ -198,10 +198,12 @@ def test_the_journal_says_which_guards_were_asked_also_the_one_that_raised():
     asked = [(name, False) for name in names[:place]]
     assert result.decisions[-1].tried == (*asked, ("faulty", None), ("aborted", True))
     (record,) = [
-        r for r in map(open_record, store.records(result.run_state.run_id)) if r.get("transition") == "post_llm.aborted"
+        r
+        for r in map(open_record, asyncio.run(store.records(result.run_state.run_id)))
+        if r.get("transition") == "post_llm.aborted"
     ]
     assert record["tried"] == "0" * place + "e1"
-    assert verify_stored_run(store, result.run_state.run_id, {}).code == GOOD
+    assert asyncio.run(verify_stored_run(store, result.run_state.run_id, {})).code == GOOD
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -137,7 +137,7 @@ def test_of_many_processes_that_resume_one_record_at_the_same_time_exactly_one_d
     here = Agent(scripted_model("done"), tools=[dangerous], host=Host(secret=b"shared"), guardrails=agent.guardrails)
     assert asyncio.run(await_run(here.resume(record, Allow()))).output == "done"
     with pytest.raises(SuspensionUsedError):
-        here.resume(record, Allow())
+        asyncio.run(here.resume(record, Allow()).load())
 
 
 def test_the_record_of_a_stored_run_is_resumed_only_where_the_store_is() -> None:
@@ -147,7 +147,7 @@ def test_the_record_of_a_stored_run_is_resumed_only_where_the_store_is() -> None
     for other in (Host(secret=b"shared"), Host(secret=b"shared", store=MemoryStore())):
         agent = Agent(scripted_model("done"), tools=[dangerous], host=other)
         with pytest.raises(SuspensionRegistryError, match="is in a store"):
-            agent.resume(record, Allow())
+            asyncio.run(agent.resume(record, Allow()).load())
     agent = Agent(scripted_model("done"), tools=[dangerous], host=stored)
     assert asyncio.run(await_run(agent.resume(record, Allow()))).output == "done"
 
@@ -173,7 +173,7 @@ def test_a_record_resumes_in_another_process_and_only_once(tmp_path: Path) -> No
     assert second.returncode != 0
     assert "SuspensionUsedError" in second.stderr
     with pytest.raises(SuspensionUsedError):
-        agent.resume(record, Allow())
+        asyncio.run(agent.resume(record, Allow()).load())
 
 
 # -- a record with any one field changed is refused --------------------------------------------------
@@ -224,7 +224,7 @@ def test_a_record_with_any_one_field_changed_is_refused_and_the_right_one_still_
             place = place[step]
         place[path[-1]] = changed(place[path[-1]])
         with pytest.raises(SuspensionRecordError):
-            agent.resume(json.dumps(copy), Allow())
+            asyncio.run(agent.resume(json.dumps(copy), Allow()).load())
     for path in paths:  # and with any one left out
         copy = json.loads(record.to_json())
         place = copy
@@ -232,9 +232,9 @@ def test_a_record_with_any_one_field_changed_is_refused_and_the_right_one_still_
             place = place[step]
         del place[path[-1]]
         with pytest.raises(SuspensionRecordError):
-            agent.resume(json.dumps(copy), Allow())
+            asyncio.run(agent.resume(json.dumps(copy), Allow()).load())
     with pytest.raises(SuspensionRecordError):
-        agent.resume(json.dumps({**data, "more": 1}), Allow())
+        asyncio.run(agent.resume(json.dumps({**data, "more": 1}), Allow()).load())
     assert len(model.requests) == 2
     result = asyncio.run(await_run(agent.resume(record, Allow())))
     assert result.output == "x"
@@ -246,7 +246,7 @@ def test_a_record_signed_with_another_secret_is_refused() -> None:
     )
     other = Agent(scripted_model(), tools=[dangerous], host=Host(secret=b"another"))
     with pytest.raises(SuspensionTamperedError):
-        other.resume(record, Allow())
+        asyncio.run(other.resume(record, Allow()).load())
 
 
 def test_a_record_that_was_used_is_refused_even_when_two_resume_it_at_once() -> None:
@@ -261,4 +261,4 @@ def test_a_record_that_was_used_is_refused_even_when_two_resume_it_at_once() -> 
     assert one.output == "x"
     assert isinstance(other, SuspensionUsedError)
     with pytest.raises(SuspensionUsedError):
-        agent.resume(record, Allow())
+        asyncio.run(agent.resume(record, Allow()).load())

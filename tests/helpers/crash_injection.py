@@ -110,10 +110,10 @@ async def run_life(world: CrashWorld, scenario: str) -> None:
     both = agent_pair(world, scenario, store)
     if scenario == "fork":
         await run_to_end(world, scenario, both, store, PAST)
-        head = store.head(RUN)
+        head = await store.head(RUN)
         if head is None or not head.seq:
             world.passing("before the fork")
-            await fork(store, PAST, migration_point(store.records(PAST)), RUN, Keyring(b"of the tests"))
+            await fork(store, PAST, migration_point(await store.records(PAST)), RUN, Keyring(b"of the tests"))
             world.passing("after the fork")
     await run_to_end(world, scenario, both, store, RUN)
     store.close()
@@ -127,20 +127,20 @@ def migration_point(rows: Any) -> int:
 
 async def run_to_end(world: CrashWorld, scenario: str, both: tuple[Any, Any], store: Any, run_id: str) -> None:
     """Start or resume a run, depending on its status in the store, and run it to its end."""
-    head, (begins, goes_on) = store.head(run_id), both
+    head, (begins, goes_on) = await store.head(run_id), both
     if head is None or not head.seq:
         result = await begins.run("go", run_id=run_id)
     elif head.status == "suspended":
-        waits = rehydrate(store.records(run_id)).run.pending_request
+        waits = rehydrate(await store.records(run_id)).run.pending_request
         assert waits is not None
         result = await goes_on.resume(run_id, human_reply(world, run_id, waits.kind, waits.tool, waits.arguments))
     elif head.status == "running":
         old = (
             scenario in CHANGES
             and CHANGES[scenario].waiting
-            and not recorded_changes(read_records(store.records(run_id), run_id))
+            and not recorded_changes(read_records(await store.records(run_id), run_id))
         )
-        (run,) = (begins if old else goes_on).unfinished_runs()
+        (run,) = await (begins if old else goes_on).unfinished_runs()
         assert run.run_id == run_id
         result = await run
     else:
@@ -233,8 +233,8 @@ def run_in_interpreter(folder: Path, scenario: str, kill_at: int = 0) -> bool:
 def outcome(folder: Path, scenario: str) -> dict[str, Any]:
     """The state of the run according to its journal, which must verify and replay."""
     store = SqliteStore(folder / "runs.db")
-    rows, head, before = store.records(RUN), store.head(RUN), store.head(PAST)
-    assert before is None or verify(PAST, store.records(PAST), before).code == GOOD, "the parent"
+    rows, head, before = asyncio.run(store.records(RUN)), asyncio.run(store.head(RUN)), asyncio.run(store.head(PAST))
+    assert before is None or verify(PAST, asyncio.run(store.records(PAST)), before).code == GOOD, "the parent"
     store.close()
     told, past = verify(RUN, rows, head), rehydrate(rows)
     assert told.code in (GOOD, OPEN), told

@@ -53,6 +53,7 @@ from agentfsm.runtime import context
 from agentfsm.testing import FakeClock
 from tests.helpers import journal_scenarios
 from tests.helpers.crash_injection import migration_point
+from tests.helpers.read_now import read_now
 
 SECRET = b"of the tests"
 KEYRING = Keyring(SECRET)
@@ -172,7 +173,8 @@ class SimulatedWorld(journal_scenarios.CrashWorld):
     def effect(self, name: str, key: str, result: str) -> str:
         run_id, _, eid = key.partition(":")
         self.begun[key] += 1
-        intents = sum(f'"eid":"{eid}"' in r.body and '"effect.intent"' in r.body for r in self.store.records(run_id))
+        records = read_now(self.store.records(run_id))
+        intents = sum(f'"eid":"{eid}"' in r.body and '"effect.intent"' in r.body for r in records)
         if intents < self.begun[key]:
             self.broken.append(f"{name} {key} began for the {self.begun[key]}. time, and {intents} intents are durable")
         return super().effect(name, key, result)
@@ -258,20 +260,20 @@ async def _fork_run(agent: Agent, world: SimulatedWorld, store: SlowStore, run_i
     """Run the parent to its end, and fork it."""
     past = f"{run_id}-past"
     await _run_once(agent, world, store, past)
-    head = store.head(run_id)
+    head = await store.head(run_id)
     if head is None or not head.seq:
-        await fork(store, past, migration_point(store.records(past)), run_id, KEYRING)
+        await fork(store, past, migration_point(await store.records(past)), run_id, KEYRING)
 
 
 async def _run_once(agent: Agent, world: SimulatedWorld, store: SlowStore, run_id: str) -> None:
     while True:
-        head = store.head(run_id)
+        head = await store.head(run_id)
         if head is None or not head.seq:
             result = await agent.run(SETTING.chatter or "go", run_id=run_id)
         elif head.status == "running":
             result = await agent.resume(run_id)
         elif head.status == "suspended":
-            waits: Any = rehydrate(store.records(run_id), SecretOpener(KEYRING)).run.pending_request
+            waits: Any = rehydrate(await store.records(run_id), SecretOpener(KEYRING)).run.pending_request
             said = journal_scenarios.human_reply(world, run_id, waits.kind, waits.tool, waits.arguments)
             result = await agent.resume(run_id, said)
         else:
@@ -283,7 +285,7 @@ async def _run_once(agent: Agent, world: SimulatedWorld, store: SlowStore, run_i
 def final_state(rows: Sequence[Any], scenario: str, run_id: str, store: MemoryStore) -> tuple[Any, ...]:
     """The final messages and result of a run, whose journal must verify and replay."""
     past = rehydrate(rows, SecretOpener(KEYRING))
-    told = verify(run_id, rows, store.head(run_id))
+    told = verify(run_id, rows, asyncio.run(store.head(run_id)))
     assert told.code == GOOD, told
     graphs = {graph.fingerprint: graph for graph in GRAPHS[journal_scenarios.SCENARIOS[scenario][0]]}
     assert replay(rows, graphs[past.graph["fingerprint"]]).same
@@ -295,7 +297,7 @@ def expected_final_state(scenario: str) -> tuple[Any, ...]:
     if scenario not in _EXPECTED:
         store = SlowStore(random.Random(0), 0.0, 0.0)
         asyncio.run(continue_run(SimulatedWorld(store, 0.0), scenario, store, FakeClock(), "r"))
-        _EXPECTED[scenario] = final_state(store.records("r"), scenario, "r", store)
+        _EXPECTED[scenario] = final_state(asyncio.run(store.records("r")), scenario, "r", store)
     return _EXPECTED[scenario]
 
 
@@ -332,7 +334,7 @@ def simulate(seed: int) -> tuple[Counter[str], str]:
         except (AssertionError, RunError) as error:
             raise AssertionError(f"seed {seed}: {run_id} ({scenario}): {error}") from error
         told.update({"runs": 1, "forks": scenario == "fork"})
-        for row in store.records(run_id):
+        for row in asyncio.run(store.records(run_id)):
             told["doubts"] += '"dispatch_tool.in_doubt"' in row.body
             told["withheld"] += row.hidden.count("[sealed ")
             told["changes"] += '"kind":"run.migrated"' in row.body
@@ -345,7 +347,7 @@ def simulate(seed: int) -> tuple[Counter[str], str]:
 
 def _check_run(run_id: str, scenario: str, world: SimulatedWorld, store: SlowStore) -> None:
     assert not world.broken, world.broken[0]
-    assert final_state(store.records(run_id), scenario, run_id, store) == expected_final_state(scenario)
+    assert final_state(asyncio.run(store.records(run_id)), scenario, run_id, store) == expected_final_state(scenario)
     effects = world.effects()
     once_each = {key: result for _, key, result in effects}
     assert sorted(once_each.values()) == sorted(SIDE_EFFECTS[scenario])

@@ -78,5 +78,5 @@ async def run_full_of(text: str, *, redacted: bool = False) -> ReportedRun:
         result = await agent.resume("hostile", answer, by=who)
     if redacted:
         await redact(store, "hostile", "1.messages", Keyring(SECRET), by=text)
-    records = tuple(store.records("hostile"))
+    records = tuple(await store.records("hostile"))
     return ReportedRun("hostile", records, verify("hostile", records, None, None, Keyring(SECRET)))

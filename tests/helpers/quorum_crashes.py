@@ -72,11 +72,11 @@ async def live(folder: Path, scenario: str, points: KillPoints) -> None:
     store, clock = SqliteStore(folder / "runs.db"), FakeClock(START)
     agent = Agent(ScriptedModel([call("pay", amount=5), "Done."]), tools=[pay], host=Host(store=store, clock=clock))
     late = Agent(ScriptedModel(["Done."]), tools=[pay], host=Host(store=store, clock=clock))
-    while (head := store.head(RUN)) is None or head.status != "finished":
+    while (head := await store.head(RUN)) is None or head.status != "finished":
         if head is None or not head.seq:
             await agent.run("Pay 5.", run_id=RUN, actor=ANN)
             continue
-        state = rehydrate(store.records(RUN)).run
+        state = rehydrate(await store.records(RUN)).run
         request = state.pending_request
         votes = () if request is None or request.quorum is None else request.quorum.votes
         if votes or (state.turns and request is None):
@@ -109,7 +109,7 @@ def process(folder: Path, scenario: str, kill_at: int) -> None:
 def check(folder: Path, scenario: str) -> tuple[int, int]:
     """What came of a run: the number of its votes and of its payments, after every check."""
     store = SqliteStore(folder / "runs.db")
-    rows, head = store.records(RUN), store.head(RUN)
+    rows, head = asyncio.run(store.records(RUN)), asyncio.run(store.head(RUN))
     store.close()
     report = verify(RUN, rows, head)
     assert report.code == GOOD, report

@@ -109,7 +109,7 @@ async def main() -> None:
     if STEP == "1":
         result = await agent.run("go", run_id="one")
     elif STEP == "2":
-        (unfinished,) = agent.unfinished_runs()
+        (unfinished,) = await agent.unfinished_runs()
         result = await unfinished
     else:
         result = await agent.resume("one", ItRan("it was sent") if WHERE == "ran" else ItDidNotRun())

@@ -112,14 +112,14 @@ def frozen_owner() -> dict[str, Any]:
     here = temporary_folder()
     child = _freeze_during(here, lambda world: asyncio.run(run_life(world, "linear")))
     store = SqliteStore(here / "runs.db")
-    head = store.head(RUN)
+    head = asyncio.run(store.head(RUN))
     assert head is not None
     refused = ""
     try:
         asyncio.run(store.acquire(RUN, "somebody else"))
     except StoreLockedError as error:
         refused = str(error)
-    left = make_agent(CrashWorld(here), "linear", store).unfinished_runs()
+    left = asyncio.run(make_agent(CrashWorld(here), "linear", store).unfinished_runs())
     os.kill(child, signal.SIGCONT)
     _, status = os.waitpid(child, 0)
     got = outcome(here, "linear")

@@ -81,7 +81,7 @@ async def main() -> None:
     if STEP == "3":
         result = await agent.resume("top", ItRan("it was done"))
     elif STEP == "2":
-        runs = agent.unfinished_runs()
+        runs = await agent.unfinished_runs()
         assert [r.run_id for r in runs] == ["top"], runs
         result = await runs[0]
     else:

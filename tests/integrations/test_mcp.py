@@ -129,7 +129,7 @@ def test_an_approved_tool_whose_definition_changed_before_the_resume_in_another_
 
     async def refuse(agent: Agent) -> None:
         with pytest.raises(SuspensionToolError, match="'echo'"):
-            agent.resume("r", Allow())
+            await agent.resume("r", Allow()).load()
 
     async def approve(agent: Agent) -> RunResult:
         return await agent.resume("r", Allow())

@@ -74,7 +74,7 @@ def resume(of: Agent, *reply: Any) -> Any:
 def approved_records() -> list[SealedRecord]:
     """A journal that ends between an approval and the call that it is about."""
     store, _ = finished_run()
-    records = store.records("sample")
+    records = asyncio.run(store.records("sample"))
     (resumed,) = (record.seq for record in records if is_kind(record, "run.resumed"))
     call = next(record.seq for record in records[resumed:] if is_kind(record, "effect.intent"))
     assert open_record(records[call - 1])["name"] == "pay"
@@ -84,15 +84,15 @@ def approved_records() -> list[SealedRecord]:
 def test_every_record_has_the_mac_that_it_should_have():
     store, _ = finished_run()
     key = OURS.current.key(KeyPurpose.record)
-    for record in store.records("sample"):
+    for record in asyncio.run(store.records("sample")):
         expected = hmac.digest(key, bytes.fromhex(record.hash), "sha256")[:16].hex()
         assert record.mac == OURS.current.key_id + expected
 
 
 def test_with_the_secret_every_changed_mac_is_found():
     store, _ = finished_run()
-    records = store.records("sample")
-    assert verify("sample", records, store.head("sample"), keyring=OURS).code == GOOD
+    records = asyncio.run(store.records("sample"))
+    assert verify("sample", records, asyncio.run(store.head("sample")), keyring=OURS).code == GOOD
     for number, record in enumerate(records):
         flipped = record.mac[:-1] + ("0" if record.mac[-1] != "0" else "1")
         for mac in (flipped, records[number - 1].mac):
@@ -104,7 +104,7 @@ def test_with_the_secret_every_changed_mac_is_found():
 
 
 def test_records_that_somebody_without_the_secret_adds_are_found():
-    whole = finished_run()[0].records("sample")
+    whole = asyncio.run(finished_run()[0].records("sample"))
     for first in range(1, len(whole)):
         report = verify("sample", resealed(whole, None, first))  # even without the secret
         assert (report.code, report.seq) == (TAMPERED, first + 1)
@@ -122,12 +122,12 @@ def test_a_forged_approval_is_not_acted_on(forger: Keyring | None, first: int):
     store = stored(forged)
     with pytest.raises(JournalError):
         resume(agent(store, "paid"))
-    assert agent(store, "paid").unfinished_runs() == []
+    assert asyncio.run(agent(store, "paid").unfinished_runs()) == []
     with pytest.raises(JournalError):
         asyncio.run(fork(store, "sample", 3, "other", OURS))
     with pytest.raises(JournalError):
         asyncio.run(redact(store, "sample", "1", OURS))
-    assert store.records("sample") == forged
+    assert asyncio.run(store.records("sample")) == forged
 
 
 def test_an_approval_that_the_host_recorded_is_acted_on():
@@ -139,21 +139,30 @@ def test_an_approval_that_the_host_recorded_is_acted_on():
 def test_an_adopted_run_asks_again_for_what_was_approved():
     store = stored(resealed(approved_records(), None))
     assert asyncio.run(adopt(store, "sample", OURS, by="Ann"))
-    assert verify("sample", store.records("sample"), store.head("sample"), keyring=OURS).doubt == ""
+    assert (
+        verify("sample", asyncio.run(store.records("sample")), asyncio.run(store.head("sample")), keyring=OURS).doubt
+        == ""
+    )
     asked = resume(agent(store, "done"))
     assert isinstance(asked.outcome, UserInputRequested)
     assert (asked.outcome.kind, asked.outcome.tool) == ("approval", "pay")
     result = resume(agent(store, "done"), Deny("no"))
     assert not any("paid 2.0" in message.content for message in result.messages)
-    assert verify("sample", store.records("sample"), store.head("sample"), keyring=OURS).code == GOOD
+    assert (
+        verify("sample", asyncio.run(store.records("sample")), asyncio.run(store.head("sample")), keyring=OURS).code
+        == GOOD
+    )
 
 
 def test_an_adopted_run_that_waits_still_waits():
-    store = stored(resealed(waiting_run()[0].records("sample"), THEIRS), "suspended")
+    store = stored(resealed(asyncio.run(waiting_run()[0].records("sample")), THEIRS), "suspended")
     with pytest.raises(JournalError, match=THEIRS.current.key_id):
-        agent(store).resume("sample", Allow())
+        asyncio.run(agent(store).resume("sample", Allow()).load())
     assert asyncio.run(adopt(store, "sample", OURS))
-    assert verify("sample", store.records("sample"), store.head("sample"), keyring=OURS).code == OPEN
+    assert (
+        verify("sample", asyncio.run(store.records("sample")), asyncio.run(store.head("sample")), keyring=OURS).code
+        == OPEN
+    )
     assert isinstance(resume(agent(store, "done"), Allow()).outcome, RunCompleted)
 
 
@@ -168,7 +177,7 @@ def test_a_replaced_secret_still_resumes_what_the_old_one_sealed():
     store, _ = waiting_run()
     new = {"secret": b"new", "old_secrets": [b"of the tests"]}
     assert isinstance(resume(agent(store, "done", **new), Allow()).outcome, RunCompleted)
-    records, head = store.records("sample"), store.head("sample")
+    records, head = asyncio.run(store.records("sample")), asyncio.run(store.head("sample"))
     assert {record.mac[:8] for record in records} == {Keyring(b"new").current.key_id, OURS.current.key_id}
     assert verify("sample", records, head, keyring=Keyring(b"new", [b"of the tests"])).doubt == ""
     for one in (OURS, Keyring(b"new")):
@@ -176,7 +185,7 @@ def test_a_replaced_secret_still_resumes_what_the_old_one_sealed():
 
 
 def test_an_export_has_the_macs():
-    records = finished_run()[0].records("sample")
+    records = asyncio.run(finished_run()[0].records("sample"))
     lines = list(export_lines(records))
     assert all(re.fullmatch(r'\{"hash":"\w{64}","hidden":\[.*\],"mac":"\w{40}","record":\{.*\}\}\n', x) for x in lines)
     assert read_lines(lines) == records

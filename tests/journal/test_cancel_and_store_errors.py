@@ -55,10 +55,10 @@ def test_a_store_error_stops_a_run_before_its_next_effect_and_it_can_be_resumed(
             await run
         assert len(done) == (1 if at > 1 else 0)
         store.left = 99
-        if not store.records("r"):
+        if not await store.records("r"):
             return await agent([call("act"), "done"]).run("go", run_id="r")
-        (again,) = agent(
-            [call("act"), "done"][min(len(rehydrate(store.records("r")).run.messages), 2) // 2 :]
+        (again,) = await agent(
+            [call("act"), "done"][min(len(rehydrate(await store.records("r")).run.messages), 2) // 2 :]
         ).unfinished_runs()
         return await again
 
@@ -70,7 +70,7 @@ def test_a_store_error_stops_a_run_before_its_next_effect_and_it_can_be_resumed(
     if at == 3:
         assert result.output in ("done", None)
     assert len(done) <= 1
-    assert rehydrate(store.records("r")).run.messages == result.messages
+    assert rehydrate(asyncio.run(store.records("r"))).run.messages == result.messages
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -93,9 +93,9 @@ def test_a_cancellation_at_any_point_is_in_the_journal(waits):
 
     result = asyncio.run(live())
     assert isinstance(result.outcome, RunCancelled)
-    rows = store.records("r")
+    rows = asyncio.run(store.records("r"))
     assert dump_state(rehydrate(rows).run) == dump_state(result.run_state)
-    assert verify("r", rows, store.head("r")).code == GOOD
+    assert verify("r", rows, asyncio.run(store.head("r"))).code == GOOD
     assert ('"cancel":{' in rows[-2].body) == (not waits)
 
 
@@ -117,9 +117,9 @@ def test_a_run_whose_task_is_cancelled_is_recorded_to_its_end():
             await task
 
     asyncio.run(live())
-    head = store.head("r")
+    head = asyncio.run(store.head("r"))
     assert (head.status, head.owner) == ("finished", None)
-    assert verify("r", store.records("r"), head).code == GOOD
+    assert verify("r", asyncio.run(store.records("r")), head).code == GOOD
 
 
 def test_a_run_that_another_owner_acquired_writes_nothing_more():
@@ -138,7 +138,7 @@ def test_a_run_that_another_owner_acquired_writes_nothing_more():
         agent = Agent(ScriptedModel([call("lose"), "x"]), tools=[lose], host=Host(store=store))
         with pytest.raises(StaleLease, match="somebody else"):
             await agent.run("go", run_id="r")
-        return len(store.records("r"))
+        return len(await store.records("r"))
 
     assert asyncio.run(live()) == 6  # up to the intent of the call
 
@@ -171,7 +171,7 @@ def test_a_fork_that_failed_for_lack_of_space_can_be_repeated():
         return failed
 
     asyncio.run(live())
-    head = store.head("other")
+    head = asyncio.run(store.head("other"))
     assert (head.status, head.owner, head.seq) == ("running", None, 1)
 
 
@@ -188,5 +188,5 @@ def test_a_redaction_that_failed_for_lack_of_space_can_be_repeated():
         return failed
 
     asyncio.run(live())
-    head = store.head("r")
+    head = asyncio.run(store.head("r"))
     assert (head.status, head.owner) == ("finished", None)

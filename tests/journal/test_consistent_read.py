@@ -17,7 +17,7 @@ from agentfsm.loop.transition_table import LOOP
 from agentfsm.testing import ScriptedModel, call
 from tests.helpers.journal_scenarios import finished_run
 
-WHOLE = finished_run()[0].records("sample")
+WHOLE = asyncio.run(finished_run()[0].records("sample"))
 
 
 class Growing(MemoryStore):
@@ -26,17 +26,17 @@ class Growing(MemoryStore):
     def __init__(self, first: int, last: int) -> None:
         super().__init__()
         self.now, self.last = first, last
-        self.whole, whole_head = WHOLE, finished_run()[0].head("sample")
+        self.whole, whole_head = WHOLE, asyncio.run(finished_run()[0].head("sample"))
         assert whole_head is not None
         self.whole_head = whole_head
 
-    def head(self, run_id):
+    async def head(self, run_id):
         row = self.whole[self.now - 1]
         told = dataclasses.replace(self.whole_head, seq=row.seq, hash=row.hash, status="running")
         self.now = min(self.now + 1, self.last)
         return told
 
-    def records(self, run_id, after=0):
+    async def records(self, run_id, after=0):
         told = self.whole[after : self.now]
         self.now = min(self.now + 1, self.last)
         return told
@@ -45,22 +45,25 @@ class Growing(MemoryStore):
 @pytest.mark.parametrize("last", [4, 5, 6, 9, 20])
 def test_records_appended_during_a_read_are_not_tampering(last):
     store = Growing(4, last)
-    rows, head = consistent_read(store, "sample")
+    rows, head = asyncio.run(consistent_read(store, "sample"))
     assert (head.seq, head.hash) == (len(rows), rows[-1].hash)
     assert len(rows) >= 4
     assert verify("sample", rows, head).code == OPEN
 
 
 def test_a_run_that_is_being_written_is_loaded_consistently():
-    taken = load_stored_run(Growing(4, 20), "sample", LOOP, Keyring(b"of the tests")).resume_point
+    taken = asyncio.run(load_stored_run(Growing(4, 20), "sample", LOOP, Keyring(b"of the tests"))).resume_point
     assert taken.hash == WHOLE[taken.seq - 1].hash  # whoever holds it is found when it is to go on
 
 
 @pytest.mark.parametrize("shown", [3, 5])
 def test_records_after_the_head_are_tampering(shown):
-    store = Growing(4, 4)
-    store.records = lambda run_id, after=0: WHOLE[after:shown]
-    assert verify("sample", *consistent_read(store, "sample")).code == TAMPERED
+    class Showing(Growing):
+        async def records(self, run_id, after=0):
+            return WHOLE[after:shown]
+
+    store = Showing(4, 4)
+    assert verify("sample", *asyncio.run(consistent_read(store, "sample"))).code == TAMPERED
 
 
 def test_a_reply_to_a_run_in_progress_names_the_owner():
@@ -71,7 +74,7 @@ def test_a_reply_to_a_run_in_progress_names_the_owner():
     async def meanwhile() -> str:
         """Answer the run that this is."""
         with pytest.raises(StaleLease, match="is being run") as refused:
-            agent.resume("r", Allow())
+            await agent.resume("r", Allow()).load()
         told.append(refused.value.owner)
         return "told"
 

@@ -30,7 +30,7 @@ def test_a_once_hook_does_not_run_again_after_a_suspension(graph):
 
 def test_a_once_hook_runs_again_after_an_interrupted_effect():
     first, _ = waiting_run()
-    rows = first.records("sample")
+    rows = asyncio.run(first.records("sample"))
     at = next(n for n, r in enumerate(rows) if '"name":"scripted"' in r.body)
     seen: list[str] = []
     hooks = [hook(door, once=True)(lambda c: seen.append(c.state)) for door in ("pre_step", "call_llm")]

@@ -463,7 +463,7 @@ def paid_after(folder: Path) -> int:
     async def go_on(store: SqliteStore) -> None:
         host = Host(clock=FakeClock(), store=store, secret=SECRET)
         agent = Agent(ScriptedModel(["done"] * 20), tools=[add, pay, look, transfer], host=host)
-        for run in agent.unfinished_runs():
+        for run in await agent.unfinished_runs():
             await run
         await agent.resume("asks", Allow(), by=Actor("cy", ("manager",)))
 

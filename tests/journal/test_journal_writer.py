@@ -68,8 +68,8 @@ def test_the_first_of_several_errors_is_raised_and_the_lease_released():
         assert isinstance(keeper.error, StoreFullError)
         keeper.push([note()])  # comes to nothing
         assert store.released == 1
-        assert store.records("r") == []
-        assert store.head("r").owner is None
+        assert await store.records("r") == []
+        assert (await store.head("r")).owner is None
 
     asyncio.run(live())
 
@@ -110,8 +110,8 @@ def test_entries_are_appended_in_order_and_none_after_the_end(make):
         return store
 
     store = asyncio.run(live())
-    assert [row.seq for row in store.records("r")] == [1, 2, 3, 4, 5, 6]
-    assert store.head("r").status == "finished"
+    assert [row.seq for row in asyncio.run(store.records("r"))] == [1, 2, 3, 4, 5, 6]
+    assert asyncio.run(store.head("r")).status == "finished"
 
 
 def test_a_cancelled_flush_loses_no_entry():
@@ -136,7 +136,7 @@ def test_a_cancelled_flush_loses_no_entry():
         await keeper.flush()
         keeper.push([note()])
         await keeper.flush()
-        assert len(store.records("r")) == 2
+        assert len(await store.records("r")) == 2
 
     asyncio.run(live())
 

@@ -105,13 +105,13 @@ def go_on(store: Any, graph: Graph, migrations: Any = (), reply: Any = None, scr
 
 
 def change_of(store: Any) -> dict[str, Any]:
-    (found,) = [json.loads(r.body) for r in store.records("sample") if '"kind":"run.migrated"' in r.body]
+    (found,) = [json.loads(r.body) for r in asyncio.run(store.records("sample")) if '"kind":"run.migrated"' in r.body]
     return found
 
 
 def good(store: Any, graph: Graph, result: RunResult) -> list[SealedRecord]:
-    rows = store.records("sample")
-    report = verify("sample", rows, store.head("sample"))
+    rows = asyncio.run(store.records("sample"))
+    report = verify("sample", rows, asyncio.run(store.head("sample")))
     assert report.code == GOOD, report
     assert dump_state(rehydrate(rows).run) == dump_state(result.run_state)
     assert replay(rows, graph).same
@@ -123,7 +123,7 @@ def good(store: Any, graph: Graph, result: RunResult) -> list[SealedRecord]:
 
 def test_a_run_with_the_same_path_continues_under_the_new_graph():
     store, _ = waiting_run()
-    before = store.records("sample")
+    before = asyncio.run(store.records("sample"))
     result = go_on(store, LONGER, [Migration(LOOP)], Allow(), ["all done"])
     rows = good(store, LONGER, result)
     assert result.output == "all done"
@@ -140,7 +140,7 @@ def test_a_run_with_the_same_path_continues_under_the_new_graph():
 def test_a_run_interrupted_anywhere_continues_as_if_it_had_started_there():
     _, whole = finished_run()
     first, _ = waiting_run()
-    rows = first.records("sample")
+    rows = asyncio.run(first.records("sample"))
     for length in range(1, len(rows)):
         replies = sum('"transition":"call_llm.' in r.body for r in rows[:length])
         store = stored(rows[:length])
@@ -161,7 +161,7 @@ def _edit() -> Any:
 @pytest.mark.parametrize("migrations", [[], [Migration("0" * 64)]])
 def test_without_a_migration_the_error_says_which_one_would_admit_the_run(migrations):
     store, _ = waiting_run()
-    before = list(store.records("sample"))
+    before = list(asyncio.run(store.records("sample")))
     with pytest.raises(JournalGraphError) as caught:
         go_on(store, LONGER, migrations, Allow())
     assert LOOP.fingerprint[:12] in str(caught.value)
@@ -170,8 +170,8 @@ def test_without_a_migration_the_error_says_which_one_would_admit_the_run(migrat
     assert caught.value.differences == ("+ post_llm.too_long -> recover",)
     with pytest.raises(JournalGraphError, match=STRICTER):
         go_on(store, NO_ADDING, migrations, Allow())
-    assert store.records("sample") == before
-    assert store.head("sample").status == "suspended"
+    assert asyncio.run(store.records("sample")) == before
+    assert asyncio.run(store.head("sample")).status == "suspended"
 
 
 def test_a_migration_may_match_any_graph_and_the_first_match_is_used():
@@ -186,19 +186,19 @@ def test_a_migration_may_match_any_graph_and_the_first_match_is_used():
 
 def test_a_run_with_a_different_path_is_refused_and_the_record_named():
     store, _ = waiting_run()
-    before = list(store.records("sample"))
+    before = list(asyncio.run(store.records("sample")))
     with pytest.raises(JournalGraphError, match=STRICTER) as caught:
         go_on(store, NO_ADDING, [Migration(LOOP)], Allow())
     first = next(r.seq for r in before if '"transition":"post_llm.tool_calls"' in r.body)
     assert f"record {first} is post_llm.tool_calls -> dispatch_tool, and would be post_llm.no_adding" in str(
         caught.value
     )
-    assert store.records("sample") == before
+    assert asyncio.run(store.records("sample")) == before
 
 
 def test_a_vouched_run_continues_and_the_journal_says_so():
     store, _ = waiting_run()
-    before = store.records("sample")
+    before = asyncio.run(store.records("sample"))
     result = go_on(store, NO_ADDING, [Migration(LOOP, vouched=True)], Allow())
     rows = good(store, NO_ADDING, result)
     migrated = change_of(store)
@@ -220,14 +220,14 @@ def test_a_graph_that_lacks_the_state_or_cannot_wait_there_refuses_even_a_vouche
         ],
     )
     store, _ = waiting_run()
-    before = list(store.records("sample"))
+    before = list(asyncio.run(store.records("sample")))
     with pytest.raises(JournalGraphError, match="in 'suspended', and the new graph has no such state"):
         go_on(store, other, [Migration(LOOP, vouched=True)], Allow())
     with pytest.raises(JournalGraphError, match="'pre_step' of the new graph waits or ends"):
         go_on(store, other, [Migration(LOOP, states={"suspended": "pre_step"}, vouched=True)], Allow())
     with pytest.raises(JournalGraphError, match="renames 'nowhere', and the run's graph"):
         go_on(store, other, [Migration(LOOP.fingerprint, states={"nowhere": "pre_step"})], Allow())
-    assert store.records("sample") == before
+    assert asyncio.run(store.records("sample")) == before
 
 
 # -- other names --------------------------------------------------------------------------------------
@@ -264,14 +264,14 @@ def test_a_run_in_a_renamed_state_continues_in_it():
         return await sample_agent(store, graph=old).run("Do it all.", run_id="sample")
 
     asyncio.run(begin())
-    rows = store.records("sample")
+    rows = asyncio.run(store.records("sample"))
     at = next(n for n, r in enumerate(rows) if '"to":"review"' in r.body)
     cut = stored(rows[: at + 1])
     replies = sum('"transition":"call_llm.' in r.body for r in rows[:at])
     result = go_on(cut, new, [Migration(old, states={"review": "check"})], None, SAMPLE_SCRIPT[replies:])
     assert change_of(cut)["to"] == "check"
     assert result.decisions[0].source == "check"
-    report = verify("sample", cut.records("sample"), cut.head("sample"))
+    report = verify("sample", asyncio.run(cut.records("sample")), asyncio.run(cut.head("sample")))
     assert report.code == OPEN, report
 
 
@@ -292,11 +292,13 @@ def test_a_run_may_be_migrated_repeatedly():
 
 def test_a_fork_of_a_migrated_run_is_on_the_graph_of_its_record():
     store, _ = waiting_run()
-    before = len(store.records("sample"))
+    before = len(asyncio.run(store.records("sample")))
     go_on(store, LONGER, [Migration(LOOP)], Allow())
     asyncio.run(fork(store, "sample", before, "old", KEYRING))
     asyncio.run(fork(store, "sample", before + 4, "new", KEYRING))
-    pinned = {name: json.loads(store.records(name)[0].body)["graph"]["fingerprint"] for name in ("old", "new")}
+    pinned = {
+        name: json.loads(asyncio.run(store.records(name))[0].body)["graph"]["fingerprint"] for name in ("old", "new")
+    }
     assert pinned == {"old": LOOP.fingerprint, "new": LONGER.fingerprint}
 
 
@@ -314,11 +316,11 @@ def test_a_run_may_be_dismissed_and_recovered_under_a_new_graph():
     good(store, LONGER, result)
 
     first, _ = waiting_run()
-    cut = stored(first.records("sample")[:4])
+    cut = stored(asyncio.run(first.records("sample"))[:4])
 
     async def recover(**more: Any) -> list[RunResult]:
         agent = sample_agent(cut, ["all done"], graph=LONGER, **more)
-        return [await run for run in agent.unfinished_runs()]
+        return [await run for run in await agent.unfinished_runs()]
 
     assert asyncio.run(recover()) == []
     (recovered,) = asyncio.run(recover(migrations=[Migration(LOOP)]))
@@ -327,19 +329,19 @@ def test_a_run_may_be_dismissed_and_recovered_under_a_new_graph():
 
 def test_a_run_that_cannot_continue_does_not_block_the_others(caplog):
     first, _ = waiting_run()
-    rows = first.records("sample")[:4]
+    rows = asyncio.run(first.records("sample"))[:4]
     store = stored([*rows[:2], rows[2]._replace(body=rows[2].body.replace("scripted", "another")), rows[3]], "bad")
 
     async def more() -> list[RunResult]:
         lease = await store.acquire("sample", "gone", new=True, keyring=KEYRING)
         await store.append(lease, rows, "running")
         await store.release(lease)
-        return [await run for run in sample_agent(store, ["all done"]).unfinished_runs()]
+        return [await run for run in await sample_agent(store, ["all done"]).unfinished_runs()]
 
     (recovered,) = asyncio.run(more())
     assert recovered.output == "all done"
     assert "run 'bad' cannot be resumed: record " in caplog.text
-    assert store.head("bad").status == "running"
+    assert asyncio.run(store.head("bad")).status == "running"
 
 
 def test_a_sub_agents_run_uses_the_migrations_of_the_sub_agent():
@@ -362,15 +364,19 @@ def test_a_sub_agents_run_uses_the_migrations_of_the_sub_agent():
 
     result = asyncio.run(scene())
     assert result.output == "done"
-    changed = {h.run_id for h in store.heads() if any('"run.migrated"' in r.body for r in store.records(h.run_id))}
-    assert changed == {h.run_id for h in store.heads()} - {"above"}
+    changed = {
+        h.run_id
+        for h in asyncio.run(store.heads())
+        if any('"run.migrated"' in r.body for r in asyncio.run(store.records(h.run_id)))
+    }
+    assert changed == {h.run_id for h in asyncio.run(store.heads())} - {"above"}
 
 
 def test_a_run_interrupted_during_or_after_its_migration_continues():
     store, _ = waiting_run()
-    before = len(store.records("sample"))
+    before = len(asyncio.run(store.records("sample")))
     whole = go_on(store, LONGER, [Migration(LOOP)], Allow())
-    rows = store.records("sample")
+    rows = asyncio.run(store.records("sample"))
     for length in range(before, len(rows)):
         if '"kind":"effect.intent"' in rows[length - 1].body and '"policy":"once"' in rows[length - 1].body:
             continue  # in doubt, under every graph
@@ -381,7 +387,7 @@ def test_a_run_interrupted_during_or_after_its_migration_continues():
         if not result.run_state.done:  # cut off in front of the move that the answer makes
             result = go_on(cut, LONGER, (), Allow())
         good(cut, LONGER, result)
-        assert sum('"kind":"run.migrated"' in r.body for r in cut.records("sample")) == 1
+        assert sum('"kind":"run.migrated"' in r.body for r in asyncio.run(cut.records("sample"))) == 1
         assert result.messages == whole.messages
 
 
@@ -392,7 +398,7 @@ def test_a_suspension_record_is_migrated_if_the_store_has_its_run():
     async def answered(store: Any, *migrations: Migration) -> RunResult:
         return await sample_agent(store, ["all done"], graph=LONGER, migrations=migrations).resume(record, Allow())
 
-    before = list(store.records("sample"))
+    before = list(asyncio.run(store.records("sample")))
     for nowhere in (None, MemoryStore()):  # what a record alone tells is too little to judge by
         with pytest.raises(SuspensionGraphError):
             asyncio.run(answered(nowhere, Migration(LOOP)))
@@ -400,7 +406,7 @@ def test_a_suspension_record_is_migrated_if_the_store_has_its_run():
         asyncio.run(answered(store, Migration("0" * 12)))
     with pytest.raises(JournalGraphError, match=STRICTER):
         asyncio.run(_awaited(sample_agent(store, graph=NO_ADDING, migrations=[Migration(LOOP)]), record))
-    assert store.records("sample") == before
+    assert asyncio.run(store.records("sample")) == before
     good(store, LONGER, asyncio.run(answered(store, Migration(LOOP))))
     with pytest.raises(RunError, match="has finished"):
         asyncio.run(answered(store, Migration(LOOP)))
@@ -455,8 +461,8 @@ def test_a_run_that_is_migrated_at_every_stop_is_like_one_that_is_not(
     store, moved = asyncio.run(life(True))
     assert dump_state(moved.run_state) == dump_state(still.run_state)
     assert [str(d) for d in moved.decisions] == [str(d) for d in still.decisions]
-    rows = store.records("sample")
-    report = verify("sample", rows, store.head("sample"))
+    rows = asyncio.run(store.records("sample"))
+    report = verify("sample", rows, asyncio.run(store.head("sample")))
     assert report.code == (GOOD if moved.run_state.done else OPEN), report
     assert dump_state(rehydrate(rows).run) == dump_state(moved.run_state)
     assert replay(rows, moved.graph).same
@@ -513,7 +519,7 @@ def forged(rows: list[SealedRecord], old: str, new: str) -> tuple[list[SealedRec
 def test_verify_finds_an_invalid_migration_despite_valid_hashes(old, new, words):
     store, _ = waiting_run()
     go_on(store, LONGER, [Migration(LOOP)], Allow())
-    rows, at = forged(store.records("sample"), old, new)
+    rows, at = forged(asyncio.run(store.records("sample")), old, new)
     report = verify("sample", rows)
     assert (report.code, report.seq) == (TAMPERED, at), report
     assert words in report.reason
@@ -522,7 +528,7 @@ def test_verify_finds_an_invalid_migration_despite_valid_hashes(old, new, words)
 def test_a_transition_after_a_migration_is_verified_with_the_new_graph():
     store, _ = waiting_run()
     go_on(store, replace(LONGER, name="mine"), [Migration(LOOP)], Allow())
-    rows = store.records("sample")
+    rows = asyncio.run(store.records("sample"))
     last = max(n for n, r in enumerate(rows) if '"transition":"post_llm.otherwise"' in r.body)
     tried = json.loads(rows[last].body)["tried"]
     edited = rows[last]._replace(body=rows[last].body.replace(f'"tried":"{tried}"', f'"tried":"{tried[1:]}"'))

@@ -1,5 +1,6 @@
 """Power cuts, truncated logs and flipped bits: no acknowledged record is lost, and no record is ever wrong."""
 
+import asyncio
 import random
 import shutil
 import sqlite3
@@ -22,8 +23,8 @@ def read(folder: Path, names: str = "abc") -> dict[str, list[SealedRecord]] | No
         return {name: [] for name in names}
     store = SqliteStore(folder / "runs.db")
     try:
-        known = {h.run_id for h in store.heads()}
-        return {name: store.records(name) if name in known else [] for name in names}
+        known = {h.run_id for h in asyncio.run(store.heads())}
+        return {name: asyncio.run(store.records(name)) if name in known else [] for name in names}
     finally:
         store.close()
 
@@ -161,7 +162,7 @@ def test_a_value_that_changed_its_type_is_tampering(tmp_path, column, value):
     db.commit()
     db.close()
     store = SqliteStore(tmp_path / "runs.db")
-    told = verify("sample", store.records("sample"), store.head("sample"))
+    told = verify("sample", asyncio.run(store.records("sample")), asyncio.run(store.head("sample")))
     store.close()
     assert (told.code, told.seq) == (TAMPERED, 4)
 
@@ -175,7 +176,7 @@ def test_a_head_that_changed_its_type_is_a_clear_error(tmp_path, column, value):
     db.commit()
     db.close()
     store = SqliteStore(tmp_path / "runs.db")
-    told = verify("sample", *consistent_read(store, "sample"))
+    told = verify("sample", *asyncio.run(consistent_read(store, "sample")))
     store.close()
     assert (told.code, told.seq) == (TAMPERED, told.records)
 
@@ -183,8 +184,8 @@ def test_a_head_that_changed_its_type_is_a_clear_error(tmp_path, column, value):
 @pytest.mark.parametrize("hidden", ["9", "[", "[[", "[[]]", '[["zz","x"]]', '[["00","x"', "[null,null]", "null", "x"])
 def test_invalid_hidden_values_are_found(hidden):
     store, _ = finished_run()
-    rows = store.records("sample")
+    rows = asyncio.run(store.records("sample"))
     at = next(n for n, row in enumerate(rows) if row.hidden)
     rows[at] = rows[at]._replace(hidden=hidden)
-    told = verify("sample", rows, store.head("sample"))
+    told = verify("sample", rows, asyncio.run(store.head("sample")))
     assert (told.code, told.seq) == (TAMPERED, at + 1)

@@ -197,7 +197,7 @@ def test_a_refused_requester_starts_nothing() -> None:
     with pytest.raises(AuthenticationError, match="refused"):
         d.ask(actor="t")
     assert d.host.store is not None
-    assert d.host.store.heads() == []
+    assert asyncio.run(d.host.store.heads()) == []
 
 
 def test_what_a_caller_says_about_verification_is_not_believed() -> None:
@@ -363,7 +363,7 @@ def test_verify_checks_the_votes_against_the_rule_in_the_journal() -> None:
     d.reply(Allow(), DIRECTOR)
     store = d.host.store
     assert store is not None
-    records = store.records("r")
+    records = asyncio.run(store.records("r"))
     assert verify("r", records).code == GOOD
 
     def found(change: Callable[[Any], None]) -> str:
@@ -417,7 +417,7 @@ def test_verify_finds_a_call_that_starts_while_its_votes_are_missing() -> None:
     store = d.host.store
     assert store is not None
     history = HistoryVerifier("r")
-    for record in store.records("r"):
+    for record in asyncio.run(store.records("r")):
         history.verify_record(json.loads(record.body), record.hash)
     history.verify_record({"kind": "run.resumed", "epoch": 9, "from": "approval"}, "")
     intent = {"kind": "effect.intent", "epoch": 9, "eid": "1.0", "name": "pay", "policy": "once"}

@@ -21,8 +21,8 @@ from agentfsm.runtime.run import Run
 from tests import test_properties as drawn
 
 
-def check(store: MemoryStore, result: RunResult) -> None:
-    rows = store.records(result.run_state.run_id)
+async def check(store: MemoryStore, result: RunResult) -> None:
+    rows = await store.records(result.run_state.run_id)
     assert dump_state(rehydrate(rows).run) == dump_state(result.run_state)
     assert [r.seq for r in rows] == list(range(1, len(rows) + 1))
     head = GENESIS_HASH
@@ -30,7 +30,7 @@ def check(store: MemoryStore, result: RunResult) -> None:
         head = record_hash(head, row.body)
         assert row.hash == head
         assert encode(decode(row.body)) == row.body  # canonical, also where it was put together by hand
-    told = verify(result.run_state.run_id, rows, store.head(result.run_state.run_id))
+    told = verify(result.run_state.run_id, rows, await store.head(result.run_state.run_id))
     assert told.code == (GOOD if result.run_state.done else OPEN), told
     again = replay(rows, result.graph)
     assert again.same, again
@@ -40,7 +40,7 @@ def check(store: MemoryStore, result: RunResult) -> None:
 
 async def life(agent: Agent, people: Sequence[Any], store: MemoryStore, by_id: bool) -> RunResult:
     result = await agent.run("go")
-    check(store, result)
+    await check(store, result)
     for answer in people:
         outcome = result.outcome
         if not isinstance(outcome, UserInputRequested):
@@ -51,7 +51,7 @@ async def life(agent: Agent, people: Sequence[Any], store: MemoryStore, by_id: b
         held: Any = result.run_state.run_id if by_id else outcome.suspension_record
         run: Run = agent.dismiss(held) if use is None else agent.resume(held, use)
         result = await run
-        check(store, result)
+        await check(store, result)
     return result
 
 
@@ -74,9 +74,11 @@ def test_the_journal_gives_the_live_state_back(
     agent = Agent(world, tools=world.tools(), preset=preset, guardrails=limits, host=host)
     result = asyncio.run(life(agent, people, store, by_id))
     acted = world.acted, len(world.requests)
-    assert dump_state(rehydrate(store.records(result.run_state.run_id)).run) == dump_state(result.run_state)
+    assert dump_state(rehydrate(asyncio.run(store.records(result.run_state.run_id))).run) == dump_state(
+        result.run_state
+    )
     assert acted == (world.acted, len(world.requests))  # nothing was called
-    head = store.head(result.run_state.run_id)
+    head = asyncio.run(store.head(result.run_state.run_id))
     assert head is not None
     assert head.status == ("finished" if result.run_state.done else "suspended")
     assert head.owner is None

@@ -65,7 +65,7 @@ def record(script: Sequence[Any], *replies: Any, **settings: Any) -> list[Any]:
             await agent.resume("one", reply)
 
     asyncio.run(live())
-    return store.records("one")
+    return asyncio.run(store.records("one"))
 
 
 def under(preset: Preset, rows: Sequence[Any], graph: Graph | None = None) -> Replay:
@@ -101,7 +101,7 @@ def test_every_divergence_of_a_run_is_reported_and_its_ending_is_known() -> None
 
 def test_a_replay_under_the_recorded_settings_ends_as_recorded() -> None:
     for store, ending in ((finished_run()[0], "RunCompleted"), (waiting_run()[0], "UserInputRequested")):
-        found = replay(store.records("sample"), LOOP)
+        found = replay(asyncio.run(store.records("sample")), LOOP)
         assert found.same
         assert (found.recorded_ending, found.ending, found.ends_differently) == (ending, ending, False)
         assert (found.computed, found.unknown) == (0, "")
@@ -302,7 +302,7 @@ def test_a_known_ending_is_that_of_a_real_run() -> None:
             continue
         for seed in range(25):
             store, ending = live(PRESETS[recorded], seed)
-            found = under(PRESETS[other], store.records("one"))
+            found = under(PRESETS[other], asyncio.run(store.records("one")))
             assert found.recorded_ending == ending
             if found.ending:
                 known += 1

@@ -35,7 +35,7 @@ KEYRING = Keyring(b"of the tests")
 @pytest.fixture(scope="module")
 def rows():
     store, _ = finished_run()
-    return store.records("sample")
+    return asyncio.run(store.records("sample"))
 
 
 def seq_of(rows, transition: str) -> int:
@@ -87,7 +87,7 @@ def go_on(store, run_id, script, **more):
 
 def test_a_fork_starts_from_any_record_with_its_parents_state():
     store, _ = finished_run()
-    rows = store.records("sample")
+    rows = asyncio.run(store.records("sample"))
     forked = 0
     for at in range(1, len(rows) + 1):
         past = rehydrate(rows[:at])
@@ -97,34 +97,34 @@ def test_a_fork_starts_from_any_record_with_its_parents_state():
             continue
         asyncio.run(fork(store, "sample", at, f"f{at}", KEYRING))
         forked += 1
-        made = store.records(f"f{at}")
+        made = asyncio.run(store.records(f"f{at}"))
         first = json.loads(made[0].body)
         assert first["parent"] == {"run": "sample", "seq": at, "hash": rows[at - 1].hash}
         state = rehydrate(made).run
         assert state.run_id == f"f{at}"
         assert (state.messages, state.state, state.usage) == (past.run.messages, past.run.state, past.run.usage)
-        assert verify(f"f{at}", made, store.head(f"f{at}")).code == OPEN
+        assert verify(f"f{at}", made, asyncio.run(store.head(f"f{at}"))).code == OPEN
     assert forked > 20
-    assert store.records("sample") == rows  # the parent is as it was
+    assert asyncio.run(store.records("sample")) == rows  # the parent is as it was
 
 
 def test_a_fork_ends_on_its_own_and_repeats_no_effect():
     store, whole = finished_run()
-    rows = store.records("sample")
+    rows = asyncio.run(store.records("sample"))
     at = seq_of(rows, "post_tool.otherwise")  # behind the first tool
     asyncio.run(fork(store, "sample", at, "other", KEYRING))
     result = go_on(store, "other", ["another end"])
     assert result.output == "another end"
     assert [m.content for m in result.messages][:4] == [m.content for m in whole.messages][:4]
-    made = store.records("other")
+    made = asyncio.run(store.records("other"))
     assert not any('"name":"add"' in r.body for r in made)
-    assert verify("other", made, store.head("other")).code == GOOD
+    assert verify("other", made, asyncio.run(store.head("other"))).code == GOOD
     assert replay(made, LOOP).same
 
 
 def test_a_fork_of_a_waiting_run_waits_too():
     store, _ = waiting_run()
-    rows = store.records("sample")
+    rows = asyncio.run(store.records("sample"))
     asyncio.run(fork(store, "sample", len(rows), "other", KEYRING))
     agent = sample_agent(store, ["paid it"])
 
@@ -133,7 +133,7 @@ def test_a_fork_of_a_waiting_run_waits_too():
 
     result = asyncio.run(live())
     assert result.output == "paid it"
-    assert store.head("sample").status == "suspended"
+    assert asyncio.run(store.head("sample")).status == "suspended"
 
 
 def test_a_fork_has_its_own_idempotency_keys():
@@ -150,7 +150,7 @@ def test_a_fork_has_its_own_idempotency_keys():
     async def live():
         agent = Agent(ScriptedModel([call("act")]), tools=[act], host=Host(clock=FakeClock(), store=store))
         await agent.run("go", run_id="parent")
-        await fork(store, "parent", len(store.records("parent")), "child", Host().keyring)
+        await fork(store, "parent", len(await store.records("parent")), "child", Host().keyring)
         again = Agent(ScriptedModel(["a", "b"]), tools=[act], host=Host(clock=FakeClock(), store=store))
         await again.resume("child", Allow())
         await again.resume("parent", Allow())
@@ -161,7 +161,7 @@ def test_a_fork_has_its_own_idempotency_keys():
 
 def test_an_invalid_fork_changes_nothing():
     store, _ = waiting_run()
-    rows = list(store.records("sample"))
+    rows = list(asyncio.run(store.records("sample")))
     for at in (0, -1, len(rows) + 1):
         with pytest.raises(UnknownRunError):
             asyncio.run(fork(store, "sample", at, "other", KEYRING))
@@ -169,8 +169,8 @@ def test_an_invalid_fork_changes_nothing():
         asyncio.run(fork(store, "nobody", 1, "other", KEYRING))
     with pytest.raises(RunExistsError):
         asyncio.run(fork(store, "sample", 1, "sample", KEYRING))
-    assert [h.run_id for h in store.heads()] == ["sample"]
-    assert store.records("sample") == rows
+    assert [h.run_id for h in asyncio.run(store.heads())] == ["sample"]
+    assert asyncio.run(store.records("sample")) == rows
 
 
 # -- going on from the store --------------------------------------------------------------------------
@@ -178,25 +178,25 @@ def test_an_invalid_fork_changes_nothing():
 
 def test_each_invalid_resume_has_its_own_error_and_changes_nothing():
     store, _ = waiting_run()
-    rows = list(store.records("sample"))
+    rows = list(asyncio.run(store.records("sample")))
     agent = sample_agent(store)
     with pytest.raises(UnknownRunError):
-        agent.resume("nobody", "x")
+        asyncio.run(agent.resume("nobody", "x").load())
     with pytest.raises(HumanReplyError, match="Allow"):
-        agent.resume("sample", "x")
+        asyncio.run(agent.resume("sample", "x").load())
     with pytest.raises(HumanReplyError):
-        agent.resume("sample")
+        asyncio.run(agent.resume("sample").load())
     whole, _ = finished_run()
     with pytest.raises(RunError, match="has finished"):
-        sample_agent(whole).resume("sample", "x")
+        asyncio.run(sample_agent(whole).resume("sample", "x").load())
     other = sample_agent(store, graph=replace(LOOP.without("pre_step.no_progress"), name="mine"))
     with pytest.raises(JournalGraphError, match=r"pre_step\.no_progress") as caught:
-        other.resume("sample", Allow())
+        asyncio.run(other.resume("sample", Allow()).load())
     assert caught.value.differences == ("- pre_step.no_progress -> recover",)
     assert LOOP.fingerprint[:12] in str(caught.value)
     assert other.graph.fingerprint[:12] in str(caught.value)
-    assert store.records("sample") == rows
-    assert store.head("sample").status == "suspended"
+    assert asyncio.run(store.records("sample")) == rows
+    assert asyncio.run(store.head("sample")).status == "suspended"
 
 
 def test_one_of_two_concurrent_resumes_is_refused():

@@ -42,15 +42,15 @@ async def done(run: Any) -> RunResult:
 def test_a_reply_without_a_transition_leaves_the_run_unchanged():
     graph = LOOP.without("suspended.approval_decided")
     store, first = waiting(graph)
-    before = list(store.records("sample"))
+    before = list(asyncio.run(store.records("sample")))
     agent = sample_agent(store, graph=graph)
     for held in ("sample", first.outcome.suspension_record):
         with pytest.raises(
             NoTransitionError, match=r"no row of that state accepts 'allow' \(rows: cancelled, aborted, expired, d"
         ):
             asyncio.run(done(agent.resume(held, Allow())))
-    assert store.records("sample") == before
-    assert (store.head("sample").status, store.head("sample").owner) == ("suspended", None)
+    assert asyncio.run(store.records("sample")) == before
+    assert (asyncio.run(store.head("sample")).status, asyncio.run(store.head("sample")).owner) == ("suspended", None)
     ended = asyncio.run(done(agent.dismiss(first.outcome.suspension_record)))
     assert isinstance(ended.outcome, RunCancelled)
 
@@ -63,10 +63,10 @@ def test_a_guard_that_raises_leaves_a_waiting_run_unchanged():
         Transition("suspended", broken, "dispatch_tool"), before="doubt_settled"
     )
     store, _ = waiting(graph)
-    before = list(store.records("sample"))
+    before = list(asyncio.run(store.records("sample")))
     with pytest.raises(NoTransitionError):
         asyncio.run(done(sample_agent(store, graph=graph).resume("sample", Allow())))
-    assert store.records("sample") == before
+    assert asyncio.run(store.records("sample")) == before
 
 
 @pytest.mark.parametrize("by_id", [True, False])
@@ -78,7 +78,7 @@ def test_an_expired_run_of_a_graph_without_expiry_ends_as_cancelled(by_id):
     held = "sample" if by_id else first.outcome.suspension_record
     ended = asyncio.run(done(agent.dismiss(held, "too late")))
     assert (type(ended.outcome), ended.outcome.reason) == (RunCancelled, "too late")
-    assert verify("sample", store.records("sample"), store.head("sample")).code == GOOD
+    assert verify("sample", asyncio.run(store.records("sample")), asyncio.run(store.head("sample"))).code == GOOD
 
 
 def test_a_wait_without_a_cancel_row_is_refused_when_it_is_built():
@@ -88,14 +88,14 @@ def test_a_wait_without_a_cancel_row_is_refused_when_it_is_built():
 
 def test_an_interrupted_run_that_is_dismissed_does_nothing_more():
     first, _ = waiting_run()
-    rows = first.records("sample")
+    rows = asyncio.run(first.records("sample"))
     for at in (1, 2, 3, 9):
         store = stored(rows[:at])
         agent = sample_agent(store)
         ended = asyncio.run(done(agent.dismiss("sample", "enough")))
         assert (type(ended.outcome), ended.outcome.reason) == (RunCancelled, "enough")
         assert agent.model.calls == 0
-        assert verify("sample", store.records("sample"), store.head("sample")).code == GOOD
+        assert verify("sample", asyncio.run(store.records("sample")), asyncio.run(store.head("sample"))).code == GOOD
 
 
 def test_the_check_does_not_change_the_run():

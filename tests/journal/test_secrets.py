@@ -85,8 +85,8 @@ def test_secrets_are_not_written_and_tools_get_them(store, tmp_path):
     for secret in (PASSWORD, KEY, "0000-hidden", PIN):
         assert secret.encode() not in written, secret
     assert b"ann" in written
-    rows = store.records("r")
-    assert verify("r", rows, store.head("r")).code == GOOD
+    rows = asyncio.run(store.records("r"))
+    assert verify("r", rows, asyncio.run(store.head("r"))).code == GOOD
 
 
 def test_a_run_without_a_store_keeps_its_secrets_out_of_its_journal(monkeypatch):
@@ -172,8 +172,8 @@ def test_an_approved_call_with_secrets_runs_after_a_restart_as_it_was_approved_o
     result = asyncio.run(live())
     assert result.output == "done"
     assert SEEN == [PASSWORD]
-    rows = store.records("r")
-    assert verify("r", rows, store.head("r")).code == GOOD
+    rows = asyncio.run(store.records("r"))
+    assert verify("r", rows, asyncio.run(store.head("r"))).code == GOOD
     store.close()
     assert PASSWORD.encode() not in files(tmp_path)
 
@@ -228,11 +228,11 @@ def test_what_is_withheld_inside_arguments_is_what_runs_after_a_restart(
 
     assert asyncio.run(live()).output == "done"
     assert [seen] == SEEN
-    hidden_rows = "".join(record.hidden + record.body for record in store.records("r"))
+    hidden_rows = "".join(record.hidden + record.body for record in asyncio.run(store.records("r")))
     assert "ann" in hidden_rows or name != "enter"
     for secret in hidden:
         assert secret not in hidden_rows
-    assert verify("r", store.records("r"), store.head("r")).code == GOOD
+    assert verify("r", asyncio.run(store.records("r")), asyncio.run(store.head("r"))).code == GOOD
 
 
 HOSTILE = {
@@ -259,8 +259,8 @@ def test_variables_whose_values_are_words_of_ours_do_no_harm(store, monkeypatch,
     result = asyncio.run(live())
     assert SEEN == ["postgres"]
     assert result.output == script[1]
-    rows = store.records("run-4711-abcdef")
-    assert verify("run-4711-abcdef", rows, store.head("run-4711-abcdef")).code == GOOD
+    rows = asyncio.run(store.records("run-4711-abcdef"))
+    assert verify("run-4711-abcdef", rows, asyncio.run(store.head("run-4711-abcdef"))).code == GOOD
     assert replay(rows, LOOP).same
 
 
@@ -282,8 +282,8 @@ def test_declared_words_of_ours_do_no_harm_either(store, word):
     assert [word] == SEEN
     assert result.output == script[1]
     assert [m.content for m in result.messages][-1] == script[1]
-    rows = store.records("r")
-    assert verify("r", rows, store.head("r")).code == GOOD
+    rows = asyncio.run(store.records("r"))
+    assert verify("r", rows, asyncio.run(store.head("r"))).code == GOOD
     assert replay(rows, LOOP).same
 
 
@@ -305,7 +305,7 @@ def test_a_fork_and_a_sub_agent_go_on_with_the_values_that_were_withheld(store, 
     async def forked():
         keyring = Host().keyring
         await an_agent(store, [call("careful", user="ann", password=PASSWORD)], careful).run("go", run_id="a")
-        await fork(store, "a", store.head("a").seq, "b", keyring)
+        await fork(store, "a", (await store.head("a")).seq, "b", keyring)
         return await an_agent(store, ["done"], careful).resume("b", Allow())
 
     assert asyncio.run(forked()).output == "done"

@@ -25,7 +25,7 @@ def test_a_store_serves_several_event_loops_at_once(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    assert [len(store.records(f"run{n}")) for n in range(4)] == [20] * 4
+    assert [len(asyncio.run(store.records(f"run{n}"))) for n in range(4)] == [20] * 4
     store.close()
 
 
@@ -77,7 +77,7 @@ def test_an_unexpected_error_is_raised_and_the_next_job_is_written(tmp_path, mon
         other.close()
         monkeypatch.setattr(sqlite_store, "insert_records", real)
         await asyncio.wait_for(store.append(lease, sealed_records(2), "finished"), 30)
-        assert len(store.records("a")) == 2
+        assert len(await store.records("a")) == 2
         store.close()
 
     asyncio.run(live())
@@ -103,7 +103,7 @@ def test_jobs_of_a_closed_loop_are_written(tmp_path, monkeypatch):
     closed.set()
     store.close()
     with SqliteStore(tmp_path / "runs.db") as again:
-        assert [head.seq for head in again.heads()] == [2, 2, 2]
+        assert [head.seq for head in asyncio.run(again.heads())] == [2, 2, 2]
 
 
 @pytest.mark.parametrize("level", ["full", "normal"])
@@ -122,7 +122,7 @@ def test_a_job_that_is_not_awaited_is_written(tmp_path, level):
 
     some = asyncio.run(live())
     again = SqliteStore(tmp_path / "runs.db")
-    assert again.records("a") == some
+    assert asyncio.run(again.records("a")) == some
     again.close()
 
 
@@ -136,7 +136,7 @@ def test_a_single_run_waits_only_for_the_store(tmp_path):
         for row in sealed_records(3):
             await store.append(lease, [row], "running")
         assert turns == []
-        assert len(store.records("a")) == 3
+        assert len(await store.records("a")) == 3
 
     asyncio.run(live())
     store.close()

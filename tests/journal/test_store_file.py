@@ -90,7 +90,7 @@ def test_a_relative_path_stays_where_it_was_when_the_folder_changes(tmp_path, mo
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     begin(store)
-    assert [head.run_id for head in store.heads()] == ["run"]
+    assert [head.run_id for head in asyncio.run(store.heads())] == ["run"]
     assert store.path == tmp_path / "runs.db"
     store.close()
     assert not list((tmp_path / "elsewhere").iterdir())
@@ -166,11 +166,15 @@ def test_nothing_is_acknowledged_after_the_file_is_gone(tmp_path, happening, lev
         with pytest.raises(StoreMovedError):
             await store.acquire("other", "me", new=True)
         with pytest.raises(StoreMovedError):
-            store.heads()
+            await store.heads()
 
     asyncio.run(live())
     store.close()
-    assert not (tmp_path / "in").exists() or not path.exists() or SqliteStore(path).records("run")[:1] == RECORDS[:1]
+    assert (
+        not (tmp_path / "in").exists()
+        or not path.exists()
+        or asyncio.run(SqliteStore(path).records("run"))[:1] == RECORDS[:1]
+    )
 
 
 def test_a_link_that_leads_elsewhere_is_noticed(tmp_path):
@@ -182,7 +186,7 @@ def test_a_link_that_leads_elsewhere_is_noticed(tmp_path):
     (tmp_path / "runs.db").unlink()
     (tmp_path / "runs.db").symlink_to("two.db")
     with pytest.raises(StoreMovedError, match="replaced by another file"):
-        store.heads()
+        asyncio.run(store.heads())
     with pytest.raises(StoreMovedError, match="replaced by another file"):
         store.claim()
     store.close()
@@ -207,8 +211,8 @@ def test_a_store_refuses_to_work_in_a_forked_child_and_the_parent_goes_on(tmp_pa
     store = SqliteStore(tmp_path / "runs.db")
     begin(store)
     for work in (
-        lambda: store.heads(),
-        lambda: store.records("run"),
+        lambda: asyncio.run(store.heads()),
+        lambda: asyncio.run(store.records("run")),
         lambda: begin(store, "child"),
         store.claim,
     ):
@@ -220,11 +224,11 @@ def test_a_store_refuses_to_work_in_a_forked_child_and_the_parent_goes_on(tmp_pa
     assert said.startswith("StoreError")
     assert "close the store before the fork" in said
     begin(store, "parent")
-    assert [head.run_id for head in store.heads()] == ["run", "parent"]
+    assert [head.run_id for head in asyncio.run(store.heads())] == ["run", "parent"]
     store.close()
     assert in_child(lambda: begin(SqliteStore(tmp_path / "runs.db"), "after")) == "None"
     with SqliteStore(tmp_path / "runs.db") as again:
-        assert [head.run_id for head in again.heads()] == ["run", "parent", "after"]
+        assert [head.run_id for head in asyncio.run(again.heads())] == ["run", "parent", "after"]
 
 
 def test_a_child_that_ends_normally_leaves_the_parents_file_alone(tmp_path):
@@ -240,7 +244,7 @@ if not os.fork():
 os.wait()
 assert Path(sys.argv[2] + "-wal").exists()
 begin(store, "second")
-print([head.run_id for head in store.heads()])
+print([head.run_id for head in asyncio.run(store.heads())])
 store.close()
 """
     root = Path(__file__).parents[2]
@@ -267,7 +271,7 @@ def test_an_orphan_does_not_keep_the_lock(tmp_path):
     try:
         with SqliteStore(tmp_path / "runs.db") as store:
             begin(store, "heir")
-            assert [head.run_id for head in store.heads()] == ["run", "heir"]
+            assert [head.run_id for head in asyncio.run(store.heads())] == ["run", "heir"]
     finally:
         os.write(stop[1], b"x")
         for end in (*told, *stop):

@@ -44,7 +44,7 @@ def test_a_second_process_is_refused_with_the_name_of_the_first(tmp_path):
     store, lease = asyncio.run(keep(tmp_path / "runs.db"))
     code = (
         "import asyncio, sys; from agentfsm.journal.sqlite import SqliteStore\n"
-        "s = SqliteStore(sys.argv[1]); print(len(s.records('a')))\n"
+        "s = SqliteStore(sys.argv[1]); print(len(asyncio.run(s.records('a'))))\n"
         "try: asyncio.run(s.acquire('a', 'you'))\n"
         "except Exception as e: print(type(e).__name__, e)"
     )
@@ -68,9 +68,9 @@ def test_two_stores_of_one_process_do_not_write_one_file(tmp_path):
 
 def test_reading_creates_no_file(tmp_path):
     store = SqliteStore(tmp_path / "runs.db")
-    assert store.heads() == []
+    assert asyncio.run(store.heads()) == []
     with pytest.raises(UnknownRunError, match=r"'a'.*runs\.db"):
-        store.records("a")
+        asyncio.run(store.records("a"))
     store.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -147,16 +147,16 @@ def test_a_closed_store_is_one_file_that_can_be_copied_or_read_in_a_read_only_fo
     folder = tmp_path / "kept"
     folder.mkdir()
     store, _ = asyncio.run(keep(folder / "runs.db"))
-    assert len(store.records("a")) == 2  # whoever has read it has a connection of its own
+    assert len(asyncio.run(store.records("a"))) == 2  # whoever has read it has a connection of its own
     store.close()
     assert not (folder / "runs.db-wal").exists()
     with SqliteStore(shutil.copy(folder / "runs.db", tmp_path / "copy.db")) as copy:
-        assert [head.run_id for head in copy.heads()] == ["a"]
+        assert [head.run_id for head in asyncio.run(copy.heads())] == ["a"]
     # Path.as_uri imports urllib on first use, and a Python in root's home cannot be read after setuid.
     code = (
-        "import os, sys, urllib.request; from agentfsm.journal.sqlite import SqliteStore\n"
+        "import asyncio, os, sys, urllib.request; from agentfsm.journal.sqlite import SqliteStore\n"
         "os.setuid(65534) if os.getuid() == 0 else None\n"
-        "with SqliteStore(sys.argv[1]) as store: print(len(store.records('a')))"
+        "with SqliteStore(sys.argv[1]) as store: print(len(asyncio.run(store.records('a'))))"
     )
     reachable(tmp_path)
     (folder / "runs.db").chmod(0o644)  # a store is its owner's alone
@@ -207,5 +207,5 @@ def test_claim_locks_the_store_before_the_first_write(tmp_path):
         other.claim()
     store.close()
     other.claim()
-    assert other.heads() == []
+    assert asyncio.run(other.heads()) == []
     other.close()

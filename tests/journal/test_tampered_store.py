@@ -474,7 +474,7 @@ def test_a_fork_with_another_parent_hash_is_found(path: Path) -> None:
     run_command("fork", "whole", "--at", 6, "--as", "forked", "--store", path)
     assert "forked" not in found(path, code=4)
     store = SqliteStore(path)
-    (first, *_), others = store.records("forked"), store.records("first")
+    (first, *_), others = asyncio.run(store.records("forked")), asyncio.run(store.records("first"))
     store.close()
     parent = json.loads(first.body)["parent"]
     body = first.body.replace(parent["hash"], others[5].hash)

@@ -33,7 +33,7 @@ def independent(rows: list[SealedRecord]) -> str | None:
 @pytest.fixture(scope="module")
 def whole() -> list[SealedRecord]:
     store, _ = finished_run()
-    return store.records("sample")
+    return asyncio.run(store.records("sample"))
 
 
 def head_of(rows: list[SealedRecord]) -> Head:
@@ -59,7 +59,7 @@ def test_an_untouched_journal_is_good(whole):
 
 def test_a_waiting_run_is_good_and_open():
     store, _ = waiting_run()
-    report = verify("sample", store.records("sample"), store.head("sample"))
+    report = verify("sample", asyncio.run(store.records("sample")), asyncio.run(store.head("sample")))
     assert (report.code, report.open) == (OPEN, ("waits for a human reply (approval)",))
 
 
@@ -189,7 +189,7 @@ def found_at(whole: list[SealedRecord], place: int, hidden: str) -> int:
 
 
 def field_with(store, text: str) -> str:
-    for row in store.records("sample"):
+    for row in asyncio.run(store.records("sample")):
         if text in row.hidden:
             return str(row.seq)
     raise AssertionError(text)
@@ -200,16 +200,16 @@ def field_with(store, text: str) -> str:
 def test_a_redacted_value_is_gone_and_the_journal_is_good(tmp_path, kind, state):
     store = MemoryStore() if kind == "memory" else SqliteStore(tmp_path / "runs.db")
     finished_run(store) if state == "finished" else waiting_run(store)
-    before = store.head("sample").status
+    before = asyncio.run(store.head("sample")).status
     field = field_with(store, "contents of a")
     assert asyncio.run(redact(store, "sample", field + ".out.content", KEYRING, by="the officer")) == 1
-    rows = store.records("sample")
+    rows = asyncio.run(store.records("sample"))
     assert not any("contents of a" in r.body + r.hidden for r in rows[: int(field)])
     assert json.loads(rows[-1].body)["by"] == "the officer"
-    report = verify("sample", rows, store.head("sample"))
+    report = verify("sample", rows, asyncio.run(store.head("sample")))
     assert report.code == (GOOD if state == "finished" else OPEN)
     assert independent(rows) is None
-    assert (store.head("sample").status, store.head("sample").owner) == (before, None)
+    assert (asyncio.run(store.head("sample")).status, asyncio.run(store.head("sample")).owner) == (before, None)
     with pytest.raises(JournalError, match="has no hidden value"):
         asyncio.run(redact(store, "sample", field + ".out.content", KEYRING))
     if kind == "sqlite" and state == "finished":  # at once: the store is not closed yet
@@ -230,7 +230,7 @@ def test_an_interrupted_redaction_is_reported(whole):
 
 def test_a_redaction_of_nothing_changes_nothing():
     store, _ = finished_run()
-    rows = list(store.records("sample"))
+    rows = list(asyncio.run(store.records("sample")))
     for field, error in (("0", UnknownRunError), ("x", UnknownRunError), ("99999", UnknownRunError)):
         with pytest.raises(error):
             asyncio.run(redact(store, "sample", field, KEYRING))
@@ -239,7 +239,7 @@ def test_a_redaction_of_nothing_changes_nothing():
             asyncio.run(redact(store, "sample", field, KEYRING))
     with pytest.raises(UnknownRunError):
         asyncio.run(redact(store, "nobody", "1", KEYRING))
-    assert store.records("sample") == rows
+    assert asyncio.run(store.records("sample")) == rows
 
 
 def test_a_run_in_progress_cannot_be_redacted():
@@ -259,7 +259,7 @@ def test_a_redacted_run_cannot_be_resumed():
     asyncio.run(redact(store, "sample", "1", KEYRING))
     agent = sample_agent(store)
     with pytest.raises(JournalError, match=r"record 1 .*redacted"):
-        agent.resume("sample", "x")
+        asyncio.run(agent.resume("sample", "x").load())
 
 
 # -- export -------------------------------------------------------------------------------------------

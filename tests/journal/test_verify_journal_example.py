@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hmac
 import importlib.util
@@ -48,14 +49,14 @@ def independent(rows: list[SealedRecord], note: str = "", log: str = "", secrets
 
 @pytest.fixture(scope="module")
 def whole() -> list[SealedRecord]:
-    return finished_run()[0].records("sample")
+    return asyncio.run(finished_run()[0].records("sample"))
 
 
 @pytest.fixture(scope="module")
 def migrated() -> list[SealedRecord]:
     store, _ = waiting_run()
     go_on(store, LONGER, [Migration(LOOP)], Allow())
-    return store.records("sample")
+    return asyncio.run(store.records("sample"))
 
 
 def forged(rows: list[SealedRecord], kind: str, old: str, new: str) -> tuple[list[SealedRecord], int]:
@@ -125,7 +126,7 @@ def test_a_migrated_run_is_verified_with_each_of_its_graphs(migrated):
     assert "is not allowed in pre_step" in str(independent(rows))
     vouched, _ = waiting_run()
     go_on(vouched, NO_ADDING, [Migration(LOOP, vouched=True)], Allow())
-    assert independent(vouched.records("sample")) is None
+    assert independent(asyncio.run(vouched.records("sample"))) is None
 
 
 def test_a_checkpoint_finds_truncated_and_rewritten_journals(whole, tmp_path):
@@ -253,4 +254,4 @@ def test_every_kind_of_run_is_good(preset):
         await sample_agent(store, preset=preset).run("Do it all.", run_id="sample")
 
     asyncio.run(live())
-    assert independent(store.records("sample")) is None
+    assert independent(asyncio.run(store.records("sample"))) is None

@@ -124,7 +124,7 @@ def test_the_request_says_how_much_is_used_up_and_what_a_reply_grants(unit: str,
     record = SuspensionRecord.from_json(result.outcome.suspension_record.to_json())
     assert record.limit == REACHED[unit]
     if store is not None:
-        request = pending_request(store, store.head("r1"))
+        request = asyncio.run(pending_request(store, asyncio.run(store.head("r1"))))
         assert request is not None
         assert request.limit == REACHED[unit]
 
@@ -221,10 +221,10 @@ def test_an_amount_that_makes_no_sense_is_refused_and_the_run_keeps_waiting(case
     unit, reply, why = WRONG[case]
     world = World(unit, store)
     first = world.start()
-    before = None if store is None else store.records("r1")
+    before = None if store is None else asyncio.run(store.records("r1"))
     with pytest.raises(HumanReplyError, match=why):
         world.resume(first, reply)
-    assert before is None or store.records("r1") == before
+    assert before is None or asyncio.run(store.records("r1")) == before
     world.resume(first, Extend(**{unit: ENOUGH[unit]}))
     assert world.model.calls == 6
 
@@ -262,7 +262,7 @@ def test_a_stored_run_that_was_extended_is_read_verified_and_replayed(unit: str,
             world.host = replace(world.host, store=store)
             result = world.start() if reply is None else world.resume(result, reply)
     with SqliteStore(tmp_path / "runs.db") as store:
-        records, head = store.records("r1"), store.head("r1")
+        records, head = asyncio.run(store.records("r1")), asyncio.run(store.head("r1"))
         assert verify("r1", records, head).code in (GOOD, OPEN)
         assert dump_state(rehydrate(records).run) == dump_state(result.run_state)
         assert replay(records, LOOP).same

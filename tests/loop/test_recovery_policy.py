@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
@@ -343,7 +344,7 @@ def test_a_policys_words_reach_the_model_once_and_the_person_and_are_journaled()
     assert ["Use the other printer." in request_text(r) for r in model.requests] == [False, True, False]
     assert isinstance(waiting.outcome, UserInputRequested)
     assert waiting.outcome.question == "How long may it be?"
-    rows = store.records(waiting.run_state.run_id)
+    rows = asyncio.run(store.records(waiting.run_state.run_id))
     assert not [row for row in rows if "other printer" in row.body]  # a text of a user's, which can be redacted
     assert dump_state(rehydrate(rows).run) == dump_state(waiting.run_state)
     assert replay(rows, agent.graph).same

@@ -22,7 +22,7 @@ def transfer(amount: int) -> str:
 
 
 def ledger_of(run_id: str, store: MemoryStore) -> RunLedger:
-    return read_ledger(run_id, store.records(run_id))
+    return read_ledger(run_id, asyncio.run(store.records(run_id)))
 
 
 def transferred(*answers: tuple[Actor, Allow | Deny]) -> RunLedger:
@@ -121,7 +121,7 @@ def test_the_transcript_has_every_message_in_order() -> None:
 
 def test_a_record_that_cannot_be_read_is_named_and_the_rest_is_there() -> None:
     store, _ = waiting_run(MemoryStore(), "it")
-    rows = store.records("it")
+    rows = asyncio.run(store.records("it"))
     for body in ("{", '{"kind": "transition"}', rows[3].body.replace("call_llm.otherwise", "nowhere.otherwise")):
         broken = [*rows[:3], rows[3]._replace(body=body), *rows[4:]]
         ledger = read_ledger("it", broken)

@@ -21,7 +21,7 @@ FINDINGS = Findings("runs.db", ("00",), "a checkpoint", ("nothing",))
 
 
 def reported(store: MemoryStore, run_id: str) -> ReportedRun:
-    records = tuple(store.records(run_id))
+    records = tuple(asyncio.run(store.records(run_id)))
     return ReportedRun(run_id, records, verify(run_id, records))
 
 

@@ -29,8 +29,8 @@ FINDINGS = Findings("runs.db", Keyring(SECRET).key_ids, "", ("without a checkpoi
 
 
 def reported(store: Any, run_id: str) -> ReportedRun:
-    records = tuple(store.records(run_id))
-    return ReportedRun(run_id, records, verify(run_id, records, store.head(run_id), None, Keyring(SECRET)))
+    records = tuple(asyncio.run(store.records(run_id)))
+    return ReportedRun(run_id, records, verify(run_id, records, asyncio.run(store.head(run_id)), None, Keyring(SECRET)))
 
 
 @pytest.fixture(scope="module")

@@ -372,7 +372,7 @@ def test_an_edit_that_is_not_valid_is_refused_and_the_run_waits_on(arguments):
     async def scene() -> RunResult:
         record = (await agent.run("go")).outcome.suspension_record
         with pytest.raises(HumanReplyError, match=r"'pay'.*still waits"):
-            agent.resume(record, Edit(arguments))
+            await agent.resume(record, Edit(arguments)).load()
         assert (ran, len(model.requests)) == ([], 1)
         return await agent.resume(record, Edit({"amount": 1}))
 

@@ -124,7 +124,7 @@ class World:
         for before, after in zip(result.decisions, result.decisions[1:], strict=False):
             assert before.target == after.source
         assert {d.transition.id for d in result.decisions} <= {row.id for row in result.graph}
-        report = verify_stored_run(self.store, "r", {})
+        report = asyncio.run(verify_stored_run(self.store, "r", {}))
         assert report.code in (GOOD, OPEN), report
         return result
 

@@ -81,9 +81,9 @@ def test_it_is_journaled_verified_and_replayed():
     run = mine.run("Go.")
     asyncio.run(drive(run, lambda event: run.cancel_call("c1", "too slow")))
     store = mine.config.host.store
-    report = verify_stored_run(store, run.run_id, keyring=mine.config.host.keyring)
+    report = asyncio.run(verify_stored_run(store, run.run_id, keyring=mine.config.host.keyring))
     assert (report.code, report.open) == (0, ())
-    again = replay(store.records(run.run_id), mine.graph)
+    again = replay(asyncio.run(store.records(run.run_id)), mine.graph)
     assert (again.divergences, again.unknown) == ((), "")
     (ended,) = [record.data for record in run.journal if record.kind == "effect.result"]
     assert ended["out"]["status"] == "cut_off"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 from typing import Any
@@ -164,5 +165,5 @@ def test_a_run_that_asked_can_be_verified_and_proofs_know_that_it_asks():
     )
     waiting = agent.run_sync("Do it.")
     assert agent.resume_sync(waiting.outcome.run_id, "that one").output == "Done."
-    report = verify_stored_run(store, waiting.outcome.run_id, keyring=agent.config.host.keyring)
+    report = asyncio.run(verify_stored_run(store, waiting.outcome.run_id, keyring=agent.config.host.keyring))
     assert (report.code, report.reason) == (0, "")

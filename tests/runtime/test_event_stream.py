@@ -128,7 +128,7 @@ def test_after_a_crash_numbers_are_greater_than_all_before(tmp_path):
             host = Host(store=SqliteStore(sys.argv[1] + "/runs.db"), secret=b"k")
             script = [call("work"), "Done."] if first else ["Done."]
             agent = Agent(ScriptedModel(script), tools=[work], hooks=[show], host=host)
-            (run,) = [agent.run("Go.")] if first else agent.unfinished_runs()
+            (run,) = [agent.run("Go.")] if first else await agent.unfinished_runs()
             await run
 
         asyncio.run(main())
@@ -152,7 +152,7 @@ def test_a_process_that_dies_before_it_writes_has_used_up_its_numbers():
     asked = collect(agent.run("Pay."))[-1]
 
     async def acquire_and_die() -> None:
-        head = store.head(asked.run_id)
+        head = await store.head(asked.run_id)
         lease = await store.acquire(asked.run_id, "somebody", new=False, keyring=agent.config.host.keyring)
         assert lease.epoch == head.epoch + 1
         await store.release(lease)

@@ -132,7 +132,7 @@ def test_an_edit_that_a_rule_denies_is_refused_and_the_run_waits_on() -> None:
         assert isinstance(first.outcome, UserInputRequested)
         record = first.outcome.suspension_record
         with pytest.raises(HumanReplyError, match="denied, and the run still waits"):
-            agent.resume(record, Edit({"command": "rm -rf /"}))
+            await agent.resume(record, Edit({"command": "rm -rf /"})).load()
         assert done == []
         return await agent.resume(record, Edit({"command": "ls -l"}))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -65,14 +66,14 @@ def test_a_record_that_was_claimed_elsewhere_changes_nothing():
 
     async def scene() -> None:
         record = (await agent.run("go")).outcome.suspension_record
-        one, other = agent.resume(record, Allow()), agent.resume(record, Allow())
+        one, other = [await agent.resume(record, Allow()).load() for _ in range(2)]
         assert (await one).output == "done"
         with pytest.raises(SuspensionUsedError):
             await other
         assert not other.finished
         assert other.run_state.state == "suspended"
         with pytest.raises(SuspensionUsedError):
-            agent.resume(record, Allow())
+            await agent.resume(record, Allow()).load()
 
     run_async(scene)
 
@@ -177,7 +178,7 @@ def test_a_call_in_doubt_accepts_only_its_own_replies(answer):
     agent, state = cut_off("pay_out", [])
     record = go_on(agent, state).outcome.suspension_record
     with pytest.raises(HumanReplyError, match="ItRan"):
-        agent.resume(record, answer)
+        asyncio.run(agent.resume(record, answer).load())
 
 
 def test_an_idempotent_call_that_had_started_is_run_again():
@@ -252,7 +253,7 @@ def test_an_approval_is_for_the_tool_that_was_shown_and_the_run_waits_on_for_it(
         waiting = "r" if stored else outcome.suspension_record.to_json()
         for reply in (Allow(), Edit({"amount": 6})):
             with pytest.raises(SuspensionToolError, match=r"'pay'.*nothing was changed"):
-                other.resume(waiting, reply)
+                await other.resume(waiting, reply).load()
         return await agent.resume(waiting, Allow())
 
     assert run_async(scene).output == "done"
@@ -265,7 +266,7 @@ def test_a_call_in_doubt_is_run_again_only_with_the_tool_that_was_shown(kind):
     record = go_on(agent, state).outcome.suspension_record
     other, _ = scripted_agent("done", tools=paying(kind, []))
     with pytest.raises(SuspensionToolError):
-        other.resume(record, ItDidNotRun())
+        asyncio.run(other.resume(record, ItDidNotRun()).load())
     assert ran == []
 
 
@@ -352,7 +353,7 @@ def test_a_record_waits_a_day_and_a_stored_run_without_limit_unless_the_guardrai
         clock.advance((waits_s or 30 * 86_400) + (1 if late else -1))
         if waits_s is not None and late:
             with pytest.raises(SuspensionExpiredError, match="dismiss"):
-                agent.resume(waiting, Allow())
+                await agent.resume(waiting, Allow()).load()
             return await agent.dismiss(waiting)
         return await agent.resume(waiting, Allow())
 
@@ -371,7 +372,7 @@ def test_a_reply_to_nothing_is_an_error(to, stored):
         outcome = (await agent.run("go", run_id="r")).outcome
         for waiting in ("r" if stored else outcome.suspension_record, outcome.suspension_record):
             with pytest.raises(HumanReplyError, match="names no request"):
-                agent.resume(waiting, Allow(), to=to)
+                await agent.resume(waiting, Allow(), to=to).load()
         return await agent.resume(outcome.suspension_record, Allow(), to=None)
 
     assert run_async(scene).output == "done"

@@ -159,9 +159,9 @@ def test_a_run_with_dependencies_is_resumed_with_them_and_not_without(stored: bo
     with pytest.raises(
         MissingDepsError, match=r"give them again with agent.resume\(..., deps=...\); nothing was changed"
     ):
-        agent.resume(record, Allow())
+        asyncio.run(agent.resume(record, Allow()).load())
     with pytest.raises(RunError, match="not int"):
-        agent.resume(record, Allow(), deps=3)  # type: ignore[arg-type]
+        asyncio.run(agent.resume(record, Allow(), deps=3).load())  # type: ignore[arg-type]
     result = agent.resume_sync(record, Allow(), deps=Desk("back"))
     assert [m.content for m in result.messages if m.role == "tool"] == ["back paid 1 for acme, t"]
 
@@ -227,5 +227,5 @@ def test_one_reply_resumes_a_caller_and_its_sub_agent_with_one_set_of_dependenci
     assert isinstance(request, UserInputRequested)
     assert (request.asker, request.tool) == ("ask", "pay")
     with pytest.raises(MissingDepsError):
-        agent.resume(request.suspension_record, Allow())
+        asyncio.run(agent.resume(request.suspension_record, Allow()).load())
     assert agent.resume_sync(request.suspension_record, Allow(), deps=Desk("back")).output == "ok"

@@ -54,8 +54,8 @@ def test_cancelling_a_run_while_its_end_is_stored_does_not_change_it(times):
         assert run.finished
         assert isinstance(check_result(run.result).outcome, RunCompleted)
         assert (await run).output == "done"
-        rows = store.records("r")
-        assert verify("r", rows, store.head("r")).code == GOOD
+        rows = await store.records("r")
+        assert verify("r", rows, await store.head("r")).code == GOOD
 
     run_async(scene)
 
@@ -74,9 +74,9 @@ def test_an_interrupted_run_that_is_dismissed_keeps_the_results_of_its_calls():
         agent = Agent(ScriptedModel([[call("work", n=1), call("work", n=2)]]), tools=[work], host=Host(store=store))
         task = asyncio.ensure_future(agent.run("go", run_id="r")._run_to_end())
         await hanging.wait()
-        while not any('"kind":"effect.result"' in row.body for row in store.records("r")):
+        while not any('"kind":"effect.result"' in row.body for row in await store.records("r")):
             await asyncio.sleep(0)
-        kept.extend(store.records("r"))
+        kept.extend(await store.records("r"))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -94,8 +94,8 @@ def test_an_interrupted_run_that_is_dismissed_keeps_the_results_of_its_calls():
         )
         assert isinstance(result.outcome, RunCancelled)
         assert tool_texts(result) == ["result 1", "Interrupted: the run was cancelled before this call had a result."]
-        rows = store.records("r")
-        assert verify("r", rows, store.head("r")).code == GOOD
+        rows = await store.records("r")
+        assert verify("r", rows, await store.head("r")).code == GOOD
         assert dump_state(rehydrate(rows).run) == dump_state(result.run_state)
         assert replay(rows, LOOP).same
         assert json.loads(rows[-1].body)["kind"] == "run.finished"

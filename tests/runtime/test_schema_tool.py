@@ -133,7 +133,7 @@ def test_an_argument_that_the_schema_marks_as_secret_is_not_journaled():
     model = ScriptedModel([call("unlock", pin="tr0ub4dor&3"), "Done."])
     run = Agent(model, tools=[tool], host=Host(store=store, secret=b"k")).run("Go.")
     asyncio.run(_await(run))
-    text = "".join(row.body + row.hidden for row in store.records(run.run_id))
+    text = "".join(row.body + row.hidden for row in asyncio.run(store.records(run.run_id)))
     assert "tried 11" in text
     assert "tr0ub4dor" not in text
 

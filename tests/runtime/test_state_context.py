@@ -526,9 +526,9 @@ def test_the_journal_gives_the_state_and_the_moves_back() -> None:
     agent = Agent(ScriptedModel(["draft"]), graph=graph, tools=[look, pay], host=Host(secret=SECRET, store=store))
     result = asyncio.run(_awaited(agent.run("go", run_id="one")))
     for code in (OPEN, GOOD):
-        rows = store.records("one")
+        rows = asyncio.run(store.records("one"))
         assert dump_state(rehydrate(rows).run) == dump_state(result.run_state)
-        assert verify("one", rows, store.head("one")).code == code
+        assert verify("one", rows, asyncio.run(store.head("one"))).code == code
         assert replay(rows, graph).same
         if code == OPEN:
             result = resumed(agent, result, Allow(), by_id=True)
@@ -691,12 +691,12 @@ def test_cut_off_after_any_record_a_run_repeats_no_call_that_had_its_result() ->
     whole = MemoryStore()
     expected = asyncio.run(_awaited(agent(whole).run("go", run_id="one")))
     assert calls == ["go", "a", "n", "b", "c"]
-    records = whole.records("one")
+    records = asyncio.run(whole.records("one"))
     for count in range(1, len(records)):
         ended = {r.data["eid"] for r in expected.journal[:count] if r.kind == "effect.result"}
         made = [text for number, text in enumerate(["a", "n", "b", "c"], 1) if f"review:1:{number}" in ended]
         calls.clear()
-        (unfinished,) = agent(asyncio.run(cut_off_after(records, count))).unfinished_runs()
+        (unfinished,) = asyncio.run(agent(asyncio.run(cut_off_after(records, count))).unfinished_runs())
         result = asyncio.run(_awaited(unfinished))
         replied = any(
             r.kind == "transition" and r.data["transition"] == "call_llm.otherwise" for r in expected.journal[:count]
@@ -792,8 +792,8 @@ def step(folder: Path, where: str, number: int, code: int = 0) -> dict[str, Any]
 
 def check_store(folder: Path) -> None:
     store = SqliteStore(folder / "runs.db")
-    (head,) = store.heads()
-    assert verify(head.run_id, store.records(head.run_id), head).code == GOOD
+    (head,) = asyncio.run(store.heads())
+    assert verify(head.run_id, asyncio.run(store.records(head.run_id)), head).code == GOOD
     store.close()
 
 

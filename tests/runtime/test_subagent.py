@@ -184,12 +184,12 @@ def test_a_sub_agents_journal_names_the_run_and_the_call_that_it_works_for() -> 
         host=Host(store=store),
     )
     asyncio.run(_awaited(agent.run("go", session_id="talk", run_id="top")))
-    ids = [h.run_id for h in store.heads()]
+    ids = [h.run_id for h in asyncio.run(store.heads())]
     assert len(ids) == 2
     (child,) = [i for i in ids if i != "top"]
-    run = rehydrate(store.records(child)).run
+    run = rehydrate(asyncio.run(store.records(child))).run
     assert (run.parent, run.session_id) == (("top", "one"), "talk")
-    assert rehydrate(store.records("top")).run.parent is None
+    assert rehydrate(asyncio.run(store.records("top"))).run.parent is None
 
 
 async def _awaited(run: Awaitable[RunResult]) -> RunResult:
@@ -529,7 +529,7 @@ def test_however_sub_agents_are_nested_they_make_no_more_model_calls_than_are_le
     assert result.run_state.model_calls == len(made)
     check_end(result)
     if store is not None:
-        assert dump_state(rehydrate(store.records("top")).run) == dump_state(result.run_state)
+        assert dump_state(rehydrate(asyncio.run(store.records("top"))).run) == dump_state(result.run_state)
 
 
 def test_a_sub_agents_own_limit_applies_where_it_is_lower() -> None:
@@ -615,13 +615,15 @@ def test_the_journal_of_a_sub_agent_that_was_extended_gives_its_state_and_its_mo
 
     first = asyncio.run(_awaited(make().run("go", run_id="top")))
     second = resumed(make(), first, "go on", by_id=True)
-    assert dump_state(rehydrate(store.records("top")).run) == dump_state(second.run_state)
-    for head in store.heads():
-        rows = store.records(head.run_id)
+    assert dump_state(rehydrate(asyncio.run(store.records("top"))).run) == dump_state(second.run_state)
+    for head in asyncio.run(store.heads()):
+        rows = asyncio.run(store.records(head.run_id))
         assert verify(head.run_id, rows, head).code in (GOOD, OPEN)
         assert replay(rows, LOOP).same
-    (below,) = [h.run_id for h in store.heads() if h.run_id != "top"]
-    assert rehydrate(store.records(below)).run.guardrails.max_iterations == 2  # 6 - 4: what was left at the reply
+    (below,) = [h.run_id for h in asyncio.run(store.heads()) if h.run_id != "top"]
+    assert (
+        rehydrate(asyncio.run(store.records(below))).run.guardrails.max_iterations == 2
+    )  # 6 - 4: what was left at the reply
 
 
 def test_a_sub_agents_run_cannot_be_resumed_past_its_calling_run() -> None:
@@ -630,11 +632,11 @@ def test_a_sub_agents_run_cannot_be_resumed_past_its_calling_run() -> None:
     helper = Agent(asking(answered), preset="funnel", host=host)
     agent = Agent(ScriptedModel([call("h", task="x")]), tools=[helper.as_tool("h", "Helps.")], host=host)
     asyncio.run(_awaited(agent.run("go", run_id="top")))
-    (below,) = [h.run_id for h in store.heads() if h.run_id != "top"]
+    (below,) = [h.run_id for h in asyncio.run(store.heads()) if h.run_id != "top"]
     with pytest.raises(RunError, match="'top'"):
-        helper.resume(below, "a")
+        asyncio.run(helper.resume(below, "a").load())
     with pytest.raises(RunError, match="'top'"):
-        helper.dismiss(below)
+        asyncio.run(helper.dismiss(below).load())
 
 
 # -- permissions --------------------------------------------------------------------------------------------
@@ -1080,7 +1082,9 @@ def test_a_sub_agents_secret_arguments_are_not_shown_above() -> None:
     first = asyncio.run(_awaited(make().run("go", run_id="top")))
     assert isinstance(first.outcome, UserInputRequested)
     assert first.outcome.arguments == {"pin": "(secret)"}
-    written = "".join(r.body + r.hidden for h in store.heads() for r in store.records(h.run_id))
+    written = "".join(
+        r.body + r.hidden for h in asyncio.run(store.heads()) for r in asyncio.run(store.records(h.run_id))
+    )
     assert "canary-4711" not in written
 
 
@@ -1094,12 +1098,12 @@ def test_the_journal_gives_the_live_state_back_at_every_stop() -> None:
     make = two(lambda: asking(call("ask_user", question="Sure?"), answered), [calling(*batch), last], host)
     result = asyncio.run(_awaited(make().run("go", run_id="top")))
     for answer in ("a", "b"):
-        assert dump_state(rehydrate(store.records("top")).run) == dump_state(result.run_state)
+        assert dump_state(rehydrate(asyncio.run(store.records("top"))).run) == dump_state(result.run_state)
         result = resumed(make(), result, answer, by_id=True)
     assert result.ok
-    assert dump_state(rehydrate(store.records("top")).run) == dump_state(result.run_state)
-    for head in store.heads():
-        rows = store.records(head.run_id)
+    assert dump_state(rehydrate(asyncio.run(store.records("top"))).run) == dump_state(result.run_state)
+    for head in asyncio.run(store.heads()):
+        rows = asyncio.run(store.records(head.run_id))
         assert verify(head.run_id, rows, head).code == GOOD
         assert replay(rows, LOOP).same
 
@@ -1159,7 +1163,9 @@ def test_an_interrupted_sub_agent_continues_where_its_own_journal_ends(
     assert (told["acted"], told["thought"]) == (acted, thought)
     assert told["model_calls"] == 4  # two above, and two below that have ended
     store = SqliteStore(tmp_path / "runs.db")
-    reports = [verify(head.run_id, store.records(head.run_id), head) for head in store.heads()]
+    reports = [
+        verify(head.run_id, asyncio.run(store.records(head.run_id)), head) for head in asyncio.run(store.heads())
+    ]
     store.close()
     assert [r.code for r in reports] == [GOOD, GOOD], reports
 

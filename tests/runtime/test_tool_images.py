@@ -78,7 +78,7 @@ def test_the_next_request_has_the_image() -> None:
 def test_the_journal_stores_an_image_once_and_redacted() -> None:
     store = MemoryStore()
     result = shown(BIG, host=Host(store=store))
-    rows = store.records(result.outcome.run_id)
+    rows = asyncio.run(store.records(result.outcome.run_id))
     assert sum(BIG.data in row.body for row in rows) == 0
     assert [row.hidden.count(BIG.data) for row in rows if BIG.data in row.hidden] == [1]
     assert sum(len(row.body) + len(row.hidden) for row in rows) < len(BIG.data) + 20_000
@@ -128,7 +128,7 @@ def test_images_of_an_earlier_conversation_are_kept_hidden_and_come_back() -> No
         return await agent.run("and now?", message_history=earlier)
 
     run_id = asyncio.run(main()).outcome.run_id
-    rows = store.records(run_id)
+    rows = asyncio.run(store.records(run_id))
     assert not any(BIG.data in row.body for row in rows)
     assert sum(row.hidden.count(BIG.data) for row in rows) == 1
     assert rehydrate(rows).run.messages[:2] == earlier

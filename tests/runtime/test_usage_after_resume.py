@@ -68,4 +68,4 @@ def test_the_journal_restores_them_for_a_finished_run() -> None:
     store = MemoryStore()
     agent = Agent(ScriptedModel([reply(FIRST)]), host=Host(store=store))
     run_id = asyncio.run(_awaited(agent.run("go"))).outcome.run_id
-    assert astuple(rehydrate(store.records(run_id)).run.usage) == astuple(FIRST)
+    assert astuple(rehydrate(asyncio.run(store.records(run_id))).run.usage) == astuple(FIRST)

@@ -52,7 +52,7 @@ async def approved_run(agent: Agent) -> int:
 def test_a_stored_run_is_checked_from_its_first_move_to_its_last() -> None:
     store = MemoryStore()
     moves = asyncio.run(approved_run(make_agent(store)))
-    check = check_stored_run(store.records("one"))
+    check = check_stored_run(asyncio.run(store.records("one")))
     assert (check.inside, check.moves) == (True, moves)
 
 
@@ -60,10 +60,10 @@ def test_a_run_on_a_graph_of_your_own_needs_its_agent() -> None:
     store = MemoryStore()
     agent = make_agent(store, graph=OWN)
     asyncio.run(approved_run(agent))
-    without = check_stored_run(store.records("one"))
+    without = check_stored_run(asyncio.run(store.records("one")))
     assert without.inside is None
     assert without.reason == "its graph is not a preset's: name the agent that made it"
-    assert check_stored_run(store.records("one"), agent).inside
+    assert check_stored_run(asyncio.run(store.records("one")), agent).inside
 
 
 def test_a_run_outside_the_model_is_reported_with_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_a_run_outside_the_model_is_reported_with_its_record(monkeypatch: pytest
     store = MemoryStore()
     asyncio.run(approved_run(make_agent(store)))
     monkeypatch.setattr(run_monitor, "_cached_spaces", _without_approvals)
-    check = check_stored_run(store.records("one"))
+    check = check_stored_run(asyncio.run(store.records("one")))
     assert check.inside is False
     assert "record " in check.reason
     assert "the run took dispatch_tool.approval_required" in check.reason

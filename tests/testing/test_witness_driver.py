@@ -67,7 +67,7 @@ def test_on_every_path_the_journal_verifies_and_every_call_has_one_result() -> N
     for path in paths(LOOP):
         path_run = driver.run(path).check()
         store = path_run.simulation_result.store
-        told = verify("played", store.records("played"), store.head("played"))
+        told = verify("played", asyncio.run(store.records("played")), asyncio.run(store.head("played")))
         assert told.code == 0, f"{path.id}: {told}"
         calls = [c.id for m in path_run.run_result.messages for c in m.tool_calls]
         results = [m.tool_call_id for m in path_run.run_result.messages if m.tool_call_id is not None]

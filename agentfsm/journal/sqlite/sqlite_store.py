@@ -8,20 +8,20 @@ commits. A second process that wants to write is refused with the name of the fi
 from __future__ import annotations
 
 import sqlite3
-import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self
 from weakref import WeakValueDictionary
 
 import agentfsm.journal.sqlite.sqlite_schema as sqlite_schema
 from agentfsm.errors import RunExistsError, StaleLease, StoreError, UnknownRunError
 from agentfsm.journal.hash_chain import GENESIS_HASH
 from agentfsm.journal.records import SealedRecord
+from agentfsm.journal.sqlite.sqlite_reader import SqliteReader
 from agentfsm.journal.sqlite.sqlite_schema import APPLICATION_ID, SCHEMA_VERSION
 from agentfsm.journal.sqlite.sqlite_writer import SqliteWriter
-from agentfsm.journal.sqlite.store_file import StoreFile, after_fork, leak
+from agentfsm.journal.sqlite.store_file import StoreFile
 from agentfsm.journal.store import Head, Lease, Status, head_row, seal_row
 from agentfsm.loop.keys import KeyPurpose, Keyring
 
@@ -228,13 +228,10 @@ def select_records(db: sqlite3.Connection, run_id: str, after: int) -> list[Seal
     return [SealedRecord(*row) for row in db.execute(query, (low, low + after, high))]
 
 
-QueryResult = TypeVar("QueryResult")
-
-
 class SqliteStore:
     """Stores journals in a SQLite file. Reading needs no lock; the first write makes this process the writer.
 
-    Close it when you are done, or use it in a ``with`` block.
+    Close it when you are done, or use it in a ``with`` block. Reads and commits happen in two threads of its own.
 
     Args:
         path: The file; the first write creates it.
@@ -254,10 +251,8 @@ class SqliteStore:
         self.path = self._file.given
         self._writer = SqliteWriter(self._file, synchronous)
         self._leases: WeakValueDictionary[str, Lease] = WeakValueDictionary()
-        self._reader: sqlite3.Connection | None = None
-        self._reader_lock = threading.Lock()
-        after_fork(self)
-        self._read(lambda db: None, None)
+        self._reader = SqliteReader(self._file)
+        self._reader.read_now(lambda db: None, None)  # is it a store?
 
     # -- leases ---------------------------------------------------------------------------------------
 
@@ -315,17 +310,18 @@ class SqliteStore:
 
     # -- reading --------------------------------------------------------------------------------------
 
-    def head(self, run_id: str) -> Head | None:
-        """The head of a run, or None if there is no such run."""
-        heads = self._heads("run_id", run_id)
+    async def head(self, run_id: str) -> Head | None:
+        """The head of a run, or None if there is no such run; see ``Store.head``."""
+        heads = await self._reader.read(lambda db: self._heads(db, "run_id", run_id), list[Head]())
         return heads[0] if heads else None
 
-    def heads(self, status: Status | None = None) -> list[Head]:
-        """The heads of all runs, or of those with one status, the oldest run first."""
-        return self._heads() if status is None else self._heads("status", status)
+    async def heads(self, status: Status | None = None) -> list[Head]:
+        """The heads of all runs, or of those with one status, the oldest run first; see ``Store.heads``."""
+        filters = () if status is None else ("status", status)
+        return await self._reader.read(lambda db: self._heads(db, *filters), list[Head]())
 
-    def _heads(self, *filters: str) -> list[Head]:
-        rows: list[Any] = self._read(lambda db: select_heads(db, *filters), [])
+    def _heads(self, db: sqlite3.Connection, *filters: str) -> list[Head]:
+        rows = select_heads(db, *filters)
         others = bool(rows) and self._writer.owned_by_other_process()
         return [
             Head(
@@ -341,46 +337,23 @@ class SqliteStore:
             for number, run_id, epoch, owner, seq, digest, status, mac in rows
         ]
 
-    def records(self, run_id: str, after: int = 0) -> list[SealedRecord]:
+    async def records(self, run_id: str, after: int = 0) -> list[SealedRecord]:
         """A run's records, in order, after a sequence number; see ``Store.records``."""
-        records = self._read(lambda db: select_records(db, run_id, after), None)
+        records = await self._reader.read(lambda db: select_records(db, run_id, after), None)
         if records is None:
             raise UnknownRunError(f"there is no run {run_id!r} in {self.path}")
         return records
 
-    def _read(self, query: Callable[[sqlite3.Connection], QueryResult], default: QueryResult) -> QueryResult:
-        """The result of a query, or a default if the file has no tables yet.
-
-        Raises:
-            StoreMovedError: It was moved, deleted or replaced while the store was open.
-            StoreError: It cannot be read, or this process is a forked child.
-        """
-        self._file.check_process()
-        with self._reader_lock:
-            self._file.check_unmoved()
-            if self._reader is None:
-                self._file.check_openable()
-                self._reader = sqlite_schema.open_reader(self._file.path)
-                if self._reader is None:
-                    return default
-                self._file.opened()
-            try:
-                return query(self._reader)
-            except sqlite_schema.READ_ERRORS as error:
-                raise sqlite_schema.as_store_error(error, self.path) from error
-
     def close(self) -> None:
         """Write what is queued, and close the file; other processes can then write it."""
-        if self._reader is not None:  # first: the connection closed last checkpoints the log, which a reader cannot
-            self._reader.close()
-            self._reader = None
+        self._reader.close()  # first: the connection closed last checkpoints the log, which a reader cannot
         self._writer.close()
         self._file.closed()
 
-    def inherited(self) -> None:
-        """In a forked child: never close the connection, which belongs to the parent."""
-        leak(self._reader)
-        self._reader = None
+    async def aclose(self) -> None:
+        """The same from an event loop, which goes on until what is queued is written."""
+        await self._writer.drain()
+        self.close()
 
     def __enter__(self) -> Self:
         return self

@@ -81,7 +81,8 @@ class SqliteWriter:
             self._file.check_openable()
             self._file.lock.acquire()
             try:
-                self._db = sqlite_schema.open_writer(self._file.path, self._level)
+                with self._file.opening:
+                    self._db = sqlite_schema.open_writer(self._file.path, self._level)
                 self._file.opened(to_write=True)
             except BaseException:
                 self._disconnect()
@@ -227,6 +228,12 @@ class SqliteWriter:
         if self._db is None:
             raise StoreError(f"{self._path} is closed")
         return self._db
+
+    async def drain(self) -> None:
+        """Wait until everything that is queued now is written, or has failed."""
+        if self._thread is not None:
+            with contextlib.suppress(StoreError):
+                await self.submit(lambda db: None)
 
     def close(self) -> None:
         """Write what is queued, and close the file; other processes can then write it."""

@@ -7,6 +7,7 @@ import os
 import socket
 import sqlite3
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Protocol
@@ -158,12 +159,14 @@ class StoreFile:
         given: The path, made absolute.
         path: The real path.
         lock: The lock of the process that writes the file.
+        opening: Held while a connection is opened: a new file cannot be set up while it is read.
     """
 
     def __init__(self, path: Path) -> None:
         self.given = path.absolute()
         self.path = Path(os.path.realpath(self.given))
         self.lock = FileLock(self.path.with_name(self.path.name + "-lock"))
+        self.opening = threading.Lock()
         self._process = os.getpid()
         self._opened: FileId | None = None
         self._beside: list[tuple[Path, FileId | None]] = []  # the lock and the log of the file that is written
