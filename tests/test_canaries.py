@@ -31,6 +31,7 @@ from click.testing import CliRunner
 from agentfsm.cli.app import app
 from tests.helpers.canaries import ENTER, HOST_SECRET, PLACES, canary, environment
 from tests.helpers.child_process import child_environment
+from tests.helpers.fake_model_server import fake_model_server, tool_call_output
 
 RUNS = ("texts", "enter", "gate-ask", "model-refused", "results", "restart", "edit", "votes", "calls", "server")
 
@@ -194,3 +195,40 @@ def test_what_was_approved_runs_after_a_restart_with_the_approved_bytes(folder: 
 def test_the_files_are_for_their_owner_alone(folder: Path) -> None:
     if os.name == "posix":
         assert {oct(file.stat().st_mode & 0o777) for file in (folder / "out").glob("runs.db*")} == {"0o600"}
+
+
+TOOLS = """
+import os
+from agentfsm import tool
+
+@tool(secret=["password"])
+def log_in(user: str, password: str) -> str:
+    "Log in."
+    return f"{user} has {password} and {os.environ['STRIPE_API_KEY']}"
+
+@tool(secret=["password"], requires_approval=True)
+def log_out(password: str) -> str:
+    "Log out."
+    return "out"
+"""
+
+
+def test_no_secret_appears_in_what_the_command_line_shows_of_a_run(tmp_path: Path) -> None:
+    key, password = canary("environment: a key"), canary("argument: secret")
+    (tmp_path / "my_tools.py").write_text(TOOLS)
+    script = [
+        tool_call_output(("log_in", {"user": "ann", "password": password})),
+        tool_call_output(("log_out", {"password": password})),
+    ]
+    for more in (["--diagram", str(tmp_path / "run.svg"), "--record", str(tmp_path / "record")], ["--json"]):
+        with fake_model_server(*script) as served:
+            words = ["run", f"use {key}", "--model", "openai:m", "--base-url", served.url, "--api-key-env", "MODEL_KEY"]
+            files = ["--tools", str(tmp_path / "my_tools.py"), "--store", str(tmp_path / "runs.db")]
+            environment = {"MODEL_KEY": "sk-of-the-model-471108", "STRIPE_API_KEY": key, "AGENTFSM_SECRET": "x" * 32}
+            result = CliRunner().invoke(app, [*words, *files, *more], env=environment)
+        assert "log_in(user='ann', password='[withheld]')" in result.stderr or "--json" in more, result.output
+        assert "ann has [withheld] and [withheld]" in result.stderr or "--json" in more
+        (tmp_path / f"printed-{more[0]}").write_text(result.output)
+    files_written = [file for file in tmp_path.iterdir() if file.is_file()]
+    assert len(files_written) >= 6
+    assert found_in(files_written, {"a": [key.encode()], "b": [password.encode()], "c": [b"sk-of-the-model"]}) == []

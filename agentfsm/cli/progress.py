@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
 from rich.text import Text
@@ -21,7 +22,6 @@ from agentfsm.loop.events import (
     ToolStarted,
     Transitioned,
 )
-from agentfsm.loop.messages import Message, ToolCall, ToolResult
 from agentfsm.loop.outcomes import CALL_MODEL, CHOOSE_RECOVERY, RUN_CALLS
 from agentfsm.machine.declaration import EffectSpec
 from agentfsm.machine.graph import Graph
@@ -85,13 +85,13 @@ class ProgressDisplay:
             case Transitioned():
                 self._on_state(str(event.target))
             case TextDelta(text=text):
-                self._show_delta("", text)
+                self._show_delta("", event.mask(text))
             case ReasoningDelta(text=text):
-                self._show_delta("thinking: ", text)
+                self._show_delta("thinking: ", event.mask(text))
             case ReplyRestarted():
                 self._streamed = ""
-            case ModelReplied(message=message):
-                self._print_line(self._state_with(CALL_MODEL), _describe_reply(message))
+            case ModelReplied():
+                self._print_line(self._state_with(CALL_MODEL), _describe_reply(event.to_dict()["message"]))
             case ToolStarted(call=call):
                 self._running[call.id] = shorten(call.name, 64)
                 names = self._running.values() if self._live else [call.name]
@@ -100,13 +100,13 @@ class ProgressDisplay:
                 self._running.pop(result.call_id, None)
                 if result.ending is None:  # one that ends or suspends the run is shown as the outcome
                     style = "" if result.status == "done" else "yellow"
-                    self._print_line(self._state_with(RUN_CALLS), _describe_result(result), style)
+                    self._print_line(self._state_with(RUN_CALLS), _describe_result(event.to_dict()["result"]), style)
             case RecoveryStarted():
                 self._print_line(self._state_with(CHOOSE_RECOVERY), _describe_recovery(event), "yellow")
                 if event.backoff_s:
                     self._show_waiting(self._state_with(CHOOSE_RECOVERY), f"backing off for {event.backoff_s:g} s")
             case RunWarning(text=text):
-                self._print_line("warning", shorten(text), "red")
+                self._print_line("warning", shorten(event.mask(text)), "red")
             case _:
                 pass
 
@@ -163,24 +163,26 @@ class ProgressDisplay:
             self._console.print(line, soft_wrap=True)
 
 
-def _describe_reply(message: Message) -> str:
-    calls = ", ".join(_describe_call(c) for c in message.tool_calls)
-    text = shorten(message.content)
+def _describe_reply(message: Mapping[str, Any]) -> str:
+    calls = ", ".join(_describe_call(c) for c in message["tool_calls"])
+    text = shorten(message["content"])
     return f"{text}  {calls}".strip() or "(an empty reply)"
 
 
-def _describe_call(call: ToolCall) -> str:
-    arguments = ", ".join(f"{shorten(k, 40)}={shorten(repr(v), 60)}" for k, v in call.arguments.items())
-    return f"{shorten(call.name, 64)}({arguments})"
+def _describe_call(call: Mapping[str, Any]) -> str:
+    arguments = ", ".join(f"{shorten(k, 40)}={shorten(repr(v), 60)}" for k, v in call["arguments"].items())
+    return f"{shorten(call['name'], 64)}({arguments})"
 
 
 def _describe_recovery(event: RecoveryStarted) -> str:
     failure = event.failure
     delay = f" after {event.backoff_s:g} s" if event.backoff_s else ""
-    why = "" if "tool" in failure.metadata else f" ({shorten(failure.explanation, 200)})"  # the tool's result said so
+    why = (
+        "" if "tool" in failure.metadata else f" ({shorten(event.mask(failure.explanation), 200)})"
+    )  # the tool's result said so
     return f"{failure.kind.value}{why}: {event.action.value.replace('_', ' ')}{delay}"
 
 
-def _describe_result(result: ToolResult) -> str:
-    status = "" if result.status == "done" else f" {result.status}"
-    return f"{shorten(result.name, 64)}{status}: {shorten(result.content)}"
+def _describe_result(result: Mapping[str, Any]) -> str:
+    status = "" if result["status"] == "done" else f" {result['status']}"
+    return f"{shorten(result['name'], 64)}{status}: {shorten(result['content'])}"

@@ -163,7 +163,12 @@ def _pluralize(number: int, word: str) -> str:
 
 
 def _headline(report: RunReport) -> tuple[str, str, list[str]]:
-    """The headline, its color, and the lines below it."""
+    """The headline, its color, and the lines below it, without secrets."""
+    headline, color, lines = _describe_outcome(report)
+    return headline, color, [report.result.outcome.mask(line) for line in lines]
+
+
+def _describe_outcome(report: RunReport) -> tuple[str, str, list[str]]:
     match report.result.outcome:
         case RunCompleted():
             return "completed", "green", []
@@ -214,19 +219,25 @@ def report_json(report: RunReport) -> dict[str, Any]:
     """A run as JSON data: its outcome, and every transition with the guards evaluated for it."""
     result, end = report.result, report.result.outcome
     not_details = ("run_id", "seq", "time", "secrets", "output", "suspension_record")
-    details = {k: v for k, v in vars(end).items() if k not in not_details}
+    shown: dict[str, Any] = {
+        "details": {k: v for k, v in vars(end).items() if k not in not_details},
+        "transitions": [_decision_json(d) for d in report.decisions],
+    }
+    shown = to_jsonable_python(shown, serialize_unknown=True)
+    if end.secrets is not None:
+        shown = {name: end.secrets.clean({name: value})[name] for name, value in shown.items()}
     data: dict[str, Any] = {
         "run_id": result.run_state.run_id,
         "outcome": type(end).__name__,
         "ok": result.ok,
         "output": to_jsonable_python(result.output, serialize_unknown=True),
-        "details": to_jsonable_python(details, serialize_unknown=True),
+        "details": shown["details"],
         "state": str(result.state),
         "model_calls": result.run_state.model_calls,
         "recoveries": report.recoveries,
         "usage": {**to_jsonable_python(result.usage), "total_tokens": result.usage.total_tokens},
         "seconds": round(report.seconds, 3),
-        "transitions": [_decision_json(d) for d in report.decisions],
+        "transitions": shown["transitions"],
         "files": report.files,
     }
     if isinstance(end, UserInputRequested) and "record" not in report.files:

@@ -6,7 +6,7 @@ A run is an ``invoke_agent`` span; each model call is a ``chat`` span and each t
 below it. Names follow the GenAI conventions (https://github.com/open-telemetry/semantic-conventions-genai); names that
 are not in the conventions begin with ``agentfsm.``. Every transition is an event of the run's span. During a model or
 tool call its span is the current one, so spans created by the call, and a sub-agent's run, are its children. Prompts,
-replies, arguments and results are recorded only with ``content=True``.
+replies, arguments and results are recorded only with ``content=True``, and never the secrets in them.
 
 Without an SDK that collects them, spans are not recorded and cost almost nothing.
 """
@@ -112,6 +112,7 @@ class _RunSpans:
     """The open spans of one run."""
 
     run: Span
+    started: Event
     provider: str
     model: str
     common: dict[str, Any]
@@ -163,7 +164,9 @@ class _SpanRecorder:
             "gen_ai.request.max_tokens": cap,
             "agentfsm.state": str(context.state),
             "agentfsm.model_call": context.run.turns + 1,
-            "gen_ai.input.messages": messages_json(render_messages(context.run)) if self._content else None,
+            "gen_ai.input.messages": traced.started.mask(messages_json(render_messages(context.run)))
+            if self._content
+            else None,
         }
         traced.chat = self._start_child_span(traced, f"chat {traced.model}", attributes, client=True)
 
@@ -189,7 +192,7 @@ class _SpanRecorder:
         if (interrupted := self._runs.pop(event.run_id, None)) is not None:  # it ended without an event, and is resumed
             _abandon(interrupted)
         span = self._tracer.start_span(name, attributes=drop_none(attributes))
-        self._runs[event.run_id] = _RunSpans(span, provider, model, common)
+        self._runs[event.run_id] = _RunSpans(span, event, provider, model, common)
         if len(self._runs) > MAX_OPEN_RUNS:
             _abandon(self._runs.pop(next(iter(self._runs))))
 
@@ -257,7 +260,7 @@ class _SpanRecorder:
         traced.usage += event.usage
         if traced.chat is None:
             return
-        output = messages_json([event.message], event.finish_reason.value) if self._content else None
+        output = event.mask(messages_json([event.message], event.finish_reason.value)) if self._content else None
         attributes = {
             "gen_ai.response.finish_reasons": [event.finish_reason.value],
             "gen_ai.response.model": event.model or None,
@@ -275,7 +278,7 @@ class _SpanRecorder:
             "gen_ai.tool.name": call.name,
             "gen_ai.tool.type": "function",
             "gen_ai.tool.call.id": call.id,
-            "gen_ai.tool.call.arguments": value_json(call.arguments) if self._content else None,
+            "gen_ai.tool.call.arguments": event.mask(value_json(call.arguments)) if self._content else None,
             "agentfsm.state": traced.state or None,
         }
         traced.tools[call.id] = self._start_child_span(traced, f"execute_tool {call.name}", attributes)
@@ -296,7 +299,7 @@ class _SpanRecorder:
         attributes = {
             "agentfsm.tool.status": result.status,
             "agentfsm.subagent.run.id": result.run_id or None,
-            "gen_ai.tool.call.result": result.content if self._content else None,
+            "gen_ai.tool.call.result": event.mask(result.content) if self._content else None,
         }
         open_span.span.set_attributes(drop_none(attributes))
         end_span(open_span, None if result.failure is None else result.error_class or result.failure.kind.value)

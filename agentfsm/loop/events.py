@@ -8,7 +8,7 @@ JSON data.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Protocol
 
 from agentfsm.loop.event_json import (
@@ -66,12 +66,21 @@ class SecretFilter(Protocol):
         """
         ...
 
+    def mask(self, text: str, data: dict[str, Any]) -> str:
+        """A text with ``[withheld]`` for each secret.
+
+        Args:
+            text: The text.
+            data: The event that it is about, as JSON data, which may have secret arguments itself.
+        """
+        ...
+
     def has_secrets(self, tool: str) -> bool:
         """Whether a tool has secret arguments."""
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Event:
     """Something that happened in a run.
 
@@ -105,12 +114,24 @@ class Event:
         }
         return data if self.secrets is None else self.secrets.clean(data)
 
+    def mask(self, text: str) -> str:
+        """A text about the event with ``[withheld]`` for each secret of the run, for logs and displays.
+
+        Args:
+            text: The text.
+        """
+        return text if self.secrets is None else self.secrets.mask(text, self._data())
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if each.repr)
+        return self.mask(f"{type(self).__name__}({shown})")
+
     def _data(self) -> dict[str, Any]:
         """The fields of its class, as JSON data."""
         return {}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunStarted(Event):
     """A run started with a user message.
 
@@ -130,7 +151,7 @@ class RunStarted(Event):
         return {"prompt": self.prompt, **_about_run(self.model, self.session_id, self.parent)}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunResumed(Event):
     """A run was resumed after a suspension or a crash.
 
@@ -150,7 +171,7 @@ class RunResumed(Event):
         return {"kind": self.kind, **_about_run(self.model, self.session_id, self.parent)}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Transitioned(Event):
     """The run moved by a row of its graph."""
 
@@ -179,7 +200,7 @@ class Transitioned(Event):
         }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TextDelta(Event):
     """The next part of the text of the current reply.
 
@@ -193,7 +214,7 @@ class TextDelta(Event):
         return {"text": self.text}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ReasoningDelta(Event):
     """The next part of the model's reasoning, if its provider shows that."""
 
@@ -203,7 +224,7 @@ class ReasoningDelta(Event):
         return {"text": self.text}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ToolCallDelta(Event):
     """The next part of a tool call of the current reply.
 
@@ -215,14 +236,14 @@ class ToolCallDelta(Event):
 
     index: int
     name: str
-    arguments: str
+    arguments: str = field(repr=False)
 
     def _data(self) -> dict[str, Any]:
         hidden = self.secrets is not None and self.secrets.has_secrets(self.name)
         return {"index": self.index, "name": self.name, "arguments": "" if hidden else self.arguments}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ReplyRestarted(Event):
     """The reply starts again, from another model: discard its deltas so far.
 
@@ -236,7 +257,7 @@ class ReplyRestarted(Event):
         return {"reason": self.reason}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ModelReplied(Event):
     """The model replied.
 
@@ -261,7 +282,7 @@ class ModelReplied(Event):
         }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ToolStarted(Event):
     """A tool is about to run."""
 
@@ -271,7 +292,7 @@ class ToolStarted(Event):
         return {"call": call_json(self.call)}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ToolFinished(Event):
     """A tool call has ended and has a result."""
 
@@ -281,7 +302,7 @@ class ToolFinished(Event):
         return {"result": result_json(self.result)}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RecoveryStarted(Event):
     """The run recovers from a failure and continues.
 
@@ -309,7 +330,7 @@ class RecoveryStarted(Event):
         }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunWarning(Event):
     """Something optional failed (memory, a hook that fails open, an observer); the run continues."""
 
@@ -319,7 +340,7 @@ class RunWarning(Event):
         return {"text": self.text}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SubagentEvent(Event):
     """Something that happened in the run of a sub-agent, which answers a call of this run.
 
@@ -338,12 +359,12 @@ class SubagentEvent(Event):
         return {"path": list(self.path), "tools": list(self.tools), "event": self.event.to_dict()}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Ending(Event):
     """The last event of a run, or the last before it is suspended."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunCompleted(Ending):
     """The run finished; ``output`` is its answer."""
 
@@ -353,7 +374,7 @@ class RunCompleted(Ending):
         return {"output": plain_json(self.output)}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Handoff(Ending):
     """The agent cannot finish and hands off the task; there is no question to answer.
 
@@ -378,7 +399,7 @@ class Handoff(Ending):
         }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PartialRunSummary(Ending):
     """The run stopped early and does not ask anyone to act.
 
@@ -403,7 +424,7 @@ class PartialRunSummary(Ending):
         }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunAborted(Ending):
     """Code of the user's raised, or a hook aborted the run.
 
@@ -419,7 +440,7 @@ class RunAborted(Ending):
         return {"reason": self.reason, "failure": failure_json(self.failure)}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunCancelled(Ending):
     """The run was cancelled from outside."""
 
@@ -429,7 +450,7 @@ class RunCancelled(Ending):
         return {"reason": self.reason}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class UserInputRequested(Ending):
     """The run is suspended until a person answers; resume it with ``agent.resume(suspension_record, reply)``.
 

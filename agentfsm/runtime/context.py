@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -218,6 +218,14 @@ class Context:
             secrets=self._secrets,
             **fields,
         )
+
+    def note_secrets(self, values: Iterable[Any]) -> None:
+        """Withhold values in every event from now on, before the run knows them.
+
+        Args:
+            values: The values.
+        """
+        self._secrets.add(values)
 
     @property
     def next_seq(self) -> int:

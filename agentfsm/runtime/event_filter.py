@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any
 
@@ -25,12 +25,21 @@ class EventFilter:
         run: The run.
     """
 
-    __slots__ = ("__dict__", "_open_withholder", "_read", "_run")
+    __slots__ = ("__dict__", "_added", "_open_withholder", "_read", "_run")
 
     def __init__(self, open_withholder: Callable[[], Withholder], run: RunState) -> None:
         self._open_withholder = open_withholder
         self._run = run
         self._read = 0
+        self._added: list[Any] = []
+
+    def add(self, values: Iterable[Any]) -> None:
+        """Withhold further values from now on.
+
+        Args:
+            values: The values.
+        """
+        self._added += values
 
     @cached_property
     def _withholder(self) -> Withholder:
@@ -51,10 +60,20 @@ class EventFilter:
             self._read = len(messages)
             for state in run.batch:  # a person may have edited the arguments
                 withholder.add_arguments(state.call.name, state.call.arguments)
-        for value in run.withheld:
+        for value in (*run.withheld, *self._added):
             withholder.add(value)
         cleaned: dict[str, Any] = withholder.clean_fields(data, EVENT_TEXTS)
         return cleaned
+
+    def mask(self, text: str, data: dict[str, Any]) -> str:
+        """A text with ``[withheld]`` for each secret.
+
+        Args:
+            text: The text.
+            data: The event that it is about, as JSON data, which may have secret arguments itself.
+        """
+        self.clean(data)
+        return self._withholder.clean_text(text)
 
     def has_secrets(self, tool: str) -> bool:
         """Whether a tool has secret arguments."""
@@ -74,6 +93,9 @@ class _NoFilter:
         raise RunError(
             "an event that was pickled does not know what its run withholds: send event.to_dict(), not the event"
         )
+
+    def mask(self, text: str, data: dict[str, Any]) -> str:
+        return f"{text.partition('(')[0]}(pickled: its fields are not shown)"
 
     def has_secrets(self, tool: str) -> bool:
         return True

@@ -101,10 +101,10 @@ class HookContext(Generic[Deps]):
     """
 
     state: str
-    run: RunView
-    call: ToolCall | None = None
+    run: RunView = field(repr=False)
+    call: ToolCall | None = field(default=None, repr=False)
     tool: Tool | None = None
-    arguments: Mapping[str, Any] = field(default_factory=FrozenDict)
+    arguments: Mapping[str, Any] = field(default_factory=FrozenDict, repr=False)
     deps: Deps = field(default=cast("Any", None), repr=False)
 
     @property

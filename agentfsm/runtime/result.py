@@ -128,7 +128,7 @@ async def shielded(coroutine: Coroutine[Any, Any, None]) -> asyncio.CancelledErr
     return cancellation
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunResult(Generic[Output]):
     """The result of a run that has ended or is suspended.
 
@@ -148,6 +148,9 @@ class RunResult(Generic[Output]):
     run_state: RunState = field(repr=False)
     graph: Graph = field(repr=False)
     _read_journal: Callable[[], list[Record]] | None = field(default=None, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        return self.outcome.mask(f"RunResult(output={self.output!r}, outcome={self.outcome!r})")
 
     @property
     def journal(self) -> list[Record]:

@@ -342,6 +342,7 @@ class EffectCalls:
         call_state.result, call_state.started = result, False
         await self._record_result(call.id, result)
         if context.builds_events:
+            context.note_secrets(result.withheld)
             context.emit(ToolFinished, result=result)
         return result
 

@@ -464,4 +464,5 @@ def tool_call_context(context: Context, call: ToolCall, effect_id: str, attempt:
 def _complete_call(context: Context, result: ToolResult) -> None:
     context.completed_results.append(result)
     if context.builds_events:
+        context.note_secrets(result.withheld)
         context.emit(ToolFinished, result=result)

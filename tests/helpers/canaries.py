@@ -288,9 +288,8 @@ class World:
         (self.out / name).write_text(text)
 
     def close(self, part: str) -> None:
-        (self.folder / f"shown-{part}.txt").write_text("\n".join(self.shown))
-        spans = "\n".join(span.to_json() for span in self.spans.get_finished_spans())
-        (self.folder / f"spans-{part}.txt").write_text(spans)
+        self.save(f"shown-{part}.txt", "\n".join(self.shown))
+        self.save(f"spans-{part}.txt", "\n".join(span.to_json() for span in self.spans.get_finished_spans()))
 
 
 def known_texts() -> list[str]:
@@ -432,7 +431,7 @@ async def results(world: World, host: Host) -> None:
     assert result.output.value.get_secret_value() == canary(what)
     password = canary("history: a secret argument of an earlier run")
     first = world.agent(Host(clock=FakeClock()), [call("open_door", password=password)])
-    earlier = await world.finish(first.run(f"say {password}"))
+    earlier = await world.finish(first.run("open it"))
     later = world.agent(host, [f"it was {password}"])
     await world.finish(later.run("go on", message_history=earlier.messages, run_id="history"))
 
