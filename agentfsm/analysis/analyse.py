@@ -110,7 +110,7 @@ class Analysis:
             "fingerprint": self.graph.fingerprint,
             "ok": self.ok,
             "verdicts": [asdict(v) for v in self.verdicts],
-            "bounds": {**numbers, "exact": self.exact},
+            "bounds": {**numbers, "exact": self.exact, "assumptions": list(_texts(self.bounds.assumptions))},
             "dead": [asdict(d) for d in self.dead],
             "explored": self.explored,
         }
@@ -135,7 +135,8 @@ class Analysis:
             f"{_bound_text(b.tool_calls_in_all, 'tool calls')}"
         )
         if self.bounds.assumptions and (texts := _texts(self.bounds.assumptions)):
-            yield from (f"    if {text}" for text in texts)
+            yield "    both lines, if:"
+            yield from (f"      {text}" for text in texts)
         if self.dead:
             yield "  never taken under these guardrails:"
             yield from (f"    {dead.row}: {dead.why}" for dead in self.dead)

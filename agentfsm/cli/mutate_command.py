@@ -183,6 +183,7 @@ def mutate(
     suite = _Suite(target, _file_of(target), target.rpartition(":")[2], pytest_arguments, folder)
     excluded = _read_exclusions(which)
     chosen = _choose(table_mutants(source), which, excluded)
+    click.echo("running the tests without a mutant", err=True)
     suite = _check_suite(suite)
     results = [MutantResult(m, "excluded", excluded[m.id]) for m in chosen if m.id in excluded]
     to_run: list[Mutant] = []
@@ -192,7 +193,7 @@ def mutate(
             results.append(MutantResult(mutant, "refused", refusal))
         else:
             to_run.append(mutant)
-    results += _run_all(suite, to_run, jobs, show=not as_json and sys.stderr.isatty())
+    results += _run_all(suite, to_run, jobs)
     order = {mutant: number for number, mutant in enumerate(chosen)}
     results.sort(key=lambda each: order[each.mutant])
     percent = _print_results(target, source, results, as_json=as_json)
@@ -253,22 +254,24 @@ def _check_suite(suite: _Suite) -> _Suite:
     return replace(suite, limit_s=HANGS_AFTER * (time.monotonic() - begun) + HANGS_AT_LEAST_S)
 
 
-def _run_all(suite: _Suite, mutants: Sequence[Mutant], jobs: int, *, show: bool) -> Iterator[MutantResult]:
-    """The result of each mutant, with a line of progress."""
-    survived = 0
+def _run_all(suite: _Suite, mutants: Sequence[Mutant], jobs: int) -> Iterator[MutantResult]:
+    """The result of each mutant. On stderr a terminal shows a line of progress, and a log gets one for each mutant."""
+    survived, terminal = 0, sys.stderr.isatty()
     with ThreadPoolExecutor(jobs) as pool:
         waiting = {pool.submit(_run_one, suite, mutant) for mutant in mutants}
         try:
             for done, future in enumerate(as_completed(waiting), 1):
                 result = future.result()
                 survived += result.result == "survived"
-                if show:
+                if terminal:
                     click.echo(f"\r{done} of {len(mutants)} mutants, {survived} survived", nl=False, err=True)
+                else:
+                    click.echo(f"{done} of {len(mutants)}: {result.result} {result.mutant.id}", err=True)
                 yield result
         finally:
             for future in waiting:
                 future.cancel()
-            if show:
+            if terminal:
                 click.echo("", err=True)
 
 

@@ -43,14 +43,12 @@ def path_assumptions(graph: Graph, guardrails: AgentGuardrails, traits: AgentTra
         guardrails: The limits of its runs.
         traits: What is known about the agent that runs it.
     """
-    single = traits.behavior is not None and traits.behavior.envelope
-    limits = guardrails.model_copy(update={"max_calls_per_reply": 1}) if single else guardrails
     plain = _with_loop_guards(graph)
-    known = graph_assumptions(plain, limits, replace(traits, scripted=True))
+    known = graph_assumptions(plain, guardrails, replace(traits, scripted=True))
     kit = _KitAssumptions(plain, known)
     found = Assumptions(
-        (*map(kit.refined, known.counters), *kit.variables(single=single)),
-        (*known.guards, *kit.guards(single=single)),
+        (*map(kit.refined, known.counters), *kit.variables()),
+        (*known.guards, *kit.guards()),
     )
     return found if plain is graph else _renamed(found, plain, graph)
 
@@ -109,7 +107,7 @@ class _KitAssumptions:
             elif row.guard is guards.approval_required and name == "pending" and "allowed" in self._known:
                 yield Update.of(row, -1, when="allowed == 1")
 
-    def variables(self, *, single: bool) -> Iterator[Variable]:
+    def variables(self) -> Iterator[Variable]:
         """The variables that only the kit has."""
         later = [
             *(Update.of(row, to=(0,)) for row in self._leaving(CALL_MODEL)),
@@ -117,14 +115,6 @@ class _KitAssumptions:
         ]
         yield Variable("later", updates=tuple(later), budget=False)
         yield Variable("errors", updates=tuple(self._errors()), budget=False)
-        if not single:
-            return
-        yield Variable("looped", updates=tuple(self._looped()), budget=False)
-        repeatable = [
-            *(Update.of(row, to=(1,)) for row in self._leaving(PARSE_REPLY, guards.tool_calls)),
-            *(Update.of(row, to=(0,), when="looped == 1") for row in self._rows if row.guard is guards.replied),
-        ]
-        yield Variable("repeatable", updates=tuple(repeatable), budget=False)
 
     def _errors(self) -> Iterator[Update]:
         """Whether the last batch failed with an error that the next can repeat."""
@@ -140,15 +130,7 @@ class _KitAssumptions:
         known = [f"{name} == 0" for name in ("asked", "doubted") if name in self._known]
         return " and ".join(known) or "always"
 
-    def _looped(self) -> Iterator[Update]:
-        """Whether recovery, or the question that came of it, is about calls that repeat."""
-        for row in self._rows:
-            if self._into_recovery(row):
-                yield Update.of(row, to=(int(row.guard is d.loop_detected),))
-            elif self._source(row).effect is CHOOSE_RECOVERY and not self._graph.spec(row.target).waits:
-                yield Update.of(row, to=(0,))
-
-    def guards(self, *, single: bool) -> Iterator[GuardAssumption]:
+    def guards(self) -> Iterator[GuardAssumption]:
         """What only the kit assumes about guards."""
         for row in self._rows:
             if row.guard is guards.calls_pending and "pending" in self._known:
@@ -161,13 +143,6 @@ class _KitAssumptions:
                 why = "equal errors of one batch are one"
                 yield GuardAssumption(row.id, may="errors == 1", why=why)
                 yield GuardAssumption(row.id, may=self._nobody_asked(), why=why)
-            if not single:
-                continue
-            if row.guard in (d.unknown_tool, d.invalid_arguments) and {"asked", "doubted"} <= self._known:
-                why = "no approval is requested for a call that cannot run"
-                yield GuardAssumption(row.id, may="asked == 0 and doubted == 0", why=why)
-            elif row.guard is d.loop_detected:
-                yield GuardAssumption(row.id, may="repeatable == 1", why="a single call repeats none")
 
 
 _FAILED_CALLS = (d.transient_provider, d.provider_error, d.context_overflow)

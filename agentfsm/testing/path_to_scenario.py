@@ -224,7 +224,7 @@ class BatchPlan:
             planner.add_result(planned_call, DEFAULT_RESULT)
         elif need.times > 1 and planned_call.results:  # it is executed again and fails in the same way
             planner.repeat_result(planned_call, planned_call.results[-1].value)
-        elif need.times > 1 and (planner.single_call or (step is not None and step.guard is repeated_error)):
+        elif need.times > 1 and step is not None and step.guard is repeated_error:
             planner.repeat_last_failure(planned_call, need.result)
         elif need.call is not None:
             again = bool(planned_call.results) and step is not None and step.guard is declared_done
@@ -253,7 +253,7 @@ class BatchPlan:
             other = example.needs_approval or (
                 following.guard is None and self._needs_other_call(self._planner.judged_at(index + 2))
             )
-            if other and not self._planner.single_call:
+            if other:
                 self._planner.human_replies[index] = ItRan("it had run")
                 self._due.clear()
             else:
@@ -317,7 +317,6 @@ class BatchPlanner:
         steps: The transitions of the path.
         examples: The example of each of them.
         tools: The agent's tools.
-        single_call: Whether a reply makes at most one call.
         extra_call: Whether each batch has one call more than the path executes.
         own_calls: Calls of the agent's own tools; None if the path calls ``DEFAULT_TOOLS``.
         overridden: The indexes of the transitions whose examples are to be used as they are.
@@ -336,7 +335,6 @@ class BatchPlanner:
         examples: Sequence[Example],
         tools: Mapping[str, Tool],
         *,
-        single_call: bool,
         extra_call: bool = False,
         own_calls: OwnCallOptions | None = None,
         overridden: Collection[int] = (),
@@ -351,13 +349,11 @@ class BatchPlanner:
         self._tools = tools
         self._steps = steps
         self._examples = examples
-        self._single_call = single_call
         self.results: list[PlannedResult] = []
         self.human_replies: dict[int, Any] = {}
         self._rerunnable: set[int] = set()
         self._call_count = 0
         self._last_failure: tuple[ToolCall, Any] | None = None
-        self._last_call: ToolCall | None = None
 
     def may_rerun(self, index: int) -> bool:
         """Whether the calls that failed before a visit to ``recover`` may be executed again, unchanged."""
@@ -378,7 +374,6 @@ class BatchPlanner:
             if planned_call.call is None:
                 self._choose_call(planned_call, alone=len(planned) == 1)
             calls += self._build_calls(planned_call)
-        self._last_call = calls[-1]
         return calls
 
     def _runs_calls(self, start: int, until: int) -> bool:
@@ -402,8 +397,8 @@ class BatchPlanner:
         fails, waits = last_result_failed(planned_call), bool(planned_call.asked_at)
         if self._default_call is not None and not waits:
             return
-        if (fails and self._single_call) or (planned_call.needs_approval and not waits):
-            return  # with one call in a reply, it may have to fail once more in the same way, which is the same call
+        if planned_call.needs_approval and not waits:
+            return
 
         def fits(tool: Tool) -> bool:
             return (alone or not tool.parallel) and not (tool.idempotent and (planned_call.crashes or fails))
@@ -431,8 +426,6 @@ class BatchPlanner:
         for i in range(start, until):
             example = self._examples[i]
             if example.call is not None:
-                if self._single_call and example.times > 1 and self._last_call is not None:
-                    return [self._last_call]
                 return [example.call] * example.times
         return None
 
@@ -504,11 +497,6 @@ class BatchPlanner:
     def mark_rerunnable(self, index: int) -> None:
         """Record that the calls which failed before a visit to ``recover`` may be executed again."""
         self._rerunnable.add(index)
-
-    @property
-    def single_call(self) -> bool:
-        """Whether a reply makes at most one call."""
-        return self._single_call
 
 
 class NoExampleError(AgentfsmError):
@@ -614,7 +602,6 @@ class _ScenarioBuilder:
             self._steps,
             self._examples,
             tools,
-            single_call=self._envelope,
             extra_call=extra_call,
             own_calls=self._own_call_options(),
             overridden=self._overridden,
@@ -682,7 +669,9 @@ class _ScenarioBuilder:
         calls = planner.plan(index + 1, until)
         if not calls:
             return ModelTurn(self._enveloped_text(entry))
-        return ModelTurn(enveloped_call(calls[0]) if self._envelope else _with_calls(entry, calls))
+        if self._envelope and len(calls) == 1:
+            return ModelTurn(enveloped_call(calls[0]))
+        return ModelTurn(_with_calls(entry, calls))  # an envelope holds one call; native ones are taken, too
 
     def _enveloped_text(self, entry: Any) -> Any:
         if entry is None:

@@ -257,6 +257,11 @@ def _tools_of(source: Source) -> Mapping[str, Tool]:
 
 
 def _approval_differences(reviewed: Sequence[ApprovalCase], source: Source) -> Iterator[str]:
+    if reviewed and not isinstance(source, Agent):
+        what = "preset" if isinstance(source, Preset) else "graph"
+        tools_named = ", ".join(sorted({case.tool for case in reviewed}))
+        yield f"the file holds the approvals of an agent's tools ({tools_named}), and a {what} has none: name the agent"
+        return
     tools = _tools_of(source)
     for case in reviewed:
         tool = tools.get(case.tool)

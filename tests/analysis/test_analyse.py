@@ -254,6 +254,21 @@ def test_an_analysis_is_the_same_under_any_hash_seed_and_converts_to_json() -> N
     assert data["ok"] is False
 
 
+def test_each_verdict_and_the_bounds_are_printed_with_what_they_assume() -> None:
+    """The ending rests on the counters alone; what must be approved rests on what is known about requests."""
+    approved = must_pass("dispatch_tool", through="suspended.approval_decided", when="dispatch_tool.approval_required")
+    analysis = analyse(LOOP, approved, guardrails=FEW)
+    lines = str(analysis).splitlines()
+    for verdict in analysis.verdicts:
+        at = next(i for i, line in enumerate(lines) if line[10:].startswith(verdict.text))
+        printed = lines[at + 1 : at + 1 + len(verdict.assumptions)]
+        assert [line.strip().removeprefix("if ") for line in printed] == list(verdict.assumptions)
+    assert [bool(each.assumptions) for each in analysis.verdicts] == [False, False, False, False, True]
+    at = lines.index("    both lines, if:")
+    assumed = analysis.to_dict()["bounds"]["assumptions"]
+    assert [line.strip() for line in lines[at + 1 : at + 1 + len(assumed)]] == assumed != []
+
+
 def test_assumptions_with_unknown_names_are_rejected() -> None:
     assumptions = Assumptions((), (iff("tool_error", "tries >= 2"),))
     with pytest.raises(ConfigurationError, match="there is no counter 'tries'"):
@@ -336,7 +351,8 @@ def test_the_rows_that_count_votes_change_neither_verdicts_nor_bounds_nor_the_si
     plain, counting = (analyse(graph, guardrails=FEW) for graph in (LOOP, with_votes(LOOP)))
     assert counting.ok, str(counting)
     assert counting.exact == plain.exact
-    assert counting.to_dict()["bounds"] == plain.to_dict()["bounds"]
+    bounds = [{**each.to_dict()["bounds"], "assumptions": ()} for each in (counting, plain)]
+    assert bounds[0] == bounds[1]
     assert counting.dead == plain.dead
     assert counting.explored <= 1.1 * plain.explored
 

@@ -117,6 +117,10 @@ def test_faults_that_no_test_notices_are_listed_with_their_line(cli: Cli, tmp_pa
     line = 1 + APP.splitlines().index(next(text for text in APP.splitlines() if text.startswith("GRAPH")))
     assert found["negate:post_llm.greedy"]["where"] == f"money.py:{line}"
     assert found["approval:pay"]["by"] == "test_money.py::test_a_large_payment_needs_approval"
+    begun, *progress = result.stderr.splitlines()  # off a terminal, each mutant has a line as soon as it is done
+    assert begun == "running the tests without a mutant"
+    assert [line.partition(": ")[0] for line in progress] == [f"{n} of 6" for n in range(1, 7)]
+    assert {line.partition(": ")[2] for line in progress} == {f"{row['result']} {name}" for name, row in found.items()}
 
 
 def test_equivalent_mutants_are_left_out_with_their_reason(cli: Cli, tmp_path: Path) -> None:

@@ -51,6 +51,17 @@ def test_a_file_is_written_checked_and_updated(cli: Cli, tmp_path: Path) -> None
     assert cli(*command, "--check").exit_code == 0
 
 
+def test_a_file_with_an_agents_approvals_is_not_compared_with_a_graph(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "money.py").write_text(APP)
+    cli("paths", "money.py:AGENT", "--output", "paths.json", "--cover", "transitions")
+    for source, what in ((("money.py:LOOP",), "graph"), (("--preset", "standard"), "preset")):
+        result = cli("paths", *source, "--output", "paths.json", "--check")
+        assert result.exit_code == 1
+        expected = f"the file holds the approvals of an agent's tools (pay), and a {what} has none: name the agent"
+        assert expected in result.stdout.splitlines()
+        assert "has no tool" not in result.stdout
+
+
 def test_what_contradicts_or_is_missing_is_wrong_usage(cli: Cli) -> None:
     for words, expected in (
         (("paths", "--check"), "name it with --output"),

@@ -89,6 +89,13 @@ def test_every_preset_has_its_pairs(name: str) -> None:
     print(found)
 
 
+def test_native_calls_bring_a_preset_with_envelopes_to_pending_calls() -> None:
+    feedback = PRESETS["feedback"]
+    found = paths(feedback, "transitions")
+    assert any("post_tool.calls_pending" in path.ids for path in found)
+    assert {each.rows[0] for each in found.infeasible} == {"post_tool.declared_unable", "post_tool.question_asked"}
+
+
 def test_what_a_preset_excludes_is_listed_with_the_reason() -> None:
     funnel = PRESETS["funnel"]
     why = {i.rows: i.reason for i in paths(funnel.graph, "transitions", behavior=funnel.behavior).infeasible}
