@@ -84,6 +84,7 @@ if TYPE_CHECKING:
         TextDelta,
         ToolCallDelta,
         ToolFinished,
+        ToolProgress,
         ToolStarted,
         Transitioned,
         UserInputRequested,
@@ -241,6 +242,7 @@ __all__ = [
     "ToolDefinitionError",
     "ToolError",
     "ToolFinished",
+    "ToolProgress",
     "ToolResult",
     "ToolSpec",
     "ToolStarted",
@@ -296,7 +298,7 @@ if not TYPE_CHECKING:
             "agentfsm.loop.events": (
                 "Event Handoff ModelReplied PartialRunSummary ReasoningDelta RecoveryStarted ReplyRestarted "
                 "RunAborted RunCancelled RunCompleted RunResumed RunStarted RunWarning SubagentEvent TextDelta "
-                "ToolCallDelta ToolFinished ToolStarted Transitioned UserInputRequested"
+                "ToolCallDelta ToolFinished ToolProgress ToolStarted Transitioned UserInputRequested"
             ),
             "agentfsm.loop.guards": "came_back",
             "agentfsm.loop.failures": "Action Failure FailureKind",

@@ -24,7 +24,7 @@ MAX_MODULES = 215
 MAX_FUNCTION_LINES = 70
 MAX_METHODS = 20
 MAX_PARAMETERS = 9
-MANY_PARAMETERS = {"agent/agent.py:Agent.__init__", "runtime/tools.py:Tool.from_schema"}
+MANY_PARAMETERS = {"agent/agent.py:Agent.__init__", "runtime/tools.py:Tool.from_schema", "runtime/tools.py:tool"}
 
 FORMER_MODULES = words(
     """

@@ -149,7 +149,7 @@ def _proof_traits(behavior: Behavior, tools: Mapping[str, Tool], model: Model, s
     return AgentTraits(
         behavior,
         structured,
-        sub_agents=any(t.delegate is not None for t in tools.values()),
+        sub_agents=any(t.delegate is not None or t.asks for t in tools.values()),
         secrets=bool(secret_arguments(tools.values())),
         fallbacks=not _makes_one_call(model),
         asks=any(t.control == "ask" for t in tools.values()),
@@ -446,9 +446,9 @@ def _requested_outcomes(tools: Mapping[str, Tool]) -> Iterator[tuple[EffectSpec,
             yield JUDGE_RESULTS, _CONTROL_OUTCOMES[tool.control], tool.name
         elif tool.ends_run:
             yield JUDGE_RESULTS, "declared_done", tool.name
-        if tool.requires_approval or tool.secret or tool.delegate is not None:
+        if tool.requires_approval or tool.secret or tool.delegate is not None or tool.asks:
             yield RUN_CALLS, "approval_required", tool.name
-        if tool.delegate is not None:
+        if tool.delegate is not None or tool.asks:
             yield JUDGE_RESULTS, "question_asked", tool.name
 
 

@@ -455,6 +455,9 @@ async def _check_reply_to_subagent(
     if call_state is None or call_state.held is None:
         return
     tool = config.tools.get(call_state.call.name)
+    if tool is not None and tool.asks:
+        _tool_as_shown(config, state, request)
+        return
     if tool is None or tool.delegate is None:
         raise _missing_tool(config, state, call_state.call.name, "sub-agent")
     await tool.delegate.check_reply(calling_run(config, state), call_state.held, reply)

@@ -39,7 +39,7 @@ class AgentTraits:
     Attributes:
         behavior: The behavior of its preset; None if it may have any.
         structured: Whether it has an output type; None if that is not known.
-        sub_agents: Whether a tool of it may be a sub-agent.
+        sub_agents: Whether a tool of it may be a sub-agent, or ask a person in the middle of its work.
         secrets: Whether a tool of it may take secret arguments.
         fallbacks: Whether its model may make several calls for one reply.
         asks: Whether a tool of it may ask the user; None if that follows from its behavior.

@@ -19,6 +19,7 @@ from agentfsm.loop.events import (
     RunWarning,
     TextDelta,
     ToolFinished,
+    ToolProgress,
     ToolStarted,
     Transitioned,
 )
@@ -96,6 +97,13 @@ class ProgressDisplay:
                 self._running[call.id] = shorten(call.name, 64)
                 names = self._running.values() if self._live else [call.name]
                 self._show_waiting(self._state_with(RUN_CALLS), f"running {', '.join(names)}")
+            case ToolProgress(name=name, message=message, fraction=fraction):
+                done = "" if fraction is None else f" ({fraction:.0%})"
+                text = f"{shorten(name, 64)}: {shorten(message)}{done}"
+                if self._live:
+                    self._show_waiting(self._state_with(RUN_CALLS), text)
+                else:
+                    self._print_line(self._state_with(RUN_CALLS), text, "dim")
             case ToolFinished(result=result):
                 self._running.pop(result.call_id, None)
                 if result.ending is None:  # one that ends or suspends the run is shown as the outcome

@@ -255,6 +255,12 @@ _EVENTS: Mapping[str, Mapping[str, _Schema]] = {
         "model": _TEXT,
     },
     "ToolStarted": {"call": _ref("call")},
+    "ToolProgress": {
+        "call_id": _TEXT,
+        "name": _TEXT,
+        "message": _TEXT,
+        "fraction": _or_null({"type": "number", "minimum": 0, "maximum": 1}),
+    },
     "ToolFinished": {"result": _ref("result")},
     "RecoveryStarted": {
         "failure": _ref("failure"),

@@ -49,6 +49,7 @@ __all__ = [
     "TextDelta",
     "ToolCallDelta",
     "ToolFinished",
+    "ToolProgress",
     "ToolStarted",
     "Transitioned",
     "UserInputRequested",
@@ -290,6 +291,26 @@ class ToolStarted(Event):
 
     def _data(self) -> dict[str, Any]:
         return {"call": call_json(self.call)}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ToolProgress(Event):
+    """A running tool says how far it is. Some are left out if a tool says much in a short time.
+
+    Attributes:
+        call_id: The call.
+        name: The tool.
+        message: What it does.
+        fraction: How much of it is done, from 0 to 1; None if it does not say.
+    """
+
+    call_id: str
+    name: str
+    message: str
+    fraction: float | None = None
+
+    def _data(self) -> dict[str, Any]:
+        return {"call_id": self.call_id, "name": self.name, "message": self.message, "fraction": self.fraction}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

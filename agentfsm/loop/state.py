@@ -33,6 +33,7 @@ __all__ = [
     "MAX_LESSONS",
     "NO_DETAILS",
     "TEXT_FIELDS",
+    "AnsweredQuestion",
     "CallState",
     "HumanReply",
     "PendingRequest",
@@ -226,18 +227,28 @@ class PendingRequest:
 
 @read_only
 @dataclass(frozen=True, slots=True)
+class AnsweredQuestion:
+    """A question that a tool has asked, and a person's answer."""
+
+    question: str
+    answer: str
+
+
+@read_only
+@dataclass(frozen=True, slots=True)
 class SuspendedSubRun:
-    """A sub-agent's run that waits for a person; the call that it works on waits with it.
+    """What works on a call and waits for a person: a sub-agent's run, or a tool that has asked. The call waits with it.
 
     Attributes:
-        run_id: The sub-agent's run.
+        run_id: The sub-agent's run; empty for a tool.
         waiting: The request to the person, as the parent run makes it.
-        suspension: The id of its suspension.
+        suspension: The id of its suspension; empty for a tool.
         record: The signed suspension record of that run as JSON text; empty if a store has the run.
         usage: Usage of its model calls since the call began or was resumed.
         spent: Total usage of its model calls.
         model_calls: How many model calls it made since the call began or was resumed.
         total_model_calls: How many model calls it has made.
+        answers: For a tool, its questions so far with the answers to them.
     """
 
     run_id: str
@@ -248,6 +259,7 @@ class SuspendedSubRun:
     spent: Usage = field(default_factory=Usage)
     model_calls: int = 0
     total_model_calls: int = 0
+    answers: tuple[AnsweredQuestion, ...] = ()
 
 
 @read_only

@@ -42,6 +42,7 @@ from agentfsm.runtime.host import Clock
 from agentfsm.runtime.model_call import reply_or_failure
 from agentfsm.runtime.run_context import Deps
 from agentfsm.runtime.timeout import TimeLimitError, Timeout, being_cancelled
+from agentfsm.runtime.tool_channel import CallChannel
 from agentfsm.runtime.tool_dispatch import check_call, is_repeatable, tool_call_context
 from agentfsm.runtime.tool_execution import invalid_arguments, run_call
 from agentfsm.runtime.tools import Tool
@@ -330,7 +331,8 @@ class EffectCalls:
         if context.builds_events:
             context.emit(ToolStarted, call=call)
         run = context.run
-        tool_context = tool_call_context(context, call, call.id, attempt) if tool.takes_context else None
+        channel = CallChannel(context, call_state, tool) if tool.takes_context else None
+        tool_context = None if channel is None else tool_call_context(context, call, call.id, attempt, channel)
         limit, timer = tool.timeout or run.guardrails.tool_timeout_s, Timeout(run.guardrails.cancel_grace_s)
         limit = limit if left is None else min(limit, left)
         context.running_calls[call.id] = timer
@@ -339,6 +341,8 @@ class EffectCalls:
         finally:
             del context.running_calls[call.id]
             timer.close()
+            if channel is not None:
+                channel.close()
         call_state.result, call_state.started = result, False
         await self._record_result(call.id, result)
         if context.builds_events:
@@ -436,8 +440,8 @@ class EffectCalls:
 
 def _require_callable(context: Context, name: str) -> None:
     tool = context.config.tools.get(name)
-    if tool is not None and (tool.control is not None or tool.delegate is not None):
-        what = "a control tool" if tool.control is not None else "a sub-agent"
+    if tool is not None and (tool.control is not None or tool.delegate is not None or tool.asks):
+        what = "a control tool" if tool.control is not None else "a sub-agent" if tool.delegate else "a tool that asks"
         raise StateEffectError(
             f"the effect of {str(context.run.state)!r} cannot call {name!r}: it is {what}, which only a model's reply "
             "can call"

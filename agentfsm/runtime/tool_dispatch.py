@@ -25,6 +25,7 @@ from agentfsm.runtime.approval import check_approval, request_about
 from agentfsm.runtime.context import AgentConfig, Context
 from agentfsm.runtime.permissions import policies_of
 from agentfsm.runtime.timeout import Timeout
+from agentfsm.runtime.tool_channel import CallChannel, ToolWaits
 from agentfsm.runtime.tool_execution import failed_result, run_call, run_delegation, validate_call
 from agentfsm.runtime.tools import (
     BudgetShare,
@@ -354,14 +355,16 @@ async def _run_one(
     call_state.started = True  # set before it runs: if it is interrupted from here on, it is in doubt
     if context.builds_events:
         context.emit(ToolStarted, call=call_state.call)
-    tool_context = tool_call_context(context, call_state.call, eid, attempt) if tool.takes_context else None
+    channel = CallChannel(context, call_state, tool) if tool.takes_context else None
+    tool_context = None
+    if channel is not None:
+        tool_context = tool_call_context(context, call_state.call, eid, attempt, channel)
     limit = tool.timeout or run.guardrails.tool_timeout_s
     if tool.delegate is None:
-        context.running_calls[call_state.call.id] = timer
-        try:
-            result = await run_call(call_state.call, tool, arguments, tool_context, timer, limit)
-        finally:
-            del context.running_calls[call_state.call.id]
+        result = await _run_function(context, call_state, tool, arguments, tool_context, channel, timer, limit)
+        if channel is not None and channel.request is not None:
+            context.suspended_subruns[call_state.call.id] = channel.suspended(channel.request)
+            return
     else:
         answer = await _delegate(
             context,
@@ -384,6 +387,31 @@ async def _run_one(
         if timer is not context.timeout:  # other calls of the batch still run: do not wait for them to store it
             context.recorder.push()
     _complete_call(context, result)
+
+
+async def _run_function(
+    context: Context,
+    call_state: CallState,
+    tool: Tool,
+    arguments: dict[str, Any],
+    tool_context: ToolContext[Any] | None,
+    channel: CallChannel | None,
+    timer: Timeout,
+    limit_s: float,
+) -> ToolResult:
+    """The result of a call of a function; if the channel has a request then, the call must wait instead."""
+    call = call_state.call
+    context.running_calls[call.id] = timer
+    try:
+        return await run_call(call, tool, arguments, tool_context, timer, limit_s)
+    except (ToolWaits, BaseExceptionGroup):  # the latter of a task group in which the tool has asked
+        if channel is None or channel.request is None:
+            raise
+        return ToolResult(call.id, call.name, "", "skipped")
+    finally:
+        del context.running_calls[call.id]
+        if channel is not None:
+            channel.close()
 
 
 async def _delegate(
@@ -438,7 +466,9 @@ def _validate_output(context: Context, call: ToolCall, result: ToolResult) -> To
     return result
 
 
-def tool_call_context(context: Context, call: ToolCall, effect_id: str, attempt: int) -> ToolContext[Any]:
+def tool_call_context(
+    context: Context, call: ToolCall, effect_id: str, attempt: int, channel: CallChannel
+) -> ToolContext[Any]:
     """What a tool that takes a context receives.
 
     Args:
@@ -446,6 +476,7 @@ def tool_call_context(context: Context, call: ToolCall, effect_id: str, attempt:
         call: The call.
         effect_id: The id of its effect.
         attempt: Which attempt at it this is, from 1.
+        channel: What it tells the run by.
     """
     run = context.run
     return ToolContext(
@@ -458,6 +489,7 @@ def tool_call_context(context: Context, call: ToolCall, effect_id: str, attempt:
         tags=run.tags,
         metadata=run.metadata,
         deps=context.deps,
+        channel=channel,
     )
 
 

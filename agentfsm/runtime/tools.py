@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 from pydantic import SecretStr, TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError, PydanticSerializationError, to_json
 
-from agentfsm.errors import ToolDefinitionError
+from agentfsm.errors import ToolDefinitionError, ToolError
 from agentfsm.loop.events import Event
 from agentfsm.loop.failures import describe_exception
 from agentfsm.loop.messages import ToolResult, Usage
@@ -76,11 +76,73 @@ class ToolContext(RunContext[Deps]):
         call_id: The call's id in the transcript.
         idempotency_key: The same for every attempt at this call, and different for every other call.
         attempt: Which attempt this is, from 1.
+        channel: What ``progress`` and ``ask`` use; None in a context that was not made by a run.
     """
 
     call_id: str
     idempotency_key: str
     attempt: int
+    channel: ToolChannel | None = field(default=None, kw_only=True, repr=False, compare=False)
+
+    def progress(self, message: str, fraction: float | None = None) -> None:
+        """Say how far the tool is: whoever follows the run gets a ``ToolProgress`` event.
+
+        It costs nearly nothing if nobody follows the run, and may be called as often as you like, from any thread: at
+        most ten events a second are sent, the last one always. It is not journaled.
+
+        Args:
+            message: What the tool does now.
+            fraction: How much of its work is done, from 0 to 1; None if that is not known.
+
+        Raises:
+            ValueError: The fraction is not between 0 and 1.
+        """
+        if self.channel is not None:
+            self.channel.progress(message, fraction)
+
+    async def ask(self, question: str, *, context: str = "", choices: Iterable[str] = ()) -> str:
+        """Ask a person, and go on with the answer; for tools that are made with ``@tool(asks=True)``.
+
+        The tool is left here and the run suspended. Once it is resumed with an answer, in whatever process, the tool
+        is called again from its start, and gets the answers so far from ``ask``. So what it does before its last
+        question is done several times: ask before you act, or make it idempotent. It has to ask the same questions in
+        the same order.
+
+        Args:
+            question: The question.
+            context: Background for it.
+            choices: Answers to choose from, if there are only a few. A person may answer something else.
+
+        Raises:
+            ToolError: The tool does not declare that it asks, the question is blank, or it asks another question than
+                the one that was answered.
+        """
+        if self.channel is None:
+            raise ToolError("only a tool that a run has called can ask a person")
+        return self.channel.ask(question, context, tuple(choices))
+
+
+class ToolChannel(Protocol):
+    """What a running tool tells its run."""
+
+    def progress(self, message: str, fraction: float | None) -> None:
+        """Say how far the tool is.
+
+        Args:
+            message: What it does.
+            fraction: How much of it is done, from 0 to 1, or None.
+        """
+        ...
+
+    def ask(self, question: str, context: str, choices: tuple[str, ...]) -> str:
+        """A person's answer.
+
+        Args:
+            question: The question.
+            context: Background for it.
+            choices: Answers to choose from, or empty.
+        """
+        ...
 
 
 class Delegation(Protocol):
@@ -210,6 +272,7 @@ class Tool:
         requires_approval: Whether a human must approve a call.
         ends_run: Whether a successful call ends the run with its result as the output.
         parallel: Whether calls may run in parallel with other parallel calls.
+        asks: Whether it may ask a person (``ToolContext.ask``); for an async function with a ``ToolContext``.
         control: For control tools: ``ask``, ``done`` or ``unable``.
         is_async: Whether the function is a coroutine function; a plain one runs in a thread.
         secret: Names of arguments that are never journaled.
@@ -235,6 +298,7 @@ class Tool:
     requires_approval: ApprovalRequirement = False
     ends_run: bool = False
     parallel: bool = False
+    asks: bool = False
     control: str | None = None
     is_async: bool = field(default=False)
     secret: frozenset[str] = frozenset()
@@ -335,6 +399,7 @@ class Tool:
         requires_approval: ApprovalRequirement = False,
         ends_run: bool = False,
         parallel: bool = False,
+        asks: bool = False,
         secret: Iterable[str] = (),
     ) -> Tool:
         """A tool that is described by a JSON schema, for a function whose signature does not say what it takes.
@@ -354,6 +419,7 @@ class Tool:
             requires_approval: Whether a human must approve a call.
             ends_run: Whether a successful call ends the run with its result as the output.
             parallel: Whether calls may run in parallel with other parallel calls.
+            asks: Whether it may ask a person in the middle of its work.
             secret: Names of arguments that are never journaled; so are those that the schema marks with
                 ``"writeOnly": true`` or ``"format": "password"``.
 
@@ -373,6 +439,7 @@ class Tool:
             requires_approval=requires_approval,
             ends_run=ends_run,
             parallel=parallel,
+            asks=asks,
         )
         made.check_definition()
         return _checked(made, secret)
@@ -489,6 +556,7 @@ def tool(
     requires_approval: ApprovalRequirement = False,
     ends_run: bool = False,
     parallel: bool = False,
+    asks: bool = False,
     secret: Iterable[str] = (),
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
@@ -502,6 +570,7 @@ def tool(
     requires_approval: ApprovalRequirement = False,
     ends_run: bool = False,
     parallel: bool = False,
+    asks: bool = False,
     secret: Iterable[str] = (),
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Decorator: make a function a tool, as ``@tool`` or ``@tool(...)``.
@@ -516,6 +585,8 @@ def tool(
             a function of the arguments, and if it takes two of the ``HookContext``, that returns one of these or False.
         ends_run: Whether a successful call ends the run with its result as the output.
         parallel: Whether calls may run in parallel with other parallel calls.
+        asks: Whether it may ask a person in the middle of its work, by ``await context.ask(...)``. It must be async,
+            and take a ``ToolContext``.
         secret: Names of arguments that are never journaled; arguments of type ``SecretStr`` always are secret.
             A run that is resumed by another process asks a human for them again.
 
@@ -532,6 +603,7 @@ def tool(
             requires_approval=requires_approval,
             ends_run=ends_run,
             parallel=parallel,
+            asks=asks,
         )
         return _checked(made, secret)
 
@@ -544,6 +616,11 @@ def _checked(made: Tool, secret: Iterable[str]) -> Tool:
         raise ToolDefinitionError(f"tool {made.name!r}: timeout must be greater than 0 seconds, not {made.timeout}")
     if made.retryable and not made.idempotent:
         raise ToolDefinitionError(f"tool {made.name!r}: only an idempotent tool can be retryable")
+    if made.asks and not (made.is_async and made.takes_context):
+        raise ToolDefinitionError(
+            f"tool {made.name!r}: one that asks a person must be an async function with a ToolContext as its first "
+            "parameter"
+        )
     names = frozenset(secret)
     if unknown := names - made.spec.parameters.get("properties", {}).keys():
         raise ToolDefinitionError(f"tool {made.name!r}: it has no argument {', '.join(sorted(unknown))}")

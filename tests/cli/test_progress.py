@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from agentfsm import LOOP, Agent, Event, Message, ModelRequest, Reply, RunResult, ToolError, tool
+from agentfsm import LOOP, Agent, Event, Message, ModelRequest, Reply, RunResult, ToolContext, ToolError, tool
 from agentfsm.cli.console import CliConsole
 from agentfsm.cli.progress import ProgressDisplay
 from agentfsm.errors import TransientProviderError
@@ -32,11 +32,18 @@ def fail(how: str) -> str:
     raise ToolError(how)
 
 
+@tool
+async def copy(context: ToolContext) -> str:
+    """Copy."""
+    context.progress("file 3 of 4\x1b[2J", 0.75)
+    return "copied"
+
+
 def progress_lines(script: list[Any], *, live: bool = False, **agent: Any) -> tuple[list[str], RunResult]:
     """The lines printed for a run, and its result."""
     out = io.StringIO()
     console = Console(file=out, width=100, force_terminal=live, markup=False, highlight=False, color_system=None)
-    agent_under_test = Agent(ScriptedModel(script), tools=[add, fail], host=Host(clock=FakeClock()), **agent)
+    agent_under_test = Agent(ScriptedModel(script), tools=[add, fail, copy], host=Host(clock=FakeClock()), **agent)
     progress = ProgressDisplay(
         CliConsole(console, console, interactive=False, live=live), agent_under_test.graph, "a-model"
     )
@@ -183,3 +190,10 @@ def test_plain_lines_show_only_the_complete_reply() -> None:
         "call_llm       waiting for speaking ...",
         "call_llm       It is.",
     ]
+
+
+def test_what_a_tool_says_about_its_progress_is_shown() -> None:
+    lines, _ = progress_lines([call("copy"), "Done."])
+    assert r"dispatch_tool  copy: file 3 of 4\x1b[2J (75%)" in lines
+    live, _ = progress_lines([call("copy"), "Done."], live=True)
+    assert "\x1b[2J" not in "\n".join(live)

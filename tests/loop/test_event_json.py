@@ -93,6 +93,10 @@ CASES: list[tuple[e.Event, dict[str, Any]]] = [
         {"call": {"id": "c2", "name": "pay", "arguments": {}, "malformed": "no object"}},
     ),
     (
+        e.ToolProgress(**BASE, call_id="c1", name="pay", message="halfway", fraction=0.5),
+        {"call_id": "c1", "name": "pay", "message": "halfway", "fraction": 0.5},
+    ),
+    (
         e.ToolFinished(
             **BASE,
             result=ToolResult(

@@ -1,0 +1,136 @@
+"""What a running tool tells its run: how far it is, and what it must ask a person."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from agentfsm.errors import ToolError
+from agentfsm.loop.events import ToolProgress
+from agentfsm.loop.state import AnsweredQuestion, CallState, PendingRequest, SuspendedSubRun
+from agentfsm.runtime.context import Context
+from agentfsm.runtime.tools import Tool
+
+__all__ = ["CallChannel", "ToolWaits"]
+
+PROGRESS_INTERVAL_S = 0.1
+"""Seconds between two events about the progress of one call; of what is said in between, the last is sent."""
+
+
+class ToolWaits(BaseException):  # not an error: it leaves a tool that must wait, past its ``except``
+    """Leaves a tool that has asked a person, past its ``except Exception``; it is called again with the answer."""
+
+
+@dataclass
+class CallChannel:
+    """What one attempt at a tool call tells its run.
+
+    Attributes:
+        context: The run.
+        call_state: The call.
+        tool: Its tool.
+        request: What the tool has asked and nobody has answered yet, or None.
+    """
+
+    context: Context
+    call_state: CallState
+    tool: Tool
+    request: PendingRequest | None = None
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _pending: tuple[str, float | None] | None = None
+    _scheduled: bool = False
+    _sent_at: float = float("-inf")
+    _closed: bool = False
+    _answers: tuple[AnsweredQuestion, ...] = ()
+    _asked: int = 0
+
+    def __post_init__(self) -> None:
+        held, answer = self.call_state.held, self.call_state.answer
+        if held is not None and answer is not None:
+            self._answers = (*held.answers, AnsweredQuestion(held.waiting.question, answer.text))
+
+    # -- progress -------------------------------------------------------------------------------------
+
+    def progress(self, message: str, fraction: float | None) -> None:
+        """Send an event soon, with what was said last; may be called in any thread.
+
+        Args:
+            message: What the tool does.
+            fraction: How much of it is done, from 0 to 1, or None.
+        """
+        if fraction is not None and not 0 <= fraction <= 1:
+            raise ValueError(f"fraction is how much is done, from 0 to 1, not {fraction!r}")
+        if self._closed or not self.context.builds_events:
+            return
+        self._pending = str(message), fraction
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon_threadsafe(self._send_when_due)
+
+    def _send_when_due(self) -> None:
+        wait_s = self._sent_at + PROGRESS_INTERVAL_S - self._loop.time()
+        if wait_s > 0:
+            self._loop.call_later(wait_s, self._send)
+        else:
+            self._send()
+
+    def _send(self) -> None:
+        self._scheduled = False
+        pending, self._pending = self._pending, None
+        if pending is None or self._closed:
+            return
+        self._sent_at = self._loop.time()
+        call, (message, fraction) = self.call_state.call, pending
+        self.context.emit(ToolProgress, call_id=call.id, name=call.name, message=message, fraction=fraction)
+
+    def close(self) -> None:
+        """Send what was said last. What an abandoned tool says from here on is not heard."""
+        self._send()
+        self._closed = True
+
+    # -- questions ------------------------------------------------------------------------------------
+
+    def ask(self, question: str, context: str, choices: tuple[str, ...]) -> str:
+        """A person's answer to the next question of the tool, if there is one already.
+
+        Args:
+            question: The question.
+            context: Background for it.
+            choices: Answers to choose from, or empty.
+
+        Raises:
+            ToolError: The tool does not declare that it asks, the question is blank, or the tool now asks something
+                else than before.
+            ToolWaits: Nobody has answered yet.
+        """
+        call = self.call_state.call
+        if not self.tool.asks:
+            raise ToolError(f"{call.name!r} asks a person, and does not say so: make it with @tool(asks=True)")
+        if not question.strip():
+            raise ToolError(f"{call.name!r} asks a question that is blank")
+        if self.request is not None:
+            raise ToolWaits
+        number, self._asked = self._asked, self._asked + 1
+        if number < len(self._answers):
+            earlier = self._answers[number]
+            if question != earlier.question:
+                raise ToolError(
+                    f"{call.name!r} was called again with a person's answer to {earlier.question!r}, and asked "
+                    f"{question!r} instead: until its last question, a tool must do the same each time"
+                )
+            return earlier.answer
+        self.request = PendingRequest(
+            "question",
+            question,
+            context,
+            choices,
+            call.id,
+            call.name,
+            asker=call.name,
+            tool_digest=self.tool.digest,
+        )
+        raise ToolWaits
+
+    def suspended(self, request: PendingRequest) -> SuspendedSubRun:
+        """The call, as it waits for the answer to a request of its tool."""
+        return SuspendedSubRun("", request, "", answers=self._answers)
