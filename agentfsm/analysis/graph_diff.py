@@ -10,10 +10,13 @@ under the new names.
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
+from importlib import import_module
 from typing import Any, NamedTuple, cast
 
 from agentfsm.analysis.code_comparison import DigestOnly, code_digest, code_key, same_code
@@ -35,6 +38,16 @@ __all__ = [
     "graph_from_table",
     "reviewed_table",
 ]
+
+
+MAX_COMMENT = 60_000
+"""Characters of a difference as Markdown; GitHub accepts comments of up to 65,536."""
+
+MAX_PICTURE = 40_000
+"""Characters of its picture."""
+
+_DIAGRAMS = "agentfsm.diagrams"
+"""The package that draws a difference: it reads analyses, so this module names it and loads it on first use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +155,8 @@ class GraphDiff:
         decisions: Where the tables decide differently, the changes that lead elsewhere first. It is supposed that
             guards with another code answer as before.
         not_compared: Rows and states whose code is not known on both sides.
+        before: The old graph, for the picture; None for a diff that was made by hand.
+        after: The new graph.
     """
 
     initial: tuple[str, str] | None = None
@@ -159,6 +174,8 @@ class GraphDiff:
     moved: tuple[MovedRow, ...] = ()
     decisions: tuple[DecisionChange, ...] = field(default=())
     not_compared: tuple[str, ...] = ()
+    before: Graph | None = field(default=None, repr=False, compare=False)
+    after: Graph | None = field(default=None, repr=False, compare=False)
 
     @property
     def same(self) -> bool:
@@ -176,7 +193,49 @@ class GraphDiff:
 
     def to_dict(self) -> dict[str, Any]:
         """The diff as JSON-compatible data."""
-        return {"same": self.same, "behaves_alike": self.behaves_alike, **asdict(self)}
+        data = asdict(replace(self, before=None, after=None))
+        del data["before"], data["after"]
+        return {"same": self.same, "behaves_alike": self.behaves_alike, **data}
+
+    def diagram(self, format: str = "svg") -> str:  # noqa: A002  # the usual name for it
+        """The new graph with the difference on it.
+
+        Args:
+            format: ``svg``, ``dot``, ``mermaid``, ``markdown``, ``text`` or ``plantuml``.
+
+        Raises:
+            ConfigurationError: There is no such format, it shows no difference, or the graphs are not known.
+        """
+        if self.before is None or self.after is None:
+            raise ConfigurationError("a diff that was made by hand has no graphs to draw: make it with diff(old, new)")
+        diagrams: Any = import_module(_DIAGRAMS)
+        elsewhere = [str(each) for each in self.decisions if each.leads_elsewhere]
+        overlay = diagrams.DiffOverlay(self.before, elsewhere, len(self.decisions) - len(elsewhere))
+        return cast("str", diagrams.diagram(self.after, format, overlay=overlay))
+
+    def markdown(self) -> str:
+        """The difference as Markdown with a picture, in at most 60,000 characters: it fits a comment on GitHub."""
+        verdict = (
+            "no difference" if self.same else "the same behavior" if self.behaves_alike else "the behavior changes"
+        )
+        picture = "" if self.same or self.after is None else f"\n```mermaid\n{self.diagram('mermaid')}```\n"
+        if len(picture) > MAX_PICTURE:
+            picture = "\nThe picture is too large for a comment.\n"
+        name = "" if self.after is None else f" of {' '.join(self.after.name.split())}"
+        room = MAX_COMMENT - len(picture) - len(name) - 200
+        text = str(self)
+        if len(text) > room:
+            text = f"{text[:room].rpartition(chr(10))[0]}\n... and more: agentfsm diff shows all of it"
+        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+        return f"### Difference{name}: {verdict}\n\n{fence}diff\n{text}\n{fence}\n{picture}"
+
+    def _repr_markdown_(self) -> str:
+        return self.markdown()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the changes, and the picture."""
+        picture = "" if self.same or self.after is None else self.diagram()
+        return f"<pre>{html.escape(str(self))}</pre>{picture}"
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -270,6 +329,8 @@ def diff(old: Graph, new: Graph) -> GraphDiff:
         moved=tuple(moved for n in common for moved in _moved_rows(before.rows[n], after.rows[n])),
         decisions=_ranked(d for n in common for d in _decisions(n, before, after)),
         not_compared=tuple(name for name, same in compared.items() if same is None),
+        before=old,
+        after=new,
     )
 
 

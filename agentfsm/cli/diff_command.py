@@ -30,6 +30,7 @@ Examples:
   agentfsm diff 3f9c0a1b2c3d4e5f my_graphs.py:GRAPH     the graph of a run, and today's
   agentfsm diff reviewed.json my_graphs.py:GRAPH        for CI: does it behave as reviewed?
   agentfsm diff reviewed.json my_graphs.py:GRAPH --update
+  agentfsm diff reviewed.json my_graphs.py:GRAPH --markdown     for a comment on a pull request
 """
 
 
@@ -39,6 +40,7 @@ Examples:
 @click.option("--exact", is_flag=True, help="Exit 1 for any difference, even if no behavior changes.")
 @click.option("--update", is_flag=True, help="Show the difference, then write NEW to the file OLD, and exit 0.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--markdown", is_flag=True, help="Print Markdown with a picture, for a comment on a pull request.")
 @click.option(
     "-o",
     "--output",
@@ -55,6 +57,7 @@ def diff(
     exact: bool,
     update: bool,
     as_json: bool,
+    markdown: bool,
     output: Path | None,
     path: Path | None,
 ) -> None:
@@ -68,6 +71,8 @@ def diff(
 
     Exit codes: 0 the behavior is the same, 1 it differs, 2 wrong usage.
     """
+    if as_json and markdown:
+        raise click.UsageError("give --json or --markdown, not both")
     if update and not old.endswith(".json"):
         raise click.UsageError(f"--update writes a JSON file, and {old!r} is none: name it NAME.json")
     after = _load_any_graph(new, path)
@@ -76,7 +81,8 @@ def diff(
         return
     before = _load_any_graph(old, path)
     difference = diff_graphs(before, after)
-    click.echo(json.dumps(difference.to_dict(), indent=1) if as_json else str(difference))
+    shown = difference.markdown().rstrip("\n") if markdown else str(difference)
+    click.echo(json.dumps(difference.to_dict(), indent=1) if as_json else shown)
     if output is not None:
         elsewhere = [str(each) for each in difference.decisions if each.leads_elsewhere]
         write(after, output, overlay=DiffOverlay(before, elsewhere, len(difference.decisions) - len(elsewhere)))

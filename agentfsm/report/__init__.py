@@ -2,7 +2,7 @@
 
 ::
 
-    ledger = read_ledger(run_id, await store.records(run_id))
+    ledger = read_ledger(run_id, await await store.records(run_id))
     page = run_page([ReportedRun(run_id, records, verification)], Findings(), made_at=time.time())
 
 ``ledger`` reads a journal as data, ``fragments`` renders the parts of a run as HTML for any page, ``page`` puts them

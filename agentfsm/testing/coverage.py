@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import html
 import inspect
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,7 @@ from agentfsm.machine.engine import Decision
 from agentfsm.machine.graph import Graph, Transition
 from agentfsm.testing.path_generation import Paths, paths, prime_paths
 
-__all__ = ["CoverageCounts", "CriterionCoverage", "coverage_by_criterion", "lcov", "row_lines"]
+__all__ = ["CoverageCounts", "CriterionCoverage", "GraphCoverage", "coverage_by_criterion", "lcov", "row_lines"]
 
 
 MAX_WINDOW = 3
@@ -122,13 +123,54 @@ class CriterionCoverage:
         return 100.0 * self.covered / self.of if self.of else 100.0
 
 
+class GraphCoverage(list[CriterionCoverage]):
+    """How much of a graph was covered, by criterion; a notebook shows it as a table and a picture.
+
+    Args:
+        results: The criteria, transitions first.
+        graph: The graph.
+        rows: How often each row was taken, by its id.
+    """
+
+    def __init__(self, results: Iterable[CriterionCoverage], graph: Graph, rows: Mapping[str, int]) -> None:
+        super().__init__(results)
+        self.graph, self.rows = graph, dict(rows)
+
+    def diagram(self, format: str = "svg") -> str:  # noqa: A002  # the usual name for it
+        """The graph with how often each row was taken; rows that were never taken are tinted.
+
+        Args:
+            format: ``svg``, ``dot``, ``mermaid``, ``markdown``, ``text`` or ``plantuml``.
+
+        Raises:
+            ConfigurationError: There is no such format, or it cannot show coverage.
+        """
+        from agentfsm.diagrams import Coverage, diagram  # loads only if a diagram is drawn
+
+        impossible = self[0].impossible if self else ()
+        return diagram(self.graph, format, overlay=Coverage(self.rows, impossible))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the shares, and the picture."""
+        rows = "".join(
+            f"<tr><td>{html.escape(each.what)}<td>{each.covered} of {each.of}<td>{each.percent:.1f} %" for each in self
+        )
+        return f"<table><tr><th>criterion<th>covered<th>share{rows}</table>{self.diagram()}"
+
+    def _repr_markdown_(self) -> str:
+        """The shares, and the picture as Mermaid."""
+        rows = "\n".join(f"| {each.what} | {each.covered} of {each.of} | {each.percent:.1f} % |" for each in self)
+        picture = f"```mermaid\n{self.diagram('mermaid')}```\n"
+        return f"| criterion | covered | share |\n| --- | --- | --- |\n{rows}\n\n{picture}"
+
+
 def coverage_by_criterion(
     graph: Graph,
     counts: CoverageCounts,
     cover: str = "pairs",
     behavior: Behavior | None = None,
     structured: bool | None = None,
-) -> list[CriterionCoverage]:
+) -> GraphCoverage:
     """How much of what can be covered was covered: rows, the requirements of a criterion, and guards both ways.
 
     Args:
@@ -155,7 +197,8 @@ def coverage_by_criterion(
         for i in guards
         if not (counts.true[i] and (counts.false[i] or i in never_false))
     ]
-    return [*results, CriterionCoverage("guards both ways", len(guards) - len(missing), len(guards), tuple(missing))]
+    both = CriterionCoverage("guards both ways", len(guards) - len(missing), len(guards), tuple(missing))
+    return GraphCoverage([*results, both], graph, counts.rows)
 
 
 def _window_coverage(counts: CoverageCounts, what: str, possible: Paths) -> CriterionCoverage:

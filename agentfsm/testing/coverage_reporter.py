@@ -17,7 +17,7 @@ import pytest
 from agentfsm.loop.guardrails import Behavior
 from agentfsm.machine.engine import Decision, Machine, Steppable
 from agentfsm.machine.graph import Graph
-from agentfsm.testing.coverage import CoverageCounts, CriterionCoverage, coverage_by_criterion, lcov
+from agentfsm.testing.coverage import CoverageCounts, CriterionCoverage, GraphCoverage, coverage_by_criterion, lcov
 
 __all__ = ["REPORT_FILES", "CoveredGraph", "GraphCoverageReporter"]
 
@@ -180,9 +180,7 @@ class GraphCoverageReporter:
         if report_format == "lcov":
             return lcov(graph, counts, covered.module, results[0].impossible)
         if report_format == "svg":
-            from agentfsm.diagrams import Coverage, diagram
-
-            return diagram(graph, "svg", overlay=Coverage(counts.rows, results[0].impossible))
+            return GraphCoverage(results, graph, counts.rows).diagram()
         return None
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

@@ -463,3 +463,47 @@ def test_a_diff_converts_to_json() -> None:
     assert data["behaves_alike"] is False
     assert data["moved"] == [{"row": "go.normal", "old": 2, "new": 1}]
     assert data["decisions"][0]["where"] == ["risky", "normal"]
+
+
+# -- shown in a notebook and in a pull request ------------------------------------------------------------
+
+
+def test_a_diff_draws_itself_and_fits_a_comment() -> None:
+    found = diff(LOOP, LOOP.without("post_llm.loop_detected"))
+    assert found.diagram().startswith("<svg")
+    assert "loop_detected" in found.diagram()  # struck through
+    text = found.markdown()
+    assert text.startswith("### Difference of loop: the behavior changes\n\n```diff\n- post_llm.loop_detected")
+    assert "\n```mermaid\nflowchart TD\n" in text
+    assert text.rstrip().endswith("```")
+    assert str(found) in text
+    assert len(text) <= 60_000
+    same = diff(LOOP, LOOP)
+    assert same.markdown() == "### Difference of loop: no difference\n\n```diff\nthe two tables are the same\n```\n"
+
+
+def test_a_diff_that_is_longer_than_a_comment_says_that_there_is_more() -> None:
+    states = tuple(StateSpec(f"state_{n}" + "x" * 200, final=True) for n in range(400))
+    many = replace(diff(LOOP, STRICT.graph), states_added=tuple(str(s.name) for s in states))
+    assert len(str(many)) > 60_000
+    assert len(many.markdown()) <= 60_000
+    assert "... and more: agentfsm diff shows all of it" in many.markdown()
+
+
+def test_a_notebook_shows_the_changes_and_the_picture() -> None:
+    found = diff(LOOP, replace(LOOP.without("post_llm.loop_detected"), name="<b>&"))
+    shown: Any = found
+    assert shown._repr_html_().startswith("<pre>")
+    assert "<svg" in shown._repr_html_()
+    assert "<b>" not in shown._repr_html_()
+    assert shown._repr_markdown_() == found.markdown()
+
+
+def test_a_diff_without_graphs_has_no_picture() -> None:
+    bare = replace(diff(LOOP, STRICT.graph), before=None, after=None)
+    assert bare == diff(LOOP, STRICT.graph)
+    assert "mermaid" not in bare.markdown()
+    with pytest.raises(ConfigurationError, match=r"has no graphs to draw: make it with diff\(old, new\)"):
+        bare.diagram()
+    assert {"before", "after"}.isdisjoint(bare.to_dict())
+    assert json.loads(json.dumps(diff(LOOP, STRICT.graph).to_dict())) == json.loads(json.dumps(bare.to_dict()))

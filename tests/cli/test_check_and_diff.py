@@ -298,6 +298,15 @@ def test_an_unknown_graph_name_lists_what_it_could_be(cli: Cli, mine: str) -> No
     assert "'standart' is not a graph (MODULE:GRAPH), a JSON file, a preset or a run of the store" in word.stderr
 
 
+def test_a_diff_for_a_pull_request_is_markdown_with_a_picture(cli: Cli) -> None:
+    found = cli("diff", "standard", "strict", "--markdown")
+    assert found.exit_code == 1
+    assert found.stdout.startswith("### Difference of strict: the behavior changes")
+    assert "```mermaid" in found.stdout
+    assert len(found.stdout) <= 60_000
+    assert cli("diff", "standard", "strict", "--markdown", "--json").exit_code == 2
+
+
 def test_exact_fails_on_row_differences_alone(cli: Cli, tmp_path: Path) -> None:
     """Swapping two error rows leads to the same state by another row, so the decision differs and is reported."""
     (tmp_path / "two.py").write_text(
