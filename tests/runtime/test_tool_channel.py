@@ -36,6 +36,7 @@ from agentfsm import (
 from agentfsm.journal.replay import replay
 from agentfsm.journal.verification import verify_stored_run
 from agentfsm.testing import ScriptedModel, call
+from tests.helpers.read_now import read_now
 
 
 async def events_of(run: Any) -> list[Event]:
@@ -143,7 +144,7 @@ def test_progress_is_not_journaled_and_that_of_a_sub_agent_is_passed_on():
     assert [e.event.message for e in events if isinstance(e, SubagentEvent) and isinstance(e.event, ToolProgress)] == [
         "copying"
     ]
-    rows = [row for head in host.store.heads() for row in host.store.records(head.run_id)]
+    rows = [row for head in read_now(host.store.heads()) for row in read_now(host.store.records(head.run_id))]
     assert not any("copying" in row.body + row.hidden for row in rows)
 
 
@@ -207,8 +208,8 @@ def test_the_journal_of_it_is_verified_and_replayed():
     mine = agent([call("transfer", amount=5), "Done."], transfer, store=store)
     run_id = mine.run_sync("Go.").run_id
     mine.resume_sync(run_id, "A")
-    assert verify_stored_run(store, run_id, keyring=mine.config.host.keyring).code == 0
-    again = replay(store.records(run_id), mine.graph)
+    assert read_now(verify_stored_run(store, run_id, keyring=mine.config.host.keyring)).code == 0
+    again = replay(read_now(store.records(run_id)), mine.graph)
     assert (again.divergences, again.unknown) == ((), "")
 
 
@@ -379,7 +380,7 @@ def test_a_secret_in_an_answer_is_not_journaled(monkeypatch):
     mine.resume_sync(run_id, "b4nk-t0ken-1234567")
     mine.resume_sync(run_id, "Because.")
     assert "account b4nk-t0ken-1234567" in LOG
-    rows = store.records(run_id)
+    rows = read_now(store.records(run_id))
     assert not any("b4nk-t0ken" in row.body + row.hidden for row in rows)
 
 
