@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from agentfsm.journal.records import Record
     from agentfsm.journal.sqlite import SqliteStore
     from agentfsm.journal.store import Store
+    from agentfsm.journal.store_url import open_store
     from agentfsm.loop.detectors import Example, detector
     from agentfsm.loop.event_json import event_schema
     from agentfsm.loop.events import (
@@ -263,6 +264,7 @@ __all__ = [
     "exhausted",
     "hook",
     "observer",
+    "open_store",
     "permissions",
     "return_done",
     "return_unable",
@@ -293,6 +295,7 @@ if not TYPE_CHECKING:
             "agentfsm.journal.records": "Record",
             "agentfsm.journal.sqlite": "SqliteStore",
             "agentfsm.journal.store": "Store",
+            "agentfsm.journal.store_url": "open_store",
             "agentfsm.loop.detectors": "Example detector",
             "agentfsm.loop.event_json": "event_schema",
             "agentfsm.loop.events": (

@@ -17,6 +17,7 @@ from click.shell_completion import CompletionItem
 from agentfsm.errors import AgentfsmError, ConfigurationError
 from agentfsm.journal.sqlite import SqliteStore
 from agentfsm.journal.store import Head
+from agentfsm.journal.store_url import sqlite_path
 from agentfsm.loop.keys import SECRET_VARIABLE, Keyring
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "open_existing_store",
     "open_store_for_writing",
     "require_keyring",
+    "store_file",
     "store_keyring",
     "store_option",
     "store_secrets",
@@ -53,9 +55,13 @@ def await_result(work: Coroutine[Any, Any, T]) -> T:
 
 
 def default_store_path() -> Path:
-    """``agentfsm.db`` in the user's data folder, unless ``AGENTFSM_STORE`` names another file."""
+    """``agentfsm.db`` in the user's data folder, unless ``AGENTFSM_STORE`` names another file.
+
+    Raises:
+        ConfigurationError: ``AGENTFSM_STORE`` is the URL of a store that is no file.
+    """
     if override := os.environ.get("AGENTFSM_STORE"):
-        return Path(override)
+        return sqlite_path(override)
     if sys.platform == "win32":
         base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
@@ -65,16 +71,31 @@ def default_store_path() -> Path:
     return base / "agentfsm" / "agentfsm.db"
 
 
+def store_file(value: str | Path) -> Path:
+    """The file of a store that the command line names by its path or URL.
+
+    Raises:
+        click.BadParameter: It is the URL of a store that is no file, or a folder.
+    """
+    try:
+        path = sqlite_path(value)
+    except ConfigurationError as error:
+        raise click.BadParameter(str(error)) from error
+    if path.is_dir():
+        raise click.BadParameter(f"{str(path)!r} is a folder")
+    return path
+
+
 def store_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--store PATH``, which the command gets as ``path``."""
+    """Add ``--store STORE``, which the command gets as ``path``."""
     return click.option(
         "--store",
         "path",
-        metavar="PATH",
-        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="STORE",
+        type=store_file,
         envvar="AGENTFSM_STORE",
         show_envvar=True,
-        help="The store file; default: agentfsm.db in your data folder.",
+        help="The store: a file, or a URL such as sqlite:///runs.db; default: agentfsm.db in your data folder.",
     )(command)
 
 

@@ -15,7 +15,7 @@ import click
 from pydantic import SecretStr
 
 from agentfsm.cli.console import parse_json_object
-from agentfsm.cli.local_store import default_store_path, open_store_for_writing, store_secrets
+from agentfsm.cli.local_store import default_store_path, open_store_for_writing, store_file, store_secrets
 from agentfsm.cli.user_code import load_graph, load_tools
 from agentfsm.errors import ConfigurationError, StoreError, StoreFormatError
 from agentfsm.loop.guardrails import AgentGuardrails
@@ -349,11 +349,11 @@ def agent_options(command: CommandFunction) -> CommandFunction:
             click.option("--max-time", type=float, metavar="SECONDS", help="Maximum active time."),
             click.option(
                 "--store",
-                type=click.Path(dir_okay=False, path_type=Path),
-                metavar="PATH",
+                type=store_file,
+                metavar="STORE",
                 envvar="AGENTFSM_STORE",
                 show_envvar=True,
-                help="The file that stores the run; default: agentfsm.db in your data folder.",
+                help="The store: a file, or a URL such as sqlite:///runs.db; default: agentfsm.db in your data folder.",
             ),
             click.option("--no-store", is_flag=True, help="Do not store the run."),
         ],

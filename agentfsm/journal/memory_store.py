@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 from weakref import ReferenceType, ref
 
 from agentfsm.errors import RunExistsError, StaleLease, UnknownRunError
@@ -107,6 +108,12 @@ class MemoryStore:
 
     async def aclose(self) -> None:
         """Do nothing: there are no resources to release."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
 
     def _stored_run(self, run_id: str) -> _StoredRun:
         if run_id not in self._runs:

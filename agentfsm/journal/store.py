@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as _quote
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol, Self, TypeVar
 
 from agentfsm.journal.records import SealedRecord
 from agentfsm.loop.keys import KeyPurpose, Keyring
@@ -170,6 +170,12 @@ class Store(Protocol):
     async def aclose(self) -> None:
         """Write what is queued, and release all resources."""
         ...
+
+    async def __aenter__(self) -> Self:
+        """The store itself, which is closed at the end of the ``async with`` block."""
+        ...
+
+    async def __aexit__(self, *error: object) -> None: ...
 
 
 READ_ATTEMPTS = 3

@@ -361,6 +361,12 @@ class SqliteStore:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
 
 @dataclass(slots=True, eq=False)
 class _SqliteLease(Lease):

@@ -1,0 +1,83 @@
+"""A URL names a store; whatever names none is refused with what to write instead."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from agentfsm import Agent, ConfigurationError, Host, MemoryStore, SqliteStore, open_store
+from agentfsm.cli.app import app
+from agentfsm.journal.store_url import sqlite_path
+from agentfsm.testing import ScriptedModel
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("sqlite:///runs.db", "runs.db"),
+        ("sqlite:///in/runs.db?synchronous=normal", "in/runs.db"),
+        ("sqlite:////var/lib/runs.db", "/var/lib/runs.db"),
+        ("SQLITE:///My%20runs%3F.db", "My runs?.db"),
+        ("runs.db", "runs.db"),
+        ("./memory:x.db", "memory:x.db"),
+        ("C:\\runs.db", "C:\\runs.db"),
+        ("50% of ?.db", "50% of ?.db"),
+        (Path("sqlite:/odd.db"), "sqlite:/odd.db"),
+    ],
+)
+def test_a_url_or_a_path_names_a_file(url: str | Path, path: str) -> None:
+    assert sqlite_path(url) == Path(path)
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("", "the store has no name"),
+        ("sqlite://runs.db", "three slashes"),
+        ("sqlite:runs.db", "three slashes"),
+        ("sqlite:///", "names no file"),
+        ("sqlite:///runs.db#now", "names no file"),
+        ("sqlite:///runs.db?synchronous=off", "full or normal"),
+        ("sqlite:///runs.db?mode=ro", "the only option is synchronous"),
+        ("mysql://localhost/runs", "no store for mysql: URLs"),
+        ("memory://runs", "which is 'memory:'"),
+        ("postgresql://localhost/runs", "no store on PostgreSQL yet"),
+        ("postgres://localhost/runs", "no store on PostgreSQL yet"),
+    ],
+)
+def test_what_names_no_store_is_refused_with_the_reason(url: str, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        open_store(url)
+
+
+def test_stores_of_each_kind_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def main() -> None:
+        async with open_store("memory:") as memory:
+            assert isinstance(memory, MemoryStore)
+        async with open_store("sqlite:///runs.db") as store:
+            assert isinstance(store, SqliteStore)
+            assert store.path == tmp_path / "runs.db"
+            await Agent(ScriptedModel(["done"]), host=Host(store=store)).run("Go.", run_id="r")
+        async with open_store(f"sqlite:///{tmp_path}/runs.db?synchronous=normal") as again:
+            assert [head.run_id for head in await again.heads()] == ["r"]
+
+    asyncio.run(main())
+
+
+def test_every_command_takes_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with SqliteStore(tmp_path / "runs.db") as store:
+        Agent(ScriptedModel(["done"]), host=Host(store=store)).run_sync("Go.", run_id="r1")
+    url = f"sqlite:///{tmp_path}/runs.db"
+    assert "r1  finished" in CliRunner().invoke(app, ["runs", "--store", url]).output
+    monkeypatch.setenv("AGENTFSM_STORE", url)
+    assert "r1  finished" in CliRunner().invoke(app, ["runs"]).output
+    refused = CliRunner().invoke(app, ["runs", "--store", "memory:"])
+    assert refused.exit_code == 2
+    assert "a store in memory is that of one process" in refused.output
+    monkeypatch.setenv("AGENTFSM_STORE", "mysql://localhost/runs")
+    assert "no store for mysql: URLs" in CliRunner().invoke(app, ["runs"]).output
