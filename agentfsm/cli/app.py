@@ -52,7 +52,7 @@ COMMANDS = {
     "fork": CommandEntry("runs_command", "Start a new run from a point in another one."),
     "export": CommandEntry("runs_command", "Write a run's journal as JSON lines."),
     "adopt": CommandEntry("runs_command", "Seal runs of an earlier release, so that they can be resumed."),
-    "redact": CommandEntry("runs_command", "Delete recorded content permanently."),
+    "redact": CommandEntry("redact_command", "Delete recorded content permanently."),
     "checkpoint": CommandEntry("verify_command", "Write a signed checkpoint of all runs."),
 }
 """Every command, in the order in which a new user needs them."""

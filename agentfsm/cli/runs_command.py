@@ -1,4 +1,4 @@
-"""``agentfsm runs``, ``show``, ``export``, ``fork`` and ``redact``: the runs of a store."""
+"""``agentfsm runs``, ``show``, ``export``, ``fork`` and ``adopt``: the runs of a store."""
 
 from __future__ import annotations
 
@@ -26,15 +26,13 @@ from agentfsm.journal.adoption import adopt as adopt_run
 from agentfsm.journal.fork import fork as fork_run
 from agentfsm.journal.load import StoredRequest, pending_request
 from agentfsm.journal.records import Record, SealedRecord, export_lines, read_record
-from agentfsm.journal.redact import redact as redact_run
 from agentfsm.journal.rehydrate import rehydrate
-from agentfsm.journal.sqlite.sqlite_orphans import truncate_wal
 from agentfsm.journal.store import Head, Store
 from agentfsm.loop.messages import Usage
 from agentfsm.loop.quorum import Actor
 from agentfsm.testing.evaluation import CaseEnding, case_of_run
 
-__all__ = ["adopt", "export", "fork", "redact", "runs", "show"]
+__all__ = ["adopt", "export", "fork", "runs", "show"]
 
 
 _RUNS_EXAMPLES = """\b
@@ -325,38 +323,6 @@ def fork(run_id: str, at: int, new_id: str | None, path: Path | None) -> None:
     await_result(fork_run(store, run_id, at, fork_id, require_keyring(store.path)))
     await_result(store.aclose())
     click.echo(fork_id)
-
-
-_REDACT_EXAMPLES = """\b
-Examples:
-  agentfsm redact 3f9c0a1b2c3d4e5f 4 --by "Ann, on request"
-  agentfsm redact 3f9c0a1b2c3d4e5f 4.out.replied.reply.message.content
-"""
-
-
-@click.command(epilog=_REDACT_EXAMPLES)
-@click.argument("run_id", metavar="RUN", shell_complete=complete_run_id)
-@click.argument("field", metavar="FIELD")
-@click.option("--by", default="", metavar="NAME", help="Who requested the deletion; recorded in the journal.")
-@store_option
-def redact(run_id: str, field: str, by: str, path: Path | None) -> None:
-    """Delete FIELD of RUN: the number of a record and a path in it, as in 4.out.replied.reply.message.content.
-
-    agentfsm show RUN --json lists the fields of every record. The number alone deletes all content of the record.
-    The journal still verifies and records the deletion. The run can no longer be resumed or replayed past that
-    record.
-    """
-    store = open_existing_store(path)
-    deleted = await_result(redact_run(store, run_id, field, require_keyring(store.path), by))
-    truncated = truncate_wal(store.path)
-    await_result(store.aclose())
-    click.echo(f"{deleted} value{'s' * (deleted != 1)} deleted")
-    if not truncated:
-        click.echo(
-            "agentfsm: another program has the store open; until it closes the store, the file may contain the deleted "
-            "values",
-            err=True,
-        )
 
 
 _ADOPT_EXAMPLES = """\b

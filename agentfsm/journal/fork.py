@@ -58,9 +58,11 @@ async def fork(store: Store, run_id: str, at_seq: int, new_id: str, keyring: Key
         on_outcome(run, ToolsRan(tuple(parent.unclaimed_results.values())))
     run.run_id, run.parent = new_id, None
     commitments = CommitmentWriter()
-    copied = ("form", "guardrails", "rules", "policy", "versions", "session", "seed", "tags", "metadata", "deps")
+    copied = ("form", "guardrails", "rules", "versions", "seed", "deps")
+    committed = ("policy", "session", "tags", "metadata")
     first = {
         **{name: parent.created[name] for name in copied if name in parent.created},
+        **{name: commitments.commitment_value(parent.created[name]) for name in committed if name in parent.created},
         "run": new_id,
         "graph": parent.graph,
         "at": run.state,

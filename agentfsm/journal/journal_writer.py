@@ -210,16 +210,16 @@ def _created_fields(outcomes: OutcomeWriter, entry: JournalEntry, commitments: C
         "rules": header.behavior.model_dump(mode="json"),
         "versions": _versions(),
     }
-    if header.session_id:
-        body["session"] = header.session_id
     if header.seed is not None:
         body["seed"] = header.seed
     if header.parent:
         body["parent"] = dict(header.parent)
     if header.tools:
         body["tools"] = {t.name: t.digest for t in header.tools}
-    fields = {**_json_fields(body), "policy": commitments.visible_json(describe_policy(header.policy))}
+    fields = {**_json_fields(body), "policy": commitments.commitment_json(describe_policy(header.policy))}
     fields |= _details_fields(header.details, commitments)
+    if header.session_id:
+        fields["session"] = commitments.name_json(header.session_id)
     if header.requester is not None:
         fields["requester"] = to_json(header.requester, commitments)
     if header.state is None:
@@ -232,12 +232,12 @@ def _created_fields(outcomes: OutcomeWriter, entry: JournalEntry, commitments: C
 
 
 def _details_fields(details: RunDetails, commitments: CommitmentWriter) -> JsonFields:
-    """What else the run was given. Tags and metadata stay readable, so that runs can be found by them."""
+    """What else the run was given."""
     fields: JsonFields = {}
     if details.tags:
-        fields["tags"] = commitments.visible_json(list(details.tags))
+        fields["tags"] = commitments.commitment_json(list(details.tags))
     if details.metadata:
-        fields["metadata"] = commitments.visible_json(details.metadata)
+        fields["metadata"] = commitments.commitment_json(details.metadata)
     if details.has_deps:
         fields["deps"] = "true"
     return fields

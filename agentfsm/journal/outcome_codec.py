@@ -81,10 +81,6 @@ class CommitmentWriter:
             encode(data if withholder is None else withholder.clean_fields(data, TEXT_FIELDS, KEPT_FIELDS))
         )
 
-    def visible_json(self, value: Any) -> str:
-        """The JSON of a value of the user's that the body holds itself."""
-        return encode(value if self._withholder is None else self._withholder.clean(value))
-
     def add_secrets(self, values: Iterable[Any]) -> None:
         """Withhold values from now on."""
         if self._withholder is not None:

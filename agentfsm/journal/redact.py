@@ -1,21 +1,31 @@
-"""Redacts values from a journal for good; the hash chain stays valid, and a record says what was removed."""
+"""Redacts values from journals for good: one field, or a text wherever it stands.
+
+The hash chain stays valid, because it covers commitments and not the values, and a record says what was removed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
-from agentfsm.errors import JournalError, StoreError, UnknownRunError
+from agentfsm.errors import AgentfsmError, JournalError, StoreError, UnknownRunError
 from agentfsm.journal.hash_chain import RecordSealer
 from agentfsm.journal.journal_writer import owner_name
-from agentfsm.journal.store import Store, consistent_read, off_loop
+from agentfsm.journal.records import SealedRecord, open_record
+from agentfsm.journal.store import Head, Store, consistent_read, off_loop
 from agentfsm.journal.verification import require_authentic, verify
 from agentfsm.loop.canonical_json import encode
 from agentfsm.loop.keys import Keyring
+from agentfsm.loop.withholding import SecretOpener, text_forms
 
-__all__ = ["redact"]
+__all__ = ["Occurrence", "RunFilter", "TextRedaction", "files_with_text", "find_text", "redact", "redact_text"]
 
 
 async def redact(store: Store, run_id: str, field: str, keyring: Keyring, by: str = "") -> int:
@@ -48,37 +58,327 @@ async def redact(store: Store, run_id: str, field: str, keyring: Keyring, by: st
     of = int(number)
     record = records[of - 1]
     values: list[Any] = json.loads(record.hidden or "[]")
-    places = [
-        place for place in _commitment_places(_resolve_path(json.loads(record.body), path)) if values[place] is not None
-    ]
+    selected = _resolve_path(json.loads(record.body), path)
+    places = [place for _, place in _commitment_places(selected) if values[place] is not None]
     if not places:
         raise JournalError(f"field {field!r} of run {run_id!r} has no hidden value")
+    await _delete(store, run_id, (records, head), {of: (field, places)}, keyring, by)
+    return len(places)
+
+
+async def _delete(
+    store: Store,
+    run_id: str,
+    read: tuple[Sequence[SealedRecord], Head | None],
+    targets: Mapping[int, tuple[str, list[int]]],
+    keyring: Keyring,
+    by: str,
+) -> None:
+    """Delete hidden values of one run, by record: what is selected in it, and the places of the values."""
+    records, head = read
     report = await off_loop(lambda rows: verify(run_id, rows, head, keyring=keyring), records)
     require_authentic(report, "redacted")
     lease = await store.acquire(run_id, owner_name(), keyring=keyring)
     try:
-        body = {
-            "kind": "redaction",
-            "of": of,
-            "places": places,
-            "field": field,
-            "seq": lease.seq + 1,
-            "epoch": lease.epoch,
-            "ts": int(time.time() * 1000),
-        }
-        if by:
-            body["by"] = by
-        text = encode(body)
-        redaction = RecordSealer(keyring.current).seal(lease.seq + 1, text, lease.hash)
+        if lease.seq != len(records):
+            raise JournalError(f"run {run_id!r} cannot be redacted: it has new records")
+        written: list[SealedRecord] = []
+        previous, sealer = lease.hash, RecordSealer(keyring.current)
+        for of, (field, places) in targets.items():
+            seq = lease.seq + len(written) + 1
+            body = {
+                "kind": "redaction",
+                "of": of,
+                "places": places,
+                "field": field,
+                "seq": seq,
+                "epoch": lease.epoch,
+                "ts": int(time.time() * 1000),
+            }
+            written.append(sealer.seal(seq, encode({**body, "by": by} if by else body), previous))
+            previous = written[-1].hash
         status = "running" if head is None else head.status
-        await store.append(lease, [redaction], status)
+        await store.append(lease, written, status)
         if status != "running":  # the append ended the lease
             lease = await store.acquire(run_id, owner_name(), keyring=keyring)
-        await store.redact(lease, of, _remove_hidden(record.hidden, places))
+        for of, (_, places) in targets.items():
+            await store.redact(lease, of, _remove_hidden(records[of - 1].hidden, places))
     finally:
         with contextlib.suppress(StoreError):  # the lease is released whether or not the writes succeeded
             await store.release(lease)
-    return len(places)
+
+
+# -- a text, wherever it stands -----------------------------------------------------------------------------
+
+MIN_TEXT_CHARS = 3
+"""Shorter texts occur nearly everywhere."""
+
+_EXCERPT_CHARS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class RunFilter:
+    """Which runs are searched; an empty field selects all.
+
+    Attributes:
+        run_id: The run.
+        session_id: The conversation that they belong to.
+        tag: A tag that they were started with.
+    """
+
+    run_id: str = ""
+    session_id: str = ""
+    tag: str = ""
+
+    def selects(self, run_id: str, first: SealedRecord) -> bool:
+        """Whether a run is selected.
+
+        Args:
+            run_id: The run.
+            first: Its first record.
+        """
+        if self.run_id not in ("", run_id):
+            return False
+        if not self.session_id and not self.tag:
+            return True
+        body = open_record(first)
+        tags: Any = body.get("tags", ())
+        has_tag = not self.tag or (isinstance(tags, list) and self.tag in tags)
+        return has_tag and self.session_id in ("", body.get("session", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """A place in which a text stands.
+
+    Attributes:
+        run_id: The run.
+        seq: The sequence number of the record; 0 for a run that cannot be read.
+        field: Where it stands in the record, as ``redact`` takes it: ``out.replied.reply.message.content``.
+        excerpt: The text with what is around it; empty for a run that cannot be read.
+        reason: Why it cannot be deleted, or an empty string.
+        place: The number of the hidden value that has it, or None.
+    """
+
+    run_id: str
+    seq: int
+    field: str
+    excerpt: str
+    reason: str = ""
+    place: int | None = None
+
+    def __str__(self) -> str:
+        where = f"{self.run_id}  {self.seq}.{self.field}" if self.seq else self.run_id
+        return f"{where}  {self.excerpt}" + (f"  ({self.reason})" if self.reason else "")
+
+
+@dataclass(frozen=True, slots=True)
+class TextRedaction:
+    """What was deleted, and what remains.
+
+    Attributes:
+        deleted: The occurrences whose values were deleted.
+        remaining: Those that are still there, each with the reason.
+    """
+
+    deleted: tuple[Occurrence, ...]
+    remaining: tuple[Occurrence, ...]
+
+
+async def find_text(
+    store: Store, text: str, keyring: Keyring | None = None, runs: RunFilter | None = None
+) -> list[Occurrence]:
+    """Every place in the journals of a store in which a text stands.
+
+    It is found in any case, inside other texts, in keys and in numbers, escaped in JSON and URLs, and in base16 and
+    base64 (there only as it is given). With the keys of the host it is also found in values that are stored encrypted.
+
+    Args:
+        store: The store.
+        text: The text.
+        keyring: The keys of the host.
+        runs: Which runs are searched; all by default.
+
+    Raises:
+        JournalError: The text is too short.
+        StoreError: The store cannot be read.
+    """
+    if len(text.strip()) < MIN_TEXT_CHARS:
+        raise JournalError(f"{text!r} is too short to be deleted wherever it stands: give {MIN_TEXT_CHARS} characters")
+    pattern, found = _pattern(text), list[Occurrence]()
+    selects = (runs or RunFilter()).selects
+    for head in await store.heads():
+        try:
+            records = await store.records(head.run_id)
+            if not records or not selects(head.run_id, records[0]):
+                continue
+            search = partial(_search_run, head.run_id, pattern=pattern, keyring=keyring)
+            found += await off_loop(search, records)
+        except AgentfsmError as error:
+            found.append(Occurrence(head.run_id, 0, "", "", f"the run cannot be read: {error}"))
+    return found
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    forms = sorted(text_forms(text), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, forms)), re.IGNORECASE)
+
+
+def _search_run(
+    run_id: str, records: Iterable[SealedRecord], *, pattern: re.Pattern[str], keyring: Keyring | None
+) -> list[Occurrence]:
+    opener, found = None if keyring is None else SecretOpener(keyring), list[Occurrence]()
+    for record in records:
+        try:
+            found += _search_record(run_id, record, pattern, opener)
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            found.append(Occurrence(run_id, record.seq, "", "", f"the record cannot be read: {error}"))
+    return found
+
+
+def _search_record(
+    run_id: str, record: SealedRecord, pattern: re.Pattern[str], opener: SecretOpener | None
+) -> Iterator[Occurrence]:
+    if not ("[sealed " in record.hidden or pattern.search(record.hidden) or pattern.search(record.body)):
+        return
+    body, hidden = json.loads(record.body), cast("list[Any]", json.loads(record.hidden or "[]"))
+    for path, place in _commitment_places(body):
+        if hidden[place] is None:
+            continue
+        value = hidden[place][1]
+        texts = [encode(value)] + ([] if opener is None else [encode(opener.open(value))])
+        found = next(filter(None, map(pattern.search, texts)), None)
+        if found is not None:
+            yield Occurrence(run_id, record.seq, path, _excerpt(found), place=place)
+    for path, text in _visible_texts(body):
+        found = pattern.search(text)
+        if found is not None:
+            yield Occurrence(
+                run_id, record.seq, path, _excerpt(found), "it is part of the record itself, which is hashed"
+            )
+
+
+_HASHED = "it is part of the record itself, which is hashed"
+
+
+def _excerpt(found: re.Match[str]) -> str:
+    text, start, end = found.string, found.start(), found.end()
+    around = text[max(0, start - _EXCERPT_CHARS) : end + _EXCERPT_CHARS]
+    return " ".join("".join(char if char.isprintable() else " " for char in around).split())
+
+
+def _visible_texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """The keys and values of a body that are no commitments, as text, with where they stand."""
+    if isinstance(value, dict):
+        fields = cast("dict[str, Any]", value)
+        if len(fields) == 1 and "#" in fields:
+            return
+        for name, item in fields.items():
+            inner = f"{path}.{name}" if path else name
+            yield inner, name
+            yield from _visible_texts(item, inner)
+    elif isinstance(value, list):
+        items: list[Any] = value
+        for index, item in enumerate(items):
+            yield from _visible_texts(item, f"{path}.{index}" if path else str(index))
+    else:
+        yield path, value if isinstance(value, str) else encode(value)
+
+
+async def redact_text(
+    store: Store,
+    text: str,
+    keyring: Keyring,
+    *,
+    runs: RunFilter | None = None,
+    by: str = "",
+    on_run: Callable[[str], None] | None = None,
+) -> TextRedaction:
+    """Delete every hidden value in which a text stands; for how it is found see ``find_text``.
+
+    A whole value is deleted: the message, the arguments or the result that has the text. The runs verify afterwards.
+    They cannot be resumed or replayed past these records.
+
+    Args:
+        store: The store.
+        text: The text.
+        keyring: The keys of the host: one of them sealed the runs, and the current one seals the redactions.
+        runs: Which runs are searched; all by default.
+        by: Who requested it, for the journals.
+        on_run: Called with the id of each run that was redacted.
+
+    Returns:
+        What was deleted, and what remains and why: a run that is in progress or was tampered with, or a place outside
+        of hidden values, such as a run's id.
+
+    Raises:
+        JournalError: The text is too short.
+        StoreError: The store cannot be read.
+    """
+    found = await find_text(store, text, keyring, runs)
+    by_run: dict[str, list[Occurrence]] = {}
+    for each in found:
+        if each.place is not None:
+            by_run.setdefault(each.run_id, []).append(each)
+    deleted: list[Occurrence] = []
+    failed: dict[str, str] = {}
+    for run_id, occurrences in by_run.items():
+        try:
+            read = await consistent_read(store, run_id)
+            await _delete(store, run_id, read, _targets(occurrences), keyring, by)
+        except AgentfsmError as error:
+            failed[run_id] = str(error)
+            continue
+        deleted += occurrences
+        if on_run is not None:
+            on_run(run_id)
+    left = await find_text(store, text, keyring, runs)
+    later = "it was written meanwhile"
+    remaining = (each if each.reason else replace(each, reason=failed.get(each.run_id, later)) for each in left)
+    return TextRedaction(tuple(deleted), tuple(remaining))
+
+
+def _targets(occurrences: Iterable[Occurrence]) -> dict[int, tuple[str, list[int]]]:
+    """By record: what is selected in it, and the places of its values."""
+    targets: dict[int, tuple[str, list[int]]] = {}
+    for each in occurrences:
+        field, places = targets.get(each.seq, (f"{each.seq}.{each.field}", []))
+        places = sorted({*places, cast("int", each.place)})
+        targets[each.seq] = field if len(places) == 1 else str(each.seq), places
+    return targets
+
+
+_CHUNK_BYTES = 1 << 22
+
+
+def files_with_text(files: Iterable[Path], text: str) -> list[Path]:
+    """Those of some files that have a text, in any of the forms in which it is found in journals.
+
+    Args:
+        files: The files; those that cannot be read are left out.
+        text: The text.
+    """
+    forms = sorted(text_forms(text), key=len, reverse=True)
+    encoded = [form.encode("utf-8", "surrogatepass") for form in forms]
+    pattern = re.compile(b"|".join(map(re.escape, encoded)), re.IGNORECASE)
+    overlap = max(map(len, encoded)) - 1
+    return [file for file in files if _file_has(file, pattern, overlap)]
+
+
+def _file_has(file: Path, pattern: re.Pattern[bytes], overlap: int) -> bool:
+    try:
+        with file.open("rb") as opened:
+            tail = b""
+            while chunk := opened.read(_CHUNK_BYTES):
+                if pattern.search(tail + chunk):
+                    return True
+                tail = (tail + chunk)[-overlap:] if overlap else b""
+    except OSError:
+        return False
+    return False
+
+
+# -- places in a record -------------------------------------------------------------------------------------
 
 
 def _resolve_path(value: Any, path: str) -> Any:
@@ -92,15 +392,18 @@ def _resolve_path(value: Any, path: str) -> Any:
     return selected
 
 
-def _commitment_places(value: Any) -> list[int]:
+def _commitment_places(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
+    """Where the commitments in a body stand, with the places of their values."""
     if isinstance(value, list):
-        return [place for item in cast("list[object]", value) for place in _commitment_places(item)]
-    if not isinstance(value, dict):
-        return []
-    data = cast("dict[str, Any]", value)
-    if len(data) == 1 and "#" in data:
-        return [data["#"][0]]
-    return [place for item in data.values() for place in _commitment_places(item)]
+        for index, item in enumerate(cast("list[object]", value)):
+            yield from _commitment_places(item, f"{path}.{index}" if path else str(index))
+    elif isinstance(value, dict):
+        data = cast("dict[str, Any]", value)
+        if len(data) == 1 and "#" in data:
+            yield path, data["#"][0]
+            return
+        for name, item in data.items():
+            yield from _commitment_places(item, f"{path}.{name}" if path else name)
 
 
 def _remove_hidden(hidden: str, places: list[int]) -> str:

@@ -135,7 +135,7 @@ class RehydratedRun:
                 "requester": body.get("requester"),
                 "details": {
                     "tags": body.get("tags", ()),
-                    "metadata": self._open(body.get("metadata", {})),
+                    "metadata": body.get("metadata", {}),
                     "has_deps": body.get("deps", False),
                 },
                 "counters": dict.fromkeys(self.table.initial.spends, 1),
@@ -144,10 +144,6 @@ class RehydratedRun:
         parent = body.get("parent", {})
         if "call" in parent:  # a sub-agent's run: the run and the call that started it
             self._run.parent = (parent["run"], parent["call"])
-
-    def _open(self, value: Any) -> Any:
-        """A value of the body itself, with the secrets in it."""
-        return value if self._opener is None else self._opener.open(value)
 
     def _transition(self, body: Data) -> None:
         run = self.run

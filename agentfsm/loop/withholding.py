@@ -36,6 +36,7 @@ __all__ = [
     "marks_secrets",
     "mask_secrets",
     "secret_values",
+    "text_forms",
 ]
 
 
@@ -199,22 +200,25 @@ def _leaves(value: Any) -> Iterator[Any]:
 # -- how they are found in texts ----------------------------------------------------------------------------
 
 
-def _encodings(secret: str) -> set[str]:
-    """The forms in which a secret may stand in a text: as it is, escaped, and encoded."""
-    plain = {secret, secret.replace("\n", "\r\n")}
+def text_forms(text: str) -> set[str]:
+    """The forms in which a text may stand in another: as it is, escaped, and encoded."""
+    plain = {text, text.replace("\n", "\r\n")}
     escaped = _escaped(plain)
     forms = plain | escaped
     for _ in range(2):  # JSON in JSON in JSON, or in what Python prints
         escaped = _escaped(escaped)
         forms |= escaped
-    for text in plain | _escaped(plain):
-        forms |= {_quote(text, ""), _quote(text, "/"), _quote(text, " ").replace(" ", "+")}
-        if len(secret) >= _MIN_ENCODED_LENGTH:
-            forms |= _as_digits(text.encode("utf-8", "surrogatepass"))
-    if len(secret) >= MIN_SECRET_LENGTH:
-        lines = [line for line in secret.splitlines() if len(line) >= _MIN_LINE_LENGTH and "-----" not in line]
-        forms |= {form for line in lines if line != secret for form in _encodings(line)}
+    for each in plain | _escaped(plain):
+        forms |= {_quote(each, ""), _quote(each, "/"), _quote(each, " ").replace(" ", "+")}
+        if len(text) >= _MIN_ENCODED_LENGTH:
+            forms |= _as_digits(each.encode("utf-8", "surrogatepass"))
     return {form for form in forms if form}
+
+
+def _encodings(secret: str) -> set[str]:
+    """The forms in which a secret, or a line of a private key, may stand in a text."""
+    lines = [line for line in secret.splitlines() if len(line) >= _MIN_LINE_LENGTH and "-----" not in line]
+    return {form for each in (secret, *lines) for form in text_forms(each)}
 
 
 def _escaped(texts: Iterable[str]) -> set[str]:

@@ -176,8 +176,7 @@ class World:
                 return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
             if isinstance(value, dict):
                 return {name: plain(item) for name, item in cast("dict[str, Any]", value).items()}
-            items: list[Any] = value if isinstance(value, list) else []
-            return [plain(item) for item in items] if isinstance(value, list) else value
+            return [*map(plain, value)] if isinstance(value, list) else value  # pyright: ignore[reportUnknownArgumentType]
 
         with (self.folder / "got.jsonl").open("a") as file:
             file.write(json.dumps(plain(arguments)) + "\n")
@@ -263,7 +262,7 @@ class World:
             self.show(event)
             raise ValueError(canary("environment: a key"))
 
-        model = ScriptedModel(script) if isinstance(script, list) else script
+        model = script if hasattr(script, "reply") else ScriptedModel(script)
         traced = tracing(content=True, tracer_provider=self.provider)
         hooks: list[Any] = [*traced, observer(watch), *more.get("hooks", ())]
         settings: dict[str, Any] = {"tools": self.tools(), **more, "hooks": hooks}

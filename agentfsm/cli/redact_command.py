@@ -1,0 +1,169 @@
+"""``agentfsm redact``: delete recorded content permanently, a field or a text wherever it stands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from agentfsm.cli.console import shorten, single_line
+from agentfsm.cli.local_store import (
+    await_result,
+    complete_run_id,
+    open_existing_store,
+    require_keyring,
+    store_option,
+)
+from agentfsm.cli.options import CommandFunction, collect_options
+from agentfsm.journal.redact import Occurrence, RunFilter, TextRedaction, files_with_text, find_text, redact_text
+from agentfsm.journal.redact import redact as redact_field
+from agentfsm.journal.sqlite import SqliteStore
+from agentfsm.journal.sqlite.sqlite_orphans import truncate_wal
+
+__all__ = ["redact"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """The options of ``agentfsm redact`` that are about a text."""
+
+    text: str
+    session: str
+    tag: str
+    run: str
+    dry_run: bool
+    yes: bool
+    as_json: bool
+
+
+_TEXT_OPTIONS: list[Callable[[CommandFunction], CommandFunction]] = [
+    click.option("--text", default="", metavar="TEXT", help="Delete every value that has TEXT, in all runs."),
+    click.option("--session", default="", metavar="ID", help="With --text: only in runs of this conversation."),
+    click.option("--tag", default="", metavar="TAG", help="With --text: only in runs with this tag."),
+    click.option("--run", default="", metavar="RUN", shell_complete=complete_run_id, help="With --text: only in RUN."),
+    click.option("--dry-run", is_flag=True, help="With --text: show what would be deleted, and delete nothing."),
+    click.option("-y", "--yes", is_flag=True, help="With --text: do not ask."),
+    click.option("--json", "as_json", is_flag=True, help="With --text: print one JSON object."),
+]
+
+_EXAMPLES = """\b
+Examples:
+  agentfsm redact --text ann@example.org --dry-run
+  agentfsm redact --text ann@example.org --session 4711 --by "Ann, on request"
+  agentfsm redact 3f9c0a1b2c3d4e5f 4
+  agentfsm redact 3f9c0a1b2c3d4e5f 4.out.replied.reply.message.content
+"""
+
+
+@click.command(epilog=_EXAMPLES)
+@click.argument("run_id", metavar="[RUN", required=False, shell_complete=complete_run_id)
+@click.argument("field", metavar="FIELD]", required=False)
+@collect_options(TextOptions, "wanted", _TEXT_OPTIONS)
+@click.option("--by", default="", metavar="NAME", help="Who requested the deletion; recorded in the journal.")
+@store_option
+@click.pass_context
+def redact(
+    ctx: click.Context, run_id: str | None, field: str | None, wanted: TextOptions, by: str, path: Path | None
+) -> None:
+    """Delete a FIELD of RUN, or with --text every value that has a text. Nothing can bring it back.
+
+    FIELD is the number of a record and a path in it, as in 4.out.replied.reply.message.content; agentfsm show RUN
+    --json lists the fields of every record. The number alone deletes all content of the record.
+
+    With --text, every run of the store is searched, in any case and in the forms in which a text can stand in JSON,
+    URLs and base64. What was found is shown before you are asked, and what remains afterwards, too: in runs that
+    cannot be changed now, in ids and names, and in files beside the store. Whole values are deleted: the message, the
+    arguments or the result that has the text.
+
+    The journals still verify and record the deletion. Their runs can no longer be resumed or replayed past these
+    records.
+
+    Exit codes: 0 deleted, or nothing was found; 1 something remains; 2 wrong usage.
+    """
+    if wanted.text:
+        if run_id is not None:
+            raise click.UsageError("give RUN and FIELD, or --text (--run selects a run to search)")
+        ctx.exit(_redact_text(wanted, by, path))
+    if run_id is None or field is None:
+        raise click.UsageError("give RUN and FIELD, or --text")
+    store = open_existing_store(path)
+    deleted = await_result(redact_field(store, run_id, field, require_keyring(store.path), by))
+    _finish(store)
+    click.echo(f"{deleted} value{'s' * (deleted != 1)} deleted")
+
+
+def _redact_text(wanted: TextOptions, by: str, path: Path | None) -> int:
+    """Find a text, ask, and delete it; returns the exit code."""
+    store = open_existing_store(path)
+    keyring, runs = require_keyring(store.path), RunFilter(wanted.run, wanted.session, wanted.tag)
+    found = await_result(find_text(store, wanted.text, keyring, runs))
+    if not wanted.as_json:
+        _print_found(found)
+    deletable = [each for each in found if each.place is not None]
+    if wanted.dry_run or not deletable or not (wanted.yes or _confirmed(deletable)):
+        remaining = TextRedaction((), tuple(found))
+    else:
+        remaining = await_result(redact_text(store, wanted.text, keyring, runs=runs, by=by))
+    _finish(store)
+    files = files_with_text(_files_beside(store.path), wanted.text)
+    if wanted.as_json:
+        click.echo(json.dumps(_as_data(remaining, files), indent=1))
+    elif not wanted.dry_run:
+        _print_result(remaining, files)
+    return 0 if wanted.dry_run or not (remaining.remaining or files) else 1
+
+
+def _confirmed(found: Sequence[Occurrence]) -> bool:
+    runs = len({each.run_id for each in found})
+    said = f"Delete {_count(found)} in {runs} run{'s' * (runs != 1)} for good?"
+    return click.confirm(f"{said} No run can be resumed or replayed past these records", err=True)
+
+
+def _finish(store: SqliteStore) -> None:
+    """Close the store, and say if its log may still have what was deleted."""
+    truncated = truncate_wal(store.path)
+    await_result(store.aclose())
+    if not truncated:
+        click.echo(
+            "agentfsm: another program has the store open; until it closes the store, the file may contain the deleted "
+            "values",
+            err=True,
+        )
+
+
+def _files_beside(store: Path) -> list[Path]:
+    """The store's own files, and copies beside it."""
+    try:
+        return sorted(each for each in store.parent.iterdir() if each.name.startswith(store.stem) and each.is_file())
+    except OSError:
+        return []
+
+
+def _count(found: Sequence[Occurrence]) -> str:
+    return f"{len(found)} value{'s' * (len(found) != 1)}"
+
+
+def _print_found(found: Sequence[Occurrence]) -> None:
+    for each in found:
+        click.echo(single_line(shorten(str(each), 400)))
+    if not found:
+        click.echo("not found in any run")
+
+
+def _print_result(result: TextRedaction, files: Sequence[Path]) -> None:
+    click.echo(f"{_count(result.deleted)} deleted")
+    for each in result.remaining:
+        click.echo(single_line(shorten(f"remains: {each}", 400)))
+    for file in files:
+        click.echo(f"remains: in the file {file}")
+
+
+def _as_data(result: TextRedaction, files: Sequence[Path]) -> dict[str, object]:
+    return {
+        "deleted": [asdict(each) for each in result.deleted],
+        "remaining": [asdict(each) for each in result.remaining],
+        "files": [str(file) for file in files],
+    }
